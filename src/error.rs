@@ -1,0 +1,110 @@
+//! Every way in which ctxalloc can say no, with the numbers a user needs. A leaf: imports no layer.
+
+/// What went wrong, with what value, and what to do about it.
+///
+/// Nothing is lost when one of these is returned: the table, the selection and every block are as before.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The handler answered NULL.
+    #[error(
+        "handler '{handler}' could not allocate {requested_bytes} bytes; \
+         ask for less, free something, or select another handler"
+    )]
+    OutOfMemory {
+        /// The table name of the handler that refused.
+        handler: &'static str,
+        /// How many bytes were asked for.
+        requested_bytes: usize,
+    },
+
+    /// A handler's name has no characters.
+    #[error("a handler's name must not be empty; give it one to 126 bytes of UTF-8")]
+    NameEmpty,
+
+    /// A handler's name does not fit NEP 49's `char name[127]` with its terminating NUL.
+    #[error(
+        "the handler name '{name}' is {length_bytes} bytes long; at most 126 fit NumPy's handler struct: shorten it"
+    )]
+    NameTooLong {
+        /// The name as given.
+        name: String,
+        /// Its length in bytes of UTF-8.
+        length_bytes: usize,
+    },
+
+    /// A handler's name contains a NUL byte, which would cut it short in C.
+    #[error("the handler name {name:?} has a NUL at byte {position}, where C would cut it off: remove it")]
+    NameHasNul {
+        /// The name as given.
+        name: String,
+        /// Where the first NUL stands, in bytes from the start.
+        position: usize,
+    },
+
+    /// A foreign handler's `name` is no UTF-8 or has no terminating NUL in its 127 bytes.
+    #[error(
+        "the foreign handler's name field is not a NUL-terminated UTF-8 string of at most 126 bytes: \
+         adopt it under a name of your own"
+    )]
+    NameUnreadable,
+
+    /// Another handler has the name, for ever: handlers are never removed.
+    #[error("the handler name '{name}' is taken; handlers live for ever, so choose another name")]
+    NameTaken {
+        /// The name as given.
+        name: String,
+    },
+
+    /// The same foreign handler struct is in the table already, under another name than the one asked for.
+    #[error("this foreign handler is in the table already as '{name}'; use that one")]
+    AlreadyAdopted {
+        /// Its name in the table.
+        name: &'static str,
+    },
+
+    /// A handler struct lacks one of the four functions that NEP 49 requires.
+    #[error("the handler '{handler}' has no {function} function; NEP 49 requires all four to be filled in")]
+    FunctionMissing {
+        /// The handler's name, as far as it could be read.
+        handler: String,
+        /// `malloc`, `calloc`, `realloc` or `free`.
+        function: &'static str,
+    },
+
+    /// No handler has that name.
+    #[error("no handler is named '{name}'; registered are: {known}")]
+    UnknownHandler {
+        /// The name as given.
+        name: String,
+        /// All names in the table, separated by commas.
+        known: String,
+    },
+
+    /// An alignment that is no power of two, or outside the strategy's range.
+    #[error("align={align} is not possible; give a power of two from {least} to {most} bytes")]
+    BadAlignment {
+        /// The value as given, in bytes.
+        align: usize,
+        /// The least alignment possible, in bytes.
+        least: usize,
+        /// The greatest alignment possible, in bytes.
+        most: usize,
+    },
+
+    /// A [`Token`](crate::Token) was used for a second [`reset`](crate::reset) (PEP 567: `RuntimeError`).
+    #[error("this token has been used once already; each set() gives a token for one reset()")]
+    TokenUsed,
+
+    /// A [`Token`](crate::Token) or [`Guard`](crate::Guard) was used outside of the context that made it
+    /// (PEP 567: `ValueError`). It stays valid there.
+    #[error(
+        "this token was made in another context; reset it in the thread or task that called set(), \
+         and do not carry guards across tasks"
+    )]
+    TokenForeign,
+
+    /// Python's face could not be reached: no interpreter, or it is shutting down.
+    #[error("Python is not running in this process, or is shutting down")]
+    NoPython,
+}

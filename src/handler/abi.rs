@@ -1,0 +1,113 @@
+//! NEP 49's structs, final form, byte for byte as NumPy's `ndarraytypes.h` declares them.
+//!
+//! The offsets are asserted below for 64-bit targets; fields may only ever be appended (NEP 49).
+#![allow(non_camel_case_types, reason = "PyDataMem_Handler is NumPy's own spelling, which users search for")]
+
+use std::ffi::{c_char, c_void};
+use std::mem::offset_of;
+
+/// `malloc(ctx, size)`: a block or NULL.
+pub type Malloc = unsafe extern "C" fn(ctx: *mut c_void, size: usize) -> *mut c_void;
+/// `calloc(ctx, nelem, elsize)`: a block of zeros or NULL.
+pub type Calloc = unsafe extern "C" fn(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void;
+/// `realloc(ctx, ptr, new_size)`: the moved block, or NULL and the old one intact.
+pub type Realloc = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void;
+/// `free(ctx, ptr, size)`: the size is a best guess (NEP 49), the pointer may be NULL.
+pub type Free = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize);
+
+/// NEP 49's `PyDataMemAllocator`: four functions and what they are called with. In a struct from C each
+/// function may be missing (NULL), which NEP 49 forbids and [`register`](crate::register) never makes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PyDataMemAllocator {
+    /// Passed as the first argument to each function.
+    pub ctx: *mut c_void,
+    /// Makes a block.
+    pub malloc: Option<Malloc>,
+    /// Makes a block of zeros.
+    pub calloc: Option<Calloc>,
+    /// Resizes a block.
+    pub realloc: Option<Realloc>,
+    /// Takes a block back.
+    pub free: Option<Free>,
+}
+
+/// NEP 49's `PyDataMem_Handler`: a name, a version (1), and the functions.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PyDataMem_Handler {
+    /// NUL-terminated UTF-8.
+    pub name: [c_char; NAME_BYTES],
+    /// 1; NumPy never checks it.
+    pub version: u8,
+    /// The functions.
+    pub allocator: PyDataMemAllocator,
+}
+
+/// The size of the name field, its NUL included.
+pub const NAME_BYTES: usize = 127;
+/// The version that NumPy 1.22 to 2.x knows.
+pub const VERSION: u8 = 1;
+/// The name that a capsule around a `PyDataMem_Handler` must carry.
+pub const CAPSULE_NAME: &std::ffi::CStr = c"mem_handler";
+
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(offset_of!(PyDataMem_Handler, name) == 0);
+    assert!(offset_of!(PyDataMem_Handler, version) == 127);
+    assert!(offset_of!(PyDataMem_Handler, allocator) == 128);
+    assert!(offset_of!(PyDataMemAllocator, ctx) == 0);
+    assert!(offset_of!(PyDataMemAllocator, malloc) == 8);
+    assert!(offset_of!(PyDataMemAllocator, calloc) == 16);
+    assert!(offset_of!(PyDataMemAllocator, realloc) == 24);
+    assert!(offset_of!(PyDataMemAllocator, free) == 32);
+    assert!(size_of::<PyDataMemAllocator>() == 40);
+    assert!(size_of::<PyDataMem_Handler>() == 168);
+};
+
+/// The four functions, none missing, with their context: what Rust calls.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Functions {
+    /// Passed as the first argument to each function.
+    pub ctx: *mut c_void,
+    /// Makes a block.
+    pub malloc: Malloc,
+    /// Makes a block of zeros.
+    pub calloc: Calloc,
+    /// Resizes a block.
+    pub realloc: Realloc,
+    /// Takes a block back.
+    pub free: Free,
+}
+
+impl Functions {
+    /// The complete functions of a struct from C, or the name of the first one that is missing.
+    ///
+    /// # Errors
+    /// `malloc`, `calloc`, `realloc` or `free`.
+    pub fn of(allocator: &PyDataMemAllocator) -> Result<Self, &'static str> {
+        Ok(Self {
+            ctx: allocator.ctx,
+            malloc: allocator.malloc.ok_or("malloc")?,
+            calloc: allocator.calloc.ok_or("calloc")?,
+            realloc: allocator.realloc.ok_or("realloc")?,
+            free: allocator.free.ok_or("free")?,
+        })
+    }
+
+    /// The struct that NumPy reads.
+    pub(super) fn face(&self, name: &super::Name) -> PyDataMem_Handler {
+        PyDataMem_Handler {
+            name: name.field(),
+            version: VERSION,
+            allocator: PyDataMemAllocator {
+                ctx: self.ctx,
+                malloc: Some(self.malloc),
+                calloc: Some(self.calloc),
+                realloc: Some(self.realloc),
+                free: Some(self.free),
+            },
+        }
+    }
+}

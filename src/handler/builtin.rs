@@ -1,0 +1,19 @@
+//! The handlers that are in the table from the start. One line each.
+
+use super::entry::{Draft, Handler};
+use super::name::Name;
+use super::table::Table;
+use crate::strategy::{Aligned, Strategy, System};
+
+/// Registers them all; returns the default of a process without NumPy.
+pub(super) fn register_all(table: &Table) -> Handler {
+    let system = add(table, "system", System);
+    add(table, "aligned64", Aligned::CACHE_LINE);
+    system
+}
+
+fn add<S: Strategy>(table: &Table, name: &str, strategy: S) -> Handler {
+    Name::new(name)
+        .and_then(|name| table.register(Draft::of_strategy(name, strategy)))
+        .expect("built-in names are valid and distinct, and the table is new")
+}

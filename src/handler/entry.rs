@@ -1,0 +1,261 @@
+//! `Entry`, what the table holds, and `Handler`, the `Copy` reference to one that everybody else passes around.
+//!
+//! Entries are leaked on purpose: a handler must outlive every block it made, and blocks outlive everything.
+
+use super::abi::{Functions, PyDataMem_Handler};
+use super::name::Name;
+use super::trampoline;
+use crate::error::Error;
+use crate::layout;
+use crate::strategy::Strategy;
+use crate::sync::AtomicPtr;
+use std::ffi::c_void;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ptr::{NonNull, null_mut};
+
+/// A reference to an immortal entry of the table. `Copy`, one pointer wide, equal only to itself.
+#[derive(Clone, Copy)]
+pub struct Handler(&'static Entry);
+
+/// One handler. Laid out for C: copies of this crate in several extension modules share one table.
+#[repr(C)]
+pub(crate) struct Entry {
+    functions: Functions,
+    face: *const PyDataMem_Handler,
+    name: Text,
+    description: Text,
+    alignment: usize,
+    /// The next entry in the same bucket of the index by name, by face, and in order of registration.
+    /// Written once, before the entry is published there.
+    pub(super) next_by_name: AtomicPtr<Entry>,
+    pub(super) next_by_face: AtomicPtr<Entry>,
+    pub(super) next: AtomicPtr<Entry>,
+    /// Two things that the Python layer hangs here once: the capsule, and the package's `Handler` object.
+    pub(crate) capsule: AtomicPtr<c_void>,
+    pub(crate) object: AtomicPtr<c_void>,
+}
+
+// SAFETY: all fields are immutable once published, or atomics. `functions.ctx` is only ever handed to the
+// functions beside it, which may be called on any thread (`Strategy: Send + Sync`, `adopt`'s contract).
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+/// An immortal string, laid out for C (a Rust `&str` is not).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Text {
+    start: *const u8,
+    length: usize,
+}
+
+impl Text {
+    fn leak(text: String) -> Self {
+        let text: &'static str = text.leak();
+        Self { start: text.as_ptr(), length: text.len() }
+    }
+
+    fn get(self) -> &'static str {
+        // SAFETY: `leak` took these from a string that lives for ever.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start, self.length) };
+        // SAFETY: they were UTF-8 and nobody can write to them.
+        unsafe { std::str::from_utf8_unchecked(bytes) }
+    }
+}
+
+/// A handler on its way into the table: everything is checked, nothing is leaked yet.
+pub(super) struct Draft<'a> {
+    name: Name<'a>,
+    description: String,
+    alignment: usize,
+    face: Option<&'static PyDataMem_Handler>,
+    functions: Box<dyn FnOnce() -> Functions + 'a>,
+}
+
+impl<'a> Draft<'a> {
+    /// A handler of our own, which makes its strategy immortal when it is registered.
+    pub(super) fn of_strategy<S: Strategy>(name: Name<'a>, strategy: S) -> Self {
+        Self {
+            name,
+            description: format!("{strategy:?}"),
+            alignment: strategy.alignment(),
+            face: None,
+            functions: Box::new(move || trampoline::functions(Box::leak(Box::new(strategy)))),
+        }
+    }
+
+    /// A handler that somebody else made.
+    pub(super) fn foreign(
+        name: Name<'a>,
+        face: &'static PyDataMem_Handler,
+        functions: Functions,
+        alignment: usize,
+    ) -> Self {
+        let description = format!("foreign handler at {face:p}");
+        Self { name, description, alignment, face: Some(face), functions: Box::new(move || functions) }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    pub(super) fn face(&self) -> Option<*const PyDataMem_Handler> {
+        self.face.map(std::ptr::from_ref)
+    }
+
+    /// The entry, immortal from now on.
+    pub(super) fn leak(self) -> &'static Entry {
+        let functions = (self.functions)();
+        let face = self.face.unwrap_or_else(|| Box::leak(Box::new(functions.face(&self.name))));
+        Box::leak(Box::new(Entry {
+            functions,
+            face,
+            name: Text::leak(self.name.as_str().to_owned()),
+            description: Text::leak(self.description),
+            alignment: self.alignment,
+            next_by_name: AtomicPtr::new(null_mut()),
+            next_by_face: AtomicPtr::new(null_mut()),
+            next: AtomicPtr::new(null_mut()),
+            capsule: AtomicPtr::new(null_mut()),
+            object: AtomicPtr::new(null_mut()),
+        }))
+    }
+}
+
+impl Entry {
+    pub(super) fn name(&self) -> &'static str {
+        self.name.get()
+    }
+
+    pub(super) fn face(&self) -> *const PyDataMem_Handler {
+        self.face
+    }
+}
+
+impl Handler {
+    pub(super) fn of(entry: &'static Entry) -> Self {
+        Self(entry)
+    }
+
+    /// The entry behind it, for the layers that hang something there.
+    pub(crate) fn entry(self) -> &'static Entry {
+        self.0
+    }
+
+    /// Its name in the table. For an adopted handler the name in its own struct may differ (see
+    /// [`adopt`](super::adopt)); NumPy reports that one.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.0.name()
+    }
+
+    /// NEP 49's version of its struct; 1 for every handler made here.
+    #[must_use]
+    pub fn version(self) -> u8 {
+        // SAFETY: the struct lives for ever, unchanged.
+        unsafe { (*self.0.face).version }
+    }
+
+    /// What its blocks are aligned to, in bytes; 1 for a foreign handler of which nothing is known.
+    #[must_use]
+    pub fn alignment(self) -> usize {
+        self.0.alignment
+    }
+
+    /// The strategy behind it, as its `Debug` says: `Aligned { align: 64 }`.
+    #[must_use]
+    pub fn description(self) -> &'static str {
+        self.0.description.get()
+    }
+
+    /// The struct of NEP 49 that NumPy uses, valid for ever.
+    #[must_use]
+    pub fn as_ptr(self) -> *const PyDataMem_Handler {
+        self.0.face
+    }
+
+    /// A block of `size_bytes` uninitialised bytes, aligned to [`alignment`](Self::alignment).
+    ///
+    /// Give it back with [`release`](Self::release) of the same handler; a [`Buffer`](crate::Buffer) does so by itself.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        let Functions { ctx, malloc, .. } = self.0.functions;
+        // SAFETY: `ctx` is what these functions were registered with; malloc takes any size.
+        self.answer(unsafe { malloc(ctx, size_bytes) }, size_bytes)
+    }
+
+    /// A block of `size_bytes` zeros, aligned to [`alignment`](Self::alignment).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn allocate_zeroed(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        let Functions { ctx, calloc, .. } = self.0.functions;
+        // NumPy asks in the same way, `(nbytes, 1)`.
+        // SAFETY: `ctx` is what these functions were registered with; calloc takes any sizes.
+        self.answer(unsafe { calloc(ctx, size_bytes, 1) }, size_bytes)
+    }
+
+    /// The block with its first bytes kept and `new_size_bytes` of room; perhaps elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; the block is as it was.
+    ///
+    /// # Safety
+    /// - `block` came from this handler and was not released.
+    /// - after `Ok` the old pointer is not used again.
+    pub unsafe fn resize(self, block: NonNull<u8>, new_size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        let Functions { ctx, realloc, .. } = self.0.functions;
+        // Zero would free in some C libraries; the rest is as the caller asked.
+        // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
+        let moved = unsafe { realloc(ctx, block.as_ptr().cast(), new_size_bytes.max(1)) };
+        self.answer(moved, new_size_bytes)
+    }
+
+    /// Takes the block back. `size_bytes` should be its size; strategies of this crate do not look at it.
+    ///
+    /// # Safety
+    /// - `block` came from this handler, was not released, and is not used again.
+    /// - for a foreign handler that relies on the size (NEP 49 calls it a best guess), `size_bytes` is right.
+    pub unsafe fn release(self, block: NonNull<u8>, size_bytes: usize) {
+        let Functions { ctx, free, .. } = self.0.functions;
+        // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
+        unsafe { free(ctx, block.as_ptr().cast(), size_bytes) }
+    }
+
+    #[inline]
+    fn answer(self, block: *mut c_void, requested_bytes: usize) -> Result<NonNull<u8>, Error> {
+        match NonNull::new(block.cast()) {
+            Some(block) if requested_bytes <= layout::MOST_BYTES => Ok(block),
+            _ => Err(Error::OutOfMemory { handler: self.name(), requested_bytes }),
+        }
+    }
+}
+
+impl PartialEq for Handler {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Handler {}
+
+impl Hash for Handler {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::ptr::hash(self.0, state);
+    }
+}
+
+impl fmt::Debug for Handler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handler({:?}: {})", self.name(), self.description())
+    }
+}
+
+impl fmt::Display for Handler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

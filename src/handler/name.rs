@@ -1,0 +1,52 @@
+//! Names: what may stand in NEP 49's `char name[127]`. Checked once, here.
+
+use super::abi::NAME_BYTES;
+use crate::error::Error;
+use std::ffi::c_char;
+
+/// A checked handler name: one to 126 bytes of UTF-8 without a NUL.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Name<'a>(&'a str);
+
+impl<'a> Name<'a> {
+    /// Checks `name`.
+    pub(super) fn new(name: &'a str) -> Result<Self, Error> {
+        if name.is_empty() {
+            return Err(Error::NameEmpty);
+        }
+        if name.len() >= NAME_BYTES {
+            return Err(Error::NameTooLong { name: name.into(), length_bytes: name.len() });
+        }
+        if let Some(position) = name.bytes().position(|byte| byte == 0) {
+            return Err(Error::NameHasNul { name: name.into(), position });
+        }
+        Ok(Self(name))
+    }
+
+    /// The name in a foreign handler's field.
+    pub(super) fn read(field: &'a [c_char; NAME_BYTES]) -> Result<Self, Error> {
+        let bytes: &[u8; NAME_BYTES] = bytes_of(field);
+        let text = std::ffi::CStr::from_bytes_until_nul(bytes).map_err(|_| Error::NameUnreadable)?;
+        Self::new(text.to_str().map_err(|_| Error::NameUnreadable)?)
+    }
+
+    /// The name as it stands in the struct: padded with NULs, at least one.
+    pub(super) fn field(self) -> [c_char; NAME_BYTES] {
+        let mut field = [0; NAME_BYTES];
+        for (place, byte) in field.iter_mut().zip(self.0.bytes()) {
+            *place = byte as c_char;
+        }
+        field
+    }
+
+    /// The name as text.
+    pub(super) fn as_str(self) -> &'a str {
+        self.0
+    }
+}
+
+#[allow(unsafe_code, reason = "c_char is i8 on some targets and u8 on others; bytes are bytes")]
+fn bytes_of(field: &[c_char; NAME_BYTES]) -> &[u8; NAME_BYTES] {
+    // SAFETY: c_char is i8 or u8: same size, same alignment, every bit pattern valid.
+    unsafe { &*std::ptr::from_ref(field).cast() }
+}

@@ -1,0 +1,222 @@
+//! The table: one for each process, made at first use, never freed, shared by every copy of this crate that
+//! calls `python::init`.
+//!
+//! Registering takes a lock; looking up takes none. The lock is held across `fork`, so that a child is never
+//! born with somebody else's half-done registration.
+
+use super::abi::PyDataMem_Handler;
+use super::builtin;
+use super::entry::{Draft, Entry, Handler};
+use super::index::{Index, hash_address, hash_name};
+use crate::error::Error;
+use crate::sync::{AtomicPtr, ForkLock, Ordering};
+use crate::trace;
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicPtr as StaticAtomicPtr;
+
+/// Laid out for C; `python::shared` names the version of this layout.
+#[repr(C)]
+pub(crate) struct Table {
+    lock: ForkLock,
+    by_name: Index,
+    by_face: Index,
+    first: AtomicPtr<Entry>,
+    /// Read and written only under the lock.
+    last: AtomicPtr<Entry>,
+    default: AtomicPtr<Entry>,
+}
+
+static TABLE: StaticAtomicPtr<Table> = StaticAtomicPtr::new(null_mut());
+
+/// The process's table.
+#[inline]
+pub(super) fn table() -> &'static Table {
+    // Acquire pairs with the Release in `install`.
+    let table = TABLE.load(std::sync::atomic::Ordering::Acquire);
+    // SAFETY: only `install` puts a pointer here, of a table that lives for ever.
+    match unsafe { table.as_ref() } {
+        Some(table) => table,
+        None => first_use(),
+    }
+}
+
+#[cold]
+fn first_use() -> &'static Table {
+    match install(Box::leak(Box::new(Table::with_builtins()))) {
+        // The only table of this process from now on, unless `join` came first.
+        Ok(table) => {
+            hold_across_fork();
+            table
+        }
+        // Another thread was faster. Ours was never seen; its few hundred bytes stay behind, at most once a race.
+        Err(table) => table,
+    }
+}
+
+/// Makes `candidate` the process's table; fails with the one that is there already.
+fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> {
+    use std::sync::atomic::Ordering;
+    let pointer = std::ptr::from_ref(candidate).cast_mut();
+    // AcqRel: publishes the candidate's contents, or sees the other's. Pairs with the load in `table`.
+    match TABLE.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(candidate),
+        // SAFETY: not NULL, or the exchange had succeeded; put there by this function.
+        Err(other) => Err(unsafe { &*other }),
+    }
+}
+
+/// Keeps the lock in one hand during `fork`: whoever holds it finishes first, and parent and child each let it go.
+fn hold_across_fork() {
+    extern "C" fn before() {
+        table().lock.acquire();
+    }
+    extern "C" fn after() {
+        table().lock.release();
+    }
+    // Fails only for want of memory, and then a child of a process that registers while it forks may not register.
+    // SAFETY: the functions live as long as the process (neither executables nor extension modules are unloaded).
+    #[cfg(not(miri))]
+    let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+    #[cfg(miri)]
+    let _ = (before as extern "C" fn(), after as extern "C" fn());
+}
+
+impl Table {
+    fn empty() -> Self {
+        Self {
+            lock: ForkLock::new(),
+            by_name: Index::new(),
+            by_face: Index::new(),
+            first: AtomicPtr::new(null_mut()),
+            last: AtomicPtr::new(null_mut()),
+            default: AtomicPtr::new(null_mut()),
+        }
+    }
+
+    fn with_builtins() -> Self {
+        let table = Self::empty();
+        let default = builtin::register_all(&table);
+        table.default.store(pointer_to(default), Ordering::Release);
+        table
+    }
+
+    /// Enters a handler; names and structs are unique.
+    pub(super) fn register(&self, draft: Draft<'_>) -> Result<Handler, Error> {
+        let (handler, is_new) = self.lock.with(|| {
+            if let Some(face) = draft.face()
+                && let Some(twin) = self.with_face(face)
+            {
+                return if twin.name() == draft.name() {
+                    Ok((twin, false))
+                } else {
+                    Err(Error::AlreadyAdopted { name: twin.name() })
+                };
+            }
+            if self.named(draft.name()).is_some() {
+                return Err(Error::NameTaken { name: draft.name().into() });
+            }
+            let entry = draft.leak();
+            self.publish(entry);
+            Ok((Handler::of(entry), true))
+        })?;
+        if is_new {
+            trace::registered(handler.name());
+        }
+        Ok(handler)
+    }
+
+    /// Makes an entry visible: by struct, by name, in the list. Only under the lock.
+    fn publish(&self, entry: &'static Entry) {
+        let pointer = std::ptr::from_ref(entry).cast_mut();
+        self.by_face.add(hash_address(entry.face().addr()), |entry| &entry.next_by_face, entry);
+        self.by_name.add(hash_name(entry.name()), |entry| &entry.next_by_name, entry);
+        let last = self.last.load(Ordering::Relaxed);
+        // SAFETY: only this function puts pointers here, of entries that live for ever.
+        let link = unsafe { last.as_ref() }.map_or(&self.first, |last| &last.next);
+        // Release pairs with the Acquire in `iter`.
+        link.store(pointer, Ordering::Release);
+        self.last.store(pointer, Ordering::Relaxed);
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<Handler> {
+        let found = self.by_name.find(hash_name(name), |entry| &entry.next_by_name, |entry| entry.name() == name);
+        found.map(Handler::of)
+    }
+
+    pub(super) fn with_face(&self, face: *const PyDataMem_Handler) -> Option<Handler> {
+        let hash = hash_address(face.addr());
+        let found = self.by_face.find(hash, |entry| &entry.next_by_face, |entry| std::ptr::eq(entry.face(), face));
+        found.map(Handler::of)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Handler> + use<> {
+        // SAFETY: only `publish` puts pointers into the list, of entries that live for ever.
+        let get = |pointer: *mut Entry| -> Option<&'static Entry> { unsafe { pointer.as_ref() } };
+        // Acquire pairs with the Release in `publish`.
+        let first = get(self.first.load(Ordering::Acquire));
+        std::iter::successors(first, move |entry| get(entry.next.load(Ordering::Acquire))).map(Handler::of)
+    }
+
+    #[inline]
+    pub(super) fn default(&self) -> Handler {
+        let default = self.default.load(Ordering::Acquire);
+        // SAFETY: set by `with_builtins` before anyone saw the table; entries live for ever.
+        Handler::of(unsafe { &*default })
+    }
+}
+
+#[cfg(feature = "python")]
+impl Table {
+    /// The process's table, to be shared with another copy of this crate.
+    pub(crate) fn share() -> &'static Self {
+        table()
+    }
+
+    /// Uses the table of another copy of this crate from now on; false where this copy has one of its own already.
+    pub(crate) fn join(shared: &'static Self) -> bool {
+        match install(shared) {
+            Ok(_) => true,
+            Err(present) => std::ptr::eq(present, shared),
+        }
+    }
+
+    /// From now on contexts in which nothing was selected use `handler`: NumPy's own default.
+    pub(crate) fn set_default(handler: Handler) {
+        table().default.store(pointer_to(handler), Ordering::Release);
+    }
+}
+
+fn pointer_to(handler: Handler) -> *mut Entry {
+    std::ptr::from_ref(handler.entry()).cast_mut()
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::super::{Error, handler, handlers, register};
+    use crate::strategy::System;
+    use std::sync::Barrier;
+    use std::thread;
+
+    #[test]
+    fn of_racing_registrations_one_wins_and_the_others_are_told() {
+        let threads = if cfg!(miri) { 3 } else { 16 };
+        let barrier = Barrier::new(threads);
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let racers: Vec<_> = (0..threads)
+                .map(|_| {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        register("raced for", System)
+                    })
+                })
+                .collect();
+            racers.into_iter().map(|racer| racer.join().expect("no panic")).collect()
+        });
+        let winners: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
+        assert_eq!(winners.len(), 1, "{outcomes:?}");
+        let taken = Error::NameTaken { name: "raced for".into() };
+        assert!(outcomes.iter().all(|outcome| outcome.as_ref().err().is_none_or(|error| *error == taken)));
+        assert_eq!(handler("raced for"), Some(*winners[0]));
+        assert_eq!(handlers().filter(|handler| handler.name() == "raced for").count(), 1);
+    }
+}

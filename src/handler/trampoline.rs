@@ -1,0 +1,95 @@
+//! The four C functions behind a handler that stands for a [`Strategy`]: one set for each strategy type.
+//!
+//! They bring C's habits to what strategies are promised: zero becomes one, absurd sizes and overflowing
+//! products fail, `realloc(NULL)` allocates, `free(NULL)` does nothing, and the size given to `free` is dropped.
+//! They take no lock, know no Python, and let no panic out.
+
+use super::abi::Functions;
+use crate::layout;
+use crate::strategy::Strategy;
+use crate::trace;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{NonNull, null_mut};
+
+/// The functions of an immortal strategy.
+pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
+    Functions {
+        ctx: std::ptr::from_ref(strategy).cast_mut().cast(),
+        malloc: malloc::<S>,
+        calloc: calloc::<S>,
+        realloc: realloc::<S>,
+        free: free::<S>,
+    }
+}
+
+/// Runs `operation`; a panic is reported and becomes nothing. Its payload is leaked: dropping it could panic again.
+#[inline]
+fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Option<R> {
+    match catch_unwind(AssertUnwindSafe(operation)) {
+        Ok(answer) => answer,
+        Err(payload) => {
+            std::mem::forget(payload);
+            trace::strategy_panicked(name);
+            None
+        }
+    }
+}
+
+fn to_c(block: Option<NonNull<u8>>) -> *mut c_void {
+    block.map_or(null_mut(), |block| block.as_ptr().cast())
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
+    debug_assert!(!ctx.is_null());
+    // SAFETY: `functions` put an immortal `&'static S` here.
+    unsafe { &*ctx.cast::<S>() }
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+unsafe extern "C" fn malloc<S: Strategy>(ctx: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: passed on from the caller.
+    let strategy = unsafe { strategy::<S>(ctx) };
+    to_c(shielded("malloc", || strategy.allocate(layout::request(size)?)))
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
+    // SAFETY: passed on from the caller.
+    let strategy = unsafe { strategy::<S>(ctx) };
+    to_c(shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?)))
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+/// - `ptr` is NULL or a live block of it, given up unless NULL is returned.
+unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
+    // SAFETY: passed on from the caller.
+    let strategy = unsafe { strategy::<S>(ctx) };
+    to_c(shielded("realloc", || {
+        let size_bytes = layout::request(new_size)?;
+        match NonNull::new(ptr.cast::<u8>()) {
+            None => strategy.allocate(size_bytes),
+            // SAFETY: a live block, says the caller.
+            Some(block) => unsafe { strategy.resize(block, size_bytes) },
+        }
+    }))
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+/// - `ptr` is NULL or a live block of it, given up.
+unsafe extern "C" fn free<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
+    let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return };
+    // SAFETY: passed on from the caller.
+    let strategy = unsafe { strategy::<S>(ctx) };
+    shielded("free", || {
+        // SAFETY: a live block, given up, says the caller.
+        unsafe { strategy.release(block) };
+        Some(())
+    });
+}

@@ -1,0 +1,62 @@
+//! # ctxalloc: which allocator serves this piece of work?
+//!
+//! The work may be an OS thread, a tokio task, an asyncio coroutine, or one HTTP request that touches
+//! all three. ctxalloc keeps one answer for each of them, with the rules of Python's
+//! [`contextvars`](https://peps.python.org/pep-0567/): a [`Handler`] is selected for a *context*, a task
+//! starts with a copy of its creator's context, and nobody sees what another one selects.
+//!
+//! A *handler* is NEP 49's word: a named, versioned, immortal table of `malloc`/`calloc`/`realloc`/`free`.
+//! Behind one stands a [`strategy`]; every block goes back to the handler that made it, whatever is
+//! selected by then and on whatever thread.
+//!
+//! ```
+//! use ctxalloc::{Buffer, handler, scope};
+//!
+//! let aligned = handler("aligned64").expect("registered by the crate itself");
+//! let buffer = scope(aligned, || Buffer::zeroed(4096))?;
+//! assert_eq!(buffer.as_ptr().addr() % 64, 0);
+//! assert_eq!(buffer.handler(), aligned); // remembered: the scope is over
+//! # Ok::<(), ctxalloc::Error>(())
+//! ```
+//!
+//! Futures carry their handler through every await and across worker threads:
+//!
+//! ```
+//! use ctxalloc::{Buffer, WithHandler, handler};
+//! # fn main() -> Result<(), ctxalloc::Error> {
+//! # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+//! # runtime.block_on(async {
+//! let aligned = handler("aligned64").expect("registered by the crate itself");
+//! let buffer = async { Buffer::zeroed(64) }.with_handler(aligned).await?;
+//! assert_eq!(buffer.handler().name(), "aligned64");
+//! # Ok(()) })
+//! # }
+//! ```
+//!
+//! ## Layers: each uses only those to its right
+//!
+//! `python` → [`task`] → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
+//! [`source`], and the leaves `error`, `layout`, `sync`, `trace` for all. A test reads the `use crate::`
+//! lines and holds the order. `ARCHITECTURE.md` walks through one allocation and one selection.
+
+pub mod handler;
+pub mod memory;
+pub mod scope;
+pub mod source;
+pub mod strategy;
+pub mod thread;
+
+#[cfg(feature = "python")]
+pub mod python;
+#[cfg(feature = "tokio")]
+pub mod task;
+
+mod error;
+mod layout;
+mod sync;
+mod trace;
+
+pub use error::Error;
+pub use handler::{Handler, default_handler, handler, handlers, register};
+pub use memory::{Buffer, ContextAlloc};
+pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};

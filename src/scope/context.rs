@@ -1,0 +1,124 @@
+//! `Context`: what a thread or a task carries, as a value. Python's `contextvars.Context`.
+
+use super::current::{State, replace, state};
+use crate::handler::{Handler, default_handler};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// A context of its own: a selection, and an identity that tokens know.
+///
+/// [`copy_current`](Self::copy_current) is `contextvars.copy_context()`; [`run`](Self::run) is `Context.run`, whose
+/// RuntimeError for a context that is running already is the borrow checker's here.
+///
+/// ```
+/// use ctxalloc::{Context, current, handler, set};
+///
+/// let mut context = Context::copy_current();
+/// context.run(|| drop(set(handler("aligned64")))); // stays in the context...
+/// assert_eq!(context.handler().name(), "aligned64");
+/// assert_ne!(current().name(), "aligned64"); // ...and does not leak out
+/// ```
+pub struct Context {
+    state: State,
+}
+
+impl Context {
+    /// A context in which nothing was selected.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { state: State::EMPTY }
+    }
+
+    /// A copy of the running context: the same selection, an identity of its own.
+    #[inline]
+    #[must_use]
+    pub fn copy_current() -> Self {
+        Self { state: State { identity: None, ..state() } }
+    }
+
+    /// A context in which `handler` is selected.
+    #[must_use]
+    pub const fn with_handler(handler: Handler) -> Self {
+        Self { state: State { handler: Some(handler), identity: None } }
+    }
+
+    /// The handler selected in it.
+    #[must_use]
+    pub fn handler(&self) -> Handler {
+        self.state.handler.unwrap_or_else(default_handler)
+    }
+
+    /// Whether nothing was selected in it.
+    #[must_use]
+    pub fn is_unset(&self) -> bool {
+        self.state.handler.is_none()
+    }
+
+    /// Runs `work` in this context. What it selects stays here; the thread's own context is back afterwards, also
+    /// when `work` panics.
+    pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        let _inside = self.swap_in();
+        work()
+    }
+
+    /// `work`, bound to this context: for thread pools, callbacks, `std::thread::Builder`.
+    ///
+    /// Where it is dropped without a call, its captures are dropped in the context too.
+    pub fn wrap<R>(self, work: impl FnOnce() -> R) -> impl FnOnce() -> R {
+        struct Bound<W> {
+            context: Context,
+            work: Option<W>,
+        }
+        impl<W> Drop for Bound<W> {
+            fn drop(&mut self) {
+                let Self { context, work } = self;
+                context.run(|| drop(work.take()));
+            }
+        }
+        let mut bound = Bound { context: self, work: Some(work) };
+        move || {
+            let Bound { context, work } = &mut bound;
+            let work = work.take().expect("an FnOnce is called once");
+            context.run(work)
+        }
+    }
+
+    /// Puts this context in place of the thread's own until the guard goes.
+    #[inline]
+    pub(super) fn swap_in(&mut self) -> Inside<'_> {
+        self.state = replace(self.state);
+        Inside { context: self, not_send: PhantomData }
+    }
+}
+
+/// While this lives, the context runs on this thread, and the value holds what the thread had before.
+pub(super) struct Inside<'a> {
+    context: &'a mut Context,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.context.state = replace(self.context.state);
+    }
+}
+
+impl Clone for Context {
+    /// The same selection, an identity of its own: Python's `Context.copy()`.
+    fn clone(&self) -> Self {
+        Self { state: State { identity: None, ..self.state } }
+    }
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("handler", &self.state.handler).finish()
+    }
+}

@@ -1,0 +1,68 @@
+//! Scopes that end by themselves: `scope` for a closure, `Guard` for a block.
+
+use super::current::{Identity, select};
+use super::token::restore;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::trace;
+use std::marker::PhantomData;
+
+/// Runs `work` with `handler` selected in the running context, and restores the old selection after it, also
+/// when it panics.
+///
+/// ```
+/// use ctxalloc::{current, handler, scope};
+///
+/// let aligned = handler("aligned64").expect("built in");
+/// assert_eq!(scope(aligned, || current()), aligned);
+/// assert_ne!(current(), aligned);
+/// ```
+#[inline]
+pub fn scope<R>(handler: Handler, work: impl FnOnce() -> R) -> R {
+    let _guard = enter(handler);
+    work()
+}
+
+/// Selects `handler` in the running context until the guard goes.
+///
+/// For a stretch of synchronous code. Do not hold it across an await: futures have
+/// [`.with_handler()`](super::WithHandler::with_handler).
+#[inline]
+pub fn enter(handler: Handler) -> Guard {
+    let (old, context) = select(Some(handler));
+    Guard { old, context, not_send: PhantomData }
+}
+
+/// A scope that lasts as long as this value; not `Send`, for it belongs to its context.
+///
+/// Guards that go in another order than they came restore what each one saw, as tokens do. One that goes in
+/// another context (a future that holds it across an await, on a `LocalSet`) changes nothing there and reports
+/// an error event of `tracing`; [`exit`](Self::exit) tells instead.
+#[derive(Debug)]
+#[must_use = "the scope ends where the guard is dropped"]
+pub struct Guard {
+    old: Option<Handler>,
+    context: Identity,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Guard {
+    /// Ends the scope and says whether it could.
+    ///
+    /// # Errors
+    /// [`Error::TokenForeign`] in another context than the one it was entered in; nothing changed there.
+    pub fn exit(self) -> Result<(), Error> {
+        let outcome = restore(self.old, self.context);
+        std::mem::forget(self);
+        outcome
+    }
+}
+
+impl Drop for Guard {
+    #[inline]
+    fn drop(&mut self) {
+        if restore(self.old, self.context).is_err() {
+            trace::guard_left_elsewhere(super::current().name());
+        }
+    }
+}

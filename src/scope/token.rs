@@ -1,0 +1,64 @@
+//! `Token`: what `set` gives and `reset` takes. PEP 567's rules, checked at run time as in Python.
+
+use super::current::{Identity, replace, state};
+use crate::error::Error;
+use crate::handler::Handler;
+use std::cell::Cell;
+
+/// Puts back what was selected before one [`set`](super::set), once, in the same context.
+///
+/// It is borrowed, not consumed, by [`reset`]: a token that was refused in a foreign context stays good for its
+/// own (PEP 567). It may travel to other threads and tasks; it is of no use there.
+#[derive(Debug)]
+#[must_use = "without its token the old selection cannot be put back; `drop` it if that is meant"]
+pub struct Token {
+    old: Option<Handler>,
+    context: Identity,
+    used: Cell<bool>,
+}
+
+impl Token {
+    pub(super) fn new(old: Option<Handler>, context: Identity) -> Self {
+        Self { old, context, used: Cell::new(false) }
+    }
+
+    /// What was selected before; nothing where the context had made no selection.
+    #[must_use]
+    pub fn old_handler(&self) -> Option<Handler> {
+        self.old
+    }
+
+    /// Whether [`reset`] took it.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.used.get()
+    }
+}
+
+/// Puts back what was selected before the `set` that gave this token, whatever has been selected since and in
+/// whatever order tokens are used.
+///
+/// # Errors
+/// [`Error::TokenUsed`] the second time, [`Error::TokenForeign`] in another context than the token's own. Nothing
+/// changes then, and a foreign token stays good for its own context.
+#[inline]
+pub fn reset(token: &Token) -> Result<(), Error> {
+    if token.used.get() {
+        return Err(Error::TokenUsed);
+    }
+    restore(token.old, token.context)?;
+    token.used.set(true);
+    Ok(())
+}
+
+/// Puts `old` back if the running context is `context`.
+#[inline]
+pub(super) fn restore(old: Option<Handler>, context: Identity) -> Result<(), Error> {
+    let mut running = state();
+    if running.identity != Some(context) {
+        return Err(Error::TokenForeign);
+    }
+    running.handler = old;
+    replace(running);
+    Ok(())
+}

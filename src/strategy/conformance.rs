@@ -1,0 +1,241 @@
+//! The one suite that every strategy passes. It tells the author of a new one what they forgot.
+//!
+//! It goes through the strategy's own functions and through the C face that NumPy would call, and panics
+//! with a sentence about the first promise that is broken. Call it from a test:
+//!
+//! ```
+//! ctxalloc::strategy::conformance::check(ctxalloc::strategy::System);
+//! ```
+
+use super::Strategy;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+/// Sizes that strategies trip over: one, around powers of two, around pages, a large one.
+const SIZES: &[usize] =
+    &[1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_537];
+const LARGE: usize = if cfg!(miri) { 70_000 } else { 3 * (1 << 20) + 5 };
+const THREADS: usize = if cfg!(miri) { 3 } else { 8 };
+const ROUNDS: usize = if cfg!(miri) { 12 } else { 400 };
+
+/// Checks every promise of [`Strategy`].
+///
+/// # Panics
+/// With a sentence that names the broken promise.
+pub fn check<S: Strategy>(strategy: S) {
+    let strategy = Arc::new(strategy);
+    alignment_is_a_power_of_two(&*strategy);
+    blocks_are_aligned_writable_and_disjoint(&*strategy);
+    zeroed_blocks_are_zero_even_when_reused(&*strategy);
+    resizing_keeps_the_first_bytes(&*strategy);
+    impossible_sizes_fail_as_values(&*strategy);
+    a_failed_resize_leaves_the_block(&*strategy);
+    blocks_may_be_released_on_another_thread(&strategy);
+    many_threads_may_work_at_once(&strategy);
+}
+
+/// A live block with the pattern it was filled with; the checks below own their blocks through it.
+struct Filled {
+    block: NonNull<u8>,
+    size_bytes: usize,
+    seed: u8,
+}
+
+// SAFETY: a block is plain memory, owned by this value; strategies allow any thread (their contract).
+unsafe impl Send for Filled {}
+
+impl Filled {
+    fn new(strategy: &impl Strategy, size_bytes: usize, seed: u8) -> Self {
+        let Some(block) = strategy.allocate(size_bytes) else {
+            panic!("{strategy:?} refused {size_bytes} bytes, which any machine has");
+        };
+        let filled = Self { block, size_bytes, seed };
+        filled.assert_aligned(strategy);
+        // SAFETY: the strategy promises `size_bytes` writable bytes, owned by us.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(block.as_ptr().cast::<std::mem::MaybeUninit<u8>>(), size_bytes) };
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            byte.write(pattern(seed, index));
+        }
+        filled
+    }
+
+    fn assert_aligned(&self, strategy: &impl Strategy) {
+        let address = self.block.addr().get();
+        assert!(
+            address.is_multiple_of(strategy.alignment()),
+            "{strategy:?} promised {}-byte alignment and returned {address:#x} for {} bytes",
+            strategy.alignment(),
+            self.size_bytes,
+        );
+    }
+
+    /// The first `length` bytes still hold the pattern.
+    fn assert_kept(&self, strategy: &impl Strategy, length: usize) {
+        // SAFETY: `length` bytes were written by `new` and lie in the live block.
+        let bytes = unsafe { std::slice::from_raw_parts(self.block.as_ptr(), length) };
+        for (index, &byte) in bytes.iter().enumerate() {
+            assert_eq!(
+                byte,
+                pattern(self.seed, index),
+                "{strategy:?} lost byte {index} of a block of {} bytes: another block overlaps it, or a resize did not copy",
+                self.size_bytes,
+            );
+        }
+    }
+
+    fn release(self, strategy: &impl Strategy) {
+        // SAFETY: the block came from this strategy and is given up here.
+        unsafe { strategy.release(self.block) }
+    }
+}
+
+fn pattern(seed: u8, index: usize) -> u8 {
+    seed.wrapping_mul(31).wrapping_add((index % 251) as u8)
+}
+
+fn alignment_is_a_power_of_two(strategy: &impl Strategy) {
+    let align = strategy.alignment();
+    assert!(align.is_power_of_two(), "{strategy:?} says its alignment is {align}, which is no power of two");
+}
+
+fn blocks_are_aligned_writable_and_disjoint(strategy: &impl Strategy) {
+    let blocks: Vec<Filled> = SIZES
+        .iter()
+        .chain(SIZES)
+        .chain(&[LARGE])
+        .enumerate()
+        .map(|(index, &size)| Filled::new(strategy, size, index as u8))
+        .collect();
+    for block in &blocks {
+        block.assert_kept(strategy, block.size_bytes);
+    }
+    for block in blocks {
+        block.release(strategy);
+    }
+}
+
+fn zeroed_blocks_are_zero_even_when_reused(strategy: &impl Strategy) {
+    for &size in SIZES.iter().chain(&[LARGE]) {
+        Filled::new(strategy, size, 0xA5).release(strategy); // dirt for the next one to find
+        let Some(block) = strategy.allocate_zeroed(size) else {
+            panic!("{strategy:?} refused {size} zeroed bytes, which any machine has");
+        };
+        let zeroed = Filled { block, size_bytes: size, seed: 0 };
+        zeroed.assert_aligned(strategy);
+        // SAFETY: the strategy promises `size` initialised bytes, owned by us.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), size) };
+        let dirty = bytes.iter().position(|&byte| byte != 0);
+        assert_eq!(dirty, None, "{strategy:?} returned a zeroed block of {size} bytes with dirt in it");
+        zeroed.release(strategy);
+    }
+}
+
+fn resizing_keeps_the_first_bytes(strategy: &impl Strategy) {
+    let targets = [1, 8, 100, 4096, 10_000, LARGE];
+    for &from in &targets {
+        for &to in &targets {
+            let mut filled = Filled::new(strategy, from, 7);
+            // SAFETY: a live block of this strategy; the old pointer is overwritten on success.
+            let Some(moved) = (unsafe { strategy.resize(filled.block, to) }) else {
+                panic!("{strategy:?} refused to resize {from} bytes to {to}");
+            };
+            filled.block = moved;
+            filled.size_bytes = to;
+            filled.assert_aligned(strategy);
+            filled.assert_kept(strategy, from.min(to));
+            // SAFETY: the strategy promises `to` bytes now.
+            let last = unsafe { moved.add(to - 1) };
+            // SAFETY: as above; writing to the last of them proves it.
+            unsafe { last.write(1) };
+            filled.release(strategy);
+        }
+    }
+}
+
+fn impossible_sizes_fail_as_values(strategy: &impl Strategy) {
+    for size in [isize::MAX as usize, isize::MAX as usize - 4096, 1 << 62] {
+        assert!(strategy.allocate(size).is_none(), "{strategy:?} claims to have allocated {size} bytes");
+        assert!(strategy.allocate_zeroed(size).is_none(), "{strategy:?} claims to have allocated {size} zeroed bytes");
+    }
+}
+
+fn a_failed_resize_leaves_the_block(strategy: &impl Strategy) {
+    for &size in &[1, 100, 5000, LARGE] {
+        let filled = Filled::new(strategy, size, 99);
+        // SAFETY: a live block of this strategy; a failure must leave it alone, which is what we check.
+        let moved = unsafe { strategy.resize(filled.block, isize::MAX as usize - 4096) };
+        assert!(moved.is_none(), "{strategy:?} claims to have grown a block to nearly isize::MAX bytes");
+        filled.assert_kept(strategy, size);
+        filled.release(strategy);
+    }
+}
+
+fn blocks_may_be_released_on_another_thread<S: Strategy>(strategy: &Arc<S>) {
+    let blocks: Vec<Filled> = SIZES.iter().map(|&size| Filled::new(&**strategy, size, 3)).collect();
+    let here = Arc::clone(strategy);
+    let elsewhere = thread::spawn(move || {
+        for block in blocks {
+            block.assert_kept(&*here, block.size_bytes);
+            block.release(&*here);
+        }
+    });
+    assert!(elsewhere.join().is_ok(), "{strategy:?} failed when its blocks were released on another thread");
+    // The thread that allocated is gone, its blocks live on.
+    let there = Arc::clone(strategy);
+    let made = thread::spawn(move || Filled::new(&*there, 1000, 5)).join();
+    let Ok(block) = made else { panic!("{strategy:?} failed on a second thread") };
+    block.assert_kept(&**strategy, 1000);
+    block.release(&**strategy);
+}
+
+fn many_threads_may_work_at_once<S: Strategy>(strategy: &Arc<S>) {
+    // A ring: each thread makes blocks, passes them to its neighbour, and checks and releases what it is passed.
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Filled>()).unzip();
+    let mut senders: Vec<Option<mpsc::Sender<Filled>>> = senders.into_iter().map(Some).collect();
+    senders.rotate_left(1);
+    let workers: Vec<_> = receivers
+        .into_iter()
+        .zip(&mut senders)
+        .enumerate()
+        .map(|(number, (receiver, sender))| {
+            let strategy = Arc::clone(strategy);
+            let sender = sender.take();
+            thread::spawn(move || {
+                let strategy = &*strategy;
+                for round in 0..ROUNDS {
+                    let size = SIZES[(round * 7 + number) % SIZES.len()];
+                    let mut filled = Filled::new(strategy, size, (number * 40 + round) as u8);
+                    if round % 3 == 0 {
+                        let to = SIZES[(round * 5 + number) % SIZES.len()].min(size);
+                        // SAFETY: a live block of this strategy, shrunk; the old pointer is overwritten.
+                        if let Some(moved) = unsafe { strategy.resize(filled.block, to) } {
+                            filled.block = moved;
+                            filled.size_bytes = to;
+                        }
+                    }
+                    if let Some(sender) = &sender
+                        && let Err(refused) = sender.send(filled)
+                    {
+                        refused.0.release(strategy);
+                    }
+                    while let Ok(received) = receiver.try_recv() {
+                        received.assert_kept(strategy, received.size_bytes);
+                        received.release(strategy);
+                    }
+                }
+                drop(sender);
+                for received in receiver {
+                    received.assert_kept(strategy, received.size_bytes);
+                    received.release(strategy);
+                }
+            })
+        })
+        .collect();
+    drop(senders);
+    for worker in workers {
+        assert!(worker.join().is_ok(), "{strategy:?} broke a promise under {THREADS} threads");
+    }
+}

@@ -1,0 +1,81 @@
+//! Layer 6: tokio. Starting a task copies the creator's context at the call, as `asyncio.create_task` does.
+//!
+//! Tokio's own functions carry nothing: what they start sees the selection of the thread it happens to run on.
+
+mod join_set;
+
+pub use join_set::JoinSet;
+
+use crate::scope::{Context, WithHandler};
+use std::future::Future;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+/// [`tokio::spawn`] with a copy of the running context.
+///
+/// # Panics
+/// Outside of a tokio runtime, as tokio's own does.
+///
+/// ```
+/// use ctxalloc::{WithHandler, current, handler, task};
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+/// # runtime.block_on(async {
+/// let aligned = handler("aligned64").expect("built in");
+/// let seen = async { task::spawn(async { current() }).await }.with_handler(aligned).await;
+/// assert_eq!(seen.expect("no panic"), aligned);
+/// # });
+/// ```
+#[track_caller]
+pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    tokio::spawn(future.in_current_handler())
+}
+
+/// [`Handle::spawn`] with a copy of the running context: for threads outside of the runtime.
+#[track_caller]
+pub fn spawn_on<F>(future: F, runtime: &Handle) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    runtime.spawn(future.in_current_handler())
+}
+
+/// [`tokio::task::spawn_local`] with a copy of the running context.
+///
+/// # Panics
+/// Outside of a `LocalSet`, as tokio's own does.
+#[track_caller]
+pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    tokio::task::spawn_local(future.in_current_handler())
+}
+
+/// [`tokio::task::spawn_blocking`] with a copy of the running context: what `asyncio.to_thread` does.
+///
+/// # Panics
+/// Outside of a tokio runtime, as tokio's own does.
+#[track_caller]
+pub fn spawn_blocking<F, R>(work: F) -> JoinHandle<R>
+where
+    F: FnOnce() -> R + Send + 'static,
+    R: Send + 'static,
+{
+    tokio::task::spawn_blocking(Context::copy_current().wrap(work))
+}
+
+/// [`Handle::spawn_blocking`] with a copy of the running context.
+#[track_caller]
+pub fn spawn_blocking_on<F, R>(work: F, runtime: &Handle) -> JoinHandle<R>
+where
+    F: FnOnce() -> R + Send + 'static,
+    R: Send + 'static,
+{
+    runtime.spawn_blocking(Context::copy_current().wrap(work))
+}

@@ -1,0 +1,33 @@
+//! Reports for what no return value can carry. With feature `tracing` they are events of the target
+//! `ctxalloc`; without it they cost nothing. A leaf: imports no layer.
+
+/// A guard was dropped in another context than its own, so nothing was restored.
+#[inline]
+pub(crate) fn guard_left_elsewhere(handler: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(
+        target: "ctxalloc",
+        handler,
+        "a scope guard was dropped in another context than it was entered in: nothing was restored; \
+         use `.with_handler()` for futures instead of a guard across an await"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = handler;
+}
+
+/// A strategy panicked inside a handler's entry point; the caller saw NULL.
+#[cold]
+pub(crate) fn strategy_panicked(operation: &'static str) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "ctxalloc", operation, "a strategy panicked; its caller was given a failure");
+    #[cfg(not(feature = "tracing"))]
+    let _ = operation;
+}
+
+/// A handler entered the table.
+pub(crate) fn registered(name: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::debug!(target: "ctxalloc", name, "handler registered");
+    #[cfg(not(feature = "tracing"))]
+    let _ = name;
+}

@@ -143,6 +143,12 @@ impl Handler {
         self.0
     }
 
+    /// The functions that Rust calls, for an entry that stands beside it (NumPy's default over the C heap).
+    #[cfg(feature = "python")]
+    pub(crate) fn functions(self) -> Functions {
+        self.0.functions
+    }
+
     /// Its name in the table. For an adopted handler the name in its own struct may differ (see
     /// [`adopt`](super::adopt)); NumPy reports that one.
     #[must_use]

@@ -21,8 +21,6 @@ mod trampoline;
 pub use entry::Handler;
 
 #[cfg(feature = "python")]
-pub(crate) use entry::Entry;
-#[cfg(feature = "python")]
 pub(crate) use table::Table;
 
 use crate::error::Error;

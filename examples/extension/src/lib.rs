@@ -1,0 +1,105 @@
+//! An extension module of somebody else's that follows the handlers of whoever calls it. It shows the four
+//! crossings of `ctxalloc::python`, one line each, and has no `unsafe` and no allocator of its own.
+
+mod blur;
+mod picture;
+
+use ctxalloc::{WithHandler, handler, task};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::thread;
+
+/// The handler that Rust code called from here sees: the caller's.
+#[pyfunction]
+fn handler_here(py: Python<'_>) -> PyResult<&'static str> {
+    ctxalloc::python::scope(py, || ctxalloc::current().name())
+}
+
+/// The handlers that a Rust future sees on its way: at its start, and after each of ``hops`` tasks it starts and
+/// awaits. Each comes with the name of the thread it was seen on.
+#[pyfunction]
+fn handlers_on_the_way(py: Python<'_>, hops: usize) -> PyResult<Bound<'_, PyAny>> {
+    fn seen() -> (&'static str, String) {
+        (ctxalloc::current().name(), format!("{:?}", thread::current().id()))
+    }
+    ctxalloc::python::future_into_py(py, async move {
+        let mut all = vec![seen()];
+        for _ in 0..hops {
+            all.push(task::spawn(async { seen() }).await.map_err(failed)?);
+            all.push(task::spawn_blocking(seen).await.map_err(failed)?);
+            all.push(seen());
+        }
+        Ok(all)
+    })
+}
+
+/// Blurs a picture (uint8, height x width or height x width x channels) with a box of ``2 * radius + 1`` pixels.
+///
+/// Awaitable. Copies, works and answers in the handler of the call: the pixels are copied at the call, blurred on
+/// tokio's blocking pool, and the new array is made there.
+#[pyfunction]
+fn box_blur<'py>(image: &Bound<'py, PyAny>, radius: usize) -> PyResult<Bound<'py, PyAny>> {
+    let py = image.py();
+    let picture = ctxalloc::python::scope(py, || picture::read(image))??;
+    ctxalloc::python::future_into_py(py, async move {
+        let work = move || {
+            let blurred = blur::box_blur(&picture, radius)?;
+            ctxalloc::python::attach(|py| picture::write(py, &blurred).map(Bound::unbind))
+        };
+        task::spawn_blocking(work).await.map_err(failed)?
+    })
+}
+
+/// A new array of ``n`` bytes, made by a Rust task of its own that runs in the handler ``name``.
+///
+/// Awaitable. The array lives in ``name``, whatever the caller has selected.
+#[pyfunction]
+fn array_made_in<'py>(py: Python<'py>, name: &str, n: usize) -> PyResult<Bound<'py, PyAny>> {
+    let chosen = handler(name).ok_or_else(|| ctxalloc::handler::unknown(name))?;
+    ctxalloc::python::future_into_py(py, async move {
+        let made = async move { ctxalloc::python::attach(|py| picture::empty(py, &[n]).map(Bound::unbind)) };
+        task::spawn(made.with_handler(chosen)).await.map_err(failed)?
+    })
+}
+
+/// Awaits ``function()``, a coroutine function, from a Rust future that runs in the handler ``name`` (None: in the
+/// handler of the call), and returns what it returned.
+///
+/// Awaitable. Cancelling it cancels the coroutine; a coroutine that is cancelled cancels it.
+#[pyfunction]
+#[pyo3(signature = (function, name = None))]
+fn await_python<'py>(py: Python<'py>, function: Py<PyAny>, name: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
+    let chosen = match name {
+        Some(name) => handler(name).ok_or_else(|| ctxalloc::handler::unknown(name))?,
+        None => ctxalloc::python::current(py)?,
+    };
+    let awaiting = async move {
+        let answer = Python::attach(|py| ctxalloc::python::into_future(function.bind(py).call0()?))?;
+        answer.await
+    };
+    ctxalloc::python::future_into_py(py, awaiting.with_handler(chosen))
+}
+
+/// Makes a Rust buffer of ``n`` bytes for the caller and says whose it is and how long. MemoryError if it cannot.
+#[pyfunction]
+fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(&'static str, usize)> {
+    let buffer = ctxalloc::python::scope(py, || ctxalloc::Buffer::zeroed(n))??;
+    Ok((buffer.handler().name(), buffer.len()))
+}
+
+fn failed(error: tokio::task::JoinError) -> PyErr {
+    PyValueError::new_err(format!("a task of the example failed: {error}"))
+}
+
+#[pymodule(gil_used = false)]
+mod ctxalloc_example {
+    #[pymodule_export]
+    use super::{array_made_in, await_python, box_blur, buffer_of, handler_here, handlers_on_the_way};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        ctxalloc::python::init(module.py())
+    }
+}

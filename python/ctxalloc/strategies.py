@@ -1,0 +1,32 @@
+"""How memory is handed out: what stands behind a handler.
+
+Construct one, give it a name with ``ctxalloc.register(name, strategy)``, and select it with ``ctxalloc.use(name)``.
+Options are keywords, sizes are ints in bytes. Each class here is one arm of ``src/python/strategies.rs``.
+"""
+
+from typing import Self
+
+from ctxalloc._native import Strategy
+
+__all__ = ["Aligned", "Strategy", "System"]
+
+
+class System(Strategy):
+    """The C heap as it is: ``malloc``, ``calloc``, ``realloc`` and ``free`` of the process; 16-byte alignment."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Self:
+        return super().__new__(cls, "System")
+
+
+class Aligned(Strategy):
+    """Blocks that start at a multiple of ``align`` bytes: a power of two from 16 to 2 MiB.
+
+    Each block costs up to ``align + 16`` bytes more than asked for. ValueError: another alignment.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *, align: int = 64) -> Self:
+        return super().__new__(cls, "Aligned", align=align)

@@ -1,0 +1,83 @@
+//! Crossings one and three: synchronous code that goes from Python into Rust, or from Rust into Python.
+//!
+//! On a Python thread NumPy's ContextVar is the truth, in Rust the thread-local is; here, and in `asyncio.rs`,
+//! the one becomes the other for a stretch of code, and nowhere else.
+
+use super::foreign::handler_in;
+use super::handler::capsule_of;
+use super::numpy::Numpy;
+use crate::handler::Handler;
+use crate::scope::Context;
+use pyo3::prelude::*;
+
+/// The handler selected in the running Python context: what NumPy's ContextVar holds.
+///
+/// A foreign handler is taken into the table when it is first seen.
+///
+/// # Errors
+/// Those of importing NumPy; a struct in the ContextVar that lacks a function (NumPy itself would crash on it).
+pub fn current(py: Python<'_>) -> PyResult<Handler> {
+    handler_in(&Numpy::get(py)?.current_capsule(py)?)
+}
+
+/// Crossing one, Python calls Rust: runs `work` with the caller's handler as Rust's current one.
+///
+/// `work` runs in a Rust context of its own: what it selects ends with it. It may detach from Python inside.
+///
+/// ```ignore
+/// #[pyfunction]
+/// fn work(py: Python<'_>) -> PyResult<usize> {
+///     ctxalloc::python::scope(py, || Ok(ctxalloc::Buffer::zeroed(4096)?.len()))?
+/// }
+/// ```
+///
+/// # Errors
+/// As [`current`].
+pub fn scope<R>(py: Python<'_>, work: impl FnOnce() -> R) -> PyResult<R> {
+    Ok(Context::with_handler(current(py)?).run(work))
+}
+
+/// Crossing three, a Rust task attaches to Python: [`Python::attach`], with the running context's handler selected
+/// in this thread's Python context until `work` is over.
+///
+/// Where Rust has selected nothing, Python's own selection stays. What `work` selects in Python ends with it.
+///
+/// # Panics
+/// Where Python is not running, as [`Python::attach`] does; see [`try_attach`]. Where NumPy cannot be imported.
+pub fn attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> R {
+    Python::attach(|py| with_selection(py, &Context::copy_current(), work).expect("NumPy was imported by `init`"))
+}
+
+/// [`attach`], or `None` where Python is not running or shutting down.
+pub fn try_attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
+    Python::try_attach(|py| with_selection(py, &Context::copy_current(), work).ok()).flatten()
+}
+
+/// Runs `work` with the handler of a Rust context selected in the running Python context.
+pub(super) fn with_selection<'py, R>(
+    py: Python<'py>,
+    context: &Context,
+    work: impl FnOnce(Python<'py>) -> R,
+) -> PyResult<R> {
+    let numpy = Numpy::get(py)?;
+    // Where Rust has no wish Python's own selection is selected once more, so that what `work` does to it ends too.
+    let capsule = if context.is_unset() { numpy.current_capsule(py)? } else { capsule_of(py, context.handler())? };
+    let _restored = Restored { numpy, py, token: numpy.selection().set(numpy, &capsule)? };
+    Ok(work(py))
+}
+
+/// Puts the Python context's selection back, also when `work` panics.
+struct Restored<'py> {
+    numpy: &'static Numpy,
+    py: Python<'py>,
+    token: Py<PyAny>,
+}
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.numpy.selection().reset(self.numpy, self.token.bind(self.py)) {
+            // Only if `work` left the thread in another Context than it found, which Python's API does not allow.
+            error.write_unraisable(self.py, None);
+        }
+    }
+}

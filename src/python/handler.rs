@@ -1,0 +1,127 @@
+//! `ctxalloc.Handler`: the one Python object for each handler, and its capsule.
+//!
+//! Both hang on the table's entry, made at first use and kept for ever, so that identity means equality and
+//! selecting allocates nothing.
+#![allow(unsafe_code, reason = "immortal references kept in the table")]
+
+use super::foreign::keep;
+use super::numpy::capsule_around;
+use crate::handler::{Handler, handler, unknown};
+use crate::sync::Ordering;
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use std::ptr::null_mut;
+
+/// A handler: NEP 49's named, versioned table of allocation functions. It lives for ever; there is one object for
+/// each, so ``is`` and ``==`` agree.
+#[pyclass(frozen, name = "Handler", module = "ctxalloc")]
+pub(super) struct PyHandler {
+    handler: Handler,
+    capsule: Py<PyAny>,
+}
+
+impl PyHandler {
+    pub(super) fn handler(&self) -> Handler {
+        self.handler
+    }
+
+    pub(super) fn capsule<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
+        self.capsule.bind(py)
+    }
+
+    /// The object for a handler of the table.
+    pub(super) fn of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, Self>> {
+        // Acquire pairs with the exchange below.
+        let place = &handler.entry().object;
+        let mut pointer = place.load(Ordering::Acquire).cast::<ffi::PyObject>();
+        if pointer.is_null() {
+            let object = Py::new(py, Self { handler, capsule: capsule_of(py, handler)?.unbind() })?;
+            let fresh = object.into_ptr();
+            match place.compare_exchange(null_mut(), fresh.cast(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => pointer = fresh,
+                Err(present) => {
+                    // SAFETY: our own reference to an object that nobody else saw.
+                    unsafe { ffi::Py_DECREF(fresh) };
+                    pointer = present.cast();
+                }
+            }
+        }
+        // SAFETY: kept for ever by the table. Only the package `ctxalloc` puts objects here, all of this type.
+        let object = unsafe { Bound::from_borrowed_ptr(py, pointer) };
+        // SAFETY: as above.
+        Ok(unsafe { object.cast_into_unchecked() })
+    }
+}
+
+/// The capsule that selects a handler in NumPy: the foreign one it came in, or ours.
+pub(super) fn capsule_of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyAny>> {
+    let place = &handler.entry().capsule;
+    if place.load(Ordering::Acquire).is_null() {
+        keep(handler, capsule_around(py, handler.as_ptr())?.unbind());
+    }
+    let pointer = place.load(Ordering::Acquire);
+    // SAFETY: `keep` put a reference here, for ever.
+    Ok(unsafe { Bound::from_borrowed_ptr(py, pointer.cast()) })
+}
+
+/// What users may say where a handler is wanted: a Handler, a name, or None for NumPy's default.
+pub(super) fn handler_for<'py>(subject: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyHandler>> {
+    let py = subject.py();
+    if let Ok(handler) = subject.cast::<PyHandler>() {
+        return Ok(handler.clone());
+    }
+    if let Ok(name) = subject.cast::<PyString>() {
+        let name = name.to_cow()?;
+        return PyHandler::of(py, handler(&name).ok_or_else(|| unknown(&name))?);
+    }
+    if subject.is_none() {
+        return PyHandler::of(py, crate::handler::default_handler());
+    }
+    let kind = subject.get_type().qualname()?;
+    Err(PyTypeError::new_err(format!(
+        "a handler is wanted: a ctxalloc.Handler, the name of one, or None for NumPy's default; got '{kind}'"
+    )))
+}
+
+#[pymethods]
+impl PyHandler {
+    /// Its name in the table; NumPy knows our handlers by the same name.
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.handler.name()
+    }
+
+    /// NEP 49's version of its struct.
+    #[getter]
+    fn version(&self) -> u8 {
+        self.handler.version()
+    }
+
+    /// What its blocks are aligned to, in bytes; 1 for a foreign handler of which nothing is known.
+    #[getter]
+    fn alignment(&self) -> usize {
+        self.handler.alignment()
+    }
+
+    /// The capsule ``mem_handler`` that ``PyDataMem_SetHandler`` takes.
+    #[getter(capsule)]
+    fn capsule_py(&self, py: Python<'_>) -> Py<PyAny> {
+        self.capsule.clone_ref(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<ctxalloc.Handler {:?}: {}, version {}>",
+            self.handler.name(),
+            self.handler.description(),
+            self.handler.version()
+        )
+    }
+
+    /// Pickles and copies by name.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (&'static str,))> {
+        Ok((py.import("ctxalloc")?.getattr("handler")?, (self.handler.name(),)))
+    }
+}

@@ -1,0 +1,115 @@
+//! Questions: which handler is current, which one owns this array, which ones are there.
+
+use super::foreign::{adopt_capsule, handler_in};
+use super::handler::PyHandler;
+use super::numpy::Numpy;
+use super::strategies::PyStrategy;
+use crate::handler::{handler as look_up, handlers as all, register as enter, unknown};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+
+/// The handler that the next array of the running context will live in.
+#[pyfunction]
+pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyHandler>> {
+    PyHandler::of(py, super::bridge::current(py)?)
+}
+
+/// The handler with that name.
+///
+/// UnknownHandlerError (a ValueError) lists the names there are.
+#[pyfunction]
+#[pyo3(signature = (name, /))]
+pub(super) fn handler<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyHandler>> {
+    PyHandler::of(py, look_up(name).ok_or_else(|| unknown(name))?)
+}
+
+/// All handlers, in the order in which they were registered.
+#[pyfunction]
+pub(super) fn handlers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyHandler>>> {
+    all().map(|handler| PyHandler::of(py, handler)).collect()
+}
+
+/// Registers a strategy under a name, for ever.
+///
+/// RegistrationError (a ValueError): the name is empty, taken, longer than 126 bytes of UTF-8, or has a NUL.
+#[pyfunction]
+#[pyo3(signature = (name, strategy, /))]
+pub(super) fn register<'py>(
+    py: Python<'py>,
+    name: &str,
+    strategy: &Bound<'py, PyStrategy>,
+) -> PyResult<Bound<'py, PyHandler>> {
+    PyHandler::of(py, enter(name, strategy.get().strategy())?)
+}
+
+/// Takes a foreign handler into the table: any capsule ``mem_handler`` that ``PyDataMem_SetHandler`` would take.
+///
+/// ``name`` is its name in the table if its own is taken. The capsule is kept for ever.
+#[pyfunction]
+#[pyo3(signature = (capsule, /, *, name = None))]
+pub(super) fn adopt<'py>(capsule: &Bound<'py, PyAny>, name: Option<&str>) -> PyResult<Bound<'py, PyHandler>> {
+    PyHandler::of(capsule.py(), adopt_capsule(capsule, name)?)
+}
+
+/// The handler that owns an array's bytes: its own, or that of the array it is a view of.
+///
+/// None where no handler does: memory from a file map, a buffer, or another library.
+#[pyfunction]
+#[pyo3(signature = (arr, /))]
+pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
+    let py = arr.py();
+    let numpy = Numpy::get(py)?;
+    if !numpy.is_array(arr)? {
+        let kind = arr.get_type().qualname()?;
+        return Err(PyTypeError::new_err(format!("handler_of() takes a numpy.ndarray, got '{kind}'")));
+    }
+    let mut owner = arr.clone();
+    loop {
+        if numpy.is_array(&owner)? {
+            if let Some(handler) = handler_of_owner(numpy, &owner)? {
+                return Ok(Some(handler));
+            }
+            owner = owner.getattr("base")?;
+        } else if let Ok(view) = owner.cast::<PyMemoryView>() {
+            owner = view.getattr("obj")?;
+        } else {
+            return Ok(None);
+        }
+    }
+}
+
+fn handler_of_owner<'py>(numpy: &Numpy, array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
+    let py = array.py();
+    if numpy.knows_array_handlers() {
+        return match numpy.capsule_of(array)? {
+            Some(capsule) => PyHandler::of(py, handler_in(&capsule)?).map(Some),
+            None => Ok(None),
+        };
+    }
+    // An array object laid out in another way than NumPy's headers say: by the name that NumPy itself tells.
+    let name: Option<String> = numpy.multiarray(py).call_method1("get_handler_name", (array,))?.extract()?;
+    name.and_then(|name| look_up(&name)).map(|handler| PyHandler::of(py, handler)).transpose()
+}
+
+/// NumPy's name for the handler of an array, or of the next array where None is given. None: the array owns no data.
+#[pyfunction]
+#[pyo3(signature = (arr = None, /))]
+pub(super) fn get_handler_name<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    ask_numpy(py, "get_handler_name", arr)
+}
+
+/// NumPy's version of the handler of an array, or of the next array where None is given. None: it owns no data.
+#[pyfunction]
+#[pyo3(signature = (arr = None, /))]
+pub(super) fn get_handler_version<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    ask_numpy(py, "get_handler_version", arr)
+}
+
+fn ask_numpy<'py>(py: Python<'py>, function: &str, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    let multiarray = Numpy::get(py)?.multiarray(py);
+    match arr {
+        Some(arr) => multiarray.call_method1(function, (arr,)),
+        None => multiarray.call_method0(function),
+    }
+}

@@ -1,0 +1,55 @@
+//! The module `ctxalloc._native`. The package `python/ctxalloc` exports what users see.
+#![allow(unsafe_code, reason = "NumPy's default handler is adopted here")]
+
+use super::foreign::keep;
+use super::numpy::{Numpy, struct_in};
+use super::shared;
+use crate::handler::{adopt, handler};
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+
+/// Takes NumPy's default handler into the table under its own name, and makes it the default of Rust contexts too.
+///
+/// NumPy's functions keep a cache that only the GIL protects. Rust, which may not hold it, goes to what is beneath
+/// them, the C heap; a block goes back the way it came, so the two never mix.
+fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
+    let capsule = Numpy::get(py)?.default_capsule(py);
+    let face = struct_in(capsule).ok_or_else(|| PyImportError::new_err("NumPy's default handler is no mem_handler"))?;
+    let system = handler("system").expect("built in");
+    // SAFETY: NumPy's struct is static; `system`'s functions may be called on any thread, with its alignment.
+    let default = unsafe { adopt(face, system.functions(), None, system.alignment()) }?;
+    keep(default, capsule.clone().unbind());
+    shared::use_default(default);
+    Ok(())
+}
+
+#[pymodule(gil_used = false)]
+mod _native {
+    #[pymodule_export]
+    use super::super::errors::{RegistrationError, UnknownHandlerError};
+    #[pymodule_export]
+    use super::super::handler::PyHandler;
+    #[pymodule_export]
+    use super::super::inspect::{
+        adopt, current, get_handler_name, get_handler_version, handler, handler_of, handlers, register,
+    };
+    #[pymodule_export]
+    use super::super::scope::{PyScope, use_};
+    #[pymodule_export]
+    use super::super::strategies::PyStrategy;
+    #[pymodule_export]
+    use super::super::token::{PyToken, reset, set_handler};
+
+    use super::{Numpy, adopt_numpys_default, shared};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let py = module.py();
+        adopt_numpys_default(py)?;
+        module.add(shared::ATTRIBUTE, shared::capsule(py)?)?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("selection", Numpy::get(py)?.selection().name())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
+
+use crate::strategy::{Aligned, Strategy, System};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::Arc;
+
+/// How memory is handed out: the base of the classes in ``ctxalloc.strategies``. Immutable.
+#[pyclass(frozen, subclass, name = "Strategy", module = "ctxalloc.strategies")]
+pub(super) struct PyStrategy {
+    strategy: Arc<dyn Strategy>,
+}
+
+impl PyStrategy {
+    pub(super) fn strategy(&self) -> Arc<dyn Strategy> {
+        Arc::clone(&self.strategy)
+    }
+}
+
+#[pymethods]
+impl PyStrategy {
+    #[new]
+    #[pyo3(signature = (kind, /, **options))]
+    fn new(kind: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let options = Options { kind, given: options };
+        let strategy: Arc<dyn Strategy> = match kind {
+            "System" => Arc::new(System),
+            "Aligned" => Arc::new(Aligned::new(options.size("align")?)?),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "there is no strategy of kind {kind:?}; use the classes in ctxalloc.strategies"
+                )));
+            }
+        };
+        Ok(Self { strategy })
+    }
+
+    fn __repr__(&self) -> String {
+        // Debug's `Aligned { align: 64 }` in Python's words.
+        let text = format!("{:?}", self.strategy);
+        match text.split_once(" { ") {
+            Some((kind, fields)) => format!("{kind}({})", fields.trim_end_matches(" }").replace(": ", "=")),
+            None => format!("{text}()"),
+        }
+    }
+}
+
+/// The keyword options that a class passed on.
+struct Options<'a, 'py> {
+    kind: &'a str,
+    given: Option<&'a Bound<'py, PyDict>>,
+}
+
+impl Options<'_, '_> {
+    /// A size or count: an int, not negative.
+    fn size(&self, name: &str) -> PyResult<usize> {
+        let value = self.given.map(|given| given.get_item(name)).transpose()?.flatten();
+        let Some(value) = value else {
+            return Err(PyTypeError::new_err(format!("{}() needs {name}=, a number of bytes", self.kind)));
+        };
+        value.extract().map_err(|_| {
+            PyValueError::new_err(format!("{}({name}={value}): give a number of bytes, an int from 0 up", self.kind))
+        })
+    }
+}

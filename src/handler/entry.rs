@@ -188,9 +188,10 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let Functions { ctx, malloc, .. } = self.0.functions;
+        let Functions { ctx, malloc, .. } = self.possible(size_bytes)?;
+        // At least one, here and below: in C a size of zero may give NULL, and would free in some reallocs.
         // SAFETY: `ctx` is what these functions were registered with; malloc takes any size.
-        self.answer(unsafe { malloc(ctx, size_bytes) }, size_bytes)
+        self.answer(unsafe { malloc(ctx, size_bytes.max(1)) }, size_bytes)
     }
 
     /// A block of `size_bytes` zeros, aligned to [`alignment`](Self::alignment).
@@ -198,10 +199,10 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate_zeroed(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let Functions { ctx, calloc, .. } = self.0.functions;
+        let Functions { ctx, calloc, .. } = self.possible(size_bytes)?;
         // NumPy asks in the same way, `(nbytes, 1)`.
         // SAFETY: `ctx` is what these functions were registered with; calloc takes any sizes.
-        self.answer(unsafe { calloc(ctx, size_bytes, 1) }, size_bytes)
+        self.answer(unsafe { calloc(ctx, size_bytes.max(1), 1) }, size_bytes)
     }
 
     /// The block with its first bytes kept and `new_size_bytes` of room; perhaps elsewhere.
@@ -213,8 +214,7 @@ impl Handler {
     /// - `block` came from this handler and was not released.
     /// - after `Ok` the old pointer is not used again.
     pub unsafe fn resize(self, block: NonNull<u8>, new_size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let Functions { ctx, realloc, .. } = self.0.functions;
-        // Zero would free in some C libraries; the rest is as the caller asked.
+        let Functions { ctx, realloc, .. } = self.possible(new_size_bytes)?;
         // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
         let moved = unsafe { realloc(ctx, block.as_ptr().cast(), new_size_bytes.max(1)) };
         self.answer(moved, new_size_bytes)
@@ -231,12 +231,24 @@ impl Handler {
         unsafe { free(ctx, block.as_ptr().cast(), size_bytes) }
     }
 
+    /// The functions, for a size that a block can have. Asked before the call: a foreign realloc that claimed to
+    /// serve an impossible size would have given up the old block, which a failure must leave alone.
+    #[inline]
+    fn possible(self, requested_bytes: usize) -> Result<Functions, Error> {
+        match requested_bytes {
+            0..=layout::MOST_BYTES => Ok(self.0.functions),
+            _ => Err(self.refused(requested_bytes)),
+        }
+    }
+
     #[inline]
     fn answer(self, block: *mut c_void, requested_bytes: usize) -> Result<NonNull<u8>, Error> {
-        match NonNull::new(block.cast()) {
-            Some(block) if requested_bytes <= layout::MOST_BYTES => Ok(block),
-            _ => Err(Error::OutOfMemory { handler: self.name(), requested_bytes }),
-        }
+        NonNull::new(block.cast()).ok_or_else(|| self.refused(requested_bytes))
+    }
+
+    #[cold]
+    fn refused(self, requested_bytes: usize) -> Error {
+        Error::OutOfMemory { handler: self.name(), requested_bytes }
     }
 }
 

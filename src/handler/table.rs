@@ -11,6 +11,7 @@ use super::index::{Index, hash_address, hash_name};
 use crate::error::Error;
 use crate::sync::{AtomicPtr, ForkLock, Ordering};
 use crate::trace;
+use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr as StaticAtomicPtr;
 
@@ -42,13 +43,11 @@ pub(super) fn table() -> &'static Table {
 
 #[cold]
 fn first_use() -> &'static Table {
+    hold_across_fork(); // first, so that no fork falls between a table and its hold
     match install(Box::leak(Box::new(Table::with_builtins()))) {
-        // The only table of this process from now on, unless `join` came first.
-        Ok(table) => {
-            hold_across_fork();
-            table
-        }
-        // Another thread was faster. Ours was never seen; its few hundred bytes stay behind, at most once a race.
+        // The only table of this process from now on.
+        Ok(table) => table,
+        // Another thread was faster, or `join`. Ours was never seen; it stays behind, at most once for each racer.
         Err(table) => table,
     }
 }
@@ -66,12 +65,27 @@ fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> 
 }
 
 /// Keeps the lock in one hand during `fork`: whoever holds it finishes first, and parent and child each let it go.
+///
+/// The hold is remembered by the thread that forks: racers of the first use may each hook in, and a table may
+/// appear while somebody forks.
 fn hold_across_fork() {
+    thread_local! {
+        static HELD: Cell<Option<&'static Table>> = const { Cell::new(None) };
+    }
     extern "C" fn before() {
-        table().lock.acquire();
+        // SAFETY: as in `table`.
+        let table = unsafe { TABLE.load(std::sync::atomic::Ordering::Acquire).as_ref() };
+        if let Some(table) = table
+            && HELD.get().is_none()
+        {
+            table.lock.acquire();
+            HELD.set(Some(table));
+        }
     }
     extern "C" fn after() {
-        table().lock.release();
+        if let Some(table) = HELD.take() {
+            table.lock.release();
+        }
     }
     // Fails only for want of memory, and then a child of a process that registers while it forks may not register.
     // SAFETY: the functions live as long as the process (neither executables nor extension modules are unloaded).

@@ -14,7 +14,9 @@ use std::ptr::NonNull;
 
 /// `PyDataMem_SetHandler` of the process's NumPy.
 #[derive(Clone, Copy)]
-pub(super) struct SetHandler(unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject);
+pub(super) struct SetHandler(SetHandlerFunction);
+
+type SetHandlerFunction = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
 
 impl SetHandler {
     /// Selects a capsule in the running Context; returns the one that was there. NumPy checks the capsule's name.
@@ -78,7 +80,8 @@ impl Numpy {
             })
         };
         // SAFETY: slot 304 is `PyObject *PyDataMem_SetHandler(PyObject *)`.
-        let set_handler = SetHandler(unsafe { std::mem::transmute(slot(SLOT_SET_HANDLER)?) });
+        let set_handler =
+            SetHandler(unsafe { std::mem::transmute::<NonNull<c_void>, SetHandlerFunction>(slot(SLOT_SET_HANDLER)?) });
         // SAFETY: slot 305 is `PyObject *PyDataMem_GetHandler(void)`.
         let get_handler = unsafe { std::mem::transmute::<NonNull<c_void>, GetHandler>(slot(SLOT_GET_HANDLER)?) };
         let default_place = slot(SLOT_DEFAULT_HANDLER)?.cast::<*mut ffi::PyObject>();

@@ -74,7 +74,7 @@ fn await_python<'py>(py: Python<'py>, function: Py<PyAny>, name: Option<&str>) -
         None => ctxalloc::python::current(py)?,
     };
     let awaiting = async move {
-        let answer = Python::attach(|py| ctxalloc::python::into_future(function.bind(py).call0()?))?;
+        let answer = ctxalloc::python::attach(|py| ctxalloc::python::into_future(function.bind(py).call0()?))?;
         answer.await
     };
     ctxalloc::python::future_into_py(py, awaiting.with_handler(chosen))

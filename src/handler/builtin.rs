@@ -16,4 +16,5 @@ fn add<S: Strategy>(table: &Table, name: &str, strategy: S) -> Handler {
     Name::new(name)
         .and_then(|name| table.register(Draft::of_strategy(name, strategy)))
         .expect("built-in names are valid and distinct, and the table is new")
+        .0
 }

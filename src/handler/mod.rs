@@ -25,6 +25,7 @@ pub(crate) use table::Table;
 
 use crate::error::Error;
 use crate::strategy::Strategy;
+use crate::trace;
 use abi::{Functions, PyDataMem_Handler};
 use entry::Draft;
 use name::Name;
@@ -36,7 +37,8 @@ use std::ptr::NonNull;
 ///
 /// # Errors
 /// [`Error::NameEmpty`], [`Error::NameTooLong`] (126 bytes of UTF-8 fit NEP 49's struct),
-/// [`Error::NameHasNul`], [`Error::NameTaken`]. The table is as before.
+/// [`Error::NameHasNul`], [`Error::NameTaken`]; [`Error::BadAlignment`] where the strategy's own
+/// [`alignment`](Strategy::alignment) is no power of two. The table is as before.
 ///
 /// ```
 /// use ctxalloc::{handler, register, strategy::Aligned};
@@ -52,7 +54,8 @@ pub fn register<S: Strategy>(name: &str, strategy: S) -> Result<Handler, Error> 
     if table.named(name.as_str()).is_some() {
         return Err(Error::NameTaken { name: name.as_str().into() }); // before anything is made immortal
     }
-    table.register(Draft::of_strategy(name, strategy))
+    check_alignment(strategy.alignment())?;
+    enter(table, Draft::of_strategy(name, strategy))
 }
 
 /// Takes a handler that somebody else made into the table: any struct with NEP 49's layout.
@@ -65,7 +68,7 @@ pub fn register<S: Strategy>(name: &str, strategy: S) -> Result<Handler, Error> 
 /// # Errors
 /// [`Error::NameUnreadable`], [`Error::NameTaken`] and the other faults of names; [`Error::FunctionMissing`];
 /// [`Error::AlreadyAdopted`] where the struct is in the table under another name than the one asked for;
-/// [`Error::BadAlignment`] where `alignment` is no power of two. The table is as before.
+/// [`Error::BadAlignment`] where `alignment` is no power of two up to 1 GiB. The table is as before.
 ///
 /// # Safety
 /// - `face` points to a `PyDataMem_Handler` that stays valid and unchanged for ever, as NEP 49 requires.
@@ -90,10 +93,27 @@ pub unsafe fn adopt(
     if let Err(function) = Functions::of(&own.allocator) {
         return Err(Error::FunctionMissing { handler: name.as_str().into(), function });
     }
-    if !alignment.is_power_of_two() {
-        return Err(Error::BadAlignment { align: alignment, least: 1, most: 1 << 30 });
+    check_alignment(alignment)?;
+    enter(table, Draft::foreign(name, own, functions, alignment))
+}
+
+/// What blocks are aligned to is a power of two, up to the largest page there is (1 GiB): whoever asks for less than
+/// that gets it, which is what [`ContextAlloc`](crate::ContextAlloc) concludes from it.
+fn check_alignment(align: usize) -> Result<(), Error> {
+    const MOST: usize = 1 << 30;
+    if align.is_power_of_two() && align <= MOST {
+        Ok(())
+    } else {
+        Err(Error::BadAlignment { align, least: 1, most: MOST })
     }
-    table.register(Draft::foreign(name, own, functions, alignment))
+}
+
+fn enter(table: &table::Table, draft: Draft<'_>) -> Result<Handler, Error> {
+    let (handler, is_new) = table.register(draft)?;
+    if is_new {
+        trace::registered(handler.name());
+    }
+    Ok(handler)
 }
 
 /// The handler with that name. Takes no lock.

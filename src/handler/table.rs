@@ -10,7 +10,6 @@ use super::entry::{Draft, Entry, Handler};
 use super::index::{Index, hash_address, hash_name};
 use crate::error::Error;
 use crate::sync::{AtomicPtr, ForkLock, Ordering};
-use crate::trace;
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr as StaticAtomicPtr;
@@ -114,29 +113,32 @@ impl Table {
         table
     }
 
-    /// Enters a handler; names and structs are unique.
-    pub(super) fn register(&self, draft: Draft<'_>) -> Result<Handler, Error> {
-        let (handler, is_new) = self.lock.with(|| {
-            if let Some(face) = draft.face()
-                && let Some(twin) = self.with_face(face)
-            {
-                return if twin.name() == draft.name() {
-                    Ok((twin, false))
-                } else {
-                    Err(Error::AlreadyAdopted { name: twin.name() })
-                };
+    /// Enters a handler, and says whether it is new; names and structs are unique.
+    ///
+    /// Reports nothing: the built-in handlers enter while there is no table yet, and whoever listens may ask for one.
+    pub(super) fn register(&self, draft: Draft<'_>) -> Result<(Handler, bool), Error> {
+        let outcome = self.lock.with(|| match self.objection(&draft) {
+            None => {
+                let entry = draft.leak();
+                self.publish(entry);
+                Ok(Handler::of(entry))
             }
-            if self.named(draft.name()).is_some() {
-                return Err(Error::NameTaken { name: draft.name().into() });
-            }
-            let entry = draft.leak();
-            self.publish(entry);
-            Ok((Handler::of(entry), true))
-        })?;
-        if is_new {
-            trace::registered(handler.name());
+            // Out of the lock before it is dropped: a strategy's destructor may register another handler.
+            Some(objection) => Err((objection, draft)),
+        });
+        match outcome {
+            Ok(handler) => Ok((handler, true)),
+            Err((objection, _refused)) => objection.map(|twin| (twin, false)),
         }
-        Ok(handler)
+    }
+
+    /// What a draft that may not enter is told: that it is in already, or an error.
+    fn objection(&self, draft: &Draft<'_>) -> Option<Result<Handler, Error>> {
+        if let Some(twin) = draft.face().and_then(|face| self.with_face(face)) {
+            let same = twin.name() == draft.name();
+            return Some(if same { Ok(twin) } else { Err(Error::AlreadyAdopted { name: twin.name() }) });
+        }
+        self.named(draft.name()).map(|_| Err(Error::NameTaken { name: draft.name().into() }))
     }
 
     /// Makes an entry visible: by struct, by name, in the list. Only under the lock.

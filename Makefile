@@ -1,0 +1,189 @@
+# How ctxalloc is built, tested, measured and shown: `make` lists the targets.
+#
+# Every target does its own set-up from a fresh clone and writes to .venv*/ and target/ only. Stamp files
+# there make a repeat cheap. Needed: Rust (rustup's stable, with rustfmt and clippy), CPython 3.11+, make.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+CARGO ?= cargo
+PYTEST_ARGS ?=
+# Where there is no nightly toolchain (or no rustup), the targets that need one say so and do nothing.
+NIGHTLY := $(shell rustup toolchain list 2>/dev/null | sed -n 's/^\(nightly[^ ]*\).*/\1/p' | head -n 1)
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+
+VENV := .venv
+PY := $(VENV)/bin/python
+DONE := $(VENV)/stamps
+NEWEST := .venv-newest
+OLDEST := .venv-oldest-numpy
+WHEELS := target/wheels
+EXTENSION := examples/extension
+
+rust_sources := $(shell find src -name '*.rs') Cargo.toml Cargo.lock
+python_sources := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+extension_sources := $(shell find $(EXTENSION) -name target -prune -o \( -name '*.rs' -o -name '*.toml' \
+	-o -name '*.lock' -o -name '*.pyi' -o -name '*.py' \) -print 2>/dev/null)
+
+# clippy and rustdoc look at the Python face too: through this interpreter, whatever else is on PATH.
+export PYO3_PYTHON = $(CURDIR)/$(PY)
+export PIP_QUIET := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# maturin works on the environment that is named here.
+in_venv := VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+pip_install := -m pip install
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '  make %-18s %s\n' "$$name" "$$text"; done
+
+# ---- set-up -----------------------------------------------------------------------------------------
+
+.PHONY: build extension wheels tools
+build: $(DONE)/package ## the package, optimised, into .venv: .venv/bin/python -c 'import ctxalloc'
+extension: $(DONE)/extension ## the example extension module ctxalloc_example, into .venv
+wheels: $(WHEELS)/stamp ## the abi3 wheels of both, into target/wheels
+tools: $(DONE)/tools
+
+$(DONE)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: '$(PYTHON)' is not a CPython 3.11 or newer ($$($(PYTHON) --version 2>&1 || true));" \
+			"name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "error: '$(PYTHON)' cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	mkdir -p $(@D) && touch $@
+
+$(DONE)/build-tools: $(DONE)/venv requirements/build.txt requirements/numpy.txt requirements/pins.txt
+	$(PY) $(pip_install) -r requirements/build.txt
+	touch $@
+
+$(DONE)/tools: $(DONE)/build-tools requirements/test.txt requirements/demo.txt requirements/lint.txt
+	$(PY) $(pip_install) -r requirements/test.txt -r requirements/demo.txt -r requirements/lint.txt
+	touch $@
+
+# Editable: what is changed in python/ is there at once, only Rust needs a build.
+$(DONE)/package: $(DONE)/build-tools $(rust_sources) pyproject.toml
+	$(in_venv) maturin develop --quiet --release --locked
+	touch $@
+
+$(DONE)/extension: $(DONE)/package $(extension_sources)
+	$(in_venv) maturin develop --quiet --release --locked --manifest-path $(EXTENSION)/Cargo.toml
+	touch $@
+
+# Built with the oldest supported CPython and tested with the newest.
+$(WHEELS)/stamp: $(DONE)/extension $(python_sources) README.md
+	mkdir -p $(WHEELS) && rm -f $(WHEELS)/*.whl
+	$(in_venv) maturin build --quiet --release --locked --out $(WHEELS)
+	$(in_venv) maturin build --quiet --release --locked --out $(WHEELS) --manifest-path $(EXTENSION)/Cargo.toml
+	ls -s -h $(WHEELS)/*.whl
+	touch $@
+
+# ---- the tests of every change ----------------------------------------------------------------------
+
+.PHONY: test lint lint-rust lint-python types test-rust doc test-python test-newest test-oldest-numpy
+test: lint-rust doc lint-python types test-rust test-python test-newest test-oldest-numpy ## all below, from a fresh clone
+lint: lint-rust lint-python types ## formatters, linters and types only
+
+lint-rust: $(DONE)/build-tools ## cargo fmt --check, clippy with warnings as errors, for each set of features
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --quiet --locked --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --quiet --locked --all-targets -- -D warnings
+	$(CARGO) clippy --quiet --locked --all-targets --features abi3 -- -D warnings
+	$(CARGO) clippy --quiet --locked --all-targets -p ctxalloc-example -- -D warnings
+
+doc: $(DONE)/build-tools ## rustdoc with warnings as errors, without and with Python
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps --no-default-features
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps --features abi3
+
+lint-python: $(DONE)/tools ## ruff: rules and format
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+types: $(DONE)/tools $(DONE)/extension ## mypy --strict, and stubtest: the stubs say what the module has
+	$(VENV)/bin/mypy
+	MYPYPATH=python $(PY) -m mypy.stubtest ctxalloc
+
+# The Python face is tested from Python: a test binary with it would have to link libpython.
+test-rust: ## cargo test: the core alone, then with tokio and tracing
+	$(CARGO) test --quiet --locked --no-default-features
+	$(CARGO) test --quiet --locked
+
+test-python: $(DONE)/tools $(DONE)/extension ## pytest in .venv
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-newest: $(WHEELS)/stamp ## pytest with the same wheels on the newest CPython of this machine (NEWEST_PYTHON=...)
+	@newest="$${NEWEST_PYTHON:-$$($(PY) scripts/newest_python.py)}"; \
+	if [ -z "$$newest" ]; then \
+		echo "test-newest: skipped, there is no CPython newer than $$($(PY) --version) here"; exit 0; fi; \
+	echo "test-newest: $$("$$newest" --version) ($$newest)"; \
+	[ "$$(readlink -f $(NEWEST)/bin/python)" = "$$(readlink -f "$$newest")" ] || "$$newest" -m venv --clear $(NEWEST); \
+	$(NEWEST)/bin/python $(pip_install) -r requirements/test.txt -r requirements/demo.txt; \
+	$(NEWEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
+	$(NEWEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest supported NumPy
+	[ -x $(OLDEST)/bin/python ] || $(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python $(pip_install) -r requirements/numpy-oldest.txt -r requirements/test.txt
+	$(OLDEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl
+	$(OLDEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+# ---- the heavy suites -------------------------------------------------------------------------------
+
+.PHONY: miri loom sanitize asan tsan stress stress-part test-numpy test-numpy-part
+miri: ## the core's unit tests under Miri (nightly)
+ifeq ($(NIGHTLY),)
+	@echo 'miri: skipped, there is no nightly toolchain'
+else
+	rustup component add --toolchain $(NIGHTLY) miri rust-src
+	MIRIFLAGS='-Zmiri-disable-isolation $(MIRIFLAGS)' $(CARGO) +$(NIGHTLY) miri test --quiet --locked \
+		--no-default-features --lib --target-dir target/miri
+endif
+
+loom: ## every lock-free part, in every interleaving, under loom
+	RUSTFLAGS='--cfg ctxalloc_loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+		$(CARGO) test --quiet --release --lib --no-default-features --target-dir target/loom loom
+
+sanitize: asan tsan ## the core's tests under AddressSanitizer, LeakSanitizer and ThreadSanitizer
+
+asan:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address' \
+		$(CARGO) test --quiet --locked --tests --target $(HOST) --target-dir target/asan
+
+# With a nightly the standard library is instrumented too; without, only what we compile is.
+tsan:
+ifeq ($(NIGHTLY),)
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
+		$(CARGO) test --quiet --locked --tests --target $(HOST) --target-dir target/tsan
+else
+	rustup component add --toolchain $(NIGHTLY) rust-src
+	RUSTFLAGS='-Zsanitizer=thread' \
+		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --target $(HOST) --target-dir target/tsan
+endif
+
+test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system and aligned64, whole
+	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64
+
+test-numpy-part: $(DONE)/numpy-suite ## the same without what NumPy marks as slow
+	$(PY) tests/numpy_suite/run.py --part --handler system --handler aligned64
+
+$(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/test.txt
+	$(PY) $(pip_install) -r requirements/numpy-suite.txt
+	touch $@
+
+# ---- clean ------------------------------------------------------------------------------------------
+
+.PHONY: clean
+clean: ## remove everything that the targets above made
+	$(CARGO) clean
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find python examples -name '*.so' -delete
+	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

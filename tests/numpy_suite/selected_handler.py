@@ -1,0 +1,157 @@
+"""pytest plugin: NumPy's tests run with one ctxalloc handler selected, and the run proves that it was.
+
+The selection is made in the main context before anything is collected, checked before and after
+every test, and carried into every thread that a test starts. A census looks at the arrays that the
+tests compare and names the handler behind each. run.py starts pytest with this plugin.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy._core.multiarray import get_handler_name
+from numpy.testing._private import utils as numpy_testing
+
+import ctxalloc
+
+# Tests that check the very thing we add: a thread of theirs must start as Python starts it.
+STARTS_THREADS_WITH_THE_DEFAULT = ("test_mem_policy.py::test_thread_locality",)
+
+# Tests not run, and why (matched at the end of the test's id). Empty: every test of the suite is run.
+NOT_RUN: dict[str, str] = {}
+
+
+class Suite:
+    """One run under one handler: keeps the selection, and the record of what was seen."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.made_by: Counter[str] = Counter()
+        self.tests = 0
+        self.threads = 0
+        self.started_elsewhere: list[str] = []
+        self.left_another: list[str] = []
+        self.carries_into_threads = True
+        ctxalloc.set_handler(name)
+
+    # -- the census ---------------------------------------------------------------------------
+
+    def look_at(self, value: object) -> None:
+        """Count the handler that made the data of `value`, if it is an array over such data."""
+        owner = value
+        while isinstance(owner, np.ndarray) and not owner.flags.owndata:
+            owner = owner.base
+        if isinstance(owner, np.ndarray):
+            self.made_by[get_handler_name(owner) or "none"] += 1
+
+    def watch_comparisons(self) -> None:
+        """Every `assert_equal`, `assert_allclose` and so on ends in this one function of NumPy's."""
+        compare = numpy_testing.assert_array_compare
+
+        def look_and_compare(comparison: Any, x: object, y: object, *args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
+            self.look_at(x)
+            self.look_at(y)
+            compare(comparison, x, y, *args, **kwargs)
+
+        numpy_testing.assert_array_compare = look_and_compare
+
+    # -- threads ------------------------------------------------------------------------------
+
+    def carry_into_threads(self) -> None:
+        """Let a thread that a test starts run in a copy of the starter's context, handler and all."""
+        start = threading.Thread.start
+
+        def start_in_a_copied_context(thread: threading.Thread) -> None:
+            if self.carries_into_threads:
+                self.threads += 1
+                context, run = contextvars.copy_context(), thread.run
+
+                def run_in_context() -> None:
+                    del thread.run  # the instance's own: no reference cycle stays behind
+                    context.run(run)
+
+                thread.run = run_in_context  # type: ignore[method-assign]
+            start(thread)
+
+        threading.Thread.start = start_in_a_copied_context  # type: ignore[method-assign]
+
+    # -- pytest's hooks -----------------------------------------------------------------------
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Take out what NOT_RUN names."""
+        left_out = [item for item in items if item.nodeid.endswith(tuple(NOT_RUN))]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Look at the selection on both sides of a test, its fixtures included."""
+        self.tests += 1
+        if not self._serves():
+            self.started_elsewhere.append(item.nodeid)
+        self.carries_into_threads = not item.nodeid.endswith(STARTS_THREADS_WITH_THE_DEFAULT)
+        try:
+            return (yield)
+        finally:
+            self.carries_into_threads = True
+            if not self._serves():
+                self.left_another.append(item.nodeid)
+                ctxalloc.set_handler(self.name)
+
+    def _serves(self) -> bool:
+        """Whether the handler is selected, and an array made now lives in it."""
+        return get_handler_name() == self.name == get_handler_name(np.empty(3))
+
+    def complaints(self) -> list[str]:
+        """What shows that the handler did not serve this run; empty when it did."""
+        found = [f"another handler was selected before {test}" for test in self.started_elsewhere]
+        found += [f"{test} left another handler selected" for test in self.left_another]
+        if set(self.made_by) != {self.name}:
+            found.append(f"every array looked at must be made by {self.name}")
+        return found
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A green run that the handler did not serve is a failed run."""
+        if self.complaints() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say who served."""
+        makers = ", ".join(f"{name} {count}" for name, count in self.made_by.most_common())
+        terminalreporter.section(f"handler {self.name}")
+        terminalreporter.line(
+            f"looked at before and after each of {self.tests} tests,"
+            f" carried into {self.threads} threads"
+        )
+        terminalreporter.line(f"{sum(self.made_by.values())} arrays looked at, made by: {makers}")
+        for test, reason in NOT_RUN.items():
+            terminalreporter.line(f"not run: {test}: {reason}")
+        for complaint in self.complaints():
+            terminalreporter.line(f"WRONG: {complaint}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The one option: which handler."""
+    parser.addoption("--handler", metavar="NAME", help="the ctxalloc handler to run the suite with")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select the handler, before a test module is imported."""
+    name = config.getoption("--handler")
+    if name is None:
+        message = f"--handler is missing: name one of {[h.name for h in ctxalloc.handlers()]}"
+        raise pytest.UsageError(message)
+    suite = Suite(name)
+    suite.watch_comparisons()
+    suite.carry_into_threads()
+    config.pluginmanager.register(suite, "ctxalloc-suite")

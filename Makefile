@@ -105,11 +105,11 @@ doc: $(DONE)/build-tools ## rustdoc with warnings as errors, without and with Py
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps --features abi3
 
 lint-python: $(DONE)/tools ## ruff: rules and format
-	$(VENV)/bin/ruff check
-	$(VENV)/bin/ruff format --check
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
 
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict, and stubtest: the stubs say what the module has
-	$(VENV)/bin/mypy
+	$(PY) -m mypy
 	MYPYPATH=python $(PY) -m mypy.stubtest ctxalloc
 
 # The Python face is tested from Python: a test binary with it would have to link libpython.

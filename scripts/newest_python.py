@@ -35,9 +35,7 @@ def candidates() -> Iterator[Path]:
 def describe(python: Path) -> tuple[tuple[int, ...], str] | None:
     """The version and path of an interpreter that qualifies."""
     try:
-        answer = subprocess.run(
-            [python, "-c", QUESTION], capture_output=True, text=True, timeout=60, check=True
-        )
+        answer = subprocess.run([python, "-c", QUESTION], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     major, minor, micro, path = answer.stdout.rstrip("\n").split(" ", 3)

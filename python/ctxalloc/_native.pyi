@@ -5,6 +5,30 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, final
 
 import numpy as np
+from typing_extensions import disjoint_base
+
+__all__ = [
+    "Handler",
+    "RegistrationError",
+    "Scope",
+    "Strategy",
+    "Token",
+    "UnknownHandlerError",
+    "__version__",
+    "_table_1",
+    "adopt",
+    "current",
+    "get_handler_name",
+    "get_handler_version",
+    "handler",
+    "handler_of",
+    "handlers",
+    "register",
+    "reset",
+    "selection",
+    "set_handler",
+    "use",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -57,6 +81,7 @@ class Scope:
     ) -> Awaitable[None]: ...
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 
+@disjoint_base
 class Strategy:
     def __new__(cls, kind: str, /, **options: object) -> Self: ...
 

@@ -29,9 +29,7 @@ class HandlerMiddleware:
     ``http`` and ``websocket`` (``lifespan``) pass through.
     """
 
-    def __init__(
-        self, app: _Application, *, select: Callable[[_Scope], Handler | str | None]
-    ) -> None:
+    def __init__(self, app: _Application, *, select: Callable[[_Scope], Handler | str | None]) -> None:
         self.app = app
         self.select = select
 

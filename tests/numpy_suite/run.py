@@ -4,8 +4,6 @@ One pytest process a handler, side by side, each with the plugin selected_handle
 target/numpy_suite/. README.md beside this file says what is checked. `make test-numpy` calls it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -35,9 +33,7 @@ def start(handler: str, *, part: bool) -> tuple[subprocess.Popen[bytes], Path]:
         command += ["-m", "not slow"]
     log = LOGS / f"{handler}.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, cwd=LOGS, env=environment, stdout=out, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, cwd=LOGS, env=environment, stdout=out, stderr=subprocess.STDOUT)
     return process, log
 
 

@@ -5,20 +5,17 @@ every test, and carried into every thread that a test starts. A census looks at 
 tests compare and names the handler behind each. run.py starts pytest with this plugin.
 """
 
-from __future__ import annotations
-
 import contextvars
 import threading
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
+import ctxalloc
 import numpy as np
 import pytest
 from numpy._core.multiarray import get_handler_name
 from numpy.testing._private import utils as numpy_testing
-
-import ctxalloc
 
 # Tests that check the very thing we add: a thread of theirs must start as Python starts it.
 STARTS_THREADS_WITH_THE_DEFAULT = ("test_mem_policy.py::test_thread_locality",)
@@ -84,9 +81,7 @@ class Suite:
 
     # -- pytest's hooks -----------------------------------------------------------------------
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Take out what NOT_RUN names."""
         left_out = [item for item in items if item.nodeid.endswith(tuple(NOT_RUN))]
         if left_out:
@@ -130,8 +125,7 @@ class Suite:
         makers = ", ".join(f"{name} {count}" for name, count in self.made_by.most_common())
         terminalreporter.section(f"handler {self.name}")
         terminalreporter.line(
-            f"looked at before and after each of {self.tests} tests,"
-            f" carried into {self.threads} threads"
+            f"looked at before and after each of {self.tests} tests, carried into {self.threads} threads"
         )
         terminalreporter.line(f"{sum(self.made_by.values())} arrays looked at, made by: {makers}")
         for test, reason in NOT_RUN.items():
@@ -151,7 +145,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if name is None:
         message = f"--handler is missing: name one of {[h.name for h in ctxalloc.handlers()]}"
         raise pytest.UsageError(message)
-    suite = Suite(name)
+    try:
+        suite = Suite(name)
+    except ctxalloc.UnknownHandlerError as unknown:
+        raise pytest.UsageError(str(unknown)) from None
     suite.watch_comparisons()
     suite.carry_into_threads()
     config.pluginmanager.register(suite, "ctxalloc-suite")

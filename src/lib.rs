@@ -35,7 +35,7 @@
 //!
 //! ## Layers: each uses only those to its right
 //!
-//! `python` → [`task`] → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
+//! `python` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], and the leaves `error`, `layout`, `sync`, `trace` for all. A test reads the `use crate::`
 //! lines and holds the order. `ARCHITECTURE.md` walks through one allocation and one selection.
 

@@ -1,4 +1,5 @@
-//! Atomics (loom's under `--cfg ctxalloc_loom`), and a lock that survives `fork`. A leaf: imports no layer.
+//! Atomics (loom's under `--cfg ctxalloc_loom`), a lock that survives `fork`, and a witness for loom.
+//! A leaf: imports no layer.
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -51,5 +52,75 @@ impl ForkLock {
     /// Lets the lock go.
     pub(crate) fn release(&self) {
         self.0.store(FREE, Ordering::Release);
+    }
+}
+
+/// Stands for the plain fields of a value that is published through an atomic. Loom sees no plain memory; it sees
+/// this: to [`look`](Self::look) from a thread that cannot have seen the value being made fails the model. Elsewhere
+/// it is nothing at all.
+#[derive(Debug)]
+pub(crate) struct Witness(#[cfg(ctxalloc_loom)] loom::cell::UnsafeCell<()>);
+
+#[cfg(not(ctxalloc_loom))]
+impl Witness {
+    pub(crate) const fn new() -> Self {
+        Self()
+    }
+
+    #[inline]
+    pub(crate) const fn look(&self) {}
+}
+
+#[cfg(ctxalloc_loom)]
+impl Witness {
+    pub(crate) fn new() -> Self {
+        Self(loom::cell::UnsafeCell::new(()))
+    }
+
+    pub(crate) fn look(&self) {
+        self.0.with(|_| ());
+    }
+}
+
+// SAFETY: there is nothing in it to race for; loom reports the access, which is its purpose.
+#[cfg(ctxalloc_loom)]
+#[allow(unsafe_code, reason = "loom's cell is not Sync, and the tables it stands in are")]
+unsafe impl Sync for Witness {}
+
+#[cfg(all(test, ctxalloc_loom))]
+mod loom_tests {
+    use super::ForkLock;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    #[allow(unsafe_code, reason = "the counter that the lock protects")]
+    fn loom_the_lock_lets_one_in_at_a_time_and_hands_its_writes_on() {
+        struct Counted {
+            lock: ForkLock,
+            count: UnsafeCell<usize>,
+        }
+        // SAFETY: `count` is only touched under `lock`; loom checks that this suffices.
+        unsafe impl Sync for Counted {}
+        // SAFETY: a number and an atomic.
+        unsafe impl Send for Counted {}
+
+        loom::model(|| {
+            let counted = Arc::new(Counted { lock: ForkLock::new(), count: UnsafeCell::new(0) });
+            let add = |counted: &Counted| {
+                // SAFETY: under the lock.
+                counted.lock.with(|| counted.count.with_mut(|count| unsafe { *count += 1 }));
+            };
+            let other = thread::spawn({
+                let counted = Arc::clone(&counted);
+                move || add(&counted)
+            });
+            add(&counted);
+            other.join().expect("no panic");
+            // SAFETY: under the lock.
+            let total = counted.lock.with(|| counted.count.with(|count| unsafe { *count }));
+            assert_eq!(total, 2);
+        });
     }
 }

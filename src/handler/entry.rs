@@ -8,7 +8,7 @@ use super::trampoline;
 use crate::error::Error;
 use crate::layout;
 use crate::strategy::Strategy;
-use crate::sync::AtomicPtr;
+use crate::sync::{AtomicPtr, Witness};
 use std::ffi::c_void;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -26,6 +26,7 @@ pub(crate) struct Entry {
     name: Text,
     description: Text,
     alignment: usize,
+    made: Witness,
     /// The next entry in the same bucket of the index by name, by face, and in order of registration.
     /// Written once, before the entry is published there.
     pub(super) next_by_name: AtomicPtr<Entry>,
@@ -114,6 +115,7 @@ impl<'a> Draft<'a> {
             name: Text::leak(self.name.as_str().to_owned()),
             description: Text::leak(self.description),
             alignment: self.alignment,
+            made: Witness::new(),
             next_by_name: AtomicPtr::new(null_mut()),
             next_by_face: AtomicPtr::new(null_mut()),
             next: AtomicPtr::new(null_mut()),
@@ -125,10 +127,12 @@ impl<'a> Draft<'a> {
 
 impl Entry {
     pub(super) fn name(&self) -> &'static str {
+        self.made.look();
         self.name.get()
     }
 
     pub(super) fn face(&self) -> *const PyDataMem_Handler {
+        self.made.look();
         self.face
     }
 }

@@ -9,14 +9,14 @@ use super::builtin;
 use super::entry::{Draft, Entry, Handler};
 use super::index::{Index, hash_address, hash_name};
 use crate::error::Error;
-use crate::sync::{AtomicPtr, ForkLock, Ordering};
+use crate::sync::{AtomicPtr, ForkLock, Ordering, Witness};
 use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicPtr as StaticAtomicPtr;
 
 /// Laid out for C; `python::shared` names the version of this layout.
 #[repr(C)]
 pub(crate) struct Table {
+    made: Witness,
     lock: ForkLock,
     by_name: Index,
     by_face: Index,
@@ -26,16 +26,24 @@ pub(crate) struct Table {
     default: AtomicPtr<Entry>,
 }
 
-static TABLE: StaticAtomicPtr<Table> = StaticAtomicPtr::new(null_mut());
+#[cfg(not(ctxalloc_loom))]
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
+#[cfg(ctxalloc_loom)]
+loom::lazy_static! {
+    static ref TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
+}
 
 /// The process's table.
 #[inline]
 pub(super) fn table() -> &'static Table {
     // Acquire pairs with the Release in `install`.
-    let table = TABLE.load(std::sync::atomic::Ordering::Acquire);
+    let table = TABLE.load(Ordering::Acquire);
     // SAFETY: only `install` puts a pointer here, of a table that lives for ever.
     match unsafe { table.as_ref() } {
-        Some(table) => table,
+        Some(table) => {
+            table.made.look();
+            table
+        }
         None => first_use(),
     }
 }
@@ -53,13 +61,16 @@ fn first_use() -> &'static Table {
 
 /// Makes `candidate` the process's table; fails with the one that is there already.
 fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> {
-    use std::sync::atomic::Ordering;
     let pointer = std::ptr::from_ref(candidate).cast_mut();
     // AcqRel: publishes the candidate's contents, or sees the other's. Pairs with the load in `table`.
     match TABLE.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(candidate),
-        // SAFETY: not NULL, or the exchange had succeeded; put there by this function.
-        Err(other) => Err(unsafe { &*other }),
+        Err(other) => {
+            // SAFETY: not NULL, or the exchange had succeeded; put there by this function.
+            let other: &'static Table = unsafe { &*other };
+            other.made.look();
+            Err(other)
+        }
     }
 }
 
@@ -73,7 +84,7 @@ fn hold_across_fork() {
     }
     extern "C" fn before() {
         // SAFETY: as in `table`.
-        let table = unsafe { TABLE.load(std::sync::atomic::Ordering::Acquire).as_ref() };
+        let table = unsafe { TABLE.load(Ordering::Acquire).as_ref() };
         if let Some(table) = table
             && HELD.get().is_none()
         {
@@ -88,15 +99,16 @@ fn hold_across_fork() {
     }
     // Fails only for want of memory, and then a child of a process that registers while it forks may not register.
     // SAFETY: the functions live as long as the process (neither executables nor extension modules are unloaded).
-    #[cfg(not(miri))]
+    #[cfg(not(any(miri, ctxalloc_loom)))]
     let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
-    #[cfg(miri)]
+    #[cfg(any(miri, ctxalloc_loom))]
     let _ = (before as extern "C" fn(), after as extern "C" fn());
 }
 
 impl Table {
     fn empty() -> Self {
         Self {
+            made: Witness::new(),
             lock: ForkLock::new(),
             by_name: Index::new(),
             by_face: Index::new(),
@@ -207,32 +219,7 @@ fn pointer_to(handler: Handler) -> *mut Entry {
 }
 
 #[cfg(all(test, not(ctxalloc_loom)))]
-mod tests {
-    use super::super::{Error, handler, handlers, register};
-    use crate::strategy::System;
-    use std::sync::Barrier;
-    use std::thread;
+mod tests;
 
-    #[test]
-    fn of_racing_registrations_one_wins_and_the_others_are_told() {
-        let threads = if cfg!(miri) { 3 } else { 16 };
-        let barrier = Barrier::new(threads);
-        let outcomes: Vec<_> = thread::scope(|scope| {
-            let racers: Vec<_> = (0..threads)
-                .map(|_| {
-                    scope.spawn(|| {
-                        barrier.wait();
-                        register("raced for", System)
-                    })
-                })
-                .collect();
-            racers.into_iter().map(|racer| racer.join().expect("no panic")).collect()
-        });
-        let winners: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
-        assert_eq!(winners.len(), 1, "{outcomes:?}");
-        let taken = Error::NameTaken { name: "raced for".into() };
-        assert!(outcomes.iter().all(|outcome| outcome.as_ref().err().is_none_or(|error| *error == taken)));
-        assert_eq!(handler("raced for"), Some(*winners[0]));
-        assert_eq!(handlers().filter(|handler| handler.name() == "raced for").count(), 1);
-    }
-}
+#[cfg(all(test, ctxalloc_loom))]
+mod loom_tests;

@@ -12,9 +12,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
+STRESS ?= 500
+STRESS_TESTS := oracle stress
 # Where there is no nightly toolchain (or no rustup), the targets that need one say so and do nothing.
 NIGHTLY := $(shell rustup toolchain list 2>/dev/null | sed -n 's/^\(nightly[^ ]*\).*/\1/p' | head -n 1)
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+
+empty :=
+space := $(empty) $(empty)
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -143,7 +148,7 @@ miri: ## the core's unit tests under Miri (nightly)
 ifeq ($(NIGHTLY),)
 	@echo 'miri: skipped, there is no nightly toolchain'
 else
-	rustup component add --toolchain $(NIGHTLY) miri rust-src
+	$(CARGO) +$(NIGHTLY) miri --version || rustup component add --toolchain $(NIGHTLY) miri rust-src
 	MIRIFLAGS='-Zmiri-disable-isolation $(MIRIFLAGS)' $(CARGO) +$(NIGHTLY) miri test --quiet --locked \
 		--no-default-features --lib --target-dir target/miri
 endif
@@ -154,20 +159,33 @@ loom: ## every lock-free part, in every interleaving, under loom
 
 sanitize: asan tsan ## the core's tests under AddressSanitizer, LeakSanitizer and ThreadSanitizer
 
+# Absurd sizes are asked for on purpose, and must come back as NULL.
+may_fail := allocator_may_return_null=1
+
 asan:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address' \
-		$(CARGO) test --quiet --locked --tests --target $(HOST) --target-dir target/asan
+	ASAN_OPTIONS=$(may_fail) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address' \
+		$(CARGO) test --quiet --locked --tests --target $(HOST) --target-dir target/asan 2>&1 \
+		| sed '/WARNING: AddressSanitizer failed to allocate/d'
 
 # With a nightly the standard library is instrumented too; without, only what we compile is.
 tsan:
 ifeq ($(NIGHTLY),)
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
+	TSAN_OPTIONS=$(may_fail) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
 		$(CARGO) test --quiet --locked --tests --target $(HOST) --target-dir target/tsan
 else
-	rustup component add --toolchain $(NIGHTLY) rust-src
-	RUSTFLAGS='-Zsanitizer=thread' \
+	[ -d "$$(rustc +$(NIGHTLY) --print sysroot)/lib/rustlib/src/rust/library" ] || \
+		rustup component add --toolchain $(NIGHTLY) rust-src
+	TSAN_OPTIONS=$(may_fail) RUSTFLAGS='-Zsanitizer=thread' \
 		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --target $(HOST) --target-dir target/tsan
 endif
+
+# The oracle's programs and the concurrency stress read CTXALLOC_STRESS: how many times the work of `make test`.
+stress: $(DONE)/tools $(DONE)/extension ## the oracle and the concurrency stress, STRESS=500 times as much as in `make test`
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --tests -- $(STRESS_TESTS)
+	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k '$(subst $(space), or ,$(STRESS_TESTS))' $(PYTEST_ARGS)
+
+stress-part: STRESS := 5
+stress-part: stress ## the same, 5 times as much
 
 test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system and aligned64, whole
 	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64
@@ -178,6 +196,17 @@ test-numpy-part: $(DONE)/numpy-suite ## the same without what NumPy marks as slo
 $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/test.txt
 	$(PY) $(pip_install) -r requirements/numpy-suite.txt
 	touch $@
+
+# ---- to show and to measure -------------------------------------------------------------------------
+
+.PHONY: demo bench
+demo: $(DONE)/tools $(DONE)/extension ## the main job: a real service over HTTP, each route under its own handler
+	$(PY) examples/demo.py
+
+bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against named peers, in one run
+	$(PY) $(pip_install) -r requirements/bench.txt
+	$(CARGO) bench --locked
+	for script in benches/*.py; do $(PY) "$$script"; done
 
 # ---- clean ------------------------------------------------------------------------------------------
 

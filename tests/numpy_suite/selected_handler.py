@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
-import ctxalloc
 import numpy as np
 import pytest
 from numpy._core.multiarray import get_handler_name
 from numpy.testing._private import utils as numpy_testing
+
+import ctxalloc
 
 # Tests that check the very thing we add: a thread of theirs must start as Python starts it.
 STARTS_THREADS_WITH_THE_DEFAULT = ("test_mem_policy.py::test_thread_locality",)

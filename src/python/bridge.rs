@@ -3,6 +3,7 @@
 //! On a Python thread NumPy's ContextVar is the truth, in Rust the thread-local is; here, and in `asyncio.rs`,
 //! the one becomes the other for a stretch of code, and nowhere else.
 
+use super::exit;
 use super::foreign::handler_in;
 use super::handler::capsule_of;
 use super::numpy::Numpy;
@@ -43,14 +44,16 @@ pub fn scope<R>(py: Python<'_>, work: impl FnOnce() -> R) -> PyResult<R> {
 /// Where Rust has selected nothing, Python's own selection stays. What `work` selects in Python ends with it.
 ///
 /// # Panics
-/// Where Python is not running, as [`Python::attach`] does; see [`try_attach`]. Where NumPy cannot be imported.
+/// Where Python is not running, or shutting down (then without a report); see [`try_attach`]. Where NumPy cannot be
+/// imported.
 pub fn attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> R {
-    Python::attach(|py| with_selection(py, &Context::copy_current(), work).expect("NumPy was imported by `init`"))
+    let attached = exit::try_attach(|py| with_selection(py, &Context::copy_current(), work));
+    attached.unwrap_or_else(|| exit::unwind()).expect("NumPy was imported by `init`")
 }
 
 /// [`attach`], or `None` where Python is not running or shutting down.
 pub fn try_attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
-    Python::try_attach(|py| with_selection(py, &Context::copy_current(), work).ok()).flatten()
+    exit::try_attach(|py| with_selection(py, &Context::copy_current(), work).ok()).flatten()
 }
 
 /// Runs `work` with the handler of a Rust context selected in the running Python context.

@@ -5,6 +5,7 @@
 //! reaches a foreign handler through functions that attach to Python first.
 #![allow(unsafe_code, reason = "foreign structs and their C functions")]
 
+use super::exit;
 use super::numpy::struct_in;
 use crate::error::Error;
 use crate::handler::abi::{Functions, PyDataMem_Handler};
@@ -118,21 +119,21 @@ unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: these functions are only registered by `try_adopt`.
     let Some(own) = (unsafe { original(ctx) }) else { return null_mut() };
     // SAFETY: called as NumPy would, attached.
-    Python::try_attach(|_| unsafe { (own.malloc)(own.ctx, size) }).unwrap_or(null_mut())
+    exit::try_attach(|_| unsafe { (own.malloc)(own.ctx, size) }).unwrap_or(null_mut())
 }
 
 unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
     // SAFETY: these functions are only registered by `try_adopt`.
     let Some(own) = (unsafe { original(ctx) }) else { return null_mut() };
     // SAFETY: called as NumPy would, attached.
-    Python::try_attach(|_| unsafe { (own.calloc)(own.ctx, nelem, elsize) }).unwrap_or(null_mut())
+    exit::try_attach(|_| unsafe { (own.calloc)(own.ctx, nelem, elsize) }).unwrap_or(null_mut())
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
     // SAFETY: these functions are only registered by `try_adopt`.
     let Some(own) = (unsafe { original(ctx) }) else { return null_mut() };
     // SAFETY: called as NumPy would, attached; the caller vouches for the block.
-    Python::try_attach(|_| unsafe { (own.realloc)(own.ctx, ptr, new_size) }).unwrap_or(null_mut())
+    exit::try_attach(|_| unsafe { (own.realloc)(own.ctx, ptr, new_size) }).unwrap_or(null_mut())
 }
 
 unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
@@ -140,5 +141,5 @@ unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
     let Some(own) = (unsafe { original(ctx) }) else { return };
     // Without an interpreter the block stays: a foreign free may need Python, and the process is ending.
     // SAFETY: called as NumPy would, attached; the caller vouches for the block.
-    let _ = Python::try_attach(|_| unsafe { (own.free)(own.ctx, ptr, size) });
+    let _ = exit::try_attach(|_| unsafe { (own.free)(own.ctx, ptr, size) });
 }

@@ -16,6 +16,7 @@
 mod asyncio;
 mod bridge;
 mod errors;
+mod exit;
 mod foreign;
 mod handler;
 mod inspect;

@@ -1,6 +1,7 @@
 //! The module `ctxalloc._native`. The package `python/ctxalloc` exports what users see.
 #![allow(unsafe_code, reason = "NumPy's default handler is adopted here")]
 
+use super::exit;
 use super::foreign::keep;
 use super::numpy::{Numpy, struct_in};
 use super::shared;
@@ -40,13 +41,14 @@ mod _native {
     #[pymodule_export]
     use super::super::token::{PyToken, reset, set_handler};
 
-    use super::{Numpy, adopt_numpys_default, shared};
+    use super::{Numpy, adopt_numpys_default, exit, shared};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
         adopt_numpys_default(py)?;
+        exit::close_at_exit(py)?;
         module.add(shared::ATTRIBUTE, shared::capsule(py)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("selection", Numpy::get(py)?.selection().name())?;

@@ -49,7 +49,8 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
             "this extension used ctxalloc before ctxalloc::python::init(); make that the first line of its #[pymodule]",
         ));
     }
-    super::numpy::Numpy::get(py).map(drop)
+    super::numpy::Numpy::get(py)?;
+    super::exit::close_at_exit(py)
 }
 
 /// From now on a context in which nothing was selected uses NumPy's own default.

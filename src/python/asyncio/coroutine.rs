@@ -1,11 +1,13 @@
-//! Crossings two and four: awaiting across the border. Cancelling either side cancels the other.
+//! Crossing four: a Rust future for a Python awaitable, which runs on its event loop in the task's handler.
 
-use super::bridge::{current, with_selection};
-use super::handler::capsule_of;
-use super::numpy::Numpy;
-use crate::scope::{Context, WithHandler};
+use super::{call_soon, lock, take};
+use crate::python::exit;
+use crate::python::handler::capsule_of;
+use crate::python::numpy::Numpy;
+use crate::scope::Context;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::asyncio::CancelledError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict};
@@ -13,52 +15,15 @@ use pyo3_async_runtimes::TaskLocals;
 use pyo3_async_runtimes::tokio as runtimes;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, ready};
 use tokio::sync::oneshot;
-
-/// Crossing two, Python awaits a Rust future: an asyncio future for `future`, which runs on the tokio runtime of
-/// `pyo3-async-runtimes` in the handler of the call, on whatever worker.
-///
-/// Its output becomes a Python object in that handler too. Cancelling the asyncio future drops `future`, in its
-/// context.
-///
-/// # Errors
-/// Outside of a running event loop; as [`current`].
-pub fn future_into_py<'py, F, T>(py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
-where
-    F: Future<Output = PyResult<T>> + Send + 'static,
-    T: for<'a> IntoPyObject<'a> + Send + 'static,
-{
-    let context = Context::with_handler(current(py)?);
-    let inside = async move {
-        let value = future.await?;
-        Ok(InContext { value, context: Context::copy_current() })
-    };
-    runtimes::future_into_py(py, inside.in_context(context))
-}
-
-/// A value that becomes a Python object with its context's handler selected.
-struct InContext<T> {
-    value: T,
-    context: Context,
-}
-
-impl<'py, T: IntoPyObject<'py>> IntoPyObject<'py> for InContext<T> {
-    type Target = PyAny;
-    type Output = Bound<'py, PyAny>;
-    type Error = PyErr;
-
-    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        with_selection(py, &self.context, |py| self.value.into_bound_py_any(py))?
-    }
-}
 
 /// Crossing four, a Rust task awaits Python: runs `awaitable` on the event loop of the running task, in a copy of
 /// its Python context in which the Rust task's handler is selected.
 ///
 /// Dropping the future cancels the Python task; a Python task that is cancelled makes it `CancelledError`. The
-/// event loop is that of [`future_into_py`]'s caller, or the one running on this thread.
+/// event loop is that of [`future_into_py`](super::future_into_py)'s caller, or the one running on this thread.
 ///
 /// # Errors
 /// Where there is no event loop.
@@ -107,18 +72,6 @@ fn python_context<'py>(base: &Bound<'py, PyAny>, rust: &Context) -> PyResult<Bou
     Ok(copy)
 }
 
-fn call_soon<'py>(
-    event_loop: &Bound<'py, PyAny>,
-    callback: Bound<'py, PyAny>,
-    context: Option<&Bound<'py, PyAny>>,
-) -> PyResult<()> {
-    let options = PyDict::new(event_loop.py());
-    if let Some(context) = context {
-        options.set_item("context", context)?;
-    }
-    event_loop.call_method("call_soon_threadsafe", (callback,), Some(&options)).map(drop)
-}
-
 type Outcome = PyResult<Py<PyAny>>;
 
 /// Called once on the event loop's thread, in the context prepared for the awaitable: makes the asyncio task, which
@@ -135,7 +88,13 @@ struct Start {
 impl Start {
     fn __call__(&self, py: Python<'_>) -> PyResult<()> {
         static ENSURE_FUTURE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let Some(sender) = lock(&self.sender).take() else { return Ok(()) };
+        let Some(sender) = take(&self.sender) else { return Ok(()) };
+        if sender.is_closed()
+            && let Ok(close) = self.awaitable.getattr(py, "close")
+        {
+            // Dropped before it began: as a task that is cancelled before its first step, an eager one too.
+            return close.call0(py).map(drop);
+        }
         let options = PyDict::new(py);
         options.set_item("loop", &self.event_loop)?;
         let task = ENSURE_FUTURE.import(py, "asyncio", "ensure_future")?.call((&self.awaitable,), Some(&options));
@@ -150,6 +109,11 @@ impl Start {
         let done = Done { sender: Mutex::new(Some(sender)) };
         task.call_method1("add_done_callback", (done,)).map(drop)
     }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.awaitable)?;
+        visit.call(&self.event_loop)
+    }
 }
 
 /// Called once when the asyncio task is done.
@@ -161,14 +125,9 @@ struct Done {
 #[pymethods]
 impl Done {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
-        if let Some(sender) = lock(&self.sender).take() {
-            let _ = sender.send(task.call_method0("result").map(Bound::unbind)); // as above
-        }
+        let Some(sender) = take(&self.sender) else { return };
+        let _ = sender.send(task.call_method0("result").map(Bound::unbind)); // as above
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A Python awaitable, awaited from Rust: see [`into_future`]. Dropping it cancels the asyncio task.
@@ -199,10 +158,9 @@ impl Drop for PythonTask {
         let Some(event_loop) = self.event_loop.take() else { return };
         let task = Arc::clone(&self.task);
         // Without an interpreter there is no task left to cancel.
-        let _ = Python::try_attach(|py| -> PyResult<()> {
+        let _ = exit::try_attach(|py| -> PyResult<()> {
             let cancel = PyCFunction::new_closure(py, None, None, move |arguments, _| -> PyResult<()> {
-                let task = lock(&task).take();
-                task.map_or(Ok(()), |task| task.call_method0(arguments.py(), "cancel").map(drop))
+                take(&task).map_or(Ok(()), |task| task.call_method0(arguments.py(), "cancel").map(drop))
             })?;
             // It runs after `Start`: callbacks keep their order. A closed loop refuses, and has no tasks.
             call_soon(event_loop.bind(py), cancel.into_any(), None)

@@ -1,0 +1,217 @@
+//! Crossing two: an asyncio future for a Rust future, which runs on tokio in the handler of the call.
+
+use super::{call_soon, take};
+use crate::python::bridge::{current, with_selection};
+use crate::python::exit;
+use crate::scope::{Context, WithHandler};
+use pin_project::pin_project;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::asyncio::CancelledError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::{IntoPyObjectExt, intern};
+use pyo3_async_runtimes::err::RustPanic;
+use pyo3_async_runtimes::tokio as runtimes;
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Mutex, OnceLock};
+use std::task::{Context as TaskContext, Poll};
+use tokio::sync::oneshot;
+
+/// Crossing two, Python awaits a Rust future: an asyncio future for `future`, which runs on the tokio runtime of
+/// `pyo3-async-runtimes` in the handler of the call, on whatever worker.
+///
+/// Its output becomes a Python object in that handler too. Cancelling the asyncio future drops `future`, in its
+/// context; where `future` answers `CancelledError`, the asyncio future is cancelled. A panic becomes
+/// `pyo3_async_runtimes.RustPanic`. What is not done when the event loop is closed, or Python exits, ends unheard.
+///
+/// # Errors
+/// Outside of a running event loop; RuntimeError in a forked child whose parent used the runtime, for its worker
+/// threads are not there; as [`current`].
+pub fn future_into_py<'py, F, T>(py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
+where
+    F: Future<Output = PyResult<T>> + Send + 'static,
+    T: for<'a> IntoPyObject<'a> + Send + 'static,
+{
+    refuse_after_fork()?;
+    let locals = runtimes::get_current_locals(py)?;
+    let event_loop = locals.event_loop(py);
+    let asyncio_future = event_loop.call_method0(intern!(py, "create_future"))?;
+    let (sender, cancelled) = oneshot::channel();
+    asyncio_future.call_method1(intern!(py, "add_done_callback"), (Cancel { sender: Mutex::new(Some(sender)) },))?;
+
+    let in_context = async move { future.await.map(|value| (value, Context::copy_current())) };
+    let running =
+        Running { work: in_context.in_context(Context::with_handler(current(py)?)), cancelled: Some(cancelled) };
+    let answer = Answer(Some(Places { event_loop: event_loop.unbind(), future: asyncio_future.clone().unbind() }));
+    runtimes::get_runtime().spawn(runtimes::scope(locals, async move {
+        match running.await {
+            Some(outcome) => answer.give(outcome),
+            None => answer.forget(),
+        }
+    }));
+    Ok(asyncio_future)
+}
+
+/// A runtime's threads do not survive `fork`: a future given to it would wait for ever.
+fn refuse_after_fork() -> PyResult<()> {
+    static PROCESS: OnceLock<u32> = OnceLock::new();
+    let (own, first) = (std::process::id(), *PROCESS.get_or_init(std::process::id));
+    if own == first {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err(format!(
+        "process {own} was forked from process {first}, which had started the tokio runtime; its threads do not \
+         survive a fork: start workers with multiprocessing's 'spawn' or 'forkserver', or fork before the first \
+         Rust future"
+    )))
+}
+
+/// A future that ends when it is done, when it panics, and when Python has cancelled it (`None`).
+#[pin_project]
+struct Running<F> {
+    #[pin]
+    work: F,
+    /// Gone once nobody can cancel any more.
+    cancelled: Option<oneshot::Receiver<()>>,
+}
+
+impl<F: Future<Output = PyResult<T>>, T> Future for Running<F> {
+    type Output = Option<PyResult<T>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        // What a panic leaves behind is dropped and not looked at again.
+        match catch_unwind(AssertUnwindSafe(|| this.work.poll(cx))) {
+            Ok(Poll::Ready(outcome)) => return Poll::Ready(Some(outcome)),
+            Ok(Poll::Pending) => {}
+            Err(panic) => return Poll::Ready(Some(Err(panicked(panic.as_ref())))),
+        }
+        if let Some(receiver) = this.cancelled {
+            match Pin::new(receiver).poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(None),
+                Poll::Ready(Err(_)) => *this.cancelled = None,
+                Poll::Pending => {}
+            }
+        }
+        Poll::Pending
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> PyErr {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    RustPanic::new_err(format!("rust future panicked: {}", text.unwrap_or("no message")))
+}
+
+/// The done callback of the asyncio future: tells the Rust future if it was cancelled.
+#[pyclass(frozen, module = "ctxalloc")]
+struct Cancel {
+    sender: Mutex<Option<oneshot::Sender<()>>>,
+}
+
+#[pymethods]
+impl Cancel {
+    fn __call__(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
+        let sender = take(&self.sender);
+        if future.call_method0(intern!(future.py(), "cancelled"))?.is_truthy()?
+            && let Some(sender) = sender
+        {
+            let _ = sender.send(()); // it is done by now: nothing to cancel
+        }
+        Ok(())
+    }
+}
+
+/// What owes an asyncio future its outcome. Dropped with its debt (a destructor or a conversion panicked), it says
+/// so there: whoever waits must not wait for ever.
+struct Answer(Option<Places>);
+
+impl Answer {
+    /// Gives the outcome, on a thread that may wait for the GIL.
+    fn give<T>(mut self, outcome: PyResult<(T, Context)>)
+    where
+        T: for<'a> IntoPyObject<'a> + Send + 'static,
+    {
+        runtimes::get_runtime().spawn_blocking(move || {
+            exit::try_attach(|py| {
+                let outcome = outcome
+                    .and_then(|(value, context)| with_selection(py, &context, |py| value.into_py_any(py)).flatten());
+                if let Some(places) = self.0.take() {
+                    places.post(py, outcome);
+                }
+            })
+        });
+    }
+
+    /// Nobody waits any more.
+    fn forget(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let Some(places) = self.0.take() else { return };
+        let panicked = RustPanic::new_err("rust future panicked: in a destructor, or while its output was converted");
+        runtimes::get_runtime().spawn_blocking(move || exit::try_attach(|py| places.post(py, Err(panicked))));
+    }
+}
+
+/// Where an outcome goes.
+struct Places {
+    event_loop: Py<PyAny>,
+    future: Py<PyAny>,
+}
+
+impl Places {
+    fn post(self, py: Python<'_>, outcome: PyResult<Py<PyAny>>) {
+        let event_loop = self.event_loop.bind(py);
+        let settle = Settle { future: self.future, outcome: Mutex::new(Some(outcome)) };
+        let posted = settle.into_bound_py_any(py).and_then(|settle| call_soon(event_loop, settle, None));
+        if let Err(error) = posted {
+            // Refused because the loop is closed: the program chose not to wait.
+            let closed = event_loop.call_method0(intern!(py, "is_closed")).and_then(|closed| closed.is_truthy());
+            if !closed.unwrap_or(false) {
+                error.write_unraisable(py, Some(event_loop));
+            }
+        }
+    }
+}
+
+/// Called once on the event loop's thread: the outcome becomes that of the asyncio future.
+#[pyclass(frozen, module = "ctxalloc")]
+struct Settle {
+    future: Py<PyAny>,
+    outcome: Mutex<Option<PyResult<Py<PyAny>>>>,
+}
+
+#[pymethods]
+impl Settle {
+    fn __call__(&self, py: Python<'_>) -> PyResult<()> {
+        let future = self.future.bind(py);
+        let Some(outcome) = take(&self.outcome) else { return Ok(()) };
+        if future.call_method0(intern!(py, "done"))?.is_truthy()? {
+            return Ok(()); // cancelled meanwhile
+        }
+        let error = match outcome {
+            Ok(value) => return future.call_method1(intern!(py, "set_result"), (value,)).map(drop),
+            Err(error) => error,
+        };
+        if error.is_instance_of::<CancelledError>(py) {
+            return future.call_method0(intern!(py, "cancel")).map(drop);
+        }
+        let set_exception = |error: PyErr| future.call_method1(intern!(py, "set_exception"), (error,)).map(drop);
+        // asyncio refuses StopIteration, which would look like the end of whoever awaits.
+        set_exception(error.clone_ref(py)).or_else(|refusal| {
+            let refused = PyRuntimeError::new_err(format!("a rust future failed with what no future may: {refusal}"));
+            refused.set_cause(py, Some(error));
+            set_exception(refused)
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.future)
+    }
+}

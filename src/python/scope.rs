@@ -6,15 +6,25 @@
 use super::handler::{PyHandler, handler_for};
 use super::numpy::Numpy;
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A handler selected for a block or a function. Made by ``ctxalloc.use()``.
 #[pyclass(frozen, name = "Scope", module = "ctxalloc")]
 pub(super) struct PyScope {
     handler: Py<PyHandler>,
-    /// What `Selection::reset` wants, while the scope is entered.
-    token: Mutex<Option<Py<PyAny>>>,
+    /// Locked only to look and to change, never while Python runs: a thread that waits here holds the interpreter.
+    state: Mutex<State>,
+}
+
+enum State {
+    Left,
+    /// Another thread, or a finalizer in between, is entering or leaving it.
+    Changing,
+    /// With what `Selection::reset` wants.
+    Entered(Py<PyAny>),
 }
 
 /// Selects a handler for a ``with`` or ``async with`` block, or as a decorator for a function, a coroutine function,
@@ -24,13 +34,13 @@ pub(super) struct PyScope {
 #[pyfunction]
 #[pyo3(name = "use", signature = (handler, /))]
 pub(super) fn use_(handler: &Bound<'_, PyAny>) -> PyResult<PyScope> {
-    Ok(PyScope { handler: handler_for(handler)?.unbind(), token: Mutex::new(None) })
+    Ok(PyScope { handler: handler_for(handler)?.unbind(), state: Mutex::new(State::Left) })
 }
 
 impl PyScope {
-    fn token(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
-        // Nothing panics while it is held; if it did, the token would be as good as before.
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn name(&self) -> &'static str {
@@ -39,39 +49,64 @@ impl PyScope {
 
     fn enter(&self, py: Python<'_>) -> PyResult<Py<PyHandler>> {
         let numpy = Numpy::get(py)?;
-        let mut token = self.token();
-        if token.is_some() {
-            return Err(PyRuntimeError::new_err(format!(
-                "ctxalloc.use({:?}) is entered already; call use() again for a second scope",
-                self.name()
-            )));
+        {
+            let mut state = self.state();
+            if !matches!(*state, State::Left) {
+                return Err(self.entered_already());
+            }
+            *state = State::Changing;
         }
-        *token = Some(numpy.selection().set(numpy, self.handler.get().capsule(py))?);
-        Ok(self.handler.clone_ref(py))
+        let token = numpy.selection().set(numpy, self.handler.get().capsule(py));
+        let (state, outcome) = match token {
+            Ok(token) => (State::Entered(token), Ok(self.handler.clone_ref(py))),
+            Err(error) => (State::Left, Err(error)),
+        };
+        *self.state() = state;
+        outcome
     }
 
     fn exit(&self, py: Python<'_>) -> PyResult<()> {
         let numpy = Numpy::get(py)?;
-        let Some(token) = self.token().take() else {
-            return Err(PyRuntimeError::new_err(format!(
-                "ctxalloc.use({:?}) is not entered, so there is nothing to leave",
-                self.name()
-            )));
-        };
-        numpy.selection().reset(numpy, token.bind(py)).map_err(|error| {
-            if !error.is_instance_of::<PyValueError>(py) {
-                return error;
+        let token = {
+            let mut state = self.state();
+            match mem::replace(&mut *state, State::Changing) {
+                State::Entered(token) => token,
+                other => {
+                    *state = other;
+                    return Err(self.not_entered());
+                }
             }
-            *self.token() = Some(token);
-            let explained = PyValueError::new_err(format!(
-                "ctxalloc.use({:?}) was entered in another Context than the one that leaves it; nothing was restored. \
-                 Enter and leave it in the same task or thread; a generator wants @ctxalloc.use(...) instead of a \
-                 `with` across its yield",
-                self.name()
-            ));
-            explained.set_cause(py, Some(error));
-            explained
-        })
+        };
+        let outcome = numpy.selection().reset(numpy, token.bind(py));
+        let foreign = outcome.as_ref().is_err_and(|error| error.is_instance_of::<PyValueError>(py));
+        // In a foreign Context nothing has changed: it may still be left in its own.
+        *self.state() = if foreign { State::Entered(token) } else { State::Left };
+        outcome.map_err(|error| if foreign { self.entered_elsewhere(py, error) } else { error })
+    }
+
+    #[cold]
+    fn entered_already(&self) -> PyErr {
+        PyRuntimeError::new_err(format!(
+            "ctxalloc.use({:?}) is entered already; call use() again for a second scope",
+            self.name()
+        ))
+    }
+
+    #[cold]
+    fn not_entered(&self) -> PyErr {
+        PyRuntimeError::new_err(format!("ctxalloc.use({:?}) is not entered, so there is nothing to leave", self.name()))
+    }
+
+    #[cold]
+    fn entered_elsewhere(&self, py: Python<'_>, cause: PyErr) -> PyErr {
+        let error = PyValueError::new_err(format!(
+            "ctxalloc.use({:?}) was entered in another Context than the one that leaves it; nothing was restored. \
+             Enter and leave it in the same task or thread; a generator wants @ctxalloc.use(...) instead of a \
+             `with` across its yield",
+            self.name()
+        ));
+        error.set_cause(py, Some(cause));
+        error
     }
 }
 
@@ -87,8 +122,15 @@ impl PyScope {
         self.enter(py)
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (kind, error, traceback, /), text_signature = "($self, kind, error, traceback, /)")]
+    #[expect(unused_variables, reason = "Python's protocol: a scope ends in one way, whatever ends it")]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         self.exit(py)
     }
 
@@ -96,8 +138,14 @@ impl PyScope {
         Step { scope: slf.unbind(), entering: true }
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __aexit__(slf: Bound<'_, Self>, _exception: &Bound<'_, PyAny>) -> Step {
+    #[pyo3(signature = (kind, error, traceback, /), text_signature = "($self, kind, error, traceback, /)")]
+    #[expect(unused_variables, reason = "as above")]
+    fn __aexit__(
+        slf: Bound<'_, Self>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) -> Step {
         Step { scope: slf.unbind(), entering: false }
     }
 
@@ -107,8 +155,16 @@ impl PyScope {
     }
 
     fn __repr__(&self) -> String {
-        let entered = if self.token().is_some() { ", entered" } else { "" };
+        let entered = if matches!(*self.state(), State::Left) { "" } else { ", entered" };
         format!("<ctxalloc.use({:?}){entered}>", self.name())
+    }
+
+    /// A token refers to its Context, which may hold whoever holds this scope.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.state.try_lock().as_deref() {
+            Ok(State::Entered(token)) => visit.call(token),
+            _ => Ok(()), // what is not shown to the collector stays alive
+        }
     }
 }
 
@@ -133,5 +189,9 @@ impl Step {
         let scope = self.scope.get();
         let value = if self.entering { Some(scope.enter(py)?) } else { scope.exit(py).map(|()| None)? };
         Err(PyStopIteration::new_err(value))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.scope)
     }
 }

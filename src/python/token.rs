@@ -5,6 +5,7 @@ use super::handler::{PyHandler, handler_for};
 use super::numpy::Numpy;
 use crate::error::Error;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,6 +37,11 @@ impl PyToken {
         let used = if self.used() { "used " } else { "" };
         let old = self.old_handler(py)?;
         Ok(format!("<ctxalloc.Token {used}old_handler={:?}>", old.get().handler().name()))
+    }
+
+    /// Its Context may hold it: a token kept in a ContextVar.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.token)
     }
 }
 

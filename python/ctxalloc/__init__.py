@@ -5,7 +5,7 @@ ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task o
 
     with ctxalloc.use("aligned64"):
         a = numpy.ones(1000)          # lives in 64-byte aligned memory
-    ctxalloc.handler_of(a)            # <ctxalloc.Handler "aligned64": Aligned { align: 64 }, version 1>
+    ctxalloc.handler_of(a)            # <ctxalloc.Handler "aligned64": Aligned(align=64), version 1>
 
 An array stays with the handler that made it, wherever it goes and however long it lives.
 """

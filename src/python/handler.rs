@@ -6,6 +6,7 @@
 
 use super::foreign::keep;
 use super::numpy::capsule_around;
+use super::strategies::in_pythons_words;
 use crate::handler::{Handler, handler, unknown};
 use crate::sync::Ordering;
 use pyo3::exceptions::PyTypeError;
@@ -115,7 +116,7 @@ impl PyHandler {
         format!(
             "<ctxalloc.Handler {:?}: {}, version {}>",
             self.handler.name(),
-            self.handler.description(),
+            in_pythons_words(self.handler.description()),
             self.handler.version()
         )
     }

@@ -70,7 +70,7 @@ pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<
             if let Some(handler) = handler_of_owner(numpy, &owner)? {
                 return Ok(Some(handler));
             }
-            owner = owner.getattr("base")?;
+            owner = numpy.base_of(&owner)?;
         } else if let Ok(view) = owner.cast::<PyMemoryView>() {
             owner = view.getattr("obj")?;
         } else {

@@ -45,6 +45,8 @@ pub(super) struct Numpy {
     get_handler: GetHandler,
     default_handler: Py<PyAny>,
     ndarray: Py<PyType>,
+    /// `ndarray.base` itself: a subclass may have something else under that name.
+    base: Py<PyAny>,
     multiarray: Py<PyAny>,
     /// Where `mem_handler` stands in an array object, in bytes; `None` where a trial array had it elsewhere.
     handler_offset: Option<usize>,
@@ -91,11 +93,13 @@ impl Numpy {
         let default_handler = unsafe { Bound::from_borrowed_ptr(py, default_handler) };
 
         let multiarray = core("multiarray")?;
+        let ndarray = multiarray.getattr("ndarray")?.cast_into::<PyType>()?;
         let mut numpy = Self {
             set_handler,
             get_handler,
             default_handler: default_handler.unbind(),
-            ndarray: multiarray.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            base: ndarray.getattr("base")?.getattr("__get__")?.unbind(),
+            ndarray: ndarray.unbind(),
             multiarray: multiarray.into_any().unbind(),
             handler_offset: None,
             selection: Selection::SetHandler { marker: py.None() },
@@ -159,6 +163,11 @@ impl Numpy {
 
     pub(super) fn is_array(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         object.is_instance(self.ndarray.bind(object.py()))
+    }
+
+    /// What an array's memory belongs to; None where it is the array's own.
+    pub(super) fn base_of<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.base.bind(array.py()).call1((array,))
     }
 
     /// The capsule that an array frees its data with; `None` where it owns none. `array` is an ndarray.

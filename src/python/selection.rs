@@ -32,14 +32,16 @@ pub(super) enum Calls {
     Methods { set: Py<PyAny>, reset: Py<PyAny> },
 }
 
-/// The environment variable that asks for one way (`contextvar`, `sethandler`); for tests and for trouble.
+/// The environment variable that asks for one way (`contextvar`, `contextvar-methods`, `sethandler`); for tests and
+/// for trouble.
 const WISH: &str = "CTXALLOC_SELECTION";
 
 impl Selection {
     /// Finds the way for this process.
     pub(super) fn find(py: Python<'_>, numpy: &Numpy) -> PyResult<Self> {
-        let wish = std::env::var(WISH).unwrap_or_default();
-        let var = match wish.as_str() {
+        let wish = std::env::var_os(WISH).unwrap_or_default();
+        let wish = wish.to_string_lossy();
+        let var = match wish.as_ref() {
             "" | "contextvar" | "contextvar-methods" => Self::numpys_variable(py, numpy)?,
             "sethandler" => None,
             other => {

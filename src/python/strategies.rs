@@ -37,12 +37,16 @@ impl PyStrategy {
     }
 
     fn __repr__(&self) -> String {
-        // Debug's `Aligned { align: 64 }` in Python's words.
-        let text = format!("{:?}", self.strategy);
-        match text.split_once(" { ") {
-            Some((kind, fields)) => format!("{kind}({})", fields.trim_end_matches(" }").replace(": ", "=")),
-            None => format!("{text}()"),
-        }
+        let text = in_pythons_words(&format!("{:?}", self.strategy));
+        if text.ends_with(')') { text } else { text + "()" }
+    }
+}
+
+/// The Debug text of a strategy in Python's words: `Aligned { align: 64 }` is `Aligned(align=64)`.
+pub(super) fn in_pythons_words(debug: &str) -> String {
+    match debug.split_once(" { ") {
+        Some((kind, fields)) => format!("{kind}({})", fields.trim_end_matches(" }").replace(": ", "=")),
+        None => debug.to_owned(),
     }
 }
 
@@ -59,8 +63,12 @@ impl Options<'_, '_> {
         let Some(value) = value else {
             return Err(PyTypeError::new_err(format!("{}() needs {name}=, a number of bytes", self.kind)));
         };
-        value.extract().map_err(|_| {
-            PyValueError::new_err(format!("{}({name}={value}): give a number of bytes, an int from 0 up", self.kind))
+        let shown = value.repr()?;
+        value.extract().map_err(|error: PyErr| {
+            let message = format!("{}({name}={shown}): give a number of bytes, an int from 0 up", self.kind);
+            // An int that is no size is a wrong value (OverflowError here); anything else is of a wrong type.
+            let wrong_type = error.is_instance_of::<PyTypeError>(value.py());
+            if wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) }
         })
     }
 }

@@ -2,6 +2,7 @@
 //! crossings of `ctxalloc::python`, one line each, and has no `unsafe` and no allocator of its own.
 
 mod blur;
+mod panics;
 mod picture;
 
 use ctxalloc::{WithHandler, handler, task};
@@ -93,6 +94,8 @@ fn failed(error: tokio::task::JoinError) -> PyErr {
 
 #[pymodule(gil_used = false)]
 mod ctxalloc_example {
+    #[pymodule_export]
+    use super::panics::{panic_here, panic_in_future};
     #[pymodule_export]
     use super::{array_made_in, await_python, box_blur, buffer_of, handler_here, handlers_on_the_way};
 

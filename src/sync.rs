@@ -1,6 +1,10 @@
 //! Atomics (loom's under `--cfg ctxalloc_loom`), a lock that survives `fork`, and a witness for loom.
 //! A leaf: imports no layer.
 
+mod fork;
+
+pub(crate) use fork::{HeldAcrossFork, Locked, hold_across_fork};
+
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 #[cfg(not(ctxalloc_loom))]

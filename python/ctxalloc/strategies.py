@@ -8,7 +8,7 @@ from typing import Self
 
 from ctxalloc._native import Strategy
 
-__all__ = ["Aligned", "Strategy", "System"]
+__all__ = ["Aligned", "Pool", "Strategy", "System"]
 
 
 class System(Strategy):
@@ -30,3 +30,17 @@ class Aligned(Strategy):
 
     def __new__(cls, *, align: int = 64) -> Self:
         return super().__new__(cls, "Aligned", align=align)
+
+
+class Pool(Strategy):
+    """Size classes with a cache for each thread, and large blocks that are kept warm; 64-byte alignment.
+
+    ``warm_bytes``: how many bytes of large blocks (above 256 KiB) that nobody uses are kept at most; an eighth of the
+    machine's memory by default. ``decay_seconds``: how long one is kept; ten by default. ``Handler.trim()`` gives
+    everything back at once.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *, warm_bytes: int | None = None, decay_seconds: float | None = None) -> Self:
+        return super().__new__(cls, "Pool", warm_bytes=warm_bytes, decay_seconds=decay_seconds)

@@ -3,12 +3,13 @@
 use super::entry::{Draft, Handler};
 use super::name::Name;
 use super::table::Table;
-use crate::strategy::{Aligned, Strategy, System};
+use crate::strategy::{Aligned, Pool, Strategy, System};
 
 /// Registers them all; returns the default of a process without NumPy.
 pub(super) fn register_all(table: &Table) -> Handler {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
+    add(table, "pool", Pool::new());
     system
 }
 

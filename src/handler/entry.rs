@@ -22,6 +22,8 @@ pub struct Handler(&'static Entry);
 #[repr(C)]
 pub(crate) struct Entry {
     functions: Functions,
+    /// [`Strategy::trim`], called with the functions' context; nothing for a foreign handler.
+    trim: Option<trampoline::Trim>,
     face: *const PyDataMem_Handler,
     name: Text,
     description: Text,
@@ -72,6 +74,7 @@ pub(super) struct Draft<'a> {
     alignment: usize,
     face: Option<&'static PyDataMem_Handler>,
     functions: Box<dyn FnOnce() -> Functions + 'a>,
+    trim: Option<trampoline::Trim>,
 }
 
 impl<'a> Draft<'a> {
@@ -83,6 +86,7 @@ impl<'a> Draft<'a> {
             alignment: strategy.alignment(),
             face: None,
             functions: Box::new(move || trampoline::functions(Box::leak(Box::new(strategy)))),
+            trim: Some(trampoline::trim::<S>),
         }
     }
 
@@ -94,7 +98,7 @@ impl<'a> Draft<'a> {
         alignment: usize,
     ) -> Self {
         let description = format!("foreign handler at {face:p}");
-        Self { name, description, alignment, face: Some(face), functions: Box::new(move || functions) }
+        Self { name, description, alignment, face: Some(face), functions: Box::new(move || functions), trim: None }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -111,6 +115,7 @@ impl<'a> Draft<'a> {
         let face = self.face.unwrap_or_else(|| Box::leak(Box::new(functions.face(&self.name))));
         Box::leak(Box::new(Entry {
             functions,
+            trim: self.trim,
             face,
             name: Text::leak(self.name.as_str().to_owned()),
             description: Text::leak(self.description),
@@ -243,6 +248,15 @@ impl Handler {
             0..=layout::MOST_BYTES => Ok(self.0.functions),
             _ => Err(self.refused(requested_bytes)),
         }
+    }
+
+    /// Gives memory that its strategy keeps but nobody uses back to the system; see [`Strategy::trim`]. Returns how
+    /// many bytes went, as far as is known.
+    ///
+    /// Meant for a quiet moment and a thread of its own: it takes the strategy's locks one by one.
+    pub fn trim(self) -> usize {
+        // SAFETY: `ctx` belongs to the functions, of which this is one.
+        self.0.trim.map_or(0, |trim| unsafe { trim(self.0.functions.ctx) })
     }
 
     #[inline]

@@ -12,6 +12,9 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 
+/// [`Strategy::trim`] behind a handler: how many bytes went.
+pub(super) type Trim = unsafe extern "C" fn(ctx: *mut c_void) -> usize;
+
 /// The functions of an immortal strategy.
 pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
     Functions {
@@ -92,4 +95,12 @@ unsafe extern "C" fn free<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, _size
         unsafe { strategy.release(block) };
         Some(())
     });
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+pub(super) unsafe extern "C" fn trim<S: Strategy>(ctx: *mut c_void) -> usize {
+    // SAFETY: passed on from the caller.
+    let strategy = unsafe { strategy::<S>(ctx) };
+    shielded("trim", || Some(strategy.trim())).unwrap_or(0)
 }

@@ -112,6 +112,12 @@ impl PyHandler {
         self.capsule.clone_ref(py)
     }
 
+    /// Gives memory that its strategy keeps but nobody uses back to the system, and says how many bytes, as far as is
+    /// known. Runs without the GIL: await ``asyncio.to_thread(handler.trim)`` to keep an event loop free.
+    fn trim(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.handler.trim())
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "<ctxalloc.Handler {:?}: {}, version {}>",

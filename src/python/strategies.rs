@@ -1,10 +1,12 @@
 //! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
 
-use crate::strategy::{Aligned, Strategy, System};
+use crate::source::PrivatePages;
+use crate::strategy::{Aligned, Pool, PoolOptions, Strategy, System};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How memory is handed out: the base of the classes in ``ctxalloc.strategies``. Immutable.
 #[pyclass(frozen, subclass, name = "Strategy", module = "ctxalloc.strategies")]
@@ -27,6 +29,16 @@ impl PyStrategy {
         let strategy: Arc<dyn Strategy> = match kind {
             "System" => Arc::new(System),
             "Aligned" => Arc::new(Aligned::new(options.size("align")?)?),
+            "Pool" => {
+                let mut limits = PoolOptions::default();
+                if let Some(warm_bytes) = options.maybe_size("warm_bytes")? {
+                    limits.warm_bytes = warm_bytes;
+                }
+                if let Some(decay) = options.maybe_seconds("decay_seconds")? {
+                    limits.decay = decay;
+                }
+                Arc::new(Pool::over(PrivatePages, limits))
+            }
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "there is no strategy of kind {kind:?}; use the classes in ctxalloc.strategies"
@@ -56,19 +68,45 @@ struct Options<'a, 'py> {
     given: Option<&'a Bound<'py, PyDict>>,
 }
 
-impl Options<'_, '_> {
-    /// A size or count: an int, not negative.
-    fn size(&self, name: &str) -> PyResult<usize> {
+impl<'py> Options<'_, 'py> {
+    fn given(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         let value = self.given.map(|given| given.get_item(name)).transpose()?.flatten();
-        let Some(value) = value else {
-            return Err(PyTypeError::new_err(format!("{}() needs {name}=, a number of bytes", self.kind)));
-        };
+        Ok(value.filter(|value| !value.is_none()))
+    }
+
+    /// A size in bytes that must be given: an int, not negative.
+    fn size(&self, name: &str) -> PyResult<usize> {
+        self.maybe_size(name)?
+            .ok_or_else(|| PyTypeError::new_err(format!("{}() needs {name}=, a number of bytes", self.kind)))
+    }
+
+    /// A size in bytes: an int, not negative; None for the strategy's own choice.
+    fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
+        self.maybe(name, "a number of bytes, an int from 0 up", |value| value.extract())
+    }
+
+    /// A time in seconds: a number, not negative; None for the strategy's own choice.
+    fn maybe_seconds(&self, name: &str) -> PyResult<Option<Duration>> {
+        self.maybe(name, "a time in seconds, a number from 0 up", |value| {
+            Duration::try_from_secs_f64(value.extract()?).map_err(|_| PyValueError::new_err(()))
+        })
+    }
+
+    /// An option as `read` takes it; what it refuses is named, with what is `wanted` instead.
+    fn maybe<T>(
+        &self,
+        name: &str,
+        wanted: &str,
+        read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
+        let Some(value) = self.given(name)? else { return Ok(None) };
         let shown = value.repr()?;
-        value.extract().map_err(|error: PyErr| {
-            let message = format!("{}({name}={shown}): give a number of bytes, an int from 0 up", self.kind);
-            // An int that is no size is a wrong value (OverflowError here); anything else is of a wrong type.
+        read(&value).map(Some).map_err(|error| {
+            let message = format!("{}({name}={shown}): give {wanted}", self.kind);
+            // A number out of range is a wrong value (OverflowError here); anything else is of a wrong type.
             let wrong_type = error.is_instance_of::<PyTypeError>(value.py());
             if wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) }
         })
+    }
     }
 }

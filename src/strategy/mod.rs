@@ -6,11 +6,13 @@
 #![allow(unsafe_code, reason = "strategies deal in raw blocks")]
 
 mod aligned;
+mod pool;
 mod system;
 
 pub mod conformance;
 
 pub use aligned::Aligned;
+pub use pool::{Pool, PoolOptions};
 pub use system::System;
 
 use std::fmt::Debug;

@@ -1,0 +1,127 @@
+//! Pages of the system: private anonymous mappings, zero when fresh, given back as they came.
+//!
+//! Nothing here touches the C heap. A hint like MADV_HUGEPAGE on a mapping of our own cannot stick to memory that
+//! others get later, as it does on a heap's pages (NumPy issue 31590).
+#![allow(unsafe_code, reason = "the only door to mmap")]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The size of a huge page on x86-64 and on aarch64 with 4 KiB pages.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// The system's page size in bytes.
+#[must_use]
+pub fn page_bytes() -> usize {
+    static KNOWN: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed: every thread finds the same value.
+    match KNOWN.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: sysconf may be asked anything.
+            let asked = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+            let page = usize::try_from(asked).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096);
+            KNOWN.store(page, Ordering::Relaxed);
+            page
+        }
+        page => page,
+    }
+}
+
+/// `size_bytes` of zero pages at a multiple of `align`, or nothing. Both are multiples of the page size, `align` a
+/// power of two. No memory is used until it is touched.
+#[must_use]
+#[cfg(not(miri))]
+pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+    debug_assert!(align.is_power_of_two() && size_bytes > 0);
+    let slack = if align > page_bytes() { align } else { 0 };
+    let start = map_anywhere(size_bytes.checked_add(slack)?)?;
+    if slack == 0 {
+        return Some(start);
+    }
+    let before = crate::layout::padding(start.addr().get(), align);
+    // SAFETY: before < align = slack, so `size_bytes` bytes behind it lie in the mapping.
+    let aligned = unsafe { start.add(before) };
+    if before > 0 {
+        // SAFETY: the part before the aligned start; nobody knows it yet.
+        unsafe { unmap(start, before) };
+    }
+    if slack > before {
+        // SAFETY: the part behind; nobody knows it yet.
+        unsafe { unmap(aligned.add(size_bytes), slack - before) };
+    }
+    Some(aligned)
+}
+
+#[cfg(not(miri))]
+fn map_anywhere(size_bytes: usize) -> Option<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new anonymous mapping, wherever the system likes.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), size_bytes, protection, flags, -1, 0) };
+    if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
+}
+
+/// Gives a mapping, or some pages of one, back to the system.
+///
+/// # Safety
+/// - `start` and `size_bytes` name whole pages from [`map`] that nobody uses any more.
+#[cfg(not(miri))]
+pub unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
+    // SAFETY: the caller vouches for the pages. It fails only where the system has no room for one more mapping
+    // (when a part is cut out); then the pages stay mapped, unused.
+    let _ = unsafe { libc::munmap(start.as_ptr().cast(), size_bytes) };
+}
+
+/// Gives the memory behind pages back to the system and keeps their addresses; they are zero when touched again.
+/// Says whether it could.
+///
+/// # Safety
+/// - `start` and `size_bytes` name whole pages from [`map`] whose contents nobody needs any more.
+#[cfg(not(miri))]
+pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
+    // SAFETY: the caller vouches for the pages; private anonymous memory reads as zero afterwards (madvise(2)).
+    unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_DONTNEED) == 0 }
+}
+
+/// Asks for huge pages behind a mapping. A hint: where the system has none, ordinary pages do.
+///
+/// # Safety
+/// - `start` and `size_bytes` name whole pages from [`map`].
+pub unsafe fn prefer_huge(start: NonNull<u8>, size_bytes: usize) {
+    #[cfg(not(miri))]
+    // SAFETY: the caller vouches for the pages; the hint changes no contents.
+    let _ = unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_HUGEPAGE) };
+    #[cfg(miri)]
+    let _ = (start, size_bytes);
+}
+
+/// Miri knows no munmap of a part and no madvise: there pages are heap blocks, so that it can follow the pools.
+#[cfg(miri)]
+mod under_miri {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::ptr::NonNull;
+
+    const ALIGN: usize = 4 << 20;
+
+    pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        assert!(align <= ALIGN);
+        // What no machine has fails in a system; Miri would try.
+        let layout = Layout::from_size_align(size_bytes, ALIGN).ok().filter(|layout| layout.size() < 1 << 32)?;
+        // SAFETY: the size is not zero.
+        NonNull::new(unsafe { alloc_zeroed(layout) })
+    }
+
+    pub unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
+        let Ok(layout) = Layout::from_size_align(size_bytes, ALIGN) else { return };
+        // SAFETY: a whole mapping of `map`, says the caller.
+        unsafe { dealloc(start.as_ptr(), layout) }
+    }
+
+    pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: the caller vouches for the pages.
+        unsafe { start.write_bytes(0, size_bytes) };
+        true
+    }
+}
+#[cfg(miri)]
+pub use under_miri::{discard, map, unmap};

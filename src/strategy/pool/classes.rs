@@ -1,0 +1,85 @@
+//! Size classes of small blocks: multiples of 64 up to 512 bytes, then four to a doubling up to 256 KiB.
+//!
+//! A block is at most 25 % larger than asked for (above 512 bytes), and every class is a multiple of 64, so blocks
+//! that are cut one after the other from an aligned span are aligned to 64.
+
+use super::region::PAGE;
+
+/// Every block's alignment.
+pub(super) const ALIGN: usize = 64;
+/// The largest small block, in bytes.
+pub(super) const MOST: usize = 256 << 10;
+/// How many classes there are: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
+pub(super) const COUNT: usize = 8 + 4 * 9;
+
+/// The class that serves `size_bytes`, from 1 to [`MOST`].
+#[inline]
+pub(super) const fn of(size_bytes: usize) -> usize {
+    debug_assert!(size_bytes >= 1 && size_bytes <= MOST);
+    if size_bytes <= 512 {
+        return (size_bytes - 1) / ALIGN;
+    }
+    // 512 < size: the doubling it falls into, and which quarter of it.
+    let doubling = (size_bytes - 1).ilog2() as usize; // 9 for 513..=1024
+    let quarter = ((size_bytes - 1) >> (doubling - 2)) & 3;
+    8 + (doubling - 9) * 4 + quarter
+}
+
+/// How many bytes a block of `class` has.
+#[inline]
+pub(super) const fn bytes(class: usize) -> usize {
+    if class < 8 {
+        return (class + 1) * ALIGN;
+    }
+    let (doubling, quarter) = ((class - 8) / 4 + 9, (class - 8) % 4);
+    (1 << doubling) + ((quarter + 1) << (doubling - 2))
+}
+
+/// How many pages of a region one span of `class` takes: room for at least four blocks, less than an eighth wasted.
+pub(super) const fn span_pages(class: usize) -> usize {
+    let mut pages = (bytes(class) * 4).div_ceil(PAGE);
+    while (pages * PAGE % bytes(class)) * 8 > pages * PAGE {
+        pages += 1;
+    }
+    pages
+}
+
+/// How many blocks of `class` a thread keeps at most: a quarter of a mebibyte of each, two at least.
+pub(super) const fn cached_most(class: usize) -> usize {
+    let by_bytes = (256 << 10) / bytes(class);
+    if by_bytes > super::cache::ROOM {
+        super::cache::ROOM
+    } else if by_bytes < 2 {
+        2
+    } else {
+        by_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, of, span_pages};
+
+    #[test]
+    fn every_size_gets_the_smallest_class_that_holds_it() {
+        for size in 1..=MOST {
+            let class = of(size);
+            assert!(class < COUNT, "{size}");
+            assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));
+            assert!(class == 0 || bytes(class - 1) < size, "{size} fits class {} too", class - 1);
+        }
+        assert_eq!(of(MOST), COUNT - 1);
+        assert_eq!(bytes(COUNT - 1), MOST);
+    }
+
+    #[test]
+    fn classes_keep_alignment_and_waste_little() {
+        for class in 0..COUNT {
+            assert_eq!(bytes(class) % ALIGN, 0);
+            let span = span_pages(class) * PAGE;
+            assert!(span / bytes(class) >= 4, "class {class}");
+            assert!((span % bytes(class)) * 8 <= span, "class {class} wastes more than an eighth of its span");
+            assert!(cached_most(class) >= 2);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! `Pool`: size classes with caches for each thread, and large blocks that are kept warm.
+//!
+//! ```text
+//!   thread's cache ──► shelf of the class ──► pages of 64 KiB ──► regions of 4 MiB ──► Pages (mmap, ...)
+//!   (no lock)          (a lock a class)       (one lock)
+//!   large blocks (> 256 KiB) ──► warm ones, by class (one lock) ──────────────────────► Pages
+//! ```
+//! Each file has its own invariant: `classes` the sizes, `region` the record of each block, `heap` the pages,
+//! `central` the shelves, `cache` the threads, `large` the rest. All locks are held across `fork`.
+
+mod cache;
+mod central;
+mod classes;
+mod heap;
+mod large;
+mod region;
+
+use super::Strategy;
+use crate::source::{Pages, PrivatePages};
+use crate::sync::{ForkLock, HeldAcrossFork};
+use cache::{Cache, Home};
+use central::Central;
+use heap::PageHeap;
+use large::Large;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A pool over pages: for programs that allocate and free all the time, which is all NumPy programs.
+///
+/// Blocks are aligned to 64 bytes. Up to 256 KiB they come from size classes (at most 25 % too large) by way of a cache
+/// that each thread has; above, they are mapped one by one, kept warm when they come back, and given to the next of
+/// their size (at most 12.5 % too large). Memory that is not used goes back to the system after a while, when the pool
+/// is used at all, or at [`trim`](Self::trim).
+///
+/// Cheap to clone: clones are the same pool.
+#[derive(Clone)]
+pub struct Pool<P: Pages = PrivatePages> {
+    inner: Arc<Inner<P>>,
+}
+
+struct Inner<P: Pages> {
+    /// Which of a thread's caches is this pool's. Never used again.
+    number: usize,
+    large: Large,
+    shelves: [Central; classes::COUNT],
+    heap: PageHeap<P>,
+}
+
+/// What a pool may keep.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct PoolOptions {
+    /// How many bytes of large blocks that nobody uses are kept warm at most. An eighth of the machine's memory, at
+    /// least 64 MiB, unless you say otherwise.
+    pub warm_bytes: usize,
+    /// How long a large block that nobody uses is kept. Ten seconds, unless you say otherwise.
+    pub decay: Duration,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self { warm_bytes: (physical_bytes() / 8).max(64 << 20), decay: Duration::from_secs(10) }
+    }
+}
+
+fn physical_bytes() -> usize {
+    // SAFETY: sysconf may be asked anything.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    usize::try_from(pages).unwrap_or(0).saturating_mul(crate::source::pages::page_bytes())
+}
+
+impl Pool {
+    /// A pool over private pages.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::over(PrivatePages, PoolOptions::default())
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<P: Pages> Pool<P> {
+    /// A pool over pages of the caller's choice.
+    #[must_use]
+    pub fn over(source: P, options: PoolOptions) -> Self {
+        static NUMBERS: AtomicUsize = AtomicUsize::new(0);
+        let inner: Arc<Inner<P>> = Arc::new(Inner {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            large: Large::new(options.warm_bytes, options.decay),
+            shelves: std::array::from_fn(Central::new),
+            heap: PageHeap::new(source),
+        });
+        crate::sync::hold_across_fork(Arc::downgrade(&inner) as Weak<dyn HeldAcrossFork>);
+        Self { inner }
+    }
+
+    /// Gives all memory that nobody uses back to the system: what this thread keeps, what lies on the shelves, and all
+    /// warm large blocks. Other threads keep their caches. Returns how many bytes went, as far as is known.
+    pub fn trim(&self) -> usize {
+        let inner = &*self.inner;
+        cache::flush(inner.number);
+        for shelf in &inner.shelves {
+            shelf.trim(&inner.heap);
+        }
+        inner.large.release_all(&inner.heap) + inner.heap.trim()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
+        let inner = &*self.inner;
+        let shelf = &inner.shelves[class];
+        let make = || Cache::new(Arc::clone(&self.inner) as Arc<dyn Home>);
+        match cache::get(inner.number).or_else(|| cache::open(inner.number, make)) {
+            Some(cache) => cache.refill(class, |places| shelf.take(&inner.heap, places)),
+            None => {
+                let mut one = [NonNull::dangling()];
+                (shelf.take(&inner.heap, &mut one) == 1).then_some(one[0])
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release_small_slowly(&self, class: usize, block: NonNull<u8>) {
+        let inner = &*self.inner;
+        let make = || Cache::new(Arc::clone(&self.inner) as Arc<dyn Home>);
+        match cache::get(inner.number).or_else(|| cache::open(inner.number, make)) {
+            Some(cache) => {
+                if !cache.push(class, block) {
+                    cache.spill(class, block);
+                }
+            }
+            None => inner.shelves[class].give(&[block]),
+        }
+    }
+
+    #[inline]
+    fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let class = classes::of(size_bytes);
+        match cache::get(self.inner.number).and_then(|cache| cache.pop(class)) {
+            Some(block) => Some(block),
+            None => self.allocate_small_slowly(class),
+        }
+    }
+
+    /// How many bytes a live block has room for.
+    ///
+    /// # Safety
+    /// - `block` came from this pool and was not released.
+    unsafe fn room(&self, block: NonNull<u8>) -> usize {
+        // SAFETY: a live block, says the caller.
+        let region = unsafe { region::find(block.addr().get()) };
+        match region.large_bytes.load(Ordering::Relaxed) {
+            0 => classes::bytes(region.class_at(block.addr().get())),
+            bytes => bytes,
+        }
+    }
+}
+
+impl<P: Pages> Home for Inner<P> {
+    fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
+        self.shelves[class].give(blocks);
+    }
+}
+
+impl<P: Pages> HeldAcrossFork for Inner<P> {
+    /// In the order in which they are taken while others are held: shelves, then large blocks, then pages.
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        self.shelves.iter().for_each(|shelf| visit(shelf.lock()));
+        visit(self.large.lock());
+        visit(self.heap.lock());
+    }
+}
+
+// SAFETY: small blocks are cut from spans that no other class or block shares, large ones have mappings of their own;
+// both stay where they are until released (`region`, `heap`). Multiples of 64 from an aligned start are aligned.
+unsafe impl<P: Pages> Strategy for Pool<P> {
+    fn alignment(&self) -> usize {
+        classes::ALIGN
+    }
+
+    #[inline]
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        if size_bytes <= classes::MOST {
+            return self.allocate_small(size_bytes);
+        }
+        self.inner.large.allocate(&self.inner.heap, size_bytes, false)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        if size_bytes > classes::MOST {
+            return self.inner.large.allocate(&self.inner.heap, size_bytes, true);
+        }
+        let block = self.allocate_small(size_bytes)?;
+        // SAFETY: the block has that many bytes, and nobody else has it yet.
+        unsafe { block.write_bytes(0, size_bytes) };
+        Some(block)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: a live block, says the caller.
+        let room = unsafe { self.room(block) };
+        let stays = if room <= classes::MOST {
+            new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
+        } else {
+            Large::fits(room, new_size_bytes)
+        };
+        if stays {
+            return Some(block);
+        }
+        let moved = self.allocate(new_size_bytes)?;
+        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
+        unsafe { moved.copy_from_nonoverlapping(block, room.min(new_size_bytes)) };
+        // SAFETY: a live block; the caller uses the new one from now on.
+        unsafe { self.release(block) };
+        Some(moved)
+    }
+
+    #[inline]
+    unsafe fn release(&self, block: NonNull<u8>) {
+        let address = block.addr().get();
+        // SAFETY: a live block, says the caller.
+        let region = unsafe { region::find(address) };
+        if region.large_bytes.load(Ordering::Relaxed) != 0 {
+            self.inner.large.release(&self.inner.heap, region);
+            return;
+        }
+        let class = region.class_at(address);
+        let kept = cache::get(self.inner.number).is_some_and(|cache| cache.push(class, block));
+        if !kept {
+            self.release_small_slowly(class, block);
+        }
+    }
+}
+
+impl<P: Pages> fmt::Debug for Pool<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("source", &self.inner.heap.source).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pool, Strategy};
+    use crate::strategy::conformance;
+
+    #[test]
+    fn pool_keeps_the_strategy_contract() {
+        conformance::check(Pool::new());
+    }
+
+    #[test]
+    fn a_block_that_comes_back_is_the_next_one_given() {
+        let pool = Pool::new();
+        for size in [8, 1000, 100_000, 1 << 20, 64 << 20] {
+            let first = pool.allocate(size).expect("memory");
+            // SAFETY: live, from this pool.
+            unsafe { pool.release(first) };
+            let second = pool.allocate(size).expect("memory");
+            assert_eq!(first, second, "{size} bytes");
+            // SAFETY: live, from this pool.
+            unsafe { pool.release(second) };
+        }
+    }
+
+    #[test]
+    fn trim_gives_everything_back_when_nothing_is_alive() {
+        let pool = Pool::new();
+        let sizes = [64, 500, 4000, 70_000, 300_000, 10 << 20];
+        let blocks: Vec<_> = sizes.iter().cycle().take(600).map(|&size| pool.allocate(size).expect("memory")).collect();
+        for block in blocks {
+            // SAFETY: live, from this pool, once.
+            unsafe { pool.release(block) };
+        }
+        assert!(pool.trim() > 100 * (10 << 20), "the large blocks alone are 100 times 10 MiB");
+        assert_eq!(pool.trim(), 0, "nothing is left for a second time");
+        assert_eq!(pool.inner.heap.regions(), 0, "no region is left mapped");
+    }
+}

@@ -1,0 +1,113 @@
+//! Regions, and the map that finds a block's region by its address.
+//!
+//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB; or one large block that
+//! starts there and may be longer. What is known of a block stands in its region's record, outside of the memory that
+//! users write to: nothing they overrun can lead `free` astray, and memory that the host cannot read can be pooled.
+
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+
+/// The address space of a region, in bytes.
+pub(super) const REGION: usize = 4 << 20;
+/// A page of a region, in bytes: not the system's.
+pub(super) const PAGE: usize = 64 << 10;
+/// Pages in a region.
+pub(super) const PAGES: usize = REGION / PAGE;
+
+/// The record of one region. Records are reused, never freed: a reader may always look.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) start: AtomicPtr<u8>,
+    /// The size class of the blocks in each page. Written before the first block of a span is handed out; a reader
+    /// holds a block of it, so it sees the value (whoever handed the block over made sure of that). Hence Relaxed.
+    classes: [AtomicU8; PAGES],
+    /// Which page is the first of each page's span.
+    firsts: [AtomicU8; PAGES],
+    /// How many bytes a large block has room for; 0 in a region of small blocks.
+    pub(super) large_bytes: AtomicUsize,
+}
+
+impl Region {
+    pub(super) fn new(start: NonNull<u8>, large_bytes: usize) -> Self {
+        Self {
+            start: AtomicPtr::new(start.as_ptr()),
+            classes: [const { AtomicU8::new(u8::MAX) }; PAGES],
+            firsts: [const { AtomicU8::new(0) }; PAGES],
+            large_bytes: AtomicUsize::new(large_bytes),
+        }
+    }
+
+    /// The class of a small block in this region.
+    #[inline]
+    pub(super) fn class_at(&self, address: usize) -> usize {
+        usize::from(self.classes[page_of(address)].load(Ordering::Relaxed))
+    }
+
+    /// The first page of the span that the small block lies in.
+    pub(super) fn span_at(&self, address: usize) -> usize {
+        usize::from(self.firsts[page_of(address)].load(Ordering::Relaxed))
+    }
+
+    /// Declares pages to be one span of blocks of `class`.
+    pub(super) fn assign(&self, first: usize, pages: usize, class: usize) {
+        for page in first..first + pages {
+            self.classes[page].store(class as u8, Ordering::Relaxed);
+            self.firsts[page].store(first as u8, Ordering::Relaxed);
+        }
+    }
+}
+
+const fn page_of(address: usize) -> usize {
+    (address % REGION) / PAGE
+}
+
+/// User space has 47 bits of addresses (without five-level paging, which Linux gives only to those who ask).
+const ROOT: usize = 1 << 12;
+const LEAF: usize = 1 << 13;
+const _: () = assert!(ROOT * LEAF * REGION == 1 << 47);
+
+type Leaf = [AtomicPtr<Region>; LEAF];
+static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROOT];
+
+/// The record of the region in which a live block starts. Two loads, no lock.
+///
+/// # Safety
+/// - `address` is that of a live block of some pool.
+#[inline]
+pub(super) unsafe fn find(address: usize) -> &'static Region {
+    let index = address / REGION;
+    // Acquire pairs with the Releases in `enter`.
+    let leaf = MAP[index / LEAF].load(Ordering::Acquire);
+    debug_assert!(!leaf.is_null());
+    // SAFETY: the block's region was entered before the block was handed out; leaves live for ever.
+    let region = unsafe { &(*leaf)[index % LEAF] }.load(Ordering::Acquire);
+    debug_assert!(!region.is_null());
+    // SAFETY: as above; records live for ever.
+    unsafe { &*region }
+}
+
+/// Enters a region. False where its address lies beyond what the map covers.
+pub(super) fn enter(region: &'static Region) -> bool {
+    let index = region.start.load(Ordering::Relaxed).addr() / REGION;
+    let Some(place) = MAP.get(index / LEAF) else { return false };
+    let mut leaf = place.load(Ordering::Acquire);
+    if leaf.is_null() {
+        let fresh: Box<Leaf> = (0..LEAF)
+            .map(|_| AtomicPtr::new(null_mut()))
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap_or_else(|_| unreachable!("LEAF elements were collected"));
+        let fresh = Box::into_raw(fresh);
+        match place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => leaf = fresh,
+            Err(present) => {
+                // SAFETY: ours, and nobody saw it.
+                drop(unsafe { Box::from_raw(fresh) });
+                leaf = present;
+            }
+        }
+    }
+    // SAFETY: leaves live for ever.
+    unsafe { &(*leaf)[index % LEAF] }.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
+    true
+}

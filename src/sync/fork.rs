@@ -1,0 +1,86 @@
+//! Values behind locks that are held across `fork`, so that a child is never born with another thread's half-done work.
+
+use super::ForkLock;
+use std::cell::UnsafeCell;
+use std::sync::Weak;
+
+/// A value behind a [`ForkLock`].
+#[derive(Debug)]
+pub(crate) struct Locked<T> {
+    lock: ForkLock,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached by the one holder of the lock.
+#[allow(unsafe_code, reason = "a lock's cell")]
+unsafe impl<T: Send> Sync for Locked<T> {}
+
+impl<T> Locked<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { lock: ForkLock::new(), value: UnsafeCell::new(value) }
+    }
+
+    /// Runs `work` on the value, alone. `work` must not lock again.
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: the lock is held by us alone, and `work` cannot keep the reference.
+        self.lock.with(|| work(unsafe { &mut *self.value.get() }))
+    }
+
+    /// The lock itself, to be held across `fork`.
+    pub(crate) fn lock(&self) -> &ForkLock {
+        &self.lock
+    }
+}
+
+/// Something whose locks no child may be born without: whoever forks takes them all first.
+pub(crate) trait HeldAcrossFork: Send + Sync {
+    /// Shows each lock, always in the same order.
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock));
+}
+
+/// From now on the locks of `holder` are taken before `fork` and let go on both sides after it, while it lives.
+#[cfg(not(any(ctxalloc_loom, miri)))]
+#[allow(unsafe_code, reason = "pthread_atfork")]
+pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
+    use std::cell::RefCell;
+    use std::sync::{Arc, OnceLock};
+
+    static HOLDERS: OnceLock<Locked<Vec<Weak<dyn HeldAcrossFork>>>> = OnceLock::new();
+    thread_local! {
+        /// What the forking thread holds between `before` and `after`.
+        static HELD: RefCell<Vec<Arc<dyn HeldAcrossFork>>> = const { RefCell::new(Vec::new()) };
+    }
+    extern "C" fn before() {
+        let Some(holders) = HOLDERS.get() else { return };
+        holders.lock.acquire();
+        // SAFETY: the lock is held by us alone.
+        let all = unsafe { &mut *holders.value.get() };
+        all.retain(|holder| holder.strong_count() > 0);
+        let held: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+        for holder in &held {
+            holder.for_each_lock(&mut ForkLock::acquire);
+        }
+        HELD.set(held);
+    }
+    extern "C" fn after() {
+        let Some(holders) = HOLDERS.get() else { return };
+        let held = HELD.take();
+        for holder in held.iter().rev() {
+            holder.for_each_lock(&mut ForkLock::release);
+        }
+        holders.lock.release();
+        // `held` goes last: the last reference to a holder may be here, and its end takes locks.
+    }
+    let holders = HOLDERS.get_or_init(|| {
+        // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
+        // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
+        let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+        Locked::new(Vec::new())
+    });
+    holders.with(|all| all.push(holder));
+}
+
+/// Neither loom nor Miri forks.
+#[cfg(any(ctxalloc_loom, miri))]
+pub(crate) fn hold_across_fork(_holder: Weak<dyn HeldAcrossFork>) {}

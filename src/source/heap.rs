@@ -50,3 +50,10 @@ pub unsafe fn release(block: NonNull<u8>) {
     // SAFETY: the caller vouches for the block.
     unsafe { libc::free(block.as_ptr().cast()) }
 }
+
+/// Asks the C library to give free memory back to the system, where it can (glibc).
+pub fn trim() {
+    #[cfg(all(target_env = "gnu", not(miri)))]
+    // SAFETY: may be called at any time, from any thread.
+    let _ = unsafe { libc::malloc_trim(0) };
+}

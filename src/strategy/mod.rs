@@ -62,6 +62,11 @@ pub unsafe trait Strategy: Debug + Send + Sync + 'static {
     /// # Safety
     /// - `block` came from this strategy, was not released, and is not used again.
     unsafe fn release(&self, block: NonNull<u8>);
+
+    /// Gives memory that nobody uses back to the system. Returns how many bytes went, as far as is known.
+    fn trim(&self) -> usize {
+        0
+    }
 }
 
 // SAFETY: every call is passed on unchanged to a strategy, which keeps the promises.
@@ -86,5 +91,9 @@ unsafe impl<S: Strategy + ?Sized> Strategy for Arc<S> {
     unsafe fn release(&self, block: NonNull<u8>) {
         // SAFETY: the caller's promises are the same.
         unsafe { (**self).release(block) }
+    }
+
+    fn trim(&self) -> usize {
+        (**self).trim()
     }
 }

@@ -33,7 +33,7 @@ use std::time::Duration;
 /// Blocks are aligned to 64 bytes. Up to 256 KiB they come from size classes (at most 25 % too large) by way of a cache
 /// that each thread has; above, they are mapped one by one, kept warm when they come back, and given to the next of
 /// their size (at most 12.5 % too large). Memory that is not used goes back to the system after a while, when the pool
-/// is used at all, or at [`trim`](Self::trim).
+/// is used at all, or at [`trim`](Strategy::trim).
 ///
 /// Cheap to clone: clones are the same pool.
 #[derive(Clone)]
@@ -101,17 +101,6 @@ impl<P: Pages> Pool<P> {
         Self { inner }
     }
 
-    /// Gives all memory that nobody uses back to the system: what this thread keeps, what lies on the shelves, and all
-    /// warm large blocks. Other threads keep their caches. Returns how many bytes went, as far as is known.
-    pub fn trim(&self) -> usize {
-        let inner = &*self.inner;
-        cache::flush(inner.number);
-        for shelf in &inner.shelves {
-            shelf.trim(&inner.heap);
-        }
-        inner.large.release_all(&inner.heap) + inner.heap.trim()
-    }
-
     #[cold]
     #[inline(never)]
     fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
@@ -150,18 +139,18 @@ impl<P: Pages> Pool<P> {
             None => self.allocate_small_slowly(class),
         }
     }
+}
 
-    /// How many bytes a live block has room for.
-    ///
-    /// # Safety
-    /// - `block` came from this pool and was not released.
-    unsafe fn room(&self, block: NonNull<u8>) -> usize {
-        // SAFETY: a live block, says the caller.
-        let region = unsafe { region::find(block.addr().get()) };
-        match region.large_bytes.load(Ordering::Relaxed) {
-            0 => classes::bytes(region.class_at(block.addr().get())),
-            bytes => bytes,
-        }
+/// How many bytes a live block has room for.
+///
+/// # Safety
+/// - `block` came from a pool and was not released.
+unsafe fn room(block: NonNull<u8>) -> usize {
+    // SAFETY: a live block, says the caller.
+    let region = unsafe { region::find(block.addr().get()) };
+    match region.large_bytes.load(Ordering::Relaxed) {
+        0 => classes::bytes(region.class_at(block.addr().get())),
+        bytes => bytes,
     }
 }
 
@@ -207,7 +196,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: a live block, says the caller.
-        let room = unsafe { self.room(block) };
+        let room = unsafe { room(block) };
         let stays = if room <= classes::MOST {
             new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
         } else {
@@ -238,6 +227,16 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         if !kept {
             self.release_small_slowly(class, block);
         }
+    }
+
+    /// What this thread keeps, what lies on the shelves, and all warm large blocks. Other threads keep their caches.
+    fn trim(&self) -> usize {
+        let inner = &*self.inner;
+        cache::flush(inner.number);
+        for shelf in &inner.shelves {
+            shelf.trim(&inner.heap);
+        }
+        inner.large.release_all(&inner.heap) + inner.heap.trim()
     }
 }
 

@@ -129,18 +129,19 @@ impl Table {
     ///
     /// Reports nothing: the built-in handlers enter while there is no table yet, and whoever listens may ask for one.
     pub(super) fn register(&self, draft: Draft<'_>) -> Result<(Handler, bool), Error> {
-        let outcome = self.lock.with(|| match self.objection(&draft) {
-            None => {
-                let entry = draft.leak();
-                self.publish(entry);
-                Ok(Handler::of(entry))
+        // Dropped outside of the lock where it is refused: a strategy's destructor may register another handler.
+        let mut draft = Some(draft);
+        let entered = self.lock.with(|| {
+            if let Some(objection) = self.objection(draft.as_ref()?) {
+                return Some(Err(objection));
             }
-            // Out of the lock before it is dropped: a strategy's destructor may register another handler.
-            Some(objection) => Err((objection, draft)),
+            let entry = draft.take()?.leak();
+            self.publish(entry);
+            Some(Ok(Handler::of(entry)))
         });
-        match outcome {
+        match entered.expect("the draft was there") {
             Ok(handler) => Ok((handler, true)),
-            Err((objection, _refused)) => objection.map(|twin| (twin, false)),
+            Err(objection) => objection.map(|twin| (twin, false)),
         }
     }
 

@@ -27,6 +27,17 @@ pub fn page_bytes() -> usize {
     }
 }
 
+/// How much memory the machine has, in bytes; 0 where the system does not say.
+#[must_use]
+pub fn physical_bytes() -> usize {
+    if cfg!(miri) {
+        return 1 << 30; // Miri does not say
+    }
+    // SAFETY: sysconf may be asked anything.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    usize::try_from(pages).unwrap_or(0).saturating_mul(page_bytes())
+}
+
 /// `size_bytes` of zero pages at a multiple of `align`, or nothing. Both are multiples of the page size, `align` a
 /// power of two. No memory is used until it is touched.
 #[must_use]
@@ -46,8 +57,10 @@ pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         unsafe { unmap(start, before) };
     }
     if slack > before {
+        // SAFETY: inside of the mapping, as above.
+        let behind = unsafe { aligned.add(size_bytes) };
         // SAFETY: the part behind; nobody knows it yet.
-        unsafe { unmap(aligned.add(size_bytes), slack - before) };
+        unsafe { unmap(behind, slack - before) };
     }
     Some(aligned)
 }
@@ -103,6 +116,7 @@ mod under_miri {
 
     const ALIGN: usize = 4 << 20;
 
+    /// See the other `map`.
     pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         assert!(align <= ALIGN);
         // What no machine has fails in a system; Miri would try.
@@ -111,12 +125,20 @@ mod under_miri {
         NonNull::new(unsafe { alloc_zeroed(layout) })
     }
 
+    /// See the other `unmap`.
+    ///
+    /// # Safety
+    /// - as there.
     pub unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
         let Ok(layout) = Layout::from_size_align(size_bytes, ALIGN) else { return };
         // SAFETY: a whole mapping of `map`, says the caller.
         unsafe { dealloc(start.as_ptr(), layout) }
     }
 
+    /// See the other `discard`.
+    ///
+    /// # Safety
+    /// - as there.
     pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
         // SAFETY: the caller vouches for the pages.
         unsafe { start.write_bytes(0, size_bytes) };

@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
-        for size in 1..=MOST {
+        for size in (1..=MOST).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let class = of(size);
             assert!(class < COUNT, "{size}");
             assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));

@@ -57,9 +57,11 @@ fn class_of(size_bytes: usize) -> Option<(usize, usize)> {
 
 /// Time since some moment, to a few milliseconds, cheaply.
 fn now() -> Duration {
+    // Miri knows the precise clock only.
+    let clock = if cfg!(miri) { libc::CLOCK_MONOTONIC } else { libc::CLOCK_MONOTONIC_COARSE };
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a clock that every Linux has, and a place for its answer.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    let failed = unsafe { libc::clock_gettime(clock, &raw mut time) };
     debug_assert_eq!(failed, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

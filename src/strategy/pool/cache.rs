@@ -97,9 +97,32 @@ impl Cache {
     }
 }
 
-/// This thread's caches, one for each pool, by the pool's number.
+/// This thread's caches, one for each pool, by the pool's number: the first few at hand, the others a step away.
 struct Caches {
-    by_pool: Vec<Option<Box<Cache>>>,
+    near: [Option<Box<Cache>>; NEAR],
+    far: Vec<Option<Box<Cache>>>,
+}
+
+const NEAR: usize = 8;
+
+impl Caches {
+    #[inline]
+    fn get(&mut self, pool: usize) -> Option<&mut Cache> {
+        match self.near.get_mut(pool) {
+            Some(cache) => cache.as_deref_mut(),
+            None => self.far.get_mut(pool - NEAR)?.as_deref_mut(),
+        }
+    }
+
+    fn place(&mut self, pool: usize) -> &mut Option<Box<Cache>> {
+        if pool < NEAR {
+            return &mut self.near[pool];
+        }
+        if self.far.len() <= pool - NEAR {
+            self.far.resize_with(pool - NEAR + 1, || None);
+        }
+        &mut self.far[pool - NEAR]
+    }
 }
 
 thread_local! {
@@ -120,9 +143,8 @@ impl Drop for Owner {
         if !caches.is_null() {
             // SAFETY: made by `open` with Box::into_raw, known to this thread alone.
             let mut caches = unsafe { Box::from_raw(caches) };
-            for cache in caches.by_pool.iter_mut().flatten() {
-                cache.flush();
-            }
+            let Caches { near, far } = &mut *caches;
+            near.iter_mut().chain(far).flatten().for_each(|cache| cache.flush());
         }
     }
 }
@@ -135,8 +157,7 @@ impl Drop for Owner {
 pub(super) fn get<'a>(pool: usize) -> Option<&'a mut Cache> {
     let caches = CACHES.get();
     // SAFETY: NULL, or this thread's own, see `Owner`.
-    let caches = unsafe { caches.as_mut() }?;
-    caches.by_pool.get_mut(pool)?.as_deref_mut()
+    unsafe { caches.as_mut() }?.get(pool)
 }
 
 /// This thread's cache of the pool, made by `make` where there is none; nothing where the thread is ending.
@@ -147,14 +168,11 @@ pub(super) fn open<'a>(pool: usize, make: impl FnOnce() -> Box<Cache>) -> Option
         return None;
     }
     if CACHES.get().is_null() {
-        CACHES.set(Box::into_raw(Box::new(Caches { by_pool: Vec::new() })));
+        CACHES.set(Box::into_raw(Box::new(Caches { near: Default::default(), far: Vec::new() })));
     }
     // SAFETY: not NULL, this thread's own.
     let caches = unsafe { &mut *CACHES.get() };
-    if caches.by_pool.len() <= pool {
-        caches.by_pool.resize_with(pool + 1, || None);
-    }
-    Some(caches.by_pool[pool].get_or_insert_with(make))
+    Some(caches.place(pool).get_or_insert_with(make))
 }
 
 /// Flushes this thread's cache of the pool.

@@ -84,14 +84,8 @@ impl<P: Pages> PageHeap<P> {
 
     fn new_record(&self, state: &mut State, map_bytes: usize, large_bytes: usize) -> Option<&'static Region> {
         let start = self.source.map(map_bytes, REGION)?;
-        let record = match state.spare.pop() {
-            Some(record) => {
-                record.start.store(start.as_ptr(), Ordering::Relaxed);
-                record.large_bytes.store(large_bytes, Ordering::Relaxed);
-                record
-            }
-            None => Box::leak(Box::new(Region::new(start, large_bytes))),
-        };
+        let record = state.spare.pop().unwrap_or_else(|| Box::leak(Box::new(Region::new())));
+        record.reset(start, large_bytes);
         if region::enter(record) {
             return Some(record);
         }

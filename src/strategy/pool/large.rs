@@ -19,9 +19,9 @@ const LEAST_LOG: usize = classes::MOST.ilog2() as usize;
 const MOST_LOG: usize = 46;
 const COUNT: usize = (MOST_LOG - LEAST_LOG) * STEPS;
 
-/// From this size on zeros come from the system rather than from our own hands: it clears pages when they are
+/// Above this size zeros come from the system rather than from our own hands: it clears pages when they are
 /// touched, which many never are.
-const CLEAR_BY_HAND: usize = 2 << 20;
+const CLEAR_BY_HAND: usize = 32 << 20;
 
 #[derive(Debug)]
 pub(super) struct Large {
@@ -96,7 +96,7 @@ impl Large {
         let block = NonNull::new(kept.region.start.load(Ordering::Relaxed))?;
         if zeroed {
             // SAFETY: the whole mapping is ours, and nobody needs its contents.
-            let emptied = bytes >= CLEAR_BY_HAND && unsafe { heap.source.discard(block, bytes) };
+            let emptied = bytes > CLEAR_BY_HAND && unsafe { heap.source.discard(block, bytes) };
             if !emptied {
                 // SAFETY: `size_bytes <= bytes` are ours to write.
                 unsafe { block.write_bytes(0, size_bytes) };

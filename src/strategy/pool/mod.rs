@@ -142,9 +142,9 @@ impl<P: Pages> Pool<P> {
 unsafe fn room(block: NonNull<u8>) -> usize {
     // SAFETY: a live block, says the caller.
     let region = unsafe { region::find(block.addr().get()) };
-    match region.large_bytes.load(Ordering::Relaxed) {
-        0 => classes::bytes(region.class_at(block.addr().get())),
-        bytes => bytes,
+    match region.class_at(block.addr().get()) {
+        Some(class) => classes::bytes(class),
+        None => region.large_bytes.load(Ordering::Relaxed),
     }
 }
 
@@ -212,11 +212,10 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         let address = block.addr().get();
         // SAFETY: a live block, says the caller.
         let region = unsafe { region::find(address) };
-        if region.large_bytes.load(Ordering::Relaxed) != 0 {
+        let Some(class) = region.class_at(address) else {
             self.inner.large.release(&self.inner.heap, region);
             return;
-        }
-        let class = region.class_at(address);
+        };
         let kept = cache::get(self.inner.number).is_some_and(|cache| cache.push(class, block));
         if !kept {
             self.release_small_slowly(class, block);

@@ -27,20 +27,34 @@ pub(super) struct Region {
     pub(super) large_bytes: AtomicUsize,
 }
 
+/// In place of a size class: the region is one large block.
+const LARGE: u8 = u8::MAX;
+
 impl Region {
-    pub(super) fn new(start: NonNull<u8>, large_bytes: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            start: AtomicPtr::new(start.as_ptr()),
-            classes: [const { AtomicU8::new(u8::MAX) }; PAGES],
+            start: AtomicPtr::new(null_mut()),
+            classes: [const { AtomicU8::new(LARGE) }; PAGES],
             firsts: [const { AtomicU8::new(0) }; PAGES],
-            large_bytes: AtomicUsize::new(large_bytes),
+            large_bytes: AtomicUsize::new(0),
         }
     }
 
-    /// The class of a small block in this region.
+    /// Makes it the record of a region at `start`: of one large block, or (0) of pages to be cut into spans.
+    pub(super) fn reset(&self, start: NonNull<u8>, large_bytes: usize) {
+        self.start.store(start.as_ptr(), Ordering::Relaxed);
+        self.large_bytes.store(large_bytes, Ordering::Relaxed);
+        // Large blocks start where their region starts; the other pages' classes are written with their spans.
+        self.classes[0].store(LARGE, Ordering::Relaxed);
+    }
+
+    /// The class of a small block in this region; nothing for a large one.
     #[inline]
-    pub(super) fn class_at(&self, address: usize) -> usize {
-        usize::from(self.classes[page_of(address)].load(Ordering::Relaxed))
+    pub(super) fn class_at(&self, address: usize) -> Option<usize> {
+        match self.classes[page_of(address)].load(Ordering::Relaxed) {
+            LARGE => None,
+            class => Some(usize::from(class)),
+        }
     }
 
     /// The first page of the span that the small block lies in.

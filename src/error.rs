@@ -92,6 +92,33 @@ pub enum Error {
         most: usize,
     },
 
+    /// An option of a strategy that is out of its range.
+    #[error("{option}={value} is not possible; give {wanted}")]
+    BadOption {
+        /// The option's name.
+        option: &'static str,
+        /// The value as given.
+        value: String,
+        /// What it may be.
+        wanted: &'static str,
+    },
+
+    /// A [`Budget`](crate::strategy::Budget) has no room.
+    #[error(
+        "budget '{budget}' has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; \
+         free something, or give it a higher limit"
+    )]
+    BudgetExceeded {
+        /// The name of the budget that refused; perhaps one above the one that was charged.
+        budget: String,
+        /// Its limit.
+        limit_bytes: usize,
+        /// How much of it is in use.
+        in_use_bytes: usize,
+        /// How much more was asked for.
+        requested_bytes: usize,
+    },
+
     /// A [`Token`](crate::Token) was used for a second [`reset`](crate::reset) (PEP 567: `RuntimeError`).
     #[error("this token has been used once already; each set() gives a token for one reset()")]
     TokenUsed,

@@ -21,7 +21,7 @@ impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::OutOfMemory { .. } => PyMemoryError::new_err(message),
+            Error::OutOfMemory { .. } | Error::BudgetExceeded { .. } => PyMemoryError::new_err(message),
             Error::UnknownHandler { .. } => UnknownHandlerError::new_err(message),
             Error::NameEmpty
             | Error::NameTooLong { .. }
@@ -30,7 +30,9 @@ impl From<Error> for PyErr {
             | Error::NameTaken { .. }
             | Error::AlreadyAdopted { .. }
             | Error::FunctionMissing { .. } => RegistrationError::new_err(message),
-            Error::BadAlignment { .. } | Error::TokenForeign => PyValueError::new_err(message),
+            Error::BadAlignment { .. } | Error::BadOption { .. } | Error::TokenForeign => {
+                PyValueError::new_err(message)
+            }
             Error::TokenUsed | Error::NoPython => PyRuntimeError::new_err(message),
         }
     }

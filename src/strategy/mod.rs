@@ -6,12 +6,17 @@
 #![allow(unsafe_code, reason = "strategies deal in raw blocks")]
 
 mod aligned;
+mod budget;
+mod faulty;
+mod front;
 mod pool;
 mod system;
 
 pub mod conformance;
 
 pub use aligned::Aligned;
+pub use budget::{Budget, Budgeted};
+pub use faulty::Faulty;
 pub use pool::{Pool, PoolOptions};
 pub use system::System;
 

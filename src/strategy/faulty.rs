@@ -1,0 +1,152 @@
+//! `Faulty`: fails on purpose, to see how a program takes it.
+
+use super::Strategy;
+use crate::error::Error;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Passes everything to `upstream`, but refuses some requests for memory: every so-manieth, or at random with a seed.
+///
+/// Counts `allocate`, `allocate_zeroed` and `resize` together; never touches `release`. The decisions depend on the seed
+/// and the number of the request alone, so a single-threaded program fails at the same places each time.
+#[derive(Debug)]
+pub struct Faulty<S> {
+    upstream: S,
+    when: When,
+    requests: AtomicU64,
+}
+
+/// Which requests fail.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum When {
+    Every(u64),
+    Probability { threshold: u64, seed: u64 },
+}
+
+impl<S: Strategy> Faulty<S> {
+    /// Refuses each request whose number is a multiple of `every`; 1 refuses all.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for zero.
+    pub fn every(upstream: S, every: u64) -> Result<Self, Error> {
+        if every == 0 {
+            return Err(Error::BadOption { option: "every", value: "0".into(), wanted: "a count from 1 up" });
+        }
+        Ok(Self { upstream, when: When::Every(every), requests: AtomicU64::new(0) })
+    }
+
+    /// Refuses each request with this probability.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] unless `probability` lies between 0 and 1.
+    pub fn with_probability(upstream: S, probability: f64, seed: u64) -> Result<Self, Error> {
+        if !(0.0..=1.0).contains(&probability) {
+            let value = probability.to_string();
+            return Err(Error::BadOption { option: "probability", value, wanted: "a number from 0 to 1" });
+        }
+        // 2^63 and not 2^64: a probability of 1 must not overflow.
+        let threshold = (probability * (1_u64 << 63) as f64) as u64;
+        Ok(Self { upstream, when: When::Probability { threshold, seed }, requests: AtomicU64::new(0) })
+    }
+
+    /// How many requests for memory there were.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    fn passes(&self) -> Option<()> {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        let fails = match self.when {
+            When::Every(every) => number.is_multiple_of(every),
+            When::Probability { threshold, seed } => mixed(seed, number) >> 1 < threshold,
+        };
+        (!fails).then_some(())
+    }
+}
+
+/// SplitMix64 of the request's number: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014).
+fn mixed(seed: u64, number: u64) -> u64 {
+    let state = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
+}
+
+// SAFETY: what is not refused is the upstream's; a refusal changes nothing.
+unsafe impl<S: Strategy> Strategy for Faulty<S> {
+    fn alignment(&self) -> usize {
+        self.upstream.alignment()
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.passes()?;
+        self.upstream.allocate(size_bytes)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.passes()?;
+        self.upstream.allocate_zeroed(size_bytes)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        self.passes()?;
+        // SAFETY: the caller's promises are the same.
+        unsafe { self.upstream.resize(block, new_size_bytes) }
+    }
+
+    unsafe fn release(&self, block: NonNull<u8>) {
+        // SAFETY: the caller's promises are the same.
+        unsafe { self.upstream.release(block) }
+    }
+
+    fn trim(&self) -> usize {
+        self.upstream.trim()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Faulty, Strategy};
+    use crate::strategy::{System, conformance};
+
+    #[test]
+    fn faulty_keeps_the_strategy_contract_while_it_does_not_fail() {
+        conformance::check(Faulty::with_probability(System, 0.0, 1).expect("a probability"));
+        conformance::check(Faulty::every(System, u64::MAX).expect("a count"));
+    }
+
+    fn failures(strategy: &Faulty<System>, requests: usize) -> Vec<usize> {
+        (1..=requests)
+            .filter(|_| match strategy.allocate(8) {
+                // SAFETY: live, from this strategy.
+                Some(block) => unsafe {
+                    strategy.release(block);
+                    false
+                },
+                None => true,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_third_request_fails() {
+        assert_eq!(failures(&Faulty::every(System, 3).expect("a count"), 10), [3, 6, 9]);
+    }
+
+    #[test]
+    fn a_seed_fails_at_the_same_places_and_about_as_often_as_asked() {
+        let with_seed = |seed| failures(&Faulty::with_probability(System, 0.25, seed).expect("in range"), 2000);
+        assert_eq!(with_seed(7), with_seed(7));
+        assert_ne!(with_seed(7), with_seed(8));
+        assert!((400..600).contains(&with_seed(7).len()), "{} of 2000", with_seed(7).len());
+        assert_eq!(failures(&Faulty::with_probability(System, 1.0, 7).expect("in range"), 50).len(), 50);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(Faulty::every(System, 0).is_err());
+        for probability in [-0.1, 1.1, f64::NAN] {
+            assert!(Faulty::with_probability(System, probability, 1).is_err(), "{probability}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! A record in front of each block, for strategies that wrap another and must remember something of their own.
+//!
+//! ```text
+//!   upstream's block (aligned)   the user's block (as aligned)
+//!   |<--- pad --->|<- record ->|<------- size_bytes ------->|
+//!   |<-------- front --------->|
+//! ```
+
+use super::Strategy;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// Blocks of `upstream` with an `R` in front of each.
+#[derive(Debug)]
+pub(super) struct Fronted<S, R> {
+    pub(super) upstream: S,
+    /// How many bytes stand before the user's block: a multiple of the upstream's alignment.
+    front: usize,
+    record: PhantomData<fn() -> R>,
+}
+
+impl<S: Strategy, R: Copy> Fronted<S, R> {
+    pub(super) fn new(upstream: S) -> Self {
+        let align = upstream.alignment().max(align_of::<R>());
+        Self { front: size_of::<R>().next_multiple_of(align), upstream, record: PhantomData }
+    }
+
+    /// What the user's blocks are aligned to.
+    pub(super) fn alignment(&self) -> usize {
+        self.upstream.alignment()
+    }
+
+    /// A block of `size_bytes`, zeroed if asked, with `record` in front.
+    pub(super) fn allocate(&self, size_bytes: usize, zeroed: bool, record: R) -> Option<NonNull<u8>> {
+        let whole = size_bytes.checked_add(self.front)?;
+        let raw = if zeroed { self.upstream.allocate_zeroed(whole) } else { self.upstream.allocate(whole) }?;
+        // SAFETY: the raw block has `front + size_bytes` bytes.
+        let block = unsafe { raw.add(self.front) };
+        // SAFETY: made with this layout, nobody else has it.
+        unsafe { self.write(block, record) };
+        Some(block)
+    }
+
+    /// The block resized by the upstream, its record taken along.
+    ///
+    /// # Safety
+    /// - `block` came from here and was not released; after `Some` the old pointer is not used again.
+    pub(super) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        let whole = new_size_bytes.checked_add(self.front)?;
+        // SAFETY: every block has `front` bytes before it.
+        let raw = unsafe { block.sub(self.front) };
+        // SAFETY: the upstream's own block, live, says the caller.
+        let moved = unsafe { self.upstream.resize(raw, whole) }?;
+        // SAFETY: the moved block has `front + new_size_bytes` bytes.
+        Some(unsafe { moved.add(self.front) })
+    }
+
+    /// Gives the block back to the upstream.
+    ///
+    /// # Safety
+    /// - `block` came from here, was not released, and is not used again.
+    pub(super) unsafe fn release(&self, block: NonNull<u8>) {
+        // SAFETY: every block has `front` bytes before it.
+        let raw = unsafe { block.sub(self.front) };
+        // SAFETY: the upstream's own block, given up, says the caller.
+        unsafe { self.upstream.release(raw) }
+    }
+
+    /// What stands in front of the block.
+    ///
+    /// # Safety
+    /// - `block` came from here and was not released.
+    pub(super) unsafe fn read(&self, block: NonNull<u8>) -> R {
+        // SAFETY: the record ends where the block starts.
+        let place = unsafe { self.place(block) };
+        // SAFETY: written by `allocate`, aligned: the block is, and the record's size is a multiple of its alignment.
+        unsafe { place.read() }
+    }
+
+    /// Puts another record in front of the block.
+    ///
+    /// # Safety
+    /// - `block` came from here and was not released.
+    pub(super) unsafe fn write(&self, block: NonNull<u8>, record: R) {
+        // SAFETY: the record ends where the block starts.
+        let place = unsafe { self.place(block) };
+        // SAFETY: as in `read`.
+        unsafe { place.write(record) }
+    }
+
+    /// # Safety
+    /// - `block` has `front` bytes before it.
+    unsafe fn place(&self, block: NonNull<u8>) -> NonNull<R> {
+        // SAFETY: front >= size_of::<R>().
+        unsafe { block.cast::<R>().sub(1) }
+    }
+}

@@ -108,5 +108,4 @@ impl<'py> Options<'_, 'py> {
             if wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) }
         })
     }
-    }
 }

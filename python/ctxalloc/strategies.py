@@ -8,7 +8,7 @@ from typing import Self
 
 from ctxalloc._native import Strategy
 
-__all__ = ["Aligned", "Pool", "Strategy", "System"]
+__all__ = ["Aligned", "Faulty", "Pool", "Strategy", "System"]
 
 
 class System(Strategy):
@@ -30,6 +30,29 @@ class Aligned(Strategy):
 
     def __new__(cls, *, align: int = 64) -> Self:
         return super().__new__(cls, "Aligned", align=align)
+
+
+class Faulty(Strategy):
+    """``upstream``, but some requests for memory fail on purpose: MemoryError in NumPy.
+
+    ``every``: each request whose number is a multiple of it fails (1: all). Or ``probability`` (0 to 1): at random, the
+    same ones each time for one ``seed`` in a single-threaded program. Freeing never fails.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        upstream: Strategy,
+        /,
+        *,
+        every: int | None = None,
+        probability: float | None = None,
+        seed: int = 0,
+    ) -> Self:
+        return super().__new__(
+            cls, "Faulty", upstream=upstream, every=every, probability=probability, seed=seed
+        )
 
 
 class Pool(Strategy):

@@ -1,7 +1,7 @@
 //! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
 
 use crate::source::PrivatePages;
-use crate::strategy::{Aligned, Pool, PoolOptions, Strategy, System};
+use crate::strategy::{Aligned, Faulty, Pool, PoolOptions, Strategy, System};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -39,6 +39,17 @@ impl PyStrategy {
                 }
                 Arc::new(Pool::over(PrivatePages, limits))
             }
+            "Faulty" => {
+                let upstream = options.upstream()?;
+                match (options.maybe_count("every")?, options.maybe_number("probability")?) {
+                    (Some(every), None) => Arc::new(Faulty::every(upstream, every)?),
+                    (None, Some(probability)) => {
+                        let seed = options.maybe_count("seed")?.unwrap_or(0);
+                        Arc::new(Faulty::with_probability(upstream, probability, seed)?)
+                    }
+                    _ => return Err(PyTypeError::new_err("Faulty() needs either every= or probability=")),
+                }
+            }
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "there is no strategy of kind {kind:?}; use the classes in ctxalloc.strategies"
@@ -56,10 +67,7 @@ impl PyStrategy {
 
 /// The Debug text of a strategy in Python's words: `Aligned { align: 64 }` is `Aligned(align=64)`.
 pub(super) fn in_pythons_words(debug: &str) -> String {
-    match debug.split_once(" { ") {
-        Some((kind, fields)) => format!("{kind}({})", fields.trim_end_matches(" }").replace(": ", "=")),
-        None => debug.to_owned(),
-    }
+    debug.replace(" { ", "(").replace(" }", ")").replace(": ", "=")
 }
 
 /// The keyword options that a class passed on.
@@ -90,6 +98,24 @@ impl<'py> Options<'_, 'py> {
         self.maybe(name, "a time in seconds, a number from 0 up", |value| {
             Duration::try_from_secs_f64(value.extract()?).map_err(|_| PyValueError::new_err(()))
         })
+    }
+
+    /// A count: an int, not negative.
+    fn maybe_count(&self, name: &str) -> PyResult<Option<u64>> {
+        self.maybe(name, "a count, an int from 0 up", |value| value.extract())
+    }
+
+    /// Any number.
+    fn maybe_number(&self, name: &str) -> PyResult<Option<f64>> {
+        self.maybe(name, "a number", |value| value.extract())
+    }
+
+    /// The strategy that this one wraps.
+    fn upstream(&self) -> PyResult<Arc<dyn Strategy>> {
+        let upstream = self.maybe("upstream", "a strategy, the one to wrap", |value| {
+            Ok(value.cast::<PyStrategy>()?.get().strategy())
+        })?;
+        upstream.ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
     }
 
     /// An option as `read` takes it; what it refuses is named, with what is `wanted` instead.

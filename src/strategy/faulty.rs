@@ -2,6 +2,7 @@
 
 use super::Strategy;
 use crate::error::Error;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// Counts `allocate`, `allocate_zeroed` and `resize` together; never touches `release`. The decisions depend on the seed
 /// and the number of the request alone, so a single-threaded program fails at the same places each time.
-#[derive(Debug)]
 pub struct Faulty<S> {
     upstream: S,
     when: When,
@@ -101,6 +101,20 @@ unsafe impl<S: Strategy> Strategy for Faulty<S> {
 
     fn trim(&self) -> usize {
         self.upstream.trim()
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Faulty<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Faulty");
+        text.field("upstream", &self.upstream);
+        match self.when {
+            When::Every(every) => text.field("every", &every),
+            When::Probability { threshold, seed } => {
+                text.field("probability", &(threshold as f64 / (1_u64 << 63) as f64)).field("seed", &seed)
+            }
+        };
+        text.finish()
     }
 }
 

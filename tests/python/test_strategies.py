@@ -1,0 +1,169 @@
+"""Strategies as Python sees them: constructed, registered, selected, and refused with a reason."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ctxalloc
+from ctxalloc.strategies import Aligned, Faulty, Pool, System
+
+SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
+
+
+@pytest.mark.parametrize("name", ["system", "aligned64", "pool"])
+def test_arrays_of_every_size_keep_their_contents_under(name: str) -> None:
+    with ctxalloc.use(name) as handler:
+        arrays = [np.full(size, number, np.uint8) for number, size in enumerate(SIZES * 3)]
+        zeros = [np.zeros(size, np.uint8) for size in SIZES]
+    for number, array in enumerate(arrays):
+        assert ctxalloc.handler_of(array) is handler
+        assert (array == number).all()
+        assert array.ctypes.data % handler.alignment == 0
+    assert not any(array.any() for array in zeros)
+
+
+@pytest.mark.parametrize("name", ["system", "aligned64", "pool"])
+def test_a_resized_array_keeps_its_first_items_under(name: str) -> None:
+    with ctxalloc.use(name) as handler:
+        array = np.arange(10)
+        for size in (1000, 100_000, 3, 2_000_000, 5):
+            kept = min(array.size, size)
+            before = array[:kept].copy()
+            array.resize(size, refcheck=False)
+            assert (array[:kept] == before).all()
+            assert not array[kept:].any()
+            assert ctxalloc.handler_of(array) is handler
+
+
+def test_a_zeroed_array_is_zero_though_its_memory_was_used_before() -> None:
+    with ctxalloc.use("pool"):
+        for size in (100, 100_000, 8 * ctxalloc.MiB, 40 * ctxalloc.MiB):
+            for _ in range(3):
+                np.full(size, 0xFF, np.uint8)
+                assert not np.zeros(size, np.uint8).any()
+
+
+def test_trim_gives_back_what_nobody_uses() -> None:
+    handler = ctxalloc.register("test pool to trim", Pool())
+    with ctxalloc.use(handler):
+        kept = np.full(1000, 7)
+        for _ in range(5):
+            np.ones(ctxalloc.MiB)
+    assert handler.trim() >= 8 * ctxalloc.MiB
+    assert (kept == 7).all()
+    assert ctxalloc.handler("aligned64").trim() == 0
+
+
+def test_a_pool_keeps_no_more_warm_than_it_was_told() -> None:
+    handler = ctxalloc.register("test pool that keeps little", Pool(warm_bytes=2 * ctxalloc.MiB))
+    with ctxalloc.use(handler):
+        arrays = [np.ones(ctxalloc.MiB, np.uint8) for _ in range(16)]
+        del arrays
+    assert handler.trim() <= 3 * ctxalloc.MiB
+
+
+def test_faulty_fails_each_third_request_with_memory_error_and_goes_on() -> None:
+    handler = ctxalloc.register("test faulty", Faulty(Pool(), every=3))
+    failures = []
+    with ctxalloc.use(handler):
+        for number in range(1, 10):
+            try:
+                np.empty(100)
+            except MemoryError:
+                failures.append(number)
+    assert failures == [3, 6, 9]
+
+
+def test_strategies_say_what_they_are() -> None:
+    assert repr(Faulty(Aligned(align=128), every=3)) == "Faulty(upstream=Aligned(align=128), every=3)"
+    assert repr(Faulty(System(), probability=0.5, seed=7)) == "Faulty(upstream=System, probability=0.5, seed=7)"
+    assert repr(System()) == "System()"
+    assert repr(Pool()) == "Pool(source=PrivatePages)"
+
+
+@pytest.mark.parametrize(
+    ("construct", "error", "message"),
+    [
+        (lambda: Aligned(align=24), ValueError, "align=24"),
+        (lambda: Pool(warm_bytes=-1), ValueError, "warm_bytes=-1"),
+        (lambda: Pool(decay_seconds=float("nan")), ValueError, "decay_seconds=nan"),
+        (lambda: Pool(warm_bytes="many"), TypeError, "warm_bytes='many'"),  # type: ignore[arg-type]
+        (lambda: Faulty(System()), TypeError, "either every= or probability="),
+        (lambda: Faulty(System(), every=2, probability=0.5), TypeError, "either every= or probability="),
+        (lambda: Faulty(System(), every=0), ValueError, "every=0"),
+        (lambda: Faulty(System(), probability=1.5), ValueError, "probability=1.5"),
+        (lambda: Faulty(System, every=2), TypeError, "upstream"),  # type: ignore[arg-type]
+    ],
+)
+def test_nonsense_is_refused_with_the_value(
+    construct: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        construct()
+    assert message in str(caught.value)
+
+
+FORKING = """
+import ctxalloc, numpy as np, os, threading
+
+stop = threading.Event()
+def hammer():
+    with ctxalloc.use("pool"):
+        while not stop.is_set():
+            [np.empty(size) for size in (10, 1000, 50_000, 1_000_000)]
+threads = [threading.Thread(target=hammer) for _ in range(4)]
+[thread.start() for thread in threads]
+kept = []
+with ctxalloc.use("pool"):
+    for number in range(30):
+        kept.append(np.full(70_000, number))
+        child = os.fork()
+        if child == 0:
+            whole = all((array == at).all() for at, array in enumerate(kept))
+            again = [np.ones(size) for size in (1, 1000, 100_000, 1_000_000)]
+            kept.clear()
+            ctxalloc.handler("pool").trim()
+            os._exit(0 if whole and all(array.all() for array in again) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+stop.set()
+[thread.join() for thread in threads]
+print("forked")
+"""
+
+
+def test_a_child_goes_on_though_other_threads_were_in_the_pool_when_it_was_born() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "forked"), done.stderr
+
+
+def test_blocks_of_ended_threads_are_given_again() -> None:
+    handler = ctxalloc.register("test pool of threads", Pool())
+
+    def work() -> None:
+        with ctxalloc.use(handler):
+            for _ in range(200):
+                np.ones(5000)
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def round_of_threads() -> None:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    round_of_threads()
+    before = resident_bytes()
+    for _ in range(20):
+        round_of_threads()
+    # 160 threads kept 20 blocks of 40 kB each: 128 MB if they were lost with their threads.
+    assert resident_bytes() - before < 64 * ctxalloc.MiB

@@ -1,0 +1,170 @@
+//! The layers of the design: each folder of `src/` uses those below it and the leaves, nothing above. This test reads
+//! the sources, for the compiler would let any module use any other.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the top to the bottom; those in one line stand beside each other and know nothing of one another.
+const LAYERS: &[&[&str]] =
+    &[&["python", "capi"], &["task", "thread"], &["memory"], &["scope"], &["handler"], &["strategy"], &["source"]];
+/// Open to all; they import no layer.
+const LEAVES: &[&str] = &["error", "layout", "sync", "stats", "trace"];
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn src() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// The module of `src/` that a file belongs to: its folder, or its own name.
+fn module_of(path: &Path) -> String {
+    let inside = path.strip_prefix(src()).expect("a source");
+    let first = inside.components().next().expect("a name").as_os_str().to_string_lossy();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+/// The code without its comments: docs may name whatever they like.
+fn without_comments(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// The modules of the crate that a text names by a path: `crate::scope::..`, `use crate::{scope, ..}`,
+/// `use crate::{handler::{..}, ..}`.
+fn modules_named(text: &str) -> BTreeSet<String> {
+    let code = without_comments(text);
+    let mut named = BTreeSet::new();
+    for (start, prefix) in code.match_indices("crate::") {
+        let before = code[..start].chars().next_back();
+        if before.is_some_and(|character| character.is_alphanumeric() || character == '_' || character == ':') {
+            continue; // `$crate::` is ours too; `some_crate::` is not
+        }
+        let rest = &code[start + prefix.len()..];
+        if let Some(group) = rest.strip_prefix('{') {
+            named.extend(heads_of_group(group));
+        } else {
+            named.insert(head(rest));
+        }
+    }
+    named
+}
+
+/// The first segments of `a::b, c::{d, e}, f}`.
+fn heads_of_group(group: &str) -> Vec<String> {
+    let mut heads = vec![head(group.trim_start())];
+    let mut depth = 0;
+    for (position, character) in group.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => heads.push(head(group[position + 1..].trim_start())),
+            _ => {}
+        }
+    }
+    heads.retain(|head| !head.is_empty());
+    heads
+}
+
+fn head(path: &str) -> String {
+    path.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
+}
+
+fn rank(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| layer.contains(&module))
+}
+
+/// Why `from` may not use `to`; nothing where it may.
+fn objection(from: &str, to: &str) -> Option<&'static str> {
+    if from == "lib" || from == to || LEAVES.contains(&to) {
+        return None;
+    }
+    let Some(below) = rank(to) else {
+        return Some("names something that is neither a layer nor a leaf: say from which layer it comes");
+    };
+    match rank(from) {
+        None => Some("is a leaf, and a leaf imports no layer"),
+        Some(above) if above < below => None,
+        Some(above) if above == below => Some("stands beside it"),
+        Some(_) => Some("stands below it"),
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn each_layer_uses_only_those_below_it() {
+    let mut broken = Vec::new();
+    let files = sources(&src());
+    assert!(files.len() > 20, "the sources were not found");
+    for path in &files {
+        let module = module_of(path);
+        assert!(
+            module == "lib" || rank(&module).is_some() || LEAVES.contains(&module.as_str()),
+            "{} belongs to no layer: give '{module}' its place in tests/rust/layers.rs",
+            path.display()
+        );
+        let text = fs::read_to_string(path).expect("a readable source");
+        for named in modules_named(&text) {
+            if let Some(objection) = objection(&module, &named) {
+                broken.push(format!("{}: '{module}' uses '{named}', but {objection}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "the order of the layers is broken:\n{}", broken.join("\n"));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn only_the_python_face_knows_pyo3() {
+    for path in sources(&src()) {
+        if module_of(&path) == "python" {
+            continue;
+        }
+        let code = without_comments(&fs::read_to_string(&path).expect("a readable source"));
+        assert!(!code.contains("pyo3"), "{} names pyo3, which belongs to src/python", path.display());
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn only_the_task_layer_and_the_python_face_know_tokio() {
+    for path in sources(&src()) {
+        let module = module_of(&path);
+        let code = without_comments(&fs::read_to_string(&path).expect("a readable source"));
+        let allowed = ["task", "python"].contains(&module.as_str());
+        assert!(allowed || !code.contains("tokio::"), "{} names tokio", path.display());
+    }
+}
+
+#[test]
+fn this_test_reads_all_ways_to_name_a_module() {
+    let named = |text| modules_named(text).into_iter().collect::<Vec<_>>();
+    assert_eq!(named("use crate::scope::Context;"), ["scope"]);
+    assert_eq!(named("use crate::{scope, handler::{Handler, register}, error::Error};"), ["error", "handler", "scope"]);
+    assert_eq!(named("let h: crate::handler::Handler = crate::scope::current();"), ["handler", "scope"]);
+    assert_eq!(named("// crate::python is only talked about\nuse other_crate::task;"), [""; 0]);
+    assert_eq!(named("pub(crate) use crate::\n"), [""]);
+}
+
+#[test]
+fn this_test_objects_to_each_step_upwards() {
+    assert_eq!(objection("task", "scope"), None);
+    assert_eq!(objection("handler", "error"), None);
+    assert_eq!(objection("lib", "python"), None);
+    assert_eq!(objection("scope", "memory"), Some("stands below it"));
+    assert_eq!(objection("task", "thread"), Some("stands beside it"));
+    assert_eq!(objection("error", "handler"), Some("is a leaf, and a leaf imports no layer"));
+    assert!(objection("handler", "Handler").is_some(), "by way of lib.rs, past the layers");
+}

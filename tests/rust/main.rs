@@ -1,0 +1,12 @@
+//! The tests of the Python-free core, one module for each subject; what needs a process of its own is in
+//! `process.rs`, what needs time in `stress.rs`. Names are sentences: the rule of the design that is held.
+#![allow(unsafe_code, reason = "the tests call C functions and write strategies")]
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
+mod auto_traits;
+mod layers;
+mod memory;
+mod selection;
+mod strategies;
+mod support;
+mod table;

@@ -1,0 +1,225 @@
+//! `Buffer` against a plain `Vec<u8>`, and what a Vec does not have: a handler, failures as values, other threads.
+
+use crate::support::{blue, colours, green, marked, red, rounds, switched};
+use ctxalloc::{Buffer, Error, Handler, current, handler, scope, set};
+use proptest::prelude::*;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+#[test]
+fn a_buffer_is_made_by_the_current_handler() {
+    scope(red(), || {
+        let made =
+            [Buffer::zeroed(10), Buffer::copy_from_slice(b"bytes"), Buffer::zeroed(0), Buffer::copy_from_slice(b"")];
+        for buffer in made {
+            assert_eq!(buffer.expect("a few bytes").handler(), red());
+        }
+        assert_eq!(Buffer::zeroed_in(green(), 3).expect("3 bytes").handler(), green());
+        assert_eq!(Buffer::copy_from_slice_in(green(), b"abc").expect("3 bytes").handler(), green());
+    });
+}
+
+#[test]
+fn a_buffer_outlives_its_scope_and_is_resized_and_freed_by_its_own_handler() {
+    let (owner, strategy) = marked("outlives its scope");
+    let mut buffer = scope(owner, || Buffer::copy_from_slice(b"escape")).expect("6 bytes");
+    drop(set(blue()));
+    buffer.resize(100_000).expect("some bytes");
+    assert_eq!((strategy.live_blocks(), strategy.live_bytes()), (1, 100_000));
+    assert_eq!(&buffer[..6], b"escape");
+    let copy = buffer.try_clone().expect("as many");
+    assert_eq!((copy.handler(), strategy.live_blocks()), (owner, 2));
+    drop((buffer, copy));
+    assert_eq!((strategy.live_blocks(), strategy.live_bytes()), (0, 0));
+}
+
+#[test]
+fn a_buffer_is_used_resized_and_freed_on_any_thread() {
+    let (owner, strategy) = marked("on any thread");
+    let mut buffer = thread::spawn(move || Buffer::copy_from_slice_in(owner, b"born elsewhere"))
+        .join()
+        .expect("no panic")
+        .expect("14 bytes");
+    for hop in 0..rounds(20, 4) {
+        buffer = thread::spawn(move || {
+            drop(set(green()));
+            buffer.resize(20 + 500 * hop).expect("some bytes");
+            buffer
+        })
+        .join()
+        .expect("no panic");
+        assert_eq!(&buffer[..14], b"born elsewhere");
+    }
+    let shared = &buffer;
+    thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| assert_eq!(shared[0], b'b'));
+        }
+    });
+    thread::spawn(move || drop(buffer)).join().expect("no panic");
+    assert_eq!(strategy.live_blocks(), 0);
+}
+
+#[test]
+fn an_empty_buffer_has_no_block() {
+    let (owner, strategy) = marked("empty");
+    let mut buffer = Buffer::zeroed_in(owner, 0).expect("nothing");
+    assert!(buffer.is_empty());
+    assert_eq!(strategy.made(), 0);
+    buffer.resize(10).expect("10 bytes");
+    assert_eq!(&buffer[..], &[0; 10]);
+    buffer.resize(0).expect("nothing");
+    assert_eq!((buffer.len(), strategy.live_blocks()), (0, 0));
+    buffer.resize(0).expect("nothing");
+    assert_eq!(buffer.try_clone().expect("nothing"), buffer);
+}
+
+#[test]
+fn what_a_buffer_grows_by_is_zero_even_where_it_was_dirty() {
+    let mut buffer = Buffer::zeroed_in(red(), 100).expect("100 bytes");
+    buffer.fill(0xAA);
+    buffer.resize(10).expect("fewer");
+    buffer.resize(100).expect("as before");
+    assert_eq!(&buffer[..10], &[0xAA; 10]);
+    assert_eq!(&buffer[10..], &[0; 90]);
+}
+
+#[test]
+fn a_failed_resize_leaves_the_buffer_as_it_was() {
+    let (owner, strategy) = switched("fails to resize");
+    let mut buffer = Buffer::copy_from_slice_in(owner, b"intact").expect("6 bytes");
+    strategy.refuse(true);
+    for length in [1, 7, 5000] {
+        let refused = Error::OutOfMemory { handler: "fails to resize", requested_bytes: length };
+        assert_eq!(buffer.resize(length), Err(refused));
+        assert_eq!((&buffer[..], buffer.handler()), (&b"intact"[..], owner));
+    }
+    assert_eq!(buffer.resize(6), buffer.resize(6), "whether it asks at all is its own affair");
+    assert!(buffer.try_clone().is_err());
+    strategy.refuse(false);
+    strategy.panic(true);
+    assert!(buffer.resize(5000).is_err());
+    assert_eq!(&buffer[..], b"intact");
+    strategy.panic(false);
+    buffer.resize(5000).expect("it works again");
+    assert_eq!(&buffer[..6], b"intact");
+    drop(buffer);
+    assert_eq!(strategy.live_blocks.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_failed_resize_from_nothing_leaves_nothing() {
+    let (owner, strategy) = switched("fails from nothing");
+    let mut buffer = Buffer::zeroed_in(owner, 0).expect("nothing");
+    strategy.refuse(true);
+    assert!(buffer.resize(10).is_err());
+    assert_eq!((buffer.len(), buffer.handler()), (0, owner));
+}
+
+#[test]
+fn impossible_lengths_are_values_not_aborts() {
+    for handler in [handler("system").expect("built in"), handler("aligned64").expect("built in"), red()] {
+        for length in [usize::MAX, isize::MAX as usize + 1, isize::MAX as usize] {
+            if cfg!(miri) && length == isize::MAX as usize {
+                continue; // its malloc ends the run where a real one returns NULL
+            }
+            let refused = Error::OutOfMemory { handler: handler.name(), requested_bytes: length };
+            assert_eq!(Buffer::zeroed_in(handler, length), Err(refused.clone()));
+            let mut buffer = Buffer::copy_from_slice_in(handler, b"kept").expect("4 bytes");
+            assert_eq!(buffer.resize(length), Err(refused));
+            assert_eq!(&buffer[..], b"kept");
+        }
+    }
+}
+
+#[test]
+fn buffers_compare_by_their_bytes_and_show_their_handler() {
+    let [one, two] = [red(), green()].map(|owner| Buffer::copy_from_slice_in(owner, b"same").expect("4 bytes"));
+    assert_eq!(one, two);
+    assert_ne!(one, Buffer::copy_from_slice(b"other").expect("5 bytes"));
+    let text = format!("{one:?}");
+    assert!(text.contains("length: 4") && text.contains("red"), "{text}");
+    assert_eq!(AsRef::<[u8]>::as_ref(&one), b"same");
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Make { owner: usize, length: usize },
+    Copy { owner: usize, bytes: Vec<u8> },
+    Resize { which: usize, length: usize },
+    Fill { which: usize, byte: u8 },
+    Clone { which: usize },
+    Select { owner: usize },
+    Elsewhere { which: usize, length: usize },
+    Drop { which: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let most: usize = rounds(6000, 200);
+    let length = move || prop_oneof![4 => 0..most, 1 => Just(0_usize), 1 => Just(4096_usize.min(most))];
+    prop_oneof![
+        (0..3_usize, length()).prop_map(|(owner, length)| Step::Make { owner, length }),
+        (0..3_usize, prop::collection::vec(any::<u8>(), 0..100)).prop_map(|(owner, bytes)| Step::Copy { owner, bytes }),
+        (any::<usize>(), length()).prop_map(|(which, length)| Step::Resize { which, length }),
+        (any::<usize>(), any::<u8>()).prop_map(|(which, byte)| Step::Fill { which, byte }),
+        any::<usize>().prop_map(|which| Step::Clone { which }),
+        (0..3_usize).prop_map(|owner| Step::Select { owner }),
+        (any::<usize>(), length()).prop_map(|(which, length)| Step::Elsewhere { which, length }),
+        any::<usize>().prop_map(|which| Step::Drop { which }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: rounds(200, 4) as u32, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_buffer_behaves_as_a_vec_of_bytes(steps in prop::collection::vec(step(), 1..rounds(60, 12))) {
+        let owners: [Handler; 3] = [handler("system").expect("built in"), handler("aligned64").expect("built in"), red()];
+        let mut live: Vec<(Buffer, Vec<u8>, Handler)> = Vec::new();
+        let selection = ctxalloc::enter(owners[0]);
+        for step in steps {
+            let count = live.len().max(1);
+            match step {
+                Step::Make { owner, length } => {
+                    live.push((Buffer::zeroed_in(owners[owner], length).expect("some bytes"), vec![0; length], owners[owner]));
+                }
+                Step::Copy { owner, bytes } => {
+                    let buffer = scope(owners[owner], || Buffer::copy_from_slice(&bytes)).expect("some bytes");
+                    live.push((buffer, bytes, owners[owner]));
+                }
+                Step::Resize { which, length } => if let Some((buffer, model, _)) = live.get_mut(which % count) {
+                    buffer.resize(length).expect("some bytes");
+                    model.resize(length, 0);
+                },
+                Step::Fill { which, byte } => if let Some((buffer, model, _)) = live.get_mut(which % count) {
+                    buffer.fill(byte);
+                    model.fill(byte);
+                },
+                Step::Clone { which } => if let Some((buffer, model, owner)) = live.get(which % count) {
+                    let copy = (buffer.try_clone().expect("some bytes"), model.clone(), *owner);
+                    live.push(copy);
+                },
+                Step::Select { owner } => drop(set(owners[owner])),
+                Step::Elsewhere { which, length } => if let Some((buffer, model, _)) = live.get_mut(which % count) {
+                    thread::scope(|threads| threads.spawn(|| buffer.resize(length)).join())
+                        .expect("no panic")
+                        .expect("some bytes");
+                    model.resize(length, 0);
+                },
+                Step::Drop { which } => if !live.is_empty() {
+                    live.swap_remove(which % count);
+                },
+            }
+            for (buffer, model, owner) in &live {
+                prop_assert!(**buffer == **model, "the bytes differ");
+                prop_assert_eq!(buffer.handler(), *owner);
+                prop_assert!(buffer.is_empty() || buffer.as_ptr().addr().is_multiple_of(owner.alignment()));
+            }
+        }
+        drop(selection);
+        prop_assert_eq!(current(), ctxalloc::default_handler());
+        prop_assert_eq!(colours()[0].1.faults(), 0, "a block went to a handler that had not made it");
+    }
+}

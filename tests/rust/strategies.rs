@@ -1,0 +1,182 @@
+//! Random operations from many threads against a model, for each strategy. A new strategy is one line in `EACH`; what
+//! must hold for all of them by construction is in the crate's own `strategy::conformance`.
+
+use crate::support::{Marked, Odd, rounds};
+use ctxalloc::strategy::{Aligned, Strategy, System};
+use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
+use proptest::strategy::Strategy as Generator;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::thread;
+
+type Make = fn() -> Arc<dyn Strategy>;
+
+/// The strategies under test, each with what makes it.
+const EACH: &[(&str, Make)] = &[
+    ("System", || Arc::new(System)),
+    ("Aligned(16)", || Arc::new(Aligned::new(16).expect("in range"))),
+    ("Aligned(64)", || Arc::new(Aligned::CACHE_LINE)),
+    ("Aligned(4096)", || Arc::new(Aligned::new(4096).expect("in range"))),
+    ("Aligned(2 MiB)", || Arc::new(Aligned::new(2 << 20).expect("in range"))),
+    ("the tests' Marked", || Arc::new(Marked::new())),
+    ("the tests' Odd", || Arc::new(Odd)),
+];
+
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate {
+        size_bytes: usize,
+        zeroed: bool,
+    },
+    Resize {
+        which: usize,
+        size_bytes: usize,
+    },
+    Release {
+        which: usize,
+    },
+    /// Hands a block to the next thread, which checks and keeps it.
+    Pass {
+        which: usize,
+    },
+}
+
+fn size() -> impl Generator<Value = usize> {
+    prop_oneof![
+        4 => 1..200_usize,
+        3 => 1..rounds(5000, 300),
+        1 => Just(rounds(4096, 256)),
+        1 => 1..rounds(300_000, 500),
+    ]
+}
+
+fn step() -> impl Generator<Value = Step> {
+    prop_oneof![
+        4 => (size(), any::<bool>()).prop_map(|(size_bytes, zeroed)| Step::Allocate { size_bytes, zeroed }),
+        3 => (any::<usize>(), size()).prop_map(|(which, size_bytes)| Step::Resize { which, size_bytes }),
+        2 => any::<usize>().prop_map(|which| Step::Release { which }),
+        2 => any::<usize>().prop_map(|which| Step::Pass { which }),
+    ]
+}
+
+/// A live block, filled with a pattern of its own.
+struct Block {
+    start: NonNull<u8>,
+    size_bytes: usize,
+    seed: u64,
+}
+
+// SAFETY: plain memory with one owner; strategies allow any thread.
+unsafe impl Send for Block {}
+
+impl Block {
+    /// The pattern, eight bytes at a time: quick in a debug build.
+    fn words(seed: u64) -> impl Iterator<Item = [u8; 8]> {
+        (0_u64..).map(move |index| (seed ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes())
+    }
+
+    fn fill(&mut self) {
+        // SAFETY: the block has that many bytes and one owner; written before they are read.
+        unsafe { self.start.write_bytes(0, self.size_bytes) };
+        // SAFETY: initialised above.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size_bytes) };
+        for (chunk, word) in bytes.chunks_mut(8).zip(Self::words(self.seed)) {
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+
+    fn first_are_kept(&self, length: usize) -> bool {
+        // SAFETY: at least `length` bytes were filled.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), length) };
+        bytes.chunks(8).zip(Self::words(self.seed)).all(|(chunk, word)| *chunk == word[..chunk.len()])
+    }
+}
+
+/// Runs one thread's steps; returns its own blocks and those it passes on.
+fn play(strategy: &dyn Strategy, steps: Vec<Step>, mut live: Vec<Block>, thread: u64) -> (Vec<Block>, Vec<Block>) {
+    let mut passed = Vec::new();
+    for (number, step) in steps.into_iter().enumerate() {
+        let count = live.len().max(1);
+        let seed = (thread << 32) | number as u64;
+        match step {
+            Step::Allocate { size_bytes, zeroed } => {
+                let start = if zeroed { strategy.allocate_zeroed(size_bytes) } else { strategy.allocate(size_bytes) };
+                let start = start.expect("some bytes");
+                assert!(start.addr().get().is_multiple_of(strategy.alignment()));
+                if zeroed {
+                    // SAFETY: zeroed, says the strategy.
+                    let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), size_bytes) };
+                    assert!(bytes.iter().all(|&byte| byte == 0), "a zeroed block was dirty");
+                }
+                let mut block = Block { start, size_bytes, seed };
+                block.fill();
+                live.push(block);
+            }
+            Step::Resize { which, size_bytes } => {
+                if let Some(block) = live.get_mut(which % count) {
+                    // SAFETY: live, from this strategy; the old pointer is overwritten.
+                    block.start = unsafe { strategy.resize(block.start, size_bytes) }.expect("some bytes");
+                    assert!(block.start.addr().get().is_multiple_of(strategy.alignment()));
+                    assert!(block.first_are_kept(block.size_bytes.min(size_bytes)), "a resize lost bytes");
+                    (block.size_bytes, block.seed) = (size_bytes, seed);
+                    block.fill();
+                }
+            }
+            Step::Release { which } if !live.is_empty() => {
+                let block = live.swap_remove(which % count);
+                assert!(block.first_are_kept(block.size_bytes), "somebody wrote into a live block");
+                // SAFETY: live, from this strategy.
+                unsafe { strategy.release(block.start) };
+            }
+            Step::Pass { which } if !live.is_empty() => passed.push(live.swap_remove(which % count)),
+            Step::Release { .. } | Step::Pass { .. } => {}
+        }
+    }
+    (live, passed)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: rounds(12, 1) as u32, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn each_strategy_keeps_its_blocks_apart_under_many_threads(
+        programs in prop::collection::vec(prop::collection::vec(step(), 1..rounds(60, 12)), rounds(8, 2)),
+    ) {
+        for (name, make) in EACH {
+            let strategy = make();
+            let mut live: Vec<Vec<Block>> = programs.iter().map(|_| Vec::new()).collect();
+            // Twice, so that blocks passed on in the first round are resized and released elsewhere in the second.
+            for _ in 0..2 {
+                let outcomes: Vec<_> = thread::scope(|threads| {
+                    let players: Vec<_> = programs
+                        .iter()
+                        .zip(live.drain(..).enumerate().collect::<Vec<_>>())
+                        .map(|(steps, (number, blocks))| {
+                            let (steps, strategy) = (steps.clone(), &*strategy);
+                            threads.spawn(move || play(strategy, steps, blocks, number as u64))
+                        })
+                        .collect();
+                    players.into_iter().map(thread::ScopedJoinHandle::join).collect()
+                });
+                let mut passed = Vec::new();
+                for outcome in outcomes {
+                    prop_assert!(outcome.is_ok(), "{} broke a promise", name);
+                    let (kept, handed_over) = outcome.expect("checked above");
+                    live.push(kept);
+                    passed.push(handed_over);
+                }
+                passed.rotate_right(1);
+                for (kept, received) in live.iter_mut().zip(passed) {
+                    kept.extend(received);
+                }
+            }
+            for block in live.into_iter().flatten() {
+                prop_assert!(block.first_are_kept(block.size_bytes), "{}: a live block was overwritten", name);
+                // SAFETY: live, from this strategy.
+                unsafe { strategy.release(block.start) };
+            }
+        }
+    }
+}

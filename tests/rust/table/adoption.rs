@@ -1,0 +1,253 @@
+//! Adopting: handlers that somebody else made, from C function pointers to whole structs.
+
+use ctxalloc::handler::abi::{Functions, PyDataMem_Handler, PyDataMemAllocator};
+use ctxalloc::handler::{adopt, handler_at};
+use ctxalloc::{Buffer, Error, Handler, handler, register};
+use std::ffi::{c_char, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
+    count(ctx);
+    // SAFETY: any size will do.
+    unsafe { libc::malloc(size) }
+}
+
+unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
+    count(ctx);
+    // SAFETY: any sizes will do.
+    unsafe { libc::calloc(nelem, elsize) }
+}
+
+unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
+    count(ctx);
+    // SAFETY: the caller's promises are the same.
+    unsafe { libc::realloc(ptr, new_size) }
+}
+
+unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
+    count(ctx);
+    // SAFETY: the caller's promises are the same.
+    unsafe { libc::free(ptr) }
+}
+
+fn count(ctx: *mut c_void) {
+    // SAFETY: `foreign` puts an immortal counter there.
+    let calls = unsafe { &*ctx.cast::<AtomicUsize>() };
+    calls.fetch_add(1, Ordering::SeqCst);
+}
+
+fn name_field(name: &[u8]) -> [c_char; 127] {
+    let mut field = [0; 127];
+    for (place, &byte) in field.iter_mut().zip(name) {
+        *place = byte as c_char;
+    }
+    field
+}
+
+/// An immortal struct as C code would make it, and the counter of its calls.
+fn foreign(name: &[u8], version: u8) -> (NonNull<PyDataMem_Handler>, &'static AtomicUsize) {
+    let calls: &'static AtomicUsize = Box::leak(Box::default());
+    let allocator = PyDataMemAllocator {
+        ctx: std::ptr::from_ref(calls).cast_mut().cast(),
+        malloc: Some(malloc),
+        calloc: Some(calloc),
+        realloc: Some(realloc),
+        free: Some(free),
+    };
+    let face = Box::leak(Box::new(PyDataMem_Handler { name: name_field(name), version, allocator }));
+    (NonNull::from(face), calls)
+}
+
+/// Adopts a struct, whose own functions may be called from any thread.
+fn adopt_own(face: NonNull<PyDataMem_Handler>, name: Option<&str>) -> Result<Handler, Error> {
+    let nothing: *mut c_void = null_mut();
+    // SAFETY: immortal.
+    let allocator = unsafe { face.as_ref() }.allocator;
+    let functions = Functions::of(&allocator).unwrap_or(Functions { ctx: nothing, malloc, calloc, realloc, free });
+    // SAFETY: an immortal struct; its functions keep C's contract; the C heap aligns to 16.
+    unsafe { adopt(face, functions, name, 16) }
+}
+
+#[test]
+fn a_foreign_handler_is_adopted_under_its_own_name_and_works() {
+    let (face, calls) = foreign(b"adopted", 7);
+    let adopted = adopt_own(face, None).expect("a good struct");
+    assert_eq!((adopted.name(), adopted.version(), adopted.alignment()), ("adopted", 7, 16));
+    assert_eq!(adopted.as_ptr(), face.as_ptr().cast_const(), "NumPy sees the struct itself");
+    assert_eq!((handler("adopted"), handler_at(face.as_ptr())), (Some(adopted), Some(adopted)));
+    let mut buffer = Buffer::zeroed_in(adopted, 10).expect("10 bytes");
+    buffer.resize(100).expect("100 bytes");
+    assert_eq!(&buffer[..], &[0; 100]);
+    drop(buffer);
+    assert_eq!(calls.load(Ordering::SeqCst), 3, "calloc, realloc, free");
+    assert!(adopted.description().starts_with("foreign handler at 0x"), "{}", adopted.description());
+}
+
+#[test]
+fn a_foreign_handler_is_adopted_under_an_alias() {
+    let (face, _) = foreign(b"ambiguous", 1);
+    let adopted = adopt_own(face, Some("alias")).expect("a good struct");
+    assert_eq!((adopted.name(), handler("alias"), handler("ambiguous")), ("alias", Some(adopted), None));
+}
+
+#[test]
+fn the_same_struct_adopted_twice_is_the_same_handler() {
+    let (face, _) = foreign(b"twin", 1);
+    let first = adopt_own(face, None).expect("a good struct");
+    assert_eq!(adopt_own(face, None), Ok(first));
+    assert_eq!(adopt_own(face, Some("twin")), Ok(first));
+    assert_eq!(adopt_own(face, Some("another")), Err(Error::AlreadyAdopted { name: "twin" }));
+    assert_eq!(handler("another"), None);
+}
+
+#[test]
+fn a_struct_under_an_alias_is_found_again_without_one() {
+    let (face, _) = foreign(b"own name", 1);
+    let first = adopt_own(face, Some("given name")).expect("a good struct");
+    assert_eq!(adopt_own(face, None), Ok(first));
+    assert_eq!(adopt_own(face, Some("own name")), Err(Error::AlreadyAdopted { name: "given name" }));
+}
+
+#[test]
+fn a_handler_of_our_own_can_be_adopted_which_changes_nothing() {
+    let ours = register("ours already", ctxalloc::strategy::System).expect("a new name");
+    let face = NonNull::new(ours.as_ptr().cast_mut()).expect("not NULL");
+    assert_eq!(adopt_own(face, None), Ok(ours));
+    assert_eq!(adopt_own(face, Some("not ours")), Err(Error::AlreadyAdopted { name: "ours already" }));
+}
+
+#[test]
+fn another_struct_with_a_taken_name_is_refused() {
+    let (first, _) = foreign(b"popular", 1);
+    let (second, _) = foreign(b"popular", 1);
+    adopt_own(first, None).expect("a good struct");
+    assert_eq!(adopt_own(second, None), Err(Error::NameTaken { name: "popular".into() }));
+    assert_eq!(adopt_own(second, Some("system")), Err(Error::NameTaken { name: "system".into() }));
+    assert_eq!(handler_at(second.as_ptr()), None);
+    adopt_own(second, Some("less popular")).expect("a name of its own");
+}
+
+#[test]
+fn a_struct_that_lacks_a_function_is_refused_by_its_name() {
+    for missing in ["malloc", "calloc", "realloc", "free"] {
+        let (mut face, _) = foreign(b"incomplete", 1);
+        // SAFETY: not adopted yet, so it may still change.
+        let allocator = unsafe { &mut face.as_mut().allocator };
+        match missing {
+            "malloc" => allocator.malloc = None,
+            "calloc" => allocator.calloc = None,
+            "realloc" => allocator.realloc = None,
+            _ => allocator.free = None,
+        }
+        let refused = Error::FunctionMissing { handler: "incomplete".into(), function: missing };
+        assert_eq!(Functions::of(allocator).map(drop), Err(missing));
+        assert_eq!(adopt_own(face, None), Err(refused.clone()));
+        assert!(refused.to_string().contains(missing));
+        assert_eq!((handler("incomplete"), handler_at(face.as_ptr())), (None, None));
+    }
+}
+
+#[test]
+fn a_struct_whose_name_cannot_be_read_needs_an_alias() {
+    let mut endless = [b'x'; 127];
+    for unreadable in [&endless[..], b"\xff\xfe no utf-8"] {
+        let (face, _) = foreign(unreadable, 1);
+        assert_eq!(adopt_own(face, None), Err(Error::NameUnreadable));
+        assert_eq!(handler_at(face.as_ptr()), None);
+    }
+    let (nameless, _) = foreign(b"", 1);
+    assert_eq!(adopt_own(nameless, None), Err(Error::NameEmpty));
+    endless[0] = b'y';
+    let (face, _) = foreign(&endless, 1);
+    assert_eq!(adopt_own(face, Some("readable")).expect("an alias").name(), "readable");
+}
+
+#[test]
+fn a_name_that_fills_the_field_but_for_its_nul_is_readable() {
+    let longest = [b'z'; 126];
+    let (face, _) = foreign(&longest, 1);
+    assert_eq!(adopt_own(face, None).expect("126 bytes and a NUL").name().len(), 126);
+}
+
+#[test]
+fn a_bad_alias_is_refused() {
+    let (face, _) = foreign(b"good in itself", 1);
+    assert_eq!(adopt_own(face, Some("")), Err(Error::NameEmpty));
+    assert!(matches!(adopt_own(face, Some("a\0b")), Err(Error::NameHasNul { position: 1, .. })));
+    assert!(matches!(adopt_own(face, Some(&"x".repeat(127))), Err(Error::NameTooLong { length_bytes: 127, .. })));
+    assert_eq!(handler_at(face.as_ptr()), None);
+}
+
+#[test]
+fn an_alignment_that_is_no_power_of_two_is_refused() {
+    let (face, calls) = foreign(b"crooked", 1);
+    let ctx = std::ptr::from_ref(calls).cast_mut().cast();
+    for alignment in [0, 3, 24, (1 << 30) + 1, 1 << 31] {
+        // SAFETY: as above, and nothing is allocated from it.
+        let refused = unsafe { adopt(face, Functions { ctx, malloc, calloc, realloc, free }, None, alignment) };
+        assert_eq!(refused, Err(Error::BadAlignment { align: alignment, least: 1, most: 1 << 30 }));
+    }
+    assert_eq!(handler("crooked"), None);
+}
+
+#[test]
+fn of_racing_adoptions_of_one_struct_all_get_the_same_handler() {
+    let threads = crate::support::rounds(12, 3);
+    let (face, _) = foreign(b"adopted by many", 1);
+    let face = face.as_ptr().expose_provenance();
+    let barrier = Arc::new(Barrier::new(threads));
+    let adopters: Vec<_> = (0..threads)
+        .map(|_| {
+            let barrier = Arc::clone(&barrier);
+            thread::spawn(move || {
+                let face = NonNull::new(std::ptr::with_exposed_provenance_mut(face)).expect("not NULL");
+                barrier.wait();
+                adopt_own(face, None)
+            })
+        })
+        .collect();
+    let outcomes: Vec<_> = adopters.into_iter().map(|adopter| adopter.join().expect("no panic")).collect();
+    assert!(outcomes.iter().all(|outcome| outcome.is_ok() && *outcome == outcomes[0]), "{outcomes:?}");
+}
+
+/// A realloc that claims to have served what nothing can serve, having freed the old block on the way.
+#[test]
+fn an_impossible_size_never_reaches_a_foreign_handler() {
+    let (face, calls) = foreign(b"believes anything", 1);
+    let adopted = adopt_own(face, None).expect("a good struct");
+    for impossible in [isize::MAX as usize + 1, usize::MAX] {
+        let refused = Error::OutOfMemory { handler: "believes anything", requested_bytes: impossible };
+        assert_eq!(adopted.allocate(impossible), Err(refused.clone()));
+        assert_eq!(adopted.allocate_zeroed(impossible), Err(refused.clone()));
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
+        let mut buffer = Buffer::copy_from_slice_in(adopted, b"kept").expect("4 bytes");
+        assert_eq!(buffer.resize(impossible), Err(refused));
+        assert_eq!(&buffer[..], b"kept");
+        assert_eq!(calls.swap(0, Ordering::SeqCst), 1, "the malloc of the buffer");
+        drop(buffer);
+        calls.store(0, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn zero_bytes_never_reach_a_foreign_handler() {
+    unsafe extern "C" fn malloc_or_null(ctx: *mut c_void, size: usize) -> *mut c_void {
+        // SAFETY: passed on.
+        if size == 0 { null_mut() } else { unsafe { malloc(ctx, size) } }
+    }
+    let (mut face, _) = foreign(b"nothing for nothing", 1);
+    // SAFETY: not adopted yet, so it may still change.
+    unsafe { face.as_mut() }.allocator.malloc = Some(malloc_or_null);
+    let adopted = adopt_own(face, None).expect("a good struct");
+    let block = adopted.allocate(0).expect("C allows NULL for nothing; a handler is asked for a byte");
+    // SAFETY: a live block of this handler; on success the old pointer is not used again.
+    let block = unsafe { adopted.resize(block, 0) }.expect("as above");
+    // SAFETY: as above.
+    unsafe { adopted.release(block, 0) };
+    let block = adopted.allocate_zeroed(0).expect("as above");
+    // SAFETY: as above.
+    unsafe { adopted.release(block, 0) };
+}

@@ -11,12 +11,11 @@ An array stays with the handler that made it, wherever it goes and however long 
 """
 
 from ctxalloc import asgi, strategies
+from ctxalloc._errors import RegistrationError, RustPanic, UnknownHandlerError
 from ctxalloc._native import (
     Handler,
-    RegistrationError,
     Scope,
     Token,
-    UnknownHandlerError,
     __version__,
     adopt,
     current,
@@ -38,6 +37,7 @@ __all__ = [
     "KiB",
     "MiB",
     "RegistrationError",
+    "RustPanic",
     "Scope",
     "Token",
     "UnknownHandlerError",

@@ -2,20 +2,12 @@
 
 use crate::error::Error;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
-use pyo3::{PyErr, create_exception};
+use pyo3::{PyErr, import_exception};
 
-create_exception!(
-    ctxalloc,
-    RegistrationError,
-    PyValueError,
-    "A handler could not be entered into the table: its name or its struct is not as it must be."
-);
-create_exception!(
-    ctxalloc,
-    UnknownHandlerError,
-    PyValueError,
-    "No handler has that name. The message lists those that are registered."
-);
+// Python classes: the same ones for the package and for every extension module with its own copy of this crate.
+import_exception!(ctxalloc._errors, RegistrationError);
+import_exception!(ctxalloc._errors, UnknownHandlerError);
+import_exception!(ctxalloc._errors, RustPanic);
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {

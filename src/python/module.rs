@@ -27,8 +27,6 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
-    use super::super::errors::{RegistrationError, UnknownHandlerError};
-    #[pymodule_export]
     use super::super::handler::PyHandler;
     #[pymodule_export]
     use super::super::inspect::{

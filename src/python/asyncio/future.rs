@@ -2,6 +2,7 @@
 
 use super::{call_soon, take};
 use crate::python::bridge::{current, with_selection};
+use crate::python::errors::RustPanic;
 use crate::python::exit;
 use crate::scope::{Context, WithHandler};
 use pin_project::pin_project;
@@ -10,7 +11,6 @@ use pyo3::exceptions::asyncio::CancelledError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, intern};
-use pyo3_async_runtimes::err::RustPanic;
 use pyo3_async_runtimes::tokio as runtimes;
 use std::any::Any;
 use std::future::Future;
@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 ///
 /// Its output becomes a Python object in that handler too. Cancelling the asyncio future drops `future`, in its
 /// context; where `future` answers `CancelledError`, the asyncio future is cancelled. A panic becomes
-/// `pyo3_async_runtimes.RustPanic`. What is not done when the event loop is closed, or Python exits, ends unheard.
+/// `ctxalloc.RustPanic`. What is not done when the event loop is closed, or Python exits, ends unheard.
 ///
 /// # Errors
 /// Outside of a running event loop; RuntimeError in a forked child whose parent used the runtime, for its worker
@@ -102,7 +102,7 @@ impl<F: Future<Output = PyResult<T>>, T> Future for Running<F> {
 
 fn panicked(panic: &(dyn Any + Send)) -> PyErr {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    RustPanic::new_err(format!("rust future panicked: {}", text.unwrap_or("no message")))
+    RustPanic::new_err(format!("a Rust future panicked: {}", text.unwrap_or("no message")))
 }
 
 /// The done callback of the asyncio future: tells the Rust future if it was cancelled.
@@ -154,7 +154,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         let Some(places) = self.0.take() else { return };
-        let panicked = RustPanic::new_err("rust future panicked: in a destructor, or while its output was converted");
+        let panicked = RustPanic::new_err("a Rust future panicked: in a destructor, or while its output was converted");
         runtimes::get_runtime().spawn_blocking(move || exit::try_attach(|py| places.post(py, Err(panicked))));
     }
 }
@@ -205,7 +205,7 @@ impl Settle {
         let set_exception = |error: PyErr| future.call_method1(intern!(py, "set_exception"), (error,)).map(drop);
         // asyncio refuses StopIteration, which would look like the end of whoever awaits.
         set_exception(error.clone_ref(py)).or_else(|refusal| {
-            let refused = PyRuntimeError::new_err(format!("a rust future failed with what no future may: {refusal}"));
+            let refused = PyRuntimeError::new_err(format!("a Rust future failed with what no future may: {refusal}"));
             refused.set_cause(py, Some(error));
             set_exception(refused)
         })

@@ -1,19 +1,17 @@
 """Types of the native module; `make lint` compares them with it (stubtest)."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 import numpy as np
 from typing_extensions import disjoint_base
 
 __all__ = [
     "Handler",
-    "RegistrationError",
     "Scope",
     "Strategy",
     "Token",
-    "UnknownHandlerError",
     "__version__",
     "_table_1",
     "adopt",
@@ -30,15 +28,11 @@ __all__ = [
     "use",
 ]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any, Any])
 
 __version__: str
 selection: str
 _table_1: object
-
-class RegistrationError(ValueError): ...
-class UnknownHandlerError(ValueError): ...
 
 @final
 class Handler:
@@ -72,15 +66,15 @@ class Scope:
         traceback: TracebackType | None,
         /,
     ) -> None: ...
-    def __aenter__(self) -> Awaitable[Handler]: ...
+    def __aenter__(self) -> Coroutine[Any, Any, Handler]: ...
     def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
         /,
-    ) -> Awaitable[None]: ...
-    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
+    ) -> Coroutine[Any, Any, None]: ...
+    def __call__(self, function: _Function, /) -> _Function: ...
 
 @disjoint_base
 class Strategy:

@@ -150,6 +150,7 @@ impl PyScope {
     }
 
     /// The function, run in this scope at each call; works for coroutine functions and (async) generators too.
+    #[pyo3(signature = (function, /))]
     fn __call__<'py>(&self, py: Python<'py>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         py.import("ctxalloc._decorate")?.call_method1("in_scope", (&self.handler, function))
     }
@@ -168,7 +169,8 @@ impl PyScope {
     }
 }
 
-/// What `__aenter__` and `__aexit__` return: awaited, it acts at once in the Context of whoever awaits it.
+/// What `__aenter__` and `__aexit__` return: a coroutine that acts in the Context of whoever awaits it, and never
+/// waits. One that is not awaited does nothing.
 #[pyclass(frozen, name = "_Step", module = "ctxalloc")]
 pub(super) struct Step {
     scope: Py<PyScope>,
@@ -190,6 +192,25 @@ impl Step {
         let value = if self.entering { Some(scope.enter(py)?) } else { scope.exit(py).map(|()| None)? };
         Err(PyStopIteration::new_err(value))
     }
+
+    /// `send`, `throw` and `close` make it a `collections.abc.Coroutine`, which asyncio and type checkers ask for.
+    #[pyo3(signature = (_value, /))]
+    fn send(&self, py: Python<'_>, _value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.__next__(py)
+    }
+
+    #[pyo3(signature = (kind, error = None, _traceback = None, /))]
+    fn throw(
+        &self,
+        kind: Bound<'_, PyAny>,
+        error: Option<Bound<'_, PyAny>>,
+        _traceback: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        Err(PyErr::from_value(error.unwrap_or(kind)))
+    }
+
+    #[expect(clippy::unused_self, reason = "Python's protocol: nothing is open that could be closed")]
+    fn close(&self) {}
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.scope)

@@ -1,0 +1,52 @@
+"""What all tests here share: each starts and ends with nothing selected, and registers under names of its own.
+
+The table lives as long as the process; tests that would spoil it for others run Python anew (`subprocesses.py`).
+"""
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import ctxalloc
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_selected() -> Iterator[None]:
+    """A test that leaves a handler selected would change what the next one sees."""
+    assert ctxalloc.current().name == "default_allocator"
+    yield
+    left = ctxalloc.current().name
+    ctxalloc.set_handler(None)
+    assert left == "default_allocator", f"the test left {left!r} selected"
+
+
+@pytest.fixture
+def fresh_name(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Names that no handler has."""
+    return lambda: f"{request.node.name[:100]}-{next(_numbers)}"
+
+
+@pytest.fixture
+def fresh_handler(fresh_name: Callable[[], str]) -> Callable[[], ctxalloc.Handler]:
+    """Handlers that nobody else uses."""
+    return lambda: ctxalloc.register(fresh_name(), ctxalloc.strategies.Aligned(align=64))
+
+
+@pytest.fixture
+def collect() -> Callable[[], None]:
+    """Collects garbage, and what its finalizers leave."""
+
+    def collect() -> None:
+        for _ in range(3):
+            gc.collect()
+
+    return collect
+
+
+def pytest_report_header() -> str:
+    return f"ctxalloc {ctxalloc.__version__} selects by {ctxalloc._native.selection}, numpy {np.__version__}"

@@ -1,0 +1,34 @@
+"""Python run anew: for what a test process cannot do to itself (exit, fork, another environment)."""
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What a Python process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(program: str, *options: str, **environment: str) -> Outcome:
+    """Run a program text; `options` are the interpreter's. Warnings are errors there too."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "faulthandler", *options, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,  # it hangs
+        env={**os.environ, "RUST_BACKTRACE": "0", **environment},
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def says(program: str, *options: str, **environment: str) -> str:
+    """What a program prints; it must end well and complain of nothing."""
+    outcome = run(program, *options, **environment)
+    assert outcome == (0, outcome.out, ""), outcome
+    return outcome.out.strip()

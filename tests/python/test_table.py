@@ -1,0 +1,281 @@
+"""The table: `register`, `handler`, `handlers`, the Handler object; bad input is refused and changes nothing."""
+
+import copy
+import inspect
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import subprocesses
+from numpy_c import address_of
+
+import ctxalloc
+from ctxalloc.strategies import Aligned, Strategy, System
+
+
+@pytest.fixture
+def the_table_is_unchanged() -> Any:
+    """What is refused must leave no trace."""
+    before = [(id(handler), repr(handler)) for handler in ctxalloc.handlers()]
+    yield
+    assert [(id(handler), repr(handler)) for handler in ctxalloc.handlers()] == before
+
+
+# ---- what is there -----------------------------------------------------------------------------------
+
+
+def test_the_built_in_handlers_and_numpys_default_are_there_from_the_start() -> None:
+    names = subprocesses.says("import ctxalloc; print(*(handler.name for handler in ctxalloc.handlers()))")
+    assert names == "system aligned64 default_allocator"
+
+
+def test_a_handler_says_what_it_is() -> None:
+    system, aligned, default = map(ctxalloc.handler, ["system", "aligned64", "default_allocator"])
+    assert repr(system) == '<ctxalloc.Handler "system": System, version 1>'
+    assert repr(aligned) == '<ctxalloc.Handler "aligned64": Aligned(align=64), version 1>'
+    assert repr(default).startswith('<ctxalloc.Handler "default_allocator": foreign handler at 0x')
+    assert [(h.name, h.version, h.alignment) for h in (system, aligned, default)] == [
+        ("system", 1, 16),
+        ("aligned64", 1, 64),
+        ("default_allocator", 1, 16),
+    ]
+
+
+def test_a_handler_is_one_object_for_ever() -> None:
+    handler = ctxalloc.handler("aligned64")
+    assert handler is ctxalloc.handler("aligned64")
+    assert handler in ctxalloc.handlers()
+    assert handler.capsule is handler.capsule
+    assert copy.copy(handler) is copy.deepcopy(handler) is handler
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps([handler, handler], protocol)) == [handler, handler]
+    assert {handler: 1}[ctxalloc.handler("aligned64")] == 1
+    assert handler != ctxalloc.handler("system")
+    assert handler.__eq__("aligned64") is NotImplemented
+
+
+def test_a_handler_pickled_under_a_name_that_is_not_there_says_so(fresh_handler: Callable[[], Any]) -> None:
+    handler = fresh_handler()
+    program = f"import pickle; pickle.loads({pickle.dumps(handler)!r})"
+    outcome = subprocesses.run(program)
+    assert outcome.code == 1
+    assert f"UnknownHandlerError: no handler is named '{handler.name}'" in outcome.err
+
+
+def test_handlers_are_immutable() -> None:
+    handler = ctxalloc.handler("system")
+    for attribute in ("name", "version", "alignment", "capsule", "anything"):
+        with pytest.raises(AttributeError):
+            setattr(handler, attribute, 1)
+    with pytest.raises(TypeError):
+        type("Mine", (ctxalloc.Handler,), {})
+
+
+def test_handlers_come_in_the_order_of_their_registration(fresh_name: Callable[[], str]) -> None:
+    names = [fresh_name() for _ in range(20)]
+    made = [ctxalloc.register(name, System()) for name in names]
+    assert ctxalloc.handlers()[-20:] == made
+    listed = ctxalloc.handlers()
+    listed.clear()  # a list of one's own
+    assert ctxalloc.handlers()[-20:] == made
+
+
+# ---- register ----------------------------------------------------------------------------------------
+
+
+def test_a_registered_handler_is_found_selected_and_seen_by_numpy(fresh_name: Callable[[], str]) -> None:
+    name = fresh_name()
+    handler = ctxalloc.register(name, Aligned(align=4096))
+    assert ctxalloc.handler(name) is handler
+    assert (handler.name, handler.version, handler.alignment) == (name, 1, 4096)
+    with ctxalloc.use(name):
+        arrays = [np.empty(n) for n in (1, 100, 10_000)]
+    assert [address_of(array) % 4096 for array in arrays] == [0, 0, 0]
+    assert {ctxalloc.get_handler_name(array) for array in arrays} == {name}
+
+
+def test_one_strategy_may_stand_behind_many_handlers(fresh_name: Callable[[], str]) -> None:
+    strategy = System()
+    first, second = (ctxalloc.register(fresh_name(), strategy) for _ in range(2))
+    assert first != second
+    with ctxalloc.use(first):
+        array = np.ones(5)
+    assert ctxalloc.handler_of(array) is first
+
+
+@pytest.mark.parametrize(
+    "name", ["x", " ", "a name with spaces", "Größe 測試 🧮", "n" * 126, "ü" * 63, "\x01", "system "]
+)
+def test_any_name_that_fits_numpys_struct_is_taken_and_round_trips(name: str, fresh_name: Callable[[], str]) -> None:
+    handler = ctxalloc.register(name, System())
+    assert handler.name == name
+    with ctxalloc.use(name):
+        assert ctxalloc.get_handler_name() == name == ctxalloc.get_handler_name(np.empty(1))
+    assert pickle.loads(pickle.dumps(handler)) is handler
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "must not be empty"),
+        ("n" * 127, "is 127 bytes long; at most 126 fit"),
+        ("ü" * 64, "is 128 bytes long"),
+        ("n" * 100_000, "is 100000 bytes long"),
+        ("nul\0inside", r"has a NUL at byte 3"),
+        ("\0", "has a NUL at byte 0"),
+        ("ends with\0", "has a NUL at byte 9"),
+        ("system", "'system' is taken"),
+        ("aligned64", "'aligned64' is taken"),
+        ("default_allocator", "'default_allocator' is taken"),
+    ],
+)
+@pytest.mark.usefixtures("the_table_is_unchanged")
+def test_a_bad_name_is_refused_with_what_is_wrong(name: str, words: str) -> None:
+    with pytest.raises(ctxalloc.RegistrationError, match=words) as caught:
+        ctxalloc.register(name, System())
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.usefixtures("the_table_is_unchanged")
+def test_a_name_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        ctxalloc.register("\ud800", System())
+    with pytest.raises(UnicodeEncodeError):
+        ctxalloc.use("\ud800")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("name",),
+        (b"bytes", System()),
+        (None, System()),
+        (3, System()),
+        ("name", System),
+        ("name", "System"),
+        ("n", 1),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("the_table_is_unchanged")
+def test_wrong_types_are_type_errors(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        ctxalloc.register(*arguments)
+
+
+@pytest.mark.usefixtures("the_table_is_unchanged")
+def test_register_takes_no_keywords() -> None:
+    with pytest.raises(TypeError):
+        ctxalloc.register(name="a", strategy=System())  # type: ignore[call-arg]
+
+
+def test_of_racing_registrations_one_wins(fresh_name: Callable[[], str]) -> None:
+    threads = 16
+    barrier = threading.Barrier(threads)
+    refusals: set[str] = set()
+
+    def race(name: str) -> ctxalloc.Handler | None:
+        barrier.wait()
+        try:
+            return ctxalloc.register(name, System())
+        except ctxalloc.RegistrationError as error:
+            refusals.add(str(error))
+            return None
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(20):
+            name = fresh_name()
+            winners = [handler for handler in pool.map(race, [name] * threads) if handler is not None]
+            assert winners == [ctxalloc.handler(name)]
+            assert refusals == {f"the handler name '{name}' is taken; handlers live for ever, so choose another name"}
+            refusals.clear()
+    names = [handler.name for handler in ctxalloc.handlers()]
+    assert len(names) == len(set(names))
+
+
+# ---- look-up -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "System", "system\0", "system64", "n" * 10_000])
+@pytest.mark.usefixtures("the_table_is_unchanged")
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(name: str) -> None:
+    with pytest.raises(
+        ctxalloc.UnknownHandlerError, match="registered are: system, aligned64, default_allocator"
+    ) as caught:
+        ctxalloc.handler(name)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"system", ctxalloc.handler("system"), ["system"]])
+def test_a_look_up_takes_a_str(name: Any) -> None:
+    with pytest.raises(TypeError):
+        ctxalloc.handler(name)
+
+
+# ---- strategies --------------------------------------------------------------------------------------
+
+
+def test_strategies_say_what_they_are() -> None:
+    assert (repr(System()), repr(Aligned()), repr(Aligned(align=4096))) == (
+        "System()",
+        "Aligned(align=64)",
+        "Aligned(align=4096)",
+    )
+    assert isinstance(System(), Strategy)
+    assert isinstance(Aligned(), Strategy)
+    assert list(inspect.signature(Aligned).parameters) == ["align"]
+
+
+@pytest.mark.parametrize("align", [16, 32, 64, 128, 4096, 2 << 20, np.int64(64)])
+def test_any_power_of_two_up_to_a_huge_page_is_an_alignment(align: int, fresh_name: Callable[[], str]) -> None:
+    handler = ctxalloc.register(fresh_name(), Aligned(align=align))
+    assert handler.alignment == align
+    with ctxalloc.use(handler):
+        arrays = [np.zeros(n, np.uint8) for n in (0, 1, 63, 1000, 1 << 20)]
+    assert {address_of(array) % int(align) for array in arrays} == {0}
+    assert not any(array.any() for array in arrays)
+
+
+@pytest.mark.parametrize("align", [0, 1, 8, 24, 63, 65, 4 << 20, 1 << 63, True])
+@pytest.mark.usefixtures("the_table_is_unchanged")
+def test_any_other_alignment_is_refused_with_the_range(align: int) -> None:
+    words = f"align={int(align)} is not possible; give a power of two from 16 to 2097152 bytes"
+    with pytest.raises(ValueError, match=words):
+        Aligned(align=align)
+
+
+@pytest.mark.parametrize("align", [-1, 1 << 64, -(1 << 70)])
+def test_an_int_that_is_no_size_is_a_value_error(align: int) -> None:
+    with pytest.raises(ValueError, match=rf"Aligned\(align={align}\): give a number of bytes"):
+        Aligned(align=align)
+
+
+@pytest.mark.parametrize("align", ["64", 64.0, None, b"64", [64]])
+def test_what_is_no_int_is_a_type_error(align: Any) -> None:
+    with pytest.raises(TypeError, match=r"Aligned\(align=.*\): give a number of bytes"):
+        Aligned(align=align)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Aligned(64),  # type: ignore[call-arg]  # options are keywords
+        lambda: Aligned(alignment=64),  # type: ignore[call-arg]
+        lambda: System(1),  # type: ignore[call-arg]
+        lambda: Strategy(),  # type: ignore[call-arg]
+        lambda: Strategy("Aligned"),
+    ],
+)
+def test_strategies_refuse_options_they_do_not_know(call: Callable[[], Strategy]) -> None:
+    with pytest.raises(TypeError):
+        call()
+
+
+def test_an_unknown_kind_of_strategy_is_refused() -> None:
+    with pytest.raises(ValueError, match='no strategy of kind "Magic"'):
+        Strategy("Magic")

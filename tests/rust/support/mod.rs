@@ -1,6 +1,6 @@
 //! What the tests share: handlers to select, strategies that watch or misbehave, runtimes, and executors that move a
 //! future between threads on purpose.
-#![allow(dead_code, reason = "each test binary uses its own part of it")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part of it")]
 
 mod executors;
 mod probes;

@@ -1,0 +1,220 @@
+//! What needs a process of its own: fork, the very first use, a global tracing subscriber, the process's end.
+//!
+//! Each child is this test binary once more, running one ignored test; its exit status is the verdict.
+#![cfg(not(miri))]
+#![allow(unsafe_code, reason = "fork, alarm, atexit")]
+
+mod support;
+
+use ctxalloc::{Buffer, Context, Handler, current, default_handler, handler, handlers, register, reset, scope, set};
+use std::process::Command;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use support::{Marked, marked};
+
+/// Longer than anything here takes; a child that hangs is killed by it, and that is its verdict.
+const PATIENCE_SECONDS: u32 = 60;
+
+/// Runs one ignored test of this binary in a process of its own; it has to end with `status`.
+fn in_a_process_of_its_own(test: &str, status: i32) {
+    let child = Command::new(std::env::current_exe().expect("this binary"))
+        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .output()
+        .expect("a process");
+    let text = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(child.status.code(), Some(status), "{test} ended with {:?}:\n{text}", child.status);
+    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "there is no test '{test}'");
+}
+
+fn killed_if_it_hangs() {
+    // SAFETY: sets a timer of this process, whose signal nobody handles.
+    unsafe { libc::alarm(PATIENCE_SECONDS) };
+}
+
+#[test]
+fn the_first_use_by_many_threads_at_once_makes_one_table() {
+    for _ in 0..10 {
+        in_a_process_of_its_own("child_first_use", 0);
+    }
+}
+
+#[test]
+#[ignore = "a child of the_first_use_by_many_threads_at_once_makes_one_table"]
+fn child_first_use() {
+    killed_if_it_hangs();
+    let threads = 16;
+    let barrier = Barrier::new(threads);
+    let seen: Vec<(Handler, Handler, Option<Handler>)> = thread::scope(|scope| {
+        let users: Vec<_> = (0..threads)
+            .map(|number| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    let mine = match number % 3 {
+                        0 => register(&format!("mine {number}"), Marked::new()).expect("a new name"),
+                        1 => current(),
+                        _ => Buffer::zeroed(10).expect("10 bytes").handler(),
+                    };
+                    (default_handler(), mine, handler(&format!("mine {number}")))
+                })
+            })
+            .collect();
+        users.into_iter().map(|user| user.join().expect("no panic")).collect()
+    });
+    for (number, (default, mine, found)) in seen.into_iter().enumerate() {
+        assert_eq!(default, default_handler());
+        assert!(handlers().any(|handler| handler == mine), "not in the one table");
+        if number % 3 == 0 {
+            assert_eq!(found, Some(mine));
+        }
+    }
+    assert_eq!(handlers().filter(|handler| handler.name() == "system").count(), 1);
+}
+
+#[test]
+fn a_child_of_a_multithreaded_process_registers_selects_and_allocates() {
+    in_a_process_of_its_own("child_that_forks", 0);
+}
+
+#[test]
+#[ignore = "a child of a_child_of_a_multithreaded_process_registers_selects_and_allocates"]
+fn child_that_forks() {
+    killed_if_it_hangs();
+    let (owner, _) = marked("made before the fork");
+    let done = AtomicBool::new(false);
+    let registered = AtomicUsize::new(0);
+    thread::scope(|threads| {
+        // Others hold the lock, again and again, while this thread forks.
+        for number in 0..3 {
+            let (done, registered) = (&done, &registered);
+            threads.spawn(move || {
+                while !done.load(Ordering::SeqCst) {
+                    let count = registered.fetch_add(1, Ordering::SeqCst);
+                    if count < 20_000 {
+                        register(&format!("meanwhile {number} {count}"), ctxalloc::strategy::System)
+                            .expect("a new name");
+                    }
+                    drop(Buffer::zeroed_in(owner, 1000).expect("1000 bytes"));
+                }
+            });
+        }
+        let forks = 40;
+        for round in 0..forks {
+            let before = Buffer::copy_from_slice_in(owner, b"made before the fork").expect("20 bytes");
+            let verdict = scope(owner, || fork_and(|| after_the_fork(owner, &before, round)));
+            if verdict != 0 {
+                done.store(true, Ordering::SeqCst);
+            }
+            assert_eq!(verdict, 0, "the wait status of child {round}");
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    register("after all the forks", Marked::new()).expect("the parent's lock is free too");
+}
+
+/// What a child does: everything that takes a lock or touches the selection.
+fn after_the_fork(owner: Handler, before: &Buffer, round: usize) -> bool {
+    let name = format!("child {round}");
+    let own = register(&name, Marked::new()).expect("a new name");
+    let mut buffer = before.try_clone().expect("20 bytes");
+    buffer.resize(5000).expect("5000 bytes");
+    let token = set(own);
+    let made_in_own = Buffer::zeroed(100).expect("100 bytes").handler() == own;
+    reset(&token).expect("its own context");
+    handler(&name) == Some(own) && made_in_own && current() == owner && buffer[..20] == before[..]
+}
+
+/// Forks; the child runs `work` and ends. Returns the child's wait status: zero where `work` said yes.
+fn fork_and(work: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: the child calls nothing but `work`, which uses the C heap (glibc makes it usable after fork) and this
+    // crate (which is what is tested), and `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork failed");
+    if pid == 0 {
+        // SAFETY: a timer of the child: one that waits for a lock for ever is killed.
+        unsafe { libc::alarm(20) };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(if matches!(outcome, Ok(true)) { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: our child, and a place for its status.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(waited, pid);
+    status
+}
+
+#[test]
+#[cfg(feature = "tracing")]
+fn a_subscriber_may_ask_for_the_current_handler_from_its_first_event_on() {
+    in_a_process_of_its_own("child_with_a_subscriber", 0);
+}
+
+/// A subscriber that asks who serves the work it is told about, as one that attributes memory to requests would.
+#[test]
+#[cfg(feature = "tracing")]
+#[ignore = "a child of a_subscriber_may_ask_for_the_current_handler_from_its_first_event_on"]
+fn child_with_a_subscriber() {
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    static EVENTS: AtomicUsize = AtomicUsize::new(0);
+    struct Curious;
+    impl Subscriber for Curious {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "ctxalloc"
+        }
+        fn event(&self, _: &Event<'_>) {
+            EVENTS.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(current(), default_handler());
+            drop(Buffer::zeroed(10).expect("10 bytes"));
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    killed_if_it_hangs();
+    tracing::subscriber::set_global_default(Curious).expect("the first one");
+    register("reported", Marked::new()).expect("a new name"); // the first use of the table in this process
+    assert_eq!(EVENTS.load(Ordering::SeqCst), 1, "what was registered by the user is reported, once");
+    assert!(register("reported", Marked::new()).is_err());
+    assert_eq!(EVENTS.load(Ordering::SeqCst), 1);
+}
+
+const DONE_AT_EXIT: i32 = 42;
+
+#[test]
+fn everything_works_in_a_handler_of_the_processs_exit() {
+    in_a_process_of_its_own("child_that_allocates_at_exit", DONE_AT_EXIT);
+}
+
+#[test]
+#[ignore = "a child of everything_works_in_a_handler_of_the_processs_exit"]
+fn child_that_allocates_at_exit() {
+    static KEPT: std::sync::Mutex<Option<Buffer>> = std::sync::Mutex::new(None);
+    extern "C" fn last_words() {
+        let work = || {
+            let kept = KEPT.lock().expect("nobody panicked").take().expect("a buffer was kept");
+            assert_eq!((&kept[..], kept.handler().name()), (&b"kept"[..], "kept to the end"));
+            drop(kept);
+            let own = register("registered at exit", Marked::new()).expect("a new name");
+            let mut buffer = scope(own, || Buffer::zeroed(10)).expect("10 bytes");
+            buffer.resize(1000).expect("1000 bytes");
+            assert!(Context::new().run(current) == default_handler());
+        };
+        let outcome = std::panic::catch_unwind(work);
+        // SAFETY: ends the process here and now, with the verdict.
+        unsafe { libc::_exit(if outcome.is_ok() { DONE_AT_EXIT } else { 1 }) };
+    }
+    killed_if_it_hangs();
+    let (owner, _) = marked("kept to the end");
+    *KEPT.lock().expect("nobody panicked") = Some(Buffer::copy_from_slice_in(owner, b"kept").expect("4 bytes"));
+    // SAFETY: a function that may run at any time.
+    assert_eq!(unsafe { libc::atexit(last_words) }, 0);
+}

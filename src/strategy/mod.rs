@@ -17,7 +17,7 @@ pub mod conformance;
 pub use aligned::Aligned;
 pub use budget::{Budget, Budgeted};
 pub use faulty::Faulty;
-pub use pool::{Pool, PoolOptions};
+pub use pool::{Arena, Pool, PoolOptions};
 pub use system::System;
 
 use std::fmt::Debug;

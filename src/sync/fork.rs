@@ -57,7 +57,8 @@ pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
         // SAFETY: the lock is held by us alone.
         let all = unsafe { &mut *holders.value.get() };
         all.retain(|holder| holder.strong_count() > 0);
-        let held: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+        // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
+        let held: Vec<_> = all.iter().rev().filter_map(Weak::upgrade).collect();
         for holder in &held {
             holder.for_each_lock(&mut ForkLock::acquire);
         }

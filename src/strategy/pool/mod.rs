@@ -8,12 +8,15 @@
 //! Each file has its own invariant: `classes` the sizes, `region` the record of each block, `heap` the pages,
 //! `central` the shelves, `cache` the threads, `large` the rest. All locks are held across `fork`.
 
+mod arena;
 mod cache;
 mod central;
 mod classes;
 mod heap;
 mod large;
 mod region;
+
+pub use arena::Arena;
 
 use super::Strategy;
 use crate::source::{Pages, PrivatePages, pages};
@@ -36,7 +39,6 @@ use std::time::Duration;
 /// is used at all, or at [`trim`](Strategy::trim).
 ///
 /// Cheap to clone: clones are the same pool.
-#[derive(Clone)]
 pub struct Pool<P: Pages = PrivatePages> {
     inner: Arc<Inner<P>>,
 }
@@ -148,6 +150,30 @@ unsafe fn room(block: NonNull<u8>) -> usize {
     }
 }
 
+/// Resizes a block of `strategy`, which has the pool's classes: in place where its class stays, else by moving it.
+///
+/// # Safety
+/// - `block` came from `strategy`, which cuts its blocks from regions as pools do, and was not released; after `Some`
+///   the old pointer is not used again.
+unsafe fn resize_by(strategy: &impl Strategy, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+    // SAFETY: a live block, says the caller.
+    let room = unsafe { room(block) };
+    let stays = if room <= classes::MOST {
+        new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
+    } else {
+        Large::fits(room, new_size_bytes)
+    };
+    if stays {
+        return Some(block);
+    }
+    let moved = strategy.allocate(new_size_bytes)?;
+    // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
+    unsafe { moved.copy_from_nonoverlapping(block, room.min(new_size_bytes)) };
+    // SAFETY: a live block; the caller uses the new one from now on.
+    unsafe { strategy.release(block) };
+    Some(moved)
+}
+
 impl<P: Pages> Home for Inner<P> {
     fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
         self.shelves[class].give(blocks);
@@ -189,22 +215,8 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block, says the caller.
-        let room = unsafe { room(block) };
-        let stays = if room <= classes::MOST {
-            new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
-        } else {
-            Large::fits(room, new_size_bytes)
-        };
-        if stays {
-            return Some(block);
-        }
-        let moved = self.allocate(new_size_bytes)?;
-        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-        unsafe { moved.copy_from_nonoverlapping(block, room.min(new_size_bytes)) };
-        // SAFETY: a live block; the caller uses the new one from now on.
-        unsafe { self.release(block) };
-        Some(moved)
+        // SAFETY: a live block of this pool, says the caller.
+        unsafe { resize_by(self, block, new_size_bytes) }
     }
 
     #[inline]
@@ -230,6 +242,12 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
             shelf.trim(&inner.heap);
         }
         inner.large.release_all(&inner.heap) + inner.heap.trim()
+    }
+}
+
+impl<P: Pages> Clone for Pool<P> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
     }
 }
 

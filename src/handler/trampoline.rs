@@ -8,6 +8,7 @@ use super::abi::Functions;
 use crate::layout;
 use crate::strategy::Strategy;
 use crate::trace;
+use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
@@ -26,17 +27,20 @@ pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
     }
 }
 
-/// Runs `operation`; a panic is reported and becomes nothing. Its payload is leaked: dropping it could panic again.
+/// Runs `operation`; a panic is reported and becomes nothing.
 #[inline]
 fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Option<R> {
-    match catch_unwind(AssertUnwindSafe(operation)) {
-        Ok(answer) => answer,
-        Err(payload) => {
-            std::mem::forget(payload);
-            trace::strategy_panicked(name);
-            None
-        }
+    catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|payload| panicked(name, payload))
+}
+
+#[cold]
+fn panicked<R>(name: &'static str, payload: Box<dyn Any + Send>) -> Option<R> {
+    // A payload that panics while it is dropped has another one, which is leaked: this has to end somewhere.
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(another);
     }
+    trace::strategy_panicked(name);
+    None
 }
 
 fn to_c(block: Option<NonNull<u8>>) -> *mut c_void {

@@ -8,6 +8,10 @@
 //!   |<--- pad --->| raw: usize |<---- layout.size() ---->|<- rest ->|
 //! ```
 //! Whether it does follows from the layout and the handler alone, so freeing decides as allocating did.
+//!
+//! Here and in many strategies a block's record stands outside of the bytes that the user asked for. Containers may
+//! come back with a pointer that is good for those bytes alone (a `Box` goes through `&mut T`): blocks are exposed when
+//! they are made, and what comes back is only taken for its address.
 
 use crate::handler::Handler;
 use crate::layout::padding;
@@ -69,6 +73,7 @@ impl ContextAlloc {
         let raw_bytes = wrapped.unwrap_or(size);
         let raw = if zeroed { self.handler.allocate_zeroed(raw_bytes) } else { self.handler.allocate(raw_bytes) };
         let raw = raw.map_err(|_| AllocError)?;
+        raw.expose_provenance(); // for `whole`
         let block = match wrapped {
             None => raw,
             Some(_) => {
@@ -94,7 +99,8 @@ impl ContextAlloc {
         let direct = |layout| self.wrapped_bytes(layout).is_none() && layout.size() > 0;
         if direct(old) && direct(new) {
             // SAFETY: a live block, straight from the handler.
-            let moved = unsafe { self.handler.resize(block, new.size()) }.map_err(|_| AllocError)?;
+            let moved = unsafe { self.handler.resize(whole(block), new.size()) }.map_err(|_| AllocError)?;
+            moved.expose_provenance(); // for `whole`
             return Ok(NonNull::slice_from_raw_parts(moved, new.size()));
         }
         let fresh = self.make(new, false)?;
@@ -104,6 +110,12 @@ impl ContextAlloc {
         unsafe { self.deallocate(block, old) };
         Ok(fresh)
     }
+}
+
+/// The block with the provenance that its handler gave it, whatever a container made of the pointer.
+#[inline]
+fn whole(block: NonNull<u8>) -> NonNull<u8> {
+    NonNull::with_exposed_provenance(block.addr())
 }
 
 impl Default for ContextAlloc {
@@ -129,10 +141,10 @@ unsafe impl Allocator for ContextAlloc {
         }
         match self.wrapped_bytes(layout) {
             // SAFETY: straight from the handler, with this size.
-            None => unsafe { self.handler.release(block, layout.size()) },
+            None => unsafe { self.handler.release(whole(block), layout.size()) },
             Some(raw_bytes) => {
                 // SAFETY: `make` wrote the raw pointer right before the block.
-                let word = unsafe { block.sub(WORD) }.cast::<NonNull<u8>>();
+                let word = unsafe { whole(block).sub(WORD) }.cast::<NonNull<u8>>();
                 // SAFETY: as above.
                 let raw = unsafe { word.read() };
                 // SAFETY: the raw block has `raw_bytes` and goes with the block inside of it.

@@ -22,7 +22,8 @@ pub(crate) struct Dropped(Receiver<(Handler, ThreadId)>);
 impl Dropped {
     /// Waits until it was dropped: where, and on which thread.
     pub(crate) fn wait(&self) -> (Handler, ThreadId) {
-        self.0.recv().expect("it is dropped once")
+        // The bound is a watchdog: a value that is kept for ever fails the test instead of hanging it.
+        self.0.recv_timeout(std::time::Duration::from_secs(60)).expect("it is dropped once")
     }
 
     /// Waits until it was dropped: where.

@@ -195,7 +195,7 @@ fn a_panic_payload_that_panics_when_it_is_dropped_does_no_harm() {
     struct Grenade;
     impl Drop for Grenade {
         fn drop(&mut self) {
-            std::panic::resume_unwind(Box::new("bang"));
+            std::panic::resume_unwind(Box::new(()));
         }
     }
     #[derive(Debug)]

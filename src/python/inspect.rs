@@ -73,10 +73,18 @@ pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<
             owner = numpy.base_of(&owner)?;
         } else if let Ok(view) = owner.cast::<PyMemoryView>() {
             owner = view.getattr("obj")?;
+        } else if is_numpys_dummy(&owner)? {
+            owner = owner.getattr("base")?;
         } else {
             return Ok(None);
         }
     }
+}
+
+/// Whether this is what stands between an array and its strided view (`as_strided`, `sliding_window_view`).
+fn is_numpys_dummy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let kind = object.get_type();
+    Ok(kind.name()?.to_cow()? == "DummyArray" && kind.module()?.to_cow()?.starts_with("numpy.lib."))
 }
 
 fn handler_of_owner<'py>(numpy: &Numpy, array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {

@@ -89,11 +89,8 @@ impl Start {
     fn __call__(&self, py: Python<'_>) -> PyResult<()> {
         static ENSURE_FUTURE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let Some(sender) = take(&self.sender) else { return Ok(()) };
-        if sender.is_closed()
-            && let Ok(close) = self.awaitable.getattr(py, "close")
-        {
-            // Dropped before it began: as a task that is cancelled before its first step, an eager one too.
-            return close.call0(py).map(drop);
+        if sender.is_closed() && self.close(py)? {
+            return Ok(()); // dropped before it began: no task, not even an eager one's first step
         }
         let options = PyDict::new(py);
         options.set_item("loop", &self.event_loop)?;
@@ -113,6 +110,27 @@ impl Start {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.awaitable)?;
         visit.call(&self.event_loop)
+    }
+}
+
+impl Start {
+    /// Ends a coroutine that never began, as the cancellation of a task does that had no step yet. False for
+    /// awaitables of other kinds.
+    fn close(&self, py: Python<'_>) -> PyResult<bool> {
+        let Ok(close) = self.awaitable.getattr(py, "close") else { return Ok(false) };
+        close.call0(py).map(|_| true)
+    }
+}
+
+impl Drop for Start {
+    /// Never called: the event loop was closed before, or refused. The coroutine is not forgotten but ended.
+    fn drop(&mut self) {
+        if take(&self.sender).is_some() {
+            let _ = Python::try_attach(|py| match self.close(py) {
+                Ok(_) => {}
+                Err(error) => error.write_unraisable(py, Some(self.awaitable.bind(py))),
+            });
+        }
     }
 }
 

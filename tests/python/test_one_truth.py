@@ -20,7 +20,7 @@ from numpy_c import set_handler as numpys_set_handler
 import ctxalloc
 from ctxalloc import current, set_handler, use
 
-HANDLERS = ["default_allocator", "system", "aligned64"]
+HANDLERS = ["default_allocator", "system", "aligned64", "pool"]
 
 # A plain ContextVar beside NumPy's: wherever it goes, the selection must go too.
 witness = contextvars.ContextVar("witness", default="default_allocator")
@@ -318,7 +318,7 @@ def test_siblings_parents_and_children_do_not_see_each_other() -> None:
 
     async def main() -> None:
         gate = asyncio.Barrier(9)
-        await asyncio.gather(*(sibling(HANDLERS[n % 3], gate) for n in range(9)))
+        await asyncio.gather(*(sibling(HANDLERS[n % 4], gate) for n in range(9)))
         assert seen_here() == ("default_allocator", "default_allocator")
 
     asyncio.run(main())

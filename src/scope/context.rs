@@ -56,6 +56,18 @@ impl Context {
 
     /// Runs `work` in this context. What it selects stays here; the thread's own context is back afterwards, also
     /// when `work` panics.
+    ///
+    /// A context that is running cannot be run again, nor be looked at; in Python that is a RuntimeError, here it does
+    /// not compile:
+    ///
+    /// ```compile_fail,E0499
+    /// let mut context = ctxalloc::Context::new();
+    /// context.run(|| context.run(|| ()));
+    /// ```
+    /// ```compile_fail,E0502
+    /// let mut context = ctxalloc::Context::new();
+    /// context.run(|| drop(context.handler()));
+    /// ```
     pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
         let _inside = self.swap_in();
         work()

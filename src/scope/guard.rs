@@ -38,6 +38,17 @@ pub fn enter(handler: Handler) -> Guard {
 /// Guards that go in another order than they came restore what each one saw, as tokens do. One that goes in
 /// another context (a future that holds it across an await, on a `LocalSet`) changes nothing there and reports
 /// an error event of `tracing`; [`exit`](Self::exit) tells instead.
+///
+/// A future that may move between threads cannot hold one across an await:
+///
+/// ```compile_fail
+/// fn may_move<F: Future + Send>(_: F) {}
+/// # let aligned = ctxalloc::handler("aligned64").expect("built in");
+/// may_move(async move {
+///     let _guard = ctxalloc::enter(aligned);
+///     std::future::ready(()).await;
+/// });
+/// ```
 #[derive(Debug)]
 #[must_use = "the scope ends where the guard is dropped"]
 pub struct Guard {

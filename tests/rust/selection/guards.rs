@@ -138,6 +138,16 @@ fn a_guard_dropped_in_another_context_is_reported() {
 }
 
 #[test]
+#[cfg(feature = "tracing")]
+fn a_guard_that_was_told_is_not_reported_as_well() {
+    let errors = errors_during(|| {
+        let guard = enter(red());
+        assert_eq!(Context::with_handler(green()).run(|| guard.exit()), Err(Error::TokenForeign));
+    });
+    assert_eq!(errors, 0);
+}
+
+#[test]
 #[cfg(all(feature = "tracing", feature = "tokio"))]
 fn a_guard_that_moves_between_tasks_of_a_local_set_changes_nothing_and_is_reported() {
     let errors = errors_during(|| {

@@ -47,6 +47,13 @@ fn name_field(name: &[u8]) -> [c_char; 127] {
     field
 }
 
+struct Kept(#[expect(dead_code, reason = "there to be seen by leak checkers")] *const PyDataMem_Handler);
+
+// SAFETY: an address that nobody follows.
+unsafe impl Send for Kept {}
+
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
 /// An immortal struct as C code would make it, and the counter of its calls.
 fn foreign(name: &[u8], version: u8) -> (NonNull<PyDataMem_Handler>, &'static AtomicUsize) {
     let calls: &'static AtomicUsize = Box::leak(Box::default());
@@ -59,8 +66,7 @@ fn foreign(name: &[u8], version: u8) -> (NonNull<PyDataMem_Handler>, &'static At
     };
     let face = Box::leak(Box::new(PyDataMem_Handler { name: name_field(name), version, allocator }));
     // Also where it is refused: a leak checker sees that it is kept on purpose.
-    static KEPT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-    KEPT.lock().expect("nobody panicked").push(std::ptr::from_ref(face).addr());
+    KEPT.lock().expect("nobody panicked").push(Kept(face));
     (NonNull::from(face), calls)
 }
 

@@ -147,13 +147,13 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 
 .PHONY: miri loom sanitize asan tsan stress stress-part test-numpy test-numpy-part
 # Leaks are LeakSanitizer's: handlers are immortal, which only its list of exceptions can say.
-miri: ## the core's unit tests under Miri (nightly)
+miri: ## the core's tests under Miri (nightly)
 ifeq ($(NIGHTLY),)
 	@echo 'miri: skipped, there is no nightly toolchain'
 else
 	$(CARGO) +$(NIGHTLY) miri --version || rustup component add --toolchain $(NIGHTLY) miri rust-src
-	MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks $(MIRIFLAGS)' $(CARGO) +$(NIGHTLY) miri test --quiet --locked \
-		--no-default-features --lib --target-dir target/miri
+	MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance $(MIRIFLAGS)' \
+		$(CARGO) +$(NIGHTLY) miri test --quiet --locked --no-default-features --lib --test rust --target-dir target/miri
 endif
 
 loom: ## every lock-free part, in every interleaving, under loom

@@ -106,7 +106,7 @@ class Generator:
             bodies: list[Body] = []
             for index in range(len(WORDS[word].bodies)):
                 where = inside(Node(word, numbers), index, place)
-                whose = lines[index] if lines else line
+                whose = lines[min(index, len(lines) - 1)] if lines else line
                 most = 3 if where.cleanup else max(2, self.left // 2)
                 bodies.append(self.body(whose, where, depth + 1, most) if self.left > 0 else ())
             return Node(word, numbers, tuple(bodies))
@@ -210,7 +210,7 @@ class Generator:
         label = self.labels
         node = inner((label, kind, with_, *gives), child)
         if word == "spawn" and rand.random() < 0.6:
-            node = Node(word, node.numbers, (self.mix("gate", node.bodies[0]),))
+            node = Node(word, node.numbers, (self.mix("gate", node.bodies[0]), *node.bodies[1:]))
         (line.tasks if word == "spawn" else line.others)[label] = child
         return node
 

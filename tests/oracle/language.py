@@ -55,7 +55,7 @@ WORDS: Final[dict[str, Shape]] = {
     "peek": Shape(("context",)),
     "run": Shape(("context",), ("body",)),
     # lines of execution, and how they wait for each other
-    "spawn": Shape(("child", "kind", "with", "*gives"), ("body",)),
+    "spawn": Shape(("child", "kind", "with", "*gives"), ("body", "ending")),
     "thread": Shape(("child", "kind", "with", "*gives"), ("body",)),
     "job": Shape(("child", "kind", "with", "*gives"), ("body",)),
     "work": Shape(("worker", "kind", "with", "*gives"), ("body",)),
@@ -66,7 +66,7 @@ WORDS: Final[dict[str, Shape]] = {
     "yield": Shape(),
     "loop": Shape((), ("body",)),
     # futures driven by hand, futures that share a context, futures that have one of their own
-    "scoped": Shape(("flavour", "with"), ("body",)),
+    "scoped": Shape(("flavour", "with"), ("body", "ending")),
     "drive": Shape(("flavour",), ("body",)),
     "hop": Shape(("polls", "elsewhere", "handler"), ("body",)),
     "both": Shape((), ("first", "second")),
@@ -145,11 +145,11 @@ def inside(node: Node, index: int, place: Place) -> Place:
     """What may stand in that body of a node which stands in `place`."""
     here = replace(place, emits=False, nexts=False)
     match node.word, WORDS[node.word].bodies[index]:
-        case _, "cleanup":
-            own = node.word == "stream"  # its producer has a context of its own
-            return replace(
-                here, awaits="none", gates=False, cleanup=True, blocks=False, ambient=here.ambient and not own
-            )
+        case "spawn", "ending":
+            return Place(awaits="none", cleanup=True, ambient=node.numbers[1] == PLAIN)
+        case _, "cleanup" | "ending":
+            ambient = here.ambient and node.word == "try"  # the others have a context of their own
+            return replace(here, awaits="none", gates=False, cleanup=True, blocks=False, ambient=ambient)
         case "main", _:
             return MAIN
         case "with", _:

@@ -4,7 +4,7 @@ use crate::called::{self, Cleanup};
 use crate::hold::Stretch;
 use crate::line::of_task;
 use crate::program::Word;
-use crate::run::{Body, Frame, Mode};
+use crate::run::{Body, Frame, Mode, Owning};
 use crate::start;
 use crate::stream;
 use crate::trace::{numbered, outcome};
@@ -151,7 +151,7 @@ async fn cancel(frame: &Frame, node: usize) {
 
 async fn scoped(frame: &Frame, node: usize) {
     let [flavour, with] = frame.number(node);
-    let body = inner(frame, node, 0);
+    let body = Owning::new(frame, node, None);
     match flavour {
         IN_CONTEXT => {
             let context = frame.line.store().contexts.remove(&with);

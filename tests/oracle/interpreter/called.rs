@@ -149,7 +149,7 @@ fn with(frame: &Frame, node: usize) {
     frame.end(node, outcome);
 }
 
-/// Runs the body `cleanup` of a node when it goes: a destructor of the program's.
+/// Runs the second body of a node, if it has one, when it goes: a destructor of the program's.
 pub(crate) struct Cleanup {
     pub(crate) frame: Frame,
     pub(crate) node: usize,
@@ -157,7 +157,9 @@ pub(crate) struct Cleanup {
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        run(&Frame { blocks: false, ..self.frame.clone() }, self.node, 1);
+        if self.frame.node(self.node).bodies.len() > 1 {
+            run(&Frame { blocks: false, ..self.frame.clone() }, self.node, 1);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! One run of one program: its trace, the loops that it runs on, and where a body stands (`Frame`).
 
 use crate::awaited;
+use crate::called::Cleanup;
 use crate::line::{Ending, Line};
 use crate::program::{Node, Program};
 use crate::stream::Items;
@@ -11,6 +12,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::LocalSet;
@@ -163,13 +165,46 @@ impl Frame {
     }
 }
 
+/// A future that owns what is to end with it: `ending` of a task or a scoped future, `cleanup` of a producer.
+///
+/// That goes when the future is dropped, which is after its last poll: whoever drops it must do so in its context.
+pub(crate) struct Owning {
+    body: Body,
+    last: Option<Cleanup>,
+    was_polled: bool,
+    _line: Option<Ending>,
+}
+
+impl Owning {
+    /// The first body of a node; the second one ends it, where there is one.
+    pub(crate) fn new(frame: &Frame, node: usize, line: Option<Ending>) -> Self {
+        let last = Cleanup { frame: frame.clone(), node };
+        Self { body: awaited::inner(frame, node, 0), last: Some(last), was_polled: false, _line: line }
+    }
+}
+
+impl Future for Owning {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        self.was_polled = true;
+        self.body.as_mut().poll(cx)
+    }
+}
+
+impl Drop for Owning {
+    fn drop(&mut self) {
+        self.body = Box::pin(async {}); // what is left of the body goes first
+        let last = self.last.take();
+        if !self.was_polled {
+            std::mem::forget(last); // nothing to end, as for a coroutine that was never started
+        }
+    }
+}
+
 /// A task from its first poll to its last.
-pub(crate) fn line(frame: Frame, node: usize) -> Body {
-    let ending = Ending(frame.line.clone());
-    Box::pin(async move {
-        let _ending = ending;
-        awaited::inner(&frame, node, 0).await;
-    })
+pub(crate) fn line(frame: &Frame, node: usize) -> Owning {
+    Owning::new(frame, node, Some(Ending(frame.line.clone())))
 }
 
 /// The runtimes, used for program after program.
@@ -205,7 +240,7 @@ impl Runtimes {
             pinned: mode != Mode::Multi,
             blocks: false,
         };
-        let main = line(frame, 0).in_context(Context::new());
+        let main = line(&frame, 0).in_context(Context::new());
         let all = async move {
             if mode == Mode::Multi {
                 drop(tokio::spawn(main).await); // `raise` may have ended it

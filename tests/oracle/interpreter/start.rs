@@ -3,7 +3,7 @@
 use crate::awaited::{CARRYING, IN_CONTEXT, PLAIN, WITH_HANDLER};
 use crate::called;
 use crate::line::{Child, Ending, Line, Started};
-use crate::run::{self, Body, Frame, Hub, Mode, Worker};
+use crate::run::{self, Frame, Hub, Mode, Owning, Worker};
 use crate::trace::{numbered, outcome};
 use ctxalloc::task::{self, JoinSet};
 use ctxalloc::{Context, WithHandler};
@@ -31,7 +31,7 @@ pub(crate) fn spawn(frame: &Frame, node: usize) {
     let line = new_line(frame, node, false);
     let hub = hub(frame);
     hub.add(&line);
-    let body = run::line(frame.of_task(&line, hub), node);
+    let body = run::line(&frame.of_task(&line, hub), node);
     let is_local = hub.mode == Mode::Local;
     let started = match (kind, context.flatten()) {
         (CARRYING, _) if is_local => Started::Task(task::spawn_local(body)),
@@ -51,7 +51,7 @@ fn plain(is_local: bool, task: impl Future<Output = ()> + Send + 'static) -> Joi
     if is_local { tokio::task::spawn_local(task) } else { tokio::spawn(task) }
 }
 
-fn set_of(is_local: bool, body: Body) -> Started {
+fn set_of(is_local: bool, body: Owning) -> Started {
     let mut set = JoinSet::new();
     let abort = if is_local { set.spawn_local(body) } else { set.spawn(body) };
     Started::Set(set, abort)

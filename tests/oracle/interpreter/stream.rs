@@ -1,9 +1,8 @@
 //! `stream`: a producer that suspends at every `emit`, with a context of its own, and `next`, which asks it.
 
 use crate::awaited;
-use crate::called;
-use crate::line::{Ending, Line};
-use crate::run::{Body, Frame};
+use crate::line::Line;
+use crate::run::{self, Frame, Owning};
 use crate::trace::{numbered, outcome};
 use ctxalloc::{Scoped, WithHandler};
 use futures::{FutureExt, Stream};
@@ -19,7 +18,7 @@ pub(crate) type Items = Arc<Mutex<Option<Pin<Box<Scoped<Producer>>>>>>;
 
 /// A body that becomes a stream.
 pub(crate) struct Producer {
-    body: Body,
+    body: Owning,
     emitted: Arc<AtomicBool>,
 }
 
@@ -40,11 +39,7 @@ pub(crate) async fn stream(frame: &Frame, node: usize) {
     let emitted = Arc::new(AtomicBool::new(false));
     let line = Line::new(true);
     let inner = Frame { line, emitted: Some(emitted.clone()), ..frame.by_hand() };
-    let body = Box::pin(async move {
-        let _ending = Ending(inner.line.clone());
-        let _cleanup = called::Cleanup { frame: inner.clone(), node };
-        awaited::inner(&inner, node, 0).await;
-    });
+    let body = run::line(&inner, node);
     let items: Items = Arc::new(Mutex::new(Some(Box::pin(Producer { body, emitted }.with_handler(numbered(handler))))));
     let frame = Frame { items: Some(items.clone()), ..frame.clone() };
     awaited::run(&frame, node, 2).await;

@@ -15,7 +15,7 @@ import pytest
 from test_crossings import run  # noqa: F401  # the fixture: each test on each kind of event loop
 
 import ctxalloc
-import ctxalloc_example as example  # type: ignore[import-untyped]
+import ctxalloc_example as example
 from ctxalloc import current, use
 
 Run = Callable[[Awaitable[Any]], Any]

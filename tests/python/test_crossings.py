@@ -16,7 +16,7 @@ import pytest
 from built_in import HANDLERS
 
 import ctxalloc
-import ctxalloc_example as example  # type: ignore[import-untyped]
+import ctxalloc_example as example
 from ctxalloc import current, handler_of, set_handler, use
 
 witness = contextvars.ContextVar("witness", default="nobody")
@@ -157,7 +157,7 @@ def test_errors_of_a_rust_future_reach_whoever_awaits(run: Any) -> None:
         with pytest.raises(ctxalloc.UnknownHandlerError, match="no handler is named 'nobody'"):
             example.array_made_in("nobody", 1)
         with pytest.raises(TypeError, match="a picture is a uint8 array"):
-            example.box_blur([1, 2], 1)
+            example.box_blur([1, 2], 1)  # type: ignore[arg-type]
         with use("aligned64"):
             with pytest.raises(MemoryError):
                 await example.array_made_in("system", 1 << 60)
@@ -328,7 +328,7 @@ def test_a_function_that_raises_before_there_is_a_coroutine_is_heard(run: Any) -
         with pytest.raises(KeyError, match="at once"):
             await example.await_python(broken)
         with pytest.raises(TypeError):
-            await example.await_python(no_awaitable)
+            await example.await_python(no_awaitable)  # type: ignore[arg-type]
         # No future may fail with StopIteration; asyncio refuses it, and whoever waits must hear something.
         with pytest.raises(RuntimeError, match="StopIteration"):
             await asyncio.wait_for(example.await_python(stops), 60)

@@ -24,7 +24,7 @@ from numpy_c import (
 )
 
 import ctxalloc
-import ctxalloc_example as example  # type: ignore[import-untyped]
+import ctxalloc_example as example
 from ctxalloc import adopt, current, handler_of, use
 
 

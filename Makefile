@@ -13,13 +13,9 @@ PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
 STRESS ?= 500
-STRESS_TESTS := oracle stress
 # Where there is no nightly toolchain (or no rustup), the targets that need one say so and do nothing.
 NIGHTLY := $(shell rustup toolchain list 2>/dev/null | sed -n 's/^\(nightly[^ ]*\).*/\1/p' | head -n 1)
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
-
-empty :=
-space := $(empty) $(empty)
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -93,8 +89,8 @@ $(WHEELS)/stamp: $(DONE)/extension $(python_sources) README.md
 
 # ---- the tests of every change ----------------------------------------------------------------------
 
-.PHONY: test lint lint-rust lint-python types test-rust doc test-python test-newest test-oldest-numpy
-test: lint-rust doc lint-python types test-rust test-python test-newest test-oldest-numpy ## all below, from a fresh clone
+.PHONY: test lint lint-rust lint-python types test-rust doc oracle test-python test-newest test-oldest-numpy
+test: lint-rust doc lint-python types test-rust oracle test-python test-newest test-oldest-numpy ## all below, from a fresh clone
 lint: lint-rust lint-python types ## formatters, linters and types only
 
 lint-rust: $(DONE)/build-tools ## cargo fmt --check, clippy with warnings as errors, for each set of features
@@ -121,6 +117,9 @@ types: $(DONE)/tools $(DONE)/extension ## mypy --strict, and stubtest: the stubs
 test-rust: ## cargo test: the core alone, then with tokio and tracing
 	$(CARGO) test --quiet --locked --no-default-features
 	$(CARGO) test --quiet --locked
+
+oracle: $(DONE)/tools $(DONE)/package ## random programs: CPython and the Rust layer name the same handler at every step
+	$(PY) tests/oracle/run.py --programs 3000 --seed 1 --seed fresh
 
 test-python: $(DONE)/tools $(DONE)/extension ## pytest in .venv
 	$(PY) -m pytest $(PYTEST_ARGS)
@@ -183,13 +182,14 @@ else
 		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --target $(HOST) --target-dir target/tsan
 endif
 
-# The oracle's programs and the concurrency stress read CTXALLOC_STRESS: how many times the work of `make test`.
-stress: $(DONE)/tools $(DONE)/extension ## the oracle and the concurrency stress, STRESS=500 times as much as in `make test`
-	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --tests -- $(STRESS_TESTS)
-	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k '$(subst $(space), or ,$(STRESS_TESTS))' $(PYTEST_ARGS)
+# CTXALLOC_STRESS: how many times the work of `make test`.
+stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, and two million programs of the oracle
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress
+	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k stress $(PYTEST_ARGS)
+	$(PY) tests/oracle/run.py --profile release --programs $$(($(STRESS) * 4000)) --seed fresh
 
 stress-part: STRESS := 5
-stress-part: stress ## the same, 5 times as much
+stress-part: stress ## the same, a hundredth of it
 
 test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system and aligned64, whole
 	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64
@@ -205,7 +205,7 @@ $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/t
 
 .PHONY: demo bench
 demo: $(DONE)/tools $(DONE)/extension ## the main job: a real service over HTTP, each route under its own handler
-	$(PY) examples/demo.py
+	$(PY) -m examples.service
 
 bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against named peers, in one run
 	$(PY) $(pip_install) -r requirements/bench.txt

@@ -38,6 +38,15 @@ fn a_registered_handler_is_found_by_its_name_and_listed_in_order() {
 }
 
 #[test]
+fn handlers_are_keys() {
+    let owners: std::collections::HashMap<Handler, &str> =
+        handlers().map(|handler| (handler, handler.name())).collect();
+    assert_eq!(owners.get(&default_handler()), Some(&"system"));
+    assert!(owners.iter().all(|(handler, name)| handler.name() == *name));
+    assert!(owners.len() >= 2, "no two are equal");
+}
+
+#[test]
 fn a_name_that_nobody_has_is_not_found_and_the_error_lists_those_there_are() {
     assert_eq!(handler("nobody"), None);
     assert_eq!(handler(""), None);

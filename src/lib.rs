@@ -60,3 +60,12 @@ pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
 pub use memory::{Buffer, ContextAlloc};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
+
+/// The Rust in the documents, run as doc tests.
+#[cfg(all(doctest, feature = "tokio"))]
+mod documents {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/rust.md")]
+    mod guide {}
+}

@@ -1,0 +1,127 @@
+"""What we show works as shown: examples print what their first lines say, documents run, and what they name is there.
+
+The examples in Rust hold themselves to their first lines (`tests/examples/said.rs`), and the Rust in the documents is
+part of the doc tests (`src/lib.rs`).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import documents
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The main job has tests of its own.
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+# A change log speaks of what was, also where it is no longer.
+CURRENT_DOCUMENTS = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+
+
+def by_name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run_python(*arguments: str | Path) -> str:
+    """Run a program as a user does, but with warnings as errors; it must end well and complain of nothing."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,  # it hangs
+        # What threads inherit is a choice of the interpreter from 3.14 on; the examples show the usual one.
+        env={**os.environ, "PYTHON_THREAD_INHERIT_CONTEXT": "0"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def said(source: str) -> str:
+    """The lines that a program's docs say it prints: the indented block behind `prints::`."""
+    match = re.search(r"prints::\n\n((?:    .*\n)+)", source)
+    assert match, "the first lines of an example say what it prints, in an indented block behind `prints::`"
+    return textwrap.dedent(match[1])
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
+def test_an_example_prints_what_its_first_lines_say(example: Path) -> None:
+    if example.with_suffix(".c").exists() and not shutil.which(os.environ.get("CC", "cc")):
+        pytest.skip("there is no C compiler")
+    assert run_python(example) == said(example.read_text())
+
+
+def test_there_are_examples_to_run() -> None:
+    assert len(EXAMPLES) >= 6
+
+
+@pytest.mark.parametrize("document", CURRENT_DOCUMENTS, ids=by_name)
+def test_the_python_in_a_document_runs_and_prints_what_the_document_says(document: Path) -> None:
+    if any(block.language == "python" for block in documents.blocks(document.read_text())):
+        run_python(ROOT / "tests" / "python" / "documents.py", document)
+
+
+def test_the_readme_has_an_example_in_each_language() -> None:
+    languages = [block.language for block in documents.blocks((ROOT / "README.md").read_text())]
+    assert {"python", "rust"} <= set(languages)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/rust.md"])
+def test_every_block_of_a_document_that_rustdoc_reads_names_its_language(name: str) -> None:
+    """Rustdoc takes one without for Rust."""
+    for block in documents.blocks((ROOT / name).read_text()):
+        assert block.language, f"{name}:{block.line}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
+def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", document.read_text()):
+        assert (document.parent / target).exists(), f"{document} links to {target}, which is not there"
+
+
+def test_the_links_between_headings_lead_somewhere() -> None:
+    def anchors(path: Path) -> set[str]:
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    for document in DOCUMENTS:
+        for target, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", document.read_text()):
+            assert anchor in anchors(document.parent / target if target else document), f"{document}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("document", CURRENT_DOCUMENTS, ids=by_name)
+def test_the_make_targets_that_a_document_names_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = document.read_text()
+    commands = re.findall(r"^(?:\w+=\S+ )*make((?: [a-z0-9-]+)+)", text, re.MULTILINE)
+    commands += re.findall(r"`(?:\w+=\S+ )*make((?: [a-z0-9-]+)+)", text)
+    for command in commands:
+        assert set(command.split()) <= targets, f"{document}: make{command}"
+
+
+@pytest.mark.parametrize("document", CURRENT_DOCUMENTS, ids=by_name)
+def test_the_files_that_a_document_names_exist(document: Path) -> None:
+    roots = ("src/", "python/", "examples/", "tests/", "docs/", "scripts/", "benches/", "requirements/", "include/")
+    for name in re.findall(r"`([\w./-]+)`", document.read_text()):
+        if name.startswith(roots):
+            assert (ROOT / name).exists(), f"{document} names {name}, which is not there"
+
+
+def test_what_the_guide_shows_of_the_example_extension_is_in_it() -> None:
+    sources = "".join(path.read_text() for path in sorted((ROOT / "examples" / "extension").glob("**/*.rs")))
+    sources += (ROOT / "examples" / "extension" / "Cargo.toml").read_text()
+
+    def squeezed(text: str) -> str:
+        return re.sub(r"\s+", " ", text).strip()
+
+    shown = documents.blocks((ROOT / "docs" / "extension-modules.md").read_text())
+    quoted = [block for block in shown if block.language in ("rust,ignore", "toml")]
+    assert quoted
+    for block in quoted:
+        assert squeezed(block.text) in squeezed(sources), f"docs/extension-modules.md:{block.line}"

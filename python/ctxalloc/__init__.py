@@ -3,11 +3,16 @@
 ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task or one request, exactly as
 ``contextvars`` select values, and carries the selection into Rust and back::
 
-    with ctxalloc.use("aligned64"):
-        a = numpy.ones(1000)          # lives in 64-byte aligned memory
-    ctxalloc.handler_of(a)            # <ctxalloc.Handler "aligned64": Aligned(align=64), version 1>
+    >>> with ctxalloc.use("aligned64"):
+    ...     array = numpy.ones(1000)
+    >>> ctxalloc.handler_of(array)
+    <ctxalloc.Handler "aligned64": Aligned(align=64), version 1>
 
 An array stays with the handler that made it, wherever it goes and however long it lives.
+
+- select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
+- ask: ``current``, ``handler_of``, ``handler``, ``handlers``, and NumPy's ``get_handler_name``, ``get_handler_version``
+- make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
 """
 
 from ctxalloc import asgi, strategies

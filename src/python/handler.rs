@@ -15,8 +15,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::ptr::null_mut;
 
-/// A handler: NEP 49's named, versioned table of allocation functions. It lives for ever; there is one object for
-/// each, so ``is`` and ``==`` agree.
+/// A handler: NEP 49's named, versioned table of allocation functions.
+///
+/// Found by ``ctxalloc.handler(name)``, made by ``register()`` and ``adopt()``, selected by ``use()``. It lives for
+/// ever; there is one object for each, so ``is`` and ``==`` agree. Pickles by name: where it is unpickled a handler of
+/// that name must be registered.
 #[pyclass(frozen, name = "Handler", module = "ctxalloc")]
 pub(super) struct PyHandler {
     handler: Handler,

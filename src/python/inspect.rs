@@ -9,7 +9,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-/// The handler that the next array of the running context will live in.
+/// The handler that the next array of the running context will live in: what NumPy's own ContextVar holds.
+///
+/// A foreign handler, which C code selected, is taken into the table when it is first seen.
 #[pyfunction]
 pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyHandler>> {
     PyHandler::of(py, super::bridge::current(py)?)
@@ -24,13 +26,17 @@ pub(super) fn handler<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, P
     PyHandler::of(py, look_up(name).ok_or_else(|| unknown(name))?)
 }
 
-/// All handlers, in the order in which they were registered.
+/// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and what came since.
 #[pyfunction]
 pub(super) fn handlers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyHandler>>> {
     all().map(|handler| PyHandler::of(py, handler)).collect()
 }
 
-/// Registers a strategy under a name, for ever.
+/// Registers a strategy under a name, for ever: handlers must outlive every array that they made. So a program
+/// registers a few when it starts, and not one for each piece of work::
+///
+///     >>> ctxalloc.register("page", ctxalloc.strategies.Aligned(align=4 * ctxalloc.KiB))
+///     <ctxalloc.Handler "page": Aligned(align=4096), version 1>
 ///
 /// RegistrationError (a ValueError): the name is empty, taken, longer than 126 bytes of UTF-8, or has a NUL.
 #[pyfunction]
@@ -45,7 +51,11 @@ pub(super) fn register<'py>(
 
 /// Takes a foreign handler into the table: any capsule ``mem_handler`` that ``PyDataMem_SetHandler`` would take.
 ///
-/// ``name`` is its name in the table if its own is taken. The capsule is kept for ever.
+/// ``name`` is its name in the table, instead of its own. The capsule is kept for ever. The same capsule, or another
+/// one around the same struct, is the same Handler.
+///
+/// TypeError: no capsule. ValueError: a capsule of another name. RegistrationError (a ValueError): the name is taken or
+/// impossible, the struct lacks a function, or it is in the table under another name.
 #[pyfunction]
 #[pyo3(signature = (capsule, /, *, name = None))]
 pub(super) fn adopt<'py>(capsule: &Bound<'py, PyAny>, name: Option<&str>) -> PyResult<Bound<'py, PyHandler>> {
@@ -54,7 +64,14 @@ pub(super) fn adopt<'py>(capsule: &Bound<'py, PyAny>, name: Option<&str>) -> PyR
 
 /// The handler that owns an array's bytes: its own, or that of the array it is a view of.
 ///
-/// None where no handler does: memory from a file map, a buffer, or another library.
+/// None where no handler does: memory from a file map, a buffer, a pickle, or another library. TypeError: no ndarray::
+///
+///     >>> with ctxalloc.use("aligned64"):
+///     ...     array = numpy.ones((10, 10))
+///     >>> ctxalloc.handler_of(array[2:5].T).name
+///     'aligned64'
+///     >>> ctxalloc.handler_of(numpy.frombuffer(b"12345678")) is None
+///     True
 #[pyfunction]
 #[pyo3(signature = (arr, /))]
 pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
@@ -101,6 +118,8 @@ fn handler_of_owner<'py>(numpy: &Numpy, array: &Bound<'py, PyAny>) -> PyResult<O
 }
 
 /// NumPy's name for the handler of an array, or of the next array where None is given. None: the array owns no data.
+///
+/// NumPy's own function of that name. ``handler_of()`` follows views to the array that owns the data.
 #[pyfunction]
 #[pyo3(signature = (arr = None, /))]
 pub(super) fn get_handler_name<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
@@ -108,6 +127,8 @@ pub(super) fn get_handler_name<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAn
 }
 
 /// NumPy's version of the handler of an array, or of the next array where None is given. None: it owns no data.
+///
+/// NumPy's own function of that name.
 #[pyfunction]
 #[pyo3(signature = (arr = None, /))]
 pub(super) fn get_handler_version<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {

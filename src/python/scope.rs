@@ -11,7 +11,10 @@ use pyo3::prelude::*;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A handler selected for a block or a function. Made by ``ctxalloc.use()``.
+/// A handler selected for a block or a function: what ``ctxalloc.use()`` makes.
+///
+/// It may be entered again after it was left. RuntimeError: it is entered already. ValueError on leaving: this is
+/// another Context than the one that entered it; nothing changes, and it may still be left in its own.
 #[pyclass(frozen, name = "Scope", module = "ctxalloc")]
 pub(super) struct PyScope {
     handler: Py<PyHandler>,
@@ -30,7 +33,22 @@ enum State {
 /// Selects a handler for a ``with`` or ``async with`` block, or as a decorator for a function, a coroutine function,
 /// a generator or an async generator.
 ///
-/// ``handler`` is a Handler, the name of one, or None for NumPy's default. The block gets the Handler (``as``).
+/// ``handler`` is a Handler, the name of one, or None for NumPy's default. The block gets the Handler (``as``). Arrays
+/// made inside live in it, for as long as they live; tasks that are started inside, and ``asyncio.to_thread``, inherit
+/// it::
+///
+///     >>> with ctxalloc.use("aligned64") as handler:
+///     ...     array = numpy.ones(10)
+///     >>> ctxalloc.handler_of(array) is handler
+///     True
+///     >>> @ctxalloc.use("aligned64")
+///     ... async def request():
+///     ...     return await asyncio.to_thread(numpy.ones, 10)
+///     >>> ctxalloc.handler_of(asyncio.run(request())) is handler
+///     True
+///
+/// UnknownHandlerError (a ValueError): no handler has that name. TypeError: something else was given. What leaving in
+/// another task or thread does, and entering twice, says ``help(ctxalloc.Scope)``.
 #[pyfunction]
 #[pyo3(name = "use", signature = (handler, /))]
 pub(super) fn use_(handler: &Bound<'_, PyAny>) -> PyResult<PyScope> {

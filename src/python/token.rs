@@ -47,7 +47,17 @@ impl PyToken {
 
 /// Selects a handler in the running context, and in no other one; None selects NumPy's default.
 ///
-/// Returns the Token that ``reset()`` takes. ``handler`` is a Handler or the name of one.
+/// Returns the Token that ``reset()`` takes; without it the selection lasts as long as the context. ``handler`` is a
+/// Handler or the name of one. For a block or a function ``use()`` is simpler::
+///
+///     >>> token = ctxalloc.set_handler("aligned64")
+///     >>> ctxalloc.current().name
+///     'aligned64'
+///     >>> ctxalloc.reset(token)
+///     >>> ctxalloc.current().name
+///     'default_allocator'
+///
+/// UnknownHandlerError (a ValueError): no handler has that name.
 #[pyfunction]
 #[pyo3(signature = (handler, /))]
 pub(super) fn set_handler(handler: &Bound<'_, PyAny>) -> PyResult<PyToken> {

@@ -4,6 +4,8 @@ The examples in Rust hold themselves to their first lines (`tests/examples/said.
 part of the doc tests (`src/lib.rs`).
 """
 
+import asyncio
+import doctest
 import os
 import re
 import shutil
@@ -13,7 +15,10 @@ import textwrap
 from pathlib import Path
 
 import documents
+import numpy as np
 import pytest
+
+import ctxalloc
 
 ROOT = Path(__file__).parents[2]
 # The main job has tests of its own.
@@ -125,3 +130,37 @@ def test_what_the_guide_shows_of_the_example_extension_is_in_it() -> None:
     assert quoted
     for block in quoted:
         assert squeezed(block.text) in squeezed(sources), f"docs/extension-modules.md:{block.line}"
+
+
+# Numbers and a text, which have the docs of their types.
+UNITS = {"KiB", "MiB", "GiB", "__version__"}
+SHOWN = {name: getattr(ctxalloc, name).__doc__ or "" for name in ctxalloc.__all__} | {
+    "ctxalloc": ctxalloc.__doc__ or ""
+}
+
+
+@pytest.mark.parametrize("name", [name for name, text in SHOWN.items() if ">>>" in text])
+def test_the_examples_in_a_docstring_show_what_is_so(name: str) -> None:
+    names = {"ctxalloc": ctxalloc, "numpy": np, "asyncio": asyncio}
+    runner = doctest.DocTestRunner(verbose=False)
+    text = SHOWN[name]
+    if name == "register":
+        text = text.replace("page", f"page of {name}'s docs")  # names are for ever, and may be taken by now
+    said: list[str] = []
+    runner.run(doctest.DocTestParser().get_doctest(text, names, name, None, 0), out=said.append)
+    assert runner.summarize(verbose=False) == (0, runner.tries), "".join(said)
+
+
+def test_docstrings_have_examples() -> None:
+    assert sum(">>>" in text for text in SHOWN.values()) >= 5
+
+
+def test_everything_public_has_a_docstring_of_its_own() -> None:
+    public = {f"ctxalloc.{name}": getattr(ctxalloc, name) for name in ctxalloc.__all__ if name not in UNITS}
+    for module in (ctxalloc.asgi, ctxalloc.strategies):
+        public |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
+    for name, subject in list(public.items()):
+        members = vars(subject) if isinstance(subject, type) else {}
+        public |= {f"{name}.{key}": member for key, member in members.items() if not key.startswith("_")}
+    without = [name for name, subject in public.items() if not subject.__doc__]
+    assert not without

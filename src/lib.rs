@@ -41,6 +41,7 @@
 
 pub mod handler;
 pub mod memory;
+pub mod request;
 pub mod scope;
 pub mod source;
 pub mod strategy;
@@ -59,6 +60,7 @@ mod trace;
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
 pub use memory::{Buffer, ContextAlloc};
+pub use request::{Request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 
 /// The Rust in the documents, run as doc tests.

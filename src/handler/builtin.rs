@@ -9,7 +9,7 @@ use crate::strategy::{Aligned, Pool, Strategy, System};
 pub(super) fn register_all(table: &Table) -> Handler {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
-    add(table, "pool", Pool::new());
+    add(table, "pool", if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() });
     system
 }
 

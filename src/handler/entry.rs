@@ -3,6 +3,7 @@
 //! Entries are leaked on purpose: a handler must outlive every block it made, and blocks outlive everything.
 
 use super::abi::{Functions, PyDataMem_Handler};
+use super::lease;
 use super::name::Name;
 use super::trampoline;
 use crate::error::Error;
@@ -22,6 +23,10 @@ pub struct Handler(&'static Entry);
 #[repr(C)]
 pub(crate) struct Entry {
     functions: Functions,
+    /// Takes and lets go of a hold, called with the functions' context; only for the slots of leases.
+    pub(super) hold: Option<lease::HoldFunction>,
+    /// Which copy of this crate made it.
+    copy: *const u8,
     /// [`Strategy::trim`], called with the functions' context; nothing for a foreign handler.
     trim: Option<trampoline::Trim>,
     face: *const PyDataMem_Handler,
@@ -75,6 +80,7 @@ pub(super) struct Draft<'a> {
     face: Option<&'static PyDataMem_Handler>,
     functions: Box<dyn FnOnce() -> Functions + 'a>,
     trim: Option<trampoline::Trim>,
+    hold: Option<lease::HoldFunction>,
 }
 
 impl<'a> Draft<'a> {
@@ -87,6 +93,20 @@ impl<'a> Draft<'a> {
             face: None,
             functions: Box::new(move || trampoline::functions(Box::leak(Box::new(strategy)))),
             trim: Some(trampoline::trim::<S>),
+            hold: None,
+        }
+    }
+
+    /// The handler of a slot, which is immortal already.
+    pub(super) fn of_slot<S: Strategy>(name: Name<'a>, slot: &'static S, hold: lease::HoldFunction) -> Self {
+        Self {
+            name,
+            description: format!("{slot:?}"),
+            alignment: slot.alignment(),
+            face: None,
+            functions: Box::new(move || trampoline::functions(slot)),
+            trim: Some(trampoline::trim::<S>),
+            hold: Some(hold),
         }
     }
 
@@ -98,7 +118,15 @@ impl<'a> Draft<'a> {
         alignment: usize,
     ) -> Self {
         let description = format!("foreign handler at {face:p}");
-        Self { name, description, alignment, face: Some(face), functions: Box::new(move || functions), trim: None }
+        Self {
+            name,
+            description,
+            alignment,
+            face: Some(face),
+            functions: Box::new(move || functions),
+            trim: None,
+            hold: None,
+        }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -115,6 +143,8 @@ impl<'a> Draft<'a> {
         let face = self.face.unwrap_or_else(|| Box::leak(Box::new(functions.face(&self.name))));
         Box::leak(Box::new(Entry {
             functions,
+            hold: self.hold,
+            copy: &raw const COPY,
             trim: self.trim,
             face,
             name: Text::leak(self.name.as_str().to_owned()),
@@ -130,7 +160,15 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// Its address tells copies of this crate apart.
+static COPY: u8 = 0;
+
 impl Entry {
+    /// Whether this copy of the crate made it, and so knows what stands behind its functions.
+    pub(super) fn made_here(&self) -> bool {
+        std::ptr::eq(self.copy, &raw const COPY)
+    }
+
     pub(super) fn name(&self) -> &'static str {
         self.made.look();
         self.name.get()
@@ -153,7 +191,6 @@ impl Handler {
     }
 
     /// The functions that Rust calls, for an entry that stands beside it (NumPy's default over the C heap).
-    #[cfg(feature = "python")]
     pub(crate) fn functions(self) -> Functions {
         self.0.functions
     }

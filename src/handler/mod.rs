@@ -14,6 +14,7 @@ pub mod abi;
 mod builtin;
 mod entry;
 mod index;
+pub mod lease;
 mod name;
 mod table;
 mod trampoline;

@@ -49,7 +49,7 @@ fn to_c(block: Option<NonNull<u8>>) -> *mut c_void {
 
 /// # Safety
 /// - `ctx` is the strategy that [`functions`] was given.
-unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
+pub(super) unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
     debug_assert!(!ctx.is_null());
     // SAFETY: `functions` put an immortal `&'static S` here.
     unsafe { &*ctx.cast::<S>() }

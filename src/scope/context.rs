@@ -1,6 +1,7 @@
 //! `Context`: what a thread or a task carries, as a value. Python's `contextvars.Context`.
 
 use super::current::{State, replace, state};
+use crate::handler::lease::Hold;
 use crate::handler::{Handler, default_handler};
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,26 +21,33 @@ use std::marker::PhantomData;
 /// ```
 pub struct Context {
     state: State,
+    /// Where the selection is a request's: its slot is not given to another one while this context may use it.
+    _hold: Option<Hold>,
 }
 
 impl Context {
     /// A context in which nothing was selected.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: State::EMPTY }
+        Self { state: State::EMPTY, _hold: None }
     }
 
     /// A copy of the running context: the same selection, an identity of its own.
     #[inline]
     #[must_use]
     pub fn copy_current() -> Self {
-        Self { state: State { identity: None, ..state() } }
+        Self::selecting(state().handler)
+    }
+
+    #[inline]
+    fn selecting(handler: Option<Handler>) -> Self {
+        Self { state: State { handler, identity: None }, _hold: handler.and_then(Hold::on) }
     }
 
     /// A context in which `handler` is selected.
     #[must_use]
-    pub const fn with_handler(handler: Handler) -> Self {
-        Self { state: State { handler: Some(handler), identity: None } }
+    pub fn with_handler(handler: Handler) -> Self {
+        Self::selecting(Some(handler))
     }
 
     /// The handler selected in it.
@@ -119,7 +127,7 @@ impl Drop for Inside<'_> {
 impl Clone for Context {
     /// The same selection, an identity of its own: Python's `Context.copy()`.
     fn clone(&self) -> Self {
-        Self { state: State { identity: None, ..self.state } }
+        Self::selecting(self.state.handler)
     }
 }
 

@@ -142,6 +142,12 @@ impl Budget {
         self.node.refused.load(Ordering::Relaxed)
     }
 
+    /// Whether `other` is this budget or one above it.
+    #[must_use]
+    pub fn is_under(&self, other: &Self) -> bool {
+        std::iter::successors(Some(self), |budget| budget.parent()).any(|budget| Arc::ptr_eq(&budget.node, &other.node))
+    }
+
     /// The budget it is under.
     #[must_use]
     pub fn parent(&self) -> Option<&Self> {
@@ -224,7 +230,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: a live block, says the caller.
-        let old_size_bytes = unsafe { self.blocks.read(block) };
+        let old_size_bytes = unsafe { Fronted::<S, usize>::read(block) };
         // Growth is charged before, shrinkage given back after: the budget is never below what is in use.
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         self.budget.charge(growth).ok()?;
@@ -234,14 +240,14 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
             return None;
         };
         // SAFETY: live, just resized.
-        unsafe { self.blocks.write(moved, new_size_bytes) };
+        unsafe { Fronted::<S, usize>::write(moved, new_size_bytes) };
         self.budget.refund(old_size_bytes.saturating_sub(new_size_bytes));
         Some(moved)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
         // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { self.blocks.read(block) };
+        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
         // SAFETY: given up, says the caller.
         unsafe { self.blocks.release(block) };
         self.budget.refund(size_bytes);

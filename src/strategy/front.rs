@@ -12,32 +12,32 @@ use std::ptr::NonNull;
 
 /// Blocks of `upstream` with an `R` in front of each.
 #[derive(Debug)]
-pub(super) struct Fronted<S, R> {
-    pub(super) upstream: S,
+pub(crate) struct Fronted<S, R> {
+    pub(crate) upstream: S,
     /// How many bytes stand before the user's block: a multiple of the upstream's alignment.
     front: usize,
     record: PhantomData<fn() -> R>,
 }
 
 impl<S: Strategy, R: Copy> Fronted<S, R> {
-    pub(super) fn new(upstream: S) -> Self {
+    pub(crate) fn new(upstream: S) -> Self {
         let align = upstream.alignment().max(align_of::<R>());
         Self { front: size_of::<R>().next_multiple_of(align), upstream, record: PhantomData }
     }
 
     /// What the user's blocks are aligned to.
-    pub(super) fn alignment(&self) -> usize {
+    pub(crate) fn alignment(&self) -> usize {
         self.upstream.alignment()
     }
 
     /// A block of `size_bytes`, zeroed if asked, with `record` in front.
-    pub(super) fn allocate(&self, size_bytes: usize, zeroed: bool, record: R) -> Option<NonNull<u8>> {
+    pub(crate) fn allocate(&self, size_bytes: usize, zeroed: bool, record: R) -> Option<NonNull<u8>> {
         let whole = size_bytes.checked_add(self.front)?;
         let raw = if zeroed { self.upstream.allocate_zeroed(whole) } else { self.upstream.allocate(whole) }?;
         // SAFETY: the raw block has `front + size_bytes` bytes.
         let block = unsafe { raw.add(self.front) };
         // SAFETY: made with this layout, nobody else has it.
-        unsafe { self.write(block, record) };
+        unsafe { Self::write(block, record) };
         Some(block)
     }
 
@@ -45,7 +45,7 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
     ///
     /// # Safety
     /// - `block` came from here and was not released; after `Some` the old pointer is not used again.
-    pub(super) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let whole = new_size_bytes.checked_add(self.front)?;
         // SAFETY: every block has `front` bytes before it.
         let raw = unsafe { block.sub(self.front) };
@@ -59,7 +59,7 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
     ///
     /// # Safety
     /// - `block` came from here, was not released, and is not used again.
-    pub(super) unsafe fn release(&self, block: NonNull<u8>) {
+    pub(crate) unsafe fn release(&self, block: NonNull<u8>) {
         // SAFETY: every block has `front` bytes before it.
         let raw = unsafe { block.sub(self.front) };
         // SAFETY: the upstream's own block, given up, says the caller.
@@ -70,9 +70,9 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
     ///
     /// # Safety
     /// - `block` came from here and was not released.
-    pub(super) unsafe fn read(&self, block: NonNull<u8>) -> R {
+    pub(crate) unsafe fn read(block: NonNull<u8>) -> R {
         // SAFETY: the record ends where the block starts.
-        let place = unsafe { self.place(block) };
+        let place = unsafe { Self::place(block) };
         // SAFETY: written by `allocate`, aligned: the block is, and the record's size is a multiple of its alignment.
         unsafe { place.read() }
     }
@@ -81,17 +81,17 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
     ///
     /// # Safety
     /// - `block` came from here and was not released.
-    pub(super) unsafe fn write(&self, block: NonNull<u8>, record: R) {
+    pub(crate) unsafe fn write(block: NonNull<u8>, record: R) {
         // SAFETY: the record ends where the block starts.
-        let place = unsafe { self.place(block) };
+        let place = unsafe { Self::place(block) };
         // SAFETY: as in `read`.
         unsafe { place.write(record) }
     }
 
     /// # Safety
-    /// - `block` has `front` bytes before it.
-    unsafe fn place(&self, block: NonNull<u8>) -> NonNull<R> {
-        // SAFETY: front >= size_of::<R>().
+    /// - `block` has a record before it.
+    unsafe fn place(block: NonNull<u8>) -> NonNull<R> {
+        // SAFETY: it stands right before the block.
         unsafe { block.cast::<R>().sub(1) }
     }
 }

@@ -17,6 +17,7 @@ pub mod conformance;
 pub use aligned::Aligned;
 pub use budget::{Budget, Budgeted};
 pub use faulty::Faulty;
+pub(crate) use front::Fronted;
 pub use pool::{Arena, Pool, PoolOptions};
 pub use system::System;
 

@@ -6,8 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the top to the bottom; those in one line stand beside each other and know nothing of one another.
-const LAYERS: &[&[&str]] =
-    &[&["python", "capi"], &["task", "thread"], &["memory"], &["scope"], &["handler"], &["strategy"], &["source"]];
+const LAYERS: &[&[&str]] = &[
+    &["python", "capi"],
+    &["task", "thread", "request"],
+    &["memory"],
+    &["scope"],
+    &["handler"],
+    &["strategy"],
+    &["source"],
+];
 /// Open to all; they import no layer.
 const LEAVES: &[&str] = &["error", "layout", "sync", "stats", "trace"];
 

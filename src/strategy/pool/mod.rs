@@ -28,7 +28,7 @@ use large::Large;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// A pool over pages: for programs that allocate and free all the time, which is all NumPy programs.
@@ -73,6 +73,12 @@ impl Pool {
     #[must_use]
     pub fn new() -> Self {
         Self::over(PrivatePages, PoolOptions::default())
+    }
+
+    /// The process's own pool, behind the handler `pool`; the arenas of requests take their pages from it.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Pool> = OnceLock::new();
+        SHARED.get_or_init(Self::new)
     }
 }
 

@@ -17,7 +17,13 @@ use std::ptr::{NonNull, null_mut};
 
 /// A reference to an immortal entry of the table. `Copy`, one pointer wide, equal only to itself.
 #[derive(Clone, Copy)]
-pub struct Handler(&'static Entry);
+pub struct Handler(NonNull<Entry>);
+
+// SAFETY: as good as the `&'static Entry` it was made from; a pointer, so that nobody (clippy's `mutable_key_type`
+// among them) takes the entry's atomics for a part of the handler's identity.
+unsafe impl Send for Handler {}
+// SAFETY: as above.
+unsafe impl Sync for Handler {}
 
 /// One handler. Laid out for C: copies of this crate in several extension modules share one table.
 #[repr(C)]
@@ -182,49 +188,50 @@ impl Entry {
 
 impl Handler {
     pub(super) fn of(entry: &'static Entry) -> Self {
-        Self(entry)
+        Self(NonNull::from(entry))
     }
 
     /// The entry behind it, for the layers that hang something there.
     pub(crate) fn entry(self) -> &'static Entry {
-        self.0
+        // SAFETY: `of` made it from an entry, and entries live for ever.
+        unsafe { self.0.as_ref() }
     }
 
     /// The functions that Rust calls, for an entry that stands beside it (NumPy's default over the C heap).
     pub(crate) fn functions(self) -> Functions {
-        self.0.functions
+        self.entry().functions
     }
 
     /// Its name in the table. For an adopted handler the name in its own struct may differ (see
     /// [`adopt`](super::adopt)); NumPy reports that one.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.0.name()
+        self.entry().name()
     }
 
     /// NEP 49's version of its struct; 1 for every handler made here.
     #[must_use]
     pub fn version(self) -> u8 {
         // SAFETY: the struct lives for ever, unchanged.
-        unsafe { (*self.0.face).version }
+        unsafe { (*self.entry().face).version }
     }
 
     /// What its blocks are aligned to, in bytes; 1 for a foreign handler of which nothing is known.
     #[must_use]
     pub fn alignment(self) -> usize {
-        self.0.alignment
+        self.entry().alignment
     }
 
     /// The strategy behind it, as its `Debug` says: `Aligned { align: 64 }`.
     #[must_use]
     pub fn description(self) -> &'static str {
-        self.0.description.get()
+        self.entry().description.get()
     }
 
     /// The struct of NEP 49 that NumPy uses, valid for ever.
     #[must_use]
     pub fn as_ptr(self) -> *const PyDataMem_Handler {
-        self.0.face
+        self.entry().face
     }
 
     /// A block of `size_bytes` uninitialised bytes, aligned to [`alignment`](Self::alignment).
@@ -272,7 +279,7 @@ impl Handler {
     /// - `block` came from this handler, was not released, and is not used again.
     /// - for a foreign handler that relies on the size (NEP 49 calls it a best guess), `size_bytes` is right.
     pub unsafe fn release(self, block: NonNull<u8>, size_bytes: usize) {
-        let Functions { ctx, free, .. } = self.0.functions;
+        let Functions { ctx, free, .. } = self.entry().functions;
         // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
         unsafe { free(ctx, block.as_ptr().cast(), size_bytes) }
     }
@@ -282,7 +289,7 @@ impl Handler {
     #[inline]
     fn possible(self, requested_bytes: usize) -> Result<Functions, Error> {
         match requested_bytes {
-            0..=layout::MOST_BYTES => Ok(self.0.functions),
+            0..=layout::MOST_BYTES => Ok(self.entry().functions),
             _ => Err(self.refused(requested_bytes)),
         }
     }
@@ -293,7 +300,7 @@ impl Handler {
     /// Meant for a quiet moment and a thread of its own: it takes the strategy's locks one by one.
     pub fn trim(self) -> usize {
         // SAFETY: `ctx` belongs to the functions, of which this is one.
-        self.0.trim.map_or(0, |trim| unsafe { trim(self.0.functions.ctx) })
+        self.entry().trim.map_or(0, |trim| unsafe { trim(self.entry().functions.ctx) })
     }
 
     #[inline]
@@ -309,7 +316,7 @@ impl Handler {
 
 impl PartialEq for Handler {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.0, other.0)
+        self.0 == other.0
     }
 }
 
@@ -317,7 +324,7 @@ impl Eq for Handler {}
 
 impl Hash for Handler {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        std::ptr::hash(self.0, state);
+        self.0.hash(state);
     }
 }
 

@@ -5,9 +5,9 @@
 
 use ctxalloc::handler::lease::{self, metrics};
 use ctxalloc::strategy::{Budget, Pool, Strategy, System};
-use ctxalloc::{Buffer, Context, Error, Request, current, request, thread};
 #[cfg(feature = "tokio")]
-use ctxalloc::{WithHandler, task};
+use ctxalloc::task;
+use ctxalloc::{Buffer, Context, Error, Request, current, request, thread};
 use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -157,14 +157,12 @@ fn a_task_that_outlives_its_request_never_touches_the_next_one() {
         let (go_on, wait) = tokio::sync::oneshot::channel::<()>();
         let first = begin();
         let handler = first.handler();
-        let late = async {
+        let late = first.run(|| {
             task::spawn(async move {
                 wait.await.unwrap();
                 Buffer::zeroed(4000).unwrap()
             })
-        }
-        .with_handler(handler)
-        .await;
+        });
         first.end();
         let next = begin();
         assert_ne!(next.handler(), handler);

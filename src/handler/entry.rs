@@ -238,6 +238,15 @@ impl Handler {
     ///
     /// Give it back with [`release`](Self::release) of the same handler; a [`Buffer`](crate::Buffer) does so by itself.
     ///
+    /// ```
+    /// let aligned = ctxalloc::handler("aligned64").expect("built in");
+    /// let block = aligned.allocate(1000)?;
+    /// assert_eq!(block.addr().get() % aligned.alignment(), 0);
+    /// // SAFETY: from this handler, with this size, given up.
+    /// unsafe { aligned.release(block, 1000) };
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {

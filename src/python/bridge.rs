@@ -43,6 +43,12 @@ pub fn scope<R>(py: Python<'_>, work: impl FnOnce() -> R) -> PyResult<R> {
 ///
 /// Where Rust has selected nothing, Python's own selection stays. What `work` selects in Python ends with it.
 ///
+/// ```ignore
+/// let array = ctxalloc::python::attach(|py| {
+///     py.import("numpy")?.call_method1("ones", (1000,)).map(Bound::unbind) // in the task's handler
+/// })?;
+/// ```
+///
 /// # Panics
 /// Where Python is not running, or shutting down (then without a report); see [`try_attach`]. Where NumPy cannot be
 /// imported.

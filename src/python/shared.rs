@@ -26,6 +26,13 @@ pub(super) fn capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 
 /// Makes this extension module use the table of the package `ctxalloc`. The first line of your `#[pymodule]`.
 ///
+/// ```ignore
+/// #[pymodule_init]
+/// fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+///     ctxalloc::python::init(module.py())
+/// }
+/// ```
+///
 /// # Errors
 /// ImportError where `ctxalloc` is not installed or its table has another layout than this crate's version knows;
 /// RuntimeError where this module used a table of its own before.

@@ -21,8 +21,21 @@ use std::task::{Context as TaskContext, Poll, ready};
 /// # runtime.block_on(async {
 /// let aligned = handler("aligned64").expect("built in");
 /// assert_eq!(async { current() }.with_handler(aligned).await, aligned);
+///
+/// // What is selected inside stays inside, and lasts across awaits.
+/// let pool = handler("pool").expect("built in");
+/// let work = async move {
+///     drop(ctxalloc::set(pool));
+///     std::future::ready(()).await;
+///     current()
+/// };
+/// assert_eq!(work.with_handler(aligned).await, pool);
+/// assert_eq!(current(), ctxalloc::default_handler());
 /// # });
 /// ```
+///
+/// A stream keeps its context from item to item. Branches of `join!` and `select!` are polled inside of the one future
+/// that they are in, hence in its one context.
 pub trait WithHandler: Sized {
     /// Runs it in a copy of the running context (taken now) in which `handler` is selected.
     #[must_use = "it does nothing until it is polled"]

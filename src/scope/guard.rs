@@ -27,6 +27,17 @@ pub fn scope<R>(handler: Handler, work: impl FnOnce() -> R) -> R {
 ///
 /// For a stretch of synchronous code. Do not hold it across an await: futures have
 /// [`.with_handler()`](super::WithHandler::with_handler).
+///
+/// ```
+/// use ctxalloc::{current, default_handler, enter, handler};
+///
+/// let aligned = handler("aligned64").expect("built in");
+/// {
+///     let _scope = enter(aligned);
+///     assert_eq!(current(), aligned);
+/// }
+/// assert_eq!(current(), default_handler());
+/// ```
 #[inline]
 pub fn enter(handler: Handler) -> Guard {
     let (old, context) = select(Some(handler));

@@ -41,6 +41,16 @@ impl Token {
 /// # Errors
 /// [`Error::TokenUsed`] the second time, [`Error::TokenForeign`] in another context than the token's own. Nothing
 /// changes then, and a foreign token stays good for its own context.
+///
+/// ```
+/// use ctxalloc::{Context, Error, handler, reset, set};
+///
+/// let token = set(handler("aligned64"));
+/// let elsewhere = Context::copy_current().run(|| reset(&token));
+/// assert_eq!(elsewhere, Err(Error::TokenForeign));
+/// assert_eq!(reset(&token), Ok(()));
+/// assert_eq!(reset(&token), Err(Error::TokenUsed));
+/// ```
 #[inline]
 pub fn reset(token: &Token) -> Result<(), Error> {
     if token.used.get() {

@@ -185,6 +185,19 @@ impl fmt::Debug for Budget {
 /// room for.
 ///
 /// Each block costs a record more, not charged: 8 bytes, rounded up to the upstream's alignment.
+///
+/// ```
+/// use ctxalloc::{Buffer, register, strategy::{Budget, Budgeted, System}};
+///
+/// let tenant = Budget::new("tenant", Some(1000));
+/// let handler = register("tenant", Budgeted::new(System, tenant.clone()))?;
+/// let kept = Buffer::zeroed_in(handler, 600)?;
+/// assert!(Buffer::zeroed_in(handler, 600).is_err());
+/// assert_eq!((tenant.in_use_bytes(), tenant.refused()), (600, 1));
+/// drop(kept);
+/// assert_eq!(tenant.in_use_bytes(), 0);
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Budgeted<S> {
     blocks: Fronted<S, usize>,

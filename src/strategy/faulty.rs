@@ -10,6 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// Counts `allocate`, `allocate_zeroed` and `resize` together; never touches `release`. The decisions depend on the seed
 /// and the number of the request alone, so a single-threaded program fails at the same places each time.
+///
+/// ```
+/// use ctxalloc::{Buffer, register, strategy::{Faulty, System}};
+///
+/// let faulty = register("every third fails", Faulty::every(System, 3)?)?;
+/// let made: Vec<bool> = (0..6).map(|_| Buffer::zeroed_in(faulty, 100).is_ok()).collect();
+/// assert_eq!(made, [true, true, false, true, true, false]);
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
 pub struct Faulty<S> {
     upstream: S,
     when: When,

@@ -34,6 +34,41 @@ use std::sync::Arc;
 /// The methods run without Python's GIL, on any thread, during interpreter exit and after `fork`; they must
 /// not call Python. Its [`Debug`] text is what users see of it (`Aligned { align: 64 }`).
 ///
+/// ```
+/// use ctxalloc::strategy::{Strategy, System, conformance};
+/// use std::ptr::NonNull;
+///
+/// /// Refuses single blocks above a size.
+/// #[derive(Debug)]
+/// struct AtMost<S> {
+///     upstream: S,
+///     most_bytes: usize,
+/// }
+///
+/// // SAFETY: the blocks are the upstream's; a refusal changes nothing.
+/// unsafe impl<S: Strategy> Strategy for AtMost<S> {
+///     fn alignment(&self) -> usize {
+///         self.upstream.alignment()
+///     }
+///     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+///         if size_bytes > self.most_bytes { None } else { self.upstream.allocate(size_bytes) }
+///     }
+///     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+///         // SAFETY: the caller's promises are the same.
+///         if new_size_bytes > self.most_bytes { None } else { unsafe { self.upstream.resize(block, new_size_bytes) } }
+///     }
+///     unsafe fn release(&self, block: NonNull<u8>) {
+///         // SAFETY: the caller's promises are the same.
+///         unsafe { self.upstream.release(block) }
+///     }
+/// }
+///
+/// conformance::check(AtMost { upstream: System, most_bytes: 64 << 20 });
+/// let careful = ctxalloc::register("careful", AtMost { upstream: System, most_bytes: 64 << 20 })?;
+/// assert!(careful.allocate(65 << 20).is_err());
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
+///
 /// # Safety
 /// An implementation promises that
 /// - a block it returned has the size asked for, is aligned to [`alignment`](Strategy::alignment), and

@@ -9,6 +9,20 @@ use tokio::task::{AbortHandle, Id, JoinError, LocalSet};
 /// A set of tasks that each start with a copy of the context of whoever spawns them.
 ///
 /// Everything else is [`tokio::task::JoinSet`]'s; dropping the set aborts its tasks, each inside its context.
+///
+/// ```
+/// use ctxalloc::{current, handler, scope, task::JoinSet};
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+/// # runtime.block_on(async {
+/// let mut set = JoinSet::new();
+/// for name in ["aligned64", "pool"] {
+///     scope(handler(name).expect("built in"), || set.spawn(async { current().name() }));
+/// }
+/// let mut seen = set.join_all().await;
+/// seen.sort_unstable();
+/// assert_eq!(seen, ["aligned64", "pool"]);
+/// # });
+/// ```
 #[derive(Debug)]
 pub struct JoinSet<T> {
     inner: tokio::task::JoinSet<T>,

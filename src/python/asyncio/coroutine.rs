@@ -25,6 +25,12 @@ use tokio::sync::oneshot;
 /// Dropping the future cancels the Python task; a Python task that is cancelled makes it `CancelledError`. The
 /// event loop is that of [`future_into_py`](super::future_into_py)'s caller, or the one running on this thread.
 ///
+/// ```ignore
+/// // In a future that `future_into_py` was given; `load` is a Python coroutine function.
+/// let answer = ctxalloc::python::attach(|py| ctxalloc::python::into_future(load.bind(py).call0()?))?;
+/// let array: Py<PyAny> = answer.await?;
+/// ```
+///
 /// # Errors
 /// Where there is no event loop.
 pub fn into_future(awaitable: Bound<'_, PyAny>) -> PyResult<PythonTask> {

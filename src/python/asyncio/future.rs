@@ -27,6 +27,18 @@ use tokio::sync::oneshot;
 /// context; where `future` answers `CancelledError`, the asyncio future is cancelled. A panic becomes
 /// `ctxalloc.RustPanic`. What is not done when the event loop is closed, or Python exits, ends unheard.
 ///
+/// ```ignore
+/// #[pyfunction]
+/// fn checksum<'py>(py: Python<'py>, data: Vec<u8>) -> PyResult<Bound<'py, PyAny>> {
+///     ctxalloc::python::future_into_py(py, async move {
+///         // In the caller's handler, here and in the task, which copies it.
+///         let copy = ctxalloc::Buffer::copy_from_slice(&data)?;
+///         let sum = ctxalloc::task::spawn_blocking(move || copy.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+///         sum.await.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+///     })
+/// }
+/// ```
+///
 /// # Errors
 /// Outside of a running event loop; RuntimeError in a forked child whose parent used the runtime, for its worker
 /// threads are not there; as [`current`].

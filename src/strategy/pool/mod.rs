@@ -52,6 +52,15 @@ struct Inner<P: Pages> {
 }
 
 /// What a pool may keep.
+///
+/// ```
+/// use ctxalloc::{source::PrivatePages, strategy::{Pool, PoolOptions}};
+///
+/// let mut options = PoolOptions::default();
+/// options.warm_bytes = 64 << 20;
+/// let pool = Pool::over(PrivatePages, options);
+/// # drop(pool);
+/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PoolOptions {

@@ -98,7 +98,7 @@ def test_a_future_cancelled_before_it_began_runs_nothing_of_the_coroutine(run: R
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
-def test_a_future_cancelled_before_it_began_makes_no_eager_step_either(run: Run) -> None:  # noqa: F811
+def test_a_future_cancelled_before_it_began_makes_no_eager_step_either() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
@@ -122,7 +122,7 @@ def test_a_future_cancelled_before_it_began_makes_no_eager_step_either(run: Run)
             await example.await_python(begins)  # after whatever the loop had to do for the cancelled one
             assert len(began) in (1, 2)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_timeout_cancels_through_rust(run: Run) -> None:  # noqa: F811

@@ -375,7 +375,7 @@ def test_python_and_rust_may_await_each_other_through_many_floors(run: Any) -> N
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
-def test_eager_tasks_run_in_the_tasks_handler_too(run: Any) -> None:
+def test_eager_tasks_run_in_the_tasks_handler_too() -> None:
     seen: list[str] = []
 
     async def eager() -> str:
@@ -393,7 +393,7 @@ def test_eager_tasks_run_in_the_tasks_handler_too(run: Any) -> None:
         assert seen == ["aligned64"]
         assert current().name == "default_allocator"
 
-    run(main())
+    asyncio.run(main())  # uvloop 0.23 does not know the factory of CPython 3.13.0
 
 
 def test_a_custom_task_factory_is_asked(run: Any) -> None:
@@ -407,6 +407,21 @@ def test_a_custom_task_factory_is_asked(run: Any) -> None:
         asyncio.get_running_loop().set_task_factory(factory)
         assert await example.await_python(tells, "aligned64") == ("aligned64", "nobody")
         assert made == ["tells"]
+
+    run(main())
+
+
+def test_a_task_factory_that_refuses_is_heard_and_its_coroutine_ended(run: Any) -> None:
+    def refuses(loop: Any, coroutine: Any, **options: Any) -> Any:
+        raise LookupError("no tasks today")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(refuses)
+        try:
+            with pytest.raises(LookupError, match="no tasks today"):
+                await example.await_python(tells)
+        finally:
+            asyncio.get_running_loop().set_task_factory(None)
 
     run(main())
 

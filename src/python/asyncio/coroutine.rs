@@ -95,7 +95,7 @@ impl Start {
     fn __call__(&self, py: Python<'_>) -> PyResult<()> {
         static ENSURE_FUTURE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let Some(sender) = take(&self.sender) else { return Ok(()) };
-        if sender.is_closed() && self.close(py)? {
+        if sender.is_closed() && self.end(py)? {
             return Ok(()); // dropped before it began: no task, not even an eager one's first step
         }
         let options = PyDict::new(py);
@@ -105,7 +105,7 @@ impl Start {
             Ok(task) => task,
             Err(error) => {
                 let _ = sender.send(Err(error)); // nobody waits: nothing to tell
-                return Ok(());
+                return self.end(py).map(drop); // a task factory that refused has not begun it
             }
         };
         *lock(&self.task) = Some(task.clone().unbind());
@@ -122,9 +122,13 @@ impl Start {
 impl Start {
     /// Ends a coroutine that never began, as the cancellation of a task does that had no step yet. False for
     /// awaitables of other kinds.
-    fn close(&self, py: Python<'_>) -> PyResult<bool> {
-        let Ok(close) = self.awaitable.getattr(py, "close") else { return Ok(false) };
-        close.call0(py).map(|_| true)
+    fn end(&self, py: Python<'_>) -> PyResult<bool> {
+        static IS_COROUTINE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let is_coroutine = IS_COROUTINE.import(py, "asyncio", "iscoroutine")?.call1((&self.awaitable,))?.is_truthy()?;
+        if is_coroutine {
+            self.awaitable.call_method0(py, "close")?;
+        }
+        Ok(is_coroutine)
     }
 }
 
@@ -132,7 +136,7 @@ impl Drop for Start {
     /// Never called: the event loop was closed before, or refused. The coroutine is not forgotten but ended.
     fn drop(&mut self) {
         if take(&self.sender).is_some() {
-            let _ = Python::try_attach(|py| match self.close(py) {
+            let _ = Python::try_attach(|py| match self.end(py) {
                 Ok(_) => {}
                 Err(error) => error.write_unraisable(py, Some(self.awaitable.bind(py))),
             });

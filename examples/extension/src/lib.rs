@@ -37,17 +37,13 @@ fn handlers_on_the_way(py: Python<'_>, hops: usize) -> PyResult<Bound<'_, PyAny>
 /// Blurs a picture (uint8, height x width or height x width x channels) with a box of ``2 * radius + 1`` pixels.
 ///
 /// Awaitable. Copies, works and answers in the handler of the call: the pixels are copied at the call, blurred on
-/// tokio's blocking pool, and the new array is made there.
+/// tokio's blocking pool, and the new array is made from them.
 #[pyfunction]
 fn box_blur<'py>(image: &Bound<'py, PyAny>, radius: usize) -> PyResult<Bound<'py, PyAny>> {
     let py = image.py();
     let picture = ctxalloc::python::scope(py, || picture::read(image))??;
     ctxalloc::python::future_into_py(py, async move {
-        let work = move || {
-            let blurred = blur::box_blur(&picture, radius)?;
-            ctxalloc::python::attach(|py| picture::write(py, &blurred).map(Bound::unbind))
-        };
-        task::spawn_blocking(work).await.map_err(failed)?
+        Ok(task::spawn_blocking(move || blur::box_blur(&picture, radius)).await.map_err(failed)??)
     })
 }
 

@@ -49,9 +49,15 @@ pub fn empty<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyAny
     py.import("numpy")?.call_method1("empty", (PyTuple::new(py, shape)?, "uint8"))
 }
 
-/// A new array with the picture's bytes.
-pub fn write<'py>(py: Python<'py>, picture: &Picture) -> PyResult<Bound<'py, PyAny>> {
-    let array = empty(py, &picture.shape)?;
-    PyBuffer::<u8>::get(&array)?.copy_from_slice(py, &picture.pixels)?;
-    Ok(array)
+/// To Python a picture is a new array: `future_into_py` makes it in the handler of the future.
+impl<'py> IntoPyObject<'py> for Picture {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let array = empty(py, &self.shape)?;
+        PyBuffer::<u8>::get(&array)?.copy_from_slice(py, &self.pixels)?;
+        Ok(array)
+    }
 }

@@ -50,9 +50,7 @@ class Faulty(Strategy):
         probability: float | None = None,
         seed: int = 0,
     ) -> Self:
-        return super().__new__(
-            cls, "Faulty", upstream=upstream, every=every, probability=probability, seed=seed
-        )
+        return super().__new__(cls, "Faulty", upstream=upstream, every=every, probability=probability, seed=seed)
 
 
 class Pool(Strategy):

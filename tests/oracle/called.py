@@ -12,6 +12,7 @@ from typing import Final
 
 import start
 from line import Boom, Frame, Hub, leave
+from selection import StrangeError
 from steps import Called, Run, Step
 
 
@@ -38,6 +39,8 @@ def reset(run: Run, frame: Frame, step: Step) -> None:
             outcome = "u"
         except ValueError:
             outcome = "f"
+        except StrangeError:
+            outcome = "X"
     run.end(step, outcome)
 
 

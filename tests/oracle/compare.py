@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -17,6 +18,8 @@ from language import WORDS, Body, Node, describe, valid, walk
 from rust import RustSide
 from selection import Selection
 
+HANG_SECONDS: Final = 120.0
+"""No chunk of programs takes so long."""
 NO_ANSWER: Final = ""
 """Instead of a trace: the side crashed."""
 Traces = dict[str, str]
@@ -58,14 +61,13 @@ class Tally:
 class Watchdog:
     """Ends the process where a program hangs, after saying which: a hang is no trace, so it cannot be compared."""
 
-    LIMIT_SECONDS = 120.0
-
-    def __init__(self) -> None:
+    def __init__(self, limit_seconds: float) -> None:
+        self.limit_seconds = limit_seconds
         self.what = ""
         self.timer: threading.Timer | None = None
 
     def __enter__(self) -> Self:
-        self.timer = threading.Timer(self.LIMIT_SECONDS, self.bark)
+        self.timer = threading.Timer(self.limit_seconds, self.bark)
         self.timer.daemon = True
         self.timer.start()
         return self
@@ -77,7 +79,7 @@ class Watchdog:
             self.timer.cancel()
 
     def bark(self) -> None:
-        print(f"oracle: HANG: nothing came back for {self.LIMIT_SECONDS:.0f} s from {self.what}", file=sys.stderr)
+        print(f"oracle: HANG: nothing came back for {self.limit_seconds:.0f} s from {self.what}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(3)
 
@@ -85,11 +87,13 @@ class Watchdog:
 class Comparer:
     """All sides, for program after program."""
 
-    def __init__(self, selections: Sequence[Selection], rust: RustSide | None) -> None:
+    def __init__(
+        self, selections: Sequence[Selection], rust: RustSide | None, hang_seconds: float = HANG_SECONDS
+    ) -> None:
         self.selections = selections
         self.rust = rust
         self.interpreter = Interpreter()
-        self.watchdog = Watchdog()
+        self.watchdog = Watchdog(hang_seconds)
 
     def close(self) -> None:
         self.interpreter.close()
@@ -110,7 +114,7 @@ class Comparer:
             all_traces: list[Traces] = []
             for number, program in enumerate(programs):
                 self.watchdog.what = f"CPython, {name} {number}"
-                all_traces.append({s.name: self.interpreter.run(program, s) for s in self.selections})
+                all_traces.append({selection.name: self._run(program, selection) for selection in self.selections})
         number = 0
         while number < len(programs):
             with self.watchdog:
@@ -125,6 +129,16 @@ class Comparer:
                 number += 1
                 self.rust.send(programs[number:])
 
+    def _run(self, program: Node, selection: Selection) -> str:
+        """CPython's trace, or none where something raised what no program raises."""
+        try:
+            return self.interpreter.run(program, selection)
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            self.interpreter.close()  # it may still run parts of the program
+            self.interpreter = Interpreter()
+            return NO_ANSWER
+
     def _rust_answers(self, count: int) -> Iterator[Traces]:
         return iter([{}] * count) if self.rust is None else self.rust.answers(count)
 
@@ -136,7 +150,7 @@ class Comparer:
         name = f"seed {seed} from program {numbers.start} on, program"
         for number, program, traces in zip(numbers, programs, self.compare(programs, name), strict=True):
             tally.programs += 1
-            tally.steps += sum(1 for entry in pairs(next(iter(traces.values()))) if entry[2:] != "--")
+            tally.steps += sum(entry[2:] != "--" for entry in pairs(next(iter(traces.values()))))
             if differ(traces):
                 tally.differences.append(Difference(program, traces, seed, number))
         tally.seconds["all"] = time.perf_counter() - started
@@ -193,21 +207,16 @@ def pairs(trace: str) -> Iterator[str]:
 
 
 def candidates(program: Node) -> Iterator[Node]:
-    """Smaller programs, the smallest first: without a node, with its bodies in its place, with fewer numbers."""
-    count = sum(1 for _ in walk(program))
-    for wanted in range(1, count):
+    """Smaller programs: without a node, with its bodies in its place, with one thing less given to its child."""
+    nodes = list(walk(program))
+    for wanted in range(1, len(nodes)):
         yield rebuilt(program, wanted, lambda _: ())
-    for wanted in range(1, count):
+    for wanted in range(1, len(nodes)):
         yield rebuilt(program, wanted, lambda node: tuple(child for body in node.bodies for child in body))
-        yield rebuilt(program, wanted, fewer_gives)
-
-
-def fewer_gives(node: Node) -> Body:
-    """The node without the last thing that it gives its child."""
-    names = WORDS[node.word].numbers
-    if names and names[-1] == "*gives" and len(node.numbers) >= len(names):
-        return (replace(node, numbers=node.numbers[:-1]),)
-    return (node, node)  # bigger, and refused: there is nothing to take
+    for wanted, node in enumerate(nodes):
+        names = WORDS[node.word].numbers
+        if names and names[-1] == "*gives" and len(node.numbers) >= len(names):
+            yield rebuilt(program, wanted, lambda node: (replace(node, numbers=node.numbers[:-1]),))
 
 
 def rebuilt(program: Node, wanted: int, change: Callable[[Node], Body]) -> Node:
@@ -240,7 +249,7 @@ def report(found: Difference) -> str:
         lines.append(f"{shown} {mark}{'    ' * depth}{describe(node)}")
         names = WORDS[node.word].bodies
         for name, body in zip(names, node.bodies, strict=True):
-            if len(names) > 1:
+            if len(names) > 1 and body:
                 lines.append(f"{'':{13 * len(sides) - 2}}  {'    ' * depth}  {name}:")
             for child in body:
                 add(child, depth + 1)

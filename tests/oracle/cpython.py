@@ -36,7 +36,11 @@ class Interpreter:
         return "".join(run.trace)
 
     def close(self) -> None:
-        """Ends the loop and the pool's threads."""
+        """Ends the loop, what still runs on it after an error, and the pool's threads."""
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.pool.shutdown()
         self.loop.close()

@@ -27,7 +27,7 @@ from language import (
 WEIGHTS = {
     "look": 4, "set": 16, "reset": 14, "enter": 5, "leave": 6, "with": 10,
     "try": 7, "catch": 4, "raise": 0.6,
-    "copy": 4, "fresh": 1, "clone": 1, "peek": 2, "run": 6,
+    "copy": 4, "fresh": 1, "clone": 3, "peek": 2, "run": 12,
     "spawn": 12, "thread": 1.2, "job": 2, "work": 1.5, "join": 8, "gate": 16, "open": 6, "cancel": 9, "yield": 14,
     "loop": 0.6,
     "scoped": 6, "drive": 2, "hop": 4, "both": 2.5, "race": 2.5, "stream": 2.5, "emit": 20, "next": 20,
@@ -133,12 +133,12 @@ class Generator:
             case "clone":
                 if not line.contexts:
                     return None
-                of = rand.choice(line.contexts)
+                of = self.newest(line.contexts)
                 return Node(word, (self.label(line.contexts), of))
             case "peek":
                 return Node(word, (rand.choice(line.contexts),)) if line.contexts else None
             case "run":
-                return inner((rand.choice(line.contexts),)) if line.contexts else None
+                return inner((self.newest(line.contexts),)) if line.contexts else None
             case "spawn" | "thread" | "job":
                 return self.start(word, line, inner)
             case "work":

@@ -20,7 +20,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from compare import Comparer, Difference, Tally, differ, generated, report
+from compare import HANG_SECONDS, Comparer, Difference, Tally, differ, generated, report
 from language import Node, dump, parse
 from rust import RUNTIMES, RustSide, build
 from selection import Bare, NumPy, Selection
@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sides", default="contextvars,numpy,current,multi,local", help="which sides to compare")
     parser.add_argument("--profile", default="dev", help="cargo's profile for the Rust interpreter (default: dev)")
     parser.add_argument("--interpreter", type=Path, help="a Rust interpreter that is built already")
+    parser.add_argument("--hang-seconds", type=float, default=HANG_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--no-shrink", action="store_true", help="show the first program that differs as it is")
     options = parser.parse_args()
     options.sides = options.sides.split(",")
@@ -54,10 +55,11 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def comparer(sides: list[str], interpreter: Path | None) -> Comparer:
+def comparer(sides: list[str], interpreter: Path | None, hang_seconds: float) -> Comparer:
     selections: list[Selection] = [SELECTIONS[side]() for side in sides if side in SELECTIONS]
     runtimes = [side for side in sides if side in RUNTIMES]
-    return Comparer(selections, RustSide(interpreter, runtimes) if runtimes and interpreter else None)
+    rust = RustSide(interpreter, runtimes) if runtimes and interpreter else None
+    return Comparer(selections, rust, hang_seconds)
 
 
 # ---- one program ----
@@ -65,7 +67,7 @@ def comparer(sides: list[str], interpreter: Path | None) -> Comparer:
 
 def show(program: Node, options: argparse.Namespace) -> int:
     """Runs one program and shows its traces."""
-    with comparer(options.sides, options.interpreter) as sides:
+    with comparer(options.sides, options.interpreter, options.hang_seconds) as sides:
         all_traces = list(sides.compare([program] * options.repeat))
     bad = [traces for traces in all_traces if differ(traces)]
     print(dump(program))
@@ -79,9 +81,9 @@ def show(program: Node, options: argparse.Namespace) -> int:
 _sides: Comparer | None = None
 
 
-def _start(sides: list[str], interpreter: Path | None) -> None:
+def _start(sides: list[str], interpreter: Path | None, hang_seconds: float) -> None:
     global _sides  # noqa: PLW0603
-    _sides = comparer(sides, interpreter)
+    _sides = comparer(sides, interpreter, hang_seconds)
 
 
 def _run(seed: str, first: int, count: int) -> Tally:
@@ -112,7 +114,7 @@ def compare_all(options: argparse.Namespace) -> int:
         options.jobs,
         multiprocessing.get_context("spawn"),
         _start,
-        (options.sides, options.interpreter),
+        (options.sides, options.interpreter, options.hang_seconds),
     )
     with pool:
         work = chunks(options, deadline)
@@ -150,7 +152,7 @@ def explain(found: Difference, total: Tally, options: argparse.Namespace) -> int
     print(f"oracle: DIFFERENCE in program {found.number} of seed {found.seed}, after {total.programs} programs")
     small = found
     if not options.no_shrink:
-        with comparer(options.sides, options.interpreter) as sides:
+        with comparer(options.sides, options.interpreter, options.hang_seconds) as sides:
             small = sides.shrink(found)
     print(report(small))
     script = f"{Path(sys.executable)} {Path(__file__)}"

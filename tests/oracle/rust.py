@@ -73,9 +73,10 @@ class RustSide:
         """How often a task suspended itself on the multi_thread runtime, and came back on another worker."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("migrations\n")
-        self.process.stdin.flush()
-        suspended, migrated = self.process.stdout.readline().split()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("migrations\n")
+            self.process.stdin.flush()
+        suspended, migrated = self.process.stdout.readline().split() or ("0", "0")  # it has crashed
         return int(suspended), int(migrated)
 
     def close(self) -> None:

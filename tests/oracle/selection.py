@@ -25,6 +25,10 @@ STRANGE: Final = 9
 """What is recorded where the sources of truth disagree, or name a handler of nobody."""
 
 
+class StrangeError(Exception):
+    """ctxalloc says one thing and does another."""
+
+
 class Scope(Protocol):
     """What `ctxalloc.use()` gives."""
 
@@ -123,9 +127,14 @@ class NumPy:
 
     def reset(self, token: ctxalloc.Token) -> None:
         used = token.used
-        ctxalloc.reset(token)
+        try:
+            ctxalloc.reset(token)
+        except RuntimeError as error:
+            raise (error if used and token.used else StrangeError) from error
+        except ValueError as error:
+            raise (StrangeError if used or token.used else error) from error
         if used or not token.used:
-            raise AssertionError(f"{token} was reset; used={used} before, {token.used} after")
+            raise StrangeError
 
     def scope(self, handler: int) -> Scope:
         return ctxalloc.use(self.handlers[handler])

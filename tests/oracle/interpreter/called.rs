@@ -7,7 +7,7 @@ use crate::program::Word;
 use crate::run::{Body, Frame, Hub, Mode};
 use crate::start;
 use crate::trace::{numbered, outcome, wanted};
-use ctxalloc::{Buffer, Context, WithHandler, default_handler, reset, scope, set};
+use ctxalloc::{Buffer, Context, Token, WithHandler, default_handler, reset, scope, set};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
@@ -43,8 +43,7 @@ pub(crate) fn call(frame: &Frame, node: usize) {
         }
         Word::Reset => {
             let [label] = frame.number(node);
-            let outcome =
-                frame.line.store().tokens.get(&label).map_or(outcome::NOTHING_THERE, |token| of_reset(reset(token)));
+            let outcome = frame.line.store().tokens.get(&label).map_or(outcome::NOTHING_THERE, reset_once);
             frame.end(node, outcome);
         }
         Word::Enter => {
@@ -118,6 +117,18 @@ pub(crate) fn call(frame: &Frame, node: usize) {
         Word::Hop => hop(frame, node),
         word => panic!("{word:?} stands in a synchronous body: language.py should not allow that"),
     }
+}
+
+/// The outcome of `reset`, which must be what `is_used` says before and after.
+fn reset_once(token: &Token) -> u8 {
+    let was_used = token.is_used();
+    let outcome = of_reset(reset(token));
+    let as_it_says = match outcome {
+        outcome::OK => !was_used && token.is_used(),
+        outcome::USED => was_used && token.is_used(),
+        _ => !was_used && !token.is_used(),
+    };
+    if as_it_says { outcome } else { outcome::STRANGE }
 }
 
 fn look(frame: &Frame, node: usize) {

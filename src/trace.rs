@@ -2,7 +2,7 @@
 //! `ctxalloc`; without it they cost nothing. A leaf: imports no layer.
 
 /// A guard was dropped in another context than its own, so nothing was restored.
-#[inline]
+#[cold]
 pub(crate) fn guard_left_elsewhere(handler: &str) {
     #[cfg(feature = "tracing")]
     tracing::error!(

@@ -23,7 +23,9 @@ impl State {
 }
 
 thread_local! {
-    static STATE: Cell<State> = const { Cell::new(State::EMPTY) };
+    // Two cells and not one of `State`: what is written word by word and read as one is slow on most processors.
+    static HANDLER: Cell<Option<Handler>> = const { Cell::new(None) };
+    static IDENTITY: Cell<Option<Identity>> = const { Cell::new(None) };
     /// This thread's unused identities: the next one, and how many are left.
     static IDENTITIES: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
@@ -31,22 +33,34 @@ thread_local! {
 /// Puts `state` in place of the running one and returns that.
 #[inline]
 pub(super) fn replace(state: State) -> State {
-    STATE.replace(state)
+    State { handler: HANDLER.replace(state.handler), identity: IDENTITY.replace(state.identity) }
+}
+
+/// Puts `old` back if the running context is `context`; says whether it is.
+#[inline]
+pub(super) fn restore(old: Option<Handler>, context: Identity) -> bool {
+    let own = IDENTITY.get() == Some(context);
+    if own {
+        HANDLER.set(old);
+    }
+    own
 }
 
 /// The running context's state.
 #[inline]
 pub(super) fn state() -> State {
-    STATE.get()
+    State { handler: HANDLER.get(), identity: IDENTITY.get() }
 }
 
 /// Selects, and returns what was selected before and in which context this happened.
 #[inline]
 pub(super) fn select(handler: Option<Handler>) -> (Option<Handler>, Identity) {
-    let old = STATE.get();
-    let identity = old.identity.unwrap_or_else(Identity::new);
-    STATE.set(State { handler, identity: Some(identity) });
-    (old.handler, identity)
+    let identity = IDENTITY.get().unwrap_or_else(|| {
+        let fresh = Identity::new();
+        IDENTITY.set(Some(fresh));
+        fresh
+    });
+    (HANDLER.replace(handler), identity)
 }
 
 impl Identity {
@@ -71,7 +85,7 @@ impl Identity {
 #[inline]
 #[must_use]
 pub fn current() -> Handler {
-    STATE.get().handler.unwrap_or_else(default_handler)
+    HANDLER.get().unwrap_or_else(default_handler)
 }
 
 /// Selects a handler for the running context only; `None` selects the default.

@@ -1,7 +1,6 @@
 //! Scopes that end by themselves: `scope` for a closure, `Guard` for a block.
 
-use super::current::{Identity, select};
-use super::token::restore;
+use super::current::{Identity, restore, select};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::trace;
@@ -74,16 +73,16 @@ impl Guard {
     /// # Errors
     /// [`Error::TokenForeign`] in another context than the one it was entered in; nothing changed there.
     pub fn exit(self) -> Result<(), Error> {
-        let outcome = restore(self.old, self.context);
+        let own = restore(self.old, self.context);
         std::mem::forget(self);
-        outcome
+        if own { Ok(()) } else { Err(Error::TokenForeign) }
     }
 }
 
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
-        if restore(self.old, self.context).is_err() {
+        if !restore(self.old, self.context) {
             trace::guard_left_elsewhere(super::current().name());
         }
     }

@@ -1,6 +1,6 @@
 //! `Token`: what `set` gives and `reset` takes. PEP 567's rules, checked at run time as in Python.
 
-use super::current::{Identity, replace, state};
+use super::current::{Identity, restore};
 use crate::error::Error;
 use crate::handler::Handler;
 use std::cell::Cell;
@@ -56,19 +56,9 @@ pub fn reset(token: &Token) -> Result<(), Error> {
     if token.used.get() {
         return Err(Error::TokenUsed);
     }
-    restore(token.old, token.context)?;
-    token.used.set(true);
-    Ok(())
-}
-
-/// Puts `old` back if the running context is `context`.
-#[inline]
-pub(super) fn restore(old: Option<Handler>, context: Identity) -> Result<(), Error> {
-    let mut running = state();
-    if running.identity != Some(context) {
+    if !restore(token.old, token.context) {
         return Err(Error::TokenForeign);
     }
-    running.handler = old;
-    replace(running);
+    token.used.set(true);
     Ok(())
 }

@@ -62,6 +62,8 @@ class Generator:
         self.left = size or self.random.choice((8, 12, 18, 26, 40, 70))
         self.labels = 0
         self.all_tokens: list[int] = []
+        self.tokens_of: dict[int, list[int]] = {}
+        """By context: tokens made in it or in what it is a clone of. These share one list."""
 
     def program(self, *, threads_inherit: bool) -> Node:
         """A whole program."""
@@ -134,11 +136,13 @@ class Generator:
                 if not line.contexts:
                     return None
                 of = self.newest(line.contexts)
-                return Node(word, (self.label(line.contexts), of))
+                label = self.label(line.contexts)
+                self.tokens_of[label] = self.tokens_of.setdefault(of, [])
+                return Node(word, (label, of))
             case "peek":
                 return Node(word, (rand.choice(line.contexts),)) if line.contexts else None
             case "run":
-                return inner((self.newest(line.contexts),)) if line.contexts else None
+                return self.run(line, inner) if line.contexts else None
             case "spawn" | "thread" | "job":
                 return self.start(word, line, inner)
             case "work":
@@ -187,6 +191,18 @@ class Generator:
                 return made
             case _:  # try, raise, gate, yield, loop, both, race, emit, next
                 return inner(())
+
+    def run(self, line: Line, inner: InnerOf) -> Node:
+        """Runs a context; then often tries a token there that was made in it, or in what it is a clone of."""
+        context = self.newest(line.contexts)
+        before = len(line.tokens)
+        node = inner((context,))
+        made = self.tokens_of.setdefault(context, [])
+        body = node.bodies[0]
+        if made and self.random.random() < 0.5:
+            body = (*body, Node("reset", (self.random.choice(made),)))
+        made += line.tokens[before:]
+        return Node("run", node.numbers, (body,))
 
     def start(self, word: str, line: Line, inner: InnerOf) -> Node | None:
         rand = self.random

@@ -103,6 +103,8 @@ class Place:
     """Runs in a context that it shares with unknown others: it must leave it as it was at every suspension."""
     cleanup: bool = False
     """Runs in a destructor, perhaps while an exception is on its way: it must not raise."""
+    holds: bool = True
+    """On the line's own thread: a `Guard` of Rust's stays on the thread that made it."""
     emits: bool = False
     nexts: bool = False
 
@@ -113,8 +115,10 @@ MAIN: Final = Place()
 def allowed(word: str, place: Place) -> bool:
     """Whether a node with this word may stand there."""
     match word:
-        case "set" | "reset" | "enter" | "leave":
+        case "set" | "reset":
             return not place.ambient
+        case "enter" | "leave":
+            return place.holds and not place.ambient
         case "raise":
             return not place.cleanup
         case "yield" | "both" | "race" | "scoped":
@@ -173,8 +177,9 @@ def inside(node: Node, index: int, place: Place) -> Place:
         case (("drive" | "both" | "race"), _):
             return replace(here, awaits="yields", gates=False, blocks=False)
         case "hop", _:
-            loop = here.loop and not node.numbers[1]  # other threads have no loop
-            return replace(here, awaits="yields", gates=False, blocks=False, ambient=False, loop=loop)
+            stays = not node.numbers[1]  # other threads have no loop
+            inner = replace(here, awaits="yields", gates=False, blocks=False, ambient=False)
+            return replace(inner, loop=here.loop and stays, holds=here.holds and stays)
         case "stream", "producer":
             return replace(here, awaits="yields", gates=False, blocks=False, ambient=False, emits=True)
         case "stream", _:

@@ -48,7 +48,7 @@ impl Hold {
             Self::Token(token) => of_reset(reset(&token)),
             Self::Guard(place) => match take(place) {
                 Some(guard) => of_reset(guard.exit()),
-                None => outcome::FOREIGN, // another thread's, so another context's
+                None => outcome::STRANGE, // language.py keeps `leave` on the line's thread
             },
         }
     }
@@ -59,19 +59,13 @@ fn take(place: Place) -> Option<Guard> {
 }
 
 /// Leaves what a line still holds, oldest first, by dropping it.
-pub(crate) fn leave_all(line: &Line, holds: Vec<(i64, Hold)>) {
+pub(crate) fn leave_all(holds: Vec<(i64, Hold)>) {
     for (_, hold) in holds {
         match hold {
             Hold::Guard(place) => drop(take(place)),
             Hold::Token(token) => drop(reset(&token)),
         }
     }
-    // Guards that were left on a foreign thread, where they could not go: they did their "nothing" there.
-    GUARDS.with_borrow_mut(|guards| {
-        for (_, guard) in guards.extract_if(|place, _| place.0 == line.id) {
-            std::mem::forget(guard);
-        }
-    });
 }
 
 /// A scope around a stretch of a body; restores when it goes, whatever the reason.

@@ -149,7 +149,7 @@ impl Drop for Ending {
             let mut store = self.0.store();
             (std::mem::take(&mut store.holds), std::mem::take(&mut store.children))
         };
-        hold::leave_all(&self.0, holds);
+        hold::leave_all(holds);
         children.into_values().for_each(Child::orphan);
         self.0.change(|gate| gate.has_ended = true);
     }

@@ -33,11 +33,22 @@
 //! # }
 //! ```
 //!
+//! | you have | you write |
+//! | --- | --- |
+//! | a stretch of code | [`scope`](fn@scope), [`enter`], [`set`] and [`reset`] |
+//! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
+//! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
+//! | a request with an arena, counters and a limit of its own | [`request`](fn@request) |
+//! | bytes, containers | [`Buffer`], [`ContextAlloc`] |
+//! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
+//! | an extension module for Python | `python` (with that feature) |
+//!
 //! ## Layers: each uses only those to its right
 //!
 //! `python` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
-//! [`source`], and the leaves `error`, `layout`, `sync`, `trace` for all. A test reads the `use crate::`
-//! lines and holds the order. `ARCHITECTURE.md` walks through one allocation and one selection.
+//! [`source`], with [`thread`](mod@thread) and [`request`](mod@request) beside `task`, and the leaves `error`,
+//! `layout`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
+//! walks through one allocation and one selection.
 
 pub mod handler;
 pub mod memory;

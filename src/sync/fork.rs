@@ -43,13 +43,17 @@ pub(crate) trait HeldAcrossFork: Send + Sync {
 #[cfg(not(any(ctxalloc_loom, miri)))]
 #[allow(unsafe_code, reason = "pthread_atfork")]
 pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
-    use std::cell::RefCell;
+    use std::cell::Cell;
+    use std::ptr::null_mut;
     use std::sync::{Arc, OnceLock};
+
+    type Held = Vec<Arc<dyn HeldAcrossFork>>;
 
     static HOLDERS: OnceLock<Locked<Vec<Weak<dyn HeldAcrossFork>>>> = OnceLock::new();
     thread_local! {
-        /// What the forking thread holds between `before` and `after`.
-        static HELD: RefCell<Vec<Arc<dyn HeldAcrossFork>>> = const { RefCell::new(Vec::new()) };
+        /// What the forking thread holds between `before` and `after`. A plain pointer: threads may fork in their last
+        /// destructors.
+        static HELD: Cell<*mut Held> = const { Cell::new(null_mut()) };
     }
     extern "C" fn before() {
         let Some(holders) = HOLDERS.get() else { return };
@@ -58,15 +62,17 @@ pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
         let all = unsafe { &mut *holders.value.get() };
         all.retain(|holder| holder.strong_count() > 0);
         // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
-        let held: Vec<_> = all.iter().rev().filter_map(Weak::upgrade).collect();
+        let held: Held = all.iter().rev().filter_map(Weak::upgrade).collect();
         for holder in &held {
             holder.for_each_lock(&mut ForkLock::acquire);
         }
-        HELD.set(held);
+        HELD.set(Box::into_raw(Box::new(held)));
     }
     extern "C" fn after() {
-        let Some(holders) = HOLDERS.get() else { return };
-        let held = HELD.take();
+        let held = HELD.replace(null_mut());
+        let Some(holders) = HOLDERS.get().filter(|_| !held.is_null()) else { return };
+        // SAFETY: made by `before` on this thread, and taken out of its place.
+        let held = unsafe { Box::from_raw(held) };
         for holder in held.iter().rev() {
             holder.for_each_lock(&mut ForkLock::release);
         }

@@ -35,7 +35,7 @@ const _: () = assert!(PAGES == 64);
 
 impl<P: Pages> PageHeap<P> {
     pub(super) fn new(source: P) -> Self {
-        Self { source, state: Locked::new(State::default()) }
+        Self { source, state: Locked::new(State { spare: region::take_spare(), ..State::default() }) }
     }
 
     /// A run of `pages` free pages, declared a span of `class`; its start and its length in bytes.
@@ -154,7 +154,9 @@ impl<P: Pages> Drop for PageHeap<P> {
                     // SAFETY: mapped with REGION bytes by `take`; nobody has a block of it any more.
                     unsafe { source.unmap(start, REGION) };
                 }
+                state.spare.push(open.region);
             }
+            region::give_spare(&mut state.spare);
         });
     }
 }

@@ -189,6 +189,12 @@ unsafe fn resize_by(strategy: &impl Strategy, block: NonNull<u8>, new_size_bytes
     Some(moved)
 }
 
+impl<P: Pages> Drop for Inner<P> {
+    fn drop(&mut self) {
+        self.large.release_all(&self.heap);
+    }
+}
+
 impl<P: Pages> Home for Inner<P> {
     fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
         self.shelves[class].give(blocks);

@@ -5,6 +5,7 @@
 //! users write to: nothing they overrun can lead `free` astray, and memory that the host cannot read can be pooled.
 
 use std::ptr::{NonNull, null_mut};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 /// The address space of a region, in bytes.
@@ -124,4 +125,20 @@ pub(super) fn enter(region: &'static Region) -> bool {
     // SAFETY: leaves live for ever.
     unsafe { &(*leaf)[index % LEAF] }.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     true
+}
+
+/// Records of pools that are gone, for the next pool. Only touched when one is made or dropped.
+static SPARE: Mutex<Vec<&'static Region>> = Mutex::new(Vec::new());
+
+/// The records that lie ready.
+pub(super) fn take_spare() -> Vec<&'static Region> {
+    // Not waited for: a child of `fork` may find it held by a thread that is not there, and does without.
+    SPARE.try_lock().map(|mut spare| std::mem::take(&mut *spare)).unwrap_or_default()
+}
+
+/// Keeps records for later.
+pub(super) fn give_spare(records: &mut Vec<&'static Region>) {
+    if let Ok(mut spare) = SPARE.try_lock() {
+        spare.append(records);
+    }
 }

@@ -234,6 +234,31 @@ def test_an_attached_task_leaves_nothing_selected_on_its_thread(run: Any) -> Non
     run(main())
 
 
+def test_rust_that_comes_back_to_python_on_the_same_thread_selects_for_that_long_only() -> None:
+    def inside() -> tuple[str, str, Any]:
+        seen = (current().name, example.handler_here(), handler_of(np.ones(10)))
+        set_handler("system")  # ends with the call
+        return seen
+
+    def fails() -> None:
+        set_handler("system")
+        raise KeyError(current().name)
+
+    def deeper() -> list[str]:
+        return [current().name, *example.call_in("system", lambda: [current().name]), current().name]
+
+    for caller in HANDLERS:
+        with use(caller):
+            for name in HANDLERS:
+                assert example.call_in(name, inside) == (name, name, ctxalloc.handler(name))
+                assert current().name == caller
+                with pytest.raises(KeyError, match="system"):
+                    example.call_in(name, fails)
+                assert current().name == example.handler_here() == caller
+            assert example.call_in("aligned64", deeper) == ["aligned64", "system", "aligned64"]
+            assert current().name == caller
+
+
 # ---- four: a Rust task awaits Python -----------------------------------------------------------------
 
 

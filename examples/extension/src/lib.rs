@@ -59,6 +59,15 @@ fn array_made_in<'py>(py: Python<'py>, name: &str, n: usize) -> PyResult<Bound<'
     })
 }
 
+/// What ``function()`` returns, called by Rust code that has selected the handler ``name`` on the caller's own thread.
+#[pyfunction]
+fn call_in<'py>(py: Python<'py>, name: &str, function: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let chosen = handler(name).ok_or_else(|| ctxalloc::handler::unknown(name))?;
+    let function = function.unbind();
+    let call = || ctxalloc::python::attach(|py| function.call0(py));
+    ctxalloc::python::scope(py, || ctxalloc::scope(chosen, call))?.map(|answer| answer.into_bound(py))
+}
+
 /// Awaits ``function()``, a coroutine function, from a Rust future that runs in the handler ``name`` (None: in the
 /// handler of the call), and returns what it returned.
 ///
@@ -93,7 +102,7 @@ mod ctxalloc_example {
     #[pymodule_export]
     use super::panics::{panic_here, panic_in_future};
     #[pymodule_export]
-    use super::{array_made_in, await_python, box_blur, buffer_of, handler_here, handlers_on_the_way};
+    use super::{array_made_in, await_python, box_blur, buffer_of, call_in, handler_here, handlers_on_the_way};
 
     use pyo3::prelude::*;
 

@@ -1,7 +1,7 @@
 """Cancelling either side of an await across the border cancels the other: before it began, midway, and at the end.
 
 `await_python(f)` is a Rust future that awaits the coroutine `f()`. What a test waits for are events that the
-cancelled side sets; a side that is not cancelled leaves the test hanging, which is how it fails.
+cancelled side sets; for what does not come they have patience (`patience.py`) and then fail.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from patience import wait_for
 from test_crossings import run  # noqa: F401  # the fixture: each test on each kind of event loop
 
 import ctxalloc
@@ -115,7 +116,7 @@ def test_a_future_cancelled_before_it_began_makes_no_eager_step_either() -> None
                 return coroutine
 
             future = example.await_python(function)
-            entered.wait()
+            wait_for(entered)
             future.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await future
@@ -378,8 +379,7 @@ def test_awaiting_on_a_closed_loop_fails_and_ends_the_coroutine(collect: Callabl
 
     asyncio.run(main())
     go.set()
-    while not ended.is_set():
-        collect()
+    wait_for(ended, collect)
 
 
 def test_a_loop_closed_before_the_first_step_ends_the_coroutine(collect: Callable[[], None]) -> None:
@@ -405,10 +405,9 @@ def test_a_loop_closed_before_the_first_step_ends_the_coroutine(collect: Callabl
     loop.run_until_complete(main())
     posted.clear()
     go.set()
-    posted.wait()  # the loop has been told, and runs no more
+    wait_for(posted)  # the loop has been told, and runs no more
     loop.close()
-    while not ended.is_set():
-        collect()
+    wait_for(ended, collect)
 
 
 def test_the_next_loop_is_not_disturbed_by_the_last_ones_futures(run: Run) -> None:  # noqa: F811

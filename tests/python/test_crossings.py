@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
+import patience
 import pytest
 from built_in import HANDLERS
 
@@ -38,7 +39,11 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
 
     def run(main: Any) -> Any:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            return runner.run(main)
+            return runner.run(patiently(main))
+
+    async def patiently(main: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(patience.SECONDS):
+            return await main
 
     return run
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from patience import wait_for
 
 import ctxalloc
 from ctxalloc import current, reset, set_handler
@@ -108,10 +109,12 @@ def test_a_token_of_another_thread_or_task_is_a_value_error() -> None:
 
     thread = threading.Thread(target=in_thread)
     thread.start()
-    done.wait()
-    with pytest.raises(ValueError, match="another context"):
-        reset(tokens[0])
-    go.set()
+    wait_for(done)
+    try:
+        with pytest.raises(ValueError, match="another context"):
+            reset(tokens[0])
+    finally:
+        go.set()
     thread.join()
     assert tokens[0].used
 

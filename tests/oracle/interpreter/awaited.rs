@@ -52,7 +52,7 @@ async fn call(frame: &Frame, node: usize) {
             frame.end(node, stretch.leave());
         }
         Word::Try => {
-            let cleanup = Cleanup { frame: frame.clone(), node };
+            let cleanup = Cleanup { frame: frame.clone(), node, is_due: true };
             inner(frame, node, 0).await;
             drop(cleanup);
             frame.end(node, outcome::OK);

@@ -55,7 +55,7 @@ pub(crate) fn call(frame: &Frame, node: usize) {
         Word::Leave => leave(frame, node),
         Word::With => with(frame, node),
         Word::Try => {
-            let cleanup = Cleanup { frame: frame.clone(), node };
+            let cleanup = Cleanup { frame: frame.clone(), node, is_due: true };
             inner(frame, node, 0);
             drop(cleanup);
             frame.end(node, outcome::OK);
@@ -164,11 +164,13 @@ fn with(frame: &Frame, node: usize) {
 pub(crate) struct Cleanup {
     pub(crate) frame: Frame,
     pub(crate) node: usize,
+    /// Whether the first body was begun.
+    pub(crate) is_due: bool,
 }
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        if self.frame.node(self.node).bodies.len() > 1 {
+        if self.is_due && self.frame.node(self.node).bodies.len() > 1 {
             run(&Frame { blocks: false, ..self.frame.clone() }, self.node, 1);
         }
     }

@@ -170,16 +170,15 @@ impl Frame {
 /// That goes when the future is dropped, which is after its last poll: whoever drops it must do so in its context.
 pub(crate) struct Owning {
     body: Body,
-    last: Option<Cleanup>,
-    was_polled: bool,
+    last: Cleanup,
     _line: Option<Ending>,
 }
 
 impl Owning {
     /// The first body of a node; the second one ends it, where there is one.
     pub(crate) fn new(frame: &Frame, node: usize, line: Option<Ending>) -> Self {
-        let last = Cleanup { frame: frame.clone(), node };
-        Self { body: awaited::inner(frame, node, 0), last: Some(last), was_polled: false, _line: line }
+        let last = Cleanup { frame: frame.clone(), node, is_due: false };
+        Self { body: awaited::inner(frame, node, 0), last, _line: line } // these go in this order
     }
 }
 
@@ -187,18 +186,8 @@ impl Future for Owning {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
-        self.was_polled = true;
+        self.last.is_due = true; // what was never started has nothing to end, as for a coroutine
         self.body.as_mut().poll(cx)
-    }
-}
-
-impl Drop for Owning {
-    fn drop(&mut self) {
-        self.body = Box::pin(async {}); // what is left of the body goes first
-        let last = self.last.take();
-        if !self.was_polled {
-            std::mem::forget(last); // nothing to end, as for a coroutine that was never started
-        }
     }
 }
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from ctxalloc._native import Strategy
 
-__all__ = ["Aligned", "Faulty", "Pool", "Strategy", "System"]
+__all__ = ["Aligned", "Fallback", "Faulty", "Pool", "Strategy", "System"]
 
 
 class System(Strategy):
@@ -30,6 +30,19 @@ class Aligned(Strategy):
 
     def __new__(cls, *, align: int = 64) -> Self:
         return super().__new__(cls, "Aligned", align=align)
+
+
+class Fallback(Strategy):
+    """``first``, and ``second`` where it refuses; each array goes back to the one that made it.
+
+    An array is resized by its own, and moves to the other one only where that refuses. Aligned to the lesser of both
+    alignments; each array costs 16 bytes more, rounded up to its maker's alignment. ValueError: both are the same.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, first: Strategy, second: Strategy, /) -> Self:
+        return super().__new__(cls, "Fallback", first=first, second=second)
 
 
 class Faulty(Strategy):

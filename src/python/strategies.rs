@@ -1,7 +1,7 @@
 //! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
 
 use crate::source::PrivatePages;
-use crate::strategy::{Aligned, Faulty, Pool, PoolOptions, Strategy, System};
+use crate::strategy::{Aligned, Fallback, Faulty, Pool, PoolOptions, Strategy, System};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -38,6 +38,16 @@ impl PyStrategy {
                     limits.decay = decay;
                 }
                 Arc::new(Pool::over(PrivatePages, limits))
+            }
+            "Fallback" => {
+                let (first, second) = (options.strategy("first")?, options.strategy("second")?);
+                if Arc::ptr_eq(&first, &second) {
+                    return Err(PyValueError::new_err(
+                        "Fallback(): both strategies are the same one, and what it refused it refuses again; \
+                         give another one as the second",
+                    ));
+                }
+                Arc::new(Fallback::new(first, second))
             }
             "Faulty" => {
                 let upstream = options.upstream()?;
@@ -112,10 +122,14 @@ impl<'py> Options<'_, 'py> {
 
     /// The strategy that this one wraps.
     fn upstream(&self) -> PyResult<Arc<dyn Strategy>> {
-        let upstream = self.maybe("upstream", "a strategy, the one to wrap", |value| {
-            Ok(value.cast::<PyStrategy>()?.get().strategy())
-        })?;
-        upstream.ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
+        self.strategy("upstream")
+    }
+
+    /// A strategy that must be given.
+    fn strategy(&self, name: &str) -> PyResult<Arc<dyn Strategy>> {
+        let strategy =
+            self.maybe(name, "a strategy to wrap", |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))?;
+        strategy.ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
     }
 
     /// An option as `read` takes it; what it refuses is named, with what is `wanted` instead.

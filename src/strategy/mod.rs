@@ -7,6 +7,7 @@
 
 mod aligned;
 mod budget;
+mod fallback;
 mod faulty;
 mod front;
 mod pool;
@@ -16,6 +17,7 @@ pub mod conformance;
 
 pub use aligned::Aligned;
 pub use budget::{Budget, Budgeted};
+pub use fallback::Fallback;
 pub use faulty::Faulty;
 pub(crate) use front::Fronted;
 pub use pool::{Arena, Pool, PoolOptions};

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import ctxalloc
-from ctxalloc.strategies import Aligned, Faulty, Pool, System
+from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System
 
+SAME = System()
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
 
 
@@ -80,9 +81,23 @@ def test_faulty_fails_each_third_request_with_memory_error_and_goes_on() -> None
     assert failures == [3, 6, 9]
 
 
+def test_fallback_serves_what_the_first_refuses_and_moves_what_outgrows_it() -> None:
+    # Every request fails in the first but the odd ones.
+    handler = ctxalloc.register("test fallback", Fallback(Faulty(Aligned(align=4096), every=2), System()))
+    with ctxalloc.use(handler):
+        arrays = [np.full(1000, number) for number in range(8)]
+        grown = [np.arange(10) for _ in range(2)]
+        for array in grown:
+            array.resize(5000, refcheck=False)
+    assert all((array == number).all() for number, array in enumerate(arrays))
+    assert all((array[:10] == np.arange(10)).all() and not array[10:].any() for array in grown)
+    assert handler.alignment == 16
+
+
 def test_strategies_say_what_they_are() -> None:
     assert repr(Faulty(Aligned(align=128), every=3)) == "Faulty(upstream=Aligned(align=128), every=3)"
     assert repr(Faulty(System(), probability=0.5, seed=7)) == "Faulty(upstream=System, probability=0.5, seed=7)"
+    assert repr(Fallback(Aligned(), System())) == "Fallback(first=Aligned(align=64), second=System)"
     assert repr(System()) == "System()"
     assert repr(Pool()) == "Pool(source=PrivatePages)"
 
@@ -98,6 +113,8 @@ def test_strategies_say_what_they_are() -> None:
         (lambda: Faulty(System(), every=2, probability=0.5), TypeError, "either every= or probability="),
         (lambda: Faulty(System(), every=0), ValueError, "every=0"),
         (lambda: Faulty(System(), probability=1.5), ValueError, "probability=1.5"),
+        (lambda: Fallback(SAME, SAME), ValueError, "what it refused it refuses again"),
+        (lambda: Fallback(System(), None), TypeError, "needs a strategy"),  # type: ignore[arg-type]
         (lambda: Faulty(System, every=2), TypeError, "upstream"),  # type: ignore[arg-type]
     ],
 )

@@ -1,0 +1,241 @@
+//! `Fallback`: blocks from one strategy, and from another where that one refuses.
+//!
+//! Each block remembers which of the two made it, in a record in front ([`Fronted`]), and goes back there.
+
+use super::Strategy;
+use super::front::Fronted;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// Blocks of `first`; where it refuses, of `second`: 256 MiB of huge pages, then the heap.
+///
+/// A block is resized by the strategy that made it, and moves to the other one only where its own refuses. Aligned to
+/// the lesser of the two alignments. Each block costs a record more: 16 bytes, rounded up to its maker's alignment.
+///
+/// ```
+/// use ctxalloc::{Buffer, register, strategy::{Budget, Budgeted, Fallback, Pool, System}};
+///
+/// let scarce = Budget::new("scarce", Some(1000));
+/// let handler = register("scarce first", Fallback::new(Budgeted::new(Pool::new(), scarce.clone()), System))?;
+/// let (inside, beside) = (Buffer::zeroed_in(handler, 900)?, Buffer::zeroed_in(handler, 900)?);
+/// assert_eq!(scarce.in_use_bytes(), 900); // the other one is the heap's
+/// drop((inside, beside));
+/// assert_eq!(scarce.in_use_bytes(), 0);
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
+pub struct Fallback<A, B> {
+    first: Fronted<A, Record>,
+    second: Fronted<B, Record>,
+}
+
+/// What stands in front of each block, the same for both.
+#[derive(Clone, Copy)]
+struct Record {
+    /// For a block that moves to the other one: how much to copy.
+    size_bytes: usize,
+    maker: Maker,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Maker {
+    First,
+    Second,
+}
+
+impl<A: Strategy, B: Strategy> Fallback<A, B> {
+    /// `first`'s blocks, and `second`'s where it refuses.
+    #[must_use]
+    pub fn new(first: A, second: B) -> Self {
+        Self { first: Fronted::new(first), second: Fronted::new(second) }
+    }
+
+    /// The strategy that is asked first.
+    pub fn first(&self) -> &A {
+        &self.first.upstream
+    }
+
+    /// The strategy that is asked where the first one refuses.
+    pub fn second(&self) -> &B {
+        &self.second.upstream
+    }
+
+    fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        self.make_by(Maker::First, size_bytes, zeroed).or_else(|| self.make_by(Maker::Second, size_bytes, zeroed))
+    }
+
+    fn make_by(&self, maker: Maker, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let record = Record { size_bytes, maker };
+        match maker {
+            Maker::First => self.first.allocate(size_bytes, zeroed, record),
+            Maker::Second => self.second.allocate(size_bytes, zeroed, record),
+        }
+    }
+}
+
+/// # Safety
+/// - `block` is a live block of a fallback.
+unsafe fn record_of(block: NonNull<u8>) -> Record {
+    // SAFETY: such a record stands right before each block, whoever made it; the strategy's type says nothing there.
+    unsafe { Fronted::<super::System, Record>::read(block) }
+}
+
+// SAFETY: each block is one of the two strategies', moved behind a record (`Fronted`), and goes back by that record. A
+// block that moves is copied to a fresh one before it is released, and stays as it was where there is none.
+unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
+    fn alignment(&self) -> usize {
+        self.first.alignment().min(self.second.alignment())
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.make(size_bytes, false)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.make(size_bytes, true)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: a live block, says the caller.
+        let Record { size_bytes, maker } = unsafe { record_of(block) };
+        let by_its_maker = match maker {
+            // SAFETY: live, and the first one's, says its record.
+            Maker::First => unsafe { self.first.resize(block, new_size_bytes) },
+            // SAFETY: live, and the second one's, says its record.
+            Maker::Second => unsafe { self.second.resize(block, new_size_bytes) },
+        };
+        if let Some(resized) = by_its_maker {
+            // SAFETY: live, just resized; its record came along.
+            unsafe { Fronted::<A, Record>::write(resized, Record { size_bytes: new_size_bytes, maker }) };
+            return Some(resized);
+        }
+        let other = if maker == Maker::First { Maker::Second } else { Maker::First };
+        let moved = self.make_by(other, new_size_bytes, false)?;
+        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
+        unsafe { moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes)) };
+        // SAFETY: live; the caller uses the new one from now on.
+        unsafe { self.release(block) };
+        Some(moved)
+    }
+
+    unsafe fn release(&self, block: NonNull<u8>) {
+        // SAFETY: a live block, says the caller.
+        match unsafe { record_of(block) }.maker {
+            // SAFETY: given up, and the first one's, says its record.
+            Maker::First => unsafe { self.first.release(block) },
+            // SAFETY: given up, and the second one's, says its record.
+            Maker::Second => unsafe { self.second.release(block) },
+        }
+    }
+
+    fn trim(&self) -> usize {
+        self.first().trim() + self.second().trim()
+    }
+}
+
+impl<A: fmt::Debug, B: fmt::Debug> fmt::Debug for Fallback<A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fallback").field("first", &self.first.upstream).field("second", &self.second.upstream).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fallback, Strategy};
+    use crate::strategy::{Aligned, Budget, Budgeted, Faulty, Pool, System, conformance};
+    use std::ptr::NonNull;
+
+    type Scarce = Fallback<Budgeted<System>, Budgeted<Pool>>;
+
+    /// 1000 bytes of one, 5000 of the other.
+    fn scarce() -> (Scarce, Budget, Budget) {
+        let (first, second) = (Budget::new("first", Some(1000)), Budget::new("second", Some(5000)));
+        let strategy = Fallback::new(Budgeted::new(System, first.clone()), Budgeted::new(Pool::new(), second.clone()));
+        (strategy, first, second)
+    }
+
+    fn filled(strategy: &Scarce, size_bytes: usize) -> NonNull<u8> {
+        let block = strategy.allocate(size_bytes).expect("within the budgets");
+        for index in 0..size_bytes {
+            // SAFETY: inside of the block.
+            let place = unsafe { block.add(index) };
+            // SAFETY: as above.
+            unsafe { place.write(index as u8) };
+        }
+        block
+    }
+
+    fn assert_kept(block: NonNull<u8>, length: usize) {
+        // SAFETY: filled up to there.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), length) };
+        assert!(bytes.iter().enumerate().all(|(index, &byte)| byte == index as u8));
+    }
+
+    #[test]
+    fn fallback_keeps_the_strategy_contract_whoever_serves() {
+        conformance::check(Fallback::new(Pool::new(), System));
+        conformance::check(Fallback::new(Faulty::every(System, 1).expect("a count"), Aligned::CACHE_LINE));
+        conformance::check(Fallback::new(Faulty::every(Aligned::CACHE_LINE, 2).expect("a count"), Pool::new()));
+        let little = Budgeted::new(Pool::new(), Budget::new("little", Some(10_000)));
+        conformance::check(Fallback::new(little, Fallback::new(Faulty::every(System, 3).expect("a count"), System)));
+    }
+
+    #[test]
+    fn each_block_goes_back_to_the_one_that_made_it() {
+        let (strategy, first, second) = scarce();
+        let blocks = [900, 900, 50].map(|size| filled(&strategy, size));
+        // Record and front of `Budgeted` are not charged, those of `Fallback` are: 16 bytes, rounded up to 16 and 64.
+        assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (900 + 50 + 32, 900 + 64));
+        for block in blocks {
+            // SAFETY: live, from this strategy, once.
+            unsafe { strategy.release(block) };
+        }
+        assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_block_that_outgrows_its_maker_moves_and_a_refusal_of_both_leaves_it() {
+        let (strategy, first, second) = scarce();
+        let block = filled(&strategy, 500);
+        // SAFETY: live, from this strategy; the old pointer is not used again.
+        let block = unsafe { strategy.resize(block, 2000) }.expect("the second has room");
+        assert_kept(block, 500);
+        assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 2064));
+        // SAFETY: as above.
+        assert!(unsafe { strategy.resize(block, 6000) }.is_none(), "neither has room");
+        assert_kept(block, 500);
+        assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 2064));
+        // SAFETY: as above.
+        let block = unsafe { strategy.resize(block, 100) }.expect("smaller");
+        assert_kept(block, 100);
+        assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 164), "it stays where it is");
+        // SAFETY: live, from this strategy, once.
+        unsafe { strategy.release(block) };
+    }
+
+    #[test]
+    fn a_block_of_the_second_moves_to_the_first_where_only_that_has_room() {
+        let second = Budget::new("second", Some(1000));
+        // The second request is the first one's last: what it refuses goes on to the second.
+        let strategy = Fallback::new(Faulty::every(System, 2).expect("a count"), Budgeted::new(System, second.clone()));
+        let held = strategy.allocate(8).expect("the first");
+        let block = strategy.allocate(100).expect("the second");
+        assert_eq!(second.in_use_bytes(), 116);
+        // SAFETY: live, one hundred bytes.
+        unsafe { block.write_bytes(7, 100) };
+        // SAFETY: live, from this strategy; the old pointer is not used again.
+        let block = unsafe { strategy.resize(block, 4000) }.expect("the first");
+        // SAFETY: live, its first hundred bytes written.
+        assert_eq!(unsafe { std::slice::from_raw_parts(block.as_ptr(), 100) }, [7; 100]);
+        assert_eq!(second.in_use_bytes(), 0);
+        for block in [held, block] {
+            // SAFETY: live, from this strategy, once.
+            unsafe { strategy.release(block) };
+        }
+    }
+
+    #[test]
+    fn its_alignment_is_what_both_keep() {
+        assert_eq!(Fallback::new(Aligned::new(4096).expect("in range"), System).alignment(), 16);
+        assert_eq!(Fallback::new(Pool::new(), Aligned::new(4096).expect("in range")).alignment(), 64);
+    }
+}

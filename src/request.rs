@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::handler::lease::{Lease, Stats, Terms};
 use crate::scope::{current, scope};
-use crate::strategy::{Budget, Strategy};
+use crate::strategy::{Budget, LiveBlock, Strategy};
 use std::sync::Arc;
 
 /// Starts to describe a request; [`begin`](Builder::begin) begins it.
@@ -90,6 +90,9 @@ pub struct Report {
     pub escaped_blocks: usize,
     /// Their bytes.
     pub escaped_bytes: usize,
+    /// They themselves, with their makers, where the request's strategy knows them
+    /// ([`Tracked`](crate::strategy::Tracked)). One that several requests share knows the blocks of all of them.
+    pub escapes: Option<Vec<LiveBlock>>,
     /// The last refusal of a budget that nobody asked for, if there was one.
     pub refusal: Option<Error>,
 }
@@ -121,6 +124,12 @@ impl Request {
         self.lease.stats()
     }
 
+    /// Its live blocks so far, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)).
+    #[must_use]
+    pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.lease.live_blocks()
+    }
+
     /// Its own budget: what it may be given more of, and what a part of it may be charged to.
     #[must_use]
     pub fn budget(&self) -> &Budget {
@@ -135,11 +144,13 @@ impl Request {
 
     /// Ends it and says what became of it.
     pub fn end(mut self) -> Report {
+        let escapes = self.lease.live_blocks();
         let stats = self.lease.end();
         Report {
             stats,
             escaped_blocks: stats.live_blocks,
             escaped_bytes: stats.live_bytes,
+            escapes,
             refusal: self.lease.take_refusal(),
         }
     }

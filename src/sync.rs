@@ -3,7 +3,7 @@
 
 mod fork;
 
-pub(crate) use fork::{HeldAcrossFork, Locked, hold_across_fork};
+pub(crate) use fork::{HeldAcrossFork, Locked, forks, hold_across_fork};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -3,13 +3,15 @@
 use super::entry::{Draft, Handler};
 use super::name::Name;
 use super::table::Table;
-use crate::strategy::{Aligned, Pool, Strategy, System};
+use crate::strategy::{Aligned, Pool, Strategy, System, Tracked};
 
 /// Registers them all; returns the default of a process without NumPy.
 pub(super) fn register_all(table: &Table) -> Handler {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
-    add(table, "pool", if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() });
+    let pool = || if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() };
+    add(table, "pool", pool());
+    add(table, "tracked", Tracked::new(pool()).expect("a pool is not tracked"));
     system
 }
 

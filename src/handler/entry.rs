@@ -8,7 +8,7 @@ use super::name::Name;
 use super::trampoline;
 use crate::error::Error;
 use crate::layout;
-use crate::strategy::Strategy;
+use crate::strategy::{LiveBlock, Strategy};
 use crate::sync::{AtomicPtr, Witness};
 use std::ffi::c_void;
 use std::fmt;
@@ -35,6 +35,8 @@ pub(crate) struct Entry {
     copy: *const u8,
     /// [`Strategy::trim`], called with the functions' context; nothing for a foreign handler.
     trim: Option<trampoline::Trim>,
+    /// [`Strategy::live_blocks`], called with the functions' context by the copy that made the entry, and no other.
+    live_blocks: Option<trampoline::LiveBlocks>,
     face: *const PyDataMem_Handler,
     name: Text,
     description: Text,
@@ -86,6 +88,7 @@ pub(super) struct Draft<'a> {
     face: Option<&'static PyDataMem_Handler>,
     functions: Box<dyn FnOnce() -> Functions + 'a>,
     trim: Option<trampoline::Trim>,
+    live_blocks: Option<trampoline::LiveBlocks>,
     hold: Option<lease::HoldFunction>,
 }
 
@@ -99,6 +102,7 @@ impl<'a> Draft<'a> {
             face: None,
             functions: Box::new(move || trampoline::functions(Box::leak(Box::new(strategy)))),
             trim: Some(trampoline::trim::<S>),
+            live_blocks: Some(trampoline::live_blocks::<S>),
             hold: None,
         }
     }
@@ -112,6 +116,7 @@ impl<'a> Draft<'a> {
             face: None,
             functions: Box::new(move || trampoline::functions(slot)),
             trim: Some(trampoline::trim::<S>),
+            live_blocks: Some(trampoline::live_blocks::<S>),
             hold: Some(hold),
         }
     }
@@ -131,6 +136,7 @@ impl<'a> Draft<'a> {
             face: Some(face),
             functions: Box::new(move || functions),
             trim: None,
+            live_blocks: None,
             hold: None,
         }
     }
@@ -152,6 +158,7 @@ impl<'a> Draft<'a> {
             hold: self.hold,
             copy: &raw const COPY,
             trim: self.trim,
+            live_blocks: self.live_blocks,
             face,
             name: Text::leak(self.name.as_str().to_owned()),
             description: Text::leak(self.description),
@@ -310,6 +317,16 @@ impl Handler {
     pub fn trim(self) -> usize {
         // SAFETY: `ctx` belongs to the functions, of which this is one.
         self.entry().trim.map_or(0, |trim| unsafe { trim(self.entry().functions.ctx) })
+    }
+
+    /// Its live blocks, the oldest first, where its strategy knows them ([`Tracked`](crate::strategy::Tracked), also
+    /// behind others): see [`Strategy::live_blocks`]. Nothing for any other, and for a handler that another copy of this
+    /// crate made (another extension module of the process).
+    #[must_use]
+    pub fn live_blocks(self) -> Option<Vec<LiveBlock>> {
+        let live_blocks = self.entry().live_blocks.filter(|_| self.entry().made_here())?;
+        // SAFETY: `ctx` belongs to the functions, of which this is one, of this copy of the crate.
+        unsafe { live_blocks(self.entry().functions.ctx) }
     }
 
     #[inline]

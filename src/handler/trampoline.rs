@@ -6,7 +6,7 @@
 
 use super::abi::Functions;
 use crate::layout;
-use crate::strategy::Strategy;
+use crate::strategy::{LiveBlock, Strategy};
 use crate::trace;
 use std::any::Any;
 use std::ffi::c_void;
@@ -15,6 +15,9 @@ use std::ptr::{NonNull, null_mut};
 
 /// [`Strategy::trim`] behind a handler: how many bytes went.
 pub(super) type Trim = unsafe extern "C" fn(ctx: *mut c_void) -> usize;
+
+/// [`Strategy::live_blocks`] behind a handler. Only for the copy of this crate that made the handler: it is Rust's, not C's.
+pub(super) type LiveBlocks = unsafe fn(ctx: *mut c_void) -> Option<Vec<LiveBlock>>;
 
 /// The functions of an immortal strategy.
 pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
@@ -107,4 +110,12 @@ pub(super) unsafe extern "C" fn trim<S: Strategy>(ctx: *mut c_void) -> usize {
     // SAFETY: passed on from the caller.
     let strategy = unsafe { strategy::<S>(ctx) };
     shielded("trim", || Some(strategy.trim())).unwrap_or(0)
+}
+
+/// # Safety
+/// - `ctx` is the strategy that [`functions`] was given.
+pub(super) unsafe fn live_blocks<S: Strategy>(ctx: *mut c_void) -> Option<Vec<LiveBlock>> {
+    // SAFETY: passed on from the caller.
+    let strategy = unsafe { strategy::<S>(ctx) };
+    strategy.live_blocks()
 }

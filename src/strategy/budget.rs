@@ -3,8 +3,8 @@
 //! A charge goes up the tree and is taken back whole where one level refuses. Each level is one atomic number: no
 //! lock, and exact, so the children's sum is the parent's when nothing is under way.
 
-use super::Strategy;
 use super::front::Fronted;
+use super::{LiveBlock, Strategy};
 use crate::error::Error;
 use std::fmt;
 use std::ptr::NonNull;
@@ -268,6 +268,10 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
 
     fn trim(&self) -> usize {
         self.blocks.upstream.trim()
+    }
+
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.blocks.live_blocks()
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Each block remembers which of the two made it, in a record in front ([`Fronted`]), and goes back there.
 
-use super::Strategy;
 use super::front::Fronted;
+use super::{LiveBlock, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 /// let scarce = Budget::new("scarce", Some(1000));
 /// let handler = register("scarce first", Fallback::new(Budgeted::new(Pool::new(), scarce.clone()), System))?;
 /// let (inside, beside) = (Buffer::zeroed_in(handler, 900)?, Buffer::zeroed_in(handler, 900)?);
-/// assert_eq!(scarce.in_use_bytes(), 900); // the other one is the heap's
+/// assert_eq!(scarce.in_use_bytes(), 900 + 64); // with its record; the other one is the heap's
 /// drop((inside, beside));
 /// assert_eq!(scarce.in_use_bytes(), 0);
 /// # Ok::<(), ctxalloc::Error>(())
@@ -129,6 +129,18 @@ unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
 
     fn trim(&self) -> usize {
         self.first().trim() + self.second().trim()
+    }
+
+    /// Of those of the two that know theirs.
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        match (self.first.live_blocks(), self.second.live_blocks()) {
+            (Some(mut blocks), Some(others)) => {
+                blocks.extend(others);
+                blocks.sort_by_key(|block| std::cmp::Reverse(block.age));
+                Some(blocks)
+            }
+            (one, other) => one.or(other),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `Faulty`: fails on purpose, to see how a program takes it.
 
-use super::Strategy;
+use super::{LiveBlock, Strategy};
 use crate::error::Error;
 use std::fmt;
 use std::ptr::NonNull;
@@ -110,6 +110,10 @@ unsafe impl<S: Strategy> Strategy for Faulty<S> {
 
     fn trim(&self) -> usize {
         self.upstream.trim()
+    }
+
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.upstream.live_blocks()
     }
 }
 

@@ -6,7 +6,7 @@
 //!   |<-------- front --------->|
 //! ```
 
-use super::Strategy;
+use super::{LiveBlock, Strategy};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -66,6 +66,18 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
         unsafe { self.upstream.release(raw) }
     }
 
+    /// The upstream's live blocks as the user sees them: without what stands in front.
+    pub(crate) fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        let mut blocks = self.upstream.live_blocks()?;
+        for block in &mut blocks {
+            if block.address != 0 {
+                block.address += self.front;
+            }
+            block.size_bytes = block.size_bytes.saturating_sub(self.front);
+        }
+        Some(blocks)
+    }
+
     /// What stands in front of the block.
     ///
     /// # Safety
@@ -88,9 +100,11 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
         unsafe { place.write(record) }
     }
 
+    /// Where the block's record stands.
+    ///
     /// # Safety
     /// - `block` has a record before it.
-    unsafe fn place(block: NonNull<u8>) -> NonNull<R> {
+    pub(crate) unsafe fn place(block: NonNull<u8>) -> NonNull<R> {
         // SAFETY: it stands right before the block.
         unsafe { block.cast::<R>().sub(1) }
     }

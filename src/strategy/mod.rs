@@ -12,6 +12,7 @@ mod faulty;
 mod front;
 mod pool;
 mod system;
+mod tracked;
 
 pub mod conformance;
 
@@ -22,6 +23,7 @@ pub use faulty::Faulty;
 pub(crate) use front::Fronted;
 pub use pool::{Arena, Pool, PoolOptions};
 pub use system::System;
+pub use tracked::{Frame, Group, LiveBlock, Origin, Place, Report, Thread, Told, Totals, Tracked};
 
 use std::fmt::Debug;
 use std::ptr::NonNull;
@@ -110,6 +112,12 @@ pub unsafe trait Strategy: Debug + Send + Sync + 'static {
     fn trim(&self) -> usize {
         0
     }
+
+    /// Its live blocks, the oldest first, where it knows them: [`Tracked`] does. A strategy that wraps another passes the
+    /// question on.
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        None
+    }
 }
 
 // SAFETY: every call is passed on unchanged to a strategy, which keeps the promises.
@@ -138,5 +146,9 @@ unsafe impl<S: Strategy + ?Sized> Strategy for Arc<S> {
 
     fn trim(&self) -> usize {
         (**self).trim()
+    }
+
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        (**self).live_blocks()
     }
 }

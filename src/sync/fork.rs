@@ -3,6 +3,7 @@
 use super::ForkLock;
 use std::cell::UnsafeCell;
 use std::sync::Weak;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A value behind a [`ForkLock`].
 #[derive(Debug)]
@@ -32,6 +33,16 @@ impl<T> Locked<T> {
         &self.lock
     }
 }
+
+/// How often this process, or one that it was forked from, forked since it first held locks across it. What a thread
+/// knows of itself by the system's numbers holds until this changes.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    // Relaxed: a child has one thread, which counted itself.
+    FORKS.load(Ordering::Relaxed)
+}
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Something whose locks no child may be born without: whoever forks takes them all first.
 pub(crate) trait HeldAcrossFork: Send + Sync {
@@ -69,6 +80,7 @@ pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
         HELD.set(Box::into_raw(Box::new(held)));
     }
     extern "C" fn after() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
         let held = HELD.replace(null_mut());
         let Some(holders) = HOLDERS.get().filter(|_| !held.is_null()) else { return };
         // SAFETY: made by `before` on this thread, and taken out of its place.
@@ -85,7 +97,14 @@ pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
         Locked::new(Vec::new())
     });
-    holders.with(|all| all.push(holder));
+    holders.with(|all| {
+        // Those that are gone go when the list would grow: it stays within twice what is alive.
+        if all.len() == all.capacity() {
+            all.retain(|holder| holder.strong_count() > 0);
+            all.reserve(all.len().max(16));
+        }
+        all.push(holder);
+    });
 }
 
 /// Neither loom nor Miri forks; the locks are only shown, so that this much is checked there too.

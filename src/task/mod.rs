@@ -8,8 +8,42 @@ pub use join_set::JoinSet;
 
 use crate::scope::{Context, WithHandler};
 use std::future::Future;
+use std::hash::{Hash, Hasher};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+
+/// The number of the tokio task that runs here, as its [`Id`](tokio::task::Id) prints it; nothing outside of one.
+///
+/// For [`Tracked::telling`](crate::strategy::Tracked::telling).
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+/// # runtime.block_on(async {
+/// let task = tokio::spawn(async { (ctxalloc::task::number(), tokio::task::id()) });
+/// let (number, id) = task.await.expect("no panic");
+/// assert_eq!(number.map(|number| number.to_string()), Some(id.to_string()));
+/// # });
+/// assert_eq!(ctxalloc::task::number(), None);
+/// ```
+#[must_use]
+pub fn number() -> Option<u64> {
+    /// An `Id` shows its number to hashers and as text only, and text costs an allocation.
+    struct Number(u64);
+    impl Hasher for Number {
+        fn write(&mut self, bytes: &[u8]) {
+            self.0 = bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+        }
+        fn write_u64(&mut self, number: u64) {
+            self.0 = number;
+        }
+        fn finish(&self) -> u64 {
+            self.0
+        }
+    }
+    let mut number = Number(0);
+    tokio::task::try_id()?.hash(&mut number);
+    Some(number.finish())
+}
 
 /// [`tokio::spawn`] with a copy of the running context.
 ///

@@ -20,7 +20,7 @@ from numpy_c import set_handler as numpys_set_handler
 import ctxalloc
 from ctxalloc import current, set_handler, use
 
-HANDLERS = ["default_allocator", "system", "aligned64", "pool"]
+HANDLERS = ["default_allocator", "system", "aligned64", "pool", "tracked"]
 
 # A plain ContextVar beside NumPy's: wherever it goes, the selection must go too.
 witness = contextvars.ContextVar("witness", default="default_allocator")

@@ -17,7 +17,7 @@ SAME = System()
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
 
 
-@pytest.mark.parametrize("name", ["system", "aligned64", "pool"])
+@pytest.mark.parametrize("name", ["system", "aligned64", "pool", "tracked"])
 def test_arrays_of_every_size_keep_their_contents_under(name: str) -> None:
     with ctxalloc.use(name) as handler:
         arrays = [np.full(size, number, np.uint8) for number, size in enumerate(SIZES * 3)]
@@ -29,7 +29,7 @@ def test_arrays_of_every_size_keep_their_contents_under(name: str) -> None:
     assert not any(array.any() for array in zeros)
 
 
-@pytest.mark.parametrize("name", ["system", "aligned64", "pool"])
+@pytest.mark.parametrize("name", ["system", "aligned64", "pool", "tracked"])
 def test_a_resized_array_keeps_its_first_items_under(name: str) -> None:
     with ctxalloc.use(name) as handler:
         array = np.arange(10)

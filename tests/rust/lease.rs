@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 use ctxalloc::handler::lease::{self, metrics};
-use ctxalloc::strategy::{Budget, Pool, Strategy, System};
+use ctxalloc::strategy::{Budget, Pool, Strategy, System, Tracked};
 #[cfg(feature = "tokio")]
 use ctxalloc::task;
 use ctxalloc::{Buffer, Context, Error, Request, current, request, thread};
@@ -280,4 +280,25 @@ fn many_threads_of_requests_lose_no_slot_and_no_byte() {
     assert_eq!(process.in_use_bytes(), 0);
     assert!(all_slots_are_free(), "{:?}", metrics());
     Pool::shared().trim();
+}
+
+#[test]
+fn a_request_on_a_tracked_strategy_says_what_escaped() {
+    let _alone = alone();
+    let request = request().strategy(Tracked::new(Pool::new()).unwrap()).begin().unwrap();
+    let (escape, also) = request.run(|| {
+        drop(Buffer::zeroed(5000).unwrap());
+        (Buffer::zeroed(1000).unwrap(), thread::spawn(|| Buffer::zeroed(10).unwrap()).join().unwrap())
+    });
+    assert_eq!(request.live_blocks().unwrap().len(), 2);
+    assert_eq!(request.handler().live_blocks().unwrap().len(), 2);
+    let report = request.end();
+    let escapes = report.escapes.unwrap();
+    let seen: Vec<_> = escapes.iter().map(|block| (block.size_bytes, block.address)).collect();
+    assert_eq!(seen, [(1000, escape.as_ptr().addr()), (10, also.as_ptr().addr())]);
+    assert_ne!(escapes[0].thread.id, escapes[1].thread.id);
+    drop((escape, also));
+    assert!(all_slots_are_free());
+    let plain = begin();
+    assert!(plain.live_blocks().is_none() && plain.end().escapes.is_none());
 }

@@ -126,6 +126,48 @@ fn after_the_fork(owner: Handler, before: &Buffer, round: usize) -> bool {
     handler(&name) == Some(own) && made_in_own && current() == owner && buffer[..20] == before[..]
 }
 
+#[test]
+fn a_child_of_a_multithreaded_process_goes_on_with_tracked_blocks() {
+    in_a_process_of_its_own("child_that_forks_tracked", 0);
+}
+
+#[test]
+#[ignore = "a child of a_child_of_a_multithreaded_process_goes_on_with_tracked_blocks"]
+fn child_that_forks_tracked() {
+    killed_if_it_hangs();
+    let tracked = handler("tracked").expect("built in");
+    let kept = Buffer::zeroed_in(tracked, 77).expect("77 bytes");
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        // Others hold the lists' locks, again and again, while this thread forks.
+        for _ in 0..3 {
+            threads.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    let mut buffer = Buffer::zeroed_in(tracked, 1000).expect("1000 bytes");
+                    buffer.resize(5000).expect("5000 bytes");
+                }
+            });
+        }
+        let verdicts: Vec<_> = (0..40).map(|_| fork_and(|| a_child_tracks(tracked, &kept))).collect();
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(verdicts, [0; 40], "the wait statuses of the children");
+    });
+    let live = tracked.live_blocks().expect("tracked");
+    assert_eq!(live.iter().map(|block| block.address).collect::<Vec<_>>(), [kept.as_ptr().addr()]);
+}
+
+/// The parent's blocks are listed, and its own under its own thread.
+fn a_child_tracks(tracked: Handler, kept: &Buffer) -> bool {
+    let own = Buffer::zeroed_in(tracked, 78).expect("78 bytes");
+    let live = tracked.live_blocks().expect("tracked");
+    let thread_of = |buffer: &Buffer| {
+        live.iter().find(|block| block.address == buffer.as_ptr().addr()).map(|block| block.thread.id)
+    };
+    // SAFETY: it may always be asked.
+    let this_thread = unsafe { libc::gettid() } as u32;
+    thread_of(&own) == Some(this_thread) && thread_of(kept).is_some_and(|parents| parents != this_thread)
+}
+
 /// Forks; the child runs `work` and ends. Returns the child's wait status: zero where `work` said yes.
 fn fork_and(work: impl FnOnce() -> bool) -> i32 {
     // SAFETY: the child calls nothing but `work`, which uses the C heap (glibc makes it usable after fork) and this

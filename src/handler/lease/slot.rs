@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::handler::entry::{Draft, Handler};
 use crate::handler::name::Name;
 use crate::handler::{handler, table, trampoline};
-use crate::strategy::{Aligned, Arena, Budget, Fronted, Pool, Strategy};
+use crate::strategy::{Aligned, Arena, Budget, Fronted, LiveBlock, Pool, Strategy};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked};
 use crate::trace;
 use std::ffi::c_void;
@@ -260,6 +260,13 @@ impl Lease {
         self.account.take_refusal()
     }
 
+    /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside of
+    /// it are theirs. A strategy that several requests share lists the blocks of all of them.
+    #[must_use]
+    pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.slot.and_then(Strategy::live_blocks)
+    }
+
     /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A second
     /// time only reads them.
     pub fn end(&mut self) -> Stats {
@@ -429,6 +436,14 @@ unsafe impl Strategy for Slot {
     fn trim(&self) -> usize {
         // A slot that nobody uses keeps a few pages.
         if self.state.load(Ordering::Relaxed) == 0 { self.arena.trim() } else { 0 }
+    }
+
+    /// Those of the request that has it now.
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.state.fetch_add(HOLDER, Ordering::Acquire);
+        let blocks = self.running().blocks.live_blocks();
+        self.immortal().let_go(HOLDER);
+        blocks
     }
 }
 

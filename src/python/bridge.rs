@@ -71,22 +71,21 @@ pub(super) fn with_selection<'py, R>(
     let numpy = Numpy::get(py)?;
     // Where Rust has no wish Python's own selection is selected once more, so that what `work` does to it ends too.
     let capsule = if context.is_unset() { numpy.current_capsule(py)? } else { capsule_of(py, context.handler())? };
-    let _restored = Restored { numpy, py, token: numpy.selection().set(numpy, &capsule)? };
+    let _restored = Restored { numpy, token: numpy.selection().set(numpy, &capsule)? };
     Ok(work(py))
 }
 
 /// Puts the Python context's selection back, also when `work` panics.
 struct Restored<'py> {
     numpy: &'static Numpy,
-    py: Python<'py>,
-    token: Py<PyAny>,
+    token: Bound<'py, PyAny>,
 }
 
 impl Drop for Restored<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.numpy.selection().reset(self.numpy, self.token.bind(self.py)) {
+        if let Err(error) = self.numpy.selection().reset(self.numpy, &self.token) {
             // Only if `work` left the thread in another Context than it found, which Python's API does not allow.
-            error.write_unraisable(self.py, None);
+            error.write_unraisable(self.token.py(), None);
         }
     }
 }

@@ -36,26 +36,33 @@ impl PyHandler {
     }
 
     /// The object for a handler of the table.
+    #[inline]
     pub(super) fn of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, Self>> {
-        // Acquire pairs with the exchange below.
-        let place = &handler.entry().object;
-        let mut pointer = place.load(Ordering::Acquire).cast::<ffi::PyObject>();
+        // Acquire pairs with the exchange in `make`.
+        let mut pointer = handler.entry().object.load(Ordering::Acquire).cast::<ffi::PyObject>();
         if pointer.is_null() {
-            let object = Py::new(py, Self { handler, capsule: capsule_of(py, handler)?.unbind() })?;
-            let fresh = object.into_ptr();
-            match place.compare_exchange(null_mut(), fresh.cast(), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => pointer = fresh,
-                Err(present) => {
-                    // SAFETY: our own reference to an object that nobody else saw.
-                    unsafe { ffi::Py_DECREF(fresh) };
-                    pointer = present.cast();
-                }
-            }
+            pointer = Self::make(py, handler)?;
         }
         // SAFETY: kept for ever by the table. Only the package `ctxalloc` puts objects here, all of this type.
         let object = unsafe { Bound::from_borrowed_ptr(py, pointer) };
         // SAFETY: as above.
         Ok(unsafe { object.cast_into_unchecked() })
+    }
+
+    /// The object, made now and kept for ever, or the one that another thread made meanwhile.
+    #[cold]
+    fn make(py: Python<'_>, handler: Handler) -> PyResult<*mut ffi::PyObject> {
+        let object = Py::new(py, Self { handler, capsule: capsule_of(py, handler)?.unbind() })?;
+        let fresh = object.into_ptr();
+        let place = &handler.entry().object;
+        match place.compare_exchange(null_mut(), fresh.cast(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(fresh),
+            Err(present) => {
+                // SAFETY: our own reference to an object that nobody else saw.
+                unsafe { ffi::Py_DECREF(fresh) };
+                Ok(present.cast())
+            }
+        }
     }
 }
 
@@ -71,17 +78,27 @@ pub(super) fn capsule_of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_,
 }
 
 /// What users may say where a handler is wanted: a Handler, a name, or None for NumPy's default.
-pub(super) fn handler_for<'py>(subject: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyHandler>> {
-    let py = subject.py();
-    if let Ok(handler) = subject.cast::<PyHandler>() {
-        return Ok(handler.clone());
+#[inline]
+pub(super) fn handler_meant(subject: &Bound<'_, PyAny>) -> PyResult<Handler> {
+    match subject.cast::<PyHandler>() {
+        Ok(object) => Ok(object.get().handler),
+        Err(_) => handler_named(subject),
     }
+}
+
+/// [`handler_meant`], as the Python object.
+#[inline]
+pub(super) fn handler_for<'py>(subject: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyHandler>> {
+    PyHandler::of(subject.py(), handler_meant(subject)?)
+}
+
+fn handler_named(subject: &Bound<'_, PyAny>) -> PyResult<Handler> {
     if let Ok(name) = subject.cast::<PyString>() {
         let name = name.to_cow()?;
-        return PyHandler::of(py, handler(&name).ok_or_else(|| unknown(&name))?);
+        return Ok(handler(&name).ok_or_else(|| unknown(&name))?);
     }
     if subject.is_none() {
-        return PyHandler::of(py, crate::handler::default_handler());
+        return Ok(crate::handler::default_handler());
     }
     let kind = subject.get_type().qualname()?;
     Err(PyTypeError::new_err(format!(

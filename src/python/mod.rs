@@ -19,12 +19,15 @@ mod errors;
 mod exit;
 mod foreign;
 mod handler;
+mod held;
 mod inspect;
 mod module;
 mod numpy;
 mod scope;
+mod scope_type;
 mod selection;
 mod shared;
+mod step;
 mod strategies;
 mod token;
 

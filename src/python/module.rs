@@ -4,6 +4,7 @@
 use super::exit;
 use super::foreign::keep;
 use super::numpy::{Numpy, struct_in};
+use super::scope_type;
 use super::shared;
 use crate::handler::{adopt, handler};
 use pyo3::exceptions::PyImportError;
@@ -33,13 +34,11 @@ mod _native {
         adopt, current, get_handler_name, get_handler_version, handler, handler_of, handlers, register,
     };
     #[pymodule_export]
-    use super::super::scope::{PyScope, use_};
-    #[pymodule_export]
     use super::super::strategies::PyStrategy;
     #[pymodule_export]
     use super::super::token::{PyToken, reset, set_handler};
 
-    use super::{Numpy, adopt_numpys_default, exit, shared};
+    use super::{Numpy, adopt_numpys_default, exit, scope_type, shared};
     use pyo3::prelude::*;
 
     #[pymodule_init]
@@ -47,6 +46,7 @@ mod _native {
         let py = module.py();
         adopt_numpys_default(py)?;
         exit::close_at_exit(py)?;
+        scope_type::add_to(module)?;
         module.add(shared::ATTRIBUTE, shared::capsule(py)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("selection", Numpy::get(py)?.selection().name())?;

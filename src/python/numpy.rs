@@ -55,12 +55,18 @@ pub(super) struct Numpy {
 
 impl Numpy {
     /// This process's NumPy.
+    #[inline]
     pub(super) fn get(py: Python<'_>) -> PyResult<&'static Self> {
         static NUMPY: PyOnceLock<Numpy> = PyOnceLock::new();
         match NUMPY.get(py) {
             Some(numpy) => Ok(numpy),
-            None => NUMPY.get_or_try_init(py, || Self::find(py)),
+            None => Self::first(py, &NUMPY),
         }
+    }
+
+    #[cold]
+    fn first<'a>(py: Python<'_>, place: &'a PyOnceLock<Self>) -> PyResult<&'a Self> {
+        place.get_or_try_init(py, || Self::find(py))
     }
 
     fn find(py: Python<'_>) -> PyResult<Self> {

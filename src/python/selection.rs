@@ -102,22 +102,31 @@ impl Selection {
 
     /// Selects the capsule's handler in the running Context. The answer is what [`reset`](Self::reset) wants.
     #[inline]
-    pub(super) fn set(&self, numpy: &Numpy, capsule: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    pub(super) fn set<'py>(&self, numpy: &Numpy, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let Self::ContextVar { var, calls: Calls::C { set, .. } } = self else {
+            return self.set_by_methods(numpy, capsule);
+        };
+        // SAFETY: attached; a ContextVar and any object, both borrowed.
+        let token = unsafe { set(var.as_ptr(), capsule.as_ptr()) };
+        // SAFETY: a new reference, or NULL with an exception set.
+        unsafe { Bound::from_owned_ptr_or_err(capsule.py(), token) }
+    }
+
+    #[cold]
+    fn set_by_methods<'py>(&self, numpy: &Numpy, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = capsule.py();
         match self {
-            Self::ContextVar { var, calls: Calls::C { set, .. } } => {
-                // SAFETY: attached; a ContextVar and any object, both borrowed.
-                let token = unsafe { set(var.as_ptr(), capsule.as_ptr()) };
-                // SAFETY: a new reference, or NULL with an exception set.
-                unsafe { Bound::from_owned_ptr_or_err(py, token) }.map(Bound::unbind)
-            }
-            Self::ContextVar { calls: Calls::Methods { set, .. }, .. } => set.call1(py, (capsule,)),
+            Self::ContextVar { var, calls } => match calls {
+                Calls::Methods { set, .. } => set.bind(py).call1((capsule,)),
+                Calls::C { .. } => var.bind(py).call_method1("set", (capsule,)),
+            },
             Self::SetHandler { marker } => {
-                let token = marker.call_method1(py, "set", (py.None(),))?;
+                let marker = marker.bind(py);
+                let token = marker.call_method1("set", (py.None(),))?;
                 match numpy.set_capsule(capsule) {
-                    Ok(old) => Ok(PyTuple::new(py, [token.bind(py), &old])?.into_any().unbind()),
+                    Ok(old) => Ok(PyTuple::new(py, [&token, &old])?.into_any()),
                     Err(error) => {
-                        marker.call_method1(py, "reset", (token,))?;
+                        marker.call_method1("reset", (token,))?;
                         Err(error)
                     }
                 }
@@ -130,16 +139,24 @@ impl Selection {
     /// RuntimeError and ValueError are those of `ContextVar.reset`; nothing has changed then.
     #[inline]
     pub(super) fn reset(&self, numpy: &Numpy, token: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Self::ContextVar { var, calls: Calls::C { reset, .. } } = self else {
+            return self.reset_by_methods(numpy, token);
+        };
+        // SAFETY: attached; a ContextVar and a Token, both borrowed.
+        if unsafe { reset(var.as_ptr(), token.as_ptr()) } == 0 { Ok(()) } else { Err(PyErr::fetch(token.py())) }
+    }
+
+    #[cold]
+    fn reset_by_methods(&self, numpy: &Numpy, token: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = token.py();
         match self {
-            Self::ContextVar { var, calls: Calls::C { reset, .. } } => {
-                // SAFETY: attached; a ContextVar and a Token, both borrowed.
-                if unsafe { reset(var.as_ptr(), token.as_ptr()) } == 0 { Ok(()) } else { Err(PyErr::fetch(py)) }
-            }
-            Self::ContextVar { calls: Calls::Methods { reset, .. }, .. } => reset.call1(py, (token,)).map(drop),
+            Self::ContextVar { var, calls } => match calls {
+                Calls::Methods { reset, .. } => reset.bind(py).call1((token,)).map(drop),
+                Calls::C { .. } => var.bind(py).call_method1("reset", (token,)).map(drop),
+            },
             Self::SetHandler { marker } => {
                 let (witness, old): (Bound<'_, PyAny>, Bound<'_, PyAny>) = token.extract()?;
-                marker.call_method1(py, "reset", (witness,))?;
+                marker.bind(py).call_method1("reset", (witness,))?;
                 numpy.set_capsule(&old).map(drop)
             }
         }

@@ -64,7 +64,7 @@ pub(super) fn set_handler(handler: &Bound<'_, PyAny>) -> PyResult<PyToken> {
     let py = handler.py();
     let numpy = Numpy::get(py)?;
     let handler = handler_for(handler)?;
-    let token = numpy.selection().set(numpy, handler.get().capsule(py))?;
+    let token = numpy.selection().set(numpy, handler.get().capsule(py))?.unbind();
     Ok(PyToken { token, used: AtomicBool::new(false) })
 }
 

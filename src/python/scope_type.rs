@@ -1,0 +1,353 @@
+//! `ctxalloc.Scope` and `ctxalloc.use` as Python has them: a type made by hand from CPython's C API.
+//!
+//! Entering and leaving a scope is the hot path of the Python face, and half of what it took as a `#[pyclass]` went
+//! into making, calling and freeing the object (docs/decisions/0011-scope-by-hand.md). What a scope does is in
+//! `scope.rs`; here are the entry points, each of which turns errors and panics into exceptions.
+//!
+//! pyo3 does not count this thread as attached here, so a `Py` that is dropped waits until it does: nothing on the way
+//! of a `with` drops one, and `raise` lets pyo3 count.
+#![allow(unsafe_code, reason = "a type from CPython's C API")]
+
+use super::errors::RustPanic;
+use super::handler::handler_meant;
+use super::scope::Scope;
+use super::step::Step;
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyString, PyTuple, PyType};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, null_mut};
+
+/// The Python object.
+#[repr(C)]
+struct Object {
+    head: ffi::PyObject,
+    scope: Scope,
+}
+
+static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// Adds `Scope` and `use` to the module.
+pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("Scope", TYPE.get_or_try_init(py, || new_type(py))?)?;
+    let definition = method(c"use", ffi::METH_O, ffi::PyMethodDefPointer { PyCFunction: use_ }, USE_DOC);
+    let name = module.name()?;
+    // SAFETY: attached; the definition is immortal, the other two are borrowed.
+    let function = unsafe { ffi::PyCFunction_NewEx(Box::leak(Box::new(definition)), module.as_ptr(), name.as_ptr()) };
+    // SAFETY: a new reference, or NULL with an exception set.
+    module.add("use", unsafe { Bound::from_owned_ptr_or_err(py, function) }?)
+}
+
+/// The scope inside of a Scope.
+pub(super) fn scope_in<'a>(object: &'a Bound<'_, PyAny>) -> &'a Scope {
+    debug_assert!(TYPE.get(object.py()).is_some_and(|kind| object.is_exact_instance(kind.bind(object.py()))));
+    // SAFETY: only Scopes come here (`Step` and the methods below); the object is borrowed as long as the reference.
+    unsafe { scope_at(object.as_ptr()) }
+}
+
+/// # Safety
+/// - `object` is a Scope that lives for `'a`.
+#[inline]
+unsafe fn scope_at<'a>(object: *mut ffi::PyObject) -> &'a Scope {
+    // SAFETY: a Scope is an `Object`, initialised before anybody saw it; its scope is only ever shared.
+    unsafe { &(*object.cast::<Object>()).scope }
+}
+
+const TYPE_DOC: &CStr = c"A handler selected for a block or a function: what ``ctxalloc.use()`` makes.
+
+It may be entered again after it was left. RuntimeError: it is entered already. ValueError on leaving: this is
+another Context than the one that entered it; nothing changes, and it may still be left in its own.";
+
+const USE_DOC: &CStr = c"use(handler, /)
+--
+
+Selects a handler for a ``with`` or ``async with`` block, or as a decorator for a function, a coroutine function,
+a generator or an async generator.
+
+``handler`` is a Handler, the name of one, or None for NumPy's default. The block gets the Handler (``as``). Arrays
+made inside live in it, for as long as they live; tasks that are started inside, and ``asyncio.to_thread``, inherit
+it::
+
+    >>> with ctxalloc.use(\"aligned64\") as handler:
+    ...     array = numpy.ones(10)
+    >>> ctxalloc.handler_of(array) is handler
+    True
+    >>> @ctxalloc.use(\"aligned64\")
+    ... async def request():
+    ...     return await asyncio.to_thread(numpy.ones, 10)
+    >>> ctxalloc.handler_of(asyncio.run(request())) is handler
+    True
+
+UnknownHandlerError (a ValueError): no handler has that name. TypeError: something else was given. What leaving in
+another task or thread does, and entering twice, says ``help(ctxalloc.Scope)``.";
+
+fn new_type(py: Python<'_>) -> PyResult<Py<PyType>> {
+    use ffi::PyMethodDefPointer as Pointer;
+    let methods = Box::leak(Box::new([
+        method(c"__enter__", ffi::METH_NOARGS, Pointer { PyCFunction: enter }, c"__enter__($self, /)\n--\n\n"),
+        method(c"__exit__", ffi::METH_FASTCALL, Pointer { PyCFunctionFast: exit }, LEAVING_DOC[0]),
+        method(c"__aenter__", ffi::METH_NOARGS, Pointer { PyCFunction: aenter }, c"__aenter__($self, /)\n--\n\n"),
+        method(c"__aexit__", ffi::METH_FASTCALL, Pointer { PyCFunctionFast: aexit }, LEAVING_DOC[1]),
+        ffi::PyMethodDef::zeroed(),
+    ]));
+    let attributes = Box::leak(Box::new([
+        ffi::PyGetSetDef {
+            name: c"handler".as_ptr(),
+            get: Some(handler),
+            doc: c"The handler it selects.".as_ptr(),
+            ..Default::default()
+        },
+        ffi::PyGetSetDef::default(),
+    ]));
+    let mut slots = [
+        slot(ffi::Py_tp_doc, TYPE_DOC.as_ptr().cast_mut().cast()),
+        slot(ffi::Py_tp_methods, methods.as_mut_ptr().cast()),
+        slot(ffi::Py_tp_getset, attributes.as_mut_ptr().cast()),
+        slot(ffi::Py_tp_call, call as ffi::ternaryfunc as *mut c_void),
+        slot(ffi::Py_tp_repr, repr as ffi::reprfunc as *mut c_void),
+        slot(ffi::Py_tp_traverse, traverse as ffi::traverseproc as *mut c_void),
+        slot(ffi::Py_tp_dealloc, dealloc as ffi::destructor as *mut c_void),
+        slot(0, null_mut()),
+    ];
+    let flags = ffi::Py_TPFLAGS_DEFAULT
+        | ffi::Py_TPFLAGS_HAVE_GC
+        | ffi::Py_TPFLAGS_IMMUTABLETYPE
+        | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    let mut spec = ffi::PyType_Spec {
+        name: c"ctxalloc.Scope".as_ptr(),
+        basicsize: size_of::<Object>() as c_int,
+        itemsize: 0,
+        flags: flags as _,
+        slots: slots.as_mut_ptr(),
+    };
+    // SAFETY: the spec is complete; what the type keeps of it (methods, attributes) is immortal, the rest is copied.
+    let kind = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
+    // SAFETY: a new reference, or NULL with an exception set.
+    let kind = unsafe { Bound::from_owned_ptr_or_err(py, kind) }?;
+    Ok(kind.cast_into::<PyType>()?.unbind())
+}
+
+/// Nothing but the signatures, which `inspect` reads.
+const LEAVING_DOC: [&CStr; 2] =
+    [c"__exit__($self, kind, error, traceback, /)\n--\n\n", c"__aexit__($self, kind, error, traceback, /)\n--\n\n"];
+
+const fn method(name: &CStr, flags: c_int, function: ffi::PyMethodDefPointer, doc: &'static CStr) -> ffi::PyMethodDef {
+    ffi::PyMethodDef { ml_name: name.as_ptr(), ml_meth: function, ml_flags: flags, ml_doc: doc.as_ptr() }
+}
+
+const fn slot(number: c_int, value: *mut c_void) -> ffi::PyType_Slot {
+    ffi::PyType_Slot { slot: number, pfunc: value }
+}
+
+/// A new Scope.
+#[inline]
+fn new_object(py: Python<'_>, scope: Scope) -> PyResult<*mut ffi::PyObject> {
+    let kind = TYPE.get(py).expect("made together with `use`");
+    // SAFETY: attached; a type of fixed size that the collector tracks.
+    let object = unsafe { ffi::PyObject_GC_New::<Object>(kind.as_ptr().cast()) };
+    if object.is_null() {
+        return Err(PyErr::fetch(py));
+    }
+    // SAFETY: inside of the new object, which is as large as an `Object`.
+    let place = unsafe { object.byte_add(offset_of!(Object, scope)) }.cast::<Scope>();
+    // SAFETY: not initialised yet, and nobody else knows it.
+    unsafe { place.write(scope) };
+    // SAFETY: complete now: `traverse` may see it.
+    unsafe { ffi::PyObject_GC_Track(object.cast()) };
+    Ok(object.cast())
+}
+
+/// # Safety
+/// - `object` is a Scope without references.
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: tracked since `new_object`; from now on `traverse` does not see it.
+    unsafe { ffi::PyObject_GC_UnTrack(object.cast()) };
+    // SAFETY: inside of the object.
+    let place = unsafe { object.byte_add(offset_of!(Object, scope)) }.cast::<Scope>();
+    // SAFETY: initialised by `new_object`, never used again.
+    unsafe { ptr::drop_in_place(place) };
+    // SAFETY: the object still has its head.
+    let kind = unsafe { ffi::Py_TYPE(object) };
+    // SAFETY: it came from `PyObject_GC_New`, and nobody refers to it.
+    unsafe { ffi::PyObject_GC_Del(object.cast()) };
+    // SAFETY: each instance of a heap type holds a reference to it.
+    unsafe { ffi::Py_DECREF(kind.cast()) };
+}
+
+/// A token refers to its Context, which may hold whoever holds this scope.
+///
+/// # Safety
+/// - `object` is a Scope; `visit` and `argument` are the collector's.
+unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
+    // SAFETY: a Scope, says the collector; nothing enters or leaves it meanwhile.
+    let token = unsafe { scope_at(object) }.token();
+    // SAFETY: the object has its head.
+    let kind = unsafe { ffi::Py_TYPE(object) }.cast();
+    for referred in [Some(kind), token].into_iter().flatten() {
+        // SAFETY: a reference that this object holds.
+        let stop = unsafe { visit(referred, argument) };
+        if stop != 0 {
+            return stop;
+        }
+    }
+    0
+}
+
+/// # Safety
+/// - attached; `subject` is an object.
+unsafe extern "C" fn use_(_module: *mut ffi::PyObject, subject: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by Python.
+    let py = unsafe { Python::assume_attached() };
+    answer(|| {
+        // SAFETY: borrowed for the call.
+        let subject = unsafe { Bound::ref_from_ptr(py, &subject) };
+        new_object(py, Scope::new(handler_meant(subject)?))
+    })
+}
+
+/// # Safety
+/// - attached; `object` is a Scope.
+unsafe extern "C" fn enter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by Python.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: the descriptor checked its type; borrowed for the call.
+    let scope = unsafe { scope_at(object) };
+    answer(|| Ok(scope.enter(py)?.into_ptr()))
+}
+
+/// # Safety
+/// - attached; `object` is a Scope.
+unsafe extern "C" fn exit(
+    object: *mut ffi::PyObject,
+    _arguments: *mut *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by Python.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: the descriptor checked its type; borrowed for the call.
+    let scope = unsafe { scope_at(object) };
+    answer(|| {
+        check_count("__exit__", count)?;
+        scope.exit(py)?;
+        Ok(py.None().into_ptr())
+    })
+}
+
+/// # Safety
+/// - attached; `object` is a Scope.
+unsafe extern "C" fn aenter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by Python; `object` is borrowed for the call.
+    let object = unsafe { borrowed(object) };
+    answer(|| step(&object, true))
+}
+
+/// # Safety
+/// - attached; `object` is a Scope.
+unsafe extern "C" fn aexit(
+    object: *mut ffi::PyObject,
+    _arguments: *mut *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by Python; `object` is borrowed for the call.
+    let object = unsafe { borrowed(object) };
+    answer(|| {
+        check_count("__aexit__", count)?;
+        step(&object, false)
+    })
+}
+
+fn step(object: &Bound<'_, PyAny>, entering: bool) -> PyResult<*mut ffi::PyObject> {
+    let step = Step { scope: object.clone().unbind(), entering };
+    Ok(step.into_bound_py_any(object.py())?.into_ptr())
+}
+
+/// The function, run in this scope at each call; works for coroutine functions and (async) generators too.
+///
+/// # Safety
+/// - attached; `object` is a Scope, `arguments` a tuple, `options` a dict or NULL.
+unsafe extern "C" fn call(
+    object: *mut ffi::PyObject,
+    arguments: *mut ffi::PyObject,
+    options: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by Python; borrowed for the call, as are the next two.
+    let object = unsafe { borrowed(object) };
+    // SAFETY: as above.
+    let arguments = unsafe { borrowed(arguments) };
+    let py = object.py();
+    // SAFETY: as above; NULL where there are none.
+    let options = unsafe { Bound::from_borrowed_ptr_or_opt(py, options) };
+    answer(|| {
+        let arguments = arguments.cast::<PyTuple>()?;
+        let named = options.map_or(Ok(0), |options| options.len())?;
+        if (arguments.len(), named) != (1, 0) {
+            return Err(PyTypeError::new_err(format!(
+                "@ctxalloc.use(...) decorates one function, given by position; got {} arguments, {named} of them named",
+                arguments.len() + named
+            )));
+        }
+        let decorate = py.import("ctxalloc._decorate")?.getattr("in_scope")?;
+        Ok(decorate.call1((scope_in(&object).handler(py)?, arguments.get_item(0)?))?.into_ptr())
+    })
+}
+
+/// # Safety
+/// - attached; `object` is a Scope.
+unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by Python; borrowed for the call.
+    let object = unsafe { borrowed(object) };
+    answer(|| Ok(PyString::new(object.py(), &scope_in(&object).text()).into_ptr()))
+}
+
+/// # Safety
+/// - attached; `object` is a Scope.
+unsafe extern "C" fn handler(object: *mut ffi::PyObject, _closure: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called by Python; borrowed for the call.
+    let object = unsafe { borrowed(object) };
+    answer(|| Ok(scope_in(&object).handler(object.py())?.into_ptr()))
+}
+
+/// # Safety
+/// - attached; `object` is an object, borrowed for `'py`.
+unsafe fn borrowed<'py>(object: *mut ffi::PyObject) -> Bound<'py, PyAny> {
+    // SAFETY: attached, says the caller.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: an object, says the caller.
+    unsafe { Bound::from_borrowed_ptr(py, object) }
+}
+
+fn check_count(method: &str, count: ffi::Py_ssize_t) -> PyResult<()> {
+    if count == 3 {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(format!("Scope.{method}() takes kind, error and traceback, 3 arguments; got {count}")))
+}
+
+/// What an entry point returns: the object, or NULL and an exception. Panics end here.
+#[inline]
+fn answer(work: impl FnOnce() -> PyResult<*mut ffi::PyObject>) -> *mut ffi::PyObject {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(object)) => object,
+        Ok(Err(error)) => raise(error),
+        Err(_) => raise(RustPanic::new_err("ctxalloc panicked; please report it with the panic's message on stderr")),
+    }
+}
+
+/// Sets the exception, with pyo3 counting this thread as attached, as it is: so it lets go at once of what it drops.
+#[cold]
+fn raise(error: PyErr) -> *mut ffi::PyObject {
+    let mut error = Some(error);
+    Python::try_attach(|py| error.take().map(|error| error.restore(py)));
+    if let Some(error) = error {
+        // The interpreter is shutting down, and pyo3 attaches nobody any more.
+        // SAFETY: called by Python, as all that answer.
+        error.restore(unsafe { Python::assume_attached() });
+    }
+    null_mut()
+}

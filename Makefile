@@ -144,7 +144,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 
 # ---- the heavy suites -------------------------------------------------------------------------------
 
-.PHONY: miri loom sanitize asan tsan stress stress-part test-numpy test-numpy-part
+.PHONY: miri loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are LeakSanitizer's: handlers are immortal, which only its list of exceptions can say.
 miri: ## the core's tests under Miri (nightly)
 ifeq ($(NIGHTLY),)
@@ -191,6 +191,9 @@ stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, and
 
 stress-part: STRESS := 5
 stress-part: stress ## the same, a hundredth of it
+
+mutants: $(DONE)/tools $(DONE)/package ## 60 ways to break the selection: the oracle notices each (MUTANTS="name ..." for some)
+	$(PY) tests/oracle/mutants.py $(MUTANTS)
 
 test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system and aligned64, whole
 	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64

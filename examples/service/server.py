@@ -21,7 +21,7 @@ from .routes import RouteError, Table, add_options, from_options
 async def serve(table: Table, switcher: Switcher, listening: socket.socket, *, until_eof: bool) -> None:
     """Answer requests until SIGINT, SIGTERM or, if wanted, the end of standard input."""
     app = build_app(table, switcher=switcher)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, loop="asyncio")
     server = uvicorn.Server(config)
     loop = asyncio.get_running_loop()
     if until_eof:

@@ -13,9 +13,10 @@ An array stays with the handler that made it, wherever it goes and however long 
 - select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, and NumPy's ``get_handler_name``, ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
+- watch: ``tracking``, with ``strategies.Tracked``
 """
 
-from ctxalloc import asgi, strategies
+from ctxalloc import asgi, strategies, tracking
 from ctxalloc._errors import RegistrationError, RustPanic, UnknownHandlerError
 from ctxalloc._native import (
     Handler,
@@ -59,5 +60,6 @@ __all__ = [
     "reset",
     "set_handler",
     "strategies",
+    "tracking",
     "use",
 ]

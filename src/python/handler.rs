@@ -7,6 +7,7 @@
 use super::foreign::keep;
 use super::numpy::capsule_around;
 use super::strategies::in_pythons_words;
+use super::tracked::{self, PyBlock};
 use crate::handler::{Handler, handler, unknown};
 use crate::sync::Ordering;
 use pyo3::exceptions::PyTypeError;
@@ -136,6 +137,14 @@ impl PyHandler {
     /// known. Runs without the GIL: await ``asyncio.to_thread(handler.trim)`` to keep an event loop free.
     fn trim(&self, py: Python<'_>) -> usize {
         py.detach(|| self.handler.trim())
+    }
+
+    /// Its live blocks, the oldest first: a list of ``tracking.Block``. While other threads allocate, what is alive all
+    /// through the call is in it.
+    ///
+    /// ValueError: its strategy does not know them; ``strategies.Tracked`` does, also behind others.
+    fn live_blocks<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBlock>>> {
+        tracked::of_handler(py, self)
     }
 
     fn __repr__(&self) -> String {

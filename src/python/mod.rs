@@ -30,6 +30,7 @@ mod shared;
 mod step;
 mod strategies;
 mod token;
+mod tracked;
 
 pub use asyncio::{PythonTask, future_into_py, into_future, into_future_with_locals};
 pub use bridge::{attach, current, scope, try_attach};

@@ -37,6 +37,8 @@ mod _native {
     use super::super::strategies::PyStrategy;
     #[pymodule_export]
     use super::super::token::{PyToken, reset, set_handler};
+    #[pymodule_export]
+    use super::super::tracked::{PyBlock, report};
 
     use super::{Numpy, adopt_numpys_default, exit, scope_type, shared};
     use pyo3::prelude::*;

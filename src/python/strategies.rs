@@ -1,7 +1,8 @@
 //! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
 
+use super::tracked;
 use crate::source::PrivatePages;
-use crate::strategy::{Aligned, Fallback, Faulty, Pool, PoolOptions, Strategy, System};
+use crate::strategy::{Aligned, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -24,7 +25,7 @@ impl PyStrategy {
 impl PyStrategy {
     #[new]
     #[pyo3(signature = (kind, /, **options))]
-    fn new(kind: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, kind: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let options = Options { kind, given: options };
         let strategy: Arc<dyn Strategy> = match kind {
             "System" => Arc::new(System),
@@ -58,6 +59,16 @@ impl PyStrategy {
                         Arc::new(Faulty::with_probability(upstream, probability, seed)?)
                     }
                     _ => return Err(PyTypeError::new_err("Faulty() needs either every= or probability=")),
+                }
+            }
+            "Tracked" => {
+                let upstream = options.maybe_strategy("upstream")?.unwrap_or_else(|| Arc::new(Pool::shared().clone()));
+                let frames = options.maybe_count("traceback")?.unwrap_or(0) as usize;
+                let tasks = options.maybe("tasks", "True or False", |value| value.extract())?.unwrap_or(false);
+                if frames == 0 && !tasks {
+                    Arc::new(Tracked::new(upstream)?)
+                } else {
+                    Arc::new(Tracked::telling(upstream, tracked::teller(py, frames, tasks)?)?)
                 }
             }
             _ => {
@@ -127,9 +138,13 @@ impl<'py> Options<'_, 'py> {
 
     /// A strategy that must be given.
     fn strategy(&self, name: &str) -> PyResult<Arc<dyn Strategy>> {
-        let strategy =
-            self.maybe(name, "a strategy to wrap", |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))?;
-        strategy.ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
+        self.maybe_strategy(name)?
+            .ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
+    }
+
+    /// A strategy, or None.
+    fn maybe_strategy(&self, name: &str) -> PyResult<Option<Arc<dyn Strategy>>> {
+        self.maybe(name, "a strategy to wrap", |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))
     }
 
     /// An option as `read` takes it; what it refuses is named, with what is `wanted` instead.

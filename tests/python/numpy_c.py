@@ -59,6 +59,12 @@ class HandlerStruct(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char * 127), ("version", ctypes.c_uint8), ("allocator", Allocator))
 
 
+def struct_in(capsule: object) -> HandlerStruct:
+    """The handler struct that a capsule holds."""
+    address = _get_pointer(capsule, CAPSULE_NAME)
+    return HandlerStruct.from_address(address)
+
+
 def capsule_around(address: int, name: bytes | None = CAPSULE_NAME) -> Any:
     """A capsule; `name` must live as long."""
     return _new_capsule(address, name, None)

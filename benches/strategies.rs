@@ -1,0 +1,212 @@
+//! What a block costs in Rust: `pool` against mimalloc's own functions, an arena against bumpalo, and what a budget or
+//! a list of live blocks adds. One thread, and two that work at once. Run by `make bench`.
+#![allow(unsafe_code, reason = "peers are C libraries and raw memory")]
+
+mod interleaved;
+
+use ctxalloc::handler;
+use ctxalloc::strategy::{Arena, Budget, Budgeted, Fallback, Pool, Strategy, System, Tracked};
+use interleaved::{Group, keep};
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+const SIZES: [(usize, &str); 4] = [(16, "16 B"), (256, "256 B"), (1024, "1 KiB"), (4096, "4 KiB")];
+
+/// How many blocks are alive at a time where more than one is.
+const HELD: usize = 32;
+
+/// A block made and released again.
+fn pair(strategy: impl Strategy, size: usize) -> impl FnMut() + Send {
+    move || {
+        let block = strategy.allocate(black_box(size)).expect("memory");
+        // SAFETY: live, from this strategy, once.
+        unsafe { strategy.release(black_box(block)) }
+    }
+}
+
+/// As many blocks made, and then all released, the oldest first.
+fn many(strategy: impl Strategy, size: usize) -> impl FnMut() {
+    move || {
+        let mut blocks = [NonNull::dangling(); HELD];
+        for place in &mut blocks {
+            *place = strategy.allocate(black_box(size)).expect("memory");
+        }
+        for block in black_box(blocks) {
+            // SAFETY: live, from this strategy, once.
+            unsafe { strategy.release(block) };
+        }
+    }
+}
+
+/// mimalloc as it is: blocks of at least 16 bytes, aligned to 16.
+#[derive(Debug)]
+struct Mimalloc;
+
+// SAFETY: mimalloc keeps the C heap's promises; see `System`.
+unsafe impl Strategy for Mimalloc {
+    fn alignment(&self) -> usize {
+        16
+    }
+    #[inline]
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: any size may be asked for, on any thread.
+        NonNull::new(unsafe { libmimalloc_sys::mi_malloc(size_bytes) }.cast())
+    }
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: a live block, says the caller.
+        NonNull::new(unsafe { libmimalloc_sys::mi_realloc(block.as_ptr().cast(), new_size_bytes) }.cast())
+    }
+    #[inline]
+    unsafe fn release(&self, block: NonNull<u8>) {
+        // SAFETY: a live block, given up, says the caller.
+        unsafe { libmimalloc_sys::mi_free(block.as_ptr().cast()) }
+    }
+}
+
+/// A second thread that does the same all the time, until this is dropped.
+struct Beside {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beside {
+    fn new(mut work: impl FnMut() + Send + 'static) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                (0..1000).for_each(|_| work());
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("no panic");
+        }
+    }
+}
+
+/// Runs `work` on two threads at once, `times` each, and returns when both are done.
+fn on_two_threads<W: FnMut() + Send>(make: impl Fn() -> W, times: usize) -> impl FnMut() {
+    let (mut here, there) = (make(), std::sync::Mutex::new(make()));
+    move || {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut there = there.lock().expect("no panic");
+                (0..times).for_each(|_| there());
+            });
+            (0..times).for_each(|_| here());
+        });
+    }
+}
+
+fn one_thread(size: usize, label: &str) -> String {
+    let pool = Pool::shared;
+    Group::new(format!("a block of {label}, allocated and released"), 20_000)
+        .add("mimalloc: mi_malloc, mi_free", pair(Mimalloc, size))
+        .add("System: malloc, free", pair(System, size))
+        .add("Pool", pair(pool().clone(), size))
+        .run()
+}
+
+fn several_alive(size: usize, label: &str) -> String {
+    Group::new(format!("{HELD} blocks of {label}, allocated, then released"), 1000)
+        .add("mimalloc: mi_malloc, mi_free", many(Mimalloc, size))
+        .add("System: malloc, free", many(System, size))
+        .add("Pool", many(Pool::shared().clone(), size))
+        .run()
+}
+
+const TIMES: usize = 20_000;
+
+fn two_threads(size: usize, label: &str) -> String {
+    Group::new(format!("a block of {label}, allocated and released, on two threads at once"), 1)
+        .per(TIMES)
+        .add("mimalloc: mi_malloc, mi_free", on_two_threads(move || pair(Mimalloc, size), TIMES))
+        .add("System: malloc, free", on_two_threads(move || pair(System, size), TIMES))
+        .add("Pool", on_two_threads(move || pair(Pool::shared().clone(), size), TIMES))
+        .run()
+}
+
+/// A stretch of work: blocks are made, none is released before its end, when the memory goes at once (bumpalo) or is
+/// given back block by block, as NumPy would, and then reset (the arena).
+fn arenas(size: usize, label: &str) -> String {
+    let mut bump = bumpalo::Bump::new();
+    let arena = Arena::over(Pool::shared());
+    Group::new(format!("a stretch of work: {HELD} blocks of {label}, then everything goes"), 1000)
+        .add("bumpalo: alloc_layout, reset", move || {
+            let layout = std::alloc::Layout::from_size_align(black_box(size), 64).expect("a power of two");
+            for _ in 0..HELD {
+                black_box(bump.alloc_layout(layout));
+            }
+            bump.reset();
+        })
+        .add("Arena: allocate, release, reset", {
+            let mut work = many(arena.clone(), size);
+            move || {
+                work();
+                assert!(arena.reset());
+            }
+        })
+        .add("Pool: allocate, release", many(Pool::shared().clone(), size))
+        .run()
+}
+
+fn added(size: usize, label: &str) -> String {
+    let pool = || Pool::shared().clone();
+    let deep = Budget::new("process", None).child("tenant", Some(1 << 30));
+    Group::new(format!("what others add to a block of {label}"), 20_000)
+        .add("Pool", pair(pool(), size))
+        .add("Pool, 64 bytes more (the record)", pair(pool(), size + 64))
+        .add("Budgeted, over Pool", pair(Budgeted::new(pool(), Budget::new("one", Some(1 << 30))), size))
+        .add("Budgeted under another budget", pair(Budgeted::new(pool(), deep), size))
+        .add("Tracked, over Pool", pair(Tracked::new(pool()).expect("not tracked"), size))
+        .add("Fallback, over Pool and System", pair(Fallback::new(pool(), System), size))
+        .run()
+}
+
+/// While another thread does the same: what is shared is felt.
+fn added_beside(size: usize, label: &str) -> String {
+    let budget = Budget::new("one", Some(1 << 30));
+    let budgeted = Arc::new(Budgeted::new(Pool::shared().clone(), budget));
+    let tracked = Tracked::new(Pool::shared().clone()).expect("not tracked");
+    let mut rows = String::new();
+    for (name, strategy) in [
+        ("Pool", Arc::new(Pool::shared().clone()) as Arc<dyn Strategy>),
+        ("Budgeted, over Pool", budgeted),
+        ("Tracked, over Pool", Arc::new(tracked)),
+    ] {
+        let _beside = Beside::new(pair(Arc::clone(&strategy), size));
+        rows += &Group::new(format!("a block of {label}, while a second thread does the same"), 20_000)
+            .add(name, pair(strategy, size))
+            .run();
+    }
+    rows
+}
+
+fn main() -> std::io::Result<()> {
+    // `cargo test --benches` runs this too: it asks whether there are tests, and there are none.
+    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
+        return Ok(());
+    }
+    handler("pool").expect("built in"); // the table and the shared pool are there
+    let mut rows = String::new();
+    for (size, label) in SIZES {
+        rows += &one_thread(size, label);
+        rows += &several_alive(size, label);
+        rows += &two_threads(size, label);
+        rows += &arenas(size, label);
+    }
+    rows += &added(100, "100 B");
+    rows += &added(4096, "4 KiB");
+    rows += &added_beside(100, "100 B");
+    keep("strategies-rust", &rows)
+}

@@ -1,0 +1,137 @@
+//! `strategies.Tracked` for Python: what is told of a block's maker (`teller`), and live blocks as objects.
+
+mod teller;
+
+pub(super) use teller::teller;
+
+use super::handler::PyHandler;
+use crate::strategy::{LiveBlock, Report};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+/// A live block of memory, as it was when it was listed by ``Handler.live_blocks()``: most often an array's data.
+///
+/// Equal to another one where both are the same block, whatever its age or size by then: the difference of two sets
+/// of them is what was made in between.
+#[pyclass(frozen, name = "Block", module = "ctxalloc.tracking")]
+pub(super) struct PyBlock {
+    block: LiveBlock,
+}
+
+#[pymethods]
+impl PyBlock {
+    /// Where it starts: ``array.ctypes.data`` of the array that owns it. 0 while it was being resized.
+    #[getter]
+    fn address(&self) -> usize {
+        self.block.address
+    }
+
+    /// Its size in bytes, as asked for.
+    #[getter]
+    fn size_bytes(&self) -> usize {
+        self.block.size_bytes
+    }
+
+    /// How long ago it was made, right to a few milliseconds.
+    #[getter]
+    fn age_seconds(&self) -> f64 {
+        self.block.age.as_secs_f64()
+    }
+
+    /// The thread that made it, by the system's number: ``threading.get_native_id()``.
+    #[getter]
+    fn thread_id(&self) -> u32 {
+        self.block.thread.id
+    }
+
+    /// Its name in ``threading`` where it lived when the block was listed, else what the system called it.
+    #[getter]
+    fn thread_name(&self) -> &str {
+        &self.block.thread.name
+    }
+
+    /// The name of the asyncio task that made it, where ``tasks=True`` asked for it; None outside of tasks.
+    #[getter]
+    fn task(&self) -> Option<&str> {
+        self.block.task.as_deref()
+    }
+
+    /// Where it was made, a ``traceback.StackSummary``, the innermost call last; empty where none was asked for.
+    #[getter]
+    fn traceback<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let frames = self.block.place.iter().flat_map(|place| place.frames.iter().rev());
+        let frames: Vec<_> = frames.map(|frame| (&*frame.file, frame.line, &*frame.function, None::<&str>)).collect();
+        py.import("traceback")?.getattr("StackSummary")?.call_method1("from_list", (frames,))
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.block == other.block
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.block.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        let LiveBlock { size_bytes, age, thread, .. } = &self.block;
+        let task = self.block.task.as_ref().map(|task| format!(", task {task:?}")).unwrap_or_default();
+        let place = self.block.place.as_ref().map(|place| format!(", at {place}")).unwrap_or_default();
+        let age = age.as_secs_f64();
+        format!("<ctxalloc Block: {size_bytes} bytes, {age:.1} s old, thread {:?}{task}{place}>", thread.name)
+    }
+}
+
+/// Live blocks as Python's objects, the threads that live under their names in ``threading``.
+pub(super) fn to_python(py: Python<'_>, mut blocks: Vec<LiveBlock>) -> PyResult<Vec<Bound<'_, PyBlock>>> {
+    if !blocks.is_empty() {
+        let names = thread_names(py)?;
+        for block in &mut blocks {
+            if let Some(name) = names.get(&block.thread.id) {
+                block.thread.name.clone_from(name);
+            }
+        }
+    }
+    blocks.into_iter().map(|block| Bound::new(py, PyBlock { block })).collect()
+}
+
+fn thread_names(py: Python<'_>) -> PyResult<HashMap<u32, String>> {
+    let mut names = HashMap::new();
+    for thread in py.import("threading")?.call_method0("enumerate")?.try_iter()? {
+        let thread = thread?;
+        // None for a thread that is just starting; nothing at all for some dummies.
+        if let Ok(Some(id)) = thread.getattr("native_id").and_then(|id| id.extract::<Option<u32>>()) {
+            names.insert(id, thread.getattr("name")?.str()?.to_string_lossy().into_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// A handler's live blocks; ValueError where its strategy does not know them.
+pub(super) fn of_handler<'py>(py: Python<'py>, handler: &PyHandler) -> PyResult<Vec<Bound<'py, PyBlock>>> {
+    let handler = handler.handler();
+    let Some(blocks) = py.detach(|| handler.live_blocks()) else {
+        return Err(PyValueError::new_err(format!(
+            "handler '{}' does not track its blocks; use 'tracked', or register one with a strategies.Tracked()",
+            handler.name()
+        )));
+    };
+    to_python(py, blocks)
+}
+
+/// Live blocks in groups, as text: by the place where they were made, else by thread; the largest group first::
+///
+///     >>> print(ctxalloc.tracking.report(ctxalloc.handler("tracked").live_blocks()))
+///     2 live blocks, 8800 bytes
+///       8000 bytes in 1 block, oldest 1.2 s: thread 'MainThread'
+///       800 bytes in 1 block, oldest 0.1 s: thread 'loader'
+#[pyfunction]
+#[pyo3(signature = (blocks, /))]
+pub(super) fn report(blocks: Vec<PyRef<'_, PyBlock>>) -> String {
+    let blocks: Vec<_> = blocks.iter().map(|block| block.block.clone()).collect();
+    Report::of(&blocks).to_string()
+}

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import itertools
 import sys
 import threading
 import traceback
@@ -46,7 +47,7 @@ def test_live_blocks_are_the_arrays_that_live_the_oldest_first() -> None:
     assert {block.thread_id for block in blocks} == {threading.get_native_id()}
     assert {block.thread_name for block in blocks} == {threading.current_thread().name}
     assert all(0 <= block.age_seconds < 600 and block.task is None and not block.traceback for block in blocks)
-    assert all(old.age_seconds >= new.age_seconds for old, new in zip(blocks, blocks[1:], strict=False))
+    assert all(old.age_seconds >= new.age_seconds for old, new in itertools.pairwise(blocks))
 
 
 def test_a_resized_array_is_the_same_block() -> None:

@@ -81,8 +81,10 @@ class Pool(Strategy):
 
 
 class Tracked(Strategy):
-    """Knows each live block of ``upstream``: its size, its age and the thread that made it. ``Handler.live_blocks()``
-    lists them, ``ctxalloc.tracking`` has more. ``upstream`` is the process's own pool where there is none.
+    """Knows each live block of ``upstream``: its size, its age and the thread that made it.
+
+    ``Handler.live_blocks()`` lists them, ``ctxalloc.tracking`` has more. ``upstream`` is the process's own pool where
+    there is none.
 
     ``traceback``: how many calls of the Python stack are kept with each block, 0 for none; some microseconds a block,
     where the rest costs some nanoseconds. ``tasks``: the name of the asyncio task too (asyncio's own type of task; a

@@ -14,7 +14,9 @@ __all__ = ["Block", "LeakCheck", "report"]
 
 
 class LeakCheck:
-    """Selects a tracked handler for a block of code, and lists what was made in it and is alive at its end::
+    """Selects a tracked handler for a block of code, and lists what was made in it and outlives it.
+
+    ::
 
         with ctxalloc.tracking.LeakCheck() as leaks:
             answer = handle(request)
@@ -31,7 +33,8 @@ class LeakCheck:
     def __init__(self, *, handler: Handler | str = "tracked") -> None:
         self._scope: Scope = use(handler)
         self._handler = self._scope.handler
-        self._before = frozenset(self._handler.live_blocks())
+        self._handler.live_blocks()  # it says so if it knows none
+        self._before: frozenset[Block] = frozenset()
         self._inside: frozenset[Block] | None = None
 
     def __enter__(self) -> Self:

@@ -195,8 +195,8 @@ stress-part: stress ## the same, a hundredth of it
 mutants: $(DONE)/tools $(DONE)/package ## 60 ways to break the selection: the oracle notices each (MUTANTS="name ..." for some)
 	$(PY) tests/oracle/mutants.py $(MUTANTS)
 
-test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system and aligned64, whole
-	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64
+test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system, aligned64 and tracked, whole
+	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64 --handler tracked
 
 test-numpy-part: $(DONE)/numpy-suite ## the same without what NumPy marks as slow
 	$(PY) tests/numpy_suite/run.py --part --handler system --handler aligned64

@@ -8,7 +8,7 @@ from typing import Self
 
 from ctxalloc._native import Strategy
 
-__all__ = ["Aligned", "Fallback", "Faulty", "Pool", "Strategy", "System", "Tracked"]
+__all__ = ["Aligned", "Fallback", "Faulty", "Pool", "Strategy", "System", "Tracked", "Zeroing"]
 
 
 class System(Strategy):
@@ -99,3 +99,17 @@ class Tracked(Strategy):
 
     def __new__(cls, upstream: Strategy | None = None, /, *, traceback: int = 0, tasks: bool = False) -> Self:
         return super().__new__(cls, "Tracked", upstream=upstream, traceback=traceback, tasks=tasks)
+
+
+class Zeroing(Strategy):
+    """Wipes each array's memory when the array goes, or is resized: for keys, passwords, and other people's data.
+
+    ``Zeroing(Locked())`` keeps them out of the swap too. It costs what it takes to fill the array once more, and each
+    array 8 bytes more, rounded up to the upstream's alignment. Copies (temporaries made elsewhere, pickles, what was
+    printed) it cannot reach.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, upstream: Strategy, /) -> Self:
+        return super().__new__(cls, "Zeroing", upstream=upstream)

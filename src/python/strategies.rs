@@ -2,7 +2,7 @@
 
 use super::tracked;
 use crate::source::PrivatePages;
-use crate::strategy::{Aligned, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked};
+use crate::strategy::{Aligned, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked, Zeroing};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -71,6 +71,7 @@ impl PyStrategy {
                     Arc::new(Tracked::telling(upstream, tracked::teller(py, frames, tasks)?)?)
                 }
             }
+            "Zeroing" => Arc::new(Zeroing::new(options.upstream()?)),
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "there is no strategy of kind {kind:?}; use the classes in ctxalloc.strategies"

@@ -13,6 +13,7 @@ mod front;
 mod pool;
 mod system;
 mod tracked;
+mod zeroing;
 
 pub mod conformance;
 
@@ -24,6 +25,7 @@ pub(crate) use front::Fronted;
 pub use pool::{Arena, Pool, PoolOptions};
 pub use system::System;
 pub use tracked::{Frame, Group, LiveBlock, Origin, Place, Report, Thread, Told, Totals, Tracked};
+pub use zeroing::Zeroing;
 
 use std::fmt::Debug;
 use std::ptr::NonNull;

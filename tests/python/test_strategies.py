@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ctxalloc
-from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System
+from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System, Zeroing
 
 SAME = System()
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
@@ -92,6 +92,27 @@ def test_fallback_serves_what_the_first_refuses_and_moves_what_outgrows_it() -> 
     assert all((array == number).all() for number, array in enumerate(arrays))
     assert all((array[:10] == np.arange(10)).all() and not array[10:].any() for array in grown)
     assert handler.alignment == 16
+
+
+def test_zeroing_wipes_what_a_pool_would_hand_to_the_next_one() -> None:
+    pool = Pool()
+    plain = ctxalloc.register("test pool with leftovers", pool)
+    zeroing = ctxalloc.register("test zeroing", Zeroing(pool))
+
+    def next_after_a_secret(handler: ctxalloc.Handler) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        with ctxalloc.use(handler):
+            np.full(1000 * 1000, 0x5E, np.uint8)
+        with ctxalloc.use(plain):  # finds the same memory
+            return np.empty(1000 * 1000, np.uint8)
+
+    assert (next_after_a_secret(plain) == 0x5E).all()
+    # The first 64 bytes were in front of the array: a record, and what the one before left there.
+    assert not next_after_a_secret(zeroing)[64:].any()
+    with ctxalloc.use(zeroing):
+        array = np.arange(1000)
+        array.resize(100_000, refcheck=False)
+    assert (array[:1000] == np.arange(1000)).all()
+    assert not array[1000:].any()
 
 
 def test_strategies_say_what_they_are() -> None:

@@ -2,7 +2,9 @@
 //! must hold for all of them by construction is in the crate's own `strategy::conformance`.
 
 use crate::support::{Marked, Odd, rounds};
-use ctxalloc::strategy::{Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, Tracked};
+use ctxalloc::strategy::{
+    Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, Tracked, Zeroing,
+};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Generator;
 use std::ptr::NonNull;
@@ -24,6 +26,7 @@ const EACH: &[(&str, Make)] = &[
     ("Fallback, each in turn", || Arc::new(Fallback::new(Faulty::every(System, 2).expect("a count"), Pool::new()))),
     ("Faulty, not failing", || Arc::new(Faulty::every(Aligned::CACHE_LINE, u64::MAX).expect("in range"))),
     ("Tracked", || Arc::new(Tracked::new(Pool::new()).expect("not tracked"))),
+    ("Zeroing", || Arc::new(Zeroing::new(Pool::new()))),
     ("the tests' Marked", || Arc::new(Marked::new())),
     ("the tests' Odd", || Arc::new(Odd)),
 ];

@@ -9,8 +9,8 @@ use ctxalloc::strategy::{Arena, Budget, Budgeted, Fallback, Pool, Strategy, Syst
 use interleaved::{Group, keep};
 use std::hint::black_box;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 const SIZES: [(usize, &str); 4] = [(16, "16 B"), (256, "256 B"), (1024, "1 KiB"), (4096, "4 KiB")];
@@ -96,7 +96,7 @@ impl Drop for Beside {
 
 /// Runs `work` on two threads at once, `times` each, and returns when both are done.
 fn on_two_threads<W: FnMut() + Send>(make: impl Fn() -> W, times: usize) -> impl FnMut() {
-    let (mut here, there) = (make(), std::sync::Mutex::new(make()));
+    let (mut here, there) = (make(), Mutex::new(make()));
     move || {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -125,7 +125,8 @@ fn several_alive(size: usize, label: &str) -> String {
         .run()
 }
 
-const TIMES: usize = 20_000;
+/// So many that starting a thread does not count.
+const TIMES: usize = 200_000;
 
 fn two_threads(size: usize, label: &str) -> String {
     Group::new(format!("a block of {label}, allocated and released, on two threads at once"), 1)
@@ -137,9 +138,11 @@ fn two_threads(size: usize, label: &str) -> String {
 }
 
 /// A stretch of work: blocks are made, none is released before its end, when the memory goes at once (bumpalo) or is
-/// given back block by block, as NumPy would, and then reset (the arena).
+/// given back block by block, as NumPy would, and then reset (the arena). bumpalo is for one thread and uses nothing again;
+/// behind a mutex it may at least be shared, as an arena is.
 fn arenas(size: usize, label: &str) -> String {
     let mut bump = bumpalo::Bump::new();
+    let shared = Mutex::new(bumpalo::Bump::new());
     let arena = Arena::over(Pool::shared());
     Group::new(format!("a stretch of work: {HELD} blocks of {label}, then everything goes"), 1000)
         .add("bumpalo: alloc_layout, reset", move || {
@@ -148,6 +151,13 @@ fn arenas(size: usize, label: &str) -> String {
                 black_box(bump.alloc_layout(layout));
             }
             bump.reset();
+        })
+        .add("bumpalo behind a Mutex: the same", move || {
+            let layout = std::alloc::Layout::from_size_align(black_box(size), 64).expect("a power of two");
+            for _ in 0..HELD {
+                black_box(shared.lock().expect("no panic").alloc_layout(layout));
+            }
+            shared.lock().expect("no panic").reset();
         })
         .add("Arena: allocate, release, reset", {
             let mut work = many(arena.clone(), size);

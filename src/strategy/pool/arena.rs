@@ -1,7 +1,7 @@
 //! `Arena`: memory of one stretch of work, which goes all at once when that is over.
 //!
-//! Inside, blocks that come back are used again (NumPy's temporaries would grow a bump arena without bound); a list
-//! for each class runs through the free blocks themselves. Pages come from a pool's regions, large blocks from its
+//! Inside, blocks that come back are used again (NumPy's temporaries would grow a bump arena without bound); each class
+//! has a stack of them, beside and not inside the blocks: memory that nobody uses is not touched. Pages come from a pool's regions, large blocks from its
 //! warm ones. When nothing is alive, [`Arena::reset`] forgets lists and cuts at once and keeps a few pages for next time;
 //! while something is, [`Arena::release_dead_pages`] gives back what lies around it.
 
@@ -42,8 +42,8 @@ struct Inner<P: Pages> {
 }
 
 struct State {
-    /// The first free block of each class; each holds the address of the next one.
-    free: [Option<NonNull<u8>>; classes::COUNT],
+    /// The free blocks of each class, with room for all of its spans': a release never allocates.
+    free: [Vec<NonNull<u8>>; classes::COUNT],
     /// What is left of each class's newest span.
     fresh: [Fresh; classes::COUNT],
     spans: Vec<Span>,
@@ -75,7 +75,7 @@ impl<P: Pages> Arena<P> {
     #[must_use]
     pub fn over(pool: &Pool<P>) -> Self {
         let state = State {
-            free: [None; classes::COUNT],
+            free: [const { Vec::new() }; classes::COUNT],
             fresh: [Fresh { next: None, left: 0 }; classes::COUNT],
             spans: Vec::new(),
             spare: Vec::new(),
@@ -98,10 +98,10 @@ impl<P: Pages> Arena<P> {
             if state.live_blocks > 0 {
                 return None;
             }
-            state.free = [None; classes::COUNT];
-            state.fresh = [Fresh { next: None, left: 0 }; classes::COUNT];
             let mut surplus = Vec::new();
             for span in state.spans.drain(..) {
+                state.free[span.class].clear();
+                state.fresh[span.class] = Fresh { next: None, left: 0 };
                 if span.pages == 1 && state.spare.len() < KEPT_PAGES {
                     state.spare.push(span);
                 } else {
@@ -155,30 +155,41 @@ impl<P: Pages> Arena<P> {
         }
     }
 
+    #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let class = classes::of(size_bytes);
         self.inner.state.with(|state| {
-            let block = state.pop(class).or_else(|| state.cut(class)).or_else(|| {
-                let pages = classes::span_pages(class);
-                let span = match state.spare.pop_if(|_| pages == 1) {
-                    Some(span) => {
-                        span.region.assign(span.first, 1, class);
-                        Span { class, ..span }
-                    }
-                    None => {
-                        let start = self.inner.pool.inner.heap.take(pages, class)?;
-                        // SAFETY: just taken; its first block is as good as live.
-                        let region = unsafe { region::find(start.addr().get()) };
-                        Span { start, region, first: region.span_at(start.addr().get()), pages, class }
-                    }
-                };
-                state.spans.push(span);
-                state.fresh[class] = Fresh { next: Some(span.start), left: pages * PAGE / classes::bytes(class) };
-                state.cut(class)
-            })?;
+            let block = match state.pop(class).or_else(|| state.cut(class)) {
+                Some(block) => block,
+                None => self.cut_new_span(state, class)?,
+            };
             state.live_blocks += 1;
             Some(block)
         })
+    }
+
+    /// The first block of one more span.
+    #[cold]
+    #[inline(never)]
+    fn cut_new_span(&self, state: &mut State, class: usize) -> Option<NonNull<u8>> {
+        let pages = classes::span_pages(class);
+        let blocks = pages * PAGE / classes::bytes(class);
+        state.make_room(class, blocks)?;
+        let span = match state.spare.pop_if(|_| pages == 1) {
+            Some(span) => {
+                span.region.assign(span.first, 1, class);
+                Span { class, ..span }
+            }
+            None => {
+                let start = self.inner.pool.inner.heap.take(pages, class)?;
+                // SAFETY: just taken; its first block is as good as live.
+                let region = unsafe { region::find(start.addr().get()) };
+                Span { start, region, first: region.span_at(start.addr().get()), pages, class }
+            }
+        };
+        state.spans.push(span);
+        state.fresh[class] = Fresh { next: Some(span.start), left: blocks };
+        state.cut(class)
     }
 
     fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
@@ -190,20 +201,26 @@ impl<P: Pages> Arena<P> {
 }
 
 impl State {
-    fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let block = self.free[class]?;
-        // SAFETY: a free block of ours holds the address of the next one, written by `push`.
-        self.free[class] = unsafe { block.cast::<Option<NonNull<u8>>>().read() };
-        Some(block)
+    /// Makes room for the free blocks of one more span; nothing where there is no memory for that.
+    fn make_room(&mut self, class: usize, blocks: usize) -> Option<()> {
+        let spans = self.spans.iter().filter(|span| span.class == class);
+        let all = spans.map(|span| span.pages * PAGE / classes::bytes(class)).sum::<usize>() + blocks;
+        let free = &mut self.free[class];
+        free.try_reserve(all.saturating_sub(free.len())).ok()
     }
 
+    #[inline]
+    fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
+        self.free[class].pop()
+    }
+
+    #[inline]
     fn push(&mut self, class: usize, block: NonNull<u8>) {
-        // SAFETY: the block is ours again, aligned to 64 and at least that long.
-        unsafe { block.cast::<Option<NonNull<u8>>>().write(self.free[class]) };
-        self.free[class] = Some(block);
+        self.free[class].push(block);
     }
 
     /// The next block of the class's newest span.
+    #[inline]
     fn cut(&mut self, class: usize) -> Option<NonNull<u8>> {
         let Fresh { next, left } = self.fresh[class];
         let block = next?;

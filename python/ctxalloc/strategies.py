@@ -8,7 +8,7 @@ from typing import Self
 
 from ctxalloc._native import Strategy
 
-__all__ = ["Aligned", "Fallback", "Faulty", "Pool", "Strategy", "System", "Tracked", "Zeroing"]
+__all__ = ["Aligned", "Budgeted", "Fallback", "Faulty", "Pool", "Strategy", "System", "Tracked", "Zeroing"]
 
 
 class System(Strategy):
@@ -30,6 +30,19 @@ class Aligned(Strategy):
 
     def __new__(cls, *, align: int = 64) -> Self:
         return super().__new__(cls, "Aligned", align=align)
+
+
+class Budgeted(Strategy):
+    """``upstream``, but no more than ``limit_bytes`` at a time: more is refused, a MemoryError in NumPy.
+
+    ``Fallback(Budgeted(HugePages(), limit_bytes=256 * MiB), System())``: so much of what is scarce, then the heap. Each
+    array costs 8 bytes more, rounded up to the upstream's alignment, not charged. TypeError: no limit.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, upstream: Strategy, /, *, limit_bytes: int) -> Self:
+        return super().__new__(cls, "Budgeted", upstream=upstream, limit_bytes=limit_bytes)
 
 
 class Fallback(Strategy):

@@ -2,7 +2,9 @@
 
 use super::tracked;
 use crate::source::PrivatePages;
-use crate::strategy::{Aligned, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked, Zeroing};
+use crate::strategy::{
+    Aligned, Budget, Budgeted, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked, Zeroing,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -39,6 +41,10 @@ impl PyStrategy {
                     limits.decay = decay;
                 }
                 Arc::new(Pool::over(PrivatePages, limits))
+            }
+            "Budgeted" => {
+                let (upstream, limit_bytes) = (options.upstream()?, options.size("limit_bytes")?);
+                Arc::new(Budgeted::new(upstream, Budget::new("strategies.Budgeted", Some(limit_bytes))))
             }
             "Fallback" => {
                 let (first, second) = (options.strategy("first")?, options.strategy("second")?);

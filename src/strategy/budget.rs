@@ -198,7 +198,6 @@ impl fmt::Debug for Budget {
 /// assert_eq!(tenant.in_use_bytes(), 0);
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Budgeted<S> {
     blocks: Fronted<S, usize>,
     budget: Budget,
@@ -272,6 +271,17 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
 
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         self.blocks.live_blocks()
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Budgeted<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Budgeted");
+        text.field("upstream", &self.blocks.upstream);
+        if let Some(limit_bytes) = self.budget.limit_bytes() {
+            text.field("limit_bytes", &limit_bytes);
+        }
+        text.finish()
     }
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ctxalloc
-from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System, Zeroing
+from ctxalloc.strategies import Aligned, Budgeted, Fallback, Faulty, Pool, System, Tracked, Zeroing
 
 SAME = System()
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
@@ -94,6 +94,30 @@ def test_fallback_serves_what_the_first_refuses_and_moves_what_outgrows_it() -> 
     assert handler.alignment == 16
 
 
+def test_budgeted_refuses_what_is_over_its_limit_and_has_room_again_after() -> None:
+    handler = ctxalloc.register("test budgeted", Budgeted(Pool(), limit_bytes=ctxalloc.MiB))
+    with ctxalloc.use(handler):
+        first = np.ones(600 * ctxalloc.KiB, np.uint8)
+        with pytest.raises(MemoryError):
+            np.ones(600 * ctxalloc.KiB, np.uint8)
+        del first
+        assert np.empty(ctxalloc.MiB, np.uint8).nbytes == ctxalloc.MiB
+
+
+def test_so_much_of_what_is_scarce_then_the_heap() -> None:
+    scarce = Tracked(Budgeted(Pool(), limit_bytes=10_000))
+    handler = ctxalloc.register("test scarce", Fallback(scarce, System()))
+    with ctxalloc.use(handler):
+        arrays = [np.full(4000, number, np.uint8) for number in range(5)]
+        assert [block.address for block in handler.live_blocks()] == [array.ctypes.data for array in arrays[:2]]
+        arrays[0].resize(9000, refcheck=False)  # moves to the heap, with its contents
+        arrays.append(np.full(4000, 5, np.uint8))
+    assert [array[0] for array in arrays] == [0, 1, 2, 3, 4, 5]
+    assert (arrays[0][:4000] == 0).all()
+    found = {block.address for block in handler.live_blocks()}
+    assert found == {arrays[1].ctypes.data, arrays[5].ctypes.data}
+
+
 def test_zeroing_wipes_what_a_pool_would_hand_to_the_next_one() -> None:
     pool = Pool()
     plain = ctxalloc.register("test pool with leftovers", pool)
@@ -118,6 +142,7 @@ def test_zeroing_wipes_what_a_pool_would_hand_to_the_next_one() -> None:
 def test_strategies_say_what_they_are() -> None:
     assert repr(Faulty(Aligned(align=128), every=3)) == "Faulty(upstream=Aligned(align=128), every=3)"
     assert repr(Faulty(System(), probability=0.5, seed=7)) == "Faulty(upstream=System, probability=0.5, seed=7)"
+    assert repr(Budgeted(System(), limit_bytes=100)) == "Budgeted(upstream=System, limit_bytes=100)"
     assert repr(Fallback(Aligned(), System())) == "Fallback(first=Aligned(align=64), second=System)"
     assert repr(System()) == "System()"
     assert repr(Pool()) == "Pool(source=PrivatePages)"
@@ -134,6 +159,7 @@ def test_strategies_say_what_they_are() -> None:
         (lambda: Faulty(System(), every=2, probability=0.5), TypeError, "either every= or probability="),
         (lambda: Faulty(System(), every=0), ValueError, "every=0"),
         (lambda: Faulty(System(), probability=1.5), ValueError, "probability=1.5"),
+        (lambda: Budgeted(System(), limit_bytes=-1), ValueError, "limit_bytes=-1"),
         (lambda: Fallback(SAME, SAME), ValueError, "what it refused it refuses again"),
         (lambda: Fallback(System(), None), TypeError, "needs a strategy"),  # type: ignore[arg-type]
         (lambda: Faulty(System, every=2), TypeError, "upstream"),  # type: ignore[arg-type]

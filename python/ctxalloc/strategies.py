@@ -99,10 +99,10 @@ class Tracked(Strategy):
     ``Handler.live_blocks()`` lists them, ``ctxalloc.tracking`` has more. ``upstream`` is the process's own pool where
     there is none.
 
-    ``traceback``: how many calls of the Python stack are kept with each block, 0 for none; some microseconds a block,
-    where the rest costs some nanoseconds. ``tasks``: the name of the asyncio task too (asyncio's own type of task; a
-    tokio task has its number). Neither runs any Python code, nor waits for the GIL: what is allocated without it has
-    none of both.
+    ``traceback``: how many calls of the Python stack are kept with each block, 0 for none; about 0.2 us a block and
+    0.15 us a call, where the rest costs 0.02 us. ``tasks``: the name of the asyncio task too, if it is of asyncio's own
+    type; a tokio task has its number. Neither runs any Python code, nor waits for the GIL: what is allocated without it
+    has none of both.
 
     Each block costs 64 bytes more. The handler ``tracked`` is one without options. A request wants one of its own:
     those that share one see all its blocks. ValueError: ``upstream`` is tracked already.

@@ -213,10 +213,6 @@ fn calls(py: Python<'_>, most: usize) -> Vec<Call<'_>> {
         // A getter of an exact built-in type, as those in `call`.
         next = frame.getattr(intern!(py, "f_back")).ok().filter(|back| !back.is_none());
     }
-    // What failed left an exception that nobody wants.
-    if calls.is_empty() {
-        drop(PyErr::take(py));
-    }
     calls
 }
 

@@ -1,5 +1,6 @@
 """Strategies as Python sees them: constructed, registered, selected, and refused with a reason."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy_c import struct_in
 
 import ctxalloc
 from ctxalloc.strategies import Aligned, Budgeted, Fallback, Faulty, Pool, System, Tracked, Zeroing
@@ -137,6 +139,45 @@ def test_zeroing_wipes_what_a_pool_would_hand_to_the_next_one() -> None:
         array.resize(100_000, refcheck=False)
     assert (array[:1000] == np.arange(1000)).all()
     assert not array[1000:].any()
+
+
+WRAPPED = {
+    "test C, budgeted": Budgeted(Pool(), limit_bytes=ctxalloc.GiB),
+    "test C, fallback": Fallback(Faulty(Aligned(), every=2), System()),
+    "test C, tracked": Tracked(traceback=1),
+    "test C, zeroing": Zeroing(Aligned()),
+    "test C, all": Tracked(Zeroing(Fallback(Budgeted(Pool(), limit_bytes=10_000), Faulty(System(), every=3)))),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_numpy_gets_wrong_does_no_harm_under(name: str) -> None:
+    """Wrong sizes to free, free(NULL, n), realloc(NULL, n), sizes of zero, and freeing where nobody allocated."""
+    c = struct_in(ctxalloc.register(name, WRAPPED[name]).capsule).allocator
+    c.free(c.ctx, None, 1000)
+    blocks: list[tuple[int, int]] = []
+
+    def make_some(round_: int) -> None:
+        for size in (0, 1, 100, 5000, 70_000):
+            made = (c.malloc(c.ctx, size), c.calloc(c.ctx, size, 3), c.realloc(c.ctx, None, size))
+            for block, kept in zip(made, (size, 3 * size, size), strict=True):
+                if block is not None:
+                    ctypes.memset(block, round_, kept)
+                    blocks.append((block, kept))
+
+    for round_ in range(10):
+        thread = threading.Thread(target=make_some, args=(round_,))
+        thread.start()
+        thread.join()
+        for number, (block, size) in enumerate(blocks):
+            # Too much for anybody: the block is as it was.
+            assert c.realloc(c.ctx, block, (1 << 62) + number) is None
+            assert ctypes.string_at(block, size) == bytes([round_]) * size
+        for wrong, (block, _) in enumerate(blocks):
+            c.free(c.ctx, block, wrong * 1000)
+        blocks.clear()
+    if name.endswith((" tracked", " all")):
+        assert ctxalloc.handler(name).live_blocks() == []
 
 
 def test_strategies_say_what_they_are() -> None:

@@ -9,9 +9,9 @@ use crate::strategy::{Aligned, Pool, Strategy, System, Tracked};
 pub(super) fn register_all(table: &Table) -> Handler {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
-    let pool = || if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() };
-    add(table, "pool", pool());
-    add(table, "tracked", Tracked::new(pool()).expect("a pool is not tracked"));
+    let pool = if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() };
+    add(table, "pool", pool.clone());
+    add(table, "tracked", Tracked::new(pool).expect("a pool is not tracked"));
     system
 }
 

@@ -47,7 +47,7 @@ SCOPE: Final = "src/python/scope.rs"
 PY_TOKEN: Final = "src/python/token.rs"
 SELECTION: Final = "src/python/selection.rs"
 DECORATE: Final = "python/ctxalloc/_decorate.py"
-EXIT: Final = "let outcome = numpy.selection().reset(numpy, token.bind(py));"
+EXIT: Final = "        match numpy.selection().reset(numpy, &token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
     let outcome = numpy.set_capsule(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
 POLL: Final = """        let _inside = this.context.swap_in();
@@ -174,11 +174,12 @@ MUTANTS: Final = (
     Mutant("a block is made by the default handler", "src/memory/buffer.rs", "Self::zeroed_in(current(), length)",
         "Self::zeroed_in(crate::handler::default_handler(), length)"),
     # scopes and tokens in Python
-    Mutant("use() does not restore", SCOPE, EXIT, "let outcome: PyResult<()> = Ok(drop(numpy));", "python"),
-    Mutant("use() restores in whatever Context it is left", SCOPE, EXIT, UNCHECKED, "python"),
+    Mutant("use() does not restore", SCOPE, EXIT,
+        "        let _ = numpy;\n        match Ok::<(), PyErr>(()) {\n", "python"),
+    Mutant("use() restores in whatever Context it is left", SCOPE, EXIT,
+        UNCHECKED.replace("token.bind(py)", "&token") + "\n        match outcome {\n", "python"),
     Mutant("use() says nothing where it is left in another Context", SCOPE,
-        "        outcome.map_err(|error| if foreign { self.entered_elsewhere(py, error) } else { error })",
-        "        if foreign { Ok(()) } else { outcome }", "python"),
+        "                Err(self.entered_elsewhere(py, error))", "                Ok(drop(error))", "python"),
     Mutant("reset() throws the Token away, as PyDataMem_SetHandler does", PY_TOKEN,
         "    numpy.selection().reset(numpy, token.get().token.bind(py)).map_err(|error| explain(py, error))?;\n",
         "    let token_bound = token.get().token.bind(py);\n    "
@@ -193,7 +194,7 @@ MUTANTS: Final = (
     Mutant("a Token knows no old handler", SELECTION, "Ok((!old.is(&missing)).then_some(old))",
         "Ok((!old.is(&missing) && false).then_some(old))", "python"),
     Mutant("without the ContextVar, nobody asks whose Token it is", SELECTION,
-        '                marker.call_method1(py, "reset", (witness,))?;\n',
+        '                marker.bind(py).call_method1("reset", (witness,))?;\n',
         "                let _ = (marker, witness);\n",
         "python", (("CTXALLOC_SELECTION", "sethandler"),)),
     # decorators in Python

@@ -7,7 +7,6 @@ went too. Numbers go to target/bench/load.json. Options: --requests N, --quick.
 """
 
 import argparse
-import contextlib
 import random
 import sys
 import time
@@ -34,15 +33,12 @@ def rss_mib() -> float:
 
 def one_request(draw: random.Random, handler: str | None) -> list[np.ndarray[Any, Any]]:
     """Makes the arrays; returns those that are kept."""
-    scope: contextlib.AbstractContextManager[object] = selection(handler)
-    with scope:
-        kept = []
+    made: list[np.ndarray[Any, Any]] = []
+    with selection(handler):
         for _ in range(ARRAYS):
             size = round(LEAST * (MOST / LEAST) ** draw.random())
-            array = np.full(size, 1, np.uint8)
-            if draw.random() < KEPT:
-                kept.append(array)
-        return kept
+            made.append(np.full(size, 1, np.uint8))
+    return [array for array in made if draw.random() < KEPT]
 
 
 def run(question: dict[str, Any]) -> dict[str, float]:

@@ -6,6 +6,7 @@ parent lets them work in turn, never two at a time.
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import subprocess
@@ -89,10 +90,16 @@ class Process:
 
 def selection(handler: str | None) -> contextlib.AbstractContextManager[object]:
     """The scope of a peer's handler: one of ours, numpy-allocator's over malloc, or NumPy's default."""
-    if handler != NUMPY_ALLOCATOR:
-        import ctxalloc  # noqa: PLC0415 - not before it is wanted: the process may measure what stands without it
+    if handler == NUMPY_ALLOCATOR:
+        return _forwarding()
+    import ctxalloc  # noqa: PLC0415 - not before it is wanted: the process may measure what stands without it
 
-        return ctxalloc.use(handler)
+    return ctxalloc.use(handler)
+
+
+@functools.cache
+def _forwarding() -> contextlib.AbstractContextManager[object]:
+    """numpy-allocator's way to say malloc. Kept: its arrays are freed through the class."""
     import numpy_allocator  # noqa: PLC0415
 
     libc = ctypes.CDLL(None)

@@ -194,7 +194,7 @@ impl<P: Pages> Arena<P> {
 
     fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let pool = &*self.inner.pool.inner;
-        let block = pool.large.allocate(&pool.heap, size_bytes, zeroed)?;
+        let block = pool.large.allocate(&pool.heap.source, size_bytes, zeroed)?;
         self.inner.state.with(|state| state.live_blocks += 1);
         Some(block)
     }
@@ -323,7 +323,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         let class = region.class_at(block.addr().get());
         if class.is_none() {
             let pool = &*self.inner.pool.inner;
-            pool.large.release(&pool.heap, region);
+            pool.large.release(&pool.heap.source, block);
         }
         self.inner.state.with(|state| {
             if let Some(class) = class {

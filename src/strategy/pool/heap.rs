@@ -45,7 +45,7 @@ impl<P: Pages> PageHeap<P> {
             let (first, open) = match found {
                 Some(found) => found,
                 None => {
-                    let region = self.new_record(state, REGION, 0)?;
+                    let region = self.map_region(state)?;
                     let at = state.open.partition_point(|open| open.start() < region.start.load(Ordering::Relaxed));
                     state.open.insert(at, Open { region, free: ALL_FREE, dirty: 0 });
                     (0, &mut state.open[at])
@@ -68,30 +68,16 @@ impl<P: Pages> PageHeap<P> {
         });
     }
 
-    /// Memory for one large block, at the start of a region of its own.
-    pub(super) fn map_large(&self, size_bytes: usize) -> Option<&'static Region> {
-        self.state.with(|state| self.new_record(state, size_bytes, size_bytes))
-    }
-
-    /// Gives a large block's memory back to the source.
-    pub(super) fn unmap_large(&self, region: &'static Region) {
-        if let Some(start) = NonNull::new(region.start.load(Ordering::Relaxed)) {
-            // SAFETY: mapped with this size by `map_large`; the caller holds no block in it.
-            unsafe { self.source.unmap(start, region.large_bytes.load(Ordering::Relaxed)) };
-        }
-        self.state.with(|state| state.spare.push(region));
-    }
-
-    fn new_record(&self, state: &mut State, map_bytes: usize, large_bytes: usize) -> Option<&'static Region> {
-        let start = self.source.map(map_bytes, REGION)?;
+    fn map_region(&self, state: &mut State) -> Option<&'static Region> {
+        let start = self.source.map(REGION, REGION)?;
         let record = state.spare.pop().unwrap_or_else(|| Box::leak(Box::new(Region::new())));
-        record.reset(start, large_bytes);
+        record.reset(start);
         if region::enter(record) {
             return Some(record);
         }
         state.spare.push(record);
         // SAFETY: just mapped, and nobody has it.
-        unsafe { self.source.unmap(start, map_bytes) };
+        unsafe { self.source.unmap(start, REGION) };
         None
     }
 

@@ -1,27 +1,30 @@
-//! Large blocks, and the cache of those that came back: where the seconds are.
+//! Large blocks, and the memory of those that came back: where the seconds are.
 //!
-//! A fresh mapping costs a page fault for every page, and giving it back costs again. So a block that comes back is
-//! kept with its memory for a while (`decay`), up to a limit, and the next one of its size gets it warm. Sizes are
-//! rounded up in eight steps to a doubling; what nobody touches of that costs no memory.
+//! Fresh memory costs a page fault for every page, and giving it back costs again. So the last few blocks that came back
+//! are kept as they are, for the next ones of their size; all others are joined (`extents`) and cut again for any size,
+//! still with their memory. Of that, no more is kept than the next busy moment will want ([`Demand`]), and
+//! nothing that nobody used for a while (`decay`).
 
 use super::classes;
-use super::heap::PageHeap;
-use super::region::Region;
+use super::extents::{Extents, Grain, Run};
+use super::region::{self, PAGE};
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const STEPS: usize = 8;
-const LEAST_LOG: usize = classes::MOST.ilog2() as usize;
-/// The largest class: 2^46 bytes, half of what user space can address.
-const MOST_LOG: usize = 46;
-const COUNT: usize = (MOST_LOG - LEAST_LOG) * STEPS;
+/// How many blocks are kept as they came back.
+const RECENT: usize = 8;
+
+/// What part of the demand may be kept beyond it.
+const SLACK: usize = 32;
 
 /// Above this size zeros come from the system rather than from our own hands: it clears pages when they are
 /// touched, which many never are.
 const CLEAR_BY_HAND: usize = 32 << 20;
+
+/// No block is larger: half of what user space can address.
+const MOST_PAGES: usize = (1 << 46) / PAGE;
 
 #[derive(Debug)]
 pub(super) struct Large {
@@ -32,28 +35,58 @@ pub(super) struct Large {
 
 #[derive(Debug)]
 struct Store {
-    /// By class; in each the warmest is last.
-    bins: Vec<Vec<Kept>>,
-    bytes: usize,
-    /// When the bins were last looked through for what is too old.
+    /// The latest last. Their pages are neither free nor dirty to the extents.
+    recent: Vec<Recent>,
+    recent_bytes: usize,
+    extents: Extents,
+    live_bytes: usize,
+    demand: Demand,
+    /// How much was left when memory was given back last: holes that are too small for it.
+    holes_bytes: usize,
+    /// When old memory was looked for last.
     looked: Duration,
 }
 
-#[derive(Debug)]
-struct Kept {
-    region: &'static Region,
-    since: Duration,
+/// How much will be in use at the next busy moment, guessed from those before.
+///
+/// A moment is busy where something comes back after something was taken. As with the time to wait for a packet in TCP
+/// (RFC 6298), the guess is a running mean and four times the running deviation: it follows a rise at once, and forgets a
+/// rare one after some ten others.
+#[derive(Debug, Default)]
+struct Demand {
+    mean_bytes: usize,
+    deviation_bytes: usize,
+    is_rising: bool,
 }
 
-/// The class whose blocks hold `size_bytes` (more than [`classes::MOST`]), and how many bytes those have.
-fn class_of(size_bytes: usize) -> Option<(usize, usize)> {
-    debug_assert!(size_bytes > classes::MOST);
-    let doubling = (size_bytes - 1).ilog2() as usize;
-    let step = 1_usize << (doubling - STEPS.ilog2() as usize);
-    let bytes = size_bytes.checked_next_multiple_of(step)?;
-    let class = (doubling - LEAST_LOG) * STEPS + (bytes - (1 << doubling)) / step - 1;
-    (class < COUNT).then_some((class, bytes))
+impl Demand {
+    fn rise(&mut self) {
+        self.is_rising = true;
+    }
+
+    /// Something comes back while `live_bytes` are in use.
+    fn fall(&mut self, live_bytes: usize) {
+        if std::mem::take(&mut self.is_rising) {
+            let off = live_bytes.abs_diff(self.mean_bytes);
+            self.deviation_bytes = self.deviation_bytes - self.deviation_bytes / 4 + off / 4;
+            self.mean_bytes = self.mean_bytes - self.mean_bytes / 8 + live_bytes / 8;
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.mean_bytes.saturating_add(self.deviation_bytes.saturating_mul(4))
+    }
 }
+
+/// A block that came back and lies there as it is.
+#[derive(Debug)]
+struct Recent {
+    block: NonNull<u8>,
+    run: Run,
+}
+
+// SAFETY: a block that its pool owns alone, reached under the pool's lock.
+unsafe impl Send for Recent {}
 
 /// Time since some moment, to a few milliseconds, cheaply.
 fn now() -> Duration {
@@ -68,38 +101,46 @@ fn now() -> Duration {
 
 impl Large {
     pub(super) fn new(most_bytes: usize, decay: Duration) -> Self {
-        let bins = std::iter::repeat_with(Vec::new).take(COUNT).collect();
-        Self { store: Locked::new(Store { bins, bytes: 0, looked: now() }), most_bytes, decay }
+        let recent = Vec::with_capacity(RECENT + 1);
+        let demand = Demand::default();
+        let store = Store {
+            recent,
+            recent_bytes: 0,
+            extents: Extents::new(),
+            live_bytes: 0,
+            demand,
+            holes_bytes: 0,
+            looked: now(),
+        };
+        Self { store: Locked::new(store), most_bytes, decay }
     }
 
-    pub(super) fn allocate<P: Pages>(
-        &self,
-        heap: &PageHeap<P>,
-        size_bytes: usize,
-        zeroed: bool,
-    ) -> Option<NonNull<u8>> {
-        let (class, bytes) = class_of(size_bytes)?;
-        let kept = self.store.with(|store| {
-            let kept = store.bins[class].pop();
-            if kept.is_some() {
-                store.bytes -= bytes;
+    pub(super) fn allocate<P: Pages>(&self, source: &P, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        debug_assert!(size_bytes > classes::MOST);
+        let pages = size_bytes.div_ceil(PAGE);
+        if pages > MOST_PAGES {
+            return None;
+        }
+        let (block, run, dirty) = self.store.with(|store| {
+            if let Some(Recent { block, run }) = store.take_recent(pages) {
+                store.lend(run);
+                return Some((block, run, if zeroed { vec![run] } else { Vec::new() }));
             }
-            kept
-        });
-        let Some(kept) = kept else {
-            // The system may refuse while we sit on memory that nobody uses.
-            let region = heap
-                .map_large(bytes)
-                .or_else(|| if self.release_all(heap) == 0 { None } else { heap.map_large(bytes) })?;
-            return NonNull::new(region.start.load(Ordering::Relaxed));
-        };
-        let block = NonNull::new(kept.region.start.load(Ordering::Relaxed))?;
-        if zeroed {
-            // SAFETY: the whole mapping is ours, and nobody needs its contents.
-            let emptied = bytes > CLEAR_BY_HAND && unsafe { heap.source.discard(block, bytes) };
+            let run = store.take(source, pages)?;
+            let block = store.extents.place(run);
+            store.extents.record(run).assign_large(block.addr().get(), pages);
+            let dirty = store.extents.clean(run);
+            store.lend(run);
+            Some((block, run, if zeroed { dirty } else { Vec::new() }))
+        })?;
+        for dirty in dirty {
+            // SAFETY: a part of the block, which is ours.
+            let place = unsafe { block.add((dirty.first - run.first) * PAGE) };
+            // SAFETY: as above, and nobody needs its contents.
+            let emptied = dirty.bytes() > CLEAR_BY_HAND && unsafe { source.discard(place, dirty.bytes()) };
             if !emptied {
-                // SAFETY: `size_bytes <= bytes` are ours to write.
-                unsafe { block.write_bytes(0, size_bytes) };
+                // SAFETY: as above.
+                unsafe { place.write_bytes(0, dirty.bytes()) };
             }
         }
         Some(block)
@@ -110,38 +151,38 @@ impl Large {
         size_bytes <= room_bytes && size_bytes > classes::MOST && size_bytes >= room_bytes / 2
     }
 
-    pub(super) fn release<P: Pages>(&self, heap: &PageHeap<P>, region: &'static Region) {
-        let bytes = region.large_bytes.load(Ordering::Relaxed);
+    /// Takes a live large block back.
+    pub(super) fn release<P: Pages>(&self, source: &P, block: NonNull<u8>) {
+        let address = block.addr().get();
+        // SAFETY: a live block of this pool, say the callers.
+        let record = unsafe { region::find(address) };
+        let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
         let now = now();
-        let given_back: Vec<&'static Region> = match class_of(bytes) {
-            Some((class, _)) if bytes <= self.most_bytes => self.store.with(|store| {
-                store.bins[class].push(Kept { region, since: now });
-                store.bytes += bytes;
-                let mut out = Vec::new();
-                if now.saturating_sub(store.looked) >= self.decay / 8 {
-                    store.looked = now;
-                    store.drain_older_than(now.saturating_sub(self.decay), &mut out);
-                }
-                while store.bytes > self.most_bytes && store.drain_oldest(&mut out) {}
-                out
-            }),
-            _ => vec![region],
-        };
-        for region in given_back {
-            heap.unmap_large(region);
-        }
+        self.store.with(|store| {
+            store.recent.push(Recent { block, run });
+            store.recent_bytes += run.bytes();
+            store.demand.fall(store.live_bytes);
+            store.live_bytes -= run.bytes();
+            if store.recent.len() > RECENT {
+                store.join_recent(now);
+            }
+            store.keep_within(source, now, self.most_bytes);
+            if now.saturating_sub(store.looked) >= self.decay / 8 {
+                store.looked = now;
+                store.join_recent(now);
+                store.extents.purge(source, now.saturating_sub(self.decay), Grain::HugePage);
+            }
+        });
     }
 
-    /// Gives back every block that nobody uses; returns their bytes.
-    pub(super) fn release_all<P: Pages>(&self, heap: &PageHeap<P>) -> usize {
-        let (regions, bytes) = self.store.with(|store| {
-            let regions: Vec<_> = store.bins.iter_mut().flat_map(|bin| bin.drain(..)).map(|kept| kept.region).collect();
-            (regions, std::mem::take(&mut store.bytes))
-        });
-        for region in regions {
-            heap.unmap_large(region);
-        }
-        bytes
+    /// Gives back all memory that nobody uses; returns how many bytes that were.
+    pub(super) fn trim<P: Pages>(&self, source: &P) -> usize {
+        self.store.with(|store| store.trim(source))
+    }
+
+    /// Gives everything back: the pool is gone, and with it every block of it.
+    pub(super) fn close<P: Pages>(&self, source: &P) {
+        self.store.with(|store| store.extents.close(source));
     }
 
     pub(super) fn lock(&self) -> &ForkLock {
@@ -150,45 +191,55 @@ impl Large {
 }
 
 impl Store {
-    fn drain_older_than(&mut self, moment: Duration, out: &mut Vec<&'static Region>) {
-        for bin in &mut self.bins {
-            let old = bin.partition_point(|kept| kept.since < moment);
-            for kept in bin.drain(..old) {
-                self.bytes -= kept.region.large_bytes.load(Ordering::Relaxed);
-                out.push(kept.region);
-            }
+    fn lend(&mut self, run: Run) {
+        self.live_bytes += run.bytes();
+        self.demand.rise();
+    }
+
+    /// Gives back what is more than the next busy moment will want, or than `most_bytes`.
+    fn keep_within<P: Pages>(&mut self, source: &P, now: Duration, most_bytes: usize) {
+        let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
+        let kept = self.recent_bytes + self.extents.dirty_bytes();
+        // A little more may gather, so that there is something to give back.
+        let most = wanted.min(most_bytes);
+        self.holes_bytes = self.holes_bytes.min(kept);
+        if kept > most.max(self.holes_bytes) + self.demand.bytes() / SLACK {
+            self.join_recent(now);
+            self.extents.purge_down_to(source, most);
+            self.holes_bytes = self.extents.dirty_bytes();
         }
     }
 
-    fn drain_oldest(&mut self, out: &mut Vec<&'static Region>) -> bool {
-        let oldest = self.bins.iter_mut().filter(|bin| !bin.is_empty()).min_by_key(|bin| bin[0].since);
-        let Some(bin) = oldest else { return false };
-        let kept = bin.remove(0);
-        self.bytes -= kept.region.large_bytes.load(Ordering::Relaxed);
-        out.push(kept.region);
-        true
+    /// The latest of the recent blocks that is large enough and at most an eighth too large.
+    fn take_recent(&mut self, pages: usize) -> Option<Recent> {
+        let fits = |Recent { run, .. }: &Recent| run.pages >= pages && run.pages - pages <= pages / 8;
+        let found = self.recent.remove(self.recent.iter().rposition(fits)?);
+        self.recent_bytes -= found.run.bytes();
+        Some(found)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::{COUNT, class_of};
-    use crate::strategy::pool::classes::MOST;
-
-    #[test]
-    fn large_classes_grow_by_an_eighth_and_never_overlap() {
-        let mut last = None;
-        let mut size = MOST + 1;
-        while let Some((class, bytes)) = class_of(size) {
-            assert!(bytes >= size && class < COUNT);
-            assert!((bytes - size) * 8 <= size, "{size} rounded up to {bytes}");
-            assert_eq!(bytes % 4096, 0);
-            assert_eq!(class_of(bytes), Some((class, bytes)), "a class holds what it has room for");
-            assert_eq!(last.map_or(0, |last| last + 1), class, "classes follow one another");
-            last = Some(class);
-            size = bytes + 1;
+    /// A run of exactly `pages`.
+    fn take<P: Pages>(&mut self, source: &P, pages: usize) -> Option<Run> {
+        self.join_recent(now());
+        if let Some(run) = self.extents.take(pages) {
+            return Some(run);
         }
-        assert_eq!(last, Some(COUNT - 1));
-        assert_eq!(class_of(usize::MAX - 1), None);
+        // The system may refuse while we sit on memory that nobody uses.
+        if !self.extents.grow(source, pages) && (self.trim(source) == 0 || !self.extents.grow(source, pages)) {
+            return None;
+        }
+        self.extents.take(pages)
+    }
+
+    fn join_recent(&mut self, now: Duration) {
+        for Recent { run, .. } in self.recent.drain(..) {
+            self.extents.give(run, now);
+        }
+        self.recent_bytes = 0;
+    }
+
+    fn trim<P: Pages>(&mut self, source: &P) -> usize {
+        self.join_recent(now());
+        self.extents.purge(source, Duration::MAX, Grain::Page)
     }
 }

@@ -3,15 +3,16 @@
 //! ```text
 //!   thread's cache ──► shelf of the class ──► pages of 64 KiB ──► regions of 4 MiB ──► Pages (mmap, ...)
 //!   (no lock)          (a lock a class)       (one lock)
-//!   large blocks (> 256 KiB) ──► warm ones, by class (one lock) ──────────────────────► Pages
+//!   large blocks (> 256 KiB) ──► the last few that came back ──► extents (one lock) ──► Pages
 //! ```
 //! Each file has its own invariant: `classes` the sizes, `region` the record of each block, `heap` the pages,
-//! `central` the shelves, `cache` the threads, `large` the rest. All locks are held across `fork`.
+//! `central` the shelves, `cache` the threads, `large` and `extents` the rest. All locks are held across `fork`.
 
 mod arena;
 mod cache;
 mod central;
 mod classes;
+mod extents;
 mod heap;
 mod large;
 mod region;
@@ -25,6 +26,7 @@ use cache::{Cache, Home};
 use central::Central;
 use heap::PageHeap;
 use large::Large;
+use region::PAGE;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -161,7 +163,7 @@ unsafe fn room(block: NonNull<u8>) -> usize {
     let region = unsafe { region::find(block.addr().get()) };
     match region.class_at(block.addr().get()) {
         Some(class) => classes::bytes(class),
-        None => region.large_bytes.load(Ordering::Relaxed),
+        None => region.large_pages_at(block.addr().get()) * PAGE,
     }
 }
 
@@ -191,7 +193,7 @@ unsafe fn resize_by(strategy: &impl Strategy, block: NonNull<u8>, new_size_bytes
 
 impl<P: Pages> Drop for Inner<P> {
     fn drop(&mut self) {
-        self.large.release_all(&self.heap);
+        self.large.close(&self.heap.source);
     }
 }
 
@@ -222,12 +224,12 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         if size_bytes <= classes::MOST {
             return self.allocate_small(size_bytes);
         }
-        self.inner.large.allocate(&self.inner.heap, size_bytes, false)
+        self.inner.large.allocate(&self.inner.heap.source, size_bytes, false)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         if size_bytes > classes::MOST {
-            return self.inner.large.allocate(&self.inner.heap, size_bytes, true);
+            return self.inner.large.allocate(&self.inner.heap.source, size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
         // SAFETY: the block has that many bytes, and nobody else has it yet.
@@ -246,7 +248,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         // SAFETY: a live block, says the caller.
         let region = unsafe { region::find(address) };
         let Some(class) = region.class_at(address) else {
-            self.inner.large.release(&self.inner.heap, region);
+            self.inner.large.release(&self.inner.heap.source, block);
             return;
         };
         let kept = cache::get(self.inner.number).is_some_and(|cache| cache.push(class, block));
@@ -262,7 +264,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         for shelf in &inner.shelves {
             shelf.trim(&inner.heap);
         }
-        inner.large.release_all(&inner.heap) + inner.heap.trim()
+        inner.large.trim(&inner.heap.source) + inner.heap.trim()
     }
 }
 

@@ -1,12 +1,13 @@
 //! Regions, and the map that finds a block's region by its address.
 //!
-//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB; or one large block that
-//! starts there and may be longer. What is known of a block stands in its region's record, outside of the memory that
-//! users write to: nothing they overrun can lead `free` astray, and memory that the host cannot read can be pooled.
+//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB: for spans of small blocks, or
+//! for large blocks, which may go on in the regions behind it. What is known of a block stands in its region's record,
+//! outside of the memory that users write to: nothing they overrun can lead `free` astray, and memory that the host
+//! cannot read can be pooled.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 /// The address space of a region, in bytes.
 pub(super) const REGION: usize = 4 << 20;
@@ -24,11 +25,11 @@ pub(super) struct Region {
     classes: [AtomicU8; PAGES],
     /// Which page is the first of each page's span.
     firsts: [AtomicU8; PAGES],
-    /// How many bytes a large block has room for; 0 in a region of small blocks.
-    pub(super) large_bytes: AtomicUsize,
+    /// How many pages the large block has that starts in each page. Written before it is handed out.
+    large: [AtomicU32; PAGES],
 }
 
-/// In place of a size class: the region is one large block.
+/// In place of a size class: the page is a large block's.
 const LARGE: u8 = u8::MAX;
 
 impl Region {
@@ -37,16 +38,24 @@ impl Region {
             start: AtomicPtr::new(null_mut()),
             classes: [const { AtomicU8::new(LARGE) }; PAGES],
             firsts: [const { AtomicU8::new(0) }; PAGES],
-            large_bytes: AtomicUsize::new(0),
+            large: [const { AtomicU32::new(0) }; PAGES],
         }
     }
 
-    /// Makes it the record of a region at `start`: of one large block, or (0) of pages to be cut into spans.
-    pub(super) fn reset(&self, start: NonNull<u8>, large_bytes: usize) {
+    /// Makes it the record of a region at `start`, without spans: all of it is for large blocks until `assign`.
+    pub(super) fn reset(&self, start: NonNull<u8>) {
         self.start.store(start.as_ptr(), Ordering::Relaxed);
-        self.large_bytes.store(large_bytes, Ordering::Relaxed);
-        // Large blocks start where their region starts; the other pages' classes are written with their spans.
-        self.classes[0].store(LARGE, Ordering::Relaxed);
+        self.classes.iter().for_each(|class| class.store(LARGE, Ordering::Relaxed));
+    }
+
+    /// How many pages the large block has that starts at this address.
+    pub(super) fn large_pages_at(&self, address: usize) -> usize {
+        self.large[page_of(address)].load(Ordering::Relaxed) as usize
+    }
+
+    /// Declares that a large block starts at this address.
+    pub(super) fn assign_large(&self, address: usize, pages: usize) {
+        self.large[page_of(address)].store(pages as u32, Ordering::Relaxed);
     }
 
     /// The class of a small block in this region; nothing for a large one.

@@ -1,0 +1,305 @@
+//! Extents: runs of pages for large blocks, cut from chunks of address space and joined again when they come back.
+//!
+//! What is free is known by its start and by its length; the shortest run that is long enough serves, the lowest of
+//! those, so that holes fill up and long runs stay long. Each page that came back is dirty: it has memory behind it,
+//! and what a block left there. Dirty pages are emptied by age, in regions of 4 MiB ([`Extents::purge`]). A run never
+//! crosses from one chunk into the next: chunks are mapped and unmapped as they are.
+
+use super::region::{self, PAGE, PAGES, REGION, Region};
+use crate::source::Pages;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+/// A run of pages. `first` counts from address 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: usize,
+    pub(super) pages: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Extents {
+    /// By their first page.
+    chunks: BTreeMap<usize, Chunk>,
+    /// Length of each free run, by its first page.
+    free: BTreeMap<usize, usize>,
+    /// The same, as (length, first page).
+    by_length: BTreeSet<(usize, usize)>,
+    mapped_pages: usize,
+    dirty_pages: usize,
+    /// Records whose memory was given back.
+    spare: Vec<&'static Region>,
+}
+
+/// One mapping.
+#[derive(Debug)]
+struct Chunk {
+    start: NonNull<u8>,
+    pages: usize,
+    regions: Vec<Part>,
+}
+
+// SAFETY: a mapping that its pool owns alone, reached under the pool's lock.
+unsafe impl Send for Chunk {}
+
+/// 4 MiB of a chunk (the last one may be shorter).
+#[derive(Debug)]
+struct Part {
+    record: &'static Region,
+    /// A bit for each free page that may have memory behind it.
+    dirty: u64,
+    /// When a page of it came back last.
+    since: Duration,
+}
+
+/// In what pieces memory is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Grain {
+    /// 2 MiB: a huge page stays whole, or goes. Half of one would come back as 256 small pages, a fault for each.
+    HugePage,
+    /// All of it.
+    Page,
+}
+
+/// The most that is mapped at one time beyond what was asked for, in pages: 64 MiB.
+const GROWTH_MOST: usize = (64 << 20) / PAGE;
+
+impl Run {
+    pub(super) fn bytes(self) -> usize {
+        self.pages * PAGE
+    }
+}
+
+impl Extents {
+    pub(super) fn new() -> Self {
+        Self { spare: region::take_spare(), ..Self::default() }
+    }
+
+    /// The shortest free run of at least `pages`, cut to that; it may be dirty ([`clean`](Self::clean)).
+    pub(super) fn take(&mut self, pages: usize) -> Option<Run> {
+        let &(length, first) = self.by_length.range((pages, 0)..).next()?;
+        self.remove(Run { first, pages: length });
+        if length > pages {
+            self.insert(Run { first: first + pages, pages: length - pages });
+        }
+        Some(Run { first, pages })
+    }
+
+    /// Maps more, at least `pages` in one run.
+    pub(super) fn grow<P: Pages>(&mut self, source: &P, pages: usize) -> bool {
+        let whole = PAGES * pages.div_ceil(PAGES);
+        // By a quarter of what is there, so that chunks stay few; the memory behind comes with the first touch.
+        let wanted = whole.max((self.mapped_pages / 4).min(GROWTH_MOST) / PAGES * PAGES);
+        [wanted, whole].into_iter().any(|pages| self.map(source, pages))
+    }
+
+    fn map<P: Pages>(&mut self, source: &P, pages: usize) -> bool {
+        let Some(bytes) = pages.checked_mul(PAGE) else { return false };
+        let Some(start) = source.map(bytes, REGION) else { return false };
+        let first = start.addr().get() / PAGE;
+        let mut regions = Vec::with_capacity(pages.div_ceil(PAGES));
+        for offset in (0..bytes).step_by(REGION) {
+            let record = self.spare.pop().unwrap_or_else(|| Box::leak(Box::new(Region::new())));
+            // SAFETY: inside of the mapping.
+            record.reset(unsafe { start.add(offset) });
+            regions.push(Part { record, dirty: 0, since: Duration::ZERO });
+            if !region::enter(record) {
+                self.spare.extend(regions.iter().map(|part| part.record));
+                // SAFETY: just mapped, and nobody has it.
+                unsafe { source.unmap(start, bytes) };
+                return false;
+            }
+        }
+        self.chunks.insert(first, Chunk { start, pages, regions });
+        self.mapped_pages += pages;
+        self.insert(Run { first, pages });
+        true
+    }
+
+    /// Takes a run back, which is dirty from now on, and joins it with its neighbours.
+    pub(super) fn give(&mut self, run: Run, now: Duration) {
+        self.each_part(run, |part, bits, dirty_pages| {
+            *dirty_pages += (bits & !part.dirty).count_ones() as usize;
+            part.dirty |= bits;
+            part.since = now;
+        });
+        let mut joined = run;
+        let behind = run.first + run.pages;
+        if let Some(&pages) = self.free.get(&behind).filter(|_| !self.chunks.contains_key(&behind)) {
+            self.remove(Run { first: behind, pages });
+            joined.pages += pages;
+        }
+        if !self.chunks.contains_key(&run.first)
+            && let Some((&first, &pages)) = self.free.range(..run.first).next_back()
+            && first + pages == run.first
+        {
+            self.remove(Run { first, pages });
+            joined = Run { first, pages: pages + joined.pages };
+        }
+        self.insert(joined);
+    }
+
+    /// Declares the pages of a run that was taken to be its user's; returns those that are dirty, as runs.
+    pub(super) fn clean(&mut self, run: Run) -> Vec<Run> {
+        let mut dirty: Vec<Run> = Vec::new();
+        let mut first = run.first;
+        self.each_part(run, |part, bits, dirty_pages| {
+            let mut left = part.dirty & bits;
+            *dirty_pages -= left.count_ones() as usize;
+            part.dirty &= !bits;
+            let region = first / PAGES * PAGES;
+            while left != 0 {
+                let (skip, pages) = next_run(left);
+                left &= !mask(skip, pages);
+                match dirty.last_mut().filter(|last| last.first + last.pages == region + skip) {
+                    Some(last) => last.pages += pages,
+                    None => dirty.push(Run { first: region + skip, pages }),
+                }
+            }
+            first = region + PAGES;
+        });
+        dirty
+    }
+
+    /// The start of a run in memory.
+    pub(super) fn place(&self, run: Run) -> NonNull<u8> {
+        let (first, chunk) = self.chunk(run);
+        // SAFETY: inside of the chunk.
+        unsafe { chunk.start.add((run.first - first) * PAGE) }
+    }
+
+    /// The record of the region in which a run starts.
+    pub(super) fn record(&self, run: Run) -> &'static Region {
+        let (first, chunk) = self.chunk(run);
+        chunk.regions[(run.first - first) / PAGES].record
+    }
+
+    /// How many bytes may have memory behind them and serve nobody.
+    pub(super) fn dirty_bytes(&self) -> usize {
+        self.dirty_pages * PAGE
+    }
+
+    /// Empties what has been dirty since before `moment`, in whole grains; chunks that are free altogether go as a whole.
+    /// Returns how many bytes that were.
+    pub(super) fn purge<P: Pages>(&mut self, source: &P, moment: Duration, grain: Grain) -> usize {
+        let before = self.dirty_pages;
+        let mut gone = Vec::new();
+        for (&first, chunk) in &mut self.chunks {
+            let is_old = chunk.regions.iter().all(|part| part.since < moment);
+            if is_old && self.free.get(&first) == Some(&chunk.pages) {
+                gone.push(first);
+                continue;
+            }
+            for (number, part) in chunk.regions.iter_mut().enumerate() {
+                let mut left = if part.since < moment { granules(part.dirty, grain) } else { 0 };
+                while left != 0 {
+                    let (skip, pages) = next_run(left);
+                    left &= !mask(skip, pages);
+                    // SAFETY: inside of the chunk.
+                    let place = unsafe { chunk.start.add((number * PAGES + skip) * PAGE) };
+                    // SAFETY: dirty pages are free.
+                    if unsafe { source.discard(place, pages * PAGE) } {
+                        part.dirty &= !mask(skip, pages);
+                        self.dirty_pages -= pages;
+                    }
+                }
+            }
+        }
+        for first in gone {
+            self.unmap(source, first);
+        }
+        (before - self.dirty_pages) * PAGE
+    }
+
+    /// Empties the oldest until at most `most_bytes` are dirty.
+    pub(super) fn purge_down_to<P: Pages>(&mut self, source: &P, most_bytes: usize) {
+        let parts = self.chunks.values().flat_map(|chunk| &chunk.regions).filter(|part| part.dirty != 0);
+        let mut ages: Vec<_> = parts.map(|part| (part.since, part.dirty.count_ones() as usize * PAGE)).collect();
+        ages.sort_unstable();
+        let mut left = self.dirty_bytes();
+        let mut moment = None;
+        for (since, bytes) in ages {
+            if left <= most_bytes {
+                break;
+            }
+            left -= bytes;
+            moment = Some(since + Duration::from_nanos(1));
+        }
+        if let Some(moment) = moment {
+            self.purge(source, moment, Grain::HugePage);
+        }
+    }
+
+    /// Unmaps every chunk: the pool is gone, and with it every block of it.
+    pub(super) fn close<P: Pages>(&mut self, source: &P) {
+        while let Some((&first, _)) = self.chunks.first_key_value() {
+            self.unmap(source, first);
+        }
+        region::give_spare(&mut self.spare);
+    }
+
+    fn unmap<P: Pages>(&mut self, source: &P, first: usize) {
+        let Some(chunk) = self.chunks.remove(&first) else { return };
+        if let Some(&pages) = self.free.get(&first) {
+            self.remove(Run { first, pages });
+        }
+        self.mapped_pages -= chunk.pages;
+        self.dirty_pages -= chunk.regions.iter().map(|part| part.dirty.count_ones() as usize).sum::<usize>();
+        self.spare.extend(chunk.regions.iter().map(|part| part.record));
+        // SAFETY: mapped with this size by `map`; nobody has a block in it.
+        unsafe { source.unmap(chunk.start, chunk.pages * PAGE) };
+    }
+
+    fn insert(&mut self, run: Run) {
+        self.free.insert(run.first, run.pages);
+        self.by_length.insert((run.pages, run.first));
+    }
+
+    fn remove(&mut self, run: Run) {
+        self.free.remove(&run.first);
+        self.by_length.remove(&(run.pages, run.first));
+    }
+
+    fn chunk(&self, run: Run) -> (usize, &Chunk) {
+        let found = self.chunks.range(..=run.first).next_back();
+        let (&first, chunk) = found.expect("a run lies in a chunk");
+        (first, chunk)
+    }
+
+    /// Shows each part that the run touches, with the bits of its pages, and the count of dirty pages.
+    fn each_part(&mut self, run: Run, mut visit: impl FnMut(&mut Part, u64, &mut usize)) {
+        let (&first, chunk) = self.chunks.range_mut(..=run.first).next_back().expect("a run lies in a chunk");
+        let (mut at, end) = (run.first - first, run.first - first + run.pages);
+        while at < end {
+            let pages = (end - at).min(PAGES - at % PAGES);
+            visit(&mut chunk.regions[at / PAGES], mask(at % PAGES, pages), &mut self.dirty_pages);
+            at += pages;
+        }
+    }
+}
+
+/// The bits of `pages` pages from `first` on.
+const fn mask(first: usize, pages: usize) -> u64 {
+    (u64::MAX >> (64 - pages)) << first
+}
+
+/// The bits that lie in whole grains of set bits.
+const fn granules(bits: u64, grain: Grain) -> u64 {
+    const HALF: u64 = u64::MAX >> 32;
+    match grain {
+        Grain::Page => bits,
+        Grain::HugePage => {
+            let low = if bits & HALF == HALF { HALF } else { 0 };
+            low | if bits >> 32 == HALF { HALF << 32 } else { 0 }
+        }
+    }
+}
+
+/// The first run of set bits: where it begins, and how many there are.
+const fn next_run(bits: u64) -> (usize, usize) {
+    let skip = bits.trailing_zeros();
+    (skip as usize, (bits >> skip).trailing_ones() as usize)
+}
+
+const _: () = assert!(PAGES == 64 && REGION == PAGE * PAGES);

@@ -303,3 +303,131 @@ const fn next_run(bits: u64) -> (usize, usize) {
 }
 
 const _: () = assert!(PAGES == 64 && REGION == PAGE * PAGES);
+
+#[cfg(test)]
+mod tests {
+    use super::{Extents, Grain, PAGE, PAGES, Run, granules};
+    use crate::source::PrivatePages;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn grown(pages: usize) -> Extents {
+        let mut extents = Extents::new();
+        assert!(extents.grow(&PrivatePages, pages));
+        extents
+    }
+
+    #[test]
+    fn what_comes_back_is_joined_and_serves_any_size() {
+        let mut extents = grown(60);
+        let runs: Vec<_> = [10, 20, 30].map(|pages| extents.take(pages).expect("60 pages")).into();
+        for at in [1, 0, 2] {
+            assert!(extents.take(PAGES).is_none(), "a part is in use");
+            extents.give(runs[at], SECOND);
+        }
+        let whole = extents.take(PAGES).expect("all of it, in one run");
+        assert_eq!(whole.first, runs[0].first);
+        extents.close(&PrivatePages);
+    }
+
+    #[test]
+    fn the_shortest_run_that_is_long_enough_serves() {
+        let mut extents = grown(64);
+        let runs = [4, 1, 2, 1, 3, 1].map(|pages| extents.take(pages).expect("12 pages"));
+        for at in [0, 2, 4] {
+            extents.give(runs[at], SECOND); // holes of 4, 2 and 3 pages
+        }
+        assert_eq!(extents.take(2), Some(runs[2]));
+        assert_eq!(extents.take(3), Some(runs[4]));
+        assert_eq!(extents.take(4), Some(runs[0]));
+        extents.close(&PrivatePages);
+    }
+
+    #[test]
+    fn what_came_back_is_dirty_until_it_is_taken_or_given_back() {
+        let mut extents = grown(3 * PAGES);
+        let run = extents.take(2 * PAGES).expect("mapped");
+        assert_eq!(extents.clean(run), [], "fresh memory is zero");
+        extents.give(run, SECOND);
+        assert_eq!(extents.dirty_bytes(), 2 * PAGES * PAGE);
+        let part = extents.take(PAGES + 1).expect("free");
+        assert_eq!(extents.clean(part), [part], "one run, across two regions");
+        assert_eq!(extents.dirty_bytes(), (PAGES - 1) * PAGE);
+        assert_eq!(extents.purge(&PrivatePages, SECOND, Grain::Page), 0, "it is not that old");
+        assert_eq!(extents.purge(&PrivatePages, 2 * SECOND, Grain::HugePage), 32 * PAGE);
+        assert_eq!(extents.purge(&PrivatePages, 2 * SECOND, Grain::Page), 31 * PAGE, "what is less than a huge page");
+        extents.close(&PrivatePages);
+    }
+
+    #[test]
+    fn the_oldest_goes_first() {
+        let mut extents = grown(2 * PAGES);
+        let [old, young] = [PAGES, PAGES].map(|pages| extents.take(pages).expect("mapped"));
+        let kept = if old.first < young.first { young } else { old };
+        extents.give(old, SECOND);
+        extents.give(young, 2 * SECOND);
+        extents.purge_down_to(&PrivatePages, PAGES * PAGE);
+        let run = extents.take(2 * PAGES).expect("joined");
+        assert_eq!(extents.clean(run), [kept], "only the younger one still has its memory");
+        extents.close(&PrivatePages);
+    }
+
+    #[test]
+    fn grains_are_halves_of_a_region() {
+        let half = (1 << 32) - 1;
+        assert_eq!(granules(u64::MAX, Grain::HugePage), u64::MAX);
+        assert_eq!(granules(half | 1 << 40, Grain::HugePage), half);
+        assert_eq!(granules(half << 32 | 7, Grain::HugePage), half << 32);
+        assert_eq!(granules(7, Grain::Page), 7);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 200 }, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        /// Runs never overlap, nothing is lost, and what is free is joined as far as it goes.
+        #[test]
+        fn extents_are_a_set_of_pages(steps in prop::collection::vec((1_usize..200, any::<usize>(), 0..4_u8), 1..60)) {
+            let mut extents = Extents::new();
+            let mut taken: Vec<Run> = Vec::new();
+            for (time, (pages, which, what)) in steps.into_iter().enumerate() {
+                let now = Duration::from_secs(time as u64);
+                match what {
+                    0 if !taken.is_empty() => extents.give(taken.swap_remove(which % taken.len()), now),
+                    1 => drop(extents.purge(&PrivatePages, Duration::from_secs(which as u64 % 60), Grain::HugePage)),
+                    _ => {
+                        let run = extents.take(pages).or_else(|| {
+                            extents.grow(&PrivatePages, pages).then(|| extents.take(pages)).flatten()
+                        }).expect("memory");
+                        prop_assert_eq!(run.pages, pages);
+                        extents.clean(run);
+                        taken.push(run);
+                    }
+                }
+                let mut all: Vec<_> = extents.free.iter().map(|(&first, &pages)| (first, pages, true)).collect();
+                all.extend(taken.iter().map(|run| (run.first, run.pages, false)));
+                all.sort_unstable();
+                for pair in all.windows(2) {
+                    let ((first, pages, one_free), (next, _, next_free)) = (pair[0], pair[1]);
+                    prop_assert!(first + pages <= next, "runs overlap");
+                    let joins = first + pages == next && !extents.chunks.contains_key(&next);
+                    prop_assert!(!(joins && one_free && next_free), "two free neighbours are not joined");
+                }
+                let known: usize = all.iter().map(|&(_, pages, _)| pages).sum();
+                prop_assert_eq!(known, extents.mapped_pages, "pages were lost");
+                let dirty = extents.chunks.values().flat_map(|chunk| &chunk.regions);
+                prop_assert_eq!(dirty.map(|part| part.dirty.count_ones() as usize).sum::<usize>(), extents.dirty_pages);
+                prop_assert_eq!(extents.by_length.len(), extents.free.len());
+            }
+            for run in taken.drain(..) {
+                extents.give(run, Duration::from_secs(99));
+            }
+            extents.purge(&PrivatePages, Duration::MAX, Grain::Page);
+            prop_assert_eq!((extents.mapped_pages, extents.dirty_pages, extents.free.len()), (0, 0, 0));
+            extents.close(&PrivatePages);
+        }
+    }
+}

@@ -243,3 +243,28 @@ impl Store {
         self.extents.purge(source, Duration::MAX, Grain::Page)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Demand;
+
+    fn after(moments: impl IntoIterator<Item = usize>) -> usize {
+        let mut demand = Demand::default();
+        for live_bytes in moments {
+            demand.rise();
+            demand.fall(live_bytes);
+            demand.fall(live_bytes / 2); // nothing was taken in between: no busy moment
+        }
+        demand.bytes()
+    }
+
+    #[test]
+    fn demand_follows_a_rise_at_once_and_forgets_a_rare_one() {
+        let big = 1 << 28;
+        assert!(after([big]) >= big, "the first busy moment counts in full");
+        assert!(after([big; 100]) >= big);
+        assert!(after([big; 100]) < big + big / 8, "what is always wanted is not doubled");
+        let rare = std::iter::once(big).chain([1 << 20; 40]);
+        assert!(after(rare) < 8 << 20);
+    }
+}

@@ -36,9 +36,9 @@ use std::time::Duration;
 /// A pool over pages: for programs that allocate and free all the time, which is all NumPy programs.
 ///
 /// Blocks are aligned to 64 bytes. Up to 256 KiB they come from size classes (at most 25 % too large) by way of a cache
-/// that each thread has; above, they are mapped one by one, kept warm when they come back, and given to the next of
-/// their size (at most 12.5 % too large). Memory that is not used goes back to the system after a while, when the pool
-/// is used at all, or at [`trim`](Strategy::trim).
+/// that each thread has; above, they are runs of 64 KiB pages, joined when they come back and cut again for any size,
+/// with their memory still there. No more of that is kept than the next busy moment will want, guessed from those
+/// before, and nothing that was not used for a while ([`PoolOptions`]); [`trim`](Strategy::trim) gives all of it back.
 ///
 /// Cheap to clone: clones are the same pool.
 pub struct Pool<P: Pages = PrivatePages> {
@@ -66,10 +66,11 @@ struct Inner<P: Pages> {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PoolOptions {
-    /// How many bytes of large blocks that nobody uses are kept warm at most. An eighth of the machine's memory, at
-    /// least 64 MiB, unless you say otherwise.
+    /// How many bytes of large blocks that nobody uses are kept with their memory at most, whatever will be wanted. An
+    /// eighth of the machine's memory, at least 64 MiB, unless you say otherwise.
     pub warm_bytes: usize,
-    /// How long a large block that nobody uses is kept. Ten seconds, unless you say otherwise.
+    /// How long the memory of large blocks that nobody uses is kept. Ten seconds, unless you say otherwise. Looked at when
+    /// a large block comes back.
     pub decay: Duration,
 }
 

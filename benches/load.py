@@ -1,7 +1,7 @@
 """Memory that a process keeps after a load like a service's: arrays of 100 B to 32 MiB, one in fifty kept for a minute.
 
-A request makes `ARRAYS` arrays, sizes even on a logarithmic scale, each filled; all go at its end but one in fifty, which
-lives for `MINUTE` requests. Every peer runs the same requests in a process of its own. RSS is what the kernel says
+A request makes `ARRAYS` arrays, sizes even on a logarithmic scale, each filled; all go at its end but one in fifty,
+which lives for `MINUTE` requests. Every peer runs the same requests in a process of its own. RSS is what the kernel says
 (/proc/self/statm, MiB): at its highest after a request, after the last one with the kept arrays alive, and after those
 went too. Numbers go to target/bench/load.json. Options: --requests N, --quick.
 """
@@ -43,7 +43,7 @@ def one_request(draw: random.Random, handler: str | None) -> list[np.ndarray[Any
 
 def run(question: dict[str, Any]) -> dict[str, float]:
     """The worker's side: the whole load."""
-    draw = random.Random(question["seed"])  # noqa: S311 - the same load for everybody
+    draw = random.Random(question["seed"])  # the same load for everybody
     before, highest = rss_mib(), 0.0
     kept: deque[list[np.ndarray[Any, Any]]] = deque(maxlen=MINUTE)
     begun = time.perf_counter()
@@ -84,7 +84,8 @@ def main() -> int:
     requests = 50 if options.quick else options.requests
     print(f"{machine()}; {requests} requests of {ARRAYS} arrays")
     rows: dict[str, dict[str, float]] = {}
-    print(f"\n{'RSS in MiB':28}{'highest':>10}{'after':>10}{'ratio':>8}{'emptied':>10}{'alive':>8}{'seconds':>9}{'ratio':>8}")
+    titles = f"{'highest':>10}{'after':>10}{'ratio':>8}{'emptied':>10}{'alive':>8}{'seconds':>9}{'ratio':>8}"
+    print(f"\n{'RSS in MiB':28}{titles}")
     for peer in peers():
         with Process(__file__, peer.preload) as process:
             rows[peer.name] = row = process.ask({"handler": peer.handler, "requests": requests, "seed": 1})

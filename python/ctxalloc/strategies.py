@@ -82,9 +82,9 @@ class Faulty(Strategy):
 class Pool(Strategy):
     """Size classes with a cache for each thread, and large blocks whose memory is kept; 64-byte alignment.
 
-    The memory of large blocks (above 256 KiB) that nobody uses is kept for the next ones of any size, as much as will be
-    wanted. ``warm_bytes``: how much at most; an eighth of the machine's memory by default. ``decay_seconds``: for how
-    long; ten by default. ``Handler.trim()`` gives everything back at once.
+    The memory of large blocks (above 256 KiB) that nobody uses is kept for the next ones of any size, as much as will
+    be wanted. ``warm_bytes``: how much at most; an eighth of the machine's memory by default. ``decay_seconds``: for
+    how long; ten by default. ``Handler.trim()`` gives everything back at once.
     """
 
     __slots__ = ()

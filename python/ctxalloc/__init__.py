@@ -11,16 +11,21 @@ ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task o
 An array stays with the handler that made it, wherever it goes and however long it lives.
 
 - select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
+- request: ``request`` for memory, numbers and a limit of its own, ``Budget`` for limits in a tree, ``leases``
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, and NumPy's ``get_handler_name``, ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
 - watch: ``tracking``, with ``strategies.Tracked``
 """
 
-from ctxalloc import asgi, strategies, tracking
-from ctxalloc._errors import RegistrationError, RustPanic, UnknownHandlerError
+from ctxalloc import asgi, leases, strategies, tracking
+from ctxalloc._errors import BudgetExceeded, RegistrationError, RustPanic, UnknownHandlerError
 from ctxalloc._native import (
+    Budget,
+    Escaped,
     Handler,
+    Request,
     Scope,
+    Stats,
     Token,
     __version__,
     adopt,
@@ -31,6 +36,7 @@ from ctxalloc._native import (
     handler_of,
     handlers,
     register,
+    request,
     reset,
     set_handler,
     use,
@@ -38,13 +44,18 @@ from ctxalloc._native import (
 from ctxalloc._units import GiB, KiB, MiB
 
 __all__ = [
+    "Budget",
+    "BudgetExceeded",
+    "Escaped",
     "GiB",
     "Handler",
     "KiB",
     "MiB",
     "RegistrationError",
+    "Request",
     "RustPanic",
     "Scope",
+    "Stats",
     "Token",
     "UnknownHandlerError",
     "__version__",
@@ -56,7 +67,9 @@ __all__ = [
     "handler",
     "handler_of",
     "handlers",
+    "leases",
     "register",
+    "request",
     "reset",
     "set_handler",
     "strategies",

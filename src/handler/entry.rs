@@ -194,6 +194,28 @@ impl Entry {
 }
 
 impl Handler {
+    /// Whether it belongs to one request after the other ([`lease`]).
+    #[cfg(feature = "python")]
+    #[inline]
+    pub(crate) fn is_slot(self) -> bool {
+        self.entry().hold.is_some()
+    }
+
+    /// As a pointer, which is the same for no other handler.
+    #[cfg(feature = "python")]
+    pub(crate) fn into_pointer(self) -> NonNull<c_void> {
+        self.0.cast()
+    }
+
+    /// The handler behind such a pointer.
+    ///
+    /// # Safety
+    /// - `pointer` is from [`into_pointer`](Self::into_pointer).
+    #[cfg(feature = "python")]
+    pub(crate) unsafe fn from_pointer(pointer: NonNull<c_void>) -> Self {
+        Self(pointer.cast())
+    }
+
     pub(super) fn of(entry: &'static Entry) -> Self {
         Self(NonNull::from(entry))
     }

@@ -8,12 +8,16 @@ use pyo3::{PyErr, import_exception};
 import_exception!(ctxalloc._errors, RegistrationError);
 import_exception!(ctxalloc._errors, UnknownHandlerError);
 import_exception!(ctxalloc._errors, RustPanic);
+import_exception!(ctxalloc._errors, BudgetExceeded);
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::OutOfMemory { .. } | Error::BudgetExceeded { .. } => PyMemoryError::new_err(message),
+            Error::OutOfMemory { .. } => PyMemoryError::new_err(message),
+            Error::BudgetExceeded { budget, limit_bytes, in_use_bytes, requested_bytes } => {
+                BudgetExceeded::new_err((budget, limit_bytes, in_use_bytes, requested_bytes))
+            }
             Error::UnknownHandler { .. } => UnknownHandlerError::new_err(message),
             Error::NameEmpty
             | Error::NameTooLong { .. }

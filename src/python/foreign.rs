@@ -73,8 +73,12 @@ fn try_adopt(
     Ok(handler)
 }
 
-/// Hangs the capsule on its handler, for ever; it is the one that selecting the handler will set.
+/// Hangs the capsule on its handler, for ever; it is the one that selecting the handler will set. Not that of a request,
+/// whose slot it would hold for as long.
 pub(super) fn keep(handler: Handler, capsule: Py<PyAny>) {
+    if handler.is_slot() {
+        return;
+    }
     let pointer = capsule.into_ptr();
     // AcqRel: publishes the object, or sees that another thread did. Pairs with the load in `python::handler`.
     let place = &handler.entry().capsule;

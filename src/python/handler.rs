@@ -1,25 +1,28 @@
 //! `ctxalloc.Handler`: the one Python object for each handler, and its capsule.
 //!
 //! Both hang on the table's entry, made at first use and kept for ever, so that identity means equality and
-//! selecting allocates nothing.
+//! selecting allocates nothing. Only a request's handler is not kept: each object and each capsule for it is a new
+//! one, which holds the request's slot while it lives, so that no later request is given what somebody still has.
 #![allow(unsafe_code, reason = "immortal references kept in the table")]
 
 use super::foreign::keep;
 use super::numpy::capsule_around;
 use super::strategies::in_pythons_words;
 use super::tracked::{self, PyBlock};
+use crate::handler::lease::Hold;
 use crate::handler::{Handler, handler, unknown};
 use crate::sync::Ordering;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 
 /// A handler: NEP 49's named, versioned table of allocation functions.
 ///
 /// Found by ``ctxalloc.handler(name)``, made by ``register()`` and ``adopt()``, selected by ``use()``. It lives for
-/// ever; there is one object for each, so ``is`` and ``==`` agree. Pickles by name: where it is unpickled a handler of
+/// ever; there is one object for each, so ``is`` and ``==`` agree (but for a request's handler: compare it by ``==``, and
+/// while you keep it no other request is given it). Pickles by name: where it is unpickled a handler of
 /// that name must be registered.
 #[pyclass(frozen, name = "Handler", module = "ctxalloc")]
 pub(super) struct PyHandler {
@@ -39,6 +42,9 @@ impl PyHandler {
     /// The object for a handler of the table.
     #[inline]
     pub(super) fn of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, Self>> {
+        if handler.is_slot() {
+            return Self::of_capsule(handler, new_capsule(py, handler)?);
+        }
         // Acquire pairs with the exchange in `make`.
         let mut pointer = handler.entry().object.load(Ordering::Acquire).cast::<ffi::PyObject>();
         if pointer.is_null() {
@@ -48,6 +54,11 @@ impl PyHandler {
         let object = unsafe { Bound::from_borrowed_ptr(py, pointer) };
         // SAFETY: as above.
         Ok(unsafe { object.cast_into_unchecked() })
+    }
+
+    /// A new object for a handler that a capsule selects.
+    pub(super) fn of_capsule<'py>(handler: Handler, capsule: Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        Bound::new(capsule.py(), Self { handler, capsule: capsule.unbind() })
     }
 
     /// The object, made now and kept for ever, or the one that another thread made meanwhile.
@@ -67,15 +78,44 @@ impl PyHandler {
     }
 }
 
-/// The capsule that selects a handler in NumPy: the foreign one it came in, or ours.
+/// The capsule that selects a handler in NumPy: the foreign one it came in, or ours. A new one for a request's handler.
 pub(super) fn capsule_of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyAny>> {
     let place = &handler.entry().capsule;
     if place.load(Ordering::Acquire).is_null() {
-        keep(handler, capsule_around(py, handler.as_ptr())?.unbind());
+        let capsule = new_capsule(py, handler)?;
+        if handler.is_slot() {
+            return Ok(capsule);
+        }
+        keep(handler, capsule.unbind());
     }
     let pointer = place.load(Ordering::Acquire);
     // SAFETY: `keep` put a reference here, for ever.
     Ok(unsafe { Bound::from_borrowed_ptr(py, pointer.cast()) })
+}
+
+/// A capsule that holds the slot of a request's handler while it lives; one for any other handler holds nothing.
+pub(super) fn new_capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyAny>> {
+    let capsule = capsule_around(py, handler.as_ptr())?;
+    if let Some(hold) = Hold::on(handler) {
+        // SAFETY: a capsule, which nobody else has seen; any pointer may be its context.
+        unsafe { ffi::PyCapsule_SetContext(capsule.as_ptr(), hold.into_pointer().as_ptr()) };
+        // SAFETY: as above.
+        unsafe { ffi::PyCapsule_SetDestructor(capsule.as_ptr(), Some(let_go)) };
+    }
+    Ok(capsule)
+}
+
+/// The end of a capsule that holds a slot.
+///
+/// # Safety
+/// - `capsule` is one that `new_capsule` gave this destructor.
+unsafe extern "C" fn let_go(capsule: *mut ffi::PyObject) {
+    // SAFETY: a capsule, says the caller.
+    let context = unsafe { ffi::PyCapsule_GetContext(capsule) };
+    if let Some(context) = NonNull::new(context) {
+        // SAFETY: the hold that `new_capsule` put there; a capsule ends once.
+        drop(unsafe { Hold::from_pointer(context) });
+    }
 }
 
 /// What users may say where a handler is wanted: a Handler, a name, or None for NumPy's default.
@@ -154,6 +194,15 @@ impl PyHandler {
             in_pythons_words(self.handler.description()),
             self.handler.version()
         )
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| other.get().handler == self.handler)
+    }
+
+    fn __hash__(&self) -> u64 {
+        // Entries are aligned: without this rotation the low bits of all would be the same.
+        (self.handler.into_pointer().addr().get() as u64).rotate_right(4)
     }
 
     /// Pickles and copies by name.

@@ -5,7 +5,9 @@
 #![allow(unsafe_code, reason = "an owned reference in an atomic")]
 
 use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use std::mem::ManuallyDrop;
 use std::ptr::{dangling_mut, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -54,6 +56,16 @@ impl Held {
     /// Whether the scope is entered, or about to be.
     pub(super) fn is_in_use(&self) -> bool {
         self.0.load(Ordering::Relaxed) != LEFT
+    }
+
+    /// For the collector: a token refers to its Context, which may hold whoever holds this.
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(token) = self.token() else { return Ok(()) };
+        // SAFETY: the collector runs in an attached thread.
+        let py = unsafe { Python::assume_attached() };
+        // SAFETY: the reference that `put` laid down, looked at and not dropped.
+        let token = ManuallyDrop::new(unsafe { Bound::from_owned_ptr(py, token) }.unbind());
+        visit.call(&*token)
     }
 
     /// What lies here, if it is a token, without its reference.

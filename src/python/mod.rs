@@ -23,6 +23,7 @@ mod held;
 mod inspect;
 mod module;
 mod numpy;
+mod request;
 mod scope;
 mod scope_type;
 mod selection;

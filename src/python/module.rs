@@ -34,6 +34,10 @@ mod _native {
         adopt, current, get_handler_name, get_handler_version, handler, handler_of, handlers, register,
     };
     #[pymodule_export]
+    use super::super::request::{
+        LeaseMetrics, PyBudget, PyEscaped, PyRequest, PyStats, ceiling, metrics, request, set_ceiling,
+    };
+    #[pymodule_export]
     use super::super::strategies::PyStrategy;
     #[pymodule_export]
     use super::super::token::{PyToken, reset, set_handler};

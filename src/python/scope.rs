@@ -8,6 +8,7 @@ use super::handler::PyHandler;
 use super::held::Held;
 use super::numpy::Numpy;
 use crate::handler::Handler;
+use crate::handler::lease::Hold;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -15,12 +16,14 @@ use pyo3::prelude::*;
 /// A handler selected for a block or a function.
 pub(super) struct Scope {
     handler: Handler,
+    /// Of a request's handler: as long as there is this scope nobody else is given it.
+    _hold: Option<Hold>,
     held: Held,
 }
 
 impl Scope {
     pub(super) fn new(handler: Handler) -> Self {
-        Self { handler, held: Held::new() }
+        Self { handler, _hold: Hold::on(handler), held: Held::new() }
     }
 
     /// The handler it selects.
@@ -39,7 +42,7 @@ impl Scope {
         let numpy = Numpy::get(py)?;
         let handler = self.handler(py)?;
         if !self.held.begin() {
-            return Err(self.entered_already());
+            return Err(entered_already(&self.name()));
         }
         match numpy.selection().set(numpy, handler.get().capsule(py)) {
             Ok(token) => {
@@ -55,56 +58,64 @@ impl Scope {
 
     #[inline]
     pub(super) fn exit(&self, py: Python<'_>) -> PyResult<()> {
-        let numpy = Numpy::get(py)?;
-        let Some(token) = self.held.take(py) else { return Err(self.not_entered()) };
-        match numpy.selection().reset(numpy, &token) {
-            Ok(()) => {
-                self.held.clear();
-                Ok(())
-            }
-            // In a foreign Context nothing has changed: it may still be left in its own.
-            Err(error) if error.is_instance_of::<PyValueError>(py) => {
-                self.held.put(token);
-                Err(self.entered_elsewhere(py, error))
-            }
-            Err(error) => {
-                self.held.clear();
-                Err(error)
-            }
-        }
+        let Some(token) = self.held.take(py) else { return Err(not_entered(&self.name())) };
+        deselect(py, &self.held, token, &|| self.name())
+    }
+
+    /// How it is called in messages.
+    #[cold]
+    fn name(&self) -> String {
+        format!("ctxalloc.use({:?})", self.handler.name())
     }
 
     /// What `repr` says.
     pub(super) fn text(&self) -> String {
         let entered = if self.held.is_in_use() { ", entered" } else { "" };
-        format!("<ctxalloc.use({:?}){entered}>", self.handler.name())
+        format!("<{}{entered}>", self.name())
     }
+}
 
-    #[cold]
-    fn entered_already(&self) -> PyErr {
-        PyRuntimeError::new_err(format!(
-            "ctxalloc.use({:?}) is entered already; call use() again for a second scope",
-            self.handler.name()
-        ))
+/// Puts back what was selected before the token that was taken from `held`. In a foreign Context nothing changes, and
+/// `held` keeps it: what is called `name` may still be left in its own.
+#[inline]
+pub(super) fn deselect(py: Python<'_>, held: &Held, token: Bound<'_, PyAny>, name: &dyn Fn() -> String) -> PyResult<()> {
+    let numpy = Numpy::get(py)?;
+    match numpy.selection().reset(numpy, &token) {
+        Ok(()) => {
+            held.clear();
+            Ok(())
+        }
+        Err(error) if error.is_instance_of::<PyValueError>(py) => {
+            held.put(token);
+            Err(entered_elsewhere(py, &name(), error))
+        }
+        Err(error) => {
+            held.clear();
+            Err(error)
+        }
     }
+}
 
-    #[cold]
-    fn not_entered(&self) -> PyErr {
-        PyRuntimeError::new_err(format!(
-            "ctxalloc.use({:?}) is not entered, so there is nothing to leave",
-            self.handler.name()
-        ))
-    }
+#[cold]
+pub(super) fn entered_already(name: &str) -> PyErr {
+    let (function, _) = name.split_once('(').unwrap_or((name, ""));
+    let function = function.trim_start_matches("ctxalloc.");
+    PyRuntimeError::new_err(format!("{name} is entered already; call {function}() again for a second scope"))
+}
 
-    #[cold]
-    fn entered_elsewhere(&self, py: Python<'_>, cause: PyErr) -> PyErr {
-        let error = PyValueError::new_err(format!(
-            "ctxalloc.use({:?}) was entered in another Context than the one that leaves it; nothing was restored. \
-             Enter and leave it in the same task or thread; a generator wants @ctxalloc.use(...) instead of a \
-             `with` across its yield",
-            self.handler.name()
-        ));
-        error.set_cause(py, Some(cause));
-        error
-    }
+#[cold]
+pub(super) fn not_entered(name: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("{name} is not entered, so there is nothing to leave"))
+}
+
+#[cold]
+fn entered_elsewhere(py: Python<'_>, name: &str, cause: PyErr) -> PyErr {
+    let (function, _) = name.split_once('(').unwrap_or((name, ""));
+    let error = PyValueError::new_err(format!(
+        "{name} was entered in another Context than the one that leaves it; nothing was restored. \
+         Enter and leave it in the same task or thread; a generator wants @{function}(...) instead of a \
+         `with` across its yield"
+    ));
+    error.set_cause(py, Some(cause));
+    error
 }

@@ -11,7 +11,7 @@
 use super::errors::RustPanic;
 use super::handler::handler_meant;
 use super::scope::Scope;
-use super::step::Step;
+use super::step::{Step, Work};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -244,7 +244,7 @@ unsafe extern "C" fn exit(
 unsafe extern "C" fn aenter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: called by Python; `object` is borrowed for the call.
     let object = unsafe { borrowed(object) };
-    answer(|| step(&object, true))
+    answer(|| step(&object, Work::EnterScope))
 }
 
 /// # Safety
@@ -258,12 +258,12 @@ unsafe extern "C" fn aexit(
     let object = unsafe { borrowed(object) };
     answer(|| {
         check_count("__aexit__", count)?;
-        step(&object, false)
+        step(&object, Work::ExitScope)
     })
 }
 
-fn step(object: &Bound<'_, PyAny>, entering: bool) -> PyResult<*mut ffi::PyObject> {
-    let step = Step { scope: object.clone().unbind(), entering };
+fn step(object: &Bound<'_, PyAny>, work: Work) -> PyResult<*mut ffi::PyObject> {
+    let step = Step { subject: object.clone().unbind(), work };
     Ok(step.into_bound_py_any(object.py())?.into_ptr())
 }
 

@@ -1,5 +1,6 @@
-//! `async with ctxalloc.use(...)`: what `__aenter__` and `__aexit__` return.
+//! `async with ctxalloc.use(...)` and `ctxalloc.request(...)`: what `__aenter__` and `__aexit__` return.
 
+use super::request::PyRequest;
 use super::scope_type::scope_in;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -9,9 +10,20 @@ use pyo3::prelude::*;
 /// awaited does nothing.
 #[pyclass(frozen, name = "_Step", module = "ctxalloc")]
 pub(super) struct Step {
-    /// A Scope.
-    pub(super) scope: Py<PyAny>,
-    pub(super) entering: bool,
+    /// A Scope or a Request, as the work says.
+    pub(super) subject: Py<PyAny>,
+    pub(super) work: Work,
+}
+
+/// What there is to do.
+pub(super) enum Work {
+    EnterScope,
+    ExitScope,
+    EnterRequest,
+    /// With the exception that ended the block.
+    ExitRequest {
+        error: Option<Py<PyAny>>,
+    },
 }
 
 #[pymethods]
@@ -25,8 +37,19 @@ impl Step {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<()> {
-        let scope = scope_in(self.scope.bind(py));
-        let value = if self.entering { Some(scope.enter(py)?.unbind()) } else { scope.exit(py).map(|()| None)? };
+        let subject = self.subject.bind(py);
+        let value = match &self.work {
+            Work::EnterScope => Some(scope_in(subject).enter(py)?.into_any().unbind()),
+            Work::ExitScope => scope_in(subject).exit(py).map(|()| None)?,
+            Work::EnterRequest => {
+                subject.cast::<PyRequest>()?.get().enter(py)?;
+                Some(self.subject.clone_ref(py))
+            }
+            Work::ExitRequest { error } => {
+                let error = error.as_ref().map(|error| error.bind(py));
+                subject.cast::<PyRequest>()?.get().exit(py, error).map(|()| None)?
+            }
+        };
         Err(PyStopIteration::new_err(value))
     }
 
@@ -50,6 +73,9 @@ impl Step {
     fn close(&self) {}
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.scope)
+        if let Work::ExitRequest { error: Some(error) } = &self.work {
+            visit.call(error)?;
+        }
+        visit.call(&self.subject)
     }
 }

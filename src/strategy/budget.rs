@@ -145,7 +145,19 @@ impl Budget {
     /// Whether `other` is this budget or one above it.
     #[must_use]
     pub fn is_under(&self, other: &Self) -> bool {
-        std::iter::successors(Some(self), |budget| budget.parent()).any(|budget| Arc::ptr_eq(&budget.node, &other.node))
+        std::iter::successors(Some(self), |budget| budget.parent()).any(|budget| budget.is(other))
+    }
+
+    /// Whether `other` is this very budget.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.node, &other.node)
+    }
+
+    /// A number that no other budget has while this one lives.
+    #[cfg(feature = "python")]
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.node).addr()
     }
 
     /// The budget it is under.

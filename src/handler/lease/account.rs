@@ -25,6 +25,19 @@ pub struct Stats {
     pub refused: u64,
 }
 
+/// A charge that was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusal {
+    /// [`Error::BudgetExceeded`], with the budget whose limit it was.
+    pub error: Error,
+    /// Whether nothing was allocated in the request since.
+    pub is_last: bool,
+}
+
+/// How many refusals are remembered: more than one, as whoever cleans up after one may meet another.
+const REMEMBERED: usize = 8;
+
 #[derive(Debug)]
 pub(super) struct Account {
     /// The request's own node: counts always, limits where a limit was given.
@@ -36,7 +49,8 @@ pub(super) struct Account {
     total_bytes: AtomicU64,
     total_blocks: AtomicU64,
     live_blocks: AtomicUsize,
-    refusal: Locked<Option<Error>>,
+    /// Each with the number of blocks that were made before it; the youngest last.
+    refusals: Locked<Vec<(Error, u64)>>,
 }
 
 impl Account {
@@ -60,7 +74,7 @@ impl Account {
             total_bytes: AtomicU64::new(0),
             total_blocks: AtomicU64::new(0),
             live_blocks: AtomicUsize::new(0),
-            refusal: Locked::new(None),
+            refusals: Locked::new(Vec::new()),
         }
     }
 
@@ -70,7 +84,18 @@ impl Account {
             Some(outer) => outer.budget.charge(bytes).inspect_err(|_| self.budget.refund(bytes)),
             None => Ok(()),
         });
-        charged.map_err(|refusal| self.refusal.with(|last| *last = Some(refusal))).ok()
+        charged.map_err(|refusal| self.remember(refusal)).ok()
+    }
+
+    #[cold]
+    fn remember(&self, refusal: Error) {
+        let made = self.total_blocks.load(Ordering::Relaxed);
+        let forgotten = self.refusals.with(|refusals| {
+            let oldest = (refusals.len() == REMEMBERED).then(|| refusals.remove(0));
+            refusals.push((refusal, made));
+            oldest
+        });
+        drop(forgotten); // not under the lock: its text is memory too
     }
 
     /// Gives `bytes` back everywhere.
@@ -115,7 +140,14 @@ impl Account {
 
     /// Why the last charge was refused; told once.
     pub(super) fn take_refusal(&self) -> Option<Error> {
-        self.refusal.with(Option::take)
+        self.take_refusals().into_iter().next().map(|refusal| refusal.error)
+    }
+
+    /// The last refusals, the youngest first; told once.
+    pub(super) fn take_refusals(&self) -> Vec<Refusal> {
+        let made = self.total_blocks.load(Ordering::Relaxed);
+        let refusals = self.refusals.with(std::mem::take);
+        refusals.into_iter().rev().map(|(error, before)| Refusal { error, is_last: before == made }).collect()
     }
 
     pub(super) fn stats(&self) -> Stats {

@@ -15,7 +15,7 @@
 mod account;
 mod slot;
 
-pub use account::Stats;
+pub use account::{Refusal, Stats};
 pub use slot::{Lease, LeaseMetrics, Terms, ceiling, metrics, set_ceiling};
 
 pub(crate) use slot::Hold;

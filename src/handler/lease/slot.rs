@@ -1,6 +1,6 @@
 //! Slots and who holds them. See the module's drawing; the argument for each step stands beside it.
 
-use super::account::{Account, Stats};
+use super::account::{Account, Refusal, Stats};
 use crate::error::Error;
 use crate::handler::entry::{Draft, Handler};
 use crate::handler::name::Name;
@@ -33,6 +33,7 @@ pub struct Terms {
 /// A request's hold on a slot, or (past the ceiling) its place in the shared pool. Dropping it ends the request.
 pub struct Lease {
     slot: Option<&'static Slot>,
+    is_private: bool,
     account: Arc<Account>,
     /// Where a request past the ceiling goes.
     shared: Handler,
@@ -221,7 +222,7 @@ impl Lease {
                 trace::past_the_ceiling(&name, slots.ceiling.load(Ordering::Relaxed));
             }
         }
-        Ok(Self { slot, account, shared: handler("pool").expect("built in") })
+        Ok(Self { slot, is_private: slot.is_some(), account, shared: handler("pool").expect("built in") })
     }
 
     /// The handler to select for the request. It is the request's while the lease lasts.
@@ -233,7 +234,7 @@ impl Lease {
     /// Whether it got a slot: past the ceiling nothing is counted or limited.
     #[must_use]
     pub fn is_private(&self) -> bool {
-        self.slot.is_some()
+        self.is_private
     }
 
     /// Its name.
@@ -258,6 +259,12 @@ impl Lease {
     #[must_use]
     pub fn take_refusal(&self) -> Option<Error> {
         self.account.take_refusal()
+    }
+
+    /// The last refusals that may have led to what ended the request, the youngest first; told once.
+    #[must_use]
+    pub fn take_refusals(&self) -> Vec<Refusal> {
+        self.account.take_refusals()
     }
 
     /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside of
@@ -492,6 +499,22 @@ impl Hold {
         // SAFETY: the context of the functions beside it.
         unsafe { function(handler.functions().ctx, true) };
         Some(Self { handler })
+    }
+
+    /// The hold as a pointer, for C to keep.
+    #[cfg(feature = "python")]
+    pub(crate) fn into_pointer(self) -> NonNull<c_void> {
+        std::mem::ManuallyDrop::new(self).handler.into_pointer()
+    }
+
+    /// The hold that [`into_pointer`](Self::into_pointer) turned into this.
+    ///
+    /// # Safety
+    /// - `pointer` is from `into_pointer`, and given here once.
+    #[cfg(feature = "python")]
+    pub(crate) unsafe fn from_pointer(pointer: NonNull<c_void>) -> Self {
+        // SAFETY: the pointer is that of a handler, says the caller.
+        Self { handler: unsafe { Handler::from_pointer(pointer) } }
     }
 }
 

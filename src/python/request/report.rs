@@ -1,0 +1,81 @@
+//! What a request says of itself: its numbers, and what outlived it. Plain values.
+
+use crate::handler::lease::Stats;
+use crate::python::tracked::{self, PyBlock};
+use crate::strategy::LiveBlock;
+use pyo3::prelude::*;
+
+/// A request's numbers at one moment. Bytes are those that were asked for; the numbers of requests inside of it are part
+/// of them.
+#[pyclass(frozen, eq, hash, get_all, name = "Stats", module = "ctxalloc")]
+#[derive(PartialEq, Eq, Hash)]
+pub(in crate::python) struct PyStats {
+    /// Bytes in blocks that are alive.
+    live_bytes: usize,
+    /// Blocks that are alive.
+    live_blocks: usize,
+    /// The most bytes that were alive at one time.
+    peak_bytes: usize,
+    /// All bytes that were ever allocated; a resize counts what it grew by.
+    total_bytes: u64,
+    /// How many blocks were ever made.
+    count: u64,
+    /// How many of them its own limit refused.
+    refused: u64,
+}
+
+impl From<Stats> for PyStats {
+    fn from(stats: Stats) -> Self {
+        Self {
+            live_bytes: stats.live_bytes,
+            live_blocks: stats.live_blocks,
+            peak_bytes: stats.peak_bytes,
+            total_bytes: stats.total_bytes,
+            count: stats.total_blocks,
+            refused: stats.refused,
+        }
+    }
+}
+
+#[pymethods]
+impl PyStats {
+    fn __repr__(&self) -> String {
+        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused } = self;
+        format!(
+            "Stats(live_bytes={live_bytes}, live_blocks={live_blocks}, peak_bytes={peak_bytes}, \
+             total_bytes={total_bytes}, count={count}, refused={refused})"
+        )
+    }
+}
+
+/// What was alive when a request ended: blocks of its own and of the requests inside of it.
+#[pyclass(frozen, name = "Escaped", module = "ctxalloc")]
+pub(in crate::python) struct PyEscaped {
+    /// How many blocks.
+    #[pyo3(get)]
+    count: usize,
+    /// Their bytes.
+    #[pyo3(get)]
+    bytes: usize,
+    blocks: Option<Vec<LiveBlock>>,
+}
+
+impl PyEscaped {
+    pub(super) fn new(count: usize, bytes: usize, blocks: Option<Vec<LiveBlock>>) -> Self {
+        Self { count, bytes, blocks }
+    }
+}
+
+#[pymethods]
+impl PyEscaped {
+    /// The blocks that the request itself made, a list of ``tracking.Block``, where its strategy knows them
+    /// (``strategies.Tracked``, one of its own: several requests that share one see the blocks of all). Else None.
+    #[getter]
+    fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Option<Vec<Bound<'py, PyBlock>>>> {
+        self.blocks.clone().map(|blocks| tracked::to_python(py, blocks)).transpose()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<ctxalloc.Escaped: {} blocks, {} bytes>", self.count, self.bytes)
+    }
+}

@@ -16,6 +16,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
+use std::hash::{Hash, Hasher};
 use std::ptr::{NonNull, null_mut};
 
 /// A handler: NEP 49's named, versioned table of allocation functions.
@@ -24,10 +25,22 @@ use std::ptr::{NonNull, null_mut};
 /// ever; there is one object for each, so ``is`` and ``==`` agree (but for a request's handler: compare it by ``==``, and
 /// while you keep it no other request is given it). Pickles by name: where it is unpickled a handler of
 /// that name must be registered.
-#[pyclass(frozen, name = "Handler", module = "ctxalloc")]
+#[pyclass(frozen, eq, hash, name = "Handler", module = "ctxalloc")]
 pub(super) struct PyHandler {
     handler: Handler,
     capsule: Py<PyAny>,
+}
+
+impl PartialEq for PyHandler {
+    fn eq(&self, other: &Self) -> bool {
+        self.handler == other.handler
+    }
+}
+
+impl Hash for PyHandler {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.handler.hash(state);
+    }
 }
 
 impl PyHandler {
@@ -194,15 +207,6 @@ impl PyHandler {
             in_pythons_words(self.handler.description()),
             self.handler.version()
         )
-    }
-
-    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        other.cast::<Self>().is_ok_and(|other| other.get().handler == self.handler)
-    }
-
-    fn __hash__(&self) -> u64 {
-        // Entries are aligned: without this rotation the low bits of all would be the same.
-        (self.handler.into_pointer().addr().get() as u64).rotate_right(4)
     }
 
     /// Pickles and copies by name.

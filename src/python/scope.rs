@@ -78,7 +78,12 @@ impl Scope {
 /// Puts back what was selected before the token that was taken from `held`. In a foreign Context nothing changes, and
 /// `held` keeps it: what is called `name` may still be left in its own.
 #[inline]
-pub(super) fn deselect(py: Python<'_>, held: &Held, token: Bound<'_, PyAny>, name: &dyn Fn() -> String) -> PyResult<()> {
+pub(super) fn deselect(
+    py: Python<'_>,
+    held: &Held,
+    token: Bound<'_, PyAny>,
+    name: &dyn Fn() -> String,
+) -> PyResult<()> {
     let numpy = Numpy::get(py)?;
     match numpy.selection().reset(numpy, &token) {
         Ok(()) => {

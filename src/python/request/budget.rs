@@ -112,8 +112,12 @@ impl PyBudget {
     }
 
     fn __repr__(&self) -> String {
-        let limit = self.budget.limit_bytes().map_or_else(|| "no limit".to_owned(), |limit| format!("of {limit} bytes"));
-        format!("<ctxalloc.Budget {:?}: {} {limit} in use>", self.budget.name(), self.budget.in_use_bytes())
+        let in_use = self.budget.in_use_bytes();
+        let state = match self.budget.limit_bytes() {
+            Some(limit) => format!("{in_use} of {limit} bytes in use"),
+            None => format!("{in_use} bytes in use, no limit"),
+        };
+        format!("<ctxalloc.Budget {:?}: {state}>", self.budget.name())
     }
 }
 
@@ -134,9 +138,10 @@ pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
 /// A name as users give it.
 pub(super) fn name_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
     let Some(given) = given else { return Ok(None) };
-    given.extract().map(Some).map_err(|_| {
-        PyTypeError::new_err(format!("{function}(name={}): give a str, or None", shown(given)))
-    })
+    given
+        .extract()
+        .map(Some)
+        .map_err(|_| PyTypeError::new_err(format!("{function}(name={}): give a str, or None", shown(given))))
 }
 
 fn shown(given: &Bound<'_, PyAny>) -> String {

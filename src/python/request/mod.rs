@@ -232,7 +232,12 @@ impl PyRequest {
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]
-    fn __aexit__(slf: Py<Self>, kind: &Bound<'_, PyAny>, error: Option<Py<PyAny>>, traceback: &Bound<'_, PyAny>) -> Step {
+    fn __aexit__(
+        slf: Py<Self>,
+        kind: &Bound<'_, PyAny>,
+        error: Option<Py<PyAny>>,
+        traceback: &Bound<'_, PyAny>,
+    ) -> Step {
         let _ = (kind, traceback);
         Step { subject: slf.into_any(), work: Work::ExitRequest { error } }
     }

@@ -1,9 +1,9 @@
 """Memory that a process keeps after a load like a service's: arrays of 100 B to 32 MiB, one in fifty kept for a minute.
 
 A request makes `ARRAYS` arrays, sizes even on a logarithmic scale, each filled; all go at its end but one in fifty,
-which lives for `MINUTE` requests. Every peer runs the same requests in a process of its own. RSS is what the kernel says
-(/proc/self/statm, MiB): at its highest after a request, after the last one with the kept arrays alive, and after those
-went too. Numbers go to target/bench/load.json. Options: --requests N, --quick.
+which lives for `MINUTE` requests. Every peer runs the same requests in a process of its own. RSS is what the kernel
+says (/proc/self/statm, MiB): at its highest after a request, after the last one with the kept arrays alive, and after
+those went too. Numbers go to target/bench/load.json. Options: --requests N, --quick.
 """
 
 import argparse

@@ -211,10 +211,11 @@ $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/t
 demo: $(DONE)/tools $(DONE)/extension ## the main job: a real service over HTTP, each route under its own handler
 	$(PY) -m examples.service
 
-bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against named peers, in one run
+bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against named peers, in one run; benches/RESULTS.md
 	$(PY) $(pip_install) -r requirements/bench.txt
 	$(CARGO) bench --locked
 	for script in benches/*.py; do $(PY) "$$script"; done
+	cd benches && ../$(PY) -m harness.report
 
 # ---- clean ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,179 @@
+"""benches/RESULTS.md from the numbers in target/bench: what `make bench` measured, against what we aim at.
+
+    python -m harness.report      (in benches/, after the benches; `make bench` runs it last)
+
+The part between the marks is written anew; what stands below it, the reasons where an aim is missed, is kept.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from harness import OUT
+
+RESULTS: Final = Path(__file__).parents[1] / "RESULTS.md"
+PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "bench.png"
+BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
+DEFAULT: Final = "NumPy's default"
+MIB: Final = 1 << 20
+
+Aim = tuple[str, str, str, bool]
+"""What is measured, what we aim at, what came out, whether that meets the aim."""
+
+
+def numbers(name: str) -> dict[str, Any]:
+    """What a Python bench kept. FileNotFoundError: it was not run."""
+    kept: dict[str, Any] = json.loads((OUT / f"{name}.json").read_text(encoding="utf-8"))
+    return kept
+
+
+def rust(name: str) -> dict[str, dict[str, float]]:
+    """What a Rust bench kept: group, variant, median in nanoseconds."""
+    groups: dict[str, dict[str, float]] = {}
+    for line in (OUT / f"{name}-rust.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        groups.setdefault(row["group"], {})[row["variant"]] = row["median_ns"]
+    return groups
+
+
+def selections() -> Iterator[Aim]:
+    """Issue: one selection."""
+    rows = {name: row["median_ns"] for name, row in numbers("python")["selection"].items()}
+    use = rows["with ctxalloc.use(handler): pass"]
+    var = use / rows["ContextVar: t = var.set(x); var.reset(t)"]
+    peer = use / rows["numpy-allocator: with allocator: pass"]
+    yield "`with use(h): pass` / `ContextVar.set` and `reset`", "1.5x", f"{var:.2f}x", var <= 1.5
+    yield "`with use(h): pass` / numpy-allocator's", "0.5x", f"{peer:.2f}x", peer <= 0.5
+    groups = rust("selection")
+    poll = groups["one poll of a future"]
+    alone = poll["the future alone"]
+    ours = poll["ctxalloc: .with_handler()"] - alone
+    local = poll["tokio: task_local!, .scope()"] - alone
+    span = poll["tracing: Instrumented, idle subscriber"] - alone
+    name = "a scoped future's poll, beyond the future's own"
+    yield (
+        name,
+        "as `task_local!` or `Instrumented`",
+        f"{ours:.1f} ns; {local:.1f}, {span:.1f} ns",
+        ours <= min(local, span),
+    )
+    guard = groups["a scope"]["enter and drop of the guard"]
+    yield "`enter` and drop of the guard in Rust", "3 ns", f"{guard:.1f} ns", guard < 3
+
+
+def arrays() -> Iterator[Aim]:
+    """Issue: strategies, speed."""
+    works = numbers("arrays")["arrays"]
+
+    def ratio(work: str, size: str, name: str = "pool", base: str = DEFAULT) -> float:
+        rows = works[work][size]
+        return float(rows[name]["median_ns"] / rows[base]["median_ns"])
+
+    small = {size: ratio("np.empty(n)", size) for size in works["np.empty(n)"] if int(size) <= 32 * MIB}
+    worst = max(small, key=lambda size: small[size])
+    yield (
+        "`np.empty(n)` and its end under `pool`, 8 B to 32 MiB",
+        "1.0x NumPy's default at every size",
+        f"{min(small.values()):.2f}x to {small[worst]:.2f}x (at {worst} B)",
+        small[worst] <= 1.005,
+    )
+    for size in (64 * MIB, 256 * MIB):
+        large = ratio("np.empty(n)", str(size))
+        yield f"the same at {size // MIB} MiB", "0.1x", f"{large:.3f}x", large <= 0.1
+    full = {(work, size): ratio(work, size) for work in ("np.full(n)", "np.ones(n)") for size in works[work]}
+    slowest = max(full, key=lambda key: full[key])
+    yield (
+        "`np.full`, `np.ones` under `pool`, 64 B to 256 MiB",
+        "1.0x NumPy's default at every size",
+        f"at most {full[slowest]:.2f}x ({slowest[0]}, {slowest[1]} B)",
+        full[slowest] <= 1.005,
+    )
+    limits = [ratio(work, str(size * MIB), base="limit (fills what is there)") for work, size in LARGE]
+    gains = [1 / full[work, str(size * MIB)] for work, size in LARGE]
+    yield (
+        "the same at 64 and 256 MiB / filling what is there",
+        "1.1x",
+        f"at most {max(limits):.2f}x",
+        max(limits) <= 1.1,
+    )
+    yield "the same, speed against NumPy's default", "2x", f"{min(gains):.1f}x to {max(gains):.1f}x", min(gains) >= 2
+
+
+LARGE: Final = [(work, size) for work in ("np.full(n)", "np.ones(n)") for size in (64, 256)]
+
+
+def leases() -> Iterator[Aim]:
+    """Issue: leases, speed."""
+    rows = {name: row["median_ns"] for name, row in numbers("requests")["requests"].items()}
+    empty = rows["with ctxalloc.request(): pass"]
+    yield "`request()` enter and exit, nothing allocated", "2 us", f"{empty / 1000:.2f} us", empty <= 2000
+    more = rows["10 small arrays in a request"] - rows["10 small arrays, NumPy's default"]
+    yield (
+        "the same with 10 small arrays, beyond the default's time for them",
+        "2 us",
+        f"{more / 1000:.2f} us",
+        more <= 2000,
+    )
+
+
+def blocks() -> Iterator[Aim]:
+    """Issue: strategies in Rust."""
+    groups = rust("strategies")
+    pools = {
+        name: rows["Pool"] / rows["mimalloc: mi_malloc, mi_free"]
+        for name, rows in groups.items()
+        if "Pool" in rows and "mimalloc: mi_malloc, mi_free" in rows
+    }
+    worst = max(pools, key=lambda name: pools[name])
+    span = f"{min(pools.values()):.2f}x to {pools[worst]:.2f}x ({worst})"
+    yield "`Pool` / the mimalloc crate, 16 B to 4 KiB, one and two threads", "1.2x", span, pools[worst] <= 1.2
+    arena, peer = "Arena: allocate, release, reset", "bumpalo: alloc_layout, reset"
+    stretches = [rows for rows in groups.values() if arena in rows]
+    bare = max(rows[arena] / rows[peer] for rows in stretches)
+    shared = max(rows[arena] / rows["bumpalo behind a Mutex: the same"] for rows in stretches)
+    yield "`Arena` / bumpalo", "2x", f"{bare:.1f}x; {shared:.2f}x behind a Mutex", bare <= 2
+    adds = groups["what others add to a block of 100 B"]
+    for name, most in (("Budgeted", 10), ("Tracked", 30)):
+        more = adds[f"{name}, over Pool"] - adds["Pool, 64 bytes more (the record)" if name == "Tracked" else "Pool"]
+        yield f"`{name}` adds to a block", f"{most} ns", f"{more:.1f} ns", more <= most
+
+
+def memory() -> Iterator[Aim]:
+    """Issue: RSS after a load."""
+    rows = numbers("load")["load"]
+    after = {name: row["after_mib"] for name, row in rows.items()}
+    ratio = after["pool"] / after[DEFAULT]
+    peers = ", ".join(f"{name} {after[name] / after[DEFAULT]:.2f}x" for name in after if "preloaded" in name)
+    yield "RSS after a mixed-lifetime load under `pool`", "0.6x NumPy's default", f"{ratio:.2f}x; {peers}", ratio <= 0.6
+
+
+PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (selections, arrays, leases, blocks, memory)
+
+
+def main() -> int:
+    """Writes the table; 1 where a bench was not run."""
+    lines = [
+        f"`make bench` on {numbers('arrays')['machine']}, {time.strftime('%Y-%m-%d')}. Ratios are of medians measured in turn in",
+        "one run; the raw numbers are in `target/bench/` after it.\n",
+        "| measured | aim (at most) | came out | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for part in PARTS:
+        for what, aim, outcome, is_met in part():
+            lines.append(f"| {what} | {aim} | {outcome} | {'met' if is_met else '**missed**'} |")
+    lines.append("\n![time against NumPy's default, by size](../docs/images/bench.png)")
+    kept = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else f"# Results\n\n{BEGIN}{END}"
+    before, _, rest = kept.partition(BEGIN)
+    behind = rest.partition(END)[2]
+    RESULTS.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + behind, encoding="utf-8")
+    shutil.copyfile(OUT / "arrays.png", PICTURE)
+    print(f"written: {RESULTS}, {PICTURE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -157,8 +157,8 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (selections, arrays, lea
 def main() -> int:
     """Writes the table; 1 where a bench was not run."""
     lines = [
-        f"`make bench` on {numbers('arrays')['machine']}, {time.strftime('%Y-%m-%d')}. Ratios are of medians measured in turn in",
-        "one run; the raw numbers are in `target/bench/` after it.\n",
+        f"`make bench` on {numbers('arrays')['machine']}, {time.strftime('%Y-%m-%d')}. Ratios are of medians",
+        "measured in turn in one run; the raw numbers are in `target/bench/` after it.\n",
         "| measured | aim (at most) | came out | |",
         "| --- | --- | --- | --- |",
     ]

@@ -1,102 +1,148 @@
-"""``@ctxalloc.use(...)``: a function, coroutine function, generator or async generator, run in a scope.
+"""``@ctxalloc.use(...)`` and ``@ctxalloc.request(...)``: functions and generators of all kinds, run in a scope.
 
 A generator's scope must not leak into its caller across a ``yield``, nor the caller's into it. So each step runs in
 a scope of its own, and what the body itself selected is taken along from step to step: a generator behaves like
-a task with a context of its own (what PEP 568 wanted). All other ContextVars stay the caller's, as Python has it.
+a task with a context of its own (what PEP 568 wanted). All other ContextVars stay the caller's, as Python has it. Its
+request, if it has one, lasts from the first step to its end.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
-from ctxalloc._native import Handler, current, use
+from ctxalloc._native import Handler, Request, current, use
+
+
+class _How(NamedTuple):
+    """What a decorator does at each call."""
+
+    name: str
+    block: Callable[[], contextlib.AbstractContextManager[object]]
+    """A block with the handler selected."""
+    steps: Callable[[], contextlib.AbstractContextManager[Handler]]
+    """A block that selects nothing; it gives the handler to select in each step of a generator."""
+
+
+class _Steps:
+    """A request whose handler others select."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> Handler:
+        return self._request._begin()  # noqa: SLF001 - made for this
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:
+        self._request._end(error)  # noqa: SLF001 - as above
 
 
 def in_scope(handler: Handler, function: Any) -> Any:
     """Make ``function`` run with ``handler`` selected; it stays of its kind, for ``inspect`` too."""
+    block = functools.partial(use, handler)
+    return _decorated(_How(f"use({handler.name!r})", block, lambda: contextlib.nullcontext(handler)), function)
+
+
+def in_request(request: Request, function: Any) -> Any:
+    """Make each call of ``function`` a request of its own, on the terms of ``request``."""
+    again = request._again  # noqa: SLF001 - as above
+    return _decorated(_How("request(...)", again, lambda: _Steps(again())), function)
+
+
+def _decorated(how: _How, function: Any) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(in_scope(handler, function.__func__))
+        return type(function)(_decorated(how, function.__func__))
     if not callable(function) or isinstance(function, type):
         raise TypeError(
-            f"@ctxalloc.use({handler.name!r}) decorates functions, coroutine functions and (async) generators, "
-            f"not {function!r}"
+            f"@ctxalloc.{how.name} decorates functions, coroutine functions and (async) generators, not {function!r}"
         )
     # An object with `async def __call__` is none of these itself.
     body = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     for is_kind, wrap in _KINDS:
         if is_kind(function) or is_kind(body):
-            return wrap(handler, function)
-    return _function(handler, function)
+            return wrap(how, function)
+    return _function(how, function)
 
 
-def _function(handler: Handler, function: Callable[..., Any]) -> Callable[..., Any]:
+def _function(how: _How, function: Callable[..., Any]) -> Callable[..., Any]:
+    block = how.block
+
     @functools.wraps(function)
     def scoped(*args: Any, **kwargs: Any) -> Any:
-        with use(handler):
+        with block():
             return function(*args, **kwargs)
 
     return scoped
 
 
-def _coroutine(handler: Handler, function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+def _coroutine(how: _How, function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    block = how.block
+
     @functools.wraps(function)
     async def scoped(*args: Any, **kwargs: Any) -> Any:
-        with use(handler):
+        with block():
             return await function(*args, **kwargs)
 
     return scoped
 
 
-def _generator(handler: Handler, function: Callable[..., Any]) -> Callable[..., Generator[Any, Any, Any]]:
+def _generator(how: _How, function: Callable[..., Any]) -> Callable[..., Generator[Any, Any, Any]]:
     @functools.wraps(function)
     def scoped(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with use(handler):
-            body = function(*args, **kwargs)
-        selected = handler
-        step: Callable[[], Any] = functools.partial(next, body)
-        while True:
+        with how.steps() as handler:
+            selected = handler
             with use(selected):
+                body = function(*args, **kwargs)
+            step: Callable[[], Any] = functools.partial(next, body)
+            while True:
+                with use(selected):
+                    try:
+                        item = step()
+                    except StopIteration as stop:
+                        return stop.value
+                    finally:
+                        selected = current()
+                        del step  # it may hold an exception, whose traceback holds this frame
                 try:
-                    item = step()
-                except StopIteration as stop:
-                    return stop.value
-                finally:
-                    selected = current()
-                    del step  # it may hold an exception, whose traceback holds this frame
-            try:
-                sent = yield item
-            except BaseException as error:
-                step = functools.partial(body.throw, error)
-            else:
-                step = functools.partial(body.send, sent)
+                    sent = yield item
+                except BaseException as error:
+                    step = functools.partial(body.throw, error)
+                else:
+                    step = functools.partial(body.send, sent)
 
     return scoped
 
 
-def _async_generator(handler: Handler, function: Callable[..., Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
+def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
     @functools.wraps(function)
     async def scoped(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        with use(handler):
-            body = function(*args, **kwargs)
-        selected = handler
-        step: Callable[[], Any] = functools.partial(_first_step, body)
-        while True:
+        with how.steps() as handler:
+            selected = handler
             with use(selected):
+                body = function(*args, **kwargs)
+            step: Callable[[], Any] = functools.partial(_first_step, body)
+            while True:
+                with use(selected):
+                    try:
+                        item = await step()
+                    except StopAsyncIteration:
+                        return
+                    finally:
+                        selected = current()
+                        del step  # as above
                 try:
-                    item = await step()
-                except StopAsyncIteration:
-                    return
-                finally:
-                    selected = current()
-                    del step  # as above
-            try:
-                sent = yield item
-            except BaseException as error:
-                step = functools.partial(body.athrow, error)
-            else:
-                step = functools.partial(body.asend, sent)
+                    sent = yield item
+                except BaseException as error:
+                    step = functools.partial(body.athrow, error)
+                else:
+                    step = functools.partial(body.asend, sent)
 
     return scoped
 
@@ -115,7 +161,7 @@ def _first_step(body: AsyncGenerator[Any, Any]) -> Any:
         sys.set_asyncgen_hooks(*hooks)
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Handler, Callable[..., Any]], Callable[..., Any]]], ...] = (
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_How, Callable[..., Any]], Callable[..., Any]]], ...] = (
     (inspect.isasyncgenfunction, _async_generator),
     (inspect.iscoroutinefunction, _coroutine),
     (inspect.isgeneratorfunction, _generator),

@@ -6,9 +6,9 @@ Options are keywords, sizes are ints in bytes. Each class here is one arm of ``s
 
 from typing import Self
 
-from ctxalloc._native import Strategy
+from ctxalloc._native import Budget, Strategy
 
-__all__ = ["Aligned", "Budgeted", "Fallback", "Faulty", "Pool", "Strategy", "System", "Tracked", "Zeroing"]
+__all__ = ["Aligned", "Arena", "Budgeted", "Fallback", "Faulty", "Pool", "Strategy", "System", "Tracked", "Zeroing"]
 
 
 class System(Strategy):
@@ -32,17 +32,31 @@ class Aligned(Strategy):
         return super().__new__(cls, "Aligned", align=align)
 
 
-class Budgeted(Strategy):
-    """``upstream``, but no more than ``limit_bytes`` at a time: more is refused, a MemoryError in NumPy.
+class Arena(Strategy):
+    """Memory of its own from the process's pool, which is used again and again but by nobody else; 64-byte alignment.
 
-    ``Fallback(Budgeted(HugePages(), limit_bytes=256 * MiB), System())``: so much of what is scarce, then the heap. Each
-    array costs 8 bytes more, rounded up to the upstream's alignment, not charged. TypeError: no limit.
+    What a ``request()`` has unless it is given another strategy. One that is given to several requests is theirs
+    together. ``Handler.trim()`` gives back what is not alive.
     """
 
     __slots__ = ()
 
-    def __new__(cls, upstream: Strategy, /, *, limit_bytes: int) -> Self:
-        return super().__new__(cls, "Budgeted", upstream=upstream, limit_bytes=limit_bytes)
+    def __new__(cls) -> Self:
+        return super().__new__(cls, "Arena")
+
+
+class Budgeted(Strategy):
+    """``upstream``, but no more than ``limit_bytes`` at a time: more is refused, a MemoryError in NumPy.
+
+    Or charged to a ``budget``, which may be others' too, and under a higher one.
+    ``Fallback(Budgeted(HugePages(), limit_bytes=256 * MiB), System())``: so much of what is scarce, then the heap. Each
+    array costs 8 bytes more, rounded up to the upstream's alignment, not charged. TypeError: neither or both are given.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, upstream: Strategy, /, *, limit_bytes: int | None = None, budget: Budget | None = None) -> Self:
+        return super().__new__(cls, "Budgeted", upstream=upstream, limit_bytes=limit_bytes, budget=budget)
 
 
 class Fallback(Strategy):

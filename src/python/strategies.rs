@@ -1,9 +1,10 @@
 //! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
 
+use super::request::PyBudget;
 use super::tracked;
 use crate::source::PrivatePages;
 use crate::strategy::{
-    Aligned, Budget, Budgeted, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked, Zeroing,
+    Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked, Zeroing,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -42,9 +43,18 @@ impl PyStrategy {
                 }
                 Arc::new(Pool::over(PrivatePages, limits))
             }
+            "Arena" => Arc::new(Arena::over(Pool::shared())),
             "Budgeted" => {
-                let (upstream, limit_bytes) = (options.upstream()?, options.size("limit_bytes")?);
-                Arc::new(Budgeted::new(upstream, Budget::new("strategies.Budgeted", Some(limit_bytes))))
+                let upstream = options.upstream()?;
+                let budget = options.maybe("budget", "a ctxalloc.Budget", |value| {
+                    Ok(value.cast::<PyBudget>()?.get().budget().clone())
+                })?;
+                let budget = match (options.maybe_size("limit_bytes")?, budget) {
+                    (Some(limit_bytes), None) => Budget::new("strategies.Budgeted", Some(limit_bytes)),
+                    (None, Some(budget)) => budget,
+                    _ => return Err(PyTypeError::new_err("Budgeted() needs either limit_bytes= or budget=")),
+                };
+                Arc::new(Budgeted::new(upstream, budget))
             }
             "Fallback" => {
                 let (first, second) = (options.strategy("first")?, options.strategy("second")?);

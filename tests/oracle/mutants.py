@@ -47,7 +47,7 @@ SCOPE: Final = "src/python/scope.rs"
 PY_TOKEN: Final = "src/python/token.rs"
 SELECTION: Final = "src/python/selection.rs"
 DECORATE: Final = "python/ctxalloc/_decorate.py"
-EXIT: Final = "        match numpy.selection().reset(numpy, &token) {\n"
+EXIT: Final = "    match numpy.selection().reset(numpy, &token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
     let outcome = numpy.set_capsule(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
 POLL: Final = """        let _inside = this.context.swap_in();
@@ -179,7 +179,7 @@ MUTANTS: Final = (
     Mutant("use() restores in whatever Context it is left", SCOPE, EXIT,
         UNCHECKED.replace("token.bind(py)", "&token") + "\n        match outcome {\n", "python"),
     Mutant("use() says nothing where it is left in another Context", SCOPE,
-        "                Err(self.entered_elsewhere(py, error))", "                Ok(drop(error))", "python"),
+        "            Err(entered_elsewhere(py, &name(), error))", "            Ok(drop(error))", "python"),
     Mutant("reset() throws the Token away, as PyDataMem_SetHandler does", PY_TOKEN,
         "    numpy.selection().reset(numpy, token.get().token.bind(py)).map_err(|error| explain(py, error))?;\n",
         "    let token_bound = token.get().token.bind(py);\n    "
@@ -199,25 +199,26 @@ MUTANTS: Final = (
         "python", (("CTXALLOC_SELECTION", "sethandler"),)),
     # decorators in Python
     Mutant("a decorated function does not restore", DECORATE,
-        "        with use(handler):\n            return function(",
-        "        use(handler).__enter__()\n        return function(",
+        "        with block():\n            return function(",
+        "        block().__enter__()\n        return function(",
         "python"),
     Mutant("a decorated coroutine does not restore", DECORATE,
-        "        with use(handler):\n            return await",
-        "        use(handler).__enter__()\n        return await",
+        "        with block():\n            return await",
+        "        block().__enter__()\n        return await",
         "python"),
     Mutant("what an async generator selects is lost at its yield", DECORATE,
-        "                except StopAsyncIteration:\n                    return\n                finally:\n"
-        "                    selected = current()\n",
-        "                except StopAsyncIteration:\n                    return\n                finally:\n", "python"),
+        "                    except StopAsyncIteration:\n                        return\n                    finally:\n"
+        "                        selected = current()\n",
+        "                    except StopAsyncIteration:\n                        return\n"
+        "                    finally:\n", "python"),
     Mutant("an async generator's scope leaks across its yield", DECORATE,
-        "            with use(selected):\n                try:\n                    item = await step()",
-        "            use(selected).__enter__()\n            if True:\n                try:\n"
-        "                    item = await step()",
+        "                with use(selected):\n                    try:\n                        item = await step()",
+        "                use(selected).__enter__()\n                if True:\n                    try:\n"
+        "                        item = await step()",
         "python"),
     Mutant("an async generator is closed outside of its scope", DECORATE,
-        "                step = functools.partial(body.athrow, error)\n",
-        "                await body.athrow(error)\n", "python"),
+        "                    step = functools.partial(body.athrow, error)\n",
+        "                    await body.athrow(error)\n", "python"),
 )  # fmt: skip
 
 

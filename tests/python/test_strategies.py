@@ -13,7 +13,8 @@ import pytest
 from numpy_c import struct_in
 
 import ctxalloc
-from ctxalloc.strategies import Aligned, Budgeted, Fallback, Faulty, Pool, System, Tracked, Zeroing
+from ctxalloc import Budget
+from ctxalloc.strategies import Aligned, Arena, Budgeted, Fallback, Faulty, Pool, System, Tracked, Zeroing
 
 SAME = System()
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
@@ -142,6 +143,7 @@ def test_zeroing_wipes_what_a_pool_would_hand_to_the_next_one() -> None:
 
 
 WRAPPED = {
+    "test C, arena": Arena(),
     "test C, budgeted": Budgeted(Pool(), limit_bytes=ctxalloc.GiB),
     "test C, fallback": Fallback(Faulty(Aligned(), every=2), System()),
     "test C, tracked": Tracked(traceback=1),
@@ -180,10 +182,38 @@ def test_what_numpy_gets_wrong_does_no_harm_under(name: str) -> None:
         assert ctxalloc.handler(name).live_blocks() == []
 
 
+def test_handlers_may_share_a_budget() -> None:
+    process = Budget(1000, name="process")
+    first = ctxalloc.register("test first share", Budgeted(Pool(), budget=process))
+    second = ctxalloc.register("test second share", Budgeted(Arena(), budget=Budget(parent=process)))
+    with ctxalloc.use(first):
+        held = np.empty(700, np.uint8)
+    with ctxalloc.use(second):
+        other = np.empty(300, np.uint8)
+        with pytest.raises(MemoryError):
+            np.empty(1, np.uint8)
+    assert (process.in_use_bytes, process.refused) == (1000, 1)
+    del held, other
+    assert process.in_use_bytes == 0
+
+
+def test_an_arenas_memory_is_used_again_and_goes_back() -> None:
+    handler = ctxalloc.register("test arena", Arena())
+    with ctxalloc.use(handler):
+        addresses = {np.empty(100_000, np.uint8).ctypes.data for _ in range(10)}
+        assert len(addresses) == 1
+        arrays = [np.ones(5000, np.uint8) for _ in range(1000)]
+    kept = arrays[500]
+    arrays.clear()
+    assert handler.trim() > 4_000_000
+    assert kept.sum() == 5000
+
+
 def test_strategies_say_what_they_are() -> None:
     assert repr(Faulty(Aligned(align=128), every=3)) == "Faulty(upstream=Aligned(align=128), every=3)"
     assert repr(Faulty(System(), probability=0.5, seed=7)) == "Faulty(upstream=System, probability=0.5, seed=7)"
     assert repr(Budgeted(System(), limit_bytes=100)) == "Budgeted(upstream=System, limit_bytes=100)"
+    assert repr(Arena()).startswith("Arena(")
     assert repr(Fallback(Aligned(), System())) == "Fallback(first=Aligned(align=64), second=System)"
     assert repr(System()) == "System()"
     assert repr(Pool()) == "Pool(source=PrivatePages)"
@@ -201,6 +231,9 @@ def test_strategies_say_what_they_are() -> None:
         (lambda: Faulty(System(), every=0), ValueError, "every=0"),
         (lambda: Faulty(System(), probability=1.5), ValueError, "probability=1.5"),
         (lambda: Budgeted(System(), limit_bytes=-1), ValueError, "limit_bytes=-1"),
+        (lambda: Budgeted(System()), TypeError, "either limit_bytes= or budget="),
+        (lambda: Budgeted(System(), limit_bytes=1, budget=Budget()), TypeError, "either limit_bytes= or budget="),
+        (lambda: Budgeted(System(), budget=5), TypeError, "budget=5"),  # type: ignore[arg-type]
         (lambda: Fallback(SAME, SAME), ValueError, "what it refused it refuses again"),
         (lambda: Fallback(System(), None), TypeError, "needs a strategy"),  # type: ignore[arg-type]
         (lambda: Faulty(System, every=2), TypeError, "upstream"),  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ use super::numpy::Numpy;
 use super::scope::{deselect, entered_already, not_entered};
 use super::step::{Step, Work};
 use super::strategies::PyStrategy;
+use crate::handler::Handler;
 use crate::handler::lease::{Lease, Stats, Terms};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -129,14 +130,20 @@ impl PyRequest {
 
     /// Takes the lease and selects its handler; or does nothing.
     fn select<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let capsule = capsule_of(py, self.begin(py)?)?;
+        let numpy = Numpy::get(py)?;
+        numpy.selection().set(numpy, &capsule).inspect_err(|_| *self.phase() = Phase::New)
+    }
+
+    /// Takes the lease; for the one that may enter.
+    fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
         if !matches!(*self.phase(), Phase::New) {
             return Err(self.used());
         }
         let lease = self.wanted.lease(py)?;
-        let numpy = Numpy::get(py)?;
-        let token = numpy.selection().set(numpy, &capsule_of(py, lease.handler())?)?;
+        let handler = lease.handler();
         *self.phase() = Phase::Entered(lease);
-        Ok(token)
+        Ok(handler)
     }
 
     pub(super) fn exit(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -240,6 +247,38 @@ impl PyRequest {
     ) -> Step {
         let _ = (kind, traceback);
         Step { subject: slf.into_any(), work: Work::ExitRequest { error } }
+    }
+
+    /// The function, each of whose calls is a request of its own on these terms; works for coroutine functions and (async)
+    /// generators too.
+    #[pyo3(signature = (function, /))]
+    fn __call__<'py>(slf: &Bound<'py, Self>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("ctxalloc._decorate")?.getattr("in_request")?.call1((slf, function))
+    }
+
+    /// A new request on the same terms.
+    fn _again(&self) -> Self {
+        Self::new(self.wanted.clone())
+    }
+
+    /// Begins it without selecting its handler, for one that is selected a step at a time.
+    fn _begin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
+        if !self.held.begin() {
+            return Err(entered_already(&self.text()));
+        }
+        let begun = self.begin(py).and_then(|handler| PyHandler::of(py, handler));
+        if begun.is_err() {
+            self.held.clear();
+        }
+        begun
+    }
+
+    /// Ends what `_begin` began.
+    #[pyo3(signature = (error, /))]
+    fn _end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let refused = self.end(py, error);
+        self.held.clear();
+        refused
     }
 
     /// Its name: the one it was given, or a number. RuntimeError before it is entered, here and below.

@@ -187,7 +187,7 @@ mod tests {
     fn nothing_is_left_behind_by_a_release_nor_by_a_resize_either_way() {
         let zeroing = Zeroing::new(Dustbin::default());
         let block = secret(&zeroing, 1000);
-        let address = block.addr().get() - 16;
+        let address = block.as_ptr().wrapping_sub(16).expose_provenance();
         assert_eq!(dirty(address), 1000, "this test sees a secret where there is one");
         // SAFETY: live, from this strategy; the old pointer is not used again.
         let block = unsafe { zeroing.resize(block, 100) }.expect("memory");

@@ -21,7 +21,8 @@ use pyo3::types::{PyString, PyTuple, PyType};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{self, null_mut};
+use std::ptr::{self, NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The Python object.
 #[repr(C)]
@@ -29,6 +30,9 @@ struct Object {
     head: ffi::PyObject,
     scope: Scope,
 }
+
+/// The memory of the last Scope that went, for the next one: most programs make one at a time, again and again.
+static SPARE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(null_mut());
 
 static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
@@ -149,8 +153,12 @@ const fn slot(number: c_int, value: *mut c_void) -> ffi::PyType_Slot {
 #[inline]
 fn new_object(py: Python<'_>, scope: Scope) -> PyResult<*mut ffi::PyObject> {
     let kind = TYPE.get(py).expect("made together with `use`");
-    // SAFETY: attached; a type of fixed size that the collector tracks.
-    let object = unsafe { ffi::PyObject_GC_New::<Object>(kind.as_ptr().cast()) };
+    let object = match NonNull::new(SPARE.swap(null_mut(), Ordering::AcqRel)) {
+        // SAFETY: the memory of a Scope that is gone, known to us alone; this counts as the first reference to it.
+        Some(spare) => unsafe { ffi::PyObject_Init(spare.as_ptr(), kind.as_ptr().cast()) }.cast(),
+        // SAFETY: attached; a type of fixed size that the collector tracks.
+        None => unsafe { ffi::PyObject_GC_New::<Object>(kind.as_ptr().cast()) },
+    };
     if object.is_null() {
         return Err(PyErr::fetch(py));
     }
@@ -174,8 +182,10 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     unsafe { ptr::drop_in_place(place) };
     // SAFETY: the object still has its head.
     let kind = unsafe { ffi::Py_TYPE(object) };
-    // SAFETY: it came from `PyObject_GC_New`, and nobody refers to it.
-    unsafe { ffi::PyObject_GC_Del(object.cast()) };
+    if SPARE.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        // SAFETY: it came from `PyObject_GC_New`, and nobody refers to it.
+        unsafe { ffi::PyObject_GC_Del(object.cast()) };
+    }
     // SAFETY: each instance of a heap type holds a reference to it.
     unsafe { ffi::Py_DECREF(kind.cast()) };
 }

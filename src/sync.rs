@@ -53,6 +53,12 @@ impl ForkLock {
         }
     }
 
+    /// Takes the lock if nobody holds it, and says whether it did. Waits for nobody: fit for a signal handler.
+    pub(crate) fn try_acquire(&self) -> bool {
+        // Acquire: as above.
+        self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
     /// Lets the lock go.
     pub(crate) fn release(&self) {
         self.0.store(FREE, Ordering::Release);

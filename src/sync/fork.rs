@@ -28,6 +28,19 @@ impl<T> Locked<T> {
         self.lock.with(|| work(unsafe { &mut *self.value.get() }))
     }
 
+    /// As [`with`](Self::with) where nobody holds the lock; else nothing, at once. For a signal handler, whose thread
+    /// may be the one that holds it.
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    pub(crate) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if !self.lock.try_acquire() {
+            return None;
+        }
+        // SAFETY: the lock is held by us alone, and `work` cannot keep the reference.
+        let answer = work(unsafe { &mut *self.value.get() });
+        self.lock.release();
+        Some(answer)
+    }
+
     /// The lock itself, to be held across `fork`.
     pub(crate) fn lock(&self) -> &ForkLock {
         &self.lock

@@ -119,6 +119,53 @@ pub enum Error {
         requested_bytes: usize,
     },
 
+    /// No huge pages are set aside for MAP_HUGETLB, or all of them are in use.
+    #[error(
+        "no huge page of 2 MiB is free: /proc/sys/vm/nr_hugepages is {reserved_pages}, of which {free_pages} are free; \
+         reserve some as root (sysctl vm.nr_hugepages=512 sets 1 GiB aside), or do without reserved=True"
+    )]
+    NoHugePages {
+        /// How many the machine has set aside.
+        reserved_pages: usize,
+        /// How many of those nobody uses or was promised.
+        free_pages: usize,
+    },
+
+    /// Memory could not be locked: the process's limit is too low.
+    #[error(
+        "cannot lock {wanted_bytes} bytes of memory: RLIMIT_MEMLOCK is {limit_bytes} bytes, of which {locked_bytes} are \
+         locked already; raise it (`ulimit -l`, memlock in limits.conf, LimitMEMLOCK= in a systemd unit, \
+         --ulimit memlock= for a container) or give the process CAP_IPC_LOCK"
+    )]
+    LockLimit {
+        /// How many bytes were tried.
+        wanted_bytes: usize,
+        /// The limit of the process.
+        limit_bytes: usize,
+        /// How much of it is used.
+        locked_bytes: usize,
+    },
+
+    /// A NUMA node that the machine does not have.
+    #[error("node={node} is not possible; the nodes of this machine are {online} (/sys/devices/system/node/online)")]
+    NoSuchNode {
+        /// The node as given.
+        node: usize,
+        /// Those there are, as the system writes them: `0-1,4`.
+        online: String,
+    },
+
+    /// The system refused a call that a strategy cannot do without.
+    #[error("the system refused {call}: {reason}; {advice}")]
+    SystemRefused {
+        /// The call: `mbind`, `mlock`.
+        call: &'static str,
+        /// What the system said.
+        reason: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+
     /// A [`Token`](crate::Token) was used for a second [`reset`](crate::reset) (PEP 567: `RuntimeError`).
     #[error("this token has been used once already; each set() gives a token for one reset()")]
     TokenUsed,

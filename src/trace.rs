@@ -46,3 +46,21 @@ pub(crate) fn registered(name: &str) {
     #[cfg(not(feature = "tracing"))]
     let _ = name;
 }
+
+/// A strategy was given a block that it cannot have made, or found one damaged; nothing was freed twice.
+#[cold]
+pub(crate) fn misuse(report: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "ctxalloc", report, "memory was misused");
+    #[cfg(not(feature = "tracing"))]
+    let _ = report;
+}
+
+/// The system refused what a strategy needs for one block; its caller was given a failure.
+#[cold]
+pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, advice: &'static str) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "ctxalloc", strategy, %error, advice, "the system refused a block");
+    #[cfg(not(feature = "tracing"))]
+    let _ = (strategy, error, advice);
+}

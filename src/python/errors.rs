@@ -26,10 +26,14 @@ impl From<Error> for PyErr {
             | Error::NameTaken { .. }
             | Error::AlreadyAdopted { .. }
             | Error::FunctionMissing { .. } => RegistrationError::new_err(message),
-            Error::BadAlignment { .. } | Error::BadOption { .. } | Error::TokenForeign => {
+            Error::BadAlignment { .. } | Error::BadOption { .. } | Error::NoSuchNode { .. } | Error::TokenForeign => {
                 PyValueError::new_err(message)
             }
-            Error::TokenUsed | Error::NoPython => PyRuntimeError::new_err(message),
+            Error::TokenUsed
+            | Error::NoPython
+            | Error::NoHugePages { .. }
+            | Error::LockLimit { .. }
+            | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),
         }
     }
 }

@@ -96,6 +96,55 @@ pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
     unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_DONTNEED) == 0 }
 }
 
+/// Makes pages unreadable and gives their memory back: whoever touches them gets SIGSEGV (and a system call EFAULT),
+/// until they are unmapped. Says whether it could.
+///
+/// From Linux 6.13 on this marks the pages alone (MADV_GUARD_INSTALL), so that any number of them may lie in one mapping.
+/// Before, each stretch of such pages is a mapping of its own, of which a process has 65530 (`vm.max_map_count`).
+///
+/// # Safety
+/// - `start` and `size_bytes` name whole pages from [`map`] whose contents nobody needs any more.
+#[cfg(not(miri))]
+#[must_use]
+pub unsafe fn guard(start: NonNull<u8>, size_bytes: usize) -> bool {
+    /// From linux/mman.h; older than its entry in the libc crate.
+    const MADV_GUARD_INSTALL: libc::c_int = 102;
+    // SAFETY: the caller vouches for the pages.
+    if unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, MADV_GUARD_INSTALL) } == 0 {
+        return true;
+    }
+    // SAFETY: the caller vouches for the pages.
+    if unsafe { libc::mprotect(start.as_ptr().cast(), size_bytes, libc::PROT_NONE) } != 0 {
+        return false;
+    }
+    // SAFETY: as above. What it cannot give back stays, unreadable.
+    let _ = unsafe { discard(start, size_bytes) };
+    true
+}
+
+/// Brings pages into memory and keeps them there: they are never swapped out. Says whether it could, else why not.
+///
+/// # Safety
+/// - `start` and `size_bytes` name whole pages from [`map`].
+#[cfg(not(miri))]
+pub unsafe fn lock(start: NonNull<u8>, size_bytes: usize) -> std::io::Result<()> {
+    // SAFETY: the caller vouches for the pages; no contents change.
+    match unsafe { libc::mlock(start.as_ptr().cast(), size_bytes) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Takes back a [`lock`].
+///
+/// # Safety
+/// - `start` and `size_bytes` name whole pages from [`map`].
+#[cfg(not(miri))]
+pub unsafe fn unlock(start: NonNull<u8>, size_bytes: usize) {
+    // SAFETY: the caller vouches for the pages; no contents change.
+    let _ = unsafe { libc::munlock(start.as_ptr().cast(), size_bytes) };
+}
+
 /// Asks for huge pages behind a mapping. A hint: where the system has none, ordinary pages do.
 ///
 /// # Safety
@@ -144,6 +193,29 @@ mod under_miri {
         unsafe { start.write_bytes(0, size_bytes) };
         true
     }
+
+    /// See the other `guard`; Miri itself notices who goes where nothing is.
+    ///
+    /// # Safety
+    /// - as there.
+    #[must_use]
+    pub unsafe fn guard(_start: NonNull<u8>, _size_bytes: usize) -> bool {
+        true
+    }
+
+    /// See the other `lock`.
+    ///
+    /// # Safety
+    /// - as there.
+    pub unsafe fn lock(_start: NonNull<u8>, _size_bytes: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// See the other `unlock`.
+    ///
+    /// # Safety
+    /// - as there.
+    pub unsafe fn unlock(_start: NonNull<u8>, _size_bytes: usize) {}
 }
 #[cfg(miri)]
-pub use under_miri::{discard, map, unmap};
+pub use under_miri::{discard, guard, lock, map, unlock, unmap};

@@ -1,0 +1,359 @@
+//! `Callbacks`: four C functions of the user's, with the signatures of NEP 49's allocator.
+//!
+//! Sizes are kept here: `free(ctx, ptr, size)` is given the true one, whatever NumPy guessed.
+
+use super::Strategy;
+use super::ledger::Ledger;
+use crate::error::Error;
+use crate::trace;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// What [`Callbacks`] calls, as NEP 49 declares it. A `None` is C's NULL.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct CallbackFunctions {
+    /// Passed to each function, and not looked at.
+    pub ctx: *mut c_void,
+    /// `malloc(ctx, size)`: a block, or NULL. `size` is never zero.
+    pub malloc: Option<unsafe extern "C" fn(ctx: *mut c_void, size: usize) -> *mut c_void>,
+    /// `calloc(ctx, nelem, elsize)`: zeros, or NULL.
+    pub calloc: Option<unsafe extern "C" fn(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void>,
+    /// `realloc(ctx, ptr, new_size)`: the block, perhaps elsewhere; NULL leaves it as it was. `ptr` is never NULL.
+    pub realloc: Option<unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void>,
+    /// `free(ctx, ptr, size)`: takes the block back; `size` is the one that it was last given. `ptr` is never NULL.
+    pub free: Option<unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize)>,
+}
+
+impl CallbackFunctions {
+    /// No functions so far, and this context.
+    #[must_use]
+    pub const fn new(ctx: *mut c_void) -> Self {
+        Self { ctx, malloc: None, calloc: None, realloc: None, free: None }
+    }
+}
+
+/// Blocks from four C functions: what ctypes, cffi, numba or a C library can offer without a line of Rust.
+///
+/// The cost: a look into a table for each block, some 50 nanoseconds, besides the functions themselves.
+pub struct Callbacks {
+    functions: Complete,
+    align: usize,
+    /// Each live block's size.
+    sizes: Arc<Ledger<usize>>,
+}
+
+/// The functions, none missing.
+#[derive(Clone, Copy)]
+struct Complete {
+    ctx: *mut c_void,
+    malloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
+    calloc: unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void,
+    realloc: unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize),
+}
+
+// SAFETY: `ctx` is only handed to the functions beside it, which may be called on any thread (`Callbacks::new`).
+unsafe impl Send for Callbacks {}
+// SAFETY: as above, by many at once.
+unsafe impl Sync for Callbacks {}
+
+impl Callbacks {
+    /// Blocks from these functions, aligned to `align` bytes, as their author says.
+    ///
+    /// 1 says that nothing is known: correct for any functions. More is believed:
+    /// [`ContextAlloc`](crate::ContextAlloc) then asks for no room of its own to align what needs no more than that
+    /// (16 is C's `malloc`). A new block that is not aligned so is given back, and the allocation fails.
+    ///
+    /// # Errors
+    /// [`Error::FunctionMissing`] names the first function that is `None`: NEP 49 requires all four.
+    /// [`Error::BadAlignment`] unless `align` is a power of two up to 2 MiB.
+    ///
+    /// # Safety
+    /// - the functions stay callable for ever: handlers are never removed.
+    /// - they may be called on any thread, several at once, without Python's GIL, after a `fork`, and while the process
+    ///   exits; a function that needs the GIL takes it itself.
+    /// - `malloc` and `calloc` return NULL or a block of that many bytes, which nobody else has and which stays where it
+    ///   is until it is freed; that of `calloc` is zero.
+    /// - `realloc` returns NULL and leaves the block as it was, or a block with its first bytes kept.
+    /// - every block, that of `realloc` too, is aligned to `align` (C's own realloc keeps no more than 16).
+    /// - none of them unwinds, or allocates through the handler that it serves.
+    pub unsafe fn new(functions: CallbackFunctions, align: usize) -> Result<Self, Error> {
+        const MOST: usize = super::Aligned::MOST;
+        if !align.is_power_of_two() || align > MOST {
+            return Err(Error::BadAlignment { align, least: 1, most: MOST });
+        }
+        let missing = |function| Error::FunctionMissing { handler: "Callbacks".into(), function };
+        let functions = Complete {
+            ctx: functions.ctx,
+            malloc: functions.malloc.ok_or_else(|| missing("malloc"))?,
+            calloc: functions.calloc.ok_or_else(|| missing("calloc"))?,
+            realloc: functions.realloc.ok_or_else(|| missing("realloc"))?,
+            free: functions.free.ok_or_else(|| missing("free"))?,
+        };
+        Ok(Self { functions, align, sizes: Ledger::new() })
+    }
+
+    /// A block as the functions returned it, entered; nothing where it is NULL or not aligned as was declared.
+    fn enter(&self, block: *mut c_void, size_bytes: usize) -> Option<NonNull<u8>> {
+        let block = NonNull::new(block.cast::<u8>())?;
+        if !block.addr().get().is_multiple_of(self.align) {
+            let align = self.align;
+            trace::misuse(&format!(
+                "Callbacks: a block at {block:p}, where multiples of {align} were declared; freed again"
+            ));
+            // SAFETY: just made by these functions with this size, and nobody has it.
+            unsafe { (self.functions.free)(self.functions.ctx, block.as_ptr().cast(), size_bytes) };
+            return None;
+        }
+        self.sizes.insert(block, size_bytes);
+        Some(block)
+    }
+
+    #[cold]
+    fn unknown(&self, operation: &str, block: NonNull<u8>) {
+        trace::misuse(&format!("Callbacks: {operation} of {block:p}, where no live block starts; nothing was done"));
+    }
+}
+
+// SAFETY: the functions keep these promises (`Callbacks::new`); a record goes before its block does, so that it never
+// stands for the next block at its address.
+unsafe impl Strategy for Callbacks {
+    fn alignment(&self) -> usize {
+        self.align
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: `ctx` belongs to the functions; malloc takes any size.
+        let block = unsafe { (self.functions.malloc)(self.functions.ctx, size_bytes) };
+        self.enter(block, size_bytes)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        // NumPy asks in the same way, `(nbytes, 1)`.
+        // SAFETY: `ctx` belongs to the functions; calloc takes any sizes.
+        let block = unsafe { (self.functions.calloc)(self.functions.ctx, size_bytes, 1) };
+        self.enter(block, size_bytes)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        let Some(old_size_bytes) = self.sizes.remove(block) else {
+            self.unknown("resize", block);
+            return None;
+        };
+        // SAFETY: a live block of these functions, says the record.
+        let moved = unsafe { (self.functions.realloc)(self.functions.ctx, block.as_ptr().cast(), new_size_bytes) };
+        let Some(moved) = NonNull::new(moved.cast::<u8>()) else {
+            self.sizes.insert(block, old_size_bytes);
+            return None;
+        };
+        if !moved.addr().get().is_multiple_of(self.align) {
+            // The old block is gone, so it is too late to refuse.
+            let align = self.align;
+            trace::misuse(&format!(
+                "Callbacks: realloc moved a block to {moved:p}, where multiples of {align} were declared"
+            ));
+        }
+        self.sizes.insert(moved, new_size_bytes);
+        Some(moved)
+    }
+
+    unsafe fn release(&self, block: NonNull<u8>) {
+        match self.sizes.remove(block) {
+            // SAFETY: a live block of these functions, and its size, says the record.
+            Some(size_bytes) => unsafe { (self.functions.free)(self.functions.ctx, block.as_ptr().cast(), size_bytes) },
+            None => self.unknown("free", block),
+        }
+    }
+}
+
+impl fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Callbacks").field("align", &self.align).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CallbackFunctions, Callbacks};
+    use crate::error::Error;
+    use crate::source::heap;
+    use crate::strategy::{Strategy, conformance};
+    use crate::sync::Locked;
+    use std::collections::BTreeMap;
+    use std::ffi::c_void;
+    use std::ptr::{NonNull, null_mut};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    /// A user's allocator: the C heap, and a book of sizes to hold `free` to.
+    struct Book {
+        sizes: Locked<BTreeMap<usize, usize>>,
+        wrong_sizes: AtomicUsize,
+        refuses: AtomicBool,
+        odd: AtomicBool,
+    }
+
+    impl Book {
+        fn new() -> Self {
+            Self {
+                sizes: Locked::new(BTreeMap::new()),
+                wrong_sizes: AtomicUsize::new(0),
+                refuses: AtomicBool::new(false),
+                odd: AtomicBool::new(false),
+            }
+        }
+
+        fn enter(&self, block: Option<NonNull<u8>>, size: usize) -> *mut c_void {
+            let Some(block) = block else { return null_mut() };
+            self.sizes.with(|sizes| sizes.insert(block.addr().get(), size));
+            block.as_ptr().cast()
+        }
+
+        fn leave(&self, block: *mut c_void) -> Option<usize> {
+            self.sizes.with(|sizes| sizes.remove(&block.addr()))
+        }
+
+        fn functions(&self) -> CallbackFunctions {
+            let mut functions = CallbackFunctions::new(std::ptr::from_ref(self).cast_mut().cast());
+            functions.malloc = Some(malloc);
+            functions.calloc = Some(calloc);
+            functions.realloc = Some(realloc);
+            functions.free = Some(free);
+            functions
+        }
+    }
+
+    /// # Safety
+    /// - `ctx` is a Book that is alive.
+    unsafe fn book<'a>(ctx: *mut c_void) -> &'a Book {
+        // SAFETY: says the caller.
+        unsafe { &*ctx.cast() }
+    }
+
+    unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
+        // SAFETY: these functions stand beside their Book.
+        let book = unsafe { book(ctx) };
+        if book.refuses.load(Ordering::Relaxed) {
+            return null_mut();
+        }
+        if book.odd.load(Ordering::Relaxed) {
+            let block = heap::allocate(size + 1).expect("memory");
+            // SAFETY: one byte in.
+            return book.enter(Some(unsafe { block.add(1) }), size);
+        }
+        book.enter(heap::allocate(size), size)
+    }
+
+    unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
+        // SAFETY: as above.
+        unsafe { book(ctx) }.enter(heap::allocate_zeroed(nelem * elsize), nelem * elsize)
+    }
+
+    unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
+        // SAFETY: as above.
+        let book = unsafe { book(ctx) };
+        if book.refuses.load(Ordering::Relaxed) {
+            return null_mut();
+        }
+        let old = book.leave(ptr).expect("a live block");
+        let block = NonNull::new(ptr.cast()).expect("a block");
+        // SAFETY: live, says the book.
+        match unsafe { heap::resize(block, new_size) } {
+            None => {
+                book.enter(Some(block), old);
+                null_mut()
+            }
+            moved => book.enter(moved, new_size),
+        }
+    }
+
+    unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
+        // SAFETY: as above.
+        let book = unsafe { book(ctx) };
+        if book.leave(ptr) != Some(size) {
+            book.wrong_sizes.fetch_add(1, Ordering::Relaxed);
+        }
+        let offset = usize::from(book.odd.load(Ordering::Relaxed));
+        if let Some(block) = NonNull::new(ptr.cast::<u8>()) {
+            // SAFETY: as `malloc` made it.
+            let raw = unsafe { block.sub(offset) };
+            // SAFETY: live.
+            unsafe { heap::release(raw) };
+        }
+    }
+
+    /// The Book has to live as long as the strategy.
+    fn callbacks(book: &Book, align: usize) -> Callbacks {
+        // SAFETY: these functions keep C's contract, and the tests keep the book.
+        unsafe { Callbacks::new(book.functions(), align) }.expect("complete")
+    }
+
+    #[test]
+    fn callbacks_keep_the_strategy_contract_and_free_gets_the_true_size() {
+        for align in [1, 8] {
+            let book = Book::new();
+            conformance::check(callbacks(&book, align));
+            assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
+            assert!(book.sizes.with(|sizes| sizes.is_empty()), "what was made was freed");
+        }
+    }
+
+    #[test]
+    fn a_missing_function_is_refused_by_name() {
+        let book = Book::new();
+        let without = |remove: fn(&mut CallbackFunctions)| {
+            let mut functions = book.functions();
+            remove(&mut functions);
+            // SAFETY: as in `callbacks`.
+            unsafe { Callbacks::new(functions, 1) }.expect_err("incomplete")
+        };
+        let missing = |function| Error::FunctionMissing { handler: "Callbacks".into(), function };
+        assert_eq!(without(|functions| functions.malloc = None), missing("malloc"));
+        assert_eq!(without(|functions| functions.calloc = None), missing("calloc"));
+        assert_eq!(without(|functions| functions.realloc = None), missing("realloc"));
+        assert_eq!(without(|functions| functions.free = None), missing("free"));
+    }
+
+    #[test]
+    fn a_resize_that_fails_leaves_the_block_and_its_size() {
+        let book = Book::new();
+        let callbacks = callbacks(&book, 1);
+        let block = callbacks.allocate(100).expect("memory");
+        book.refuses.store(true, Ordering::Relaxed);
+        // SAFETY: live; a failure leaves it.
+        assert!(unsafe { callbacks.resize(block, 200) }.is_none());
+        assert!(callbacks.allocate(10).is_none());
+        // SAFETY: live.
+        unsafe { callbacks.release(block) };
+        assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_block_that_is_less_aligned_than_declared_is_a_failure_and_freed() {
+        let book = Book::new();
+        book.odd.store(true, Ordering::Relaxed);
+        assert!(callbacks(&book, 8).allocate(100).is_none());
+        assert!(book.sizes.with(|sizes| sizes.is_empty()));
+        let modest = callbacks(&book, 1);
+        let block = modest.allocate(100).expect("aligned to nothing, as declared");
+        // SAFETY: live.
+        unsafe { modest.release(block) };
+        assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_pointer_that_is_no_live_block_never_reaches_the_functions() {
+        let book = Book::new();
+        let callbacks = callbacks(&book, 1);
+        let block = callbacks.allocate(100).expect("memory");
+        // SAFETY: live.
+        unsafe { callbacks.release(block) };
+        // SAFETY: not live: looked up and left alone.
+        unsafe { callbacks.release(block) };
+        // SAFETY: as above.
+        assert!(unsafe { callbacks.resize(block, 10) }.is_none());
+        assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
+    }
+}

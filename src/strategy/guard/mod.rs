@@ -1,0 +1,410 @@
+//! `Guard`: an electric fence around each block. Who runs past its end, or touches it after it was freed, is stopped
+//! at that instruction.
+//!
+//! ```text
+//!   |<- front, if asked ->|<- pad ->|<------ block ------>|<- slack ->|<- guard page ->|
+//!        unreadable                                        < align       unreadable
+//! ```
+//! Records stand apart from the blocks (`ledger`), for all Guards of the process together (`record`), so that a fault
+//! finds its block (`fault`) and can be told (`report`).
+
+mod fault;
+mod record;
+mod report;
+
+use super::Strategy;
+use crate::error::Error;
+use crate::source::pages;
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, hold_across_fork};
+use crate::trace;
+use record::{BLOCKS, Owner, Record, Thread};
+use report::Finding;
+use std::collections::VecDeque;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Blocks that end at an unreadable page: to find the code that writes, or reads, where it must not.
+///
+/// What happens instead of silent damage:
+///
+/// | misuse | found |
+/// | --- | --- |
+/// | access past the end | at that access: SIGSEGV; up to `align - 1` bytes past it: when the block is freed, if it was a write |
+/// | write before the start | when the block is freed, within the block's first page; with `underrun`, an access before that page at once |
+/// | access after free | at that access, while the block is in quarantine |
+/// | double free, free of a pointer into a block or of a foreign one | at that call, which then does nothing |
+///
+/// With `report`, a few lines on standard error say what was touched, how far from which block, and which threads made
+/// and freed it; then what would have happened happens (Python's `faulthandler` prints its traceback, the process ends).
+/// For this a handler of SIGSEGV and SIGBUS is installed with the first block, for the whole process, which passes every
+/// signal on to the one before it. A system call that is given guarded memory fails with EFAULT; that is no fault.
+///
+/// The cost: system calls for each block, some microseconds; at least a page of memory and two of addresses for each; no
+/// memory is used again before the quarantine is full. Before Linux 6.13 each block is two mappings, of which a process
+/// has 65530 unless `vm.max_map_count` says otherwise: past it, allocations fail. A resize always moves.
+///
+/// Cheap to clone: clones are the same Guard.
+#[derive(Clone)]
+pub struct Guard {
+    inner: Arc<Inner>,
+}
+
+/// What a [`Guard`] looks for.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct GuardOptions {
+    /// Every block's alignment, and the unit its size is rounded up to before the guard page: 64 unless you say
+    /// otherwise, so that up to 63 bytes past the end can be touched unseen (writes are seen when the block is freed).
+    /// 1 makes the end exact, and the block as aligned as its size is: code that counts on C's 16 bytes (SIMD) fails on
+    /// odd sizes then.
+    pub align: usize,
+    /// Whether a page before the block's first one is unreadable too.
+    pub underrun: bool,
+    /// How many bytes of mappings of freed blocks are kept unreadable, the oldest going first. They hold addresses, not
+    /// memory. 256 MiB unless you say otherwise: that is 32768 small blocks.
+    pub quarantine_bytes: usize,
+    /// Whether faults and misuse are reported on standard error. (Misuse is also a `tracing` event, and counted.)
+    pub report: bool,
+}
+
+impl Default for GuardOptions {
+    fn default() -> Self {
+        Self { align: 64, underrun: false, quarantine_bytes: 256 << 20, report: true }
+    }
+}
+
+struct Inner {
+    options: GuardOptions,
+    owner: Arc<Owner>,
+    quarantine: Locked<Quarantine>,
+}
+
+/// Freed blocks, the oldest first, and how many bytes of mappings they are.
+#[derive(Debug, Default)]
+struct Quarantine {
+    blocks: VecDeque<(NonNull<u8>, usize)>,
+    bytes: usize,
+}
+
+// SAFETY: addresses of blocks that nobody may touch.
+unsafe impl Send for Quarantine {}
+
+impl Guard {
+    /// The greatest alignment: one page.
+    pub const MOST_ALIGN: usize = 4096;
+
+    /// A Guard that looks for what the options say.
+    ///
+    /// # Errors
+    /// [`Error::BadAlignment`] unless `align` is a power of two from 1 to 4096.
+    pub fn new(options: GuardOptions) -> Result<Self, Error> {
+        let align = options.align;
+        if !align.is_power_of_two() || align > Self::MOST_ALIGN {
+            return Err(Error::BadAlignment { align, least: 1, most: Self::MOST_ALIGN });
+        }
+        let owner = Arc::new(Owner { text: describe(&options), reports: options.report, misuses: AtomicU64::new(0) });
+        let inner = Arc::new(Inner { options, owner, quarantine: Locked::new(Quarantine::default()) });
+        hold_across_fork(Arc::downgrade(&inner) as Weak<dyn HeldAcrossFork>);
+        Ok(Self { inner })
+    }
+
+    /// How often memory of this Guard was misused, as far as it was seen: double frees, foreign pointers, bytes
+    /// overwritten. A fault is not counted; few survive one.
+    #[must_use]
+    pub fn misuses(&self) -> u64 {
+        self.inner.owner.misuses.load(Ordering::Relaxed)
+    }
+
+    fn make(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let inner = &*self.inner;
+        let page = pages::page_bytes();
+        let front = if inner.options.underrun { page } else { 0 };
+        let fenced = size_bytes.checked_next_multiple_of(inner.options.align)?;
+        let readable = fenced.checked_next_multiple_of(page)?;
+        let mapped_bytes = readable.checked_add(front + page).filter(|&bytes| isize::try_from(bytes).is_ok())?;
+        if inner.options.report {
+            fault::install();
+        }
+        // The system may have no mapping left while we sit on some that nobody uses.
+        let mapping = pages::map(mapped_bytes, page)
+            .or_else(|| if inner.empty_quarantine(0) { pages::map(mapped_bytes, page) } else { None })?;
+        // SAFETY: front + readable < mapped_bytes.
+        let behind = unsafe { mapping.add(front + readable) };
+        // SAFETY: the last page of the mapping, which nobody uses so far.
+        let fenced_in = unsafe { pages::guard(behind, page) }
+            // SAFETY: the first pages, likewise.
+            && (front == 0 || unsafe { pages::guard(mapping, front) });
+        if !fenced_in {
+            // SAFETY: just mapped, and nobody has it.
+            unsafe { pages::unmap(mapping, mapped_bytes) };
+            return None;
+        }
+        let pad_bytes = readable - fenced;
+        // SAFETY: front + pad_bytes <= front + readable.
+        let start = unsafe { mapping.add(front + pad_bytes) };
+        let record = Record {
+            start,
+            size_bytes,
+            mapping,
+            mapped_bytes,
+            pad_bytes,
+            slack_bytes: fenced - size_bytes,
+            made_by: Thread::current(),
+            freed_by: None,
+            owner: Arc::clone(&inner.owner),
+        };
+        // SAFETY: what lies between the guards is readable, and ours alone.
+        unsafe { record.fill() };
+        BLOCKS.get().insert(start, record);
+        Some(start)
+    }
+
+    /// The record of a live block of this Guard, changed by `change`; anything else is reported.
+    fn known(&self, operation: &'static str, block: NonNull<u8>, change: impl FnOnce(&mut Record)) -> Option<Record> {
+        let inner = &*self.inner;
+        let record = BLOCKS.get().with(block, |record| {
+            let record = record?;
+            let fine = record.freed_by.is_none() && Arc::ptr_eq(&record.owner, &inner.owner);
+            let before = record.clone();
+            if fine {
+                change(record);
+            }
+            Some((fine, before))
+        });
+        match &record {
+            Some((true, record)) => return Some(record.clone()),
+            Some((false, record)) if record.freed_by.is_some() => inner.report(&Finding::Freed { operation, record }),
+            Some((false, record)) => inner.report(&Finding::Elsewhere { operation, record }),
+            None => {
+                let address = block.addr().get();
+                let near = BLOCKS.get().near(address, |_, record| record.owns(address).then(|| record.clone()));
+                match &near {
+                    Some(record) => inner.report(&Finding::Inside { operation, address, record }),
+                    None => inner.report(&Finding::Foreign { operation, address }),
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Inner {
+    /// Says what was found. Called without any lock held.
+    #[cold]
+    fn report(&self, finding: &Finding<'_>) {
+        self.owner.misuses.fetch_add(1, Ordering::Relaxed);
+        let text = finding.text(Thread::current());
+        trace::misuse(text.as_str());
+        if self.options.report {
+            text.print();
+        }
+    }
+
+    /// Unmaps the oldest blocks until at most `most_bytes` are left; says whether there was one.
+    fn empty_quarantine(&self, most_bytes: usize) -> bool {
+        let mut any = false;
+        while let Some((block, mapped_bytes)) = self.quarantine.with(|quarantine| quarantine.pop_over(most_bytes)) {
+            any = true;
+            // Out of the records first: the system may give the addresses to the next block at once.
+            if let Some(record) = BLOCKS.get().remove(block) {
+                // SAFETY: its own mapping, and nobody uses a freed block.
+                unsafe { pages::unmap(record.mapping, mapped_bytes) };
+            }
+        }
+        any
+    }
+}
+
+impl Quarantine {
+    /// The oldest block and its mapping's length, while there are more than `most_bytes`.
+    fn pop_over(&mut self, most_bytes: usize) -> Option<(NonNull<u8>, usize)> {
+        if self.bytes <= most_bytes {
+            return None;
+        }
+        let oldest = self.blocks.pop_front()?;
+        self.bytes -= oldest.1;
+        Some(oldest)
+    }
+}
+
+impl HeldAcrossFork for Inner {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.quarantine.lock());
+    }
+}
+
+impl Drop for Inner {
+    /// Blocks that are alive stay as they are.
+    fn drop(&mut self) {
+        self.empty_quarantine(0);
+    }
+}
+
+// SAFETY: each block has pages of its own, readable and its own from `make` to `release`, aligned since the fence is a
+// multiple of the page and `fenced` one of the alignment; fresh pages are zero, and only pad and slack are written.
+unsafe impl Strategy for Guard {
+    fn alignment(&self) -> usize {
+        self.inner.options.align
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.make(size_bytes)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.make(size_bytes)
+    }
+
+    /// Always elsewhere, so that pointers to the old place are found.
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        let old = self.known("resize", block, |_| ())?;
+        let moved = self.make(new_size_bytes)?;
+        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
+        unsafe { moved.copy_from_nonoverlapping(block, old.size_bytes.min(new_size_bytes)) };
+        // SAFETY: a live block; the caller uses the new one from now on.
+        unsafe { self.release(block) };
+        Some(moved)
+    }
+
+    unsafe fn release(&self, block: NonNull<u8>) {
+        let freed_by = Thread::current();
+        let Some(record) = self.known("free", block, |record| record.freed_by = Some(freed_by)) else { return };
+        // SAFETY: what lies between the guards is readable until we change that below.
+        for damage in unsafe { record.damage() } {
+            self.inner.report(&Finding::Damaged { damage, record: &record });
+        }
+        // Where the system cannot (no room for one more mapping), the block waits readable.
+        // SAFETY: the whole mapping of a block that was given up.
+        let _ = unsafe { pages::guard(record.mapping, record.mapped_bytes) };
+        self.inner.quarantine.with(|quarantine| {
+            quarantine.blocks.push_back((block, record.mapped_bytes));
+            quarantine.bytes += record.mapped_bytes;
+        });
+        self.inner.empty_quarantine(self.inner.options.quarantine_bytes);
+    }
+}
+
+fn describe(options: &GuardOptions) -> String {
+    let GuardOptions { align, underrun, quarantine_bytes, report } = options;
+    format!("Guard {{ align: {align}, underrun: {underrun}, quarantine_bytes: {quarantine_bytes}, report: {report} }}")
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.inner.owner.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, Guard, GuardOptions};
+    use crate::strategy::{Strategy, System, conformance};
+    use std::ptr::NonNull;
+
+    /// Silent: these tests misuse memory on purpose.
+    fn options(align: usize, underrun: bool, quarantine_bytes: usize) -> GuardOptions {
+        GuardOptions { align, underrun, quarantine_bytes, report: false }
+    }
+
+    fn guard(align: usize) -> Guard {
+        Guard::new(options(align, true, 1 << 20)).expect("in range")
+    }
+
+    #[test]
+    fn guard_keeps_the_strategy_contract() {
+        let guard = Guard::new(GuardOptions::default()).expect("in range");
+        conformance::check(guard.clone());
+        assert_eq!(guard.misuses(), 0);
+        for (align, underrun, quarantine_bytes) in [(1, true, 0), (16, false, 100_000), (4096, true, 1 << 20)] {
+            let guard = Guard::new(options(align, underrun, quarantine_bytes)).expect("in range");
+            conformance::check(guard.clone());
+            assert_eq!(guard.misuses(), 0, "{guard:?}");
+        }
+    }
+
+    #[test]
+    fn an_alignment_out_of_range_is_refused_with_the_range() {
+        for align in [0, 3, 24, 8192, usize::MAX] {
+            let expected = Error::BadAlignment { align, least: 1, most: 4096 };
+            assert_eq!(Guard::new(options(align, false, 0)).expect_err("out of range"), expected);
+        }
+    }
+
+    #[test]
+    fn a_second_free_is_counted_and_does_nothing() {
+        let guard = guard(64);
+        let block = guard.allocate(100).expect("memory");
+        // SAFETY: live.
+        unsafe { guard.release(block) };
+        assert_eq!(guard.misuses(), 0);
+        // SAFETY: not live: Guard looks at its records, and touches nothing.
+        unsafe { guard.release(block) };
+        assert_eq!(guard.misuses(), 1);
+        // SAFETY: as above.
+        assert!(unsafe { guard.resize(block, 10) }.is_none());
+        assert_eq!(guard.misuses(), 2);
+        // SAFETY: live.
+        guard.allocate(100).map(|block| unsafe { guard.release(block) }).expect("memory");
+        assert_eq!(guard.misuses(), 2, "what came after is as it must be");
+    }
+
+    #[test]
+    fn foreign_and_inner_pointers_are_counted_and_left_alone() {
+        let (guard, other) = (guard(64), guard(64));
+        let block = guard.allocate(100).expect("memory");
+        // SAFETY: inside of the block.
+        let inner = unsafe { block.add(8) };
+        let foreign = System.allocate(100).expect("memory");
+        for pointer in [inner, foreign, NonNull::<u64>::dangling().cast()] {
+            // SAFETY: no block's start: Guard looks at its records, and touches nothing.
+            unsafe { guard.release(pointer) };
+        }
+        assert_eq!(guard.misuses(), 3);
+        // SAFETY: live, but another Guard's; left alone.
+        unsafe { other.release(block) };
+        assert_eq!((guard.misuses(), other.misuses()), (3, 1));
+        // SAFETY: live.
+        unsafe { block.write_bytes(7, 100) };
+        // SAFETY: live.
+        unsafe { guard.release(block) };
+        // SAFETY: live.
+        unsafe { System.release(foreign) };
+        assert_eq!(guard.misuses(), 3);
+    }
+
+    #[test]
+    fn bytes_overwritten_around_a_block_are_noticed_when_it_is_freed() {
+        let guard = guard(64);
+        let noticed = |size_bytes: usize, at: isize| {
+            let before = guard.misuses();
+            let block = guard.allocate(size_bytes).expect("memory");
+            // SAFETY: in the block's own mapping, though no business of its user.
+            let place = unsafe { block.offset(at) };
+            // SAFETY: as above.
+            unsafe { place.write(0) };
+            // SAFETY: live.
+            unsafe { guard.release(block) };
+            guard.misuses() - before
+        };
+        assert_eq!((noticed(100, 99), noticed(100, 0)), (0, 0), "the block's own bytes");
+        assert_eq!((noticed(100, 100), noticed(100, 127), noticed(1, 63)), (1, 1, 1), "behind");
+        assert_eq!((noticed(100, -1), noticed(100, -500)), (1, 1), "before");
+    }
+
+    #[test]
+    fn the_quarantine_keeps_what_it_may_and_no_more() {
+        let page = crate::source::pages::page_bytes();
+        // Two small blocks: a page and its guard each.
+        let guard = Guard::new(options(64, false, 4 * page)).expect("in range");
+        let blocks: Vec<_> = (0..5).map(|_| guard.allocate(100).expect("memory")).collect();
+        for &block in &blocks {
+            // SAFETY: live.
+            unsafe { guard.release(block) };
+        }
+        let kept =
+            guard.inner.quarantine.with(|quarantine| quarantine.blocks.iter().map(|kept| kept.0).collect::<Vec<_>>());
+        assert_eq!(kept, blocks[3..], "the oldest went first");
+    }
+}

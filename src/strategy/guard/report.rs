@@ -1,0 +1,173 @@
+//! What Guard has to say, in a buffer of fixed size: these texts are written in signal handlers too, where nothing may
+//! be allocated and no lock may be waited for.
+
+use super::record::{Damage, Record, Side, Thread};
+use std::fmt::{self, Display, Write};
+
+/// What went wrong.
+#[derive(Debug)]
+pub(super) enum Finding<'a> {
+    /// An access to what is not readable.
+    Fault { access: &'static str, address: usize, record: &'a Record },
+    /// A faulting address that could not be looked up, for another thread was just changing the records.
+    Unknown { address: usize },
+    /// Bytes around a block were overwritten.
+    Damaged { damage: Damage, record: &'a Record },
+    /// A block that is freed was freed or resized again.
+    Freed { operation: &'static str, record: &'a Record },
+    /// A block of another Guard.
+    Elsewhere { operation: &'static str, record: &'a Record },
+    /// An address inside of a block, or near one, at which none starts.
+    Inside { operation: &'static str, address: usize, record: &'a Record },
+    /// An address that belongs to no Guard.
+    Foreign { operation: &'static str, address: usize },
+}
+
+impl Display for Finding<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Fault { access, address, record } => {
+                write!(f, "{access} {} {}, at {address:#x}", Place::of(address, record), Block(record))
+            }
+            Self::Unknown { address } => {
+                write!(f, "fault at {address:#x}; the records were busy, so whose memory it is cannot be said")
+            }
+            Self::Damaged { damage: Damage { side, nearest, farthest }, record } => {
+                let side = match side {
+                    Side::Before => "before the start",
+                    Side::Behind => "past the end",
+                };
+                write!(
+                    f,
+                    "overwritten: from {nearest} to {farthest} bytes {side} of {}, seen when freed",
+                    Block(record)
+                )
+            }
+            Self::Freed { operation: "free", record } => write!(f, "double free of {}", Block(record)),
+            Self::Freed { operation, record } => write!(f, "{operation} of {}", Block(record)),
+            Self::Elsewhere { operation, record } => {
+                write!(f, "{operation} of {}, which another Guard made", Block(record))
+            }
+            Self::Inside { operation, address, record } => {
+                write!(f, "{operation} of {address:#x}, which is {} {}", Place::of(address, record), Block(record))
+            }
+            Self::Foreign { operation, address } => {
+                write!(f, "{operation} of {address:#x}, which is in no block of a Guard")
+            }
+        }
+    }
+}
+
+impl<'a> Finding<'a> {
+    fn record(&self) -> Option<&'a Record> {
+        match *self {
+            Self::Fault { record, .. }
+            | Self::Damaged { record, .. }
+            | Self::Freed { record, .. }
+            | Self::Elsewhere { record, .. }
+            | Self::Inside { record, .. } => Some(record),
+            Self::Unknown { .. } | Self::Foreign { .. } => None,
+        }
+    }
+
+    /// The whole report, several lines.
+    pub(super) fn text(&self, by: Thread) -> Text {
+        let mut text = Text { bytes: [0; 1024], length: 0 };
+        // A Text takes what fits and never fails.
+        let _ = writeln!(text, "ctxalloc Guard: {self}, by {by}");
+        if let Some(record) = self.record() {
+            let _ = writeln!(text, "ctxalloc Guard:   allocated by {}", record.made_by);
+            if let Some(thread) = record.freed_by {
+                let _ = writeln!(text, "ctxalloc Guard:   freed by {thread}");
+            }
+            let _ = writeln!(text, "ctxalloc Guard:   under {}", record.owner.text);
+        }
+        text
+    }
+}
+
+/// Where an address lies, seen from a block.
+enum Place {
+    Before(usize),
+    At(usize),
+    Behind(usize),
+}
+
+impl Place {
+    fn of(address: usize, record: &Record) -> Self {
+        let start = record.start.addr().get();
+        match address.checked_sub(start) {
+            None => Self::Before(start - address),
+            Some(offset) if offset < record.size_bytes => Self::At(offset),
+            Some(offset) => Self::Behind(offset - record.size_bytes + 1),
+        }
+    }
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (distance, direction) = match *self {
+            Self::At(offset) => return write!(f, "at offset {offset} of"),
+            Self::Before(distance) => (distance, "before the start"),
+            Self::Behind(distance) => (distance, "past the end"),
+        };
+        write!(f, "{distance} {} {direction} of", if distance == 1 { "byte" } else { "bytes" })
+    }
+}
+
+struct Block<'a>(&'a Record);
+
+impl Display for Block<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(Record { start, size_bytes, freed_by, .. }) = self;
+        let state = if freed_by.is_some() { "freed" } else { "live" };
+        write!(f, "a {state} block of {size_bytes} bytes at {:#x}", start.addr())
+    }
+}
+
+impl Display for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "thread {} '", self.id)?;
+        let name = self.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        for chunk in name.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+        }
+        f.write_str("'")
+    }
+}
+
+/// A text of at most 1024 bytes; what is more is cut off.
+pub(super) struct Text {
+    bytes: [u8; 1024],
+    length: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = &mut self.bytes[self.length..];
+        let fits = (0..=room.len().min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        room[..fits].copy_from_slice(&text.as_bytes()[..fits]);
+        self.length += fits;
+        Ok(())
+    }
+}
+
+impl Text {
+    pub(super) fn as_str(&self) -> &str {
+        // Whole characters were put there.
+        std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+
+    /// To standard error, past every buffer and lock.
+    pub(super) fn print(&self) {
+        let mut rest = &self.bytes[..self.length];
+        while !rest.is_empty() {
+            // SAFETY: these bytes are ours; write(2) may be called in a signal handler.
+            let written = unsafe { libc::write(libc::STDERR_FILENO, rest.as_ptr().cast(), rest.len()) };
+            match usize::try_from(written) {
+                Ok(written) if written > 0 => rest = &rest[written.min(rest.len())..],
+                _ => return,
+            }
+        }
+    }
+}

@@ -5,7 +5,8 @@
 //! never removed: others may have remembered it as the handler before theirs.
 
 use super::record::{BLOCKS, Thread};
-use super::report::Finding;
+use super::report::{Finding, Text};
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -66,18 +67,105 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     pass_on(signal, code, info, context);
 }
 
+/// What the report is about.
+#[derive(Clone, Copy)]
+struct Fault {
+    address: usize,
+    access: &'static str,
+    by: Thread,
+}
+
+/// Where one report at a time is written, and the stack for it: the alternate stack of a thread may have room for the
+/// kernel's part and little more (Rust's have 8 KiB, of which the kernel takes 3 to 11).
+#[repr(C, align(64))]
+struct Desk {
+    stack: UnsafeCell<[u8; STACK_BYTES]>,
+    text: UnsafeCell<Text>,
+    taken: AtomicBool,
+}
+
+const STACK_BYTES: usize = 64 << 10;
+
+// SAFETY: `stack` and `text` belong to whoever took the desk.
+unsafe impl Sync for Desk {}
+
+static DESK: Desk = Desk {
+    stack: UnsafeCell::new([0; STACK_BYTES]),
+    text: UnsafeCell::new(Text::new()),
+    taken: AtomicBool::new(false),
+};
+
 fn say(address: usize, access: &'static str) {
+    /// Another thread may be telling of a fault of its own. In a child of `fork` it never comes to an end.
+    const TURNS: usize = 1_000_000;
+    let mut turns = 0;
+    // Acquire pairs with the Release below.
+    while DESK.taken.swap(true, Ordering::Acquire) {
+        turns += 1;
+        if turns == TURNS {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    let fault = Fault { address, access, by: Thread::current() };
+    // SAFETY: the desk is ours, and with it the stack.
+    unsafe { on_the_desks_stack(&fault) };
+    DESK.taken.store(false, Ordering::Release);
+}
+
+/// Calls [`tell`] on the desk's stack.
+///
+/// # Safety
+/// - the desk is the caller's.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn on_the_desks_stack(fault: &Fault) {
+    let end = DESK.stack.get().cast::<u8>().wrapping_add(STACK_BYTES);
+    // SAFETY: System V ABI: the stack is aligned to 16 before a call, r12 outlives it, and the other registers that a C
+    // function may change are declared. `tell` does not unwind, and returns to where the old stack is put back.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, rsp",
+            "mov rsp, {end}",
+            "call {tell}",
+            "mov rsp, r12",
+            end = in(reg) end,
+            tell = in(reg) tell as extern "C" fn(*const Fault),
+            in("rdi") fault,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// Calls [`tell`]; elsewhere alternate stacks have room for it (16 KiB on aarch64).
+///
+/// # Safety
+/// - the desk is the caller's.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn on_the_desks_stack(fault: &Fault) {
+    tell(fault);
+}
+
+extern "C" fn tell(fault: *const Fault) {
+    // SAFETY: `say` passes one that is alive.
+    let Fault { address, access, by } = unsafe { *fault };
+    let print = |finding: &Finding<'_>| {
+        // SAFETY: the desk is ours, says the caller of the caller.
+        let text = unsafe { &mut *DESK.text.get() };
+        text.clear();
+        finding.tell(by, text);
+        text.print();
+    };
     let Some(blocks) = BLOCKS.if_made() else { return };
-    let by = Thread::current();
     let answer = blocks.try_near(address, |_, record| {
         record.owns(address).then(|| {
             if record.owner.reports {
-                Finding::Fault { access, address, record }.text(by).print();
+                print(&Finding::Fault { access, address, record });
             }
         })
     });
     if answer.is_err() {
-        Finding::Unknown { address }.text(by).print();
+        print(&Finding::Unknown { address });
     }
 }
 

@@ -18,7 +18,7 @@ use crate::source::pages;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, hold_across_fork};
 use crate::trace;
 use record::{BLOCKS, Owner, Record, Thread};
-use report::Finding;
+use report::{Finding, Text};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ptr::NonNull;
@@ -195,7 +195,8 @@ impl Inner {
     #[cold]
     fn report(&self, finding: &Finding<'_>) {
         self.owner.misuses.fetch_add(1, Ordering::Relaxed);
-        let text = finding.text(Thread::current());
+        let mut text = Text::new();
+        finding.tell(Thread::current(), &mut text);
         trace::misuse(text.as_str());
         if self.options.report {
             text.print();

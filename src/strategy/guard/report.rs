@@ -70,9 +70,8 @@ impl<'a> Finding<'a> {
         }
     }
 
-    /// The whole report, several lines.
-    pub(super) fn text(&self, by: Thread) -> Text {
-        let mut text = Text { bytes: [0; 1024], length: 0 };
+    /// Writes the whole report, several lines.
+    pub(super) fn tell(&self, by: Thread, text: &mut Text) {
         // A Text takes what fits and never fails.
         let _ = writeln!(text, "ctxalloc Guard: {self}, by {by}");
         if let Some(record) = self.record() {
@@ -82,7 +81,6 @@ impl<'a> Finding<'a> {
             }
             let _ = writeln!(text, "ctxalloc Guard:   under {}", record.owner.text);
         }
-        text
     }
 }
 
@@ -153,6 +151,14 @@ impl Write for Text {
 }
 
 impl Text {
+    pub(super) const fn new() -> Self {
+        Self { bytes: [0; 1024], length: 0 }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.length = 0;
+    }
+
     pub(super) fn as_str(&self) -> &str {
         // Whole characters were put there.
         std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()

@@ -204,6 +204,13 @@ impl<P: Pages> Home for Inner<P> {
     }
 }
 
+impl<P: Pages> Drop for Inner<P> {
+    /// Large blocks that were kept warm go with the pool, as its regions do.
+    fn drop(&mut self) {
+        self.large.release_all(&self.heap);
+    }
+}
+
 impl<P: Pages> HeldAcrossFork for Inner<P> {
     /// In the order in which they are taken while others are held: shelves, then large blocks, then pages.
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {

@@ -1,0 +1,338 @@
+//! What `Guard` catches ends a process, so each case has one of its own: this test binary once more, running one
+//! ignored test. The verdict is how it ended and what it wrote to standard error.
+#![cfg(not(miri))]
+#![allow(unsafe_code, reason = "memory is misused on purpose")]
+
+use ctxalloc::strategy::{Guard, GuardOptions, Strategy};
+use std::hint::black_box;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Longer than anything here takes; a child that hangs is killed by it, and that is its verdict.
+const PATIENCE_SECONDS: u32 = 60;
+
+struct Fate {
+    status: ExitStatus,
+    said: String,
+}
+
+/// How one ignored test of this binary ends, in a process of its own.
+fn fate_of(test: &str) -> Fate {
+    let child = Command::new(std::env::current_exe().expect("this binary"))
+        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .output()
+        .expect("a process");
+    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "there is no test '{test}'");
+    Fate { status: child.status, said: String::from_utf8_lossy(&child.stderr).into_owned() }
+}
+
+impl Fate {
+    #[track_caller]
+    fn says(&self, text: &str) -> &Self {
+        assert!(self.said.contains(text), "it did not say {text:?} but:\n{}", self.said);
+        self
+    }
+
+    #[track_caller]
+    fn says_nothing_of(&self, text: &str) -> &Self {
+        assert!(!self.said.contains(text), "it said {text:?}:\n{}", self.said);
+        self
+    }
+
+    #[track_caller]
+    fn ended_by(&self, signal: i32) {
+        // A sanitizer that was there before us reports in its own way and exits.
+        let sanitized = self.said.contains("Sanitizer:");
+        assert!(sanitized || self.status.signal() == Some(signal), "ended with {:?}:\n{}", self.status, self.said);
+    }
+
+    #[track_caller]
+    fn ended_well(&self) {
+        assert!(self.status.success(), "ended with {:?}:\n{}", self.status, self.said);
+    }
+}
+
+/// What every child does first.
+fn guard(align: usize, underrun: bool) -> Guard {
+    // SAFETY: sets a timer of this process, whose signal nobody handles.
+    unsafe { libc::alarm(PATIENCE_SECONDS) };
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: no core dumps of processes that are meant to crash.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+    let mut options = GuardOptions::default();
+    (options.align, options.underrun) = (align, underrun);
+    Guard::new(options).expect("in range")
+}
+
+/// A block made by a thread with a name.
+fn block_of(guard: &Guard, thread: &str, size_bytes: usize) -> NonNull<u8> {
+    struct Sent(NonNull<u8>);
+    // SAFETY: a block is plain memory.
+    unsafe impl Send for Sent {}
+    thread::scope(|threads| {
+        let made = thread::Builder::new()
+            .name(thread.into())
+            .spawn_scoped(threads, || Sent(guard.allocate(size_bytes).expect("memory")));
+        made.expect("a thread").join().expect("no panic").0
+    })
+}
+
+/// Writes one byte, which the compiler may not leave out.
+fn write(block: NonNull<u8>, at: isize) {
+    let place = black_box(block.as_ptr()).wrapping_offset(at);
+    // SAFETY: that there is nothing to write to is what Guard has to notice.
+    unsafe { place.write_volatile(1) };
+}
+
+fn read(block: NonNull<u8>, at: isize) -> u8 {
+    let place = black_box(block.as_ptr()).wrapping_offset(at);
+    // SAFETY: as above.
+    unsafe { place.read_volatile() }
+}
+
+/// On x86-64 the kernel says which it was.
+fn word(access: &'static str) -> &'static str {
+    if cfg!(target_arch = "x86_64") { access } else { "access" }
+}
+
+#[test]
+fn a_write_past_the_end_is_stopped_and_told() {
+    let fate = fate_of("child_writes_past_the_end");
+    fate.says(&format!("ctxalloc Guard: {} 1 byte past the end of a live block of 100 bytes at 0x", word("write")))
+        .says("allocated by thread")
+        .says("'maker'")
+        .says("under Guard { align: 1, underrun: false, quarantine_bytes: 268435456, report: true }")
+        .says_nothing_of("freed by")
+        .ended_by(libc::SIGSEGV);
+}
+
+#[test]
+#[ignore = "a child of a_write_past_the_end_is_stopped_and_told"]
+fn child_writes_past_the_end() {
+    let block = block_of(&guard(1, false), "maker", 100);
+    write(block, 99);
+    write(block, 100);
+}
+
+#[test]
+fn a_read_past_the_end_is_told_with_its_distance_beyond_the_slack() {
+    let fate = fate_of("child_reads_past_the_end");
+    fate.says(&format!("{} 29 bytes past the end of a live block of 100 bytes", word("read"))).ended_by(libc::SIGSEGV);
+}
+
+#[test]
+#[ignore = "a child of a_read_past_the_end_is_told_with_its_distance_beyond_the_slack"]
+fn child_reads_past_the_end() {
+    let guard = guard(64, false);
+    let block = guard.allocate(100).expect("memory");
+    black_box(read(block, 127)); // within the alignment: unseen
+    black_box(read(block, 128));
+}
+
+#[test]
+fn an_underrun_is_stopped_and_told() {
+    let fate = fate_of("child_writes_before_the_start");
+    fate.says(&format!("{} 1 byte before the start of a live block of 8192 bytes", word("write")))
+        .ended_by(libc::SIGSEGV);
+}
+
+#[test]
+#[ignore = "a child of an_underrun_is_stopped_and_told"]
+fn child_writes_before_the_start() {
+    let guard = guard(64, true);
+    let block = guard.allocate(8192).expect("memory");
+    write(block, 0);
+    write(block, -1);
+}
+
+#[test]
+fn a_use_after_free_is_stopped_and_told_with_both_threads() {
+    let fate = fate_of("child_reads_after_the_free");
+    fate.says(&format!("{} at offset 5 of a freed block of 100 bytes", word("read")))
+        .says("'maker'\nctxalloc Guard:   freed by thread")
+        .says("'liberator'\n")
+        .ended_by(libc::SIGSEGV);
+}
+
+#[test]
+#[ignore = "a child of a_use_after_free_is_stopped_and_told_with_both_threads"]
+fn child_reads_after_the_free() {
+    let guard = guard(64, false);
+    let address = block_of(&guard, "maker", 100).addr();
+    let block = NonNull::with_exposed_provenance(address);
+    let free = || {
+        // SAFETY: live.
+        unsafe { guard.release(NonNull::with_exposed_provenance(address)) };
+    };
+    thread::scope(|threads| {
+        thread::Builder::new().name("liberator".into()).spawn_scoped(threads, free).expect("a thread");
+    });
+    black_box(read(block, 5));
+}
+
+#[test]
+fn misuse_of_free_is_told_and_survived() {
+    let fate = fate_of("child_frees_what_it_must_not");
+    fate.says("ctxalloc Guard: double free of a freed block of 100 bytes")
+        .says("ctxalloc Guard: resize of a freed block of 100 bytes")
+        .says("which is at offset 8 of a live block of 200 bytes")
+        .says("which is in no block of a Guard")
+        .says("which another Guard made")
+        .says("overwritten: from 1 to 28 bytes past the end of a live block of 100 bytes")
+        .ended_well();
+}
+
+#[test]
+#[ignore = "a child of misuse_of_free_is_told_and_survived"]
+fn child_frees_what_it_must_not() {
+    let (guard, other) = (guard(64, false), guard(64, false));
+    let block = guard.allocate(100).expect("memory");
+    // SAFETY: once live, then not: Guard looks at its records, and touches nothing.
+    unsafe { guard.release(block) };
+    // SAFETY: as above.
+    unsafe { guard.release(block) };
+    // SAFETY: as above.
+    assert!(unsafe { guard.resize(block, 10) }.is_none());
+
+    let block = guard.allocate(200).expect("memory");
+    // SAFETY: inside of the block.
+    let inside = unsafe { block.add(8) };
+    for pointer in [inside, NonNull::<u64>::dangling().cast()] {
+        // SAFETY: as above.
+        unsafe { guard.release(pointer) };
+    }
+    // SAFETY: as above.
+    unsafe { other.release(block) };
+    // SAFETY: live.
+    unsafe { guard.release(block) };
+
+    let block = guard.allocate(100).expect("memory");
+    write(block, 100);
+    write(block, 127);
+    // SAFETY: live.
+    unsafe { guard.release(block) };
+    assert_eq!((guard.misuses(), other.misuses()), (5, 1));
+}
+
+#[test]
+fn the_handler_that_was_there_before_has_its_turn() {
+    let fate = fate_of("child_with_a_handler_of_its_own");
+    fate.says("past the end of a live block of 100 bytes").says("the one before");
+    assert_eq!(fate.status.code(), Some(42), "{}", fate.said);
+}
+
+#[test]
+#[ignore = "a child of the_handler_that_was_there_before_has_its_turn"]
+fn child_with_a_handler_of_its_own() {
+    extern "C" fn on_fault(_signal: libc::c_int) {
+        let text = b"the one before\n";
+        // SAFETY: write(2) and _exit(2) may be called in a signal handler.
+        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+        // SAFETY: as above.
+        unsafe { libc::_exit(42) };
+    }
+    // SAFETY: a function that may run at any time.
+    unsafe { libc::signal(libc::SIGSEGV, on_fault as extern "C" fn(libc::c_int) as usize) };
+    let guard = guard(1, false);
+    write(guard.allocate(100).expect("memory"), 100);
+}
+
+#[test]
+fn a_fault_that_is_no_guards_is_left_to_others_in_silence() {
+    let fate = fate_of("child_that_crashes_by_itself");
+    fate.says_nothing_of("ctxalloc Guard").ended_by(libc::SIGSEGV);
+    fate_of("child_that_is_sent_the_signal").says_nothing_of("ctxalloc Guard").ended_by(libc::SIGSEGV);
+}
+
+#[test]
+#[ignore = "a child of a_fault_that_is_no_guards_is_left_to_others_in_silence"]
+fn child_that_crashes_by_itself() {
+    let guard = guard(64, false);
+    guard.allocate(100).expect("memory");
+    write(NonNull::<u64>::dangling().cast(), 0);
+}
+
+#[test]
+#[ignore = "a child of a_fault_that_is_no_guards_is_left_to_others_in_silence"]
+fn child_that_is_sent_the_signal() {
+    // SAFETY: in place of Rust's own handler, which counts on a fault that happens again.
+    unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+    let guard = guard(64, false);
+    guard.allocate(100).expect("memory");
+    // SAFETY: what somebody sends is not tried again, and must end the process all the same.
+    unsafe { libc::raise(libc::SIGSEGV) };
+}
+
+#[test]
+fn a_guard_that_does_not_report_stops_the_access_all_the_same() {
+    let fate = fate_of("child_under_a_silent_guard");
+    fate.says_nothing_of("ctxalloc Guard").ended_by(libc::SIGSEGV);
+}
+
+#[test]
+#[ignore = "a child of a_guard_that_does_not_report_stops_the_access_all_the_same"]
+fn child_under_a_silent_guard() {
+    let reporting = guard(64, false);
+    reporting.allocate(100).expect("memory"); // the handler is there
+    let mut options = GuardOptions::default();
+    options.report = false;
+    let silent = Guard::new(options).expect("in range");
+    write(silent.allocate(100).expect("memory"), 128);
+}
+
+#[test]
+fn a_child_of_fork_goes_on_though_other_threads_were_in_the_guard() {
+    fate_of("child_that_forks").ended_well();
+}
+
+#[test]
+#[ignore = "a child of a_child_of_fork_goes_on_though_other_threads_were_in_the_guard"]
+fn child_that_forks() {
+    let guard = guard(64, false);
+    let kept = guard.allocate(5000).expect("memory");
+    // SAFETY: live.
+    unsafe { kept.write_bytes(7, 5000) };
+    let kept = kept.addr();
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let block = guard.allocate(100).expect("memory");
+                    // SAFETY: live.
+                    unsafe { guard.release(block) };
+                }
+            });
+        }
+        for _ in 0..20 {
+            // SAFETY: the child calls nothing but the Guard, which is what is tested, and `_exit`.
+            let pid = unsafe { libc::fork() };
+            assert!(pid >= 0, "fork failed");
+            if pid == 0 {
+                // SAFETY: one that waits for a lock for ever is killed.
+                unsafe { libc::alarm(20) };
+                let kept = NonNull::with_exposed_provenance(kept);
+                let whole = (0..5000).all(|at| read(kept, at) == 7);
+                // SAFETY: live in the child too.
+                unsafe { guard.release(kept) };
+                let own = guard.allocate_zeroed(100).expect("memory");
+                // SAFETY: live.
+                unsafe { guard.release(own) };
+                // SAFETY: ends the child without running the parent's exit handlers.
+                unsafe { libc::_exit(i32::from(!whole || guard.misuses() > 0)) };
+            }
+            let mut status = -1;
+            // SAFETY: our child, and a place for its status.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            if status != 0 {
+                done.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(status, 0, "the wait status of a child");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(guard.misuses(), 0);
+}

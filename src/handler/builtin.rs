@@ -3,15 +3,23 @@
 use super::entry::{Draft, Handler};
 use super::name::Name;
 use super::table::Table;
-use crate::strategy::{Aligned, Pool, Strategy, System, Tracked};
+use crate::source::{HugePages, LockedPages};
+use crate::strategy::{Aligned, Guard, GuardOptions, Pool, PoolOptions, Strategy, System, Tracked};
 
 /// Registers them all; returns the default of a process without NumPy.
+///
+/// Cheaply: nothing is mapped, locked or installed before the first block is asked for.
 pub(super) fn register_all(table: &Table) -> Handler {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
     let pool = if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() };
     add(table, "pool", pool.clone());
     add(table, "tracked", Tracked::new(pool).expect("a pool is not tracked"));
+    if !cfg!(ctxalloc_loom) {
+        add(table, "hugepages", Pool::over(HugePages::transparent(), PoolOptions::default()));
+        add(table, "locked", Pool::over(LockedPages::untried(), PoolOptions::default()));
+        add(table, "guard", Guard::new(GuardOptions::default()).expect("the default options are in range"));
+    }
     system
 }
 

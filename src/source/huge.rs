@@ -46,10 +46,13 @@ impl HugePages {
     /// [`Error::NoHugePages`] where none is free now.
     pub fn reserved() -> Result<Self, Error> {
         let Some(trial) = map_reserved(HUGE_PAGE, HUGE_PAGE) else {
-            let number = |path| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
+            let read =
+                |path: &str| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<usize>().ok());
+            let number = |name| read(&format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}")).unwrap_or(0);
             return Err(Error::NoHugePages {
-                reserved_pages: number("/proc/sys/vm/nr_hugepages").unwrap_or(0),
-                free_pages: number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or(0),
+                reserved_pages: read("/proc/sys/vm/nr_hugepages").unwrap_or(0),
+                // Those that were promised to a mapping count as free there until they are touched.
+                free_pages: number("free_hugepages").saturating_sub(number("resv_hugepages")),
             });
         };
         // SAFETY: just mapped, and nobody has it.

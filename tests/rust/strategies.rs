@@ -5,6 +5,10 @@ use crate::support::{Marked, Odd, rounds};
 use ctxalloc::strategy::{
     Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, Tracked, Zeroing,
 };
+#[cfg(not(miri))]
+use ctxalloc::source::HugePages;
+#[cfg(not(miri))]
+use ctxalloc::strategy::{Guard, GuardOptions, PoolOptions, SharedMemory};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Generator;
 use std::ptr::NonNull;
@@ -27,6 +31,12 @@ const EACH: &[(&str, Make)] = &[
     ("Faulty, not failing", || Arc::new(Faulty::every(Aligned::CACHE_LINE, u64::MAX).expect("in range"))),
     ("Tracked", || Arc::new(Tracked::new(Pool::new()).expect("not tracked"))),
     ("Zeroing", || Arc::new(Zeroing::new(Pool::new()))),
+    #[cfg(not(miri))]
+    ("Guard", || Arc::new(Guard::new(GuardOptions::default()).expect("in range"))),
+    #[cfg(not(miri))]
+    ("HugePages", || Arc::new(Pool::over(HugePages::transparent(), PoolOptions::default()))),
+    #[cfg(not(miri))]
+    ("SharedMemory", || Arc::new(SharedMemory)),
     ("the tests' Marked", || Arc::new(Marked::new())),
     ("the tests' Odd", || Arc::new(Odd)),
 ];

@@ -118,6 +118,14 @@ impl<P: Pages> Pool<P> {
     #[cold]
     #[inline(never)]
     fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
+        // The source may refuse while we sit on memory that nobody uses.
+        self.refill(class).or_else(|| {
+            let released = self.inner.large.release_all(&self.inner.heap);
+            if released == 0 { None } else { self.refill(class) }
+        })
+    }
+
+    fn refill(&self, class: usize) -> Option<NonNull<u8>> {
         let inner = &*self.inner;
         let shelf = &inner.shelves[class];
         let make = || Cache::new(Arc::clone(&self.inner) as Arc<dyn Home>);

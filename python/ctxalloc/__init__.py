@@ -12,7 +12,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 
 - select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
 - request: ``request`` for memory, numbers and a limit of its own, ``Budget`` for limits in a tree, ``leases``
-- ask: ``current``, ``handler_of``, ``handler``, ``handlers``, and NumPy's ``get_handler_name``, ``get_handler_version``
+- ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
+  ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
 - watch: ``tracking``, with ``strategies.Tracked``
 """
@@ -41,6 +42,7 @@ from ctxalloc._native import (
     set_handler,
     use,
 )
+from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "Request",
     "RustPanic",
     "Scope",
+    "SharedBlock",
     "Stats",
     "Token",
     "UnknownHandlerError",
@@ -72,6 +75,7 @@ __all__ = [
     "request",
     "reset",
     "set_handler",
+    "shared_memory_of",
     "strategies",
     "tracking",
     "use",

@@ -5,6 +5,7 @@ use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::strategies::PyStrategy;
 use crate::handler::{handler as look_up, handlers as all, register as enter, unknown};
+use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
@@ -115,6 +116,13 @@ fn handler_of_owner<'py>(numpy: &Numpy, array: &Bound<'py, PyAny>) -> PyResult<O
     // An array object laid out in another way than NumPy's headers say: by the name that NumPy itself tells.
     let name: Option<String> = numpy.multiarray(py).call_method1("get_handler_name", (array,))?.extract()?;
     name.and_then(|name| look_up(&name)).map(|handler| PyHandler::of(py, handler)).transpose()
+}
+
+/// The descriptor, offset and size of the SharedMemory block in which an address lies; None for other addresses.
+#[pyfunction]
+#[pyo3(signature = (address, /))]
+pub(super) fn shared_memory_at(address: usize) -> Option<(i32, usize, usize)> {
+    SharedMemory::locate(address).map(|found| (found.descriptor, found.offset_bytes, found.size_bytes))
 }
 
 /// NumPy's name for the handler of an array, or of the next array where None is given. None: the array owns no data.

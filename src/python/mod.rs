@@ -15,6 +15,7 @@
 
 mod asyncio;
 mod bridge;
+mod callbacks;
 mod errors;
 mod exit;
 mod foreign;

@@ -32,6 +32,7 @@ mod _native {
     #[pymodule_export]
     use super::super::inspect::{
         adopt, current, get_handler_name, get_handler_version, handler, handler_of, handlers, register,
+        shared_memory_at,
     };
     #[pymodule_export]
     use super::super::request::{

@@ -1,14 +1,16 @@
 //! From the classes of `python/ctxalloc/strategies.py` to strategies. One arm a kind; the class has the docs.
 
+use super::callbacks::callbacks;
 use super::request::PyBudget;
 use super::tracked;
-use crate::source::PrivatePages;
+use crate::source::{HugePages, LockedPages, NumaPages, NumaPolicy, PrivatePages};
 use crate::strategy::{
-    Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, PoolOptions, Strategy, System, Tracked, Zeroing,
+    Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Guard, GuardOptions, Pool, PoolOptions, SharedMemory, Strategy,
+    System, Tracked, Zeroing,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyInt};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +18,8 @@ use std::time::Duration;
 #[pyclass(frozen, subclass, name = "Strategy", module = "ctxalloc.strategies")]
 pub(super) struct PyStrategy {
     strategy: Arc<dyn Strategy>,
+    /// The same one, where it is a Guard: it can be asked what it found.
+    guard: Option<Guard>,
 }
 
 impl PyStrategy {
@@ -30,18 +34,15 @@ impl PyStrategy {
     #[pyo3(signature = (kind, /, **options))]
     fn new(py: Python<'_>, kind: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let options = Options { kind, given: options };
+        let mut found_guard = None;
         let strategy: Arc<dyn Strategy> = match kind {
             "System" => Arc::new(System),
             "Aligned" => Arc::new(Aligned::new(options.size("align")?)?),
-            "Pool" => {
-                let mut limits = PoolOptions::default();
-                if let Some(warm_bytes) = options.maybe_size("warm_bytes")? {
-                    limits.warm_bytes = warm_bytes;
-                }
-                if let Some(decay) = options.maybe_seconds("decay_seconds")? {
-                    limits.decay = decay;
-                }
-                Arc::new(Pool::over(PrivatePages, limits))
+            "Pool" => Arc::new(Pool::over(PrivatePages, options.of_pool()?)),
+            "HugePages" => {
+                let reserved = options.maybe_flag("reserved")?.unwrap_or(false);
+                let source = if reserved { HugePages::reserved()? } else { HugePages::transparent() };
+                Arc::new(Pool::over(source, options.of_pool()?))
             }
             "Arena" => Arc::new(Arena::over(Pool::shared())),
             "Budgeted" => {
@@ -66,6 +67,19 @@ impl PyStrategy {
                 }
                 Arc::new(Fallback::new(first, second))
             }
+            "Numa" => {
+                let nodes = options.maybe_nodes("node")?.unwrap_or_default();
+                let source = NumaPages::new(&nodes, options.policy()?)?;
+                Arc::new(Pool::over(source, options.of_pool()?))
+            }
+            "Locked" => Arc::new(Pool::over(LockedPages::new()?, options.of_pool()?)),
+            "Guard" => {
+                let guard = Guard::new(options.of_guard()?)?;
+                found_guard = Some(guard.clone());
+                Arc::new(guard)
+            }
+            "SharedMemory" => Arc::new(SharedMemory),
+            "Callbacks" => callbacks(&options)?,
             "Faulty" => {
                 let upstream = options.upstream()?;
                 match (options.maybe_count("every")?, options.maybe_number("probability")?) {
@@ -94,7 +108,13 @@ impl PyStrategy {
                 )));
             }
         };
-        Ok(Self { strategy })
+        Ok(Self { strategy, guard: found_guard })
+    }
+
+    /// `Guard.misuses` of the package.
+    fn _misuses(&self) -> PyResult<u64> {
+        let guard = self.guard.as_ref().ok_or_else(|| PyTypeError::new_err("only a Guard counts misuse"))?;
+        Ok(guard.misuses())
     }
 
     fn __repr__(&self) -> String {
@@ -105,17 +125,18 @@ impl PyStrategy {
 
 /// The Debug text of a strategy in Python's words: `Aligned { align: 64 }` is `Aligned(align=64)`.
 pub(super) fn in_pythons_words(debug: &str) -> String {
-    debug.replace(" { ", "(").replace(" }", ")").replace(": ", "=")
+    let text = debug.replace(" { ", "(").replace(" }", ")").replace(": ", "=");
+    text.replace("=true", "=True").replace("=false", "=False")
 }
 
 /// The keyword options that a class passed on.
-struct Options<'a, 'py> {
+pub(super) struct Options<'a, 'py> {
     kind: &'a str,
     given: Option<&'a Bound<'py, PyDict>>,
 }
 
 impl<'py> Options<'_, 'py> {
-    fn given(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    pub(super) fn given(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         let value = self.given.map(|given| given.get_item(name)).transpose()?.flatten();
         Ok(value.filter(|value| !value.is_none()))
     }
@@ -127,7 +148,7 @@ impl<'py> Options<'_, 'py> {
     }
 
     /// A size in bytes: an int, not negative; None for the strategy's own choice.
-    fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
+    pub(super) fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
         self.maybe(name, "a number of bytes, an int from 0 up", |value| value.extract())
     }
 
@@ -148,6 +169,49 @@ impl<'py> Options<'_, 'py> {
         self.maybe(name, "a number", |value| value.extract())
     }
 
+    /// Yes or no: True or False, and nothing that only counts as such.
+    pub(super) fn maybe_flag(&self, name: &str) -> PyResult<Option<bool>> {
+        self.maybe(name, "True or False", |value| value.extract())
+    }
+
+    /// One NUMA node, or several.
+    fn maybe_nodes(&self, name: &str) -> PyResult<Option<Vec<usize>>> {
+        self.maybe(name, "the number of a node, an int from 0 up, or a sequence of them", |value| {
+            if value.is_instance_of::<PyInt>() { Ok(vec![value.extract()?]) } else { value.extract() }
+        })
+    }
+
+    /// What to do with the nodes.
+    fn policy(&self) -> PyResult<NumaPolicy> {
+        let all = [NumaPolicy::Bind, NumaPolicy::Preferred, NumaPolicy::Interleave];
+        let policy = self.maybe("policy", "'bind', 'preferred' or 'interleave'", |value| {
+            let name: String = value.extract()?;
+            all.into_iter().find(|policy| policy.name() == name).ok_or_else(|| PyValueError::new_err(()))
+        })?;
+        Ok(policy.unwrap_or(NumaPolicy::Bind))
+    }
+
+    /// What every strategy over a pool takes.
+    fn of_pool(&self) -> PyResult<PoolOptions> {
+        let mut limits = PoolOptions::default();
+        if let Some(warm_bytes) = self.maybe_size("warm_bytes")? {
+            limits.warm_bytes = warm_bytes;
+        }
+        if let Some(decay) = self.maybe_seconds("decay_seconds")? {
+            limits.decay = decay;
+        }
+        Ok(limits)
+    }
+
+    fn of_guard(&self) -> PyResult<GuardOptions> {
+        let mut wishes = GuardOptions::default();
+        wishes.align = self.maybe_size("align")?.unwrap_or(wishes.align);
+        wishes.underrun = self.maybe_flag("underrun")?.unwrap_or(wishes.underrun);
+        wishes.quarantine_bytes = self.maybe_size("quarantine_bytes")?.unwrap_or(wishes.quarantine_bytes);
+        wishes.report = self.maybe_flag("report")?.unwrap_or(wishes.report);
+        Ok(wishes)
+    }
+
     /// The strategy that this one wraps.
     fn upstream(&self) -> PyResult<Arc<dyn Strategy>> {
         self.strategy("upstream")
@@ -165,7 +229,7 @@ impl<'py> Options<'_, 'py> {
     }
 
     /// An option as `read` takes it; what it refuses is named, with what is `wanted` instead.
-    fn maybe<T>(
+    pub(super) fn maybe<T>(
         &self,
         name: &str,
         wanted: &str,

@@ -22,6 +22,16 @@ pub enum NumaPolicy {
 }
 
 impl NumaPolicy {
+    /// Its name, the same in Python: `bind`, `preferred`, `interleave`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bind => "bind",
+            Self::Preferred => "preferred",
+            Self::Interleave => "interleave",
+        }
+    }
+
     /// `MPOL_PREFERRED`, `MPOL_BIND`, `MPOL_INTERLEAVE` of linux/mempolicy.h.
     const fn mode(self) -> c_long {
         match self {
@@ -160,7 +170,7 @@ fn read_list(text: &str) -> Vec<usize> {
 impl fmt::Debug for NumaPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes: Vec<_> = self.nodes().collect();
-        f.debug_struct("NumaPages").field("nodes", &nodes).field("policy", &self.policy).finish()
+        f.debug_struct("NumaPages").field("nodes", &nodes).field("policy", &self.policy.name()).finish()
     }
 }
 

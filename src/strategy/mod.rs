@@ -7,8 +7,8 @@
 
 mod aligned;
 mod budget;
-mod fallback;
 mod callbacks;
+mod fallback;
 mod faulty;
 mod front;
 mod guard;
@@ -23,8 +23,8 @@ pub mod conformance;
 
 pub use aligned::Aligned;
 pub use budget::{Budget, Budgeted};
-pub use fallback::Fallback;
 pub use callbacks::{CallbackFunctions, Callbacks};
+pub use fallback::Fallback;
 pub use faulty::Faulty;
 pub(crate) use front::Fronted;
 pub use guard::{Guard, GuardOptions};

@@ -2,11 +2,11 @@
 //! must hold for all of them by construction is in the crate's own `strategy::conformance`.
 
 use crate::support::{Marked, Odd, rounds};
+#[cfg(not(miri))]
+use ctxalloc::source::HugePages;
 use ctxalloc::strategy::{
     Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, Tracked, Zeroing,
 };
-#[cfg(not(miri))]
-use ctxalloc::source::HugePages;
 #[cfg(not(miri))]
 use ctxalloc::strategy::{Guard, GuardOptions, PoolOptions, SharedMemory};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};

@@ -1,0 +1,58 @@
+"""Where another process finds the memory of an array that was made under ``strategies.SharedMemory``."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ctxalloc import _native
+
+
+class SharedBlock(NamedTuple):
+    """Where another process finds an array: it maps ``size`` bytes of ``fd``, and there the array begins at ``offset``.
+
+    ``fd`` belongs to the memory: it is open while an array lives there, and is closed then. To keep it longer,
+    ``os.dup`` it; sending it over a socket duplicates it too.
+    """
+
+    fd: int
+    offset: int
+    size: int
+
+
+SharedBlock.__module__ = "ctxalloc"
+
+
+def shared_memory_of(arr: np.ndarray[Any, Any], /) -> SharedBlock:
+    """Where another process finds an array's memory, or a view's.
+
+    ::
+
+        handler = ctxalloc.register("shared", ctxalloc.strategies.SharedMemory())
+        with ctxalloc.use(handler):
+            a = numpy.arange(1000.0)
+        fd, offset, size = ctxalloc.shared_memory_of(a)
+
+    The other process gets the descriptor (``socket.send_fds``, ``subprocess`` with ``pass_fds``,
+    ``multiprocessing.reduction.DupFd``) and the numbers, and needs nothing but NumPy::
+
+        b = numpy.ndarray(1000, float, buffer=mmap.mmap(fd, size), offset=offset)
+
+    Both see what either writes. Pass ``strides=a.strides`` too where the array is not contiguous.
+
+    ValueError: the array is not in shared memory.
+    """
+    found = _native.shared_memory_at(_address(arr))
+    if found is None:
+        owner = _native.handler_of(arr)
+        place = "memory of no handler" if owner is None else f"the memory of handler '{owner.name}'"
+        msg = f"the array is in {place}, not in shared memory; make it under a handler of strategies.SharedMemory()"
+        raise ValueError(msg)
+    return SharedBlock(*found)
+
+
+def _address(arr: object) -> int:
+    if not isinstance(arr, np.ndarray):
+        msg = f"shared_memory_of() takes a numpy.ndarray, got '{type(arr).__qualname__}'"
+        raise TypeError(msg)
+    address: int = arr.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,488 @@
+"""Strategies that ask more of the system: guarded, shared, huge, placed and locked pages; and C functions of users."""
+
+import ctypes
+import mmap
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import subprocesses
+
+import ctxalloc
+from ctxalloc.strategies import Callbacks, Guard, HugePages, Locked, Numa, SharedMemory
+
+SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
+
+
+def kilobytes(text: str, name: str) -> int:
+    """The number behind a name in a file of /proc, in bytes, summed over its lines."""
+    return sum(int(number) * 1024 for number in re.findall(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE))
+
+
+def locked_bytes() -> int:
+    return kilobytes(Path("/proc/self/status").read_text(), "VmLck")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def huge_bytes(array: np.ndarray) -> int:
+    """Bytes of huge pages behind the mappings that overlap an array."""
+    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
+    total = 0
+    for entry in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
+        first, last = (int(part, 16) for part in entry.split(" ", 1)[0].split("-"))
+        if first < end and last > start:
+            total += kilobytes(entry, "AnonHugePages")
+    return total
+
+
+def made(strategy: ctxalloc.strategies.Strategy, fresh_name: Callable[[], str]) -> ctxalloc.Handler:
+    return ctxalloc.register(fresh_name(), strategy)
+
+
+def may_lock(size: int) -> bool:
+    with ctxalloc.use("locked"):
+        try:
+            np.empty(size, np.uint8)
+        except MemoryError:
+            return False
+    return True
+
+
+@pytest.fixture(params=["guard", "hugepages", "locked", "shared"])
+def handler(request: pytest.FixtureRequest, fresh_name: Callable[[], str]) -> ctxalloc.Handler:
+    if request.param == "shared":
+        return made(SharedMemory(), fresh_name)
+    if request.param == "locked" and not may_lock(64 * ctxalloc.MiB):
+        pytest.skip("this process may not lock 64 MiB (ulimit -l)")
+    return ctxalloc.handler(request.param)
+
+
+def test_arrays_of_every_size_keep_their_contents(handler: ctxalloc.Handler) -> None:
+    with ctxalloc.use(handler):
+        arrays = [np.full(size, number, np.uint8) for number, size in enumerate(SIZES * 3)]
+        zeros = [np.zeros(size, np.uint8) for size in SIZES * 2]
+    for number, array in enumerate(arrays):
+        assert ctxalloc.handler_of(array) is handler
+        assert (array == number).all()
+        assert array.ctypes.data % handler.alignment == 0
+    assert not any(array.any() for array in zeros)
+
+
+def test_a_resized_array_keeps_its_first_items(handler: ctxalloc.Handler) -> None:
+    with ctxalloc.use(handler):
+        array = np.arange(10)
+        for size in (1000, 100_000, 3, 700_000, 5):
+            kept = min(array.size, size)
+            before = array[:kept].copy()
+            array.resize(size, refcheck=False)
+            assert (array[:kept] == before).all()
+            assert not array[kept:].any()
+
+
+def test_the_names_cost_nothing_before_they_are_used() -> None:
+    program = """
+import ctxalloc, numpy, pathlib, re
+def caught():
+    status = pathlib.Path("/proc/self/status").read_text()
+    locked = int(re.search(r"VmLck:\\s+(\\d+)", status)[1])
+    return int(re.search(r"SigCgt:\\s+(\\w+)", status)[1], 16) >> 10 & 1, locked
+assert [ctxalloc.handler(name).name for name in ("guard", "hugepages", "locked")]
+print(*caught())
+with ctxalloc.use("guard"):
+    numpy.ones(10)
+print(*caught())
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", "0", "1", "0"]
+
+
+GUARDED = """
+import ctypes, numpy as np, os, resource, sys, threading
+import ctxalloc
+from ctxalloc.strategies import Guard
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+def guarded(size, **options):
+    with ctxalloc.use(ctxalloc.register("guarded", Guard(**options))):
+        return np.ones(size, np.uint8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        (
+            "a = guarded(100, align=1); ctypes.memset(a.ctypes.data, 0, 101)",
+            "write 1 byte past the end of a live block of 100 bytes",
+        ),
+        (
+            "a = guarded(100); ctypes.string_at(a.ctypes.data, 129)",
+            "read 29 bytes past the end of a live block of 100 bytes",
+        ),
+        (
+            "a = guarded(4096, underrun=True); ctypes.string_at(a.ctypes.data - 1, 1)",
+            "read 1 byte before the start of a live block of 4096 bytes",
+        ),
+        (
+            "a = guarded(100); address = a.ctypes.data; del a; ctypes.string_at(address + 5, 1)",
+            "read at offset 5 of a freed block of 100 bytes",
+        ),
+        (
+            "a = guarded(80, align=8); np.lib.stride_tricks.as_strided(a, (100,))[:] = 0",
+            "write 1 byte past the end of a live block of 80 bytes",
+        ),
+    ],
+)
+def test_guard_stops_a_misuse_and_says_whose_memory_it_is(misuse: str, said: str) -> None:
+    outcome = subprocesses.run(GUARDED + misuse)
+    if os.uname().machine != "x86_64":
+        said = re.sub("^(read|write)", "access", said)
+    assert f"ctxalloc Guard: {said} at 0x" in outcome.err
+    assert "ctxalloc Guard:   allocated by thread" in outcome.err
+    assert ("ctxalloc Guard:   freed by thread" in outcome.err) == ("freed" in said)
+    # Python's own handler has its turn after ours, and the default action after that.
+    assert "Fatal Python error: Segmentation fault" in outcome.err
+    assert outcome.code == -11
+
+
+def test_guard_reports_what_was_overwritten_when_the_array_is_freed(
+    capfd: pytest.CaptureFixture[str], fresh_name: Callable[[], str]
+) -> None:
+    guard = Guard()
+    with ctxalloc.use(made(guard, fresh_name)):
+        array = np.ones(100, np.uint8)
+    assert guard.misuses == 0
+    np.lib.stride_tricks.as_strided(array, (103,))[101:] = 0
+    assert capfd.readouterr().err == ""
+    del array
+    assert guard.misuses == 1
+    said = capfd.readouterr().err
+    assert "overwritten: from 2 to 3 bytes past the end of a live block of 100 bytes" in said
+    assert "under Guard { align: 64," in said
+
+
+def test_a_silent_guard_only_counts(capfd: pytest.CaptureFixture[str], fresh_name: Callable[[], str]) -> None:
+    guard = Guard(report=False)
+    with ctxalloc.use(made(guard, fresh_name)):
+        array = np.ones(100, np.uint8)
+    np.lib.stride_tricks.as_strided(array, (101,))[100] = 0
+    del array
+    assert (guard.misuses, capfd.readouterr().err) == (1, "")
+
+
+@pytest.fixture
+def shared(fresh_name: Callable[[], str]) -> ctxalloc.Handler:
+    return made(SharedMemory(), fresh_name)
+
+
+MAPPING = """
+import mmap, numpy as np, sys
+fd, offset, size = map(int, sys.argv[1:])
+array = np.ndarray((3, 5), np.int64, buffer=mmap.mmap(fd, size), offset=offset, strides=(-80, 8))
+print(array.tolist())
+array[1, 1] = -7
+"""
+
+
+def test_another_process_maps_an_array_and_both_see_what_either_writes(shared: ctxalloc.Handler) -> None:
+    with ctxalloc.use(shared):
+        array = np.arange(100, dtype=np.int64).reshape(10, 10)
+    view = array[7:4:-1, 2:7]
+    fd, offset, size = ctxalloc.shared_memory_of(view)
+    assert (offset, size) == (72 * 8, 800)
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPING, str(fd), str(offset), str(size)],
+        check=True,
+        capture_output=True,
+        text=True,
+        pass_fds=[fd],
+        timeout=120,
+    )
+    assert done.stdout.strip() == str([[72, 73, 74, 75, 76], [62, 63, 64, 65, 66], [52, 53, 54, 55, 56]])
+    assert view[1, 1] == array[6, 3] == -7
+
+
+def test_a_descriptor_travels_over_a_socket_and_outlives_the_array(shared: ctxalloc.Handler) -> None:
+    with ctxalloc.use(shared):
+        array = np.full(5000, 42)
+    here, there = socket.socketpair()
+    with here, there:
+        found = ctxalloc.shared_memory_of(array)
+        assert found == (found.fd, 0, array.nbytes)
+        socket.send_fds(here, [b"array"], [found.fd])
+        _, (received,), *_ = socket.recv_fds(there, 5, 1)
+    del array
+    with mmap.mmap(received, found.size) as pages:
+        os.close(received)
+        assert bytes(pages[:8]) == (42).to_bytes(8, sys.byteorder)
+        assert len(pages) == found.size
+
+
+def test_after_a_fork_parent_and_child_share_the_array() -> None:
+    program = """
+import os, numpy as np, ctxalloc
+with ctxalloc.use(ctxalloc.register("shared", ctxalloc.strategies.SharedMemory())):
+    array = np.zeros(5000)
+child = os.fork()
+if child == 0:
+    array[10] = 10
+    del array
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(array[10])
+array[:] = 1
+print(array.sum())
+"""
+    # Newer Pythons warn of forks beside other threads, such as those of NumPy's BLAS.
+    assert subprocesses.says(program, "-W", "ignore::DeprecationWarning").split() == ["10.0", "5000.0"]
+
+
+def test_what_is_not_in_shared_memory_says_where_it_is(shared: ctxalloc.Handler) -> None:
+    with pytest.raises(ValueError, match=r"memory of handler 'default_allocator'.*strategies\.SharedMemory"):
+        ctxalloc.shared_memory_of(np.ones(10))
+    with pytest.raises(ValueError, match="memory of no handler"):
+        ctxalloc.shared_memory_of(np.frombuffer(b"12345678"))
+    with pytest.raises(TypeError, match="got 'list'"):
+        ctxalloc.shared_memory_of([1, 2])  # type: ignore[arg-type]
+    with ctxalloc.use(shared):
+        array = np.ones(10)
+    address = array.ctypes.data
+    assert ctxalloc._native.shared_memory_at(address) is not None
+    del array
+    assert ctxalloc._native.shared_memory_at(address) is None
+
+
+def test_without_descriptors_there_is_a_memory_error_and_nothing_is_lost(shared: ctxalloc.Handler) -> None:
+    before = descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
+    try:
+        with ctxalloc.use(shared), pytest.raises(MemoryError):
+            [np.ones(10) for _ in range(100)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert descriptors() == before
+
+
+def test_large_arrays_lie_on_huge_pages_and_small_ones_do_not() -> None:
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    if "[never]" in mode:
+        pytest.skip(f"transparent huge pages are off: {mode.strip()}")
+    with ctxalloc.use("hugepages"):
+        large = np.ones(32 * ctxalloc.MiB, np.uint8)
+        small = [np.ones(10_000) for _ in range(100)]
+    assert huge_bytes(large) >= large.nbytes
+    assert large.ctypes.data % (2 * ctxalloc.MiB) == 0
+    assert "[always]" in mode or sum(map(huge_bytes, small)) == 0
+
+
+def test_reserved_huge_pages_are_there_or_refused_with_their_number() -> None:
+    reserved = int(Path("/proc/sys/vm/nr_hugepages").read_text())
+    if reserved == 0:
+        with pytest.raises(RuntimeError, match=r"nr_hugepages is 0, of which 0 are free; reserve some as root"):
+            HugePages(reserved=True)
+    else:
+        assert repr(HugePages(reserved=True)) == "Pool(source=HugePages(reserved=True))"
+
+
+def test_arrays_lie_on_the_node_that_was_asked_for(fresh_name: Callable[[], str]) -> None:
+    try:
+        handler = made(Numa(node=0), fresh_name)
+    except RuntimeError as refused:
+        pytest.skip(str(refused))
+    with ctxalloc.use(handler):
+        array = np.ones(ctxalloc.MiB)
+    pages = array.nbytes // 4096
+    addresses = (ctypes.c_void_p * pages)(*range(array.ctypes.data, array.ctypes.data + array.nbytes, 4096))
+    nodes = (ctypes.c_int * pages)(*[-1] * pages)
+    if os.uname().machine != "x86_64":
+        pytest.skip("the number of move_pages is x86-64's here")
+    asked = ctypes.CDLL(None).syscall(279, 0, ctypes.c_ulong(pages), addresses, None, nodes, 0)
+    assert (asked, set(nodes)) == (0, {0})
+
+
+def test_locked_arrays_count_as_locked() -> None:
+    if not may_lock(64 * ctxalloc.MiB):
+        pytest.skip("this process may not lock 64 MiB (ulimit -l)")
+    handler = ctxalloc.handler("locked")
+    handler.trim()
+    before = locked_bytes()
+    with ctxalloc.use(handler):
+        array = np.ones(3 * ctxalloc.MiB, np.uint8)
+    assert 3 * ctxalloc.MiB <= locked_bytes() - before < 4 * ctxalloc.MiB
+    del array
+    handler.trim()
+    assert locked_bytes() == before
+
+
+def test_a_limit_without_room_is_explained() -> None:
+    program = """
+import os, resource, numpy as np, ctxalloc
+from ctxalloc.strategies import Locked
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    Locked()
+except RuntimeError as refused:
+    print(refused)
+with ctxalloc.use("locked"):
+    try:
+        np.ones(10)
+    except MemoryError:
+        print("MemoryError")
+"""
+    refused, later = subprocesses.says(program).splitlines()
+    assert refused.startswith("cannot lock 65536 bytes of memory: RLIMIT_MEMLOCK is 0 bytes")
+    assert "ulimit -l" in refused
+    assert later == "MemoryError"
+
+
+class Heap:
+    """A user's allocator in Python: libc, and a book of sizes that `free` is held to."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        address, size = ctypes.c_void_p, ctypes.c_size_t
+        libc.malloc.restype = libc.calloc.restype = libc.realloc.restype = address
+        libc.malloc.argtypes, libc.free.argtypes = [size], [address]
+        libc.calloc.argtypes, libc.realloc.argtypes = [size, size], [address, size]
+        self.sizes: dict[int, int] = {}
+        self.wrong: list[tuple[int, int]] = []
+        self.contexts: set[int | None] = set()
+        self.refuses = False
+
+        def enter(ctx: int | None, block: int | None, size: int) -> int | None:
+            self.contexts.add(ctx)
+            if block is not None:
+                self.sizes[block] = size
+            return block
+
+        def malloc(ctx: int | None, size: int) -> int | None:
+            return None if self.refuses else enter(ctx, libc.malloc(size), size)
+
+        def calloc(ctx: int | None, nelem: int, elsize: int) -> int | None:
+            return enter(ctx, libc.calloc(nelem, elsize), nelem * elsize)
+
+        def realloc(ctx: int | None, block: int, size: int) -> int | None:
+            del self.sizes[block]
+            return enter(ctx, libc.realloc(block, size), size)
+
+        def free(ctx: int | None, block: int, size: int) -> None:
+            self.contexts.add(ctx)
+            if self.sizes.pop(block) != size:
+                self.wrong.append((block, size))
+            libc.free(block)
+
+        self.malloc = ctypes.CFUNCTYPE(address, address, size)(malloc)
+        self.calloc = ctypes.CFUNCTYPE(address, address, size, size)(calloc)
+        self.realloc = ctypes.CFUNCTYPE(address, address, address, size)(realloc)
+        self.free = ctypes.CFUNCTYPE(None, address, address, size)(free)
+
+
+def test_callbacks_serve_arrays_and_free_gets_the_true_size(fresh_name: Callable[[], str]) -> None:
+    heap = Heap()
+    strategy = Callbacks(
+        malloc=heap.malloc, calloc=heap.calloc, realloc=heap.realloc, free=heap.free, ctx=1234, align=16
+    )
+    handler = made(strategy, fresh_name)
+    assert (handler.alignment, repr(strategy)) == (16, "Callbacks(align=16)")
+    with ctxalloc.use(handler):
+        arrays = [np.full(size, size % 100, np.uint8) for size in SIZES]
+        zeros = np.zeros(1000)
+        arrays[2].resize(200_000, refcheck=False)
+        empty = np.fromstring("", sep=" ")  # NumPy frees it with another size than it was made with
+        np.argsort(np.arange(100)[::-1])
+    assert not zeros.any()
+    assert [array[0] for array in arrays] == [size % 100 for size in SIZES]
+    assert len(heap.sizes) == len(SIZES) + 2
+    heap.refuses = True
+    with ctxalloc.use(handler), pytest.raises(MemoryError):
+        np.empty(1000)
+    del arrays, zeros, empty
+    assert (heap.sizes, heap.wrong, heap.contexts) == ({}, [], {1234})
+
+
+def test_arrays_of_python_callbacks_may_be_alive_when_python_exits() -> None:
+    program = """
+import sys; sys.path.insert(0, FOLDER)
+import ctxalloc, numpy as np, test_strategies_pages as tests
+heap = tests.Heap()
+functions = dict(malloc=heap.malloc, calloc=heap.calloc, realloc=heap.realloc, free=heap.free)
+with ctxalloc.use(ctxalloc.register("mine", ctxalloc.strategies.Callbacks(**functions))):
+    sys.kept = np.kept = kept = [np.ones(1000), np.zeros(10)]
+    kept.append(kept)
+print(len(heap.sizes))
+"""
+    assert subprocesses.says(program.replace("FOLDER", repr(str(Path(__file__).parent)))) == "2"
+
+
+def test_callbacks_are_addresses_ctypes_functions_or_numba_functions() -> None:
+    heap = Heap()
+
+    class Compiled:
+        """As numba's cfunc."""
+
+        address = ctypes.cast(heap.calloc, ctypes.c_void_p).value
+
+    address = ctypes.cast(heap.malloc, ctypes.c_void_p).value
+    assert address is not None
+    made_of_all = Callbacks(malloc=address, calloc=Compiled(), realloc=heap.realloc, free=heap.free)  # type: ignore[arg-type]
+    assert repr(made_of_all) == "Callbacks(align=1)"
+
+
+@pytest.mark.parametrize("missing", ["malloc", "calloc", "realloc", "free"])
+@pytest.mark.parametrize("nothing", [None, 0])
+def test_a_missing_callback_is_named(missing: str, nothing: int | None) -> None:
+    functions: dict[str, int | None] = dict.fromkeys(["malloc", "calloc", "realloc", "free"], 4096)
+    functions[missing] = nothing
+    with pytest.raises(ctxalloc.RegistrationError, match=f"'Callbacks' has no {missing} function"):
+        Callbacks(**functions)
+
+
+def test_strategies_say_what_they_are() -> None:
+    assert repr(HugePages()) == "Pool(source=HugePages(reserved=False))"
+    assert repr(SharedMemory()) == "SharedMemory()"
+    assert repr(Guard(align=1, underrun=True)) == (
+        "Guard(align=1, underrun=True, quarantine_bytes=268435456, report=True)"
+    )
+    assert repr(Numa(node=[0], policy="interleave")) == 'Pool(source=NumaPages(nodes=[0], policy="interleave"))'
+
+
+@pytest.mark.parametrize(
+    ("construct", "error", "message"),
+    [
+        (lambda: Guard(align=3), ValueError, "align=3 is not possible; give a power of two from 1 to 4096"),
+        (lambda: Guard(align=8192), ValueError, "align=8192"),
+        (lambda: Guard(underrun=1), TypeError, "underrun=1"),  # type: ignore[arg-type]
+        (lambda: Guard(quarantine_bytes=-1), ValueError, "quarantine_bytes=-1"),
+        (lambda: HugePages(reserved="yes"), TypeError, "reserved='yes'"),  # type: ignore[arg-type]
+        (lambda: HugePages(warm_bytes=-1), ValueError, "warm_bytes=-1"),
+        (lambda: Numa(node=1023), ValueError, "node=1023 is not possible; the nodes of this machine are 0"),
+        (lambda: Numa(node=-1), ValueError, "node=-1"),
+        (lambda: Numa(node="0"), TypeError, "node='0'"),  # type: ignore[arg-type]
+        (lambda: Numa(), ValueError, "one node or more"),
+        (lambda: Numa(node=[0, 0], policy="preferred"), ValueError, "exactly one node"),
+        (lambda: Numa(node=0, policy="close"), ValueError, "policy='close'"),  # type: ignore[arg-type]
+        (lambda: Locked(decay_seconds=-1), ValueError, "decay_seconds=-1"),
+        (lambda: Callbacks(malloc="m", calloc=1, realloc=1, free=1), TypeError, "malloc='m'"),  # type: ignore[arg-type]
+        (lambda: Callbacks(malloc=1, calloc=1, realloc=1, free=-1), ValueError, "free=-1"),
+        (lambda: Callbacks(malloc=1, calloc=1, realloc=1, free=1, align=3), ValueError, "align=3"),
+    ],
+)
+def test_nonsense_is_refused_with_the_value(
+    construct: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        construct()
+    assert message in str(caught.value)

@@ -15,17 +15,10 @@ use std::sync::Arc;
 
 /// The strategy that the options describe.
 pub(super) fn callbacks(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
-    let mut functions = CallbackFunctions::new(address(options, "ctx")?);
-    let (malloc, calloc) = (address(options, "malloc")?, address(options, "calloc")?);
-    let (realloc, free) = (address(options, "realloc")?, address(options, "free")?);
-    // SAFETY: an address or NULL, for which `Option` has a place; whoever gave it vouches for the type (the class says so).
-    functions.malloc = unsafe { std::mem::transmute::<*mut c_void, _>(malloc) };
-    // SAFETY: as above.
-    functions.calloc = unsafe { std::mem::transmute::<*mut c_void, _>(calloc) };
-    // SAFETY: as above.
-    functions.realloc = unsafe { std::mem::transmute::<*mut c_void, _>(realloc) };
-    // SAFETY: as above.
-    functions.free = unsafe { std::mem::transmute::<*mut c_void, _>(free) };
+    let at = |name| address(options, name);
+    let (ctx, malloc, calloc, realloc, free) = (at("ctx")?, at("malloc")?, at("calloc")?, at("realloc")?, at("free")?);
+    // SAFETY: whoever gave the addresses vouches for what is there; the class says so.
+    let functions = unsafe { CallbackFunctions::at(ctx, malloc, calloc, realloc, free) };
     let align = options.maybe_size("align")?.unwrap_or(1);
     // SAFETY: the duties are written down in the class, for whoever has addresses of C functions. Those that are Python's
     // are wrapped below, and what holds them is kept for ever.

@@ -11,6 +11,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+type Malloc = unsafe extern "C" fn(ctx: *mut c_void, size: usize) -> *mut c_void;
+type Calloc = unsafe extern "C" fn(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void;
+type Realloc = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void;
+type Free = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize);
+
 /// What [`Callbacks`] calls, as NEP 49 declares it. A `None` is C's NULL.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -18,13 +23,13 @@ pub struct CallbackFunctions {
     /// Passed to each function, and not looked at.
     pub ctx: *mut c_void,
     /// `malloc(ctx, size)`: a block, or NULL. `size` is never zero.
-    pub malloc: Option<unsafe extern "C" fn(ctx: *mut c_void, size: usize) -> *mut c_void>,
+    pub malloc: Option<Malloc>,
     /// `calloc(ctx, nelem, elsize)`: zeros, or NULL.
-    pub calloc: Option<unsafe extern "C" fn(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void>,
+    pub calloc: Option<Calloc>,
     /// `realloc(ctx, ptr, new_size)`: the block, perhaps elsewhere; NULL leaves it as it was. `ptr` is never NULL.
-    pub realloc: Option<unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void>,
+    pub realloc: Option<Realloc>,
     /// `free(ctx, ptr, size)`: takes the block back; `size` is the one that it was last given. `ptr` is never NULL.
-    pub free: Option<unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize)>,
+    pub free: Option<Free>,
 }
 
 impl CallbackFunctions {
@@ -32,6 +37,31 @@ impl CallbackFunctions {
     #[must_use]
     pub const fn new(ctx: *mut c_void) -> Self {
         Self { ctx, malloc: None, calloc: None, realloc: None, free: None }
+    }
+
+    /// The functions at four addresses, as ctypes, cffi or numba give them out. NULL is none.
+    ///
+    /// # Safety
+    /// - each address is NULL or that of a C function with the signature of its field.
+    #[must_use]
+    pub unsafe fn at(
+        ctx: *mut c_void,
+        malloc: *const c_void,
+        calloc: *const c_void,
+        realloc: *const c_void,
+        free: *const c_void,
+    ) -> Self {
+        Self {
+            ctx,
+            // SAFETY: such a function or NULL, says the caller; an `Option` of a function has a place for NULL.
+            malloc: unsafe { std::mem::transmute::<*const c_void, Option<Malloc>>(malloc) },
+            // SAFETY: as above.
+            calloc: unsafe { std::mem::transmute::<*const c_void, Option<Calloc>>(calloc) },
+            // SAFETY: as above.
+            realloc: unsafe { std::mem::transmute::<*const c_void, Option<Realloc>>(realloc) },
+            // SAFETY: as above.
+            free: unsafe { std::mem::transmute::<*const c_void, Option<Free>>(free) },
+        }
     }
 }
 
@@ -49,10 +79,10 @@ pub struct Callbacks {
 #[derive(Clone, Copy)]
 struct Complete {
     ctx: *mut c_void,
-    malloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
-    calloc: unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void,
-    realloc: unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize),
+    malloc: Malloc,
+    calloc: Calloc,
+    realloc: Realloc,
+    free: Free,
 }
 
 // SAFETY: `ctx` is only handed to the functions beside it, which may be called on any thread (`Callbacks::new`).

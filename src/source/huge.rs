@@ -8,6 +8,7 @@ use super::Pages;
 use super::pages::{self, HUGE_PAGE};
 use crate::error::Error;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Pages for a pool whose blocks of 2 MiB and more lie on huge pages.
 ///
@@ -29,7 +30,7 @@ pub struct HugePages {
 impl HugePages {
     /// Huge pages as the kernel finds them (MADV_HUGEPAGE): needs no privilege and never fails for want of them.
     ///
-    /// Large blocks start at a multiple of 2 MiB. What is behind the last whole 2 MiB of a block are ordinary pages.
+    /// Blocks of 2 MiB and more start at a multiple of 2 MiB and take whole huge pages, up to 2 MiB more than asked for.
     /// Where `/sys/kernel/mm/transparent_hugepage/enabled` says `never`, or no 2 MiB of memory lie together, all are.
     #[must_use]
     pub const fn transparent() -> Self {
@@ -58,15 +59,6 @@ impl HugePages {
         // SAFETY: just mapped, and nobody has it.
         unsafe { pages::unmap(trial, HUGE_PAGE) };
         Ok(Self { reserved: true })
-    }
-
-    /// How many bytes of a mapping belong together: reserved huge pages come and go as a whole.
-    fn whole(self, size_bytes: usize) -> Option<usize> {
-        if self.reserved && size_bytes >= HUGE_PAGE {
-            size_bytes.checked_next_multiple_of(HUGE_PAGE)
-        } else {
-            Some(size_bytes)
-        }
     }
 }
 
@@ -111,31 +103,62 @@ unsafe impl Pages for HugePages {
         pages::map(size_bytes, align)
     }
 
-    fn map_block(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        if size_bytes < HUGE_PAGE {
-            return pages::map(size_bytes, align);
-        }
-        if self.reserved {
-            return map_reserved(self.whole(size_bytes)?, align.max(HUGE_PAGE));
-        }
-        let start = pages::map(size_bytes, align.max(HUGE_PAGE))?;
+    unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+        // SAFETY: the caller's promises are the same.
+        unsafe { pages::unmap(start, size_bytes) }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: the caller's promises are the same.
+        unsafe { pages::discard(start, size_bytes) }
+    }
+
+    fn huge(&self) -> Option<Arc<dyn Pages>> {
+        Some(if self.reserved { Arc::new(Reserved) } else { Arc::new(Transparent) })
+    }
+}
+
+/// What [`HugePages::transparent`] puts behind large blocks.
+#[derive(Debug)]
+struct Transparent;
+
+// SAFETY: as `HugePages`; the hint changes no contents.
+unsafe impl Pages for Transparent {
+    fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        let start = pages::map(size_bytes, align)?;
         // SAFETY: the mapping just made.
         unsafe { pages::prefer_huge(start, size_bytes) };
         Some(start)
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // Regions of small blocks are a multiple of 2 MiB too, so this is right for either kind of mapping.
-        let Some(whole) = self.whole(size_bytes) else { return };
-        // SAFETY: the caller vouches for the mapping, which is that long.
-        unsafe { pages::unmap(start, whole) }
+        // SAFETY: the caller's promises are the same.
+        unsafe { pages::unmap(start, size_bytes) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        if self.reserved && size_bytes >= HUGE_PAGE {
-            return false; // the huge pages would go to whoever asks next, and touching ours again could fail
-        }
         // SAFETY: the caller's promises are the same.
         unsafe { pages::discard(start, size_bytes) }
+    }
+}
+
+/// What [`HugePages::reserved`] puts behind large blocks.
+#[derive(Debug)]
+struct Reserved;
+
+// SAFETY: private anonymous mappings, zero when fresh, ours alone (mmap(2)).
+unsafe impl Pages for Reserved {
+    fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        map_reserved(size_bytes, align)
+    }
+
+    unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+        // SAFETY: the caller's promises are the same; the size is a multiple of a huge page's, as munmap(2) wants it.
+        unsafe { pages::unmap(start, size_bytes) }
+    }
+
+    /// They would go to whoever asks next, and touching ours again could fail.
+    unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
+        false
     }
 }

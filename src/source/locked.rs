@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 /// Pages for a pool whose blocks are locked in memory (mlock): brought in when they are first handed out, and never
 /// swapped.
 ///
-/// What is locked is what is handed out, by spans of 64 KiB and more and by large blocks, not what is only mapped; but
-/// also what the pool keeps for the next one. A child of `fork` has copies that are not locked (mlock(2)). Where the
+/// What is locked is what is handed out, by spans of 64 KiB and more, not what is only mapped; but also what the pool
+/// keeps for the next one, until it gives that back (`decay`, [`trim`](crate::strategy::Strategy::trim)). A child of `fork` has copies that are not locked (mlock(2)). Where the
 /// limit leaves no room, an allocation fails.
 #[derive(Debug, Clone, Copy)]
 pub struct LockedPages {
@@ -97,22 +97,21 @@ unsafe impl Pages for LockedPages {
         unsafe { pages::lock(start, size_bytes) }.is_ok()
     }
 
-    unsafe fn decommit(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same.
-        unsafe { pages::unlock(start, size_bytes) };
-        // What lay there must not be swapped out after all.
-        // SAFETY: nobody uses the pages, says the caller.
-        let _ = unsafe { pages::discard(start, size_bytes) };
-    }
-
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the caller's promises are the same. This takes the locks with it.
         unsafe { PrivatePages.unmap(start, size_bytes) }
     }
 
-    /// The system does not empty pages that are locked, only those that came back.
+    /// What lay there must not be swapped out after all: it goes at once.
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
         // SAFETY: the caller's promises are the same.
+        unsafe { pages::unlock(start, size_bytes) };
+        // SAFETY: as above.
         unsafe { PrivatePages.discard(start, size_bytes) }
+    }
+
+    /// The system does not empty pages that are locked (madvise(2)).
+    unsafe fn empty(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
+        false
     }
 }

@@ -19,34 +19,21 @@ pub(crate) use shared::{Shared, grow_shared, map_shared};
 
 use std::fmt::Debug;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-/// Where a pool gets its regions from: pages that can be mapped, given back, and emptied.
-///
-/// A mapping is either cut into spans, whose pages are [committed](Pages::commit) when the first of them is taken and
-/// [decommitted](Pages::decommit) when they come back; or it is [one block](Pages::map_block), ready for use.
+/// Where a pool gets its memory from: pages that can be mapped, made fit for use, emptied, and given back.
 ///
 /// # Safety
-/// - [`map`](Pages::map) and [`map_block`](Pages::map_block) return `size_bytes` of zeroed, writable memory at a multiple
-///   of `align`, not in use by anybody else until it is unmapped;
-/// - after a [`discard`](Pages::discard) that said true the memory is zero;
+/// - [`map`](Pages::map) returns `size_bytes` of zeroed, writable memory at a multiple of `align`, not in use by anybody
+///   else until it is unmapped;
+/// - after a [`discard`](Pages::discard) or an [`empty`](Pages::empty) that said true the memory is zero;
 /// - [`commit`](Pages::commit) changes no contents.
 pub unsafe trait Pages: Debug + Send + Sync + 'static {
     /// `size_bytes` of zero pages at a multiple of `align`, or nothing.
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>>;
 
-    /// A mapping for one large block: as [`map`](Pages::map), and committed.
-    fn map_block(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        let start = self.map(size_bytes, align)?;
-        // SAFETY: the mapping just made.
-        if unsafe { self.commit(start, size_bytes) } {
-            return Some(start);
-        }
-        // SAFETY: as above; nobody knows it yet.
-        unsafe { self.unmap(start, size_bytes) };
-        None
-    }
-
-    /// Makes pages fit for blocks before the first one lies in them. False: they cannot be used, and nothing changed.
+    /// Makes pages fit for blocks, before the first block lies in them and again after a [`discard`](Pages::discard).
+    /// Some of them may be fit already. False: they cannot be used; the pool gives them back by `discard`.
     ///
     /// # Safety
     /// - the pages lie in a mapping of this source, and nobody else has them.
@@ -55,27 +42,34 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
-    /// Takes back what [`commit`](Pages::commit) did to pages in which no block lies any more; their contents may go. Not
-    /// called before a whole mapping is [unmapped](Pages::unmap).
-    ///
-    /// # Safety
-    /// - the pages were committed, and nobody uses them.
-    unsafe fn decommit(&self, start: NonNull<u8>, size_bytes: usize) {
-        let _ = (start, size_bytes);
-    }
-
     /// Gives a whole mapping back.
     ///
     /// # Safety
-    /// - `start` and `size_bytes` are those of one [`map`](Pages::map) or [`map_block`](Pages::map_block), and nobody uses
-    ///   it any more.
+    /// - `start` and `size_bytes` are those of one [`map`](Pages::map), and nobody uses it any more.
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize);
 
-    /// Gives the memory of some pages back but not their addresses. Says whether it could; then they are zero.
+    /// Gives the memory of some pages back but not their addresses, and undoes [`commit`](Pages::commit). Says whether it
+    /// could; then they are zero.
     ///
     /// # Safety
     /// - the pages lie in a mapping of this source, and nobody needs their contents.
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool;
+
+    /// Gives the memory of some pages back that stay committed. Says whether it could; then they are zero.
+    ///
+    /// # Safety
+    /// - as for [`discard`](Pages::discard).
+    unsafe fn empty(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: the caller's promises are the same.
+        unsafe { self.discard(start, size_bytes) }
+    }
+
+    /// Pages of another kind for blocks of 2 MiB and more; nothing where they are of this kind too.
+    ///
+    /// Such blocks are cut in whole multiples of 2 MiB, at multiples of 2 MiB.
+    fn huge(&self) -> Option<Arc<dyn Pages>> {
+        None
+    }
 }
 
 /// Private anonymous pages; huge ones behind large mappings, where the system has them.

@@ -122,7 +122,8 @@ pub unsafe fn guard(start: NonNull<u8>, size_bytes: usize) -> bool {
     true
 }
 
-/// Brings pages into memory and keeps them there: they are never swapped out. Says whether it could, else why not.
+/// Brings pages into memory and keeps them there: they are never swapped out. Says why where it could not; then none of
+/// them is locked.
 ///
 /// # Safety
 /// - `start` and `size_bytes` name whole pages from [`map`].
@@ -131,7 +132,13 @@ pub unsafe fn lock(start: NonNull<u8>, size_bytes: usize) -> std::io::Result<()>
     // SAFETY: the caller vouches for the pages; no contents change.
     match unsafe { libc::mlock(start.as_ptr().cast(), size_bytes) } {
         0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+        _ => {
+            let error = std::io::Error::last_os_error();
+            // Where memory ran short half-way, some are.
+            // SAFETY: as above.
+            unsafe { unlock(start, size_bytes) };
+            Err(error)
+        }
     }
 }
 

@@ -135,7 +135,7 @@ impl<P: Pages> Arena<P> {
                 }
                 for (from, to) in whole_pages(dead_here, classes::bytes(span.class)) {
                     // SAFETY: these pages lie in blocks of this arena that nobody has, and no list leads there any more.
-                    if unsafe { heap.source.discard(from, to.addr().get() - from.addr().get()) } {
+                    if unsafe { heap.source.empty(from, to.addr().get() - from.addr().get()) } {
                         released += to.addr().get() - from.addr().get();
                     }
                 }
@@ -194,7 +194,7 @@ impl<P: Pages> Arena<P> {
 
     fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let pool = &*self.inner.pool.inner;
-        let block = pool.large.allocate(&pool.heap.source, size_bytes, zeroed)?;
+        let block = pool.allocate_large(size_bytes, zeroed)?;
         self.inner.state.with(|state| state.live_blocks += 1);
         Some(block)
     }
@@ -323,7 +323,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         let class = region.class_at(block.addr().get());
         if class.is_none() {
             let pool = &*self.inner.pool.inner;
-            pool.large.release(&pool.heap.source, block);
+            pool.release_large(region, block);
         }
         self.inner.state.with(|state| {
             if let Some(class) = class {

@@ -1,8 +1,8 @@
 //! Extents: runs of pages for large blocks, cut from chunks of address space and joined again when they come back.
 //!
 //! What is free is known by its start and by its length; the shortest run that is long enough serves, the lowest of
-//! those, so that holes fill up and long runs stay long. Each page that came back is dirty: it has memory behind it,
-//! and what a block left there. Dirty pages are emptied by age, in regions of 4 MiB ([`Extents::purge`]). A run never
+//! those, so that holes fill up and long runs stay long. Each page that came back is dirty: it has memory behind it
+//! (and is committed), and what a block left there. Dirty pages are emptied by age, in regions of 4 MiB ([`Extents::purge`]). A run never
 //! crosses from one chunk into the next: chunks are mapped and unmapped as they are.
 
 use super::region::{self, PAGE, PAGES, REGION, Region};
@@ -20,6 +20,7 @@ pub(super) struct Run {
 
 #[derive(Debug, Default)]
 pub(super) struct Extents {
+    grain_pages: usize,
     /// By their first page.
     chunks: BTreeMap<usize, Chunk>,
     /// Length of each free run, by its first page.
@@ -72,8 +73,10 @@ impl Run {
 }
 
 impl Extents {
-    pub(super) fn new() -> Self {
-        Self { spare: region::take_spare(), ..Self::default() }
+    /// Extents of which all runs will be whole multiples of `grain_pages`: 1, or half a region (2 MiB).
+    pub(super) fn new(grain_pages: usize) -> Self {
+        debug_assert!(grain_pages == 1 || grain_pages == PAGES / 2);
+        Self { grain_pages, spare: region::take_spare(), ..Self::default() }
     }
 
     /// The shortest free run of at least `pages`, cut to that; it may be dirty ([`clean`](Self::clean)).
@@ -87,14 +90,18 @@ impl Extents {
     }
 
     /// Maps more, at least `pages` in one run.
-    pub(super) fn grow<P: Pages>(&mut self, source: &P, pages: usize) -> bool {
+    pub(super) fn grow<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> bool {
+        if self.grain_pages > 1 {
+            // No more than asked for: such pages may be counted.
+            return self.map(source, pages);
+        }
         let whole = PAGES * pages.div_ceil(PAGES);
         // By a quarter of what is there, so that chunks stay few; the memory behind comes with the first touch.
         let wanted = whole.max((self.mapped_pages / 4).min(GROWTH_MOST) / PAGES * PAGES);
         [wanted, whole].into_iter().any(|pages| self.map(source, pages))
     }
 
-    fn map<P: Pages>(&mut self, source: &P, pages: usize) -> bool {
+    fn map<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> bool {
         let Some(bytes) = pages.checked_mul(PAGE) else { return false };
         let Some(start) = source.map(bytes, REGION) else { return false };
         let first = start.addr().get() / PAGE;
@@ -124,6 +131,11 @@ impl Extents {
             part.dirty |= bits;
             part.since = now;
         });
+        self.give_empty(run);
+    }
+
+    /// Takes a run back that has no memory behind it, and joins it with its neighbours.
+    pub(super) fn give_empty(&mut self, run: Run) {
         let mut joined = run;
         let behind = run.first + run.pages;
         if let Some(&pages) = self.free.get(&behind).filter(|_| !self.chunks.contains_key(&behind)) {
@@ -182,7 +194,7 @@ impl Extents {
 
     /// Empties what has been dirty since before `moment`, in whole grains; chunks that are free altogether go as a whole.
     /// Returns how many bytes that were.
-    pub(super) fn purge<P: Pages>(&mut self, source: &P, moment: Duration, grain: Grain) -> usize {
+    pub(super) fn purge<P: Pages + ?Sized>(&mut self, source: &P, moment: Duration, grain: Grain) -> usize {
         let before = self.dirty_pages;
         let mut gone = Vec::new();
         for (&first, chunk) in &mut self.chunks {
@@ -213,7 +225,7 @@ impl Extents {
     }
 
     /// Empties the oldest until at most `most_bytes` are dirty.
-    pub(super) fn purge_down_to<P: Pages>(&mut self, source: &P, most_bytes: usize) {
+    pub(super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, most_bytes: usize) {
         let parts = self.chunks.values().flat_map(|chunk| &chunk.regions).filter(|part| part.dirty != 0);
         let mut ages: Vec<_> = parts.map(|part| (part.since, part.dirty.count_ones() as usize * PAGE)).collect();
         ages.sort_unstable();
@@ -232,14 +244,14 @@ impl Extents {
     }
 
     /// Unmaps every chunk: the pool is gone, and with it every block of it.
-    pub(super) fn close<P: Pages>(&mut self, source: &P) {
+    pub(super) fn close<P: Pages + ?Sized>(&mut self, source: &P) {
         while let Some((&first, _)) = self.chunks.first_key_value() {
             self.unmap(source, first);
         }
         region::give_spare(&mut self.spare);
     }
 
-    fn unmap<P: Pages>(&mut self, source: &P, first: usize) {
+    fn unmap<P: Pages + ?Sized>(&mut self, source: &P, first: usize) {
         let Some(chunk) = self.chunks.remove(&first) else { return };
         if let Some(&pages) = self.free.get(&first) {
             self.remove(Run { first, pages });
@@ -314,7 +326,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn grown(pages: usize) -> Extents {
-        let mut extents = Extents::new();
+        let mut extents = Extents::new(1);
         assert!(extents.grow(&PrivatePages, pages));
         extents
     }
@@ -391,7 +403,7 @@ mod tests {
         /// Runs never overlap, nothing is lost, and what is free is joined as far as it goes.
         #[test]
         fn extents_are_a_set_of_pages(steps in prop::collection::vec((1_usize..200, any::<usize>(), 0..4_u8), 1..60)) {
-            let mut extents = Extents::new();
+            let mut extents = Extents::new(1);
             let mut taken: Vec<Run> = Vec::new();
             for (time, (pages, which, what)) in steps.into_iter().enumerate() {
                 let now = Duration::from_secs(time as u64);

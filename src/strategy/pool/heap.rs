@@ -26,7 +26,7 @@ struct State {
 struct Open {
     region: &'static Region,
     free: u64,
-    /// Free pages that were handed out before and may still have memory behind them.
+    /// Free pages that were handed out before, may still have memory behind them, and are committed.
     dirty: u64,
 }
 
@@ -38,9 +38,9 @@ impl<P: Pages> PageHeap<P> {
         Self { source, state: Locked::new(State { spare: region::take_spare(), ..State::default() }) }
     }
 
-    /// A run of `pages` free pages, declared a span of `class`; its start and its length in bytes.
+    /// A run of `pages` free pages, committed and declared a span of `class`; its start.
     pub(super) fn take(&self, pages: usize, class: usize) -> Option<NonNull<u8>> {
-        self.state.with(|state| {
+        let (region, first, is_fit) = self.state.with(|state| {
             let found = state.open.iter_mut().find_map(|open| first_run(open.free, pages).map(|first| (first, open)));
             let (first, open) = match found {
                 Some(found) => found,
@@ -51,19 +51,37 @@ impl<P: Pages> PageHeap<P> {
                     (0, &mut state.open[at])
                 }
             };
+            let is_fit = open.dirty & run(first, pages) == run(first, pages);
             open.free &= !run(first, pages);
             open.dirty &= !run(first, pages);
             open.region.assign(first, pages, class);
-            NonNull::new(open.start().wrapping_add(first * PAGE))
-        })
+            Some((open.region, first, is_fit))
+        })?;
+        let start = NonNull::new(region.start.load(Ordering::Relaxed).wrapping_add(first * PAGE))?;
+        // Outside of the lock: it may bring the pages into memory.
+        // SAFETY: pages of the source's mapping that are ours alone now.
+        if is_fit || unsafe { self.source.commit(start, pages * PAGE) } {
+            return Some(start);
+        }
+        // Those that were dirty are fit, the others are not: none of them from now on.
+        // SAFETY: as above.
+        let emptied = unsafe { self.source.discard(start, pages * PAGE) };
+        self.put_back(region, first, pages, !emptied);
+        None
     }
 
-    /// Takes a span back.
+    /// Takes a span back, in which no block lies any more.
     pub(super) fn give(&self, region: &'static Region, first: usize, pages: usize) {
+        self.put_back(region, first, pages, true);
+    }
+
+    fn put_back(&self, region: &'static Region, first: usize, pages: usize, is_dirty: bool) {
         self.state.with(|state| {
             if let Some(open) = state.open.iter_mut().find(|open| std::ptr::eq(open.region, region)) {
                 open.free |= run(first, pages);
-                open.dirty |= run(first, pages);
+                if is_dirty {
+                    open.dirty |= run(first, pages);
+                }
             }
         });
     }

@@ -5,9 +5,9 @@
 //! still with their memory. Of that, no more is kept than the next busy moment will want ([`Demand`]), and
 //! nothing that nobody used for a while (`decay`).
 
-use super::classes;
 use super::extents::{Extents, Grain, Run};
 use super::region::{self, PAGE};
+use super::{PoolOptions, classes};
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
@@ -29,6 +29,7 @@ const MOST_PAGES: usize = (1 << 46) / PAGE;
 #[derive(Debug)]
 pub(super) struct Large {
     store: Locked<Store>,
+    grain_pages: usize,
     most_bytes: usize,
     decay: Duration,
 }
@@ -100,44 +101,66 @@ fn now() -> Duration {
 }
 
 impl Large {
-    pub(super) fn new(most_bytes: usize, decay: Duration) -> Self {
+    /// Large blocks in whole multiples of `grain_pages`.
+    pub(super) fn new(grain_pages: usize, options: PoolOptions) -> Self {
         let recent = Vec::with_capacity(RECENT + 1);
         let demand = Demand::default();
         let store = Store {
             recent,
             recent_bytes: 0,
-            extents: Extents::new(),
+            extents: Extents::new(grain_pages),
             live_bytes: 0,
             demand,
             holes_bytes: 0,
             looked: now(),
         };
-        Self { store: Locked::new(store), most_bytes, decay }
+        Self { store: Locked::new(store), grain_pages, most_bytes: options.warm_bytes, decay: options.decay }
     }
 
-    pub(super) fn allocate<P: Pages>(&self, source: &P, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    pub(super) fn allocate<P: Pages + ?Sized>(
+        &self,
+        source: &P,
+        size_bytes: usize,
+        zeroed: bool,
+    ) -> Option<NonNull<u8>> {
         debug_assert!(size_bytes > classes::MOST);
-        let pages = size_bytes.div_ceil(PAGE);
-        if pages > MOST_PAGES {
+        if size_bytes.div_ceil(PAGE) > MOST_PAGES {
             return None;
         }
-        let (block, run, dirty) = self.store.with(|store| {
+        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
+        // The source may refuse while we sit on memory that nobody uses.
+        self.try_allocate(source, pages, zeroed)
+            .or_else(|| if self.trim(source) == 0 { None } else { self.try_allocate(source, pages, zeroed) })
+    }
+
+    fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let (block, run, dirty, is_fit) = self.store.with(|store| {
             if let Some(Recent { block, run }) = store.take_recent(pages) {
                 store.lend(run);
-                return Some((block, run, if zeroed { vec![run] } else { Vec::new() }));
+                return Some((block, run, if zeroed { vec![run] } else { Vec::new() }, true));
             }
             let run = store.take(source, pages)?;
             let block = store.extents.place(run);
             store.extents.record(run).assign_large(block.addr().get(), pages);
             let dirty = store.extents.clean(run);
             store.lend(run);
-            Some((block, run, if zeroed { dirty } else { Vec::new() }))
+            let is_fit = dirty.iter().map(|dirty| dirty.pages).sum::<usize>() == pages;
+            Some((block, run, if zeroed { dirty } else { Vec::new() }, is_fit))
         })?;
+        // Outside of the lock: it may bring the pages into memory.
+        // SAFETY: pages of the source's mapping that are ours alone now.
+        if !is_fit && !unsafe { source.commit(block, run.bytes()) } {
+            // Those that were dirty are fit, the others are not: none of them from now on.
+            // SAFETY: as above.
+            let emptied = unsafe { source.discard(block, run.bytes()) };
+            self.store.with(|store| store.take_back(run, emptied));
+            return None;
+        }
         for dirty in dirty {
             // SAFETY: a part of the block, which is ours.
             let place = unsafe { block.add((dirty.first - run.first) * PAGE) };
             // SAFETY: as above, and nobody needs its contents.
-            let emptied = dirty.bytes() > CLEAR_BY_HAND && unsafe { source.discard(place, dirty.bytes()) };
+            let emptied = dirty.bytes() > CLEAR_BY_HAND && unsafe { source.empty(place, dirty.bytes()) };
             if !emptied {
                 // SAFETY: as above.
                 unsafe { place.write_bytes(0, dirty.bytes()) };
@@ -152,7 +175,7 @@ impl Large {
     }
 
     /// Takes a live large block back.
-    pub(super) fn release<P: Pages>(&self, source: &P, block: NonNull<u8>) {
+    pub(super) fn release<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>) {
         let address = block.addr().get();
         // SAFETY: a live block of this pool, say the callers.
         let record = unsafe { region::find(address) };
@@ -176,12 +199,12 @@ impl Large {
     }
 
     /// Gives back all memory that nobody uses; returns how many bytes that were.
-    pub(super) fn trim<P: Pages>(&self, source: &P) -> usize {
+    pub(super) fn trim<P: Pages + ?Sized>(&self, source: &P) -> usize {
         self.store.with(|store| store.trim(source))
     }
 
     /// Gives everything back: the pool is gone, and with it every block of it.
-    pub(super) fn close<P: Pages>(&self, source: &P) {
+    pub(super) fn close<P: Pages + ?Sized>(&self, source: &P) {
         self.store.with(|store| store.extents.close(source));
     }
 
@@ -197,7 +220,7 @@ impl Store {
     }
 
     /// Gives back what is more than the next busy moment will want, or than `most_bytes`.
-    fn keep_within<P: Pages>(&mut self, source: &P, now: Duration, most_bytes: usize) {
+    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, now: Duration, most_bytes: usize) {
         let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
         // A little more may gather, so that there is something to give back.
@@ -219,16 +242,22 @@ impl Store {
     }
 
     /// A run of exactly `pages`.
-    fn take<P: Pages>(&mut self, source: &P, pages: usize) -> Option<Run> {
+    fn take<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> Option<Run> {
         self.join_recent(now());
         if let Some(run) = self.extents.take(pages) {
             return Some(run);
         }
-        // The system may refuse while we sit on memory that nobody uses.
-        if !self.extents.grow(source, pages) && (self.trim(source) == 0 || !self.extents.grow(source, pages)) {
-            return None;
+        if self.extents.grow(source, pages) { self.extents.take(pages) } else { None }
+    }
+
+    /// Takes back what could not be made fit for use; with its memory, unless it was emptied.
+    fn take_back(&mut self, run: Run, emptied: bool) {
+        self.live_bytes -= run.bytes();
+        if emptied {
+            self.extents.give_empty(run);
+        } else {
+            self.extents.give(run, now());
         }
-        self.extents.take(pages)
     }
 
     fn join_recent(&mut self, now: Duration) {
@@ -238,7 +267,7 @@ impl Store {
         self.recent_bytes = 0;
     }
 
-    fn trim<P: Pages>(&mut self, source: &P) -> usize {
+    fn trim<P: Pages + ?Sized>(&mut self, source: &P) -> usize {
         self.join_recent(now());
         self.extents.purge(source, Duration::MAX, Grain::Page)
     }

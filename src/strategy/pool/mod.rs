@@ -26,7 +26,7 @@ use cache::{Cache, Home};
 use central::Central;
 use heap::PageHeap;
 use large::Large;
-use region::PAGE;
+use region::{PAGE, Region};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,9 +49,19 @@ struct Inner<P: Pages> {
     /// Which of a thread's caches is this pool's. Never used again.
     number: usize,
     large: Large,
+    /// Where the source has pages of another kind for blocks of 2 MiB and more.
+    huge: Option<Huge>,
     shelves: [Central; classes::COUNT],
     heap: PageHeap<P>,
 }
+
+struct Huge {
+    blocks: Large,
+    source: Arc<dyn Pages>,
+}
+
+/// How many of our pages a huge page has: what blocks on those are multiples of.
+const HUGE_PAGES: usize = pages::HUGE_PAGE / PAGE;
 
 /// What a pool may keep.
 ///
@@ -107,7 +117,8 @@ impl<P: Pages> Pool<P> {
         static NUMBERS: AtomicUsize = AtomicUsize::new(0);
         let inner: Arc<Inner<P>> = Arc::new(Inner {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            large: Large::new(options.warm_bytes, options.decay),
+            large: Large::new(1, options),
+            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, options), source }),
             shelves: std::array::from_fn(Central::new),
             heap: PageHeap::new(source),
         });
@@ -119,10 +130,7 @@ impl<P: Pages> Pool<P> {
     #[inline(never)]
     fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
         // The source may refuse while we sit on memory that nobody uses.
-        self.refill(class).or_else(|| {
-            let released = self.inner.large.release_all(&self.inner.heap);
-            if released == 0 { None } else { self.refill(class) }
-        })
+        self.refill(class).or_else(|| if self.inner.give_back() == 0 { None } else { self.refill(class) })
     }
 
     fn refill(&self, class: usize) -> Option<NonNull<u8>> {
@@ -200,22 +208,46 @@ unsafe fn resize_by(strategy: &impl Strategy, block: NonNull<u8>, new_size_bytes
     Some(moved)
 }
 
-impl<P: Pages> Drop for Inner<P> {
-    fn drop(&mut self) {
-        self.large.close(&self.heap.source);
-    }
-}
-
 impl<P: Pages> Home for Inner<P> {
     fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
         self.shelves[class].give(blocks);
     }
 }
 
+impl<P: Pages> Inner<P> {
+    fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        match &self.huge {
+            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => {
+                huge.blocks.allocate(&*huge.source, size_bytes, zeroed)
+            }
+            _ => self.large.allocate(&self.heap.source, size_bytes, zeroed),
+        }
+    }
+
+    /// Takes a live large block back.
+    fn release_large(&self, region: &Region, block: NonNull<u8>) {
+        match &self.huge {
+            // Sizes were told apart in the same way, and no block is given more than its grain.
+            Some(huge) if region.large_pages_at(block.addr().get()) >= HUGE_PAGES => {
+                huge.blocks.release(&*huge.source, block);
+            }
+            _ => self.large.release(&self.heap.source, block),
+        }
+    }
+
+    /// Gives back what no thread and no shelf has; returns how many bytes that were.
+    fn give_back(&self) -> usize {
+        let huge = self.huge.as_ref().map_or(0, |huge| huge.blocks.trim(&*huge.source));
+        huge + self.large.trim(&self.heap.source) + self.heap.trim()
+    }
+}
+
 impl<P: Pages> Drop for Inner<P> {
-    /// Large blocks that were kept warm go with the pool, as its regions do.
     fn drop(&mut self) {
-        self.large.release_all(&self.heap);
+        self.large.close(&self.heap.source);
+        if let Some(huge) = &self.huge {
+            huge.blocks.close(&*huge.source);
+        }
     }
 }
 
@@ -224,6 +256,9 @@ impl<P: Pages> HeldAcrossFork for Inner<P> {
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
         self.shelves.iter().for_each(|shelf| visit(shelf.lock()));
         visit(self.large.lock());
+        if let Some(huge) = &self.huge {
+            visit(huge.blocks.lock());
+        }
         visit(self.heap.lock());
     }
 }
@@ -240,12 +275,12 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         if size_bytes <= classes::MOST {
             return self.allocate_small(size_bytes);
         }
-        self.inner.large.allocate(&self.inner.heap.source, size_bytes, false)
+        self.inner.allocate_large(size_bytes, false)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         if size_bytes > classes::MOST {
-            return self.inner.large.allocate(&self.inner.heap.source, size_bytes, true);
+            return self.inner.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
         // SAFETY: the block has that many bytes, and nobody else has it yet.
@@ -264,7 +299,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         // SAFETY: a live block, says the caller.
         let region = unsafe { region::find(address) };
         let Some(class) = region.class_at(address) else {
-            self.inner.large.release(&self.inner.heap.source, block);
+            self.inner.release_large(region, block);
             return;
         };
         let kept = cache::get(self.inner.number).is_some_and(|cache| cache.push(class, block));
@@ -280,7 +315,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         for shelf in &inner.shelves {
             shelf.trim(&inner.heap);
         }
-        inner.large.trim(&inner.heap.source) + inner.heap.trim()
+        inner.give_back()
     }
 }
 

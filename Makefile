@@ -195,11 +195,15 @@ stress-part: stress ## the same, a hundredth of it
 mutants: $(DONE)/tools $(DONE)/package ## 60 ways to break the selection: the oracle notices each (MUTANTS="name ..." for some)
 	$(PY) tests/oracle/mutants.py $(MUTANTS)
 
-test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under system, aligned64 and tracked, whole
-	$(PY) tests/numpy_suite/run.py --handler system --handler aligned64 --handler tracked
+# Each handler is a run of its own: NUMPY_HANDLERS="guard" for some.
+NUMPY_HANDLERS := system aligned64 pool arena tracked hugepages locked guard
+numpy_handlers = $(foreach name,$(NUMPY_HANDLERS),--handler $(name))
+
+test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under every handler there is, whole
+	$(PY) tests/numpy_suite/run.py $(numpy_handlers)
 
 test-numpy-part: $(DONE)/numpy-suite ## the same without what NumPy marks as slow
-	$(PY) tests/numpy_suite/run.py --part --handler system --handler aligned64
+	$(PY) tests/numpy_suite/run.py --part $(numpy_handlers)
 
 $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/test.txt
 	$(PY) $(pip_install) -r requirements/numpy-suite.txt

@@ -147,7 +147,7 @@ class Tracked(Strategy):
     has none of both.
 
     Each block costs 64 bytes more. The handler ``tracked`` is one without options. A request wants one of its own:
-    those that share one see all its blocks. ValueError: ``upstream`` is tracked already.
+    those that share one see all its blocks. ValueError: ``upstream`` is tracked already, or aligns to less than 8 bytes.
     """
 
     __slots__ = ()
@@ -161,7 +161,7 @@ class Zeroing(Strategy):
 
     ``Zeroing(Locked())`` keeps them out of the swap too. It costs what it takes to fill the array once more, and each
     array 8 bytes more, rounded up to the upstream's alignment. Copies (temporaries made elsewhere, pickles, what was
-    printed) it cannot reach.
+    printed) it cannot reach. ValueError: ``upstream`` is a ``Zeroing``, or a ``Guard``, which keep nothing anyway.
     """
 
     __slots__ = ()

@@ -18,6 +18,8 @@ use std::time::Duration;
 #[pyclass(frozen, subclass, name = "Strategy", module = "ctxalloc.strategies")]
 pub(super) struct PyStrategy {
     strategy: Arc<dyn Strategy>,
+    /// The name of its class here.
+    kind: Box<str>,
     /// The same one, where it is a Guard: it can be asked what it found.
     guard: Option<Guard>,
 }
@@ -59,7 +61,10 @@ impl PyStrategy {
             }
             "Fallback" => {
                 let (first, second) = (options.strategy("first")?, options.strategy("second")?);
-                if Arc::ptr_eq(&first, &second) {
+                // Those of these kinds are all the same one.
+                let stateless = |kind: &str| matches!(kind, "System" | "SharedMemory");
+                let kinds = (options.kind_of("first")?, options.kind_of("second")?);
+                if Arc::ptr_eq(&first, &second) || (kinds.0 == kinds.1 && kinds.0.as_deref().is_some_and(stateless)) {
                     return Err(PyValueError::new_err(
                         "Fallback(): both strategies are the same one, and what it refused it refuses again; \
                          give another one as the second",
@@ -101,14 +106,26 @@ impl PyStrategy {
                     Arc::new(Tracked::telling(upstream, tracked::teller(py, frames, tasks)?)?)
                 }
             }
-            "Zeroing" => Arc::new(Zeroing::new(options.upstream()?)),
+            "Zeroing" => {
+                let reason = match options.kind_of("upstream")?.as_deref() {
+                    Some("Zeroing") => Some("upstream is a Zeroing, which wipes its blocks already"),
+                    Some("Guard") => {
+                        Some("nobody finds anything in a block that a Guard took back: its memory is gone")
+                    }
+                    _ => None,
+                };
+                if let Some(reason) = reason {
+                    return Err(PyValueError::new_err(format!("Zeroing(): {reason}; use upstream as it is")));
+                }
+                Arc::new(Zeroing::new(options.upstream()?))
+            }
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "there is no strategy of kind {kind:?}; use the classes in ctxalloc.strategies"
                 )));
             }
         };
-        Ok(Self { strategy, guard: found_guard })
+        Ok(Self { strategy, kind: kind.into(), guard: found_guard })
     }
 
     /// `Guard.misuses` of the package.
@@ -221,6 +238,11 @@ impl<'py> Options<'_, 'py> {
     fn strategy(&self, name: &str) -> PyResult<Arc<dyn Strategy>> {
         self.maybe_strategy(name)?
             .ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
+    }
+
+    /// The class of a strategy that was given.
+    fn kind_of(&self, name: &str) -> PyResult<Option<Box<str>>> {
+        self.maybe(name, "a strategy to wrap", |value| Ok(value.cast::<PyStrategy>()?.get().kind.clone()))
     }
 
     /// A strategy, or None.

@@ -85,8 +85,8 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
     pub(crate) unsafe fn read(block: NonNull<u8>) -> R {
         // SAFETY: the record ends where the block starts.
         let place = unsafe { Self::place(block) };
-        // SAFETY: written by `allocate`, aligned: the block is, and the record's size is a multiple of its alignment.
-        unsafe { place.read() }
+        // SAFETY: written by `allocate`; an upstream may align to less than the record would like.
+        unsafe { place.read_unaligned() }
     }
 
     /// Puts another record in front of the block.
@@ -97,10 +97,15 @@ impl<S: Strategy, R: Copy> Fronted<S, R> {
         // SAFETY: the record ends where the block starts.
         let place = unsafe { Self::place(block) };
         // SAFETY: as in `read`.
-        unsafe { place.write(record) }
+        unsafe { place.write_unaligned(record) }
     }
 
-    /// Where the block's record stands.
+    /// Whether every record is as aligned as its type is: those that are used in place must be.
+    pub(crate) fn aligns_records(&self) -> bool {
+        self.upstream.alignment() >= align_of::<R>()
+    }
+
+    /// Where the block's record stands; aligned where [`aligns_records`](Self::aligns_records) says so.
     ///
     /// # Safety
     /// - `block` has a record before it.

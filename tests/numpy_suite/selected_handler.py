@@ -21,6 +21,9 @@ import ctxalloc
 # Tests that check the very thing we add: a thread of theirs must start as Python starts it.
 STARTS_THREADS_WITH_THE_DEFAULT = ("test_mem_policy.py::test_thread_locality",)
 
+# Strategies without a handler of their own at import: registered for the run, under these names.
+MADE_FOR_THE_RUN = {"arena": ctxalloc.strategies.Arena}
+
 # Tests not run, and why (matched at the end of the test's id). Empty: every test of the suite is run.
 NOT_RUN: dict[str, str] = {}
 
@@ -146,6 +149,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if name is None:
         message = f"--handler is missing: name one of {[h.name for h in ctxalloc.handlers()]}"
         raise pytest.UsageError(message)
+    if name in MADE_FOR_THE_RUN:
+        ctxalloc.register(name, MADE_FOR_THE_RUN[name]())
     try:
         suite = Suite(name)
     except ctxalloc.UnknownHandlerError as unknown:

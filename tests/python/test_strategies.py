@@ -14,7 +14,20 @@ from numpy_c import struct_in
 
 import ctxalloc
 from ctxalloc import Budget
-from ctxalloc.strategies import Aligned, Arena, Budgeted, Fallback, Faulty, Pool, System, Tracked, Zeroing
+from ctxalloc.strategies import (
+    Aligned,
+    Arena,
+    Budgeted,
+    Fallback,
+    Faulty,
+    Guard,
+    HugePages,
+    Pool,
+    SharedMemory,
+    System,
+    Tracked,
+    Zeroing,
+)
 
 SAME = System()
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
@@ -148,6 +161,14 @@ WRAPPED = {
     "test C, fallback": Fallback(Faulty(Aligned(), every=2), System()),
     "test C, tracked": Tracked(traceback=1),
     "test C, zeroing": Zeroing(Aligned()),
+    "test C, pool": Pool(),
+    "test C, guard": Guard(),
+    "test C, huge pages": HugePages(),
+    "test C, shared memory": SharedMemory(),
+    "test C, exact": Budgeted(Guard(align=1), limit_bytes=ctxalloc.GiB),
+    "test C, guard tracked": Tracked(Guard()),
+    "test C, wiped": Zeroing(HugePages()),
+    "test C, shared or not": Fallback(Budgeted(SharedMemory(), limit_bytes=300_000), Pool()),
     "test C, all": Tracked(Zeroing(Fallback(Budgeted(Pool(), limit_bytes=10_000), Faulty(System(), every=3)))),
 }
 
@@ -235,6 +256,12 @@ def test_strategies_say_what_they_are() -> None:
         (lambda: Budgeted(System(), limit_bytes=1, budget=Budget()), TypeError, "either limit_bytes= or budget="),
         (lambda: Budgeted(System(), budget=5), TypeError, "budget=5"),  # type: ignore[arg-type]
         (lambda: Fallback(SAME, SAME), ValueError, "what it refused it refuses again"),
+        (lambda: Fallback(System(), System()), ValueError, "what it refused it refuses again"),
+        (lambda: Fallback(SharedMemory(), SharedMemory()), ValueError, "what it refused it refuses again"),
+        (lambda: Zeroing(Zeroing(System())), ValueError, "wipes its blocks already"),
+        (lambda: Zeroing(Guard()), ValueError, "its memory is gone"),
+        (lambda: Tracked(Guard(align=1)), ValueError, "aligned to 8 bytes or more"),
+        (lambda: Tracked(Tracked()), ValueError, "not tracked"),
         (lambda: Fallback(System(), None), TypeError, "needs a strategy"),  # type: ignore[arg-type]
         (lambda: Faulty(System, every=2), TypeError, "upstream"),  # type: ignore[arg-type]
     ],

@@ -3,14 +3,16 @@
 
 use crate::support::{Marked, Odd, rounds};
 #[cfg(not(miri))]
-use ctxalloc::source::HugePages;
+use ctxalloc::source::{HugePages, LockedPages};
 use ctxalloc::strategy::{
     Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, Tracked, Zeroing,
 };
 #[cfg(not(miri))]
-use ctxalloc::strategy::{Guard, GuardOptions, PoolOptions, SharedMemory};
+use ctxalloc::strategy::{CallbackFunctions, Callbacks, Guard, GuardOptions, PoolOptions, SharedMemory, conformance};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Generator;
+#[cfg(not(miri))]
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
@@ -37,9 +39,82 @@ const EACH: &[(&str, Make)] = &[
     ("HugePages", || Arc::new(Pool::over(HugePages::transparent(), PoolOptions::default()))),
     #[cfg(not(miri))]
     ("SharedMemory", || Arc::new(SharedMemory)),
+    #[cfg(not(miri))]
+    ("Locked while there is room, then System", || {
+        Arc::new(Fallback::new(Pool::over(LockedPages::untried(), PoolOptions::default()), System))
+    }),
+    #[cfg(not(miri))]
+    ("Callbacks, to the C heap", || Arc::new(c_heap(16))),
+    #[cfg(not(miri))]
+    ("Tracked, Guard", || {
+        Arc::new(Tracked::new(Guard::new(GuardOptions::default()).expect("in range")).expect("fits"))
+    }),
     ("the tests' Marked", || Arc::new(Marked::new())),
     ("the tests' Odd", || Arc::new(Odd)),
 ];
+
+/// The C heap by way of function pointers, as C code would hand it over.
+#[cfg(not(miri))]
+fn c_heap(align: usize) -> Callbacks {
+    unsafe extern "C" fn malloc(_ctx: *mut c_void, size: usize) -> *mut c_void {
+        // SAFETY: any size.
+        unsafe { libc::malloc(size) }
+    }
+    unsafe extern "C" fn calloc(_ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
+        // SAFETY: any sizes.
+        unsafe { libc::calloc(nelem, elsize) }
+    }
+    unsafe extern "C" fn realloc(_ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
+        // SAFETY: a live block of these functions, says who calls.
+        unsafe { libc::realloc(ptr, new_size) }
+    }
+    unsafe extern "C" fn free(_ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
+        // SAFETY: as above.
+        unsafe { libc::free(ptr) }
+    }
+    let mut functions = CallbackFunctions::new(std::ptr::null_mut());
+    functions.malloc = Some(malloc);
+    functions.calloc = Some(calloc);
+    functions.realloc = Some(realloc);
+    functions.free = Some(free);
+    // SAFETY: C's own functions keep C's contract; no context is needed.
+    unsafe { Callbacks::new(functions, align) }.expect("all four are there")
+}
+
+#[test]
+fn wrappers_keep_their_records_in_front_of_odd_blocks() {
+    let faulty = Faulty::every(Odd, 2).expect("a count");
+    let all: [Arc<dyn Strategy>; 3] = [
+        Arc::new(Zeroing::new(Odd)),
+        Arc::new(Budgeted::new(Odd, Budget::new("all", None))),
+        Arc::new(Fallback::new(faulty, Odd)),
+    ];
+    for strategy in all {
+        let block = strategy.allocate(100).expect("memory");
+        // SAFETY: live, and so below.
+        let block = unsafe { strategy.resize(block, 1000) }.expect("memory");
+        // SAFETY: as above.
+        unsafe { strategy.release(block) };
+    }
+    let refused = Tracked::new(Odd).expect_err("its list runs through the records");
+    assert!(refused.to_string().contains("aligned to 8 bytes or more"), "{refused}");
+}
+
+/// Guard with an exact end and Callbacks of which nothing is known align to nothing: records in front of their blocks
+/// lie anywhere.
+#[cfg(not(miri))]
+#[test]
+fn strategies_that_align_to_nothing_can_be_wrapped() {
+    let exact = || {
+        let mut options = GuardOptions::default();
+        options.align = 1;
+        Guard::new(options).expect("in range")
+    };
+    conformance::check(Zeroing::new(exact()));
+    conformance::check(Budgeted::new(exact(), Budget::new("all", None)));
+    conformance::check(Fallback::new(Faulty::every(exact(), 2).expect("a count"), c_heap(1)));
+    conformance::check(Zeroing::new(c_heap(1)));
+}
 
 #[derive(Debug, Clone)]
 enum Step {

@@ -63,6 +63,7 @@ pub(super) struct Record {
     name_and_lane: NameAndLane,
 }
 
+const _: () = assert!(align_of::<Record>() == 8, "what `Tracked::new` asks of an upstream");
 const _: () = assert!(size_of::<Record>() == 64, "one cache line, and no more than the pool's alignment");
 
 /// In the list instead of a block's record while the block is resized and may move.

@@ -76,7 +76,7 @@ impl<S: Strategy> Tracked<S> {
     /// `upstream`'s blocks, with size, age and thread of each.
     ///
     /// # Errors
-    /// [`Error::BadOption`] where `upstream` is tracked already.
+    /// [`Error::BadOption`] where `upstream` is tracked already, or aligns its blocks to less than 8 bytes.
     pub fn new(upstream: S) -> Result<Self, Error> {
         Self::with(upstream, None)
     }
@@ -85,7 +85,7 @@ impl<S: Strategy> Tracked<S> {
     /// through this strategy, nor panic.
     ///
     /// # Errors
-    /// [`Error::BadOption`] where `upstream` is tracked already.
+    /// [`Error::BadOption`] where `upstream` is tracked already, or aligns its blocks to less than 8 bytes.
     pub fn telling(upstream: S, tell: impl Fn() -> Told + Send + Sync + 'static) -> Result<Self, Error> {
         Self::with(upstream, Some(Box::new(tell)))
     }
@@ -96,7 +96,14 @@ impl<S: Strategy> Tracked<S> {
             let wanted = "a strategy that is not tracked: its own list would be out of reach behind this one's";
             return Err(Error::BadOption { option: "upstream", value, wanted });
         }
-        Ok(Self { inner: Arc::new(Inner { blocks: Fronted::new(upstream), ledger: Ledger::new(), tell }) })
+        let blocks = Fronted::new(upstream);
+        if !blocks.aligns_records() {
+            let value = format!("{:?}", blocks.upstream);
+            let wanted = "a strategy whose blocks are aligned to 8 bytes or more, for the records in front of them \
+                          (align=8 and up for Guard and Callbacks)";
+            return Err(Error::BadOption { option: "upstream", value, wanted });
+        }
+        Ok(Self { inner: Arc::new(Inner { blocks, ledger: Ledger::new(), tell }) })
     }
 
     /// How much is alive: counted, so cheaper than the list.

@@ -147,7 +147,8 @@ class Tracked(Strategy):
     has none of both.
 
     Each block costs 64 bytes more. The handler ``tracked`` is one without options. A request wants one of its own:
-    those that share one see all its blocks. ValueError: ``upstream`` is tracked already, or aligns to less than 8 bytes.
+    those that share one see all its blocks. ValueError: ``upstream`` is tracked already, or aligns to less than 8
+    bytes.
     """
 
     __slots__ = ()

@@ -195,7 +195,6 @@ impl Entry {
 
 impl Handler {
     /// Whether it belongs to one request after the other ([`lease`]).
-    #[cfg(feature = "python")]
     #[inline]
     pub(crate) fn is_slot(self) -> bool {
         self.entry().hold.is_some()

@@ -118,8 +118,16 @@ fn enter(table: &table::Table, draft: Draft<'_>) -> Result<Handler, Error> {
 }
 
 /// The handler with that name. Takes no lock.
+///
+/// The slots of requests are not found: whose memory one is changes from request to request, and a name holds nobody.
 #[must_use]
 pub fn handler(name: &str) -> Option<Handler> {
+    table::table().named(name).filter(|handler| !handler.is_slot())
+}
+
+/// The handler with that name, a request's slot too: for those who hold something that lives in it.
+#[cfg(feature = "python")]
+pub(crate) fn handler_or_slot(name: &str) -> Option<Handler> {
     table::table().named(name)
 }
 
@@ -129,9 +137,9 @@ pub fn handler_at(face: *const PyDataMem_Handler) -> Option<Handler> {
     table::table().with_face(face)
 }
 
-/// All handlers, in the order of their registration. Takes no lock.
+/// All handlers, in the order of their registration, but for the slots of requests. Takes no lock.
 pub fn handlers() -> impl Iterator<Item = Handler> {
-    table::table().iter()
+    table::table().iter().filter(|handler| !handler.is_slot())
 }
 
 /// The handler of a context in which nothing was selected: `system`, or NumPy's own default

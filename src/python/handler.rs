@@ -209,8 +209,24 @@ impl PyHandler {
         )
     }
 
-    /// Pickles and copies by name.
+    /// There is nothing in it to change: its copy is itself.
+    fn __copy__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    /// As above.
+    fn __deepcopy__<'py>(slf: Bound<'py, Self>, _memo: &Bound<'py, PyAny>) -> Bound<'py, Self> {
+        slf
+    }
+
+    /// Pickles by name.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (&'static str,))> {
+        if self.handler.is_slot() {
+            return Err(PyTypeError::new_err(format!(
+                "handler '{}' belongs to a request of this process, so it has no name elsewhere to pickle it by",
+                self.handler.name()
+            )));
+        }
         Ok((py.import("ctxalloc")?.getattr("handler")?, (self.handler.name(),)))
     }
 }

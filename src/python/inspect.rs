@@ -4,7 +4,7 @@ use super::foreign::{adopt_capsule, handler_in};
 use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::strategies::PyStrategy;
-use crate::handler::{handler as look_up, handlers as all, register as enter, unknown};
+use crate::handler::{handler as look_up, handler_or_slot, handlers as all, register as enter, unknown};
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -27,7 +27,8 @@ pub(super) fn handler<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, P
     PyHandler::of(py, look_up(name).ok_or_else(|| unknown(name))?)
 }
 
-/// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and what came since.
+/// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and what came since;
+/// not those of requests.
 #[pyfunction]
 pub(super) fn handlers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyHandler>>> {
     all().map(|handler| PyHandler::of(py, handler)).collect()
@@ -115,7 +116,7 @@ fn handler_of_owner<'py>(numpy: &Numpy, array: &Bound<'py, PyAny>) -> PyResult<O
     }
     // An array object laid out in another way than NumPy's headers say: by the name that NumPy itself tells.
     let name: Option<String> = numpy.multiarray(py).call_method1("get_handler_name", (array,))?.extract()?;
-    name.and_then(|name| look_up(&name)).map(|handler| PyHandler::of(py, handler)).transpose()
+    name.and_then(|name| handler_or_slot(&name)).map(|handler| PyHandler::of(py, handler)).transpose()
 }
 
 /// The descriptor, offset and size of the SharedMemory block in which an address lies; None for other addresses.

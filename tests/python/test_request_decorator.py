@@ -133,5 +133,5 @@ def test_methods_of_all_kinds_are_decorated() -> None:
         def static() -> str:
             return current().name
 
-    assert {Service().plain(), Service.static()} <= {handler.name for handler in ctxalloc.handlers()}
-    assert "default_allocator" not in {Service().plain(), Service.static()}
+    assert Service().plain().startswith("request slot ")
+    assert Service.static().startswith("request slot ")

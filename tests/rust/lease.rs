@@ -7,7 +7,7 @@ use ctxalloc::handler::lease::{self, metrics};
 use ctxalloc::strategy::{Budget, Pool, Strategy, System, Tracked};
 #[cfg(feature = "tokio")]
 use ctxalloc::task;
-use ctxalloc::{Buffer, Context, Error, Request, current, request, thread};
+use ctxalloc::{Buffer, Context, Error, Request, current, handler, handlers, register, request, thread};
 use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -301,4 +301,29 @@ fn a_request_on_a_tracked_strategy_says_what_escaped() {
     assert!(all_slots_are_free());
     let plain = begin();
     assert!(plain.live_blocks().is_none() && plain.end().escapes.is_none());
+}
+
+#[test]
+fn nobody_finds_a_slot_by_name_or_in_the_list() {
+    let _alone = alone();
+    let request = begin();
+    let slot = request.handler();
+    assert!(handler(slot.name()).is_none());
+    assert!(handlers().all(|other| other != slot));
+    let said = ctxalloc::handler::unknown("nobody").to_string();
+    assert!(said.contains("system, ") && !said.contains(slot.name()), "{said}");
+    let taken = register(slot.name(), System).unwrap_err();
+    assert_eq!(taken, Error::NameTaken { name: slot.name().into() });
+}
+
+#[test]
+fn a_request_begun_where_another_one_is_over_is_part_of_none() {
+    let _alone = alone();
+    let first = begin();
+    let mut late = first.run(Context::copy_current);
+    first.end();
+    let second = late.run(begin);
+    assert!(second.budget().parent().is_none(), "{:?}", second.budget().parent());
+    drop((late, second));
+    assert!(all_slots_are_free());
 }

@@ -173,7 +173,7 @@ impl Slots {
         }));
         // Racing threads try the next number, and so does a user who took such a name.
         let registered = (number..).find_map(|number| {
-            let name = format!("request {number}");
+            let name = format!("request slot {number}");
             let name = Name::new(&name).expect("short, and without a NUL");
             table::table().register(Draft::of_slot(name, slot, hold)).ok()
         });
@@ -210,7 +210,9 @@ impl Lease {
         let number = slots.requests.fetch_add(1, Ordering::Relaxed);
         let outer = terms.outer.and_then(|outer| {
             let _held = Hold::on(outer)?; // its terms stay while we look at them
-            Slot::behind(outer).map(|slot| Arc::clone(&slot.running().account))
+            let running = Slot::behind(outer)?.running();
+            // A request that is over is around nothing any more: its slot serves from the shared pool.
+            (!std::ptr::eq(running, &raw const slots.idle)).then(|| Arc::clone(&running.account))
         });
         let name = terms.name.unwrap_or_else(|| format!("request {number}"));
         let account = Arc::new(Account::new(&name, terms.limit_bytes, terms.budget.as_ref(), outer));

@@ -336,3 +336,38 @@ fn child_that_forks() {
     });
     assert_eq!(guard.misuses(), 0);
 }
+
+#[test]
+fn a_process_without_mappings_left_is_told_what_to_do_once() {
+    let fate = fate_of("child_without_mappings");
+    fate.says("a block of 100 bytes is refused: the process has no mapping left (vm.max_map_count").ended_well();
+    assert_eq!(fate.said.matches("no mapping left").count(), 1, "{}", fate.said);
+}
+
+#[test]
+#[ignore = "a child of a_process_without_mappings_left_is_told_what_to_do_once"]
+fn child_without_mappings() {
+    let guard = guard(64, false);
+    assert!(guard.allocate(1 << 60).is_none(), "of which nothing is said: there is no such memory");
+    let early = guard.allocate(100).expect("memory");
+    // Neighbours of different protection are never joined.
+    for protection in [libc::PROT_READ, libc::PROT_NONE].into_iter().cycle() {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, wherever the system likes.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+        if page == libc::MAP_FAILED {
+            break;
+        }
+    }
+    let refused: Vec<_> = std::iter::from_fn(|| guard.allocate(100)).take(1000).collect();
+    assert!(refused.len() < 1000);
+    assert!(guard.allocate(100).is_none());
+    // SAFETY: live; a block that cannot grow is as it was.
+    assert!(unsafe { guard.resize(early, 200) }.is_none());
+    write(early, 99);
+    for block in refused.into_iter().chain([early]) {
+        // SAFETY: live.
+        unsafe { guard.release(block) };
+    }
+    assert_eq!(guard.misuses(), 0);
+}

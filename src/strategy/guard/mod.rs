@@ -20,9 +20,9 @@ use crate::trace;
 use record::{BLOCKS, Owner, Record, Thread};
 use report::{Finding, Text};
 use std::collections::VecDeque;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Blocks that end at an unreadable page: to find the code that writes, or reads, where it must not.
@@ -43,7 +43,7 @@ use std::sync::{Arc, Weak};
 ///
 /// The cost: system calls for each block, some microseconds; at least a page of memory and two of addresses for each; no
 /// memory is used again before the quarantine is full. Before Linux 6.13 each block is two mappings, of which a process
-/// has 65530 unless `vm.max_map_count` says otherwise: past it, allocations fail. A resize always moves.
+/// has 65530 unless `vm.max_map_count` says otherwise: past it, allocations fail, and standard error says why, once. A resize always moves.
 ///
 /// Cheap to clone: clones are the same Guard.
 #[derive(Clone)]
@@ -129,7 +129,11 @@ impl Guard {
         }
         // The system may have no mapping left while we sit on some that nobody uses.
         let mapping = pages::map(mapped_bytes, page)
-            .or_else(|| if inner.empty_quarantine(0) { pages::map(mapped_bytes, page) } else { None })?;
+            .or_else(|| if inner.empty_quarantine(0) { pages::map(mapped_bytes, page) } else { None });
+        let Some(mapping) = mapping else {
+            inner.explain_refusal(size_bytes);
+            return None;
+        };
         // SAFETY: front + readable < mapped_bytes.
         let behind = unsafe { mapping.add(front + readable) };
         // SAFETY: the last page of the mapping, which nobody uses so far.
@@ -139,6 +143,7 @@ impl Guard {
         if !fenced_in {
             // SAFETY: just mapped, and nobody has it.
             unsafe { pages::unmap(mapping, mapped_bytes) };
+            inner.explain_refusal(size_bytes);
             return None;
         }
         let pad_bytes = readable - fenced;
@@ -197,6 +202,39 @@ impl Inner {
         self.owner.misuses.fetch_add(1, Ordering::Relaxed);
         let mut text = Text::new();
         finding.tell(Thread::current(), &mut text);
+        trace::misuse(text.as_str());
+        if self.options.report {
+            text.print();
+        }
+    }
+
+    /// Says it, once in a process, where the failure is not for want of memory but of mappings: users are told of a
+    /// MemoryError, and have memory.
+    #[cold]
+    fn explain_refusal(&self, size_bytes: usize) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let page = pages::page_bytes();
+        // Of a single page there is always memory, and fenced it needs two mappings.
+        if let Some(trial) = pages::map(2 * page, page) {
+            // SAFETY: the first page of the mapping, which nobody uses.
+            let fits = unsafe { pages::guard(trial, page) };
+            // SAFETY: just mapped, and nobody has it.
+            unsafe { pages::unmap(trial, 2 * page) };
+            if fits {
+                return;
+            }
+        }
+        if SAID.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut text = Text::new();
+        // A Text takes what fits and never fails.
+        let _ = writeln!(
+            text,
+            "ctxalloc Guard: a block of {size_bytes} bytes is refused: the process has no mapping left (vm.max_map_count; \
+             before Linux 6.13 each guarded block is two of them). Raise it (as root: sysctl vm.max_map_count=1000000), or \
+             guard fewer blocks. Said once."
+        );
         trace::misuse(text.as_str());
         if self.options.report {
             text.print();

@@ -81,4 +81,6 @@ mod documents {
     mod readme {}
     #[doc = include_str!("../docs/rust.md")]
     mod guide {}
+    #[doc = include_str!("../docs/strategies.md")]
+    mod strategies {}
 }

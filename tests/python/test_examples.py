@@ -77,7 +77,7 @@ def test_the_readme_has_an_example_in_each_language() -> None:
     assert {"python", "rust"} <= set(languages)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/rust.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/rust.md", "docs/strategies.md"])
 def test_every_block_of_a_document_that_rustdoc_reads_names_its_language(name: str) -> None:
     """Rustdoc takes one without for Rust."""
     for block in documents.blocks((ROOT / name).read_text()):

@@ -1,8 +1,9 @@
-"""A handler for each request of an ASGI application (Starlette, FastAPI, Litestar, Quart, ...).
+"""A handler, or memory and a limit of its own, for each request of an ASGI application (Starlette, FastAPI, Quart, ...).
 
 ::
 
     app.add_middleware(HandlerMiddleware, select=lambda scope: "aligned64" if scope["path"] == "/fft" else None)
+    app.add_middleware(RequestMiddleware, request=lambda scope: ctxalloc.request(limit_bytes=64 * ctxalloc.MiB))
 
 The request's task has the handler selected while the application runs; tasks it starts and ``asyncio.to_thread``
 inherit it, and so do Rust futures it awaits. Pure ASGI: no dependency, nothing is buffered.
@@ -11,9 +12,9 @@ inherit it, and so do Rust futures it awaits. Pure ASGI: no dependency, nothing 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from ctxalloc._native import Handler, use
+from ctxalloc._native import Handler, Request, request, use
 
-__all__ = ["HandlerMiddleware"]
+__all__ = ["HandlerMiddleware", "RequestMiddleware"]
 
 _Scope = MutableMapping[str, Any]
 _Message = MutableMapping[str, Any]
@@ -41,3 +42,28 @@ class HandlerMiddleware:
             return
         async with use(wanted):
             await self.app(scope, receive, send)
+
+
+class RequestMiddleware:
+    """Runs each request of the application inside of a ``ctxalloc.request()``.
+
+    ``request(scope)`` makes it for an ASGI scope, or returns None to do without; by default each has memory and numbers of
+    its own, and no limit. The application finds it in ``scope["ctxalloc.request"]``. Other scopes than ``http`` and
+    ``websocket`` (``lifespan``) pass through. What its budget refused leaves as BudgetExceeded: a middleware around this
+    one may answer 503 for it.
+    """
+
+    def __init__(
+        self, app: _Application, *, request: Callable[[_Scope], Request | None] = lambda _scope: request()
+    ) -> None:
+        self.app = app
+        self.request = request
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """The ASGI entry point."""
+        begun = self.request(scope) if scope["type"] in ("http", "websocket") else None
+        if begun is None:
+            await self.app(scope, receive, send)
+            return
+        async with begun:
+            await self.app({**scope, "ctxalloc.request": begun}, receive, send)

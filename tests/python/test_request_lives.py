@@ -389,6 +389,41 @@ def test_a_ceiling_that_cannot_be_is_refused(bad: Any, error: type[Exception]) -
     assert ctxalloc.leases.ceiling() == before == 4096
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")  # noqa: PTH110
+def test_dead_pages_go_back_while_the_slot_waits_and_free_slots_keep_few() -> None:
+    printed = subprocesses.says(
+        """
+import os, ctxalloc, numpy as np
+MIB = 1 << 20
+def rss():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+with ctxalloc.request():
+    np.ones(10)
+before = rss()
+with ctxalloc.request() as scope:
+    arrays = [np.ones(10_000) for _ in range(800)]  # 80 KB each
+assert scope.escaped.count == 800 and rss() - before > 60 * MIB
+kept = arrays[400]
+arrays.clear()
+ctxalloc.handler("pool").trim()
+assert rss() - before < 10 * MIB, (rss() - before) / MIB
+assert kept.sum() == 10_000
+
+open_ = [ctxalloc.request() for _ in range(300)]
+for scope in open_: scope.__enter__(); np.ones(4000), [np.ones(4000) for _ in range(20)]
+full = rss()
+for scope in reversed(open_): scope.__exit__(None, None, None)
+ctxalloc.handler("pool").trim()
+assert full - rss() > 150 * MIB, (full - rss()) / MIB
+for handler in ctxalloc.handlers(): handler.trim()
+assert rss() - before < 10 * MIB, (rss() - before) / MIB
+print("given back")
+"""
+    )
+    assert printed == "given back"
+
+
 def test_releasing_the_last_array_in_a_finalizer_of_the_collector(collect: Callable[[], None]) -> None:
     before = held()
     with request():

@@ -62,6 +62,8 @@ struct Slot {
     /// What blocks were made under until the last request ended; dropped when the state is zero. Or NULL.
     retired: AtomicPtr<Running>,
     arena: Arc<Arena>,
+    /// At how many blocks dead pages are given back the next time, after the end of a request.
+    sweep_at: AtomicU64,
     /// In the list of free slots, or about to be.
     listed: AtomicBool,
     handler: OnceLock<Handler>,
@@ -100,6 +102,8 @@ struct Slots {
 }
 
 const CEILING: usize = 4096;
+/// How many free slots keep pages with their memory for the next request.
+const WARM_SLOTS: usize = 64;
 
 fn slots() -> &'static Slots {
     static SLOTS: OnceLock<Arc<Slots>> = OnceLock::new();
@@ -168,6 +172,7 @@ impl Slots {
             running: AtomicPtr::new(self.idle_pointer()),
             retired: AtomicPtr::new(null_mut()),
             arena: Arc::new(Arena::over(Pool::shared())),
+            sweep_at: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             handler: OnceLock::new(),
         }));
@@ -330,10 +335,24 @@ impl Slot {
         let old = self.running.swap(slots().idle_pointer(), Ordering::AcqRel);
         let before = self.retired.swap(old, Ordering::AcqRel);
         debug_assert!(before.is_null(), "a slot is leased once at a time");
-        if self.state.load(Ordering::Relaxed) & BLOCKS != 0 {
+        let escapes = self.state.load(Ordering::Relaxed) & BLOCKS;
+        if escapes != 0 {
             self.arena.release_dead_pages();
         }
+        self.sweep_at.store(escapes / 2, Ordering::Relaxed);
         self.let_go(LEASED);
+    }
+
+    /// Gives dead pages back once more when half of the escapes went: not at each of them, and few times in all. For
+    /// the one that is about to let a block go.
+    #[cold]
+    fn sweep(&self, state: u64) {
+        let left = (state & BLOCKS).saturating_sub(1);
+        let at = self.sweep_at.load(Ordering::Relaxed);
+        let swept = |at| self.sweep_at.compare_exchange(at, left / 2, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if left > 0 && left <= at && swept(at) {
+            self.arena.release_dead_pages();
+        }
     }
 
     /// Takes part of the state back; whoever takes the last part recycles the slot.
@@ -359,6 +378,9 @@ impl Slot {
             drop(unsafe { Box::from_raw(retired) });
         }
         self.arena.reset();
+        if slots().free.with(|free| free.len()) >= WARM_SLOTS {
+            self.arena.trim(); // after a peak: it will not be wanted soon, the free ones are taken from the other end
+        }
         if self.state.fetch_sub(RECYCLING, Ordering::AcqRel) == RECYCLING {
             self.list_if_free(slots());
         }
@@ -439,12 +461,16 @@ unsafe impl Strategy for Slot {
         unsafe { running.blocks.release(block) };
         running.account.refund(size_bytes);
         running.account.released();
+        let state = self.state.load(Ordering::Relaxed);
+        if state & LEASED == 0 {
+            self.sweep(state);
+        }
         self.immortal().let_go(BLOCK); // last: the terms may go with it
     }
 
     fn trim(&self) -> usize {
-        // A slot that nobody uses keeps a few pages.
-        if self.state.load(Ordering::Relaxed) == 0 { self.arena.trim() } else { 0 }
+        // Between requests: a few pages that are kept for the next one, and what lies between escapes.
+        if self.state.load(Ordering::Relaxed) & LEASED == 0 { self.arena.trim() } else { 0 }
     }
 
     /// Those of the request that has it now.

@@ -1,0 +1,77 @@
+"""Requests by the million, each leaking an array for a while or for ever: memory and slots stay with what is alive.
+
+`CTXALLOC_STRESS` multiplies the work (`make stress`: a million requests). In a process of its own, for its RSS.
+"""
+
+import json
+import os
+
+import pytest
+import subprocesses
+
+REQUESTS = 2000 * int(os.environ.get("CTXALLOC_STRESS", "1"))
+CEILING = 256
+
+PROGRAM = """
+import asyncio, collections, json, os, random, threading, warnings, ctxalloc, numpy as np
+
+REQUESTS, CEILING, THREADS = {requests}, {ceiling}, 2
+warnings.simplefilter("ignore", RuntimeWarning)  # past the ceiling, on purpose
+ctxalloc.leases.set_ceiling(CEILING)
+tenant = ctxalloc.Budget(name="tenant")
+for_ever, most_slots = [], 0
+
+def rss():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+async def one(choose, for_a_while, budget):
+    async with ctxalloc.request(budget=budget) as scope:
+        kept = np.full(choose.randrange(1, 3000), 7)
+        scratch = [np.ones(choose.randrange(1, 20_000)) for _ in range(3)]
+        if choose.random() < 0.1:
+            await asyncio.sleep(0)
+        assert not scope.is_private or scope.stats.live_blocks == 4
+    for_a_while.append(kept)
+    if choose.random() < 1 / 500:
+        for_ever.append(kept)
+
+async def many(seed):
+    choose = random.Random(seed)
+    for_a_while = collections.deque(maxlen=50)
+    for _ in range(REQUESTS // THREADS // 10):
+        await asyncio.gather(*(one(choose, for_a_while, tenant) for _ in range(10)))
+
+def run(seed):
+    asyncio.run(many(seed))
+
+def all_threads():
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(THREADS)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+
+before = rss()
+all_threads()
+alive = sum(array.nbytes for array in for_ever)
+ctxalloc.handler("pool").trim()  # what it keeps warm is no leak
+after = rss()
+assert all((array == 7).all() for array in for_ever)
+full = ctxalloc.leases.metrics()
+for_ever.clear()
+empty = ctxalloc.leases.metrics()
+print(json.dumps(dict(grown=after - before, alive=alive, slots=full.slots, requests=full.requests,
+                      overflowed=full.overflowed, free=empty.free, in_use=tenant.in_use_bytes)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")  # noqa: PTH110
+def test_stress_memory_and_slots_stay_with_what_is_alive() -> None:
+    printed = json.loads(subprocesses.says(PROGRAM.format(requests=REQUESTS, ceiling=CEILING)))
+    assert printed["requests"] == REQUESTS
+    assert printed["slots"] <= CEILING
+    assert printed["free"] == printed["slots"]
+    assert printed["in_use"] == 0
+    if REQUESTS > 500 * 2 * CEILING:
+        assert printed["overflowed"] > 0
+    # A slot that waits keeps the pages of the system around its escape, and records of a few KiB.
+    assert printed["grown"] <= 1.5 * printed["alive"] + CEILING * 32 * 1024 + 16 * 1024 * 1024, printed

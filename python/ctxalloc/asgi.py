@@ -1,4 +1,4 @@
-"""A handler, or memory and a limit of its own, for each request of an ASGI application (Starlette, FastAPI, Quart, ...).
+"""A handler, or memory and a limit of its own, for each request of an ASGI application (Starlette, FastAPI, ...).
 
 ::
 
@@ -47,10 +47,10 @@ class HandlerMiddleware:
 class RequestMiddleware:
     """Runs each request of the application inside of a ``ctxalloc.request()``.
 
-    ``request(scope)`` makes it for an ASGI scope, or returns None to do without; by default each has memory and numbers of
-    its own, and no limit. The application finds it in ``scope["ctxalloc.request"]``. Other scopes than ``http`` and
-    ``websocket`` (``lifespan``) pass through. What its budget refused leaves as BudgetExceeded: a middleware around this
-    one may answer 503 for it.
+    ``request(scope)`` makes it for an ASGI scope, or returns None to do without; by default each has memory and numbers
+    of its own, and no limit. The application finds it in ``scope["ctxalloc.request"]``. Other scopes than ``http`` and
+    ``websocket`` (``lifespan``) pass through. What its budget refused leaves as BudgetExceeded: a middleware around
+    this one may answer 503 for it.
     """
 
     def __init__(

@@ -5,11 +5,11 @@ here) is named at its end, and freed whenever the cache lets go of it.
 
 `python examples/requests_with_budgets.py` prints::
 
-    red   1 MiB: answered, peak 3 MiB
+    red   1 MiB: answered, peak 2 MiB
     red   9 MiB: refused, budget 'red' has no room for 9437184 more bytes: 9437184 of its 16777216 are in use
-    blue  9 MiB: answered, peak 27 MiB
-    blue  2 MiB: answered, peak 6 MiB
-    the service kept 2 arrays of 88 bytes for its cache, at most 33 MiB were in use
+    blue  9 MiB: answered, peak 18 MiB
+    blue  2 MiB: answered, peak 4 MiB
+    the service kept 2 arrays of 88 bytes for its cache, at most 22 MiB were in use
     with the cache emptied 0 bytes are in use, and 0 of 4 slots wait
 """
 

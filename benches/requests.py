@@ -1,0 +1,112 @@
+"""What `ctxalloc.request()` costs, beside a ContextVar, and what arrays made inside of one cost beside NumPy's default.
+
+The aims of the table: entering and leaving with nothing allocated within 2 us; ten small arrays made and dropped inside
+within the default's time for the arrays + 2 us. Every variant runs in turn, round after round; the medians are
+compared. Numbers go to target/bench/requests.json. Options: --rounds N, --quick.
+"""
+
+import argparse
+import asyncio
+import contextvars
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from harness import Loop, Row, keep, loop, machine, row_of, table
+
+import ctxalloc
+
+AIM_NS = 2000.0
+TEN = "for _i in ten:\n    empty(size)"
+
+
+def medians(variants: dict[str, Loop], rounds: int, repeats: int) -> dict[str, Row]:
+    """Each variant's median and quartiles in nanoseconds, measured in turn."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        run(max(1, repeats // 10))
+    for _ in range(rounds):
+        for name, run in variants.items():
+            times[name].append(run(repeats))
+    return {name: row_of(all_times) for name, all_times in times.items()}
+
+
+def inside(scope: str, body: str) -> str:
+    """A `with` block."""
+    return f"with {scope}:\n" + "\n".join("    " + line for line in body.split("\n"))
+
+
+def empty_ones(rounds: int) -> dict[str, Row]:
+    """Entering and leaving, nothing allocated."""
+    var: contextvars.ContextVar[object] = contextvars.ContextVar("bench")
+    tenant = ctxalloc.Budget(1 << 30, parent=ctxalloc.Budget(1 << 40))
+    names: dict[str, Any] = {"request": ctxalloc.request, "tenant": tenant}
+
+    async def many(n: int) -> float:
+        request = ctxalloc.request
+        begun = time.perf_counter()
+        for _ in range(n):
+            async with request():
+                pass
+        return (time.perf_counter() - begun) / n * 1e9
+
+    variants = {
+        "ContextVar: t = var.set(x); var.reset(t)": loop("t = var.set(x); var.reset(t)", var=var, x=1),
+        "with ctxalloc.use(handler): pass": loop(
+            "with use(h):\n    pass", use=ctxalloc.use, h=ctxalloc.handler("pool")
+        ),
+        "with ctxalloc.request(): pass": loop(inside("request()", "pass"), **names),
+        "with a limit, a name and a budget": loop(
+            inside("request(limit_bytes=1000, name='bench', budget=tenant)", "pass"), **names
+        ),
+        "a request in a request": loop(inside("request()", inside("request()", "pass")), **names),
+        "async with ctxalloc.request(): pass": lambda n: asyncio.run(many(n)),
+        "the same, and scope.stats read": loop("with request() as s:\n    pass\ns.stats", **names),
+    }
+    rows = medians(variants, rounds, 3000)
+    table("a request with nothing in it", rows, next(iter(rows)))
+    return rows
+
+
+def with_arrays(rounds: int, size: int) -> dict[str, Row]:
+    """Ten arrays of `size` bytes made and dropped inside."""
+    names: dict[str, Any] = {"empty": np.empty, "size": size // 8, "ten": range(10)}
+    use = {"use": ctxalloc.use, "h": ctxalloc.handler("pool")}
+    kept = "a = [" + "empty(size), " * 10 + "]; del a"
+    variants = {
+        "NumPy's default": loop(TEN, **names),
+        "with ctxalloc.use('pool')": loop(inside("use(h)", TEN), **names, **use),
+        "with ctxalloc.request()": loop(inside("request()", TEN), request=ctxalloc.request, **names),
+        "NumPy's default, ten at once": loop(kept, **names),
+        "with ctxalloc.request(), ten at once": loop(inside("request()", kept), request=ctxalloc.request, **names),
+    }
+    rows = medians(variants, rounds, 2000)
+    table(f"ten arrays of {size} bytes", rows, next(iter(rows)))
+    return rows
+
+
+def main() -> int:
+    """Measures, prints, says what missed its aim, and keeps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
+    options = parser.parse_args()
+    rounds = 5 if options.quick else options.rounds
+    print(f"{machine()}; {rounds} rounds, medians")
+    empty = empty_ones(rounds)
+    arrays = {str(size): with_arrays(rounds, size) for size in (800, 8000)}
+    found = {"empty": empty["with ctxalloc.request(): pass"]["median_ns"]}
+    for size, rows in arrays.items():
+        for how in ("", ", ten at once"):
+            default, request = rows[f"NumPy's default{how}"], rows[f"with ctxalloc.request(){how}"]
+            found[f"arrays of {size} bytes{how}"] = request["median_ns"] - default["median_ns"]
+    print("\nagainst the aim of 2000 ns")
+    for what, over in found.items():
+        print(f"{what:44}{over:9.1f} ns  {'kept' if over <= AIM_NS else 'MISSED'}")
+    keep("requests", {"rounds": rounds, "empty": empty, "arrays": arrays})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

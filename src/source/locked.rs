@@ -4,6 +4,7 @@
 use super::pages;
 use super::{Pages, PrivatePages};
 use crate::error::Error;
+use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
@@ -13,10 +14,16 @@ use std::ptr::NonNull;
 /// What is locked is what is handed out, by spans of 64 KiB and more, not what is only mapped; but also what the pool
 /// keeps for the next one, until it gives that back (`decay`, [`trim`](crate::strategy::Strategy::trim)). A child of `fork` has copies that are not locked (mlock(2)). Where the
 /// limit leaves no room, an allocation fails.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct LockedPages {
     /// Only [`new`](Self::new) and [`untried`](Self::untried) make one.
     _made: (),
+}
+
+impl fmt::Debug for LockedPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LockedPages")
+    }
 }
 
 /// The least that a pool commits: the trial's size.

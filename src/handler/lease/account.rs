@@ -3,9 +3,9 @@
 
 use crate::error::Error;
 use crate::strategy::Budget;
-use crate::sync::Locked;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread;
 
 /// A request's numbers at one moment. Bytes are those that were asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,6 +38,9 @@ pub struct Refusal {
 /// How many refusals are remembered: more than one, as whoever cleans up after one may meet another.
 const REMEMBERED: usize = 8;
 
+/// How often the processor is yielded to a thread that looks at the refusals: it is done after some hundred nanoseconds.
+const PATIENCE: usize = 10_000;
+
 #[derive(Debug)]
 pub(super) struct Account {
     /// The request's own node: counts always, limits where a limit was given.
@@ -50,7 +53,8 @@ pub(super) struct Account {
     total_blocks: AtomicU64,
     live_blocks: AtomicUsize,
     /// Each with the number of blocks that were made before it; the youngest last.
-    refusals: Locked<Vec<(Error, u64)>>,
+    /// Not waited for: see [`Account::with_refusals`].
+    refusals: Mutex<Vec<(Error, u64)>>,
 }
 
 impl Account {
@@ -74,7 +78,7 @@ impl Account {
             total_bytes: AtomicU64::new(0),
             total_blocks: AtomicU64::new(0),
             live_blocks: AtomicUsize::new(0),
-            refusals: Locked::new(Vec::new()),
+            refusals: Mutex::new(Vec::new()),
         }
     }
 
@@ -90,12 +94,25 @@ impl Account {
     #[cold]
     fn remember(&self, refusal: Error) {
         let made = self.total_blocks.load(Ordering::Relaxed);
-        let forgotten = self.refusals.with(|refusals| {
+        let forgotten = self.with_refusals(|refusals| {
             let oldest = (refusals.len() == REMEMBERED).then(|| refusals.remove(0));
             refusals.push((refusal, made));
             oldest
         });
         drop(forgotten); // not under the lock: its text is memory too
+    }
+
+    /// Looks at the refusals, unless they are out of reach: a child of `fork` may find them held by a thread that is not
+    /// there. It does without then; the failed allocation itself is told in any case.
+    fn with_refusals<R>(&self, look: impl FnOnce(&mut Vec<(Error, u64)>) -> R) -> Option<R> {
+        for _ in 0..PATIENCE {
+            match self.refusals.try_lock() {
+                Ok(mut refusals) => return Some(look(&mut refusals)),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(look(&mut poisoned.into_inner())),
+                Err(TryLockError::WouldBlock) => thread::yield_now(),
+            }
+        }
+        None
     }
 
     /// Gives `bytes` back everywhere.
@@ -146,7 +163,7 @@ impl Account {
     /// The last refusals, the youngest first; told once.
     pub(super) fn take_refusals(&self) -> Vec<Refusal> {
         let made = self.total_blocks.load(Ordering::Relaxed);
-        let refusals = self.refusals.with(std::mem::take);
+        let refusals = self.with_refusals(std::mem::take).unwrap_or_default();
         refusals.into_iter().rev().map(|(error, before)| Refusal { error, is_last: before == made }).collect()
     }
 

@@ -3,7 +3,9 @@
 
 use super::{Pages, PrivatePages, pages};
 use crate::error::Error;
-use std::ffi::{c_long, c_ulong};
+#[cfg(not(miri))]
+use std::ffi::c_long;
+use std::ffi::c_ulong;
 use std::fmt;
 use std::fs;
 use std::io;

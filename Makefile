@@ -196,14 +196,15 @@ stress-part: stress ## the same, a hundredth of it
 mutants: $(DONE)/tools $(DONE)/package ## 60 ways to break the selection: the oracle notices each (MUTANTS="name ..." for some)
 	$(PY) tests/oracle/mutants.py $(MUTANTS)
 
-# Each handler is a run of its own: NUMPY_HANDLERS="guard" for some.
+# Each handler is a run of its own: NUMPY_HANDLERS="guard" for some. CI runs the part, so that has few of them.
+test-numpy-part: NUMPY_HANDLERS := system aligned64 pool
 NUMPY_HANDLERS := system aligned64 pool arena tracked hugepages locked guard
 numpy_handlers = $(foreach name,$(NUMPY_HANDLERS),--handler $(name))
 
 test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under every handler there is, whole
 	$(PY) tests/numpy_suite/run.py $(numpy_handlers)
 
-test-numpy-part: $(DONE)/numpy-suite ## the same without what NumPy marks as slow
+test-numpy-part: $(DONE)/numpy-suite ## the same without what NumPy marks as slow, under three
 	$(PY) tests/numpy_suite/run.py --part $(numpy_handlers)
 
 $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/test.txt

@@ -83,9 +83,15 @@ def test_a_refusal_that_was_handled_does_not_explain_a_later_error() -> None:
     with pytest.raises(MemoryError) as raised, request(limit_bytes=1000):  # noqa: PT012
         with pytest.raises(MemoryError):
             np.empty(5000, np.uint8)
-        np.empty(10)  # it went on
         raise own
     assert raised.value is own
+
+    with pytest.raises(MemoryError, match=r"^$") as raised, request(limit_bytes=1000):  # noqa: PT012
+        with pytest.raises(MemoryError):
+            np.empty(5000, np.uint8)
+        np.empty(10)  # it went on
+        [0] * (1 << 60)  # CPython's own refusal, which says nothing of itself
+    assert type(raised.value) is MemoryError
 
     with pytest.raises(MemoryError) as raised, request(limit_bytes=1 << 20):  # noqa: PT012
         with pytest.raises(MemoryError):

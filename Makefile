@@ -144,15 +144,19 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 
 # ---- the heavy suites -------------------------------------------------------------------------------
 
-.PHONY: miri loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
+.PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are LeakSanitizer's: handlers are immortal, which only its list of exceptions can say.
-miri: ## the core's tests under Miri (nightly)
+miri: MIRI := --lib --test rust
+miri-part: MIRI := --test rust
+miri: ## the core and every strategy under Miri (nightly)
+miri-part: ## the table, the selection and Buffer only
+miri miri-part:
 ifeq ($(NIGHTLY),)
-	@echo 'miri: skipped, there is no nightly toolchain'
+	@echo '$@: skipped, there is no nightly toolchain'
 else
 	$(CARGO) +$(NIGHTLY) miri --version || rustup component add --toolchain $(NIGHTLY) miri rust-src
 	MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance $(MIRIFLAGS)' \
-		$(CARGO) +$(NIGHTLY) miri test --quiet --locked --no-default-features --lib --test rust --target-dir target/miri
+		$(CARGO) +$(NIGHTLY) miri test --quiet --locked --no-default-features $(MIRI) --target-dir target/miri
 endif
 
 loom: ## every lock-free part, in every interleaving, under loom

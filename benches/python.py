@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy_allocator
-from harness import Loop, Row, keep, loop, machine, row_of, table
+from harness import Loop, Row, keep, loop, machine, medians, table
 
 import ctxalloc
 import ctxalloc_example
@@ -48,17 +48,6 @@ class PythonScope:
 
     def __exit__(self, *_: object) -> None:
         self.var.reset(self.token)
-
-
-def medians(variants: dict[str, Loop], rounds: int, repeats: int) -> dict[str, Row]:
-    """Each variant's median and quartiles in nanoseconds, measured in turn."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for run in variants.values():
-        run(max(1, repeats // 10))
-    for _ in range(rounds):
-        for name, run in variants.items():
-            times[name].append(run(repeats))
-    return {name: row_of(all_times) for name, all_times in times.items()}
 
 
 def selection(rounds: int) -> dict[str, Row]:

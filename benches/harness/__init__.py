@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["OUT", "Loop", "Row", "keep", "loop", "machine", "row_of", "table"]
+__all__ = ["OUT", "Loop", "Row", "keep", "loop", "machine", "medians", "row_of", "table"]
 
 OUT: Final = Path(__file__).parents[2] / "target" / "bench"
 Loop = Callable[[int], float]
@@ -37,6 +37,17 @@ def row_of(times: list[float]) -> Row:
     """Median and quartiles, in nanoseconds."""
     low, median, high = statistics.quantiles(times, n=4)
     return {"median_ns": median, "quarter_ns": low, "three_quarters_ns": high}
+
+
+def medians(variants: dict[str, Loop], rounds: int, repeats: int) -> dict[str, Row]:
+    """Each variant's median and quartiles in nanoseconds, measured in turn."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        run(max(1, repeats // 10))
+    for _ in range(rounds):
+        for name, run in variants.items():
+            times[name].append(run(repeats))
+    return {name: row_of(all_times) for name, all_times in times.items()}
 
 
 def table(title: str, rows: dict[str, Row], base: str) -> None:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
-from harness import Loop, Row, keep, loop, machine, medians, table
+from harness import Row, keep, loop, machine, medians, table
 
 import ctxalloc
 

@@ -168,17 +168,15 @@ sanitize: asan tsan ## the core's tests under AddressSanitizer, LeakSanitizer an
 # Absurd sizes are asked for on purpose, and must come back as NULL.
 may_fail := allocator_may_return_null=1
 
-# A sanitizer needs mappings itself where a test takes them all, and ASan makes nothing of mlock.
-skip = $(foreach test,$(1),--skip $(test))
-not_under_tsan := a_process_without_mappings
-not_under_asan := a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room
+# Sanitizers need mappings themselves where a test takes them all, and make nothing of mlock.
+skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room,--skip $(test))
 
 # The standard library keeps no frame pointers: only the slow unwinder sees every function that leaks.supp may name.
 asan:
 	ASAN_OPTIONS=$(may_fail):fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=$(CURDIR)/tests/leaks.supp:print_suppressions=0 \
 		RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address' \
 		$(CARGO) test --quiet --locked --tests --no-fail-fast --target $(HOST) --target-dir target/asan -- \
-		$(call skip,$(not_under_asan)) 2>&1 \
+		$(skip) 2>&1 \
 		| sed '/WARNING: AddressSanitizer failed to allocate/d'
 
 # With a nightly the standard library is instrumented too; without, only what we compile is.
@@ -186,13 +184,13 @@ tsan:
 ifeq ($(NIGHTLY),)
 	TSAN_OPTIONS=$(may_fail) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
 		$(CARGO) test --quiet --locked --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
-		$(call skip,$(not_under_tsan))
+		$(skip)
 else
 	[ -d "$$(rustc +$(NIGHTLY) --print sysroot)/lib/rustlib/src/rust/library" ] || \
 		rustup component add --toolchain $(NIGHTLY) rust-src
 	TSAN_OPTIONS=$(may_fail) RUSTFLAGS='-Zsanitizer=thread' \
 		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
-		$(call skip,$(not_under_tsan))
+		$(skip)
 endif
 
 # CTXALLOC_STRESS: how many times the work of `make test`.

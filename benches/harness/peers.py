@@ -23,6 +23,8 @@ PRELOADED: Final = {
 }
 """Allocators that replace `malloc` by LD_PRELOAD: the library, and Debian's package of it."""
 NUMPY_ALLOCATOR: Final = "numpy-allocator"
+LIBC: Final = ctypes.CDLL(None)
+"""Kept: numpy-allocator looks into ctypes' function objects at each call."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,6 @@ def _forwarding() -> contextlib.AbstractContextManager[object]:
     """numpy-allocator's way to say malloc. Kept: its arrays are freed through the class."""
     import numpy_allocator  # noqa: PLC0415
 
-    libc = ctypes.CDLL(None)
-    functions = {f"_{name}_": ctypes.addressof(getattr(libc, name)) for name in ("malloc", "calloc", "realloc", "free")}
+    functions = {f"_{name}_": ctypes.addressof(getattr(LIBC, name)) for name in ("malloc", "calloc", "realloc", "free")}
     made: contextlib.AbstractContextManager[object] = numpy_allocator.type("forwarding", (), functions)
     return made

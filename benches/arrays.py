@@ -1,8 +1,9 @@
 """Arrays made and dropped, per size and per allocator, as ratios to NumPy's default in the same run.
 
-`np.empty`, `np.full`, `np.ones`, `np.zeros` and an expression, under our handlers, numpy-allocator's, and with jemalloc
-or mimalloc preloaded (Debian's libjemalloc2, libmimalloc2.0), in turn. `limit` fills an array whose pages are there:
-no allocator can make a full array faster. Numbers go to target/bench/arrays.json, the picture beside them.
+`np.empty`, `np.full`, `np.ones`, `np.zeros` (left alone, and with every page touched) and an expression, under our
+handlers, numpy-allocator's, and with jemalloc or mimalloc preloaded (Debian's libjemalloc2, libmimalloc2.0), in turn.
+`limit` does the same to arrays whose pages are there, and makes none: no allocator can be faster. Numbers go to
+target/bench/arrays.json, the picture beside them.
 Options: --rounds N, --quick.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from harness import Loop, Row, keep, loop, machine, row_of, table
-from harness.peers import NUMPY_ALLOCATOR, Peer, Process, found_preloads, selection
+from harness.peers import NUMPY_ALLOCATOR, REQUEST, Peer, Process, found_preloads, selection
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -24,11 +25,14 @@ WORKS: Final = {
     "np.empty(n)": EMPTY,
     "np.full(n)": FULL,
     "np.ones(n)": FULL,
-    "np.zeros(n)": (64, 4 * KIB, 1 * MIB, 64 * MIB),
-    "a*b + a - b": (4 * KIB, 64 * KIB, 1 * MIB, 16 * MIB, 64 * MIB),
+    "np.zeros(n)": FULL,
+    "np.zeros(n), touched": FULL,
+    "a*b + a - b": (4 * KIB, 64 * KIB, 1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
 }
 DEFAULT: Final = "NumPy's default"
-LIMIT: Final = "limit (fills what is there)"
+FILLING: Final = "limit (fills what is there)"
+IN_PLACE: Final = "limit (out=, into what is there)"
+LIMITS: Final = {"np.full(n)": FILLING, "np.ones(n)": FILLING, "a*b + a - b": IN_PLACE}
 ENOUGH_NS: Final = 4e6
 
 
@@ -44,9 +48,14 @@ def work(name: str, size_bytes: int) -> Loop:
             return loop("o(n)", o=np.ones, n=length)
         case "np.zeros(n)":
             return loop("z(n)", z=np.zeros, n=length)
+        case "np.zeros(n), touched":
+            return loop("z(n)[::512] = 1.0", z=np.zeros, n=length)  # a page has 512 of them
         case "a*b + a - b":
             a, b = np.full(length, 1.5), np.full(length, 2.5)
             return loop("a*b + a - b", a=a, b=b)
+        case _ if name == IN_PLACE:
+            a, b, t = np.full(length, 1.5), np.full(length, 2.5), np.full(length, 3.5)
+            return loop("m(a, b, t); p(t, a, t); s(t, b, t)", m=np.multiply, p=np.add, s=np.subtract, a=a, b=b, t=t)
     there = np.full(length, 1.5)
     return loop("f(2.5)", f=there.fill)
 
@@ -94,8 +103,10 @@ def measure(rounds: int, sizes_of: dict[str, Iterable[int]]) -> dict[str, dict[i
             for size in sizes:
                 n = max(1, min(20_000, int(ENOUGH_NS / ask(everybody[0], what, size, 1))))
                 turns = [(peer, peer.name, what) for peer in everybody]
-                if what in {"np.full(n)", "np.ones(n)"}:
-                    turns.append((everybody[0], LIMIT, "limit"))
+                if what in LIMITS:
+                    turns.append((everybody[0], LIMITS[what], LIMITS[what]))
+                if what == "a*b + a - b":
+                    turns.append((Peer(REQUEST, handler=REQUEST), REQUEST, what))
                 times: dict[str, list[float]] = {name: [] for _, name, _ in turns}
                 for _ in range(rounds):
                     for peer, name, doing in turns:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-__all__ = ["NUMPY_ALLOCATOR", "PRELOADED", "Peer", "Process", "found_preloads", "selection"]
+__all__ = ["NUMPY_ALLOCATOR", "PRELOADED", "REQUEST", "Peer", "Process", "found_preloads", "selection"]
 
 PRELOADED: Final = {
     "jemalloc": ("libjemalloc.so.2", "libjemalloc2"),
@@ -23,6 +23,7 @@ PRELOADED: Final = {
 }
 """Allocators that replace `malloc` by LD_PRELOAD: the library, and Debian's package of it."""
 NUMPY_ALLOCATOR: Final = "numpy-allocator"
+REQUEST: Final = "inside request()"
 LIBC: Final = ctypes.CDLL(None)
 """Kept: numpy-allocator looks into ctypes' function objects at each call."""
 
@@ -91,12 +92,12 @@ class Process:
 
 
 def selection(handler: str | None) -> contextlib.AbstractContextManager[object]:
-    """The scope of a peer's handler: one of ours, numpy-allocator's over malloc, or NumPy's default."""
+    """The scope of a peer's handler: one of ours, a request's, numpy-allocator's over malloc, or NumPy's default."""
     if handler == NUMPY_ALLOCATOR:
         return _forwarding()
     import ctxalloc  # noqa: PLC0415 - not before it is wanted: the process may measure what stands without it
 
-    return ctxalloc.use(handler)
+    return ctxalloc.request() if handler == REQUEST else ctxalloc.use(handler)
 
 
 @functools.cache

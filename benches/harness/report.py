@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import OUT
+from harness.peers import REQUEST
 
 RESULTS: Final = Path(__file__).parents[1] / "RESULTS.md"
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "bench.png"
@@ -84,6 +85,30 @@ def arrays() -> Iterator[Aim]:
     for size in (64 * MIB, 256 * MIB):
         large = ratio("np.empty(n)", str(size))
         yield f"the same at {size // MIB} MiB", "0.1x", f"{large:.3f}x", large <= 0.1
+    zeros = {
+        (work, size): ratio(work, size) for work in ("np.zeros(n)", "np.zeros(n), touched") for size in works[work]
+    }
+    slowest = max(zeros, key=lambda key: zeros[key])
+    yield (
+        "`np.zeros` under `pool`, alone and with every page touched, 64 B to 256 MiB",
+        "1.0x NumPy's default at every size",
+        f"{min(zeros.values()):.2f}x to {zeros[slowest]:.2f}x ({slowest[0]}, {slowest[1]} B)",
+        zeros[slowest] <= 1.005,
+    )
+    for name in ("pool", REQUEST):
+        sums = {size: ratio("a*b + a - b", size, name) for size in works["a*b + a - b"]}
+        worst = max(sums, key=lambda size: sums[size])
+        where = "inside `request()`" if name == REQUEST else "under `pool`"
+        yield (
+            f"`a*b + a - b` {where}, 4 KiB to 256 MiB",
+            "1.0x NumPy's default at every size",
+            f"{min(sums.values()):.2f}x to {sums[worst]:.2f}x (at {worst} B)",
+            sums[worst] <= 1.005,
+        )
+        limit = max(
+            ratio("a*b + a - b", str(size * MIB), name, "limit (out=, into what is there)") for size in (64, 256)
+        )
+        yield "the same at 64 and 256 MiB / with `out=` into arrays that exist", "1.1x", f"{limit:.2f}x", limit <= 1.1
     full = {(work, size): ratio(work, size) for work in ("np.full(n)", "np.ones(n)") for size in works[work]}
     slowest = max(full, key=lambda key: full[key])
     yield (

@@ -72,6 +72,94 @@ pub enum Error {
         function: &'static str,
     },
 
+    /// A handler's own copy function said no.
+    #[error(
+        "handler '{handler}' could not copy {size_bytes} bytes: its {function} returned NULL; \
+         what was copied to may have some of them"
+    )]
+    CopyFailed {
+        /// The handler's name in the table.
+        handler: &'static str,
+        /// `host2obj`, `obj2host` or `obj2obj`.
+        function: &'static str,
+        /// How many bytes were to be copied.
+        size_bytes: usize,
+    },
+
+    /// A struct from C has a version, or a size, that this crate does not know.
+    #[error("{what} {version} is not known to this ctxalloc, which knows {known}; rebuild with its own header")]
+    UnknownVersion {
+        /// What was given: `a handler struct`.
+        what: &'static str,
+        /// The version or size as given.
+        version: u64,
+        /// The one that is known.
+        known: u64,
+    },
+
+    /// A C function was given NULL where it needs something.
+    #[error("{argument} is NULL; give a valid pointer")]
+    NullArgument {
+        /// The argument's name in the header.
+        argument: &'static str,
+    },
+
+    /// A C function was given the address of a struct that is in no table.
+    #[error(
+        "the handler struct at {address:#x} is not registered; call ctxalloc_register() first, and pass what it returns"
+    )]
+    NotRegistered {
+        /// The address as given.
+        address: usize,
+    },
+
+    /// A C function was given an address that is in no block of `ctxalloc_new`, or too close to the block's end.
+    #[error(
+        "{size_bytes} bytes from {address:#x} on lie in no live block of ctxalloc_new(): \
+         it was freed, came from another allocator, or is shorter"
+    )]
+    NotABlock {
+        /// The address as given.
+        address: usize,
+        /// How many bytes from there on were meant; 0 where the start of a block was.
+        size_bytes: usize,
+    },
+
+    /// Two stretches of memory that must be apart share bytes.
+    #[error("{size_bytes} bytes at {dst:#x} and at {src:#x} overlap; copy by way of another block")]
+    Overlap {
+        /// Where the copy would go.
+        dst: usize,
+        /// Where it would come from.
+        src: usize,
+        /// How many bytes.
+        size_bytes: usize,
+    },
+
+    /// A draft's struct was set before with other contents.
+    #[error(
+        "the struct of '{handler}' at {address:#x} has changed since it was first set; \
+         a handler is for ever, so give the new one a struct and a name of its own"
+    )]
+    DraftChanged {
+        /// The handler it is.
+        handler: &'static str,
+        /// The struct's address.
+        address: usize,
+    },
+
+    /// There is no struct left in which a draft could be given one more handler that is not its own.
+    #[error(
+        "handler '{handler}' cannot be given out as a struct without a context: all {most} of those are in use by other \
+         handlers; use ctxalloc_get_handler(), which has no such limit"
+    )]
+    TooManyViews {
+        /// The handler's name.
+        handler: &'static str,
+        /// How many there are.
+        most: usize,
+    },
+
     /// No handler has that name.
     #[error("no handler is named '{name}'; registered are: {known}")]
     UnknownHandler {

@@ -42,10 +42,11 @@
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`] |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
 //! | an extension module for Python | `python` (with that feature) |
+//! | a program in C, or an extension in C, C++, Cython, cffi | `include/ctxalloc.h` (feature `capi`; Python's package has it) |
 //!
 //! ## Layers: each uses only those to its right
 //!
-//! `python` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
+//! `python` → `capi` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread) and [`request`](mod@request) beside `task`, and the leaves `error`,
 //! `layout`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
 //! walks through one allocation and one selection.
@@ -58,6 +59,8 @@ pub mod source;
 pub mod strategy;
 pub mod thread;
 
+#[cfg(any(feature = "capi", feature = "python"))]
+mod capi;
 #[cfg(feature = "python")]
 pub mod python;
 #[cfg(feature = "tokio")]

@@ -15,12 +15,16 @@ An array stays with the handler that made it, wherever it goes and however long 
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
   ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
-- watch: ``tracking``, with ``strategies.Tracked``
+- watch: ``tracking``, with ``strategies.Tracked``; ``set_event_hook``; ``tracemalloc``, with ``tracemalloc_domain``
+- extend in C: ``get_include``
 """
+
+from pathlib import Path
 
 from ctxalloc import asgi, leases, strategies, tracking
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RustPanic, UnknownHandlerError
 from ctxalloc._native import (
+    _C_API,  # noqa: F401 - what ctxalloc_import() of ctxalloc.h finds
     Budget,
     Escaped,
     Handler,
@@ -39,7 +43,9 @@ from ctxalloc._native import (
     register,
     request,
     reset,
+    set_event_hook,
     set_handler,
+    tracemalloc_domain,
     use,
 )
 from ctxalloc._shared import SharedBlock, shared_memory_of
@@ -67,6 +73,7 @@ __all__ = [
     "current",
     "get_handler_name",
     "get_handler_version",
+    "get_include",
     "handler",
     "handler_of",
     "handlers",
@@ -74,9 +81,19 @@ __all__ = [
     "register",
     "request",
     "reset",
+    "set_event_hook",
     "set_handler",
     "shared_memory_of",
     "strategies",
+    "tracemalloc_domain",
     "tracking",
     "use",
 ]
+
+
+def get_include() -> str:
+    """The folder that has ``ctxalloc.h``, for the compiler of an extension module: ``cc -I...``.
+
+    ``pkg-config --cflags ctxalloc`` says the same where ``PKG_CONFIG_PATH`` names the folder ``pkgconfig`` inside of it.
+    """
+    return str(Path(__file__).parent / "include")

@@ -19,8 +19,9 @@ __all__ = [
     "Stats",
     "Strategy",
     "Token",
+    "_C_API",
     "__version__",
-    "_table_1",
+    "_table_2",
     "adopt",
     "ceiling",
     "current",
@@ -36,16 +37,21 @@ __all__ = [
     "reset",
     "selection",
     "set_ceiling",
+    "set_event_hook",
     "set_handler",
     "shared_memory_at",
+    "tracemalloc_domain",
     "use",
 ]
 
+_EventHook = Callable[[int | None, int | None, int], object]
 _Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any, Any])
 
 __version__: str
 selection: str
-_table_1: object
+_C_API: object
+_table_2: object
+tracemalloc_domain: int
 
 @final
 class Block:
@@ -232,6 +238,7 @@ def handlers() -> list[Handler]: ...
 def register(name: str, strategy: Strategy, /) -> Handler: ...
 def report(blocks: Sequence[Block], /) -> str: ...
 def reset(token: Token, /) -> None: ...
+def set_event_hook(hook: _EventHook | object | None, /) -> Any: ...
 def set_handler(handler: Handler | str | None, /) -> Token: ...
 def shared_memory_at(address: int, /) -> tuple[int, int, int] | None: ...
 def use(handler: Handler | str | None, /) -> Scope: ...

@@ -2,7 +2,8 @@
 //!
 //! Entries are leaked on purpose: a handler must outlive every block it made, and blocks outlive everything.
 
-use super::abi::{Functions, PyDataMem_Handler};
+use super::abi::{Copies, Copy as CopyFunction, Functions, PyDataMem_Handler};
+use super::foreign::{self, Extras, Reach};
 use super::lease;
 use super::name::Name;
 use super::trampoline;
@@ -37,7 +38,11 @@ pub(crate) struct Entry {
     trim: Option<trampoline::Trim>,
     /// [`Strategy::live_blocks`], called with the functions' context by the copy that made the entry, and no other.
     live_blocks: Option<trampoline::LiveBlocks>,
+    /// How bytes get in and out: what NumPy never sees (the second draft of NEP 49).
+    copies: Copies,
     face: *const PyDataMem_Handler,
+    /// Whether the struct is somebody else's.
+    foreign: bool,
     name: Text,
     description: Text,
     alignment: usize,
@@ -85,7 +90,8 @@ pub(super) struct Draft<'a> {
     name: Name<'a>,
     description: String,
     alignment: usize,
-    face: Option<&'static PyDataMem_Handler>,
+    copies: Copies,
+    face: Option<NonNull<PyDataMem_Handler>>,
     functions: Box<dyn FnOnce() -> Functions + 'a>,
     trim: Option<trampoline::Trim>,
     live_blocks: Option<trampoline::LiveBlocks>,
@@ -99,6 +105,7 @@ impl<'a> Draft<'a> {
             name,
             description: format!("{strategy:?}"),
             alignment: strategy.alignment(),
+            copies: Copies::NONE,
             face: None,
             functions: Box::new(move || trampoline::functions(Box::leak(Box::new(strategy)))),
             trim: Some(trampoline::trim::<S>),
@@ -113,6 +120,7 @@ impl<'a> Draft<'a> {
             name,
             description: format!("{slot:?}"),
             alignment: slot.alignment(),
+            copies: Copies::NONE,
             face: None,
             functions: Box::new(move || trampoline::functions(slot)),
             trim: Some(trampoline::trim::<S>),
@@ -122,18 +130,30 @@ impl<'a> Draft<'a> {
     }
 
     /// A handler that somebody else made.
-    pub(super) fn foreign(
-        name: Name<'a>,
-        face: &'static PyDataMem_Handler,
-        functions: Functions,
-        alignment: usize,
-    ) -> Self {
+    pub(super) fn foreign(name: Name<'a>, face: NonNull<PyDataMem_Handler>, reach: Reach, extras: Extras) -> Self {
         let description = format!("foreign handler at {face:p}");
         Self {
             name,
             description,
-            alignment,
+            alignment: extras.alignment,
+            copies: foreign::copies(extras.copies, reach),
             face: Some(face),
+            functions: Box::new(move || foreign::functions(face, reach)),
+            trim: None,
+            live_blocks: None,
+            hold: None,
+        }
+    }
+
+    /// A handler of functions that tell of events themselves.
+    #[cfg(any(feature = "capi", feature = "python"))]
+    pub(super) fn of_functions(name: Name<'a>, description: String, functions: Functions, extras: Extras) -> Self {
+        Self {
+            name,
+            description,
+            alignment: extras.alignment,
+            copies: extras.copies,
+            face: None,
             functions: Box::new(move || functions),
             trim: None,
             live_blocks: None,
@@ -145,21 +165,26 @@ impl<'a> Draft<'a> {
         self.name.as_str()
     }
 
-    pub(super) fn face(&self) -> Option<*const PyDataMem_Handler> {
-        self.face.map(std::ptr::from_ref)
+    pub(super) fn face(&self) -> Option<NonNull<PyDataMem_Handler>> {
+        self.face
     }
 
     /// The entry, immortal from now on.
     pub(super) fn leak(self) -> &'static Entry {
         let functions = (self.functions)();
-        let face = self.face.unwrap_or_else(|| Box::leak(Box::new(functions.face(&self.name))));
+        let face = match self.face {
+            Some(foreign) => foreign.as_ptr(),
+            None => Box::leak(Box::new(functions.face(&self.name))),
+        };
         Box::leak(Box::new(Entry {
             functions,
             hold: self.hold,
             copy: &raw const COPY,
             trim: self.trim,
             live_blocks: self.live_blocks,
+            copies: self.copies,
             face,
+            foreign: self.face.is_some(),
             name: Text::leak(self.name.as_str().to_owned()),
             description: Text::leak(self.description),
             alignment: self.alignment,
@@ -200,8 +225,13 @@ impl Handler {
         self.entry().hold.is_some()
     }
 
+    /// Whether NumPy sees a struct that somebody else made.
+    pub(super) fn is_foreign(self) -> bool {
+        self.entry().foreign
+    }
+
     /// As a pointer, which is the same for no other handler.
-    #[cfg(feature = "python")]
+    #[cfg(any(feature = "capi", feature = "python"))]
     pub(crate) fn into_pointer(self) -> NonNull<c_void> {
         self.0.cast()
     }
@@ -210,7 +240,7 @@ impl Handler {
     ///
     /// # Safety
     /// - `pointer` is from [`into_pointer`](Self::into_pointer).
-    #[cfg(feature = "python")]
+    #[cfg(any(feature = "capi", feature = "python"))]
     pub(crate) unsafe fn from_pointer(pointer: NonNull<c_void>) -> Self {
         Self(pointer.cast())
     }
@@ -348,6 +378,69 @@ impl Handler {
         let live_blocks = self.entry().live_blocks.filter(|_| self.entry().made_here())?;
         // SAFETY: `ctx` belongs to the functions, of which this is one, of this copy of the crate.
         unsafe { live_blocks(self.entry().functions.ctx) }
+    }
+
+    /// Copies `size_bytes` bytes of the host into a block, by the handler's own function where it has one
+    /// ([`Copies`], the second draft of NEP 49), by `memcpy` where not.
+    ///
+    /// # Errors
+    /// [`Error::CopyFailed`]; the block may have some of the bytes.
+    ///
+    /// # Safety
+    /// - `to` points into a live block of this handler, with room for that many bytes; `from` to as many on the host.
+    ///   They do not overlap.
+    pub unsafe fn copy_in(self, to: NonNull<u8>, from: *const u8, size_bytes: usize) -> Result<(), Error> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy("host2obj", self.entry().copies.host2obj, to.as_ptr(), from, size_bytes) }
+    }
+
+    /// Copies `size_bytes` bytes of a block to the host; as [`copy_in`](Self::copy_in).
+    ///
+    /// # Errors
+    /// [`Error::CopyFailed`]; `to` may have some of the bytes.
+    ///
+    /// # Safety
+    /// - `from` points into a live block of this handler that has that many bytes from there on, `to` to room for as
+    ///   many on the host. They do not overlap.
+    pub unsafe fn copy_out(self, to: *mut u8, from: NonNull<u8>, size_bytes: usize) -> Result<(), Error> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy("obj2host", self.entry().copies.obj2host, to, from.as_ptr(), size_bytes) }
+    }
+
+    /// Copies `size_bytes` bytes from one block of this handler to another; as [`copy_in`](Self::copy_in).
+    ///
+    /// # Errors
+    /// [`Error::CopyFailed`]; `to` may have some of the bytes.
+    ///
+    /// # Safety
+    /// - `from` and `to` point into live blocks of this handler that have that many bytes from there on. They do not
+    ///   overlap.
+    pub unsafe fn copy_across(self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> Result<(), Error> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy("obj2obj", self.entry().copies.obj2obj, to.as_ptr(), from.as_ptr(), size_bytes) }
+    }
+
+    /// # Safety
+    /// - the pointers are as `function` wants them; they do not overlap.
+    unsafe fn copy(
+        self,
+        name: &'static str,
+        function: Option<CopyFunction>,
+        to: *mut u8,
+        from: *const u8,
+        size_bytes: usize,
+    ) -> Result<(), Error> {
+        let Some(function) = function else {
+            // SAFETY: passed on from the caller.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, size_bytes) };
+            return Ok(());
+        };
+        // SAFETY: the context belongs to the function; the rest is passed on from the caller.
+        let answer = unsafe { function(self.entry().copies.ctx, to.cast(), from.cast(), size_bytes) };
+        if answer.is_null() {
+            return Err(Error::CopyFailed { handler: self.name(), function: name, size_bytes });
+        }
+        Ok(())
     }
 
     #[inline]

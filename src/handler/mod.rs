@@ -6,20 +6,24 @@
 //!                 └─────► PyDataMem_Handler {name, version, functions}     what NumPy calls
 //! ```
 //! For a handler of our own both are the same functions. For a foreign one ([`adopt`]) the struct is the
-//! foreign one itself, so that NumPy sees it unchanged, and the functions are how Rust may safely reach it.
+//! foreign one itself, so that NumPy sees what it knows, and the functions are how Rust may safely reach it.
 #![allow(unsafe_code, reason = "NEP 49 is a table of C functions")]
 
 pub mod abi;
 
 mod builtin;
 mod entry;
+pub mod events;
+mod foreign;
 mod index;
+pub(crate) mod interpreter;
 pub mod lease;
 mod name;
 mod table;
 mod trampoline;
 
 pub use entry::Handler;
+pub use foreign::{Extras, Reach};
 
 #[cfg(feature = "python")]
 pub(crate) use table::Table;
@@ -27,7 +31,7 @@ pub(crate) use table::Table;
 use crate::error::Error;
 use crate::strategy::Strategy;
 use crate::trace;
-use abi::{Functions, PyDataMem_Handler};
+use abi::PyDataMem_Handler;
 use entry::Draft;
 use name::Name;
 use std::ptr::NonNull;
@@ -61,41 +65,63 @@ pub fn register<S: Strategy>(name: &str, strategy: S) -> Result<Handler, Error> 
 
 /// Takes a handler that somebody else made into the table: any struct with NEP 49's layout.
 ///
-/// `functions` is how Rust calls it; pass [`Functions::of`] its own allocator if those may be called on any
-/// thread without Python's GIL. `name` is its name in the table, its own where `None`. `alignment` is what
-/// its blocks are known to be aligned to in bytes (1 where nothing is known). The same struct adopted twice
-/// is the same handler.
+/// `reach` is how Rust may call its functions. `name` is its name in the table, its own where `None`. The same struct
+/// adopted twice is the same handler, as it was adopted first.
 ///
 /// # Errors
 /// [`Error::NameUnreadable`], [`Error::NameTaken`] and the other faults of names; [`Error::FunctionMissing`];
 /// [`Error::AlreadyAdopted`] where the struct is in the table under another name than the one asked for;
-/// [`Error::BadAlignment`] where `alignment` is no power of two up to 1 GiB. The table is as before.
+/// [`Error::BadAlignment`] where `extras.alignment` is no power of two up to 1 GiB. The table is as before.
 ///
 /// # Safety
-/// - `face` points to a `PyDataMem_Handler` that stays valid and unchanged for ever, as NEP 49 requires.
-/// - `functions` keep C's contract for `malloc`, `calloc`, `realloc` and `free`, on any thread, and never unwind.
-/// - blocks of `functions` are aligned to `alignment`.
+/// - `face` points to a `PyDataMem_Handler` that stays valid for ever, as NEP 49 requires, and that nobody changes (but
+///   for an [event hook](events), which is ours).
+/// - its functions keep C's contract for `malloc`, `calloc`, `realloc` and `free`, where `reach` says, and never unwind;
+///   so do the copy functions, for blocks of the handler.
+/// - blocks are aligned to `extras.alignment`.
 pub unsafe fn adopt(
     face: NonNull<PyDataMem_Handler>,
-    functions: Functions,
+    reach: Reach,
     name: Option<&str>,
-    alignment: usize,
+    extras: Extras,
 ) -> Result<Handler, Error> {
-    // SAFETY: the caller vouches for the struct.
-    let own: &'static PyDataMem_Handler = unsafe { face.as_ref() };
     let table = table::table();
+    // SAFETY: the caller vouches for the struct.
+    let own = unsafe { &raw const (*face.as_ptr()).name };
+    // SAFETY: as above. A copy of this field alone: an event hook may write to others.
+    let own = unsafe { own.read() };
     let name = match name {
         Some(name) => Name::new(name)?,
         None => match table.with_face(face.as_ptr()) {
             Some(entry) => return Ok(entry), // perhaps under an alias: the caller has no wish
-            None => Name::read(&own.name)?,
+            None => Name::read(&own)?,
         },
     };
-    if let Err(function) = Functions::of(&own.allocator) {
+    // SAFETY: the caller vouches for the struct.
+    if let Err(function) = unsafe { PyDataMem_Handler::functions(face.as_ptr()) } {
         return Err(Error::FunctionMissing { handler: name.as_str().into(), function });
     }
-    check_alignment(alignment)?;
-    enter(table, Draft::foreign(name, own, functions, alignment))
+    check_alignment(extras.alignment)?;
+    enter(table, Draft::foreign(name, face, reach, extras))
+}
+
+/// Registers four functions that tell the event hook themselves, as a handler of our own.
+///
+/// # Errors
+/// Those of [`register`].
+///
+/// # Safety
+/// - the functions keep C's contract on any thread, and never unwind; blocks are aligned to `extras.alignment`.
+#[cfg(any(feature = "capi", feature = "python"))]
+pub(crate) unsafe fn register_functions(
+    name: &str,
+    description: String,
+    functions: abi::Functions,
+    extras: Extras,
+) -> Result<Handler, Error> {
+    let name = Name::new(name)?;
+    check_alignment(extras.alignment)?;
+    enter(table::table(), Draft::of_functions(name, description, functions, extras))
 }
 
 /// What blocks are aligned to is a power of two, up to the largest page there is (1 GiB): whoever asks for less than
@@ -126,7 +152,7 @@ pub fn handler(name: &str) -> Option<Handler> {
 }
 
 /// The handler with that name, a request's slot too: for those who hold something that lives in it.
-#[cfg(feature = "python")]
+#[cfg(any(feature = "capi", feature = "python"))]
 pub(crate) fn handler_or_slot(name: &str) -> Option<Handler> {
     table::table().named(name)
 }

@@ -7,7 +7,9 @@
 use super::abi::PyDataMem_Handler;
 use super::builtin;
 use super::entry::{Draft, Entry, Handler};
+use super::events::Events;
 use super::index::{Index, hash_address, hash_name};
+use super::interpreter::Interpreter;
 use crate::error::Error;
 use crate::sync::{AtomicPtr, ForkLock, Ordering, Witness};
 use std::cell::Cell;
@@ -17,7 +19,9 @@ use std::ptr::null_mut;
 #[repr(C)]
 pub(crate) struct Table {
     made: Witness,
-    lock: ForkLock,
+    pub(super) lock: ForkLock,
+    pub(super) events: Events,
+    pub(super) interpreter: Interpreter,
     by_name: Index,
     by_face: Index,
     first: AtomicPtr<Entry>,
@@ -110,6 +114,8 @@ impl Table {
         Self {
             made: Witness::new(),
             lock: ForkLock::new(),
+            events: Events::none(),
+            interpreter: Interpreter::none(),
             by_name: Index::new(),
             by_face: Index::new(),
             first: AtomicPtr::new(null_mut()),
@@ -135,8 +141,13 @@ impl Table {
             if let Some(objection) = self.objection(draft.as_ref()?) {
                 return Some(Err(objection));
             }
-            let entry = draft.take()?.leak();
+            let draft = draft.take()?;
+            let foreign = draft.face();
+            let entry = draft.leak();
             self.publish(entry);
+            if let Some(face) = foreign {
+                self.events.entered(face);
+            }
             Some(Ok(Handler::of(entry)))
         });
         match entered.expect("the draft was there") {
@@ -147,7 +158,7 @@ impl Table {
 
     /// What a draft that may not enter is told: that it is in already, or an error.
     fn objection(&self, draft: &Draft<'_>) -> Option<Result<Handler, Error>> {
-        if let Some(twin) = draft.face().and_then(|face| self.with_face(face)) {
+        if let Some(twin) = draft.face().and_then(|face| self.with_face(face.as_ptr())) {
             let same = twin.name() == draft.name();
             return Some(if same { Ok(twin) } else { Err(Error::AlreadyAdopted { name: twin.name() }) });
         }

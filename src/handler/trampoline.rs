@@ -2,9 +2,10 @@
 //!
 //! They bring C's habits to what strategies are promised: zero becomes one, absurd sizes and overflowing
 //! products fail, `realloc(NULL)` allocates, `free(NULL)` does nothing, and the size given to `free` is dropped.
-//! They take no lock, know no Python, and let no panic out.
+//! They take no lock, know no Python, and let no panic out. Where there is an event hook, it is told when all is done.
 
 use super::abi::Functions;
+use super::events::tell;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
 use crate::trace;
@@ -63,7 +64,9 @@ pub(super) unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
 unsafe extern "C" fn malloc<S: Strategy>(ctx: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: passed on from the caller.
     let strategy = unsafe { strategy::<S>(ctx) };
-    to_c(shielded("malloc", || strategy.allocate(layout::request(size)?)))
+    let block = to_c(shielded("malloc", || strategy.allocate(layout::request(size)?)));
+    tell(null_mut(), block, size);
+    block
 }
 
 /// # Safety
@@ -71,7 +74,9 @@ unsafe extern "C" fn malloc<S: Strategy>(ctx: *mut c_void, size: usize) -> *mut 
 unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
     // SAFETY: passed on from the caller.
     let strategy = unsafe { strategy::<S>(ctx) };
-    to_c(shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?)))
+    let block = to_c(shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?)));
+    tell(null_mut(), block, nelem.saturating_mul(elsize));
+    block
 }
 
 /// # Safety
@@ -80,14 +85,16 @@ unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize:
 unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
     // SAFETY: passed on from the caller.
     let strategy = unsafe { strategy::<S>(ctx) };
-    to_c(shielded("realloc", || {
+    let moved = to_c(shielded("realloc", || {
         let size_bytes = layout::request(new_size)?;
         match NonNull::new(ptr.cast::<u8>()) {
             None => strategy.allocate(size_bytes),
             // SAFETY: a live block, says the caller.
             Some(block) => unsafe { strategy.resize(block, size_bytes) },
         }
-    }))
+    }));
+    tell(ptr, moved, new_size);
+    moved
 }
 
 /// # Safety
@@ -102,6 +109,7 @@ unsafe extern "C" fn free<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, _size
         unsafe { strategy.release(block) };
         Some(())
     });
+    tell(ptr, null_mut(), 0);
 }
 
 /// # Safety

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::handler::interpreter::trace;
 use crate::scope::current;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -50,7 +51,11 @@ impl Buffer {
     pub fn zeroed_in(handler: Handler, length: usize) -> Result<Self, Error> {
         let block = match length {
             0 => NonNull::dangling(),
-            _ => handler.allocate_zeroed(length)?,
+            _ => {
+                let block = handler.allocate_zeroed(length)?;
+                trace(block.as_ptr(), length);
+                block
+            }
         };
         Ok(Self { block, length, handler })
     }
@@ -58,7 +63,7 @@ impl Buffer {
     /// A copy of `bytes` in the current handler.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`]; [`Error::CopyFailed`] where the handler has a copy function and it failed.
     pub fn copy_from_slice(bytes: &[u8]) -> Result<Self, Error> {
         Self::copy_from_slice_in(current(), bytes)
     }
@@ -66,23 +71,52 @@ impl Buffer {
     /// A copy of `bytes` in `handler`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`]; [`Error::CopyFailed`] where the handler has a copy function and it failed.
     pub fn copy_from_slice_in(handler: Handler, bytes: &[u8]) -> Result<Self, Error> {
         if bytes.is_empty() {
             return Self::zeroed_in(handler, 0);
         }
-        let block = handler.allocate(bytes.len())?;
-        // SAFETY: the new block has `bytes.len()` bytes and nobody else knows it.
-        unsafe { block.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
-        Ok(Self { block, length: bytes.len(), handler })
+        let copy = Self::uninitialised(handler, bytes.len())?;
+        // SAFETY: the new block has `bytes.len()` bytes and nobody else knows it. Where the copy fails, it is freed unread.
+        unsafe { handler.copy_in(copy.block, bytes.as_ptr(), bytes.len()) }?;
+        Ok(copy)
     }
 
     /// A copy of it, in the same handler.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`]; [`Error::CopyFailed`] where the handler has a copy function and it failed.
     pub fn try_clone(&self) -> Result<Self, Error> {
-        Self::copy_from_slice_in(self.handler, self)
+        if self.length == 0 {
+            return Self::zeroed_in(self.handler, 0);
+        }
+        let copy = Self::uninitialised(self.handler, self.length)?;
+        // SAFETY: two live blocks of this handler with that many bytes. Where the copy fails, it is freed unread.
+        unsafe { self.handler.copy_across(copy.block, self.block, self.length) }?;
+        Ok(copy)
+    }
+
+    /// Copies all of it to `bytes`, which has as many.
+    ///
+    /// # Errors
+    /// [`Error::CopyFailed`] where the handler has a copy function and it failed; `bytes` may have changed.
+    ///
+    /// # Panics
+    /// Where `bytes` has another length, as [`slice::copy_from_slice`].
+    pub fn copy_to_slice(&self, bytes: &mut [u8]) -> Result<(), Error> {
+        assert_eq!(bytes.len(), self.length, "the slice is as long as the buffer");
+        if self.length == 0 {
+            return Ok(());
+        }
+        // SAFETY: a live block of this handler with that many bytes, and as many to write to.
+        unsafe { self.handler.copy_out(bytes.as_mut_ptr(), self.block, self.length) }
+    }
+
+    /// A block that the caller fills before anybody reads it.
+    fn uninitialised(handler: Handler, length: usize) -> Result<Self, Error> {
+        let block = handler.allocate(length)?;
+        trace(block.as_ptr(), length);
+        Ok(Self { block, length, handler })
     }
 
     /// Makes it `length` bytes long, by the handler that made it. The first bytes are kept, new ones are zero.
@@ -94,8 +128,17 @@ impl Buffer {
             *self = Self::zeroed_in(self.handler, length)?;
             return Ok(());
         }
+        trace(self.block.as_ptr(), 0); // before: by the time it has moved, its place may be another's
         // SAFETY: a live block of this handler (length > 0); the old pointer is overwritten on success.
-        self.block = unsafe { self.handler.resize(self.block, length) }?;
+        let moved = unsafe { self.handler.resize(self.block, length) };
+        match moved {
+            Ok(moved) => self.block = moved,
+            Err(error) => {
+                trace(self.block.as_ptr(), self.length);
+                return Err(error);
+            }
+        }
+        trace(self.block.as_ptr(), length);
         if let Some(grown) = length.checked_sub(self.length) {
             // SAFETY: the block now has `length` bytes, of which the first `self.length` are kept.
             let tail = unsafe { self.block.add(self.length) };
@@ -116,6 +159,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.length > 0 {
+            trace(self.block.as_ptr(), 0);
             // SAFETY: a live block of this handler with `length` bytes, never used again.
             unsafe { self.handler.release(self.block, self.length) }
         }

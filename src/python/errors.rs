@@ -25,12 +25,21 @@ impl From<Error> for PyErr {
             | Error::NameUnreadable
             | Error::NameTaken { .. }
             | Error::AlreadyAdopted { .. }
-            | Error::FunctionMissing { .. } => RegistrationError::new_err(message),
-            Error::BadAlignment { .. } | Error::BadOption { .. } | Error::NoSuchNode { .. } | Error::TokenForeign => {
-                PyValueError::new_err(message)
-            }
+            | Error::FunctionMissing { .. }
+            | Error::UnknownVersion { .. }
+            | Error::DraftChanged { .. } => RegistrationError::new_err(message),
+            Error::BadAlignment { .. }
+            | Error::BadOption { .. }
+            | Error::NoSuchNode { .. }
+            | Error::NullArgument { .. }
+            | Error::NotRegistered { .. }
+            | Error::NotABlock { .. }
+            | Error::Overlap { .. }
+            | Error::TokenForeign => PyValueError::new_err(message),
             Error::TokenUsed
             | Error::NoPython
+            | Error::CopyFailed { .. }
+            | Error::TooManyViews { .. }
             | Error::NoHugePages { .. }
             | Error::LockLimit { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),

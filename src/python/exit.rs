@@ -34,10 +34,15 @@ pub(super) fn try_attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Opt
 /// As [`try_attach`], but for everybody, the exiting thread too: for work that needs an interpreter as it was, with its
 /// modules.
 pub(super) fn try_attach_before_exit<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
-    if GATE.load(Ordering::Acquire) & CLOSED != 0 {
+    if is_closed() {
         return None;
     }
     try_attach(work)
+}
+
+/// Whether the interpreter is on its way out.
+pub(super) fn is_closed() -> bool {
+    GATE.load(Ordering::Acquire) & CLOSED != 0
 }
 
 /// For a thread that cannot go on without Python: a panic, which is nobody's fault if the gate is closed and then

@@ -1,21 +1,20 @@
 //! Handlers that others made: any capsule that NumPy would take is taken into the table, at the latest when it is
 //! first seen. From then on it is a handler like any other, and immortal.
 //!
-//! NumPy calls a handler with the GIL held, so a foreign one may rely on it. Rust may not hold it; therefore Rust
-//! reaches a foreign handler through functions that attach to Python first.
+//! NumPy calls a handler with the GIL held, so a foreign one may rely on it. Rust may not hold it, and therefore
+//! attaches to Python first ([`Reach::WithGil`]).
 #![allow(unsafe_code, reason = "foreign structs and their C functions")]
 
-use super::exit;
 use super::numpy::struct_in;
 use crate::error::Error;
-use crate::handler::abi::{Functions, PyDataMem_Handler};
-use crate::handler::{Handler, adopt, handler_at};
+use crate::handler::abi::PyDataMem_Handler;
+use crate::handler::{Extras, Handler, Reach, adopt, handler_at};
 use crate::sync::Ordering;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::ptr::{NonNull, null_mut};
 
 /// The handler in a capsule, as the user asked for it: errors for whatever is not as it must be.
@@ -65,10 +64,9 @@ fn try_adopt(
 ) -> Result<Handler, Error> {
     // The capsule is kept for ever (its destructor may free the struct), before anybody can find the handler.
     let kept = capsule.clone().unbind();
-    let functions = Functions { ctx: face.as_ptr().cast(), malloc, calloc, realloc, free };
-    // SAFETY: the struct lives as long as its capsule (NEP 49), which is kept below; the functions attach to Python
-    // as NumPy would; nothing is known of the alignment, hence 1.
-    let handler = unsafe { adopt(face, functions, name, 1) }?;
+    // SAFETY: the struct lives as long as its capsule (NEP 49), which is kept below; its functions are called attached,
+    // as NumPy would; nothing is known of the alignment.
+    let handler = unsafe { adopt(face, Reach::WithGil, name, Extras::default()) }?;
     keep(handler, kept);
     Ok(handler)
 }
@@ -107,43 +105,4 @@ fn not_a_handler(object: &Bound<'_, PyAny>) -> PyErr {
         format!("the name {:?}", unsafe { CStr::from_ptr(name) })
     };
     PyValueError::new_err(format!("a handler's capsule is named 'mem_handler' (NEP 49); this one has {name}"))
-}
-
-/// The struct that stands for a foreign handler's context in the functions below.
-///
-/// # Safety
-/// - `ctx` is the struct that [`try_adopt`] put there; its functions are complete (`adopt` checked).
-unsafe fn original(ctx: *mut c_void) -> Option<Functions> {
-    // SAFETY: the struct is immortal, says the caller.
-    let face = unsafe { &*ctx.cast::<PyDataMem_Handler>() };
-    Functions::of(&face.allocator).ok()
-}
-
-unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: these functions are only registered by `try_adopt`.
-    let Some(own) = (unsafe { original(ctx) }) else { return null_mut() };
-    // SAFETY: called as NumPy would, attached.
-    exit::try_attach(|_| unsafe { (own.malloc)(own.ctx, size) }).unwrap_or(null_mut())
-}
-
-unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: these functions are only registered by `try_adopt`.
-    let Some(own) = (unsafe { original(ctx) }) else { return null_mut() };
-    // SAFETY: called as NumPy would, attached.
-    exit::try_attach(|_| unsafe { (own.calloc)(own.ctx, nelem, elsize) }).unwrap_or(null_mut())
-}
-
-unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    // SAFETY: these functions are only registered by `try_adopt`.
-    let Some(own) = (unsafe { original(ctx) }) else { return null_mut() };
-    // SAFETY: called as NumPy would, attached; the caller vouches for the block.
-    exit::try_attach(|_| unsafe { (own.realloc)(own.ctx, ptr, new_size) }).unwrap_or(null_mut())
-}
-
-unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-    // SAFETY: these functions are only registered by `try_adopt`.
-    let Some(own) = (unsafe { original(ctx) }) else { return };
-    // Without an interpreter the block stays: a foreign free may need Python, and the process is ending.
-    // SAFETY: called as NumPy would, attached; the caller vouches for the block.
-    let _ = exit::try_attach(|_| unsafe { (own.free)(own.ctx, ptr, size) });
 }

@@ -4,7 +4,7 @@ use super::foreign::{adopt_capsule, handler_in};
 use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::strategies::PyStrategy;
-use crate::handler::{handler as look_up, handler_or_slot, handlers as all, register as enter, unknown};
+use crate::handler::{Handler, handler as look_up, handler_or_slot, handlers as all, register as enter, unknown};
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -77,8 +77,13 @@ pub(super) fn adopt<'py>(capsule: &Bound<'py, PyAny>, name: Option<&str>) -> PyR
 #[pyfunction]
 #[pyo3(signature = (arr, /))]
 pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
-    let py = arr.py();
-    let numpy = Numpy::get(py)?;
+    // While `arr` is here its block is, and holds its slot: no other request gets this handler in between.
+    owner_of(arr)?.map(|handler| PyHandler::of(arr.py(), handler)).transpose()
+}
+
+/// [`handler_of`], without an object for it.
+pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
+    let numpy = Numpy::get(arr.py())?;
     if !numpy.is_array(arr)? {
         let kind = arr.get_type().qualname()?;
         return Err(PyTypeError::new_err(format!("handler_of() takes a numpy.ndarray, got '{kind}'")));
@@ -106,17 +111,13 @@ fn is_numpys_dummy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(kind.name()?.to_cow()? == "DummyArray" && kind.module()?.to_cow()?.starts_with("numpy.lib."))
 }
 
-fn handler_of_owner<'py>(numpy: &Numpy, array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
-    let py = array.py();
+fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     if numpy.knows_array_handlers() {
-        return match numpy.capsule_of(array)? {
-            Some(capsule) => PyHandler::of(py, handler_in(&capsule)?).map(Some),
-            None => Ok(None),
-        };
+        return numpy.capsule_of(array)?.map(|capsule| handler_in(&capsule)).transpose();
     }
     // An array object laid out in another way than NumPy's headers say: by the name that NumPy itself tells.
-    let name: Option<String> = numpy.multiarray(py).call_method1("get_handler_name", (array,))?.extract()?;
-    name.and_then(|name| handler_or_slot(&name)).map(|handler| PyHandler::of(py, handler)).transpose()
+    let name: Option<String> = numpy.multiarray(array.py()).call_method1("get_handler_name", (array,))?.extract()?;
+    Ok(name.and_then(|name| handler_or_slot(&name)))
 }
 
 /// The descriptor, offset and size of the SharedMemory block in which an address lies; None for other addresses.

@@ -14,14 +14,18 @@
 //! the table of the package and not one of its own.
 
 mod asyncio;
+mod attached;
 mod bridge;
 mod callbacks;
+mod capi;
 mod errors;
+mod events;
 mod exit;
 mod foreign;
 mod handler;
 mod held;
 mod inspect;
+mod interpreter;
 mod module;
 mod numpy;
 mod request;

@@ -1,12 +1,14 @@
 //! The module `ctxalloc._native`. The package `python/ctxalloc` exports what users see.
 #![allow(unsafe_code, reason = "NumPy's default handler is adopted here")]
 
+use super::capi;
 use super::exit;
 use super::foreign::keep;
+use super::interpreter;
 use super::numpy::{Numpy, struct_in};
 use super::scope_type;
 use super::shared;
-use crate::handler::{adopt, handler};
+use crate::handler::{Extras, Reach, adopt, handler};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
@@ -18,8 +20,9 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
     let capsule = Numpy::get(py)?.default_capsule(py);
     let face = struct_in(capsule).ok_or_else(|| PyImportError::new_err("NumPy's default handler is no mem_handler"))?;
     let system = handler("system").expect("built in");
+    let extras = Extras { alignment: system.alignment(), ..Extras::default() };
     // SAFETY: NumPy's struct is static; `system`'s functions may be called on any thread, with its alignment.
-    let default = unsafe { adopt(face, system.functions(), None, system.alignment()) }?;
+    let default = unsafe { adopt(face, Reach::By(system), None, extras) }?;
     keep(default, capsule.clone().unbind());
     shared::use_default(default);
     Ok(())
@@ -27,6 +30,8 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
 
 #[pymodule(gil_used = false)]
 mod _native {
+    #[pymodule_export]
+    use super::super::events::set_event_hook;
     #[pymodule_export]
     use super::super::handler::PyHandler;
     #[pymodule_export]
@@ -45,7 +50,7 @@ mod _native {
     #[pymodule_export]
     use super::super::tracked::{PyBlock, report};
 
-    use super::{Numpy, adopt_numpys_default, exit, scope_type, shared};
+    use super::{Numpy, adopt_numpys_default, capi, exit, interpreter, scope_type, shared};
     use pyo3::prelude::*;
 
     #[pymodule_init]
@@ -53,8 +58,11 @@ mod _native {
         let py = module.py();
         adopt_numpys_default(py)?;
         exit::close_at_exit(py)?;
+        interpreter::announce(py)?;
         scope_type::add_to(module)?;
         module.add(shared::ATTRIBUTE, shared::capsule(py)?)?;
+        module.add("_C_API", capi::api(py)?)?;
+        module.add("tracemalloc_domain", interpreter::DOMAIN)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("selection", Numpy::get(py)?.selection().name())?;
         Ok(())

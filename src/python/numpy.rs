@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyType};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 /// `PyDataMem_SetHandler` of the process's NumPy.
@@ -209,4 +209,11 @@ pub(super) fn capsule_around<'py>(py: Python<'py>, face: *const abi::PyDataMem_H
     let capsule = unsafe { ffi::PyCapsule_New(face.cast_mut().cast(), abi::CAPSULE_NAME.as_ptr(), None) };
     // SAFETY: a new reference, or NULL with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+}
+
+/// The address of a C function that this process has loaded: CPython's own that are in no limited API.
+pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a NUL-terminated name, looked up in what the process has loaded.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!address.is_null()).then_some(address)
 }

@@ -6,12 +6,12 @@
 //! and Tokens (it says who may reset, never which handler is selected). Chosen once, at import.
 #![allow(unsafe_code, reason = "PyContextVar_Set is in no limited API, but in every CPython")]
 
-use super::numpy::Numpy;
+use super::numpy::{Numpy, symbol};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyTuple};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
 type VarSet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
 type VarReset = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int;
@@ -186,10 +186,4 @@ impl Calls {
             reset: unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) },
         })
     }
-}
-
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a NUL-terminated name, looked up in what the process has loaded.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!address.is_null()).then_some(address)
 }

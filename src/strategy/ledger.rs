@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 /// A record for each block, by the block's start.
 #[derive(Debug)]
-pub(super) struct Ledger<R> {
+pub(crate) struct Ledger<R> {
     shards: [Locked<BTreeMap<usize, R>>; SHARDS],
 }
 
@@ -17,10 +17,10 @@ const SHARDS: usize = 32;
 
 /// A shard was locked by somebody who may be the asking thread itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Busy;
+pub(crate) struct Busy;
 
 impl<R: Send + 'static> Ledger<R> {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let ledger = Arc::new(Self { shards: std::array::from_fn(|_| Locked::new(BTreeMap::new())) });
         hold_across_fork(Arc::downgrade(&ledger) as Weak<dyn HeldAcrossFork>);
         ledger
@@ -34,30 +34,30 @@ impl<R: Send + 'static> Ledger<R> {
     }
 
     /// Enters a block.
-    pub(super) fn insert(&self, start: NonNull<u8>, record: R) {
+    pub(crate) fn insert(&self, start: NonNull<u8>, record: R) {
         let before = self.shard(start.addr().get(), |shard| shard.insert(start.addr().get(), record));
         debug_assert!(before.is_none(), "two blocks at one address");
     }
 
     /// Takes a block out.
-    pub(super) fn remove(&self, start: NonNull<u8>) -> Option<R> {
+    pub(crate) fn remove(&self, start: NonNull<u8>) -> Option<R> {
         self.shard(start.addr().get(), |shard| shard.remove(&start.addr().get()))
     }
 
     /// Runs `work` on the record of the block that starts at `start`, or on nothing. `work` must not come here again.
-    pub(super) fn with<T>(&self, start: NonNull<u8>, work: impl FnOnce(Option<&mut R>) -> T) -> T {
+    pub(crate) fn with<T>(&self, start: NonNull<u8>, work: impl FnOnce(Option<&mut R>) -> T) -> T {
         self.shard(start.addr().get(), |shard| work(shard.get_mut(&start.addr().get())))
     }
 
     /// What `look` says of a block, given its start and record; asked of those nearest to `address`, on either side of
     /// it, until it says something. It sees the block in which the address lies, if there is one. `look` must not come
     /// here again.
-    pub(super) fn near<T>(&self, address: usize, mut look: impl FnMut(usize, &R) -> Option<T>) -> Option<T> {
+    pub(crate) fn near<T>(&self, address: usize, mut look: impl FnMut(usize, &R) -> Option<T>) -> Option<T> {
         self.shards.iter().find_map(|shard| shard.with(|shard| nearest(shard, address, &mut look)))
     }
 
     /// [`near`](Self::near) for a signal handler: allocates nothing, and does not wait for a lock but for a few turns.
-    pub(super) fn try_near<T>(
+    pub(crate) fn try_near<T>(
         &self,
         address: usize,
         mut look: impl FnMut(usize, &R) -> Option<T>,
@@ -100,15 +100,15 @@ impl<R: Send> HeldAcrossFork for Ledger<R> {
 
 /// The one ledger of a kind in this process, made at its first use, immortal.
 #[derive(Debug)]
-pub(super) struct ProcessLedger<R>(AtomicPtr<Ledger<R>>);
+pub(crate) struct ProcessLedger<R>(AtomicPtr<Ledger<R>>);
 
 impl<R: Send + 'static> ProcessLedger<R> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(null_mut()))
     }
 
     /// The ledger. Waits for no other thread: one that makes it may not be there any more after a `fork`.
-    pub(super) fn get(&self) -> &'static Ledger<R> {
+    pub(crate) fn get(&self) -> &'static Ledger<R> {
         if let Some(ledger) = self.if_made() {
             return ledger;
         }
@@ -122,7 +122,7 @@ impl<R: Send + 'static> ProcessLedger<R> {
     }
 
     /// The ledger if there is one. For signal handlers.
-    pub(super) fn if_made(&self) -> Option<&'static Ledger<R>> {
+    pub(crate) fn if_made(&self) -> Option<&'static Ledger<R>> {
         // Acquire pairs with the exchange above.
         let pointer = self.0.load(Ordering::Acquire);
         // SAFETY: NULL, or a ledger to which `get` left a reference for ever.

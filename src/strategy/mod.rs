@@ -12,7 +12,7 @@ mod fallback;
 mod faulty;
 mod front;
 mod guard;
-mod ledger;
+pub(crate) mod ledger;
 mod pool;
 mod shared_memory;
 mod system;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// From the top to the bottom; those in one line stand beside each other and know nothing of one another.
 const LAYERS: &[&[&str]] = &[
-    &["python", "capi"],
+    &["python"],
+    &["capi"],
     &["task", "thread", "request"],
     &["memory"],
     &["scope"],

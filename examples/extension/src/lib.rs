@@ -93,6 +93,46 @@ fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(&'static str, usize)> {
     Ok((buffer.handler().name(), buffer.len()))
 }
 
+/// ``data`` copied into a Rust buffer in the caller's handler, from there into another, and out again; with the handler's
+/// name.
+#[pyfunction]
+fn copied_buffer(py: Python<'_>, data: &[u8]) -> PyResult<(Vec<u8>, &'static str)> {
+    let buffer = ctxalloc::python::scope(py, || ctxalloc::Buffer::copy_from_slice(data)?.try_clone())??;
+    let mut bytes = vec![0; buffer.len()];
+    buffer.copy_to_slice(&mut bytes)?;
+    Ok((bytes, buffer.handler().name()))
+}
+
+/// Makes and drops ``each`` buffers on each of some threads that know no Python, in the caller's handler; says how many.
+#[pyfunction]
+fn buffers_on_threads(py: Python<'_>, threads: usize, each: usize) -> PyResult<usize> {
+    ctxalloc::python::scope(py, || {
+        py.detach(|| {
+            let work = move || (0..each).filter(|&n| ctxalloc::Buffer::zeroed(n + 1).is_ok()).count();
+            let all: Vec<_> = (0..threads).map(|_| ctxalloc::thread::spawn(work)).collect();
+            all.into_iter().map(|thread| thread.join().unwrap_or(0)).sum()
+        })
+    })
+}
+
+/// A Rust buffer that Python owns.
+#[pyclass]
+struct KeptBuffer(ctxalloc::Buffer);
+
+#[pymethods]
+impl KeptBuffer {
+    /// ``n`` zero bytes in the caller's handler.
+    #[new]
+    fn new(py: Python<'_>, n: usize) -> PyResult<Self> {
+        Ok(Self(ctxalloc::python::scope(py, || ctxalloc::Buffer::zeroed(n))??))
+    }
+
+    /// Makes it ``n`` bytes long, by the handler that made it.
+    fn resize(&mut self, n: usize) -> PyResult<()> {
+        Ok(self.0.resize(n)?)
+    }
+}
+
 fn failed(error: tokio::task::JoinError) -> PyErr {
     PyValueError::new_err(format!("a task of the example failed: {error}"))
 }
@@ -102,7 +142,10 @@ mod ctxalloc_example {
     #[pymodule_export]
     use super::panics::{panic_here, panic_in_future};
     #[pymodule_export]
-    use super::{array_made_in, await_python, box_blur, buffer_of, call_in, handler_here, handlers_on_the_way};
+    use super::{
+        KeptBuffer, array_made_in, await_python, box_blur, buffer_of, buffers_on_threads, call_in, copied_buffer,
+        handler_here, handlers_on_the_way,
+    };
 
     use pyo3::prelude::*;
 

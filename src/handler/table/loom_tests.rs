@@ -5,7 +5,7 @@
 //! other way round it forgets a reader's load over the writer's own, and explores a single order.
 
 use super::super::name::Name;
-use super::super::{Error, adopt, handler};
+use super::super::{Error, Extras, Reach, adopt, handler};
 use super::{Draft, Handler, Table, table};
 use crate::strategy::{Aligned, System};
 use loom::sync::Arc;
@@ -125,11 +125,8 @@ fn loom_one_struct_adopted_by_two_threads_is_one_handler() {
         let adopt_it = move || {
             let face: *mut super::PyDataMem_Handler = std::ptr::with_exposed_provenance_mut(face);
             let face = NonNull::new(face).expect("not NULL");
-            // SAFETY: valid for ever.
-            let allocator = unsafe { face.as_ref() }.allocator;
-            let functions = super::super::abi::Functions::of(&allocator).expect("complete");
-            // SAFETY: an immortal struct with good functions and that alignment.
-            unsafe { adopt(face, functions, None, 64) }
+            // SAFETY: an immortal struct with good functions.
+            unsafe { adopt(face, Reach::AnyThread, None, Extras::default()) }
         };
         let other = thread::spawn(adopt_it);
         let mine = adopt_it().expect("a good struct");

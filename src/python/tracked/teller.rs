@@ -7,6 +7,7 @@
 //! stopped meanwhile. Later ones collect between instructions only.
 #![allow(unsafe_code, reason = "CPython's frames, and whether this thread is attached")]
 
+use super::super::attached;
 use crate::strategy::{Frame, Origin, Place, Told};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked};
 use crate::task;
@@ -16,7 +17,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry};
-use std::ffi::c_void;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
@@ -27,12 +27,11 @@ pub(crate) fn teller(
     frames: usize,
     tasks: bool,
 ) -> PyResult<impl Fn() -> Told + Send + Sync + 'static> {
-    let attachment = Attachment::find();
     let collects_anywhere = py.version_info() < (3, 12);
     let tasks = if tasks { Some(Tasks::find(py)?) } else { None };
     let places = Places::new();
     Ok(move || {
-        let told = attachment.token().and_then(|py| {
+        let told = attached_at_ease().and_then(|py| {
             let _paused = collects_anywhere.then(Paused::new);
             let place = if frames > 0 { places.here(py, frames) } else { None };
             let task = tasks.as_ref().and_then(|tasks| tasks.name(py));
@@ -46,40 +45,11 @@ pub(crate) fn teller(
     })
 }
 
-/// How to learn whether this thread is attached (holds the GIL): the limited API has no function for it.
-struct Attachment {
-    /// `PyThreadState_GetUnchecked`, or what it was called before CPython 3.13.
-    state: Option<unsafe extern "C" fn() -> *mut ffi::PyThreadState>,
-}
-
-impl Attachment {
-    fn find() -> Self {
-        let state = [c"PyThreadState_GetUnchecked", c"_PyThreadState_UncheckedGet"].into_iter().find_map(|name| {
-            // SAFETY: a NUL-terminated name, looked for in what is loaded.
-            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-            // SAFETY: the two functions have this type, and live as long as the process.
-            (!found.is_null()).then(|| unsafe {
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut ffi::PyThreadState>(found)
-            })
-        });
-        Self { state }
-    }
-
-    /// The proof, where this thread is attached and no exception is under way.
-    fn token<'py>(&self) -> Option<Python<'py>> {
-        // SAFETY: may be called in any state, on any thread.
-        let current = unsafe { self.state?() };
-        // Before 3.12 `current` is whichever thread's holds the GIL. NULL first: nothing else is asked of an interpreter
-        // that is gone.
-        // SAFETY: as above.
-        if current.is_null() || current != unsafe { ffi::PyGILState_GetThisThreadState() } {
-            return None;
-        }
-        // SAFETY: this thread's state is the current one: it is attached, and stays so while this call lasts.
-        let py = unsafe { Python::assume_attached() };
-        // SAFETY: attached.
-        unsafe { ffi::PyErr_Occurred() }.is_null().then_some(py)
-    }
+/// The proof, where this thread is attached and no exception is under way.
+fn attached_at_ease<'py>() -> Option<Python<'py>> {
+    let py = attached::here()?;
+    // SAFETY: attached.
+    unsafe { ffi::PyErr_Occurred() }.is_null().then_some(py)
 }
 
 /// The garbage collector does not start while this lives.
@@ -89,7 +59,7 @@ struct Paused {
 
 impl Paused {
     fn new() -> Self {
-        // SAFETY: attached, see `Attachment::token`.
+        // SAFETY: attached, see `attached_at_ease`.
         Self { was_enabled: unsafe { ffi::PyGC_Disable() } != 0 }
     }
 }

@@ -1,7 +1,7 @@
 //! Adopting: handlers that somebody else made, from C function pointers to whole structs.
 
 use ctxalloc::handler::abi::{Functions, PyDataMem_Handler, PyDataMemAllocator};
-use ctxalloc::handler::{adopt, handler_at};
+use ctxalloc::handler::{Extras, Reach, adopt, handler_at};
 use ctxalloc::{Buffer, Error, Handler, handler, register};
 use std::ffi::{c_char, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -72,12 +72,9 @@ fn foreign(name: &[u8], version: u8) -> (NonNull<PyDataMem_Handler>, &'static At
 
 /// Adopts a struct, whose own functions may be called from any thread.
 fn adopt_own(face: NonNull<PyDataMem_Handler>, name: Option<&str>) -> Result<Handler, Error> {
-    let nothing: *mut c_void = null_mut();
-    // SAFETY: immortal.
-    let allocator = unsafe { face.as_ref() }.allocator;
-    let functions = Functions::of(&allocator).unwrap_or(Functions { ctx: nothing, malloc, calloc, realloc, free });
+    let extras = Extras { alignment: 16, ..Extras::default() };
     // SAFETY: an immortal struct; its functions keep C's contract; the C heap aligns to 16.
-    unsafe { adopt(face, functions, name, 16) }
+    unsafe { adopt(face, Reach::AnyThread, name, extras) }
 }
 
 #[test]
@@ -192,11 +189,10 @@ fn a_bad_alias_is_refused() {
 
 #[test]
 fn an_alignment_that_is_no_power_of_two_is_refused() {
-    let (face, calls) = foreign(b"crooked", 1);
-    let ctx = std::ptr::from_ref(calls).cast_mut().cast();
+    let (face, _) = foreign(b"crooked", 1);
     for alignment in [0, 3, 24, (1 << 30) + 1, 1 << 31] {
         // SAFETY: as above, and nothing is allocated from it.
-        let refused = unsafe { adopt(face, Functions { ctx, malloc, calloc, realloc, free }, None, alignment) };
+        let refused = unsafe { adopt(face, Reach::AnyThread, None, Extras { alignment, ..Extras::default() }) };
         assert_eq!(refused, Err(Error::BadAlignment { align: alignment, least: 1, most: 1 << 30 }));
     }
     assert_eq!(handler("crooked"), None);

@@ -1,0 +1,73 @@
+//! The C face: what `include/ctxalloc.h` declares. That header is the document; the functions here say only what it
+//! does not.
+//!
+//! ```text
+//!   a C program ──links──► ctxalloc_set_handler, ...   (feature `capi`: exports.rs)    the thread's selection
+//!   an extension of Python ──capsule ctxalloc._C_API──► Api                            NumPy's ContextVar
+//! ```
+//! Both are the same functions over two kinds of [`Selection`]. None lets a panic out; each keeps what went wrong for
+//! [`error`], and nothing has changed then. A handler is known by the address of its NEP 49 struct, which is looked up and
+//! never followed before it is found.
+#![allow(unsafe_code, reason = "C pointers")]
+
+#[cfg(feature = "python")]
+mod api;
+mod blocks;
+mod draft;
+mod error;
+#[cfg(feature = "capi")]
+mod exports;
+mod hook;
+mod register;
+mod select;
+mod view;
+
+pub(crate) use error::Refusal;
+#[cfg(feature = "python")]
+pub(crate) use {api::Api, api::PythonFunctions, error::answer, error::last};
+
+use crate::error::Error;
+use crate::handler::abi::PyDataMem_Handler;
+use crate::handler::{Handler, handler_at};
+use std::ffi::c_void;
+
+/// Where the current handler is kept.
+pub(crate) trait Selection {
+    /// The handler that is current on this thread.
+    fn current() -> Result<Handler, Refusal>;
+    /// Selects a handler.
+    fn select(handler: Handler) -> Result<(), Refusal>;
+    /// The handler of an object, whatever objects are here; nothing where it has none.
+    ///
+    /// # Safety
+    /// - `object` is an object of that kind, and not NULL.
+    unsafe fn handler_of(object: *mut c_void) -> Result<Option<Handler>, Refusal>;
+}
+
+/// The selection of a process without Python: this thread's. Its objects are blocks of `ctxalloc_new`.
+#[cfg(feature = "capi")]
+pub(crate) struct OfThread;
+
+#[cfg(feature = "capi")]
+impl Selection for OfThread {
+    fn current() -> Result<Handler, Refusal> {
+        Ok(crate::scope::current())
+    }
+
+    fn select(handler: Handler) -> Result<(), Refusal> {
+        drop(crate::scope::set(handler));
+        Ok(())
+    }
+
+    unsafe fn handler_of(object: *mut c_void) -> Result<Option<Handler>, Refusal> {
+        blocks::handler_of(object).map(Some)
+    }
+}
+
+/// The crate's version, as `ctxalloc_version()` tells it.
+const VERSION: *const std::ffi::c_char = concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast();
+
+/// The handler with this struct.
+fn registered(face: *const PyDataMem_Handler) -> Result<Handler, Refusal> {
+    Ok(handler_at(face).ok_or(Error::NotRegistered { address: face.addr() })?)
+}

@@ -1,0 +1,121 @@
+//! The C face for extension modules: the table of functions behind the capsule `ctxalloc._C_API`.
+//!
+//! Its selection is NumPy's ContextVar on a thread that is attached to Python, and the thread's own where not.
+#![allow(unsafe_code, reason = "objects from C")]
+
+use super::bridge;
+use super::foreign::{adopt_capsule, handler_in};
+use super::handler::capsule_of;
+use super::numpy::Numpy;
+use super::{attached, inspect};
+use crate::capi::{self, Api, PythonFunctions, Refusal, Selection, answer};
+use crate::error::Error;
+use crate::handler::abi::PyDataMem_Handler;
+use crate::handler::{Handler, handler_at};
+use crate::scope;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{NonNull, null, null_mut};
+
+/// The capsule's name: where `PyCapsule_Import` finds it, in `python/ctxalloc/__init__.py`.
+const CAPSULE: &CStr = c"ctxalloc._C_API";
+
+static API: Api = Api::new::<OfContext>(PythonFunctions { raise, handler_of, capsule, adopt });
+
+/// The capsule.
+pub(super) fn api(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: not NULL, a static name, no destructor: the table is static.
+    let capsule = unsafe { ffi::PyCapsule_New((&raw const API).cast_mut().cast(), CAPSULE.as_ptr(), None) };
+    // SAFETY: a new reference, or NULL with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+}
+
+/// NumPy's ContextVar, or the thread's own selection where the thread is not attached.
+struct OfContext;
+
+impl Selection for OfContext {
+    fn current() -> Result<Handler, Refusal> {
+        match attached::here() {
+            Some(py) => bridge::current(py).map_err(|error| raised(py, error)),
+            None => Ok(scope::current()),
+        }
+    }
+
+    fn select(handler: Handler) -> Result<(), Refusal> {
+        let Some(py) = attached::here() else {
+            drop(scope::set(handler));
+            return Ok(());
+        };
+        let select = || {
+            let numpy = Numpy::get(py)?;
+            numpy.selection().set(numpy, &capsule_of(py, handler)?).map(drop)
+        };
+        select().map_err(|error| raised(py, error))
+    }
+
+    unsafe fn handler_of(array: *mut c_void) -> Result<Option<Handler>, Refusal> {
+        let py = attached::here().ok_or(Error::NoPython)?;
+        // SAFETY: an object, says the caller.
+        let array = unsafe { Bound::from_borrowed_ptr(py, array.cast()) };
+        inspect::owner_of(&array).map_err(|error| raised(py, error))
+    }
+}
+
+/// Sets the exception: the error is said.
+fn raised(py: Python<'_>, error: PyErr) -> Refusal {
+    error.restore(py);
+    Refusal::Raised
+}
+
+/// `raise`: sets the Python exception for the last error, where this thread is attached.
+unsafe extern "C" fn raise() {
+    let (Some(py), Some(last)) = (attached::here(), capi::last()) else { return };
+    match last {
+        Ok(error) => PyErr::from(error).restore(py),
+        Err(message) => PyRuntimeError::new_err(message).restore(py),
+    }
+}
+
+/// `handler_of`.
+///
+/// # Safety
+/// - NULL or an object; attached. So below.
+unsafe extern "C" fn handler_of(array: *mut c_void) -> *const PyDataMem_Handler {
+    answer(null(), || {
+        let array = NonNull::new(array).ok_or(Error::NullArgument { argument: "array" })?;
+        // SAFETY: an object, says the caller.
+        let handler = unsafe { OfContext::handler_of(array.as_ptr()) }?;
+        Ok(handler.map_or(null(), Handler::as_ptr))
+    })
+}
+
+/// `capsule`.
+unsafe extern "C" fn capsule(face: *const PyDataMem_Handler) -> *mut c_void {
+    answer(null_mut(), || {
+        let py = attached::here().ok_or(Error::NoPython)?;
+        let handler = handler_at(face).ok_or(Error::NotRegistered { address: face.addr() })?;
+        let capsule = capsule_of(py, handler).map_err(|error| raised(py, error))?;
+        Ok(capsule.into_ptr().cast())
+    })
+}
+
+/// `adopt`.
+unsafe extern "C" fn adopt(capsule: *mut c_void, name: *const c_char) -> *const PyDataMem_Handler {
+    answer(null(), || {
+        let py = attached::here().ok_or(Error::NoPython)?;
+        let capsule = NonNull::new(capsule).ok_or(Error::NullArgument { argument: "capsule" })?;
+        // SAFETY: an object, says the caller.
+        let capsule = unsafe { Bound::from_borrowed_ptr(py, capsule.as_ptr().cast()) };
+        let handler = if name.is_null() {
+            // On sight: a capsule whose name is taken gets one from its address, as where NumPy shows it.
+            handler_in(&capsule)
+        } else {
+            // SAFETY: a C string, says the caller.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+            adopt_capsule(&capsule, Some(&name))
+        };
+        Ok(handler.map_err(|error| raised(py, error))?.as_ptr())
+    })
+}

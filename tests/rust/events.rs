@@ -1,0 +1,313 @@
+//! The event hook, and copy functions. The hook is the process's: the tests take turns.
+#![allow(unsafe_code, reason = "hooks and foreign structs are C")]
+
+use ctxalloc::handler::abi::{Copies, PyDataMem_Handler, PyDataMemAllocator};
+use ctxalloc::handler::events::{Hook, MOST_WATCHED, set_event_hook, unwatched};
+use ctxalloc::handler::{Extras, Reach, adopt};
+use ctxalloc::{Buffer, Error, Handler, handler, request, scope};
+use std::ffi::{c_char, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// `(inp, outp, size)`, addresses as numbers.
+type Event = (usize, usize, usize);
+
+static HEARD: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+static ALLOCATING: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" fn hear(inp: *mut c_void, outp: *mut c_void, size: usize, user_data: *mut c_void) {
+    assert!(std::ptr::eq(user_data.cast_const().cast(), &raw const HEARD));
+    HEARD.lock().unwrap_or_else(PoisonError::into_inner).push((inp.addr(), outp.addr(), size));
+    if ALLOCATING.load(Ordering::SeqCst) > 0 {
+        let own = Buffer::zeroed_in(handler("pool").expect("built in"), 32).expect("32 bytes");
+        drop(own);
+    }
+}
+
+fn hook() -> Hook {
+    Hook { function: hear, user_data: (&raw const HEARD).cast_mut().cast() }
+}
+
+/// Hears everything until it is dropped; one at a time.
+struct Hearing {
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Hearing {
+    fn begin() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        HEARD.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // SAFETY: a function of this program, which may be called on any thread.
+        assert!(unsafe { set_event_hook(Some(hook())) }.is_none());
+        Self { _turn: turn }
+    }
+
+    /// What was heard of blocks of these sizes, and of what became of them.
+    fn heard(&self) -> Vec<Event> {
+        std::mem::take(&mut HEARD.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let before = unsafe { set_event_hook(None) }.expect("the hook that `begin` set");
+        assert!(std::ptr::fn_addr_eq(before.function, hook().function) && before.user_data == hook().user_data);
+    }
+}
+
+// ---- a foreign struct over the C heap, as in tests/rust/table/adoption.rs
+
+unsafe extern "C" fn malloc(_: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: any size.
+    unsafe { libc::malloc(size) }
+}
+
+unsafe extern "C" fn calloc(_: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
+    // SAFETY: any sizes.
+    unsafe { libc::calloc(nelem, elsize) }
+}
+
+unsafe extern "C" fn realloc(_: *mut c_void, ptr: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: passed on from the caller.
+    unsafe { libc::realloc(ptr, size) }
+}
+
+unsafe extern "C" fn free(_: *mut c_void, ptr: *mut c_void, _: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { libc::free(ptr) }
+}
+
+fn face(name: &str, ctx: *mut c_void) -> NonNull<PyDataMem_Handler> {
+    let mut field: [c_char; 127] = [0; 127];
+    for (place, byte) in field.iter_mut().zip(name.bytes()) {
+        *place = byte as c_char;
+    }
+    let allocator = PyDataMemAllocator {
+        ctx,
+        malloc: Some(malloc),
+        calloc: Some(calloc),
+        realloc: Some(realloc),
+        free: Some(free),
+    };
+    NonNull::from(Box::leak(Box::new(PyDataMem_Handler { name: field, version: 1, allocator })))
+}
+
+fn adopted(name: &str, copies: Copies) -> Handler {
+    let face = face(name, null_mut());
+    // SAFETY: an immortal struct whose functions are the C heap's.
+    unsafe { adopt(face, Reach::AnyThread, None, Extras { alignment: 16, copies }) }.expect("a good struct")
+}
+
+/// What NumPy would call.
+fn by_struct(handler: Handler) -> (*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_void, usize)) {
+    // SAFETY: immortal; read as NumPy reads it.
+    let allocator = unsafe { (*handler.as_ptr()).allocator };
+    let malloc = allocator.malloc.expect("complete");
+    // SAFETY: the context belongs to the function.
+    (unsafe { malloc(allocator.ctx, 70) }, allocator.free.expect("complete"))
+}
+
+fn of_one_buffer(handler: Handler, hearing: &Hearing) {
+    let mut buffer = Buffer::zeroed_in(handler, 100).expect("100 bytes");
+    let first = buffer.as_ptr().addr();
+    buffer.resize(5000).expect("5000 bytes");
+    let second = buffer.as_ptr().addr();
+    drop(buffer);
+    assert_eq!(hearing.heard(), [(0, first, 100), (first, second, 5000), (second, 0, 0)], "{handler}");
+}
+
+#[test]
+fn the_hook_hears_of_every_block_once() {
+    let hearing = Hearing::begin();
+    for name in ["system", "aligned64", "pool", "tracked"] {
+        of_one_buffer(handler(name).expect("built in"), &hearing);
+    }
+    of_one_buffer(adopted("heard while it enters", Copies::NONE), &hearing);
+    let lease = request().begin().expect("a slot");
+    of_one_buffer(lease.handler(), &hearing);
+}
+
+#[test]
+fn the_hook_hears_what_is_done_through_a_foreign_struct_and_the_struct_is_as_before_without_it() {
+    let handler = adopted("heard through its struct", Copies::NONE);
+    let (without_hook, own_free) = by_struct(handler);
+    let hearing = Hearing::begin();
+    let (block, free_and_tell) = by_struct(handler);
+    assert!(!std::ptr::fn_addr_eq(own_free, free_and_tell));
+    assert_eq!(hearing.heard(), [(0, block.addr(), 70)]);
+    // SAFETY: a live block of this handler, made before the hook.
+    unsafe { free_and_tell(null_mut(), without_hook, 70) };
+    assert_eq!(hearing.heard(), [(without_hook.addr(), 0, 0)]);
+    of_one_buffer(handler, &hearing);
+    drop(hearing);
+    let (another, free_again) = by_struct(handler);
+    assert!(std::ptr::fn_addr_eq(own_free, free_again), "bit by bit as it was");
+    // SAFETY: live blocks of this handler, one of them made with the hook.
+    unsafe { own_free(null_mut(), another, 70) };
+    // SAFETY: as above.
+    unsafe { own_free(null_mut(), block, 70) };
+}
+
+#[test]
+fn a_refusal_is_heard_and_free_of_null_is_not() {
+    let hearing = Hearing::begin();
+    let pool = handler("pool").expect("built in");
+    // SAFETY: immortal.
+    let allocator = unsafe { (*pool.as_ptr()).allocator };
+    // SAFETY: the context belongs to the function, here and below.
+    let refused = unsafe { allocator.malloc.expect("complete")(allocator.ctx, usize::MAX) };
+    assert!(refused.is_null());
+    // SAFETY: NULL may be freed.
+    unsafe { allocator.free.expect("complete")(allocator.ctx, null_mut(), 10) };
+    assert_eq!(hearing.heard(), [(0, 0, usize::MAX)]);
+}
+
+#[test]
+fn what_the_hook_allocates_is_not_heard() {
+    let hearing = Hearing::begin();
+    ALLOCATING.store(1, Ordering::SeqCst);
+    drop(Buffer::zeroed_in(handler("system").expect("built in"), 300).expect("300 bytes"));
+    ALLOCATING.store(0, Ordering::SeqCst);
+    let heard = hearing.heard();
+    assert_eq!((heard.len(), heard[0].2), (2, 300), "made and freed, and nothing of 32 bytes: {heard:?}");
+}
+
+#[test]
+fn threads_are_heard_while_the_hook_comes_and_goes() {
+    let pool = handler("pool").expect("built in");
+    let foreign = adopted("heard by many", Copies::NONE);
+    for _ in 0..20 {
+        let hearing = Hearing::begin();
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                thread::spawn(move || {
+                    for i in 1..200 {
+                        scope(if (i + n) % 2 == 0 { pool } else { foreign }, || Buffer::zeroed(i)).expect("a few bytes");
+                    }
+                })
+            })
+            .collect();
+        drop(hearing);
+        let hearing = Hearing::begin();
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+        let heard = hearing.heard();
+        assert!(heard.iter().all(|&(inp, outp, size)| (inp == 0) == (size > 0) && (inp == 0) != (outp == 0)));
+    }
+}
+
+#[test]
+fn a_struct_that_cannot_be_written_to_is_named_and_works() {
+    // A page that is read-only by the time the hook is set.
+    // SAFETY: a new mapping.
+    let page = unsafe {
+        libc::mmap(null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    let own: *mut PyDataMem_Handler = page.cast();
+    // SAFETY: room for a struct, and one to copy.
+    unsafe { own.copy_from_nonoverlapping(face("in a read-only page", null_mut()).as_ptr(), 1) };
+    // SAFETY: our own page, never written to again.
+    assert_eq!(unsafe { libc::mprotect(page, 4096, libc::PROT_READ) }, 0);
+    let face = NonNull::new(own).expect("mapped");
+    // SAFETY: an immortal struct whose functions are the C heap's.
+    let handler = unsafe { adopt(face, Reach::AnyThread, None, Extras::default()) }.expect("a good struct");
+    assert!(unwatched().is_empty(), "there is no hook");
+    let hearing = Hearing::begin();
+    assert_eq!(unwatched(), ["in a read-only page"]);
+    let (block, free) = by_struct(handler);
+    // SAFETY: a live block of this handler.
+    unsafe { free(null_mut(), block, 70) };
+    assert_eq!(hearing.heard(), []);
+}
+
+#[test]
+fn past_the_most_that_can_be_watched_handlers_work_unheard() {
+    let all: Vec<_> = (0..=MOST_WATCHED).map(|n| adopted(&format!("one of many {n}"), Copies::NONE)).collect();
+    let hearing = Hearing::begin();
+    let deaf = unwatched();
+    let last = all[MOST_WATCHED];
+    assert!(deaf.contains(&last.name()), "{deaf:?}");
+    drop(Buffer::zeroed_in(last, 10).expect("10 bytes"));
+    assert_eq!(hearing.heard(), []);
+}
+
+// ---- copy functions
+
+/// How many bytes went in, out, and across.
+#[derive(Default)]
+struct Copied([AtomicUsize; 3]);
+
+impl Copied {
+    fn copies(&'static self) -> Copies {
+        Copies {
+            ctx: std::ptr::from_ref(self).cast_mut().cast(),
+            host2obj: Some(copy::<0>),
+            obj2host: Some(copy::<1>),
+            obj2obj: Some(copy::<2>),
+        }
+    }
+
+    fn seen(&self) -> [usize; 3] {
+        self.0.each_ref().map(|bytes| bytes.load(Ordering::SeqCst))
+    }
+}
+
+unsafe extern "C" fn copy<const WHICH: usize>(
+    ctx: *mut c_void,
+    dst: *mut c_void,
+    src: *const c_void,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: the context that `copies` put there.
+    let copied: &Copied = unsafe { &*ctx.cast() };
+    copied.0[WHICH].fetch_add(size, Ordering::SeqCst);
+    if size == 13 {
+        return null_mut(); // unlucky
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { libc::memcpy(dst, src, size) }
+}
+
+#[test]
+fn buffers_are_copied_by_the_handlers_own_functions() {
+    let copied: &'static Copied = Box::leak(Box::default());
+    let handler = adopted("copies by itself", copied.copies());
+    let buffer = Buffer::copy_from_slice_in(handler, b"0123456789").expect("10 bytes");
+    assert_eq!((&buffer[..], copied.seen()), (&b"0123456789"[..], [10, 0, 0]));
+    let twin = buffer.try_clone().expect("10 bytes");
+    assert_eq!((&twin[..], copied.seen()), (&b"0123456789"[..], [10, 0, 10]));
+    let mut bytes = [0; 10];
+    twin.copy_to_slice(&mut bytes).expect("10 bytes");
+    assert_eq!((&bytes, copied.seen()), (b"0123456789", [10, 10, 10]));
+    let empty = Buffer::copy_from_slice_in(handler, b"").expect("nothing").try_clone().expect("nothing");
+    empty.copy_to_slice(&mut []).expect("nothing");
+    assert_eq!(copied.seen(), [10, 10, 10], "nothing is not copied");
+}
+
+#[test]
+fn a_copy_that_fails_is_an_error_and_nothing_is_lost() {
+    let copied: &'static Copied = Box::leak(Box::default());
+    let handler = adopted("fails over 13 bytes", copied.copies());
+    let failed = |function| Error::CopyFailed { handler: "fails over 13 bytes", function, size_bytes: 13 };
+    let hearing = Hearing::begin();
+    assert_eq!(Buffer::copy_from_slice_in(handler, &[1; 13]).map(drop), Err(failed("host2obj")));
+    let heard = hearing.heard();
+    assert_eq!((heard.len(), heard[0].1), (2, heard[1].0), "the block was given back: {heard:?}");
+    let buffer = Buffer::zeroed_in(handler, 13).expect("13 bytes");
+    assert_eq!(buffer.try_clone().map(drop), Err(failed("obj2obj")));
+    assert_eq!(buffer.copy_to_slice(&mut [0; 13]), Err(failed("obj2host")));
+    assert_eq!(&buffer[..], [0; 13]);
+}
+
+#[test]
+fn without_functions_of_their_own_buffers_are_copied_all_the_same() {
+    let buffer = Buffer::copy_from_slice_in(handler("pool").expect("built in"), b"plain").expect("5 bytes");
+    let mut bytes = [0; 5];
+    buffer.try_clone().expect("5 bytes").copy_to_slice(&mut bytes).expect("5 bytes");
+    assert_eq!(&bytes, b"plain");
+}

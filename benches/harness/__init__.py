@@ -29,7 +29,7 @@ def loop(body: str, **names: Any) -> Loop:
     )
     space: dict[str, Any] = {"_names": names, "_now": time.perf_counter}
     exec(source, space)  # noqa: S102 - our own text: a loop with no call of a body in it
-    run: Loop = space["run"]
+    run: Loop = space.pop("run")  # else each would hold the other, and the arrays in between
     return run
 
 

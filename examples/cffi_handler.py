@@ -10,6 +10,7 @@ compiler (`cc`, or `$CC`). It prints::
     afterwards: 0 blocks alive
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -36,7 +37,7 @@ typedef struct { char name[127]; uint8_t version; ctxalloc_allocator allocator; 
 """
 
 FUNCTIONS = """
-long alive;
+extern long alive;
 void *page_malloc(void *ctx, size_t size);
 void *page_calloc(void *ctx, size_t nelem, size_t elsize);
 void *page_realloc(void *ctx, void *ptr, size_t new_size);
@@ -107,7 +108,8 @@ def compiled() -> Any:
     builder.set_source("cffi_pages", SOURCE)
     with tempfile.TemporaryDirectory() as folder:
         in_c, library = Path(folder, "cffi_pages.c"), Path(folder, "cffi_pages.so")
-        builder.emit_c_code(str(in_c))
+        with contextlib.redirect_stdout(None):
+            builder.emit_c_code(str(in_c))
         includes = [f"-I{path}" for path in (sysconfig.get_path("include"), ctxalloc.get_include())]
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-shared", "-fPIC", "-O2", *includes, "-o", library, in_c], check=True)
@@ -143,7 +145,7 @@ def main() -> None:
         print(f"its blocks are aligned to 4096 bytes: {one.ctypes.data % 4096 == other.ctypes.data % 4096 == 0}")
         print(f"in the scope: {PAGES.lib.alive} blocks alive")
         ctxalloc.set_event_hook(hook)
-        np.ones(1000)
+        np.empty(1000)
         ctxalloc.set_event_hook(None)
     print(f"a hook in Python heard: {', '.join(heard)}")
     del one, other

@@ -2,7 +2,7 @@
 """A handler in Cython, of ctxalloc.h and the C library alone: each block stands behind a line of 64 bytes that counts it."""
 
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memset
+from libc.string cimport strcpy
 
 cdef extern from *:
     """
@@ -21,9 +21,7 @@ cdef extern from "ctxalloc.h":
         unsigned char version
         ctxalloc_allocator allocator
     ctypedef struct ctxalloc_extras:
-        size_t size_bytes
-        size_t flags
-    const int CTXALLOC_ANY_THREAD
+        pass
     int ctxalloc_import() except -1
     const ctxalloc_handler *ctxalloc_register(const ctxalloc_handler *, const ctxalloc_extras *) except NULL
     const ctxalloc_handler *ctxalloc_set_handler(const ctxalloc_handler *) except NULL
@@ -64,7 +62,7 @@ cdef void line_free(void *ctx, void *ptr, size_t size) noexcept:
 
 # A handler is for ever, and so are these: they are the module's.
 cdef ctxalloc_handler handler
-handler.name = b"lines, by Cython"
+strcpy(handler.name, "lines, by Cython")
 handler.version = 1
 handler.allocator.malloc = line_malloc
 handler.allocator.calloc = line_calloc

@@ -19,10 +19,9 @@ An array stays with the handler that made it, wherever it goes and however long 
 - extend in C: ``get_include``
 """
 
-from pathlib import Path
-
 from ctxalloc import asgi, leases, strategies, tracking
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RustPanic, UnknownHandlerError
+from ctxalloc._include import get_include
 from ctxalloc._native import (
     _C_API,  # noqa: F401 - what ctxalloc_import() of ctxalloc.h finds
     Budget,
@@ -89,11 +88,3 @@ __all__ = [
     "tracking",
     "use",
 ]
-
-
-def get_include() -> str:
-    """The folder that has ``ctxalloc.h``, for the compiler of an extension module: ``cc -I...``.
-
-    ``pkg-config --cflags ctxalloc`` says the same where ``PKG_CONFIG_PATH`` names the folder ``pkgconfig`` inside of it.
-    """
-    return str(Path(__file__).parent / "include")

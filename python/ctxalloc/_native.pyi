@@ -3,12 +3,13 @@
 from collections.abc import Callable, Coroutine, Sequence
 from traceback import StackSummary
 from types import TracebackType
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 from typing_extensions import disjoint_base
 
 __all__ = [
+    "_C_API",
     "Block",
     "Budget",
     "Escaped",
@@ -19,7 +20,6 @@ __all__ = [
     "Stats",
     "Strategy",
     "Token",
-    "_C_API",
     "__version__",
     "_table_2",
     "adopt",
@@ -44,7 +44,7 @@ __all__ = [
     "use",
 ]
 
-_EventHook = Callable[[int | None, int | None, int], object]
+_EventHook: TypeAlias = Callable[[int | None, int | None, int], object]
 _Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any, Any])
 
 __version__: str

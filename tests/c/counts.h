@@ -1,4 +1,6 @@
 /* What each test extension tells of its allocator. */
+static long calls_without_gil;
+
 static PyObject *counts(PyObject *self, PyObject *nothing)
 {
     (void)self, (void)nothing;

@@ -13,7 +13,6 @@ struct head {
 };
 
 static long blocks_alive, wrong_sizes, not_ours;
-static long calls_without_gil;
 
 static void count(long *counter, long change) { __atomic_fetch_add(counter, change, __ATOMIC_SEQ_CST); }
 static long counted(long *counter) { return __atomic_load_n(counter, __ATOMIC_SEQ_CST); }

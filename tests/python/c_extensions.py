@@ -71,17 +71,20 @@ def built(name: str) -> ModuleType:
     return module
 
 
-def compile_header(language: str, *, python: bool) -> None:
+def compile_header(language: str, macros: tuple[str, ...]) -> None:
     """Compile a file that uses the header, with every warning as an error."""
     options = ["-std=c99" if language == "c" else "-std=c++11", "-c", f"-I{ctxalloc.get_include()}"]
     options += ["-Wno-unused-function"] if language == "c" else []
-    if python:
-        options += ["-DCTXALLOC_PYTHON", *_python_headers()]
+    options += [f"-D{macro}" for macro in macros]
+    if macros:
+        options += _python_headers()
     source: Path = SOURCES / "header.cpp"
     if language == "c":
         source = _folder() / "header.c"
-        python_header = "#include <Python.h>\n" if python else ""
-        source.write_text(f"{python_header}#include <ctxalloc.h>\nint nothing(void);\nint nothing(void) {{ return 0; }}\n")
+        python_header = "#include <Python.h>\n" if macros else ""
+        source.write_text(
+            f"{python_header}#include <ctxalloc.h>\nint nothing(void);\nint nothing(void) {{ return 0; }}\n"
+        )
     _compile(*WARNINGS, *options, "-o", _folder() / "header.o", source, language=language)
 
 
@@ -90,7 +93,9 @@ def pkg_config(option: str) -> str | None:
     if not shutil.which("pkg-config"):
         return None
     environment = {**os.environ, "PKG_CONFIG_PATH": str(Path(ctxalloc.get_include(), "pkgconfig"))}
-    done = subprocess.run(["pkg-config", option, "ctxalloc"], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        ["pkg-config", option, "ctxalloc"], capture_output=True, text=True, env=environment, check=True
+    )
     return done.stdout.strip()
 
 
@@ -104,11 +109,35 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 WORD = ctypes.sizeof(ctypes.c_void_p)
 # Behind the two numbers and the version, in the header's order.
 FUNCTIONS = (
-    "error_code error_message clear_error register find default_handler set_handler get_handler handler_name "
-    "handler_version handler_alignment draft1_set_handler draft1_get_handler_name draft2_set_handler "
-    "draft2_get_handler_name set_event_hook new new_zeroed renew free block_handler copy_in copy_out copy "
-    "raise handler_of capsule adopt"
-).split()
+    "error_code",
+    "error_message",
+    "clear_error",
+    "register",
+    "find",
+    "default_handler",
+    "set_handler",
+    "get_handler",
+    "handler_name",
+    "handler_version",
+    "handler_alignment",
+    "draft1_set_handler",
+    "draft1_get_handler_name",
+    "draft2_set_handler",
+    "draft2_get_handler_name",
+    "set_event_hook",
+    "new",
+    "new_zeroed",
+    "renew",
+    "free",
+    "block_handler",
+    "copy_in",
+    "copy_out",
+    "copy",
+    "raise",
+    "handler_of",
+    "capsule",
+    "adopt",
+)
 
 
 class Api:

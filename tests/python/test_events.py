@@ -1,6 +1,5 @@
 """`ctxalloc.set_event_hook`: a Python callable that hears of every block. From C: `test_c_face.py`."""
 
-import gc
 import sys
 import threading
 import weakref
@@ -86,10 +85,11 @@ def test_what_the_hook_raises_is_unraisable_and_the_array_is_there() -> None:
 
     ctxalloc.set_event_hook(hook)
     try:
-        array = np.ones(10)
+        array = np.empty(10)
     finally:
         ctxalloc.set_event_hook(None)
         sys.unraisablehook = kept
+    array[:] = 1
     assert array.sum() == 10
     assert seen == [(LookupError, hook)]
 
@@ -175,8 +175,10 @@ import numpy as np, ctxalloc
 from ctypes import pythonapi as api
 struct = bytearray(168)
 own = ctxalloc.handler("system").capsule
-api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+api.PyCapsule_New.restype = ctypes.py_object
+api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 text = bytearray(ctypes.string_at(api.PyCapsule_GetPointer(own, b"mem_handler"), 168))
 text[:10] = b"read-only\\0"
 page = mmap.mmap(-1, 4096)
@@ -211,7 +213,7 @@ class AtTheEnd:
         np.ones(10)
 last = AtTheEnd()
 kept.append(kept)
-np.ones(5)
+np.empty(5)
 print(count)
 """
     assert says(program) == "2"
@@ -224,7 +226,7 @@ import numpy as np, ctxalloc
 events = []
 ctxalloc.set_event_hook(lambda *event: events.append(event))
 child = os.fork()
-np.ones(1000)
+np.empty(1000)
 heard = len(events)
 if child == 0:
     os._exit(heard)

@@ -290,13 +290,14 @@ static inline int ctxalloc_import(void) {
 
 /* Whether there is a table; an exception where there is none. */
 static inline int ctxalloc_ready_(void) {
-    if (ctxalloc_api_ != NULL) {
-        return 1;
+    if (ctxalloc_api_ == NULL) {
+        PyGILState_STATE state = PyGILState_Ensure();
+        PyErr_SetString(PyExc_RuntimeError,
+                        "call ctxalloc_import() in the module's init before any other function of ctxalloc.h");
+        PyGILState_Release(state);
+        return 0;
     }
-    if (PyGILState_Check()) {
-        PyErr_SetString(PyExc_RuntimeError, "call ctxalloc_import() in the module's init before any other function of ctxalloc.h");
-    }
-    return 0;
+    return 1;
 }
 
 /* Sets the exception of an error, if there was one. */

@@ -236,7 +236,8 @@ mutants: $(DONE)/tools $(DONE)/package ## 60 ways to break the selection: the or
 
 # Each handler is a run of its own: NUMPY_HANDLERS="guard" for some. CI runs the part, so that has few of them.
 test-numpy-part: NUMPY_HANDLERS := system aligned64 pool
-NUMPY_HANDLERS := system aligned64 pool arena tracked hugepages locked guard
+NUMPY_HANDLERS := system aligned64 pool arena tracked hugepages locked guard numa zeroing budgeted fallback faulty \
+	callbacks sharedmemory
 numpy_handlers = $(foreach name,$(NUMPY_HANDLERS),--handler $(name))
 
 test-numpy: $(DONE)/numpy-suite ## NumPy's own test suite of numpy._core under every handler there is, whole

@@ -6,9 +6,15 @@ tests compare and names the handler behind each. run.py starts pytest with this 
 """
 
 import contextvars
+import ctypes
+import os
+import resource
+import subprocess
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +27,45 @@ import ctxalloc
 # Tests that check the very thing we add: a thread of theirs must start as Python starts it.
 STARTS_THREADS_WITH_THE_DEFAULT = ("test_mem_policy.py::test_thread_locality",)
 
+
+def _callbacks() -> ctxalloc.strategies.Callbacks:
+    """Over the C heap, by the functions that an example has in C."""
+    source = Path(__file__).parents[2] / "examples" / "adopt_c_functions.c"
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "pool.so")
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+        functions = ctypes.CDLL(str(library))
+    blocks_alive = ctypes.c_size_t(0)
+    names = ("malloc", "calloc", "realloc", "free")
+    kept = {name: getattr(functions, f"pool_{name}") for name in names}
+    _KEPT.append((blocks_alive, kept))
+    return ctxalloc.strategies.Callbacks(
+        ctx=ctypes.addressof(blocks_alive),
+        **{name: ctypes.cast(function, ctypes.c_void_p).value for name, function in kept.items()},
+    )
+
+
+def _shared_memory() -> ctxalloc.strategies.SharedMemory:
+    """A descriptor for each array: the suite has more of them at once than a shell allows by itself."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return ctxalloc.strategies.SharedMemory()
+
+
+_KEPT: list[object] = []
+_POOL = ctxalloc.strategies.Pool()
 # Strategies without a handler of their own at import: registered for the run, under these names.
-MADE_FOR_THE_RUN = {"arena": ctxalloc.strategies.Arena}
+MADE_FOR_THE_RUN: dict[str, Callable[[], ctxalloc.strategies.Strategy]] = {
+    "arena": ctxalloc.strategies.Arena,
+    "budgeted": lambda: ctxalloc.strategies.Budgeted(_POOL, limit_bytes=1 << 44),
+    "callbacks": _callbacks,
+    "fallback": lambda: ctxalloc.strategies.Fallback(_POOL, ctxalloc.strategies.System()),
+    "faulty": lambda: ctxalloc.strategies.Faulty(_POOL, every=1 << 60),
+    "numa": lambda: ctxalloc.strategies.Numa(node=0),
+    "sharedmemory": _shared_memory,
+    "zeroing": lambda: ctxalloc.strategies.Zeroing(_POOL),
+}
 
 # Tests not run, and why (matched at the end of the test's id). Empty: every test of the suite is run.
 NOT_RUN: dict[str, str] = {}

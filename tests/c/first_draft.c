@@ -78,7 +78,16 @@ static PyObject *name_of(PyObject *self, PyObject *array)
     return text_or_none(ctxalloc_draft1_get_handler_name(array == Py_None ? NULL : array));
 }
 
+/* Selects one of the two for good: in this thread or task. */
+static PyObject *select_one(PyObject *self, PyObject *which)
+{
+    (void)self;
+    const ctxalloc_draft1_handler *old = ctxalloc_draft1_set_handler(PyLong_AsLong(which) == 1 ? &secret : &other);
+    return text_or_none(old == NULL ? NULL : old->name);
+}
+
 static PyMethodDef methods[] = {
+    {"select", select_one, METH_O, NULL},
     {"push", push, METH_O, NULL},
     {"pop", pop, METH_NOARGS, NULL},
     {"use_previous", use_previous, METH_NOARGS, NULL},

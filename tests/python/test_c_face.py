@@ -168,6 +168,30 @@ def test_the_first_draft_sets_and_gives_back(draft1: ModuleType) -> None:
     assert ctxalloc.handler_of(array) is ctxalloc.handler("headed, first draft")
 
 
+def test_a_draft_is_selected_for_its_thread_or_task_alone(draft1: ModuleType, draft2: ModuleType) -> None:
+    names = {1: "headed, first draft", 2: "headed, first draft, too"}
+
+    async def task(which: int) -> None:
+        assert draft1.select(which) is None
+        for _ in range(5):
+            array = np.zeros(100)
+            await asyncio.sleep(0)
+            array.resize(1000, refcheck=False)
+            assert draft1.name_of(None) == draft2.name_of(array) == names[which]
+
+    async def main() -> None:
+        await asyncio.gather(*(task(1 + number % 2) for number in range(40)))
+        assert draft1.name_of(None) == "default_allocator"
+
+    asyncio.run(main())
+    threads = [threading.Thread(target=lambda n=number: asyncio.run(task(1 + n % 2))) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert draft1.name_of(None) == "default_allocator"
+
+
 @pytest.mark.parametrize("name", ["pool", "headed, final"])
 def test_a_handler_that_is_no_draft_is_given_back_as_one(draft1: ModuleType, final: ModuleType, name: str) -> None:
     with ctxalloc.use(name):

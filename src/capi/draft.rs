@@ -11,7 +11,7 @@ use super::{Selection, view};
 use crate::error::Error;
 use crate::handler::abi::{Copies, Copy as CopyFunction, Functions};
 use crate::handler::events::tell;
-use crate::handler::{Extras, Handler, default_handler, handler_or_slot, interpreter, register_functions};
+use crate::handler::{Extras, Handler, check_name, default_handler, handler_or_slot, interpreter, register_functions};
 use crate::layout::{array, request};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -174,9 +174,7 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
         free: first.free.ok_or_else(|| missing("free"))?,
         realloc: first.realloc.ok_or_else(|| missing("realloc"))?,
     };
-    if handler_or_slot(name).is_some() {
-        return Err(Error::NameTaken { name: name.into() }); // before anything is made immortal
-    }
+    check_name(name)?; // before anything is made immortal
     let adapted = Adapted { address: draft.addr(), form: F::NUMBER, contents, functions, next: null() }.enter();
     let ctx = adapted.ctx();
     let copies = Copies {

@@ -105,6 +105,17 @@ pub unsafe fn adopt(
     enter(table, Draft::foreign(name, face, reach, extras))
 }
 
+/// Whether a handler could be registered under this name now: before anything is made immortal for it.
+///
+/// # Errors
+/// Those of [`register`] that concern names.
+#[cfg(any(feature = "capi", feature = "python"))]
+pub(crate) fn check_name(name: &str) -> Result<(), Error> {
+    let name = Name::new(name)?;
+    let taken = table::table().named(name.as_str()).is_some();
+    if taken { Err(Error::NameTaken { name: name.as_str().into() }) } else { Ok(()) }
+}
+
 /// Registers four functions that tell the event hook themselves, as a handler of our own.
 ///
 /// # Errors

@@ -217,6 +217,12 @@ static void bad_input(void)
     ctxalloc_draft1_handler bad1 = draft1;
     CHECK(ctxalloc_draft1_set_handler(&bad1) == NULL);
     refused(CTXALLOC_VALUE_ERROR, "is taken");
+    memset(bad1.name, 'x', 127);
+    CHECK(ctxalloc_draft1_set_handler(&bad1) == NULL);
+    refused(CTXALLOC_VALUE_ERROR, "127 bytes long");
+    bad1.name[0] = 0;
+    CHECK(ctxalloc_draft1_set_handler(&bad1) == NULL);
+    refused(CTXALLOC_VALUE_ERROR, "must not be empty");
     strcpy(bad1.name, "bad draft");
     bad1.free = NULL;
     CHECK(ctxalloc_draft1_set_handler(&bad1) == NULL);

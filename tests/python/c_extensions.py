@@ -57,12 +57,13 @@ def _folder() -> Path:
 
 
 @functools.cache
-def built(name: str) -> ModuleType:
-    """The extension module of `tests/c/{name}.c`."""
+def built(name: str, *more: str) -> ModuleType:
+    """The extension module of `tests/c/{name}.c`, and more files beside it."""
     library = _folder() / f"{name}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     options = ("-std=c99", "-D_POSIX_C_SOURCE=200809L", "-shared", "-fPIC", "-O1", "-g", "-pthread")
     include = f"-I{ctxalloc.get_include()}"
-    _compile(*WARNINGS, *options, include, *_python_headers(), "-o", library, SOURCES / f"{name}.c")
+    sources = [SOURCES / f"{file}.c" for file in (name, *more)]
+    _compile(*WARNINGS, *options, include, *_python_headers(), "-o", library, *sources)
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None

@@ -472,6 +472,12 @@ def test_the_header_compiles_without_a_warning(language: str, macros: tuple[str,
     c_extensions.compile_header(language, macros)
 
 
+def test_an_extension_of_several_files_imports_once() -> None:
+    module = c_extensions.built("several", "several_more")
+    with ctxalloc.use("pool"):
+        assert module.name_here() == module.name_there() == "pool"
+
+
 def test_the_header_is_found() -> None:
     assert (c_extensions.Path(ctxalloc.get_include()) / "ctxalloc.h").is_file()
 

@@ -1,8 +1,8 @@
 //! The event hook: one function that is told of every block that any handler of the table makes, moves or frees.
 //!
-//! NumPy had it from 1.7 to 1.26 (`PyDataMem_SetEventHook`). Our own handlers ask [`tell`] after each call. NumPy calls a
+//! NumPy had it from 1.7 to 1.26 (`PyDataMem_SetEventHook`). Our own handlers ask `tell` after each call. NumPy calls a
 //! foreign struct's functions directly, its own default among them; while there is a hook, functions of ours
-//! ([`watched`]) stand in the struct in place of them (docs/decisions/0016). Without a hook nothing stands anywhere.
+//! (`watched`) stand in the struct in place of them (docs/decisions/0016). Without a hook nothing stands anywhere.
 //!
 //! The state is a part of the table, and what runs is the code of the copy of this crate that made the table:
 //! so there is one flag for each thread that says whether it is inside of the hook.

@@ -15,8 +15,16 @@ static void *draft_alloc(size_t size)
     return headed_alloc(size);
 }
 
-static ctxalloc_draft1_handler secret = {"headed, first draft", draft_alloc, headed_zeroed, headed_free, headed_realloc};
-static ctxalloc_draft1_handler other = {"headed, first draft, too", draft_alloc, headed_zeroed, headed_free, headed_realloc};
+static void *draft_zeroed(size_t nelems, size_t elsize)
+{
+    if (!PyGILState_Check()) {
+        count(&calls_without_gil, 1);
+    }
+    return headed_zeroed(nelems, elsize);
+}
+
+static ctxalloc_draft1_handler secret = {"headed, first draft", draft_alloc, draft_zeroed, headed_free, headed_realloc};
+static ctxalloc_draft1_handler other = {"headed, first draft, too", draft_alloc, draft_zeroed, headed_free, headed_realloc};
 
 static const ctxalloc_draft1_handler *previous[16];
 static int depth;

@@ -249,6 +249,15 @@ def test_buffers_of_rust_are_copied_by_the_handlers_functions(draft2: ModuleType
         draft2.set(False)
 
 
+@pytest.mark.parametrize("name", ["headed, final", "headed, first draft"])
+def test_functions_of_others_are_called_with_the_gil_on_threads_of_rust_too(draft1: ModuleType, name: str) -> None:
+    rust = pytest.importorskip("ctxalloc_example")
+    draft1.push(1)
+    draft1.pop()
+    with ctxalloc.use(name):
+        assert rust.buffers_on_threads(4, 50) == 200  # who held the GIL is counted: `all_is_in_order`
+
+
 # ---- the event hook
 
 

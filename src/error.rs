@@ -160,6 +160,26 @@ pub enum Error {
         most: usize,
     },
 
+    /// Memory that the host cannot read, where the host would.
+    #[error(
+        "handler '{handler}' has memory of a device, which the host cannot read or write, so neither NumPy nor Rust's \
+         containers can live in it; use 'usm_shared' or 'usm_host' there, and for device memory \
+         ctxalloc.usm.empty(kind='device') or DeviceBuffer"
+    )]
+    NotHostAccessible {
+        /// The handler's name in the table.
+        handler: &'static str,
+    },
+
+    /// SYCL, or dpctl's library in front of it, did not do what was asked for.
+    #[error("{what}; {advice}")]
+    Sycl {
+        /// What failed, with the values.
+        what: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+
     /// No handler has that name.
     #[error("no handler is named '{name}'; registered are: {known}")]
     UnknownHandler {

@@ -43,6 +43,8 @@ pub(crate) struct Entry {
     face: *const PyDataMem_Handler,
     /// Whether the struct is somebody else's.
     foreign: bool,
+    /// Whether the host can read and write its blocks.
+    host_accessible: bool,
     name: Text,
     description: Text,
     alignment: usize,
@@ -96,6 +98,7 @@ pub(super) struct Draft<'a> {
     trim: Option<trampoline::Trim>,
     live_blocks: Option<trampoline::LiveBlocks>,
     hold: Option<lease::HoldFunction>,
+    host_accessible: bool,
 }
 
 impl<'a> Draft<'a> {
@@ -111,7 +114,14 @@ impl<'a> Draft<'a> {
             trim: Some(trampoline::trim::<S>),
             live_blocks: Some(trampoline::live_blocks::<S>),
             hold: None,
+            host_accessible: true,
         }
+    }
+
+    /// The same with copy functions of its own, and perhaps for blocks that the host cannot read.
+    #[cfg(feature = "usm")]
+    pub(super) fn with_copies(self, copies: Copies, host_accessible: bool) -> Self {
+        Self { copies, host_accessible, ..self }
     }
 
     /// The handler of a slot, which is immortal already.
@@ -126,6 +136,7 @@ impl<'a> Draft<'a> {
             trim: Some(trampoline::trim::<S>),
             live_blocks: Some(trampoline::live_blocks::<S>),
             hold: Some(hold),
+            host_accessible: true,
         }
     }
 
@@ -142,6 +153,7 @@ impl<'a> Draft<'a> {
             trim: None,
             live_blocks: None,
             hold: None,
+            host_accessible: true,
         }
     }
 
@@ -158,6 +170,7 @@ impl<'a> Draft<'a> {
             trim: None,
             live_blocks: None,
             hold: None,
+            host_accessible: true,
         }
     }
 
@@ -174,6 +187,8 @@ impl<'a> Draft<'a> {
         let functions = (self.functions)();
         let face = match self.face {
             Some(foreign) => foreign.as_ptr(),
+            // NumPy would write to the blocks: where it may not, it gets none.
+            None if !self.host_accessible => Box::leak(Box::new(trampoline::refusing().face(&self.name))),
             None => Box::leak(Box::new(functions.face(&self.name))),
         };
         Box::leak(Box::new(Entry {
@@ -185,6 +200,7 @@ impl<'a> Draft<'a> {
             copies: self.copies,
             face,
             foreign: self.face.is_some(),
+            host_accessible: self.host_accessible,
             name: Text::leak(self.name.as_str().to_owned()),
             description: Text::leak(self.description),
             alignment: self.alignment,
@@ -278,6 +294,18 @@ impl Handler {
     #[must_use]
     pub fn alignment(self) -> usize {
         self.entry().alignment
+    }
+
+    /// Whether the host can read and write its blocks: all but those of a device's own memory.
+    #[must_use]
+    pub fn is_host_accessible(self) -> bool {
+        self.entry().host_accessible
+    }
+
+    /// # Errors
+    /// [`Error::NotHostAccessible`].
+    pub(crate) fn require_host_accessible(self) -> Result<(), Error> {
+        if self.is_host_accessible() { Ok(()) } else { Err(Error::NotHostAccessible { handler: self.name() }) }
     }
 
     /// The strategy behind it, as its `Debug` says: `Aligned { align: 64 }`.

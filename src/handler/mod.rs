@@ -21,9 +21,13 @@ pub mod lease;
 mod name;
 mod table;
 mod trampoline;
+#[cfg(feature = "usm")]
+mod usm;
 
 pub use entry::Handler;
 pub use foreign::{Extras, Reach};
+#[cfg(feature = "usm")]
+pub use usm::register_usm;
 
 #[cfg(feature = "python")]
 pub(crate) use table::Table;

@@ -31,6 +31,22 @@ pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
     }
 }
 
+/// The functions that stand in a struct for NumPy where it could not write to the blocks: it is told that there is no
+/// memory.
+pub(super) fn refusing() -> Functions {
+    unsafe extern "C" fn malloc(_ctx: *mut c_void, _size: usize) -> *mut c_void {
+        null_mut()
+    }
+    unsafe extern "C" fn calloc(_ctx: *mut c_void, _nelem: usize, _elsize: usize) -> *mut c_void {
+        null_mut()
+    }
+    unsafe extern "C" fn realloc(_ctx: *mut c_void, _ptr: *mut c_void, _new_size: usize) -> *mut c_void {
+        null_mut()
+    }
+    unsafe extern "C" fn free(_ctx: *mut c_void, _ptr: *mut c_void, _size: usize) {}
+    Functions { ctx: null_mut(), malloc, calloc, realloc, free }
+}
+
 /// Runs `operation`; a panic is reported and becomes nothing.
 #[inline]
 fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Option<R> {

@@ -47,8 +47,10 @@ impl Buffer {
     /// `length` zero bytes in `handler`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`]; [`Error::NotHostAccessible`] for memory that Rust cannot read
+    /// ([`DeviceBuffer`](super::DeviceBuffer) can have it).
     pub fn zeroed_in(handler: Handler, length: usize) -> Result<Self, Error> {
+        handler.require_host_accessible()?;
         let block = match length {
             0 => NonNull::dangling(),
             _ => {
@@ -114,6 +116,7 @@ impl Buffer {
 
     /// A block that the caller fills before anybody reads it.
     fn uninitialised(handler: Handler, length: usize) -> Result<Self, Error> {
+        handler.require_host_accessible()?;
         let block = handler.allocate(length)?;
         trace(block.as_ptr(), length);
         Ok(Self { block, length, handler })

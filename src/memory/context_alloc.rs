@@ -69,6 +69,7 @@ impl ContextAlloc {
             let nowhere = NonNull::without_provenance(layout.align().try_into().expect("an alignment is never zero"));
             return Ok(NonNull::slice_from_raw_parts(nowhere, 0));
         }
+        self.handler.require_host_accessible().map_err(|_| AllocError)?;
         let wrapped = self.wrapped_bytes(layout);
         let raw_bytes = wrapped.unwrap_or(size);
         let raw = if zeroed { self.handler.allocate_zeroed(raw_bytes) } else { self.handler.allocate(raw_bytes) };

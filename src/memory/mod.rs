@@ -4,6 +4,8 @@
 
 mod buffer;
 mod context_alloc;
+mod device_buffer;
 
 pub use buffer::Buffer;
 pub use context_alloc::ContextAlloc;
+pub use device_buffer::DeviceBuffer;

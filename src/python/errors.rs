@@ -34,6 +34,7 @@ impl From<Error> for PyErr {
             | Error::NullArgument { .. }
             | Error::NotRegistered { .. }
             | Error::NotABlock { .. }
+            | Error::NotHostAccessible { .. }
             | Error::Overlap { .. }
             | Error::TokenForeign => PyValueError::new_err(message),
             Error::TokenUsed
@@ -42,6 +43,7 @@ impl From<Error> for PyErr {
             | Error::TooManyViews { .. }
             | Error::NoHugePages { .. }
             | Error::LockLimit { .. }
+            | Error::Sycl { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),
         }
     }

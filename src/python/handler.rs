@@ -9,8 +9,9 @@ use super::foreign::keep;
 use super::numpy::capsule_around;
 use super::strategies::in_pythons_words;
 use super::tracked::{self, PyBlock};
+use super::usm;
 use crate::handler::lease::Hold;
-use crate::handler::{Handler, handler, unknown};
+use crate::handler::{Handler, unknown};
 use crate::sync::Ordering;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -131,13 +132,16 @@ unsafe extern "C" fn let_go(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// What users may say where a handler is wanted: a Handler, a name, or None for NumPy's default.
+/// What users may say where a handler is to be selected: a Handler, a name, or None for NumPy's default. One whose memory
+/// the host cannot read is refused: NumPy writes to what it is given.
 #[inline]
 pub(super) fn handler_meant(subject: &Bound<'_, PyAny>) -> PyResult<Handler> {
-    match subject.cast::<PyHandler>() {
-        Ok(object) => Ok(object.get().handler),
-        Err(_) => handler_named(subject),
-    }
+    let handler = match subject.cast::<PyHandler>() {
+        Ok(object) => object.get().handler,
+        Err(_) => handler_named(subject)?,
+    };
+    handler.require_host_accessible()?;
+    Ok(handler)
 }
 
 /// [`handler_meant`], as the Python object.
@@ -149,7 +153,7 @@ pub(super) fn handler_for<'py>(subject: &Bound<'py, PyAny>) -> PyResult<Bound<'p
 fn handler_named(subject: &Bound<'_, PyAny>) -> PyResult<Handler> {
     if let Ok(name) = subject.cast::<PyString>() {
         let name = name.to_cow()?;
-        return Ok(handler(&name).ok_or_else(|| unknown(&name))?);
+        return Ok(usm::handler_named(subject.py(), &name)?.ok_or_else(|| unknown(&name))?);
     }
     if subject.is_none() {
         return Ok(crate::handler::default_handler());

@@ -4,7 +4,8 @@ use super::foreign::{adopt_capsule, handler_in};
 use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::strategies::PyStrategy;
-use crate::handler::{Handler, handler as look_up, handler_or_slot, handlers as all, register as enter, unknown};
+use super::usm;
+use crate::handler::{Handler, handler_or_slot, handlers as all, register as enter, unknown};
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -24,7 +25,7 @@ pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyHandler>> {
 #[pyfunction]
 #[pyo3(signature = (name, /))]
 pub(super) fn handler<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyHandler>> {
-    PyHandler::of(py, look_up(name).ok_or_else(|| unknown(name))?)
+    PyHandler::of(py, usm::handler_named(py, name)?.ok_or_else(|| unknown(name))?)
 }
 
 /// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and what came since;

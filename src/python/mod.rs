@@ -37,6 +37,7 @@ mod step;
 mod strategies;
 mod token;
 mod tracked;
+mod usm;
 
 pub use asyncio::{PythonTask, future_into_py, into_future, into_future_with_locals};
 pub use bridge::{attach, current, scope, try_attach};

@@ -49,6 +49,8 @@ mod _native {
     use super::super::token::{PyToken, reset, set_handler};
     #[pymodule_export]
     use super::super::tracked::{PyBlock, report};
+    #[pymodule_export]
+    use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
 
     use super::{Numpy, adopt_numpys_default, capi, exit, interpreter, scope_type, shared};
     use pyo3::prelude::*;

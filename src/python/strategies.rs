@@ -3,7 +3,8 @@
 use super::callbacks::callbacks;
 use super::request::PyBudget;
 use super::tracked;
-use crate::source::{HugePages, LockedPages, NumaPages, NumaPolicy, PrivatePages};
+use super::usm::PyQueue;
+use crate::source::{HugePages, LockedPages, NumaPages, NumaPolicy, PrivatePages, UsmPages};
 use crate::strategy::{
     Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Guard, GuardOptions, Pool, PoolOptions, SharedMemory, Strategy,
     System, Tracked, Zeroing,
@@ -84,6 +85,8 @@ impl PyStrategy {
                 Arc::new(guard)
             }
             "SharedMemory" => Arc::new(SharedMemory),
+            "Usm" => Arc::new(options.usm_pool()?),
+            "UsmArena" => Arc::new(Arena::over(&options.usm_pool()?)),
             "Callbacks" => callbacks(&options)?,
             "Faulty" => {
                 let upstream = options.upstream()?;
@@ -179,6 +182,16 @@ impl<'py> Options<'_, 'py> {
     /// A count: an int, not negative.
     fn maybe_count(&self, name: &str) -> PyResult<Option<u64>> {
         self.maybe(name, "a count, an int from 0 up", |value| value.extract())
+    }
+
+    /// The pool of a kind on a queue.
+    fn usm_pool(&self) -> PyResult<Pool<UsmPages>> {
+        let queue = self.maybe("queue", "a UsmQueue", |value| Ok(value.cast::<PyQueue>()?.clone().unbind()))?;
+        let kind = self.maybe("kind", "'shared' or 'host'", |value| value.extract::<String>())?;
+        match (queue, kind) {
+            (Some(queue), Some(kind)) => queue.get().pool(&kind),
+            _ => Err(PyTypeError::new_err("a strategy over USM needs queue= and kind=")),
+        }
     }
 
     /// Any number.

@@ -11,11 +11,15 @@ mod huge;
 mod locked;
 mod numa;
 mod shared;
+#[cfg(feature = "usm")]
+mod sycl;
 
 pub use huge::HugePages;
 pub use locked::LockedPages;
 pub use numa::{NumaPages, NumaPolicy};
 pub(crate) use shared::{Shared, grow_shared, map_shared};
+#[cfg(feature = "usm")]
+pub use sycl::{Event, Queue, Runtime, UsmKind, UsmPages};
 
 use std::fmt::Debug;
 use std::ptr::NonNull;
@@ -24,12 +28,13 @@ use std::sync::Arc;
 /// Where a pool gets its memory from: pages that can be mapped, made fit for use, emptied, and given back.
 ///
 /// # Safety
-/// - [`map`](Pages::map) returns `size_bytes` of zeroed, writable memory at a multiple of `align`, not in use by anybody
-///   else until it is unmapped;
+/// - [`map`](Pages::map) returns `size_bytes` of writable memory at a multiple of `align`, not in use by anybody else until
+///   it is unmapped, which is zero, at the latest once it is committed;
 /// - after a [`discard`](Pages::discard) or an [`empty`](Pages::empty) that said true the memory is zero;
-/// - [`commit`](Pages::commit) changes no contents.
+/// - [`commit`](Pages::commit) leaves contents as they are, or makes them zero;
+/// - where the host cannot read or write the memory, [`clear`](Pages::clear) and [`copy`](Pages::copy) do it in another way.
 pub unsafe trait Pages: Debug + Send + Sync + 'static {
-    /// `size_bytes` of zero pages at a multiple of `align`, or nothing.
+    /// `size_bytes` of pages at a multiple of `align`, or nothing.
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>>;
 
     /// Makes pages fit for blocks, before the first block lies in them and again after a [`discard`](Pages::discard).
@@ -62,6 +67,26 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
     unsafe fn empty(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
         // SAFETY: the caller's promises are the same.
         unsafe { self.discard(start, size_bytes) }
+    }
+
+    /// Writes zeros. Says whether it could.
+    ///
+    /// # Safety
+    /// - `start` has that many bytes in committed pages of this source, which nobody else uses.
+    unsafe fn clear(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { start.write_bytes(0, size_bytes) };
+        true
+    }
+
+    /// Copies from one block to another. Says whether it could.
+    ///
+    /// # Safety
+    /// - both have that many bytes in committed pages of this source, which nobody else uses; they do not overlap.
+    unsafe fn copy(&self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { to.copy_from_nonoverlapping(from, size_bytes) };
+        true
     }
 
     /// Pages of another kind for blocks of 2 MiB and more; nothing where they are of this kind too.

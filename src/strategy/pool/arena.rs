@@ -308,13 +308,12 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         }
         let block = self.allocate_small(size_bytes)?;
         // SAFETY: the block has that many bytes, and nobody else has it yet.
-        unsafe { block.write_bytes(0, size_bytes) };
-        Some(block)
+        unsafe { super::cleared(self, &self.inner.pool.inner.heap.source, block, size_bytes) }
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: a live block of this arena, and so of its pool's regions, says the caller.
-        unsafe { super::resize_by(self, block, new_size_bytes) }
+        unsafe { super::resize_by(self, &self.inner.pool.inner.heap.source, block, new_size_bytes) }
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {

@@ -161,9 +161,10 @@ impl Large {
             let place = unsafe { block.add((dirty.first - run.first) * PAGE) };
             // SAFETY: as above, and nobody needs its contents.
             let emptied = dirty.bytes() > CLEAR_BY_HAND && unsafe { source.empty(place, dirty.bytes()) };
-            if !emptied {
-                // SAFETY: as above.
-                unsafe { place.write_bytes(0, dirty.bytes()) };
+            // SAFETY: as above.
+            if !emptied && !unsafe { source.clear(place, dirty.bytes()) } {
+                self.store.with(|store| store.take_back(run, false));
+                return None;
             }
         }
         Some(block)

@@ -184,12 +184,38 @@ unsafe fn room(block: NonNull<u8>) -> usize {
     }
 }
 
-/// Resizes a block of `strategy`, which has the pool's classes: in place where its class stays, else by moving it.
+/// A new block with zeros in it; nothing, and the block back, where the source cannot write them.
+///
+/// # Safety
+/// - `block` is a live block of `strategy`, which has its memory from `source`, with that many bytes; nobody else has it.
+#[inline]
+unsafe fn cleared(
+    strategy: &impl Strategy,
+    source: &impl Pages,
+    block: NonNull<u8>,
+    size_bytes: usize,
+) -> Option<NonNull<u8>> {
+    // SAFETY: says the caller.
+    if unsafe { source.clear(block, size_bytes) } {
+        return Some(block);
+    }
+    // SAFETY: a live block that nobody has.
+    unsafe { strategy.release(block) };
+    None
+}
+
+/// Resizes a block of `strategy`, which has the pool's classes, in memory of `source`: in place where its class stays, else
+/// by moving it.
 ///
 /// # Safety
 /// - `block` came from `strategy`, which cuts its blocks from regions as pools do, and was not released; after `Some`
 ///   the old pointer is not used again.
-unsafe fn resize_by(strategy: &impl Strategy, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+unsafe fn resize_by(
+    strategy: &impl Strategy,
+    source: &impl Pages,
+    block: NonNull<u8>,
+    new_size_bytes: usize,
+) -> Option<NonNull<u8>> {
     // SAFETY: a live block, says the caller.
     let room = unsafe { room(block) };
     let stays = if room <= classes::MOST {
@@ -202,10 +228,11 @@ unsafe fn resize_by(strategy: &impl Strategy, block: NonNull<u8>, new_size_bytes
     }
     let moved = strategy.allocate(new_size_bytes)?;
     // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-    unsafe { moved.copy_from_nonoverlapping(block, room.min(new_size_bytes)) };
-    // SAFETY: a live block; the caller uses the new one from now on.
-    unsafe { strategy.release(block) };
-    Some(moved)
+    let copied = unsafe { source.copy(moved, block, room.min(new_size_bytes)) };
+    let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
+    // SAFETY: a live block; the caller uses the other one from now on.
+    unsafe { strategy.release(gone) };
+    answer
 }
 
 impl<P: Pages> Home for Inner<P> {
@@ -284,13 +311,12 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         }
         let block = self.allocate_small(size_bytes)?;
         // SAFETY: the block has that many bytes, and nobody else has it yet.
-        unsafe { block.write_bytes(0, size_bytes) };
-        Some(block)
+        unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: a live block of this pool, says the caller.
-        unsafe { resize_by(self, block, new_size_bytes) }
+        unsafe { resize_by(self, &self.inner.heap.source, block, new_size_bytes) }
     }
 
     #[inline]

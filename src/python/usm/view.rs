@@ -1,0 +1,134 @@
+//! `UsmView`: the base of `ctxalloc.usm.Array`, with what Python 3.11 has only C for: the buffer protocol (PEP 3118).
+#![allow(unsafe_code, reason = "Py_buffer is C's")]
+
+use super::queue::PyQueue;
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::{CString, c_int};
+use std::ptr::null_mut;
+
+/// Elements in USM, at an address, with a shape and strides in bytes.
+#[pyclass(frozen, subclass, weakref, name = "UsmView", module = "ctxalloc._native")]
+pub(in crate::python) struct PyView {
+    /// Keeps the memory alive.
+    owner: Py<PyAny>,
+    queue: Py<PyQueue>,
+    kind: String,
+    address: usize,
+    shape: Box<[ffi::Py_ssize_t]>,
+    strides: Box<[ffi::Py_ssize_t]>,
+    item_bytes: ffi::Py_ssize_t,
+    format: CString,
+    is_readonly: bool,
+}
+
+impl PyView {
+    fn count(&self) -> ffi::Py_ssize_t {
+        self.shape.iter().product()
+    }
+
+    /// Whether the elements lie one behind the other, in the order in which `dimensions` names the axes, the fastest first.
+    fn is_contiguous(&self, dimensions: impl Iterator<Item = usize>) -> bool {
+        let mut expected = self.item_bytes;
+        for dimension in dimensions {
+            if self.shape[dimension] > 1 && self.strides[dimension] != expected {
+                return self.count() == 0;
+            }
+            expected *= self.shape[dimension];
+        }
+        true
+    }
+}
+
+#[pymethods]
+impl PyView {
+    #[new]
+    #[pyo3(signature = (owner, queue, kind, address, shape, strides, item_bytes, format, is_readonly, /))]
+    fn new(
+        owner: Py<PyAny>,
+        queue: Py<PyQueue>,
+        kind: String,
+        address: usize,
+        shape: Vec<ffi::Py_ssize_t>,
+        strides: Vec<ffi::Py_ssize_t>,
+        item_bytes: ffi::Py_ssize_t,
+        format: String,
+        is_readonly: bool,
+    ) -> PyResult<Self> {
+        if shape.len() != strides.len() || shape.iter().any(|&length| length < 0) || item_bytes < 1 {
+            return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit")));
+        }
+        let format = CString::new(format).map_err(|_| PyValueError::new_err("the format has a NUL"))?;
+        let (shape, strides) = (shape.into(), strides.into());
+        Ok(Self { owner, queue, kind, address, shape, strides, item_bytes, format, is_readonly })
+    }
+
+    #[getter]
+    fn _owner(&self, py: Python<'_>) -> Py<PyAny> {
+        self.owner.clone_ref(py)
+    }
+
+    #[getter]
+    fn _queue(&self, py: Python<'_>) -> Py<PyQueue> {
+        self.queue.clone_ref(py)
+    }
+
+    /// Where its first element is.
+    #[getter]
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    /// PEP 3118, after all that was submitted to the queue.
+    ///
+    /// # Safety
+    /// - `view` is as Python's C API gives it to `bf_getbuffer`.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        // SAFETY: a struct to be filled, says the caller; without an object nothing is released where we fail.
+        unsafe { (*view).obj = null_mut() };
+        if this.kind == "device" {
+            return Err(PyTypeError::new_err(
+                "USM of the kind 'device' cannot be read by the host, so it has no buffer; copy it with asnumpy()",
+            ));
+        }
+        let asked = |flag: c_int| flags & flag == flag;
+        let axes = this.shape.len();
+        let (in_c, in_fortran) = (this.is_contiguous((0..axes).rev()), this.is_contiguous(0..axes));
+        let refusal = if this.is_readonly && asked(ffi::PyBUF_WRITABLE) {
+            Some("it is read-only")
+        } else if asked(ffi::PyBUF_C_CONTIGUOUS) && !in_c {
+            Some("it is not contiguous in C's order")
+        } else if asked(ffi::PyBUF_F_CONTIGUOUS) && !in_fortran {
+            Some("it is not contiguous in Fortran's order")
+        } else if (asked(ffi::PyBUF_ANY_CONTIGUOUS) || !asked(ffi::PyBUF_STRIDES)) && !(in_c || in_fortran) {
+            Some("it is not contiguous")
+        } else if !asked(ffi::PyBUF_STRIDES) && !in_c {
+            Some("it is in Fortran's order, and strides are not asked for")
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            return Err(PyBufferError::new_err(format!("the USM array cannot give such a buffer: {refusal}")));
+        }
+        let queue = this.queue.get().queue();
+        slf.py().detach(|| queue.wait());
+        let filled = ffi::Py_buffer {
+            buf: std::ptr::with_exposed_provenance_mut(this.address),
+            obj: slf.clone().into_any().into_ptr(),
+            len: this.count() * this.item_bytes,
+            itemsize: this.item_bytes,
+            readonly: this.is_readonly.into(),
+            ndim: c_int::try_from(axes).expect("few axes"),
+            format: if asked(ffi::PyBUF_FORMAT) { this.format.as_ptr().cast_mut() } else { null_mut() },
+            shape: if asked(ffi::PyBUF_ND) { this.shape.as_ptr().cast_mut() } else { null_mut() },
+            strides: if asked(ffi::PyBUF_STRIDES) { this.strides.as_ptr().cast_mut() } else { null_mut() },
+            suboffsets: null_mut(),
+            internal: null_mut(),
+        };
+        // SAFETY: as above; shape, strides and format live as long as the object, which the view holds.
+        unsafe { view.write(filled) };
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! The functions of dpctl's C library that are used here, each looked up once. Their shapes are those of dpctl's
+//! `syclinterface` headers, unchanged from 0.17 to 0.22.
+
+use crate::error::Error;
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Any of the library's opaque handles.
+pub(super) type Ref = *mut c_void;
+
+/// dpctl's C library, loaded for as long as the process lives.
+#[derive(Debug)]
+pub struct Runtime {
+    pub(super) functions: Functions,
+    path: PathBuf,
+    /// SYCL's threads do not survive `fork`: a child must not call it.
+    process: u32,
+}
+
+static LOADED: OnceLock<Runtime> = OnceLock::new();
+
+/// The process is on its way out: SYCL takes itself down, and is not called any more.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// - `library` is dpctl's: its functions have these types.
+            unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: dpctl declares it so in its headers.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($argument),*) $(-> $answer)?>(concat!($name, "\0").as_bytes())
+                        };
+                        *symbol?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    default_selector = "DPCTLDefaultSelector_Create": fn() -> Ref;
+    filter_selector = "DPCTLFilterSelector_Create": fn(*const c_char) -> Ref;
+    delete_selector = "DPCTLDeviceSelector_Delete": fn(Ref);
+    device_from = "DPCTLDevice_CreateFromSelector": fn(Ref) -> Ref;
+    has_aspect = "DPCTLDevice_HasAspect": fn(Ref, c_int) -> bool;
+    device_name = "DPCTLDevice_GetName": fn(Ref) -> *mut c_char;
+    delete_text = "DPCTLCString_Delete": fn(*mut c_char);
+    delete_device = "DPCTLDevice_Delete": fn(Ref);
+    queue_for = "DPCTLQueue_CreateForDevice": fn(Ref, Ref, c_int) -> Ref;
+    copy_queue = "DPCTLQueue_Copy": fn(Ref) -> Ref;
+    same_queue = "DPCTLQueue_AreEq": fn(Ref, Ref) -> bool;
+    is_in_order = "DPCTLQueue_IsInOrder": fn(Ref) -> bool;
+    queue_device = "DPCTLQueue_GetDevice": fn(Ref) -> Ref;
+    queue_context = "DPCTLQueue_GetContext": fn(Ref) -> Ref;
+    delete_context = "DPCTLContext_Delete": fn(Ref);
+    wait = "DPCTLQueue_Wait": fn(Ref);
+    barrier = "DPCTLQueue_SubmitBarrier": fn(Ref) -> Ref;
+    memcpy = "DPCTLQueue_Memcpy": fn(Ref, *mut c_void, *const c_void, usize) -> Ref;
+    memset = "DPCTLQueue_Memset": fn(Ref, *mut c_void, u8, usize) -> Ref;
+    delete_queue = "DPCTLQueue_Delete": fn(Ref);
+    allocate_device = "DPCTLaligned_alloc_device": fn(usize, usize, Ref) -> Ref;
+    allocate_shared = "DPCTLaligned_alloc_shared": fn(usize, usize, Ref) -> Ref;
+    allocate_host = "DPCTLaligned_alloc_host": fn(usize, usize, Ref) -> Ref;
+    free = "DPCTLfree_with_queue": fn(Ref, Ref);
+    pointer_type = "DPCTLUSM_GetPointerType": fn(*const c_void, Ref) -> c_int;
+    wait_for = "DPCTLEvent_Wait": fn(Ref);
+    delete_event = "DPCTLEvent_Delete": fn(Ref);
+}
+
+impl Runtime {
+    /// Loads the library at `path`: `libDPCTLSyclInterface.so` in the folder of the Python package dpctl. Once for a
+    /// process: what is loaded already is the answer to every later call.
+    ///
+    /// # Errors
+    /// [`Error::Sycl`]: there is none at `path`, or it is not dpctl's.
+    ///
+    /// # Safety
+    /// - a library at `path` that has dpctl's symbols is dpctl's (0.17 or later).
+    pub unsafe fn load(path: &Path) -> Result<&'static Self, Error> {
+        if let Some(loaded) = LOADED.get() {
+            return Ok(loaded);
+        }
+        let failed = |error: libloading::Error| Error::Sycl {
+            what: format!("dpctl's library could not be loaded from {}: {error}", path.display()),
+            advice: "install the extra that brings it: pip install ctxalloc[usm]",
+        };
+        // SAFETY: its initialisers are dpctl's, says the caller.
+        let library = unsafe { Library::new(path) }.map_err(failed)?;
+        // SAFETY: as above.
+        let functions = unsafe { Functions::of(&library) }.map_err(failed)?;
+        std::mem::forget(library); // its functions stay callable for ever
+        Ok(LOADED.get_or_init(|| {
+            // Called before SYCL's own, which stands in the list since the library was loaded. Where there is no room for
+            // one more, memory that is freed at the very end is not protected.
+            // SAFETY: a function of this process, for ever.
+            let _ = unsafe { libc::atexit(end) };
+            Self { functions, path: path.into(), process: std::process::id() }
+        }))
+    }
+
+    /// Where the library was loaded from.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether SYCL may be called: not in a child of `fork`, and not while the process ends.
+    pub(super) fn is_usable(&self) -> bool {
+        !ENDED.load(Ordering::Relaxed) && std::process::id() == self.process
+    }
+
+    /// What to say where it is not.
+    pub(super) fn require_usable(&self) -> Result<(), Error> {
+        if self.is_usable() {
+            return Ok(());
+        }
+        Err(Error::Sycl {
+            what: format!(
+                "SYCL cannot be used in process {}, a fork of {} or at its end",
+                std::process::id(),
+                self.process
+            ),
+            advice: "start workers with multiprocessing's 'spawn' or 'forkserver'",
+        })
+    }
+}
+
+extern "C" fn end() {
+    ENDED.store(true, Ordering::Relaxed);
+}

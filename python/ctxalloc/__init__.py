@@ -19,7 +19,7 @@ An array stays with the handler that made it, wherever it goes and however long 
 - extend in C: ``get_include``
 """
 
-from ctxalloc import asgi, leases, strategies, tracking
+from ctxalloc import asgi, leases, strategies, tracking, usm
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (
@@ -87,4 +87,5 @@ __all__ = [
     "tracemalloc_domain",
     "tracking",
     "use",
+    "usm",
 ]

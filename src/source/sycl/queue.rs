@@ -245,8 +245,14 @@ impl Queue {
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
         self.barrier();
-        // SAFETY: passed on from the caller.
-        let event = unsafe { (inner.runtime.functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) };
+        let functions = &inner.runtime.functions;
+        let event = if size_bytes == 0 {
+            // SAFETY: a queue; nothing to copy, so the addresses may be anything.
+            unsafe { (functions.barrier)(queue) }
+        } else {
+            // SAFETY: passed on from the caller.
+            unsafe { (functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) }
+        };
         let event = self.event(event, "copy", size_bytes)?;
         self.barrier();
         Ok(event)

@@ -1,0 +1,76 @@
+"""DLPack: which device and which type code; the capsules are made and consumed in Rust."""
+
+from typing import Any
+
+import numpy as np
+
+from ctxalloc import _native
+from ctxalloc.usm._geometry import Found
+from ctxalloc.usm._runtime import UsmKind, default_queue, dpctl, known_queues, native_queue
+
+ONEAPI = 14
+HOST = (1, 0)
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_KINDS = {code: kind for kind, code in _CODES.items()}
+
+
+def device_id(queue: Any) -> int:
+    """The number of a queue's device: its place in ``dpctl.get_devices()``, as dpctl counts."""
+    number: int = queue.sycl_device.get_device_id()
+    return number
+
+
+def capsule(owner: object, found: Found, device: tuple[int, int], *, is_versioned: bool, is_copied: bool) -> object:
+    """A capsule over the elements, which keeps ``owner``."""
+    return _native.usm_dlpack(
+        owner,
+        found.address,
+        found.shape,
+        found.strides,
+        (_CODES[found.dtype.kind], found.dtype.itemsize * 8),
+        device,
+        is_versioned=is_versioned,
+        is_readonly=found.readonly,
+        is_copied=is_copied,
+    )
+
+
+def consume(obj: Any) -> Found:
+    """What a producer's tensor says. BufferError: not in USM, or of a type that SYCL has not."""
+    if not hasattr(obj, "__dlpack__"):
+        msg = f"from_dlpack() takes what has __dlpack__, got '{type(obj).__qualname__}'"
+        raise TypeError(msg)
+    try:
+        given = obj.__dlpack__(max_version=(1, 0))
+    except TypeError:  # a producer from before DLPack 1.0
+        given = obj.__dlpack__()
+    address, shape, strides, (code, bits, lanes), device, readonly, owner = _native.usm_from_dlpack(given)
+    if code not in _KINDS or lanes != 1 or bits % 8:
+        msg = f"a DLPack type of code {code}, {bits} bits and {lanes} lanes is not one of NumPy's numbers"
+        raise BufferError(msg)
+    dtype = np.dtype("?") if _KINDS[code] == "b" else np.dtype(f"{_KINDS[code]}{bits // 8}")
+    if strides is None:
+        strides, count = [], 1
+        for length in reversed(shape):
+            strides.insert(0, count)
+            count *= max(length, 1)
+    for queue in _queues(obj, device):
+        kind = UsmKind(native_queue(queue).kind_of(address))
+        if kind is not UsmKind.UNKNOWN:
+            return Found(owner, queue, kind, address, tuple(shape), tuple(strides), dtype, readonly)
+    msg = (
+        f"the memory on DLPack device {device} is not USM of a queue that is known here; copy it, from the host with "
+        "ctxalloc.usm.asarray(numpy.from_dlpack(obj))"
+    )
+    raise BufferError(msg)
+
+
+def _queues(obj: Any, device: tuple[int, int]) -> list[Any]:
+    """Those that the memory may belong to."""
+    sycl = dpctl()
+    own = getattr(obj, "sycl_queue", None)
+    if isinstance(own, sycl.SyclQueue):
+        return [own]
+    if device[0] == ONEAPI and device[1] != device_id(default_queue()):
+        return [queue for queue in known_queues() if device_id(queue) == device[1]]
+    return known_queues()

@@ -1,0 +1,99 @@
+"""Where elements lie: geometry is NumPy's, over addresses whose elements nobody reads where the host cannot."""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ctxalloc import _native
+from ctxalloc.usm._runtime import UsmKind
+
+Host: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+class Found(NamedTuple):
+    """Elements in memory: where, of what, and who keeps them."""
+
+    owner: object
+    queue: Any
+    kind: UsmKind
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    readonly: bool
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether they lie one behind the other, in C's order."""
+        expected = 1
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length > 1 and stride != expected:
+                return self.size == 0
+            expected *= length
+        return True
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first byte, and the one behind the last."""
+        if self.size == 0:
+            return self.address, self.address
+        reach = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
+        item = self.dtype.itemsize
+        low = sum(step for step in reach if step < 0) * item
+        high = sum(step for step in reach if step > 0) * item
+        return self.address + low, self.address + high + item
+
+
+def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """TypeError: no numbers or bools in the machine's own byte order, which is all that SYCL's interface knows."""
+    if dtype.kind not in "biufc" or not dtype.isnative or dtype.hasobject:
+        msg = f"dtype {dtype} cannot live in a USM array; give bools or numbers in native byte order"
+        raise TypeError(msg)
+    return dtype
+
+
+class _Laid:
+    """An ``__array_interface__``, and what keeps its memory alive."""
+
+    def __init__(self, found: Found) -> None:
+        self.__array_interface__ = {
+            "shape": found.shape,
+            "typestr": found.dtype.str,
+            "data": (found.address, found.readonly),
+            "strides": tuple(stride * found.dtype.itemsize for stride in found.strides),
+            "version": 3,
+        }
+        self.owner = found.owner
+
+
+def geometry(found: Found) -> Host:
+    """An ndarray over the elements. Where the host cannot read them, nobody may."""
+    return np.asarray(_Laid(found))
+
+
+def found_in(view: Host, found: Found) -> Found:
+    """The part of ``found`` that a view of its geometry shows."""
+    item = found.dtype.itemsize
+    return found._replace(
+        # A view without elements may begin behind the memory's end.
+        address=found.address if view.size == 0 else view.__array_interface__["data"][0],
+        shape=view.shape,
+        strides=tuple(stride // item for stride in view.strides),
+    )
+
+
+class Placed(_native.UsmView):
+    """The base of ``Array``: what copies need to know of one."""
+
+    __slots__ = ("_found", "_memory")
+
+    _found: Found
+    _memory: _native.UsmMemory | None

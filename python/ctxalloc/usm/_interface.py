@@ -1,0 +1,161 @@
+"""The SYCL USM Array Interface of others, read with care: each field that is wrong is an error which names it.
+
+Strides and offset count elements, as dpctl and dpnp have it (the document says bytes).
+"""
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from ctxalloc.usm._geometry import Found, check_dtype
+from ctxalloc.usm._runtime import UsmKind, dpctl, native_queue, queue_meant
+
+
+def _wrong(field: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"__sycl_usm_array_interface__[{field!r}] is {value!r}; it must be {wanted}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _ints(field: str, value: object, wanted: str) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)) or not all(_is_int(part) for part in value):
+        raise _wrong(field, value, wanted)
+    return tuple(int(part) for part in value)
+
+
+def _dtype(interface: dict[str, Any]) -> np.dtype[Any]:
+    typestr = interface["typestr"]
+    wanted = "a type string like '<f8': a bool or a number, in native byte order"
+    if not isinstance(typestr, str):
+        raise _wrong("typestr", typestr, wanted)
+    try:
+        # dpnp writes '|' where the order matters; it means the machine's own.
+        dtype = check_dtype(np.dtype(typestr.removeprefix("|") if typestr[1:2] != "V" else typestr))
+    except TypeError as error:
+        raise _wrong("typestr", typestr, wanted) from error
+    described = interface.get("typedescr")
+    if described is not None:
+        try:
+            fits = isinstance(described, list) and np.dtype(described).itemsize == dtype.itemsize
+        except (TypeError, ValueError) as error:
+            raise _wrong("typedescr", described, "None or a list of tuples, as numpy's descr") from error
+        if not fits:
+            raise _wrong("typedescr", described, f"None or a list of tuples that describe {dtype.itemsize} bytes")
+    return dtype
+
+
+def queue_of(syclobj: object) -> Any:
+    """The queue that ``syclobj`` names: one, a context, a capsule of either, what has one, or a filter string."""
+    sycl = dpctl()
+    if isinstance(syclobj, sycl.SyclQueue):
+        return syclobj
+    if isinstance(syclobj, sycl.SyclContext):
+        return sycl.SyclQueue(syclobj, syclobj.get_devices()[0])
+    if isinstance(syclobj, str):
+        try:
+            return queue_meant(syclobj)
+        except RuntimeError as error:
+            raise _wrong("syclobj", syclobj, "the filter string of a device that is there") from error
+    if type(syclobj).__name__ == "PyCapsule":
+        for make in (sycl.SyclQueue, lambda capsule: queue_of(sycl.SyclContext(capsule))):
+            try:
+                return make(syclobj)
+            except (TypeError, ValueError, sycl.SyclQueueCreationError, sycl.SyclContextCreationError):
+                continue
+    elif hasattr(syclobj, "_get_capsule"):
+        return queue_of(syclobj._get_capsule())  # noqa: SLF001 - dpctl's protocol
+    wanted = "a dpctl.SyclQueue, a dpctl.SyclContext, a capsule of one that was not used, or a filter string"
+    raise _wrong("syclobj", syclobj, wanted)
+
+
+def consume(obj: Any) -> Found:
+    """What an object's interface says, looked at. The object is kept.
+
+    The kind is UNKNOWN only where there is no ``data`` and the object's buffer is the host's own memory. ValueError and
+    TypeError name the field that is wrong.
+    """
+    interface = obj.__sycl_usm_array_interface__
+    if not isinstance(interface, dict):
+        msg = f"__sycl_usm_array_interface__ is '{type(interface).__qualname__}'; it must be a dict"
+        raise TypeError(msg)
+    missing = [field for field in ("shape", "typestr", "version", "syclobj") if field not in interface]
+    if missing:
+        msg = f"__sycl_usm_array_interface__ has no {', '.join(map(repr, missing))}"
+        raise ValueError(msg)
+    version = interface["version"]
+    if not _is_int(version) or version != 1:
+        raise _wrong("version", version, "1, the only version there is")
+    shape = _ints("shape", interface["shape"], "a tuple of ints from 0 up")
+    if any(length < 0 for length in shape) or len(shape) > 64:
+        raise _wrong("shape", interface["shape"], "a tuple of at most 64 ints from 0 up")
+    dtype = _dtype(interface)
+    offset = interface.get("offset", 0)
+    if offset is None or not _is_int(offset):
+        raise _wrong("offset", offset, "an int, in elements")
+    given = interface.get("strides")
+    if given is None:
+        strides: tuple[int, ...] = ()
+        count = 1
+        for length in reversed(shape):
+            strides = (count, *strides)
+            count *= max(length, 1)
+    else:
+        strides = _ints("strides", given, "None or a tuple of ints, in elements")
+        if len(strides) != len(shape):
+            raise _wrong("strides", given, f"None or a tuple of {len(shape)} ints, as the shape has")
+    queue = queue_of(interface["syclobj"])
+    found = Found(obj, queue, UsmKind.UNKNOWN, 0, shape, strides, dtype, readonly=False)
+    if interface.get("data") is None:
+        return _in_buffer(found, int(offset))
+    data = interface["data"]
+    wanted = "a tuple of an address (an int) and whether it is read-only (a bool)"
+    if not isinstance(data, tuple) or len(data) != 2 or not _is_int(data[0]) or not isinstance(data[1], (bool, np.bool_)):
+        raise _wrong("data", data, wanted)
+    if not 0 <= data[0] < 1 << 63:
+        raise _wrong("data", data, wanted)
+    # dpctl's own memory says True, and can be written to.
+    readonly = bool(data[1]) and not isinstance(obj, importlib.import_module("dpctl.memory")._memory._Memory)  # noqa: SLF001
+    return _check_usm(found._replace(address=int(data[0]) + int(offset) * dtype.itemsize, readonly=readonly))
+
+
+def _check_usm(found: Found) -> Found:
+    """With the kind of its memory. ValueError: not all of it is USM of the queue's context."""
+    native = native_queue(found.queue)
+    first, behind = found.span
+    if first < 0 or behind >= 1 << 63:
+        msg = f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, where no memory is"
+        raise ValueError(msg)
+    kind = UsmKind(native.kind_of(first))
+    if kind is UsmKind.UNKNOWN:
+        raise _wrong("data", f"{first:#x}", "the address of USM in the context of 'syclobj'")
+    if native.kind_of(max(first, behind - 1)) != kind:
+        msg = (
+            f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, of which the last are not in "
+            "that memory; strides and offset count elements, not bytes"
+        )
+        raise ValueError(msg)
+    return found._replace(kind=kind)
+
+
+def _in_buffer(found: Found, offset: int) -> Found:
+    """Without ``data`` the elements are in the object's buffer (PEP 3118), as the document has it."""
+    try:
+        view = memoryview(found.owner)  # type: ignore[arg-type]  # whether it has one is the question
+        flat = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
+    except (TypeError, BufferError) as error:
+        msg = "__sycl_usm_array_interface__ has no 'data', and the object has no contiguous buffer to take instead"
+        raise ValueError(msg) from error
+    start: int = flat.__array_interface__["data"][0]
+    placed = found._replace(address=start + offset * found.dtype.itemsize, owner=flat, readonly=view.readonly)
+    first, behind = placed.span
+    if not start <= first <= behind <= start + flat.size:
+        msg = (
+            f"__sycl_usm_array_interface__ describes bytes {first - start} to {behind - start} of the object's buffer, "
+            f"which has {flat.size}"
+        )
+        raise ValueError(msg)
+    kind = UsmKind(native_queue(found.queue).kind_of(first))
+    return placed._replace(kind=kind)

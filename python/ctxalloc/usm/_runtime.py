@@ -1,0 +1,224 @@
+"""dpctl and its library, found when first asked for; the queues and handlers that stand on them."""
+
+import enum
+import functools
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+
+from ctxalloc import _native
+
+
+class UsmKind(enum.StrEnum):
+    """Who can reach an allocation: as ``sycl::usm::alloc`` has them."""
+
+    HOST = "host"
+    """On the host; devices read it from there."""
+    DEVICE = "device"
+    """On a device; the host cannot read it."""
+    SHARED = "shared"
+    """Moves to whoever touches it."""
+    UNKNOWN = "unknown"
+    """No USM, or that of another context."""
+
+
+UsmKind.__module__ = "ctxalloc.usm"
+
+Kind: TypeAlias = UsmKind | Literal["host", "device", "shared"]
+
+_lock = threading.Lock()
+_handlers: dict[tuple[Any, UsmKind], _native.Handler] = {}
+_places: dict[_native.Handler, tuple[Any, UsmKind]] = {}
+_queues: list[Any] = []
+
+
+def _find_opencl() -> None:
+    """Tells OpenCL's loader of the CPU runtime in this environment, where nobody told it of another.
+
+    The loader reads the variable at its first use: nothing of SYCL may have been used so far.
+    """
+    library = Path(sys.prefix) / "lib" / "libintelocl.so"
+    if "OCL_ICD_FILENAMES" not in os.environ and library.exists():
+        os.environ["OCL_ICD_FILENAMES"] = str(library)
+
+
+@functools.cache
+def dpctl() -> Any:
+    """The package dpctl. ImportError names the extra that brings it."""
+    _find_opencl()
+    try:
+        return importlib.import_module("dpctl")
+    except ImportError as error:
+        msg = "ctxalloc.usm needs dpctl and a SYCL runtime, which are not installed: pip install ctxalloc[usm]"
+        raise ImportError(msg, name="dpctl") from error
+
+
+@functools.cache
+def default_queue() -> Any:
+    """The queue that dpctl and dpnp use where none is named: arrays on the same one can be mixed."""
+    sycl = dpctl()
+    try:
+        device = sycl.SyclDevice()
+    except sycl.SyclDeviceCreationError as error:
+        msg = (
+            "there is no SYCL device: install intel-opencl-rt (pip install ctxalloc[usm]); OCL_ICD_FILENAMES is "
+            f"{os.environ.get('OCL_ICD_FILENAMES')!r}, and must be the path of libintelocl.so before SYCL is first used"
+        )
+        raise RuntimeError(msg) from error
+    return importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue(device)
+
+
+def queue_meant(queue: object) -> Any:
+    """A dpctl.SyclQueue for what users may say: one, a filter string, or None for the default.
+
+    TypeError: something else. RuntimeError: there is no such device.
+    """
+    if queue is None:
+        return default_queue()
+    sycl = dpctl()
+    if isinstance(queue, sycl.SyclQueue):
+        return queue
+    if isinstance(queue, str):
+        try:
+            return importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue(
+                sycl.SyclDevice(queue)
+            )
+        except (sycl.SyclDeviceCreationError, ValueError) as error:
+            names = [device.filter_string for device in sycl.get_devices()]
+            msg = f"no SYCL device is named {queue!r}; there are: {', '.join(names) or 'none'}"
+            raise RuntimeError(msg) from error
+    msg = (
+        "queue= takes a dpctl.SyclQueue, a filter string like 'opencl:cpu:0', or None for the default; "
+        f"got '{type(queue).__qualname__}'"
+    )
+    raise TypeError(msg)
+
+
+@functools.lru_cache(maxsize=64)
+def native_queue(queue: Any) -> _native.UsmQueue:
+    """Our side of a dpctl.SyclQueue; they share it."""
+    library = Path(dpctl().__file__).parent / "libDPCTLSyclInterface.so"
+    return _native.UsmQueue(str(library), queue.addressof_ref())
+
+
+def kind_meant(kind: object) -> UsmKind:
+    """ValueError: no kind that can be allocated."""
+    if isinstance(kind, str) and kind in ("host", "device", "shared"):
+        return UsmKind(kind)
+    msg = f"kind={kind!r} is no kind of USM to allocate; give 'host', 'device' or 'shared'"
+    raise ValueError(msg)
+
+
+def handler(queue: object = None, kind: Kind = "shared") -> _native.Handler:
+    """The handler over USM of a kind on a queue: pooled, registered when it is first asked for, and for ever.
+
+    ``usm_shared``, ``usm_host`` and ``usm_device`` are those of the default queue; those of others have a number behind
+    their name, as ``usm_shared:1``. RuntimeError: there is no such device, or it has no such memory.
+    """
+    owner, wanted = queue_meant(queue), kind_meant(kind)
+    with _lock:
+        found = _handlers.get((owner, wanted))
+        if found is None:
+            if owner not in _queues and owner != default_queue():
+                _queues.append(owner)
+            number = "" if owner == default_queue() else f":{_queues.index(owner) + 1}"
+            found = native_queue(owner).register(f"usm_{wanted}{number}", wanted)
+            _handlers[owner, wanted] = found
+            _places[found] = (owner, wanted)
+    return found
+
+
+def register_defaults() -> None:
+    """Registers what the default queue's device has of ``usm_shared``, ``usm_host`` and ``usm_device``."""
+    queue = default_queue()
+    native = native_queue(queue)
+    for kind in (UsmKind.SHARED, UsmKind.HOST, UsmKind.DEVICE):
+        if native.has(kind):
+            handler(queue, kind)
+
+
+def place_of(owner: _native.Handler | None) -> tuple[Any, UsmKind] | None:
+    """The queue and kind of a handler that is one of ours."""
+    return None if owner is None else _places.get(owner)
+
+
+def known_queues() -> list[Any]:
+    """Those whose contexts an address may belong to, the default first."""
+    return [default_queue(), *_queues]
+
+
+def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
+    """``ctxalloc.use`` for USM: NumPy's arrays live in it, on the device of a queue.
+
+    ::
+
+        with ctxalloc.usm.use(kind="host"):
+            a = numpy.zeros(1000)
+
+    ``queue`` is a ``dpctl.SyclQueue``, a filter string, or None for the one that dpctl and dpnp use by default. It is an
+    ``async with`` and a decorator too. ValueError: ``kind="device"``, which the host cannot read.
+    """
+    return _native.use(handler(queue, kind))
+
+
+def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
+    """The kind of memory at an address (an int), or of an array's: what SYCL says of it.
+
+    ``queue`` names the context that is asked; else the array's own, or all that were used here. TypeError: neither an int
+    nor anything with memory.
+    """
+    address: object = subject
+    if isinstance(subject, _native.UsmView):
+        address = subject.address
+    elif isinstance(subject, np.ndarray):
+        address = subject.__array_interface__["data"][0]
+    elif hasattr(subject, "__sycl_usm_array_interface__"):
+        interface = subject.__sycl_usm_array_interface__
+        address = interface["data"][0]
+        queue = queue or getattr(subject, "sycl_queue", None)
+    if not isinstance(address, int) or isinstance(address, bool):
+        msg = f"kind_of() takes an address or an array, got '{type(subject).__qualname__}'"
+        raise TypeError(msg)
+    if not 0 <= address < 1 << 64:
+        return UsmKind.UNKNOWN
+    for asked in known_queues() if queue is None else [queue_meant(queue)]:
+        kind = UsmKind(native_queue(asked).kind_of(address))
+        if kind is not UsmKind.UNKNOWN:
+            return kind
+    return UsmKind.UNKNOWN
+
+
+class Pool(_native.Strategy):
+    """USM of a kind on a queue, pooled: for ``register``, or under ``Budgeted``, ``Tracked`` and what else wraps.
+
+    All on one queue and of one kind are the same pool. RuntimeError: the device has no such memory, or the kind is
+    'device', which strategies cannot stand on.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *, queue: object = None, kind: Kind = "shared") -> Self:
+        """See the class."""
+        return super().__new__(cls, "Usm", queue=native_queue(queue_meant(queue)), kind=str(kind_meant(kind)))
+
+
+class Arena(_native.Strategy):
+    """Memory of its own from the pool of a queue and kind: for one ``ctxalloc.request(strategy=...)``.
+
+    RuntimeError: as ``Pool``.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *, queue: object = None, kind: Kind = "shared") -> Self:
+        """See the class."""
+        return super().__new__(cls, "UsmArena", queue=native_queue(queue_meant(queue)), kind=str(kind_meant(kind)))
+
+
+for _public in (Pool, Arena, handler, kind_of, use):
+    _public.__module__ = "ctxalloc.usm"

@@ -1,0 +1,175 @@
+//! Strategies and handlers over USM, on a real SYCL runtime: `make test-usm` names dpctl's library in CTXALLOC_DPCTL and
+//! the OpenCL runtime in OCL_ICD_FILENAMES. Without the feature `usm` there is nothing here to run.
+
+use ctxalloc::memory::DeviceBuffer;
+use ctxalloc::source::{Queue, Runtime, UsmKind, UsmPages};
+use ctxalloc::strategy::{Arena, Budget, Budgeted, Pool, PoolOptions, Strategy, Tracked, conformance};
+use ctxalloc::{Buffer, ContextAlloc, Error, Handler, handler::register_usm};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+#[allow(unsafe_code, reason = "names the library")]
+fn runtime() -> &'static Runtime {
+    let path = std::env::var_os("CTXALLOC_DPCTL").expect("CTXALLOC_DPCTL is dpctl's library: run `make test-usm`");
+    // SAFETY: dpctl's, says who runs this.
+    unsafe { Runtime::load(path.as_ref()) }.expect("dpctl's library")
+}
+
+fn queue() -> Queue {
+    Queue::open(runtime(), None).expect("a device: OCL_ICD_FILENAMES names intel-opencl-rt's libintelocl.so")
+}
+
+fn pool(kind: UsmKind) -> Pool<UsmPages> {
+    Pool::over(UsmPages::new(&queue(), kind).expect("a device with such memory"), PoolOptions::default())
+}
+
+fn handler(kind: UsmKind) -> Handler {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("usm {} {}", kind.name(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    register_usm(&name, &queue(), kind).expect("a device with such memory")
+}
+
+const ALL: [UsmKind; 3] = [UsmKind::Host, UsmKind::Shared, UsmKind::Device];
+
+#[test]
+fn usm_that_the_host_reads_keeps_the_strategy_contract() {
+    for kind in [UsmKind::Host, UsmKind::Shared] {
+        conformance::check(pool(kind));
+        conformance::check(Arena::over(&pool(kind)));
+        conformance::check(Budgeted::new(pool(kind), Budget::new("all", None)));
+        conformance::check(Tracked::new(pool(kind)).expect("not tracked"));
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "blocks")]
+fn blocks_of_a_pool_are_usm_of_its_kind_and_go_back_when_it_is_dropped() {
+    for kind in [UsmKind::Host, UsmKind::Shared] {
+        let (queue, pool) = (queue(), pool(kind));
+        for size_bytes in [1, 5000, 3 << 20, 40 << 20] {
+            let block = pool.allocate(size_bytes).expect("memory");
+            assert_eq!(queue.kind_of(block.addr().get()), Some(kind), "{size_bytes} bytes");
+            assert_eq!(queue.kind_of(block.addr().get() + size_bytes - 1), Some(kind), "{size_bytes} bytes");
+            // SAFETY: live, from this pool.
+            unsafe { pool.release(block) };
+        }
+    }
+}
+
+#[test]
+fn no_strategy_stands_on_memory_that_the_host_cannot_read() {
+    let refused = UsmPages::new(&queue(), UsmKind::Device).expect_err("the host cannot read it");
+    assert!(refused.to_string().contains("'device' cannot be read by the host"), "{refused}");
+}
+
+#[test]
+fn bytes_go_to_a_device_and_come_back() {
+    for kind in ALL {
+        let handler = handler(kind);
+        for length in [0, 1, 100, 5000, 70_000, 3 << 20] {
+            let bytes: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+            let there = DeviceBuffer::copy_from_slice_in(handler, &bytes).expect("memory");
+            let twin = there.try_clone().expect("memory");
+            drop(there);
+            let mut back = vec![0; length];
+            twin.copy_to_slice(&mut back).expect("copied");
+            assert!(back == bytes, "{length} bytes in {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn zeroed_memory_of_a_device_is_zero_even_when_reused() {
+    let handler = handler(UsmKind::Device);
+    for length in [1, 100, 5000, 300_000, 3 << 20] {
+        drop(DeviceBuffer::copy_from_slice_in(handler, &vec![0xA5; length]).expect("memory"));
+        let zeroed = DeviceBuffer::zeroed_in(handler, length).expect("memory");
+        let mut back = vec![1; length];
+        zeroed.copy_to_slice(&mut back).expect("copied");
+        assert!(back.iter().all(|&byte| byte == 0), "{length} bytes");
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "blocks")]
+fn a_block_of_a_device_is_resized_with_its_bytes() {
+    let handler = handler(UsmKind::Device);
+    let bytes: Vec<u8> = (0..=255).collect();
+    let block = handler.allocate(256).expect("memory");
+    // SAFETY: a live block of 256 bytes, and so below.
+    unsafe { handler.copy_in(block, bytes.as_ptr(), 256) }.expect("copied");
+    // SAFETY: live; the old pointer is not used again.
+    let block = unsafe { handler.resize(block, 1 << 20) }.expect("memory");
+    let mut back = [0; 256];
+    // SAFETY: its first 256 bytes were kept.
+    unsafe { handler.copy_out(back.as_mut_ptr(), block, 256) }.expect("copied");
+    assert_eq!(&back[..], &bytes[..]);
+    // SAFETY: live, given up.
+    unsafe { handler.release(block, 1 << 20) };
+}
+
+#[test]
+#[allow(unsafe_code, reason = "NumPy's struct")]
+fn rust_and_numpy_are_refused_what_they_could_not_read() {
+    let device = handler(UsmKind::Device);
+    assert!(!device.is_host_accessible());
+    let refusal = Error::NotHostAccessible { handler: device.name() };
+    assert_eq!(Buffer::zeroed_in(device, 10), Err(refusal.clone()));
+    assert_eq!(Buffer::copy_from_slice_in(device, b"bytes"), Err(refusal));
+    let mut vec = allocator_api2::vec::Vec::<u8, _>::new_in(ContextAlloc::with_handler(device));
+    assert!(vec.try_reserve(10).is_err());
+    // SAFETY: immortal.
+    let face = unsafe { &*device.as_ptr() }.allocator;
+    // SAFETY: any size, with their own context; so below.
+    assert!(unsafe { (face.malloc.expect("all are there"))(face.ctx, 10) }.is_null());
+    // SAFETY: as above.
+    assert!(unsafe { (face.calloc.expect("all are there"))(face.ctx, 10, 1) }.is_null());
+    assert!(handler(UsmKind::Shared).is_host_accessible());
+}
+
+#[test]
+#[allow(unsafe_code, reason = "what must not be freed")]
+fn what_would_end_the_process_is_an_error() {
+    let queue = queue();
+    let mut plain = [0_u8; 64];
+    // SAFETY: not USM: refused before it is touched.
+    let refused = unsafe { queue.release(NonNull::from(&mut plain).cast()) }.expect_err("not USM");
+    assert!(refused.to_string().contains("is no USM of this queue's context"), "{refused}");
+    let block = queue.allocate(UsmKind::Shared, 1 << 20, 64).expect("memory");
+    // SAFETY: from this queue.
+    unsafe { queue.release(block) }.expect("USM");
+    // SAFETY: not USM any more: refused. Nobody else allocates at this address meanwhile, or it is theirs to lose.
+    let twice = unsafe { queue.release(block) };
+    assert!(twice.is_err() || queue.kind_of(block.addr().get()).is_none());
+    assert!(queue.allocate(UsmKind::Shared, 1 << 62, 64).is_none());
+    assert_eq!((queue.kind_of(0), queue.kind_of(usize::MAX)), (None, None));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    for filter in ["gpu:7", "nonsense", "no\0pe"] {
+        let refused = Queue::open(runtime(), Some(filter)).expect_err("no such device");
+        assert!(refused.to_string().contains(filter), "{refused}");
+    }
+    // SAFETY: refused.
+    #[allow(unsafe_code, reason = "no queue")]
+    let refused = unsafe { Queue::share(runtime(), 0) }.expect_err("no queue");
+    assert!(refused.to_string().contains("cannot be shared"), "{refused}");
+}
+
+#[test]
+#[allow(unsafe_code, reason = "copies")]
+fn a_submitted_copy_is_there_when_its_event_is_over() {
+    let queue = queue();
+    let there = queue.allocate(UsmKind::Device, 1 << 20, 64).expect("memory");
+    let (from, mut to) = (vec![7_u8; 1 << 20], vec![0_u8; 1 << 20]);
+    // SAFETY: all three have that many bytes, and live until the events are over.
+    let into = unsafe { queue.submit_copy(there.as_ptr(), from.as_ptr(), 1 << 20) }.expect("submitted");
+    // SAFETY: as above; it comes after the other.
+    let out = unsafe { queue.submit_copy(to.as_mut_ptr(), there.as_ptr(), 1 << 20) }.expect("submitted");
+    out.wait();
+    assert!(to == from);
+    into.wait();
+    // SAFETY: from this queue, and nothing uses it any more.
+    unsafe { queue.release(there) }.expect("USM");
+}

@@ -1,6 +1,6 @@
 """Types of the native module; `make lint` compares them with it (stubtest)."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from traceback import StackSummary
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, final
@@ -12,6 +12,7 @@ __all__ = [
     "_C_API",
     "Block",
     "Budget",
+    "DlpackOwner",
     "Escaped",
     "Handler",
     "LeaseMetrics",
@@ -20,6 +21,9 @@ __all__ = [
     "Stats",
     "Strategy",
     "Token",
+    "UsmMemory",
+    "UsmQueue",
+    "UsmView",
     "__version__",
     "_table_2",
     "adopt",
@@ -42,6 +46,8 @@ __all__ = [
     "shared_memory_at",
     "tracemalloc_domain",
     "use",
+    "usm_dlpack",
+    "usm_from_dlpack",
 ]
 
 _EventHook: TypeAlias = Callable[[int | None, int | None, int], object]
@@ -218,6 +224,60 @@ class Strategy:
     def __new__(cls, kind: str, /, **options: object) -> Self: ...
     def _misuses(self) -> int: ...
 
+@final
+class DlpackOwner: ...
+
+@final
+class UsmMemory:
+    def __new__(cls, handler: Handler, size_bytes: int, /, *, zeroed: bool) -> Self: ...
+    @staticmethod
+    def live() -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def handler(self) -> Handler: ...
+    def copy_in(self, offset: int, from_: int, size_bytes: int) -> None: ...
+    def copy_out(self, offset: int, to: int, size_bytes: int) -> None: ...
+    def copy_across(self, offset: int, source: UsmMemory, source_offset: int, size_bytes: int) -> None: ...
+
+@final
+class UsmQueue:
+    def __new__(cls, library: str, address: int) -> Self: ...
+    @property
+    def device(self) -> str: ...
+    def has(self, kind: str) -> bool: ...
+    def kind_of(self, address: int) -> str: ...
+    def register(self, name: str, kind: str) -> Handler: ...
+    def wait(self) -> None: ...
+    def copy(self, to: int, from_: int, size_bytes: int) -> None: ...
+    def copy_async(self, to: int, from_: int, size_bytes: int, keep: object) -> Awaitable[None]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+
+@disjoint_base
+class UsmView:
+    def __new__(
+        cls,
+        owner: object,
+        queue: UsmQueue,
+        kind: str,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        item_bytes: int,
+        item_format: str,
+        is_readonly: bool,
+        /,
+    ) -> Self: ...
+    @property
+    def _owner(self) -> object: ...
+    @property
+    def _queue(self) -> UsmQueue: ...
+    @property
+    def address(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 def ceiling() -> int: ...
 def metrics() -> LeaseMetrics: ...
 def request(
@@ -242,3 +302,19 @@ def set_event_hook(hook: _EventHook | object | None, /) -> Any: ...
 def set_handler(handler: Handler | str | None, /) -> Token: ...
 def shared_memory_at(address: int, /) -> tuple[int, int, int] | None: ...
 def use(handler: Handler | str | None, /) -> Scope: ...
+def usm_dlpack(
+    owner: object,
+    address: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: tuple[int, int],
+    device: tuple[int, int],
+    /,
+    *,
+    is_versioned: bool,
+    is_readonly: bool,
+    is_copied: bool,
+) -> object: ...
+def usm_from_dlpack(
+    capsule: object, /
+) -> tuple[int, list[int], list[int] | None, tuple[int, int, int], tuple[int, int], bool, DlpackOwner]: ...

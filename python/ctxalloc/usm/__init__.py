@@ -6,8 +6,8 @@
         a = numpy.ones(1000)                      # lives in USM
     x = dpnp.ndarray(1000, buffer=dpnp.tensor.asarray(ctxalloc.usm.export(a)))   # no copy
 
-It needs dpctl and a SYCL runtime, which ``pip install ctxalloc[usm]`` brings; nothing of them is loaded before something
-here is called, or a handler named ``usm_shared``, ``usm_host`` or ``usm_device`` is looked up.
+It needs dpctl and a SYCL runtime, which ``pip install ctxalloc[usm]`` brings; nothing of them is loaded before
+something here is called, or a handler named ``usm_shared``, ``usm_host`` or ``usm_device`` is looked up.
 
 - select for NumPy: ``use``; make strategies: ``Pool``, ``Arena`` (for ``ctxalloc.request(strategy=...)``)
 - arrays with ``__sycl_usm_array_interface__``: ``empty``, ``zeros``, ``asarray``, ``export``, ``from_dlpack``

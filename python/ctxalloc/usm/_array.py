@@ -39,7 +39,7 @@ class Array(Placed):
     """
 
     __module__ = "ctxalloc.usm"
-    __slots__ = ()
+    __slots__ = ("_exported",)
 
     @classmethod
     def _of(cls, found: Found, memory: _native.UsmMemory | None = None) -> Self:
@@ -53,7 +53,7 @@ class Array(Placed):
             found.shape,
             tuple(stride * item for stride in found.strides),
             item,
-            memoryview(np.empty(0, found.dtype)).format,
+            np.empty(0, found.dtype).data.format,
             found.readonly,
         )
         self._found = found
@@ -103,7 +103,8 @@ class Array(Placed):
     @property
     def sycl_queue(self) -> Any:
         """The dpctl.SyclQueue of its memory: arrays on the same one can be mixed."""
-        return self._found.queue
+        # The object that dpctl's memory has: dpnp.asarray() copies unless the two are identical.
+        return self._dpctl_memory().sycl_queue
 
     @property
     def handler(self) -> _native.Handler | None:
@@ -158,27 +159,37 @@ class Array(Placed):
 
     @property
     def __usm_ndarray__(self) -> Any:
-        # What dpnp asks a foreign object for before it would copy; with negative strides too, which it refuses elsewhere.
+        # What dpnp asks a foreign object for before it would copy; with negative strides too, which it refuses
+        # elsewhere.
         found = self._found
-        first, behind = found.span
-        flat = found._replace(address=first, shape=(max(behind - first, 1),), strides=(1,), dtype=np.dtype(np.uint8))
         array = importlib.import_module("dpnp.tensor").usm_ndarray(
             found.shape,
             found.dtype,
-            buffer=importlib.import_module("dpctl.memory").as_usm_memory(self._of(flat, self._memory)),
+            buffer=self._dpctl_memory(),
             strides=found.strides,
-            offset=(found.address - first) // found.dtype.itemsize,
+            offset=(found.address - found.span[0]) // found.dtype.itemsize,
         )
         if found.readonly:
             array.flags.writable = False
         return array
+
+    def _dpctl_memory(self) -> Any:
+        """Dpctl's object for the bytes from the first to the last, made once."""
+        try:
+            return self._exported
+        except AttributeError:
+            first, behind = self._found.span
+            size_bytes = max(behind - first, 1)
+            flat = self._found._replace(address=first, shape=(size_bytes,), strides=(1,), dtype=np.dtype(np.uint8))
+            self._exported: Any = importlib.import_module("dpctl.memory").as_usm_memory(self._of(flat, self._memory))
+            return self._exported
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         interface: dict[str, Any] = self._host().__array_interface__
         return interface
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Host:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Host:  # noqa: FBT001 - NumPy's
         view = self._host()
         wanted = view.dtype if dtype is None else np.dtype(dtype)
         if copy or (wanted != view.dtype and copy is None):
@@ -204,14 +215,14 @@ class Array(Placed):
     def copy_to(self, *, kind: Kind | None = None, queue: object = None) -> "Array":
         """A copy in memory of a kind on a queue: its own unless you say otherwise."""
         made = empty(
-            self.shape, self.dtype, kind=kind or self.kind, queue=self.sycl_queue if queue is None else queue
+            self.shape, self.dtype, kind=kind or self.kind, queue=self._found.queue if queue is None else queue
         )
         copy_elements(made, self)
         return made
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """(14, id): kDLOneAPI, whatever the kind; ask ``__dlpack__`` for ``dl_device=(1, 0)`` to have the host's."""
-        return _dlpack.ONEAPI, _dlpack.device_id(self.sycl_queue)
+        return _dlpack.ONEAPI, _dlpack.device_id(self._found.queue)
 
     def __dlpack__(
         self,
@@ -232,7 +243,7 @@ class Array(Placed):
             raise BufferError(msg)
         is_versioned = max_version is not None and max_version[0] >= 1
         if wanted == own:
-            if stream is not None and stream != self.sycl_queue:
+            if stream is not None and stream != self._found.queue:
                 self._queue.wait()
             source = self.copy_to() if copy else self
             return _dlpack.capsule(source, source._found, own, is_versioned=is_versioned, is_copied=bool(copy))
@@ -293,9 +304,9 @@ def empty(
 ) -> Array:
     """A new array whose elements are what was there before.
 
-    ``kind`` is ``"shared"``, ``"host"`` or ``"device"``; ``queue`` a ``dpctl.SyclQueue``, a filter string, or None for the
-    one that dpctl and dpnp use by default. MemoryError: the device has no room. RuntimeError: no such device, or none
-    with such memory. ValueError: a shape, kind or dtype that cannot be.
+    ``kind`` is ``"shared"``, ``"host"`` or ``"device"``; ``queue`` a ``dpctl.SyclQueue``, a filter string, or None
+    for the one that dpctl and dpnp use by default. MemoryError: the device has no room. RuntimeError: no such
+    device, or none with such memory. ValueError: a shape, kind or dtype that cannot be.
     """
     return _make(shape, dtype, kind, queue, zeroed=False)
 
@@ -318,9 +329,9 @@ def asarray(
 ) -> Array:
     """An array over ``obj``'s memory where that is USM of the kind and queue that are asked for, else a copy there.
 
-    ``obj`` may be an ``Array``, anything with ``__sycl_usm_array_interface__`` (dpctl's memory, dpnp's arrays), an ndarray
-    that was made under a handler over USM, or whatever ``numpy.asarray`` takes. ``copy=True`` always copies, ``copy=False``
-    never: ValueError where it would have to.
+    ``obj`` may be an ``Array``, anything with ``__sycl_usm_array_interface__`` (dpctl's memory, dpnp's arrays), an
+    ndarray that was made under a handler over USM, or whatever ``numpy.asarray`` takes. ``copy=True`` always copies,
+    ``copy=False`` never: ValueError where it would have to.
     """
     wanted_kind = None if kind is None else kind_meant(kind)
     wanted_queue = None if queue is None else queue_meant(queue)
@@ -338,7 +349,7 @@ def asarray(
     fits = (
         isinstance(source, Array)
         and wanted_kind in (None, source.kind)
-        and wanted_queue in (None, source.sycl_queue)
+        and wanted_queue in (None, source._found.queue)
         and wanted_dtype in (None, source.dtype)
     )
     if fits and not copy and isinstance(source, Array):
@@ -351,7 +362,7 @@ def asarray(
     values = source.asnumpy() if isinstance(source, Array) else source
     element = check_dtype(values.dtype) if wanted_dtype is None else wanted_dtype
     if wanted_queue is None and isinstance(source, Array):
-        wanted_queue = source.sycl_queue
+        wanted_queue = source._found.queue
     default_kind = source.kind if isinstance(source, Array) else UsmKind.SHARED
     made = empty(values.shape, element, kind=wanted_kind or default_kind, queue=wanted_queue)
     copy_elements(made, values.astype(element, copy=False))
@@ -378,11 +389,11 @@ def _find(arr: Host, queue: object) -> Found | None:
     return Found(arr, owner, kind, address, arr.shape, strides, arr.dtype, readonly=not arr.flags.writeable)
 
 
-def export(arr: Host, /, *, queue: object = None, copy: bool = False) -> Array:
+def export(arr: object, /, *, queue: object = None, copy: bool = False) -> Array:
     """An ndarray that lives in USM, as an ``Array`` over the same memory, which it keeps.
 
-    dpctl and dpnp copy a plain ndarray, whatever its memory; this they take as it is. ``copy=True`` copies one that is not
-    in USM; else that is a ValueError. TypeError: no ndarray, or its elements are no numbers.
+    dpctl and dpnp copy a plain ndarray, whatever its memory; this they take as it is. ``copy=True`` copies one that
+    is not in USM; else that is a ValueError. TypeError: no ndarray, or its elements are no numbers.
     """
     if not isinstance(arr, np.ndarray):
         msg = f"export() takes a numpy.ndarray, got '{type(arr).__qualname__}'; asarray() takes anything"

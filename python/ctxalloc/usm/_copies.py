@@ -20,7 +20,7 @@ def _found(side: object, what: str) -> Found:
         raise TypeError(msg)
     item = check_dtype(side.dtype).itemsize
     if any(stride % item for stride in side.strides):
-        msg = f"the {what}'s strides {side.strides} are not whole elements of {item} bytes; copy it to a new ndarray first"
+        msg = f"the {what}'s strides {side.strides} are not whole elements of {item} bytes; copy it first"
         raise ValueError(msg)
     return Found(
         side,
@@ -37,7 +37,9 @@ def _found(side: object, what: str) -> Found:
 def _both(target: _Side, source: _Side) -> tuple[Found, Found]:
     to, from_ = _found(target, "target"), _found(source, "source")
     if to.shape != from_.shape or to.dtype != from_.dtype:
-        msg = f"cannot copy {from_.dtype} of shape {from_.shape} to {to.dtype} of shape {to.shape}; they must be the same"
+        msg = (
+            f"cannot copy {from_.dtype} of shape {from_.shape} to {to.dtype} of shape {to.shape}; they must be the same"
+        )
         raise ValueError(msg)
     if to.readonly:
         msg = "the target of a copy is read-only"
@@ -60,8 +62,8 @@ def _same_context(to: Found, from_: Found) -> bool:
 def copy(target: _Side, source: _Side, /) -> None:
     """Copies all elements of ``source`` to ``target`` and waits until they are there.
 
-    Each is an ``Array`` or an ndarray, of the same shape and dtype. It comes after all that was submitted to their queues.
-    ValueError: they differ, or the target is read-only. RuntimeError: SYCL refused.
+    Each is an ``Array`` or an ndarray, of the same shape and dtype. It comes after all that was submitted to their
+    queues. ValueError: they differ, or the target is read-only. RuntimeError: SYCL refused.
     """
     to, from_ = _both(target, source)
     if to.size == 0:
@@ -117,9 +119,9 @@ def _span(found: Found) -> tuple[Host, Host]:
 def copy_async(target: _Side, source: _Side, /) -> Awaitable[None]:
     """Submits a copy of all elements of ``source`` to ``target``; await what it returns before you look at them.
 
-    At least one is an ``Array``; both are contiguous, of the same shape and dtype, and do not overlap. The copy comes after
-    all that was submitted to the queue, and before all that will be. The event is waited for on another thread. Both
-    arrays are kept until it is over, also where the awaiting task is cancelled: the copy itself cannot be.
+    At least one is an ``Array``; both are contiguous, of the same shape and dtype, and do not overlap. The copy
+    comes after all that was submitted to the queue, and before all that will be. The event is waited for on another
+    thread. Both arrays are kept until it is over, also where the awaiting task is cancelled: the copy itself cannot be.
 
     ValueError: as said. RuntimeError: no event loop is running, or SYCL refused.
     """
@@ -129,7 +131,9 @@ def copy_async(target: _Side, source: _Side, /) -> Awaitable[None]:
         msg = "neither side of the copy is a ctxalloc.usm.Array; numpy.copyto() copies from host to host"
         raise ValueError(msg)
     if not (to.is_contiguous and from_.is_contiguous) or _overlap(to, from_) or not _same_context(to, from_):
-        msg = "an asynchronous copy is from one contiguous array to another of the same context that does not overlap it"
+        msg = (
+            "an asynchronous copy is from one contiguous array to another of the same context that does not overlap it"
+        )
         raise ValueError(msg)
     if to.queue is not None and from_.queue is not None and to.queue != from_.queue:
         native_queue(from_.queue).wait()

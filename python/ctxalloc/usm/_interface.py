@@ -66,7 +66,7 @@ def queue_of(syclobj: object) -> Any:
             except (TypeError, ValueError, sycl.SyclQueueCreationError, sycl.SyclContextCreationError):
                 continue
     elif hasattr(syclobj, "_get_capsule"):
-        return queue_of(syclobj._get_capsule())  # noqa: SLF001 - dpctl's protocol
+        return queue_of(syclobj._get_capsule())
     wanted = "a dpctl.SyclQueue, a dpctl.SyclContext, a capsule of one that was not used, or a filter string"
     raise _wrong("syclobj", syclobj, wanted)
 
@@ -112,12 +112,17 @@ def consume(obj: Any) -> Found:
         return _in_buffer(found, int(offset))
     data = interface["data"]
     wanted = "a tuple of an address (an int) and whether it is read-only (a bool)"
-    if not isinstance(data, tuple) or len(data) != 2 or not _is_int(data[0]) or not isinstance(data[1], (bool, np.bool_)):
+    if (
+        not isinstance(data, tuple)
+        or len(data) != 2
+        or not _is_int(data[0])
+        or not isinstance(data[1], (bool, np.bool_))
+    ):
         raise _wrong("data", data, wanted)
     if not 0 <= data[0] < 1 << 63:
         raise _wrong("data", data, wanted)
     # dpctl's own memory says True, and can be written to.
-    readonly = bool(data[1]) and not isinstance(obj, importlib.import_module("dpctl.memory")._memory._Memory)  # noqa: SLF001
+    readonly = bool(data[1]) and not isinstance(obj, importlib.import_module("dpctl.memory")._memory._Memory)
     return _check_usm(found._replace(address=int(data[0]) + int(offset) * dtype.itemsize, readonly=readonly))
 
 
@@ -133,7 +138,7 @@ def _check_usm(found: Found) -> Found:
         raise _wrong("data", f"{first:#x}", "the address of USM in the context of 'syclobj'")
     if native.kind_of(max(first, behind - 1)) != kind:
         msg = (
-            f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, of which the last are not in "
+            f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, the last not in "
             "that memory; strides and offset count elements, not bytes"
         )
         raise ValueError(msg)

@@ -85,9 +85,7 @@ def queue_meant(queue: object) -> Any:
         return queue
     if isinstance(queue, str):
         try:
-            return importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue(
-                sycl.SyclDevice(queue)
-            )
+            return importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue(sycl.SyclDevice(queue))
         except (sycl.SyclDeviceCreationError, ValueError) as error:
             names = [device.filter_string for device in sycl.get_devices()]
             msg = f"no SYCL device is named {queue!r}; there are: {', '.join(names) or 'none'}"
@@ -160,8 +158,8 @@ def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
         with ctxalloc.usm.use(kind="host"):
             a = numpy.zeros(1000)
 
-    ``queue`` is a ``dpctl.SyclQueue``, a filter string, or None for the one that dpctl and dpnp use by default. It is an
-    ``async with`` and a decorator too. ValueError: ``kind="device"``, which the host cannot read.
+    ``queue`` is a ``dpctl.SyclQueue``, a filter string, or None for the one that dpctl and dpnp use by default. It
+    is an ``async with`` and a decorator too. ValueError: ``kind="device"``, which the host cannot read.
     """
     return _native.use(handler(queue, kind))
 
@@ -169,8 +167,8 @@ def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
 def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
     """The kind of memory at an address (an int), or of an array's: what SYCL says of it.
 
-    ``queue`` names the context that is asked; else the array's own, or all that were used here. TypeError: neither an int
-    nor anything with memory.
+    ``queue`` names the context that is asked; else the array's own, or all that were used here. TypeError: neither
+    an int nor anything with memory.
     """
     address: object = subject
     if isinstance(subject, _native.UsmView):

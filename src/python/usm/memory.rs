@@ -74,12 +74,12 @@ impl PyMemory {
     }
 
     /// host2obj: the caller holds what is at `from`.
-    fn copy_in(&self, py: Python<'_>, offset: usize, from: usize, size_bytes: usize) -> PyResult<()> {
+    fn copy_in(&self, py: Python<'_>, offset: usize, from_: usize, size_bytes: usize) -> PyResult<()> {
         let (to, handler) = (self.part(offset, size_bytes)?.as_ptr().expose_provenance(), self.buffer.handler());
         py.detach(|| {
             let to = NonNull::new(std::ptr::with_exposed_provenance_mut(to)).expect("blocks are not NULL");
             // SAFETY: a part of a live block of this handler; as many bytes of the host, which the caller holds.
-            unsafe { handler.copy_in(to, std::ptr::with_exposed_provenance(from), size_bytes) }
+            unsafe { handler.copy_in(to, std::ptr::with_exposed_provenance(from_), size_bytes) }
         })?;
         Ok(())
     }

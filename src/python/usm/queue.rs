@@ -88,9 +88,9 @@ impl PyQueue {
     }
 
     /// Copies and waits. The addresses are those of memory that the caller holds.
-    fn copy(&self, py: Python<'_>, to: usize, from: usize, size_bytes: usize) -> PyResult<()> {
+    fn copy(&self, py: Python<'_>, to: usize, from_: usize, size_bytes: usize) -> PyResult<()> {
         py.detach(|| {
-            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from));
+            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
             // SAFETY: the package holds both, with that many bytes, and has looked that they do not overlap.
             unsafe { self.queue.copy(to, from, size_bytes) }
         })?;
@@ -103,13 +103,13 @@ impl PyQueue {
         &self,
         py: Python<'py>,
         to: usize,
-        from: usize,
+        from_: usize,
         size_bytes: usize,
         keep: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         runtimes::get_current_locals(py)?; // says so before anything is submitted where there is no event loop
         let submitted = py.detach(|| {
-            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from));
+            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
             // SAFETY: as for `copy`; `keep` holds both until the event is over.
             unsafe { self.queue.submit_copy(to, from, size_bytes) }
         })?;

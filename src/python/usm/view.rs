@@ -44,7 +44,7 @@ impl PyView {
 #[pymethods]
 impl PyView {
     #[new]
-    #[pyo3(signature = (owner, queue, kind, address, shape, strides, item_bytes, format, is_readonly, /))]
+    #[pyo3(signature = (owner, queue, kind, address, shape, strides, item_bytes, item_format, is_readonly, /))]
     fn new(
         owner: Py<PyAny>,
         queue: Py<PyQueue>,
@@ -53,13 +53,13 @@ impl PyView {
         shape: Vec<ffi::Py_ssize_t>,
         strides: Vec<ffi::Py_ssize_t>,
         item_bytes: ffi::Py_ssize_t,
-        format: String,
+        item_format: String,
         is_readonly: bool,
     ) -> PyResult<Self> {
         if shape.len() != strides.len() || shape.iter().any(|&length| length < 0) || item_bytes < 1 {
             return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit")));
         }
-        let format = CString::new(format).map_err(|_| PyValueError::new_err("the format has a NUL"))?;
+        let format = CString::new(item_format).map_err(|_| PyValueError::new_err("the format has a NUL"))?;
         let (shape, strides) = (shape.into(), strides.into());
         Ok(Self { owner, queue, kind, address, shape, strides, item_bytes, format, is_readonly })
     }

@@ -305,6 +305,7 @@ def use(handler: Handler | str | None, /) -> Scope: ...
 def usm_dlpack(
     owner: object,
     address: int,
+    offset_bytes: int,
     shape: Sequence[int],
     strides: Sequence[int],
     dtype: tuple[int, int],

@@ -350,14 +350,14 @@ def asarray(
         isinstance(source, Array)
         and wanted_kind in (None, source.kind)
         and wanted_queue in (None, source._found.queue)
-        and wanted_dtype in (None, source.dtype)
+        and (wanted_dtype is None or wanted_dtype == source.dtype)
     )
     if fits and not copy and isinstance(source, Array):
         return source
     if copy is False:
         msg = f"'{type(obj).__qualname__}' is not in such USM, and gets there only by a copy, which copy=False forbids"
         raise ValueError(msg)
-    if isinstance(source, Array) and wanted_dtype in (None, source.dtype):
+    if isinstance(source, Array) and (wanted_dtype is None or wanted_dtype == source.dtype):
         return source.copy_to(kind=wanted_kind, queue=wanted_queue)
     values = source.asnumpy() if isinstance(source, Array) else source
     element = check_dtype(values.dtype) if wanted_dtype is None else wanted_dtype

@@ -22,9 +22,12 @@ def device_id(queue: Any) -> int:
 
 def capsule(owner: object, found: Found, device: tuple[int, int], *, is_versioned: bool, is_copied: bool) -> object:
     """A capsule over the elements, which keeps ``owner``."""
+    # dpnp looks for the memory at the lowest address, as its own arrays have it.
+    first = found.span[0]
     return _native.usm_dlpack(
         owner,
-        found.address,
+        first,
+        found.address - first,
         found.shape,
         found.strides,
         (_CODES[found.dtype.kind], found.dtype.itemsize * 8),

@@ -4,6 +4,7 @@ Strides and offset count elements, as dpctl and dpnp have it (the document says 
 """
 
 import importlib
+import re
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,11 @@ def _ints(field: str, value: object, wanted: str) -> tuple[int, ...]:
 def _dtype(interface: dict[str, Any]) -> np.dtype[Any]:
     typestr = interface["typestr"]
     wanted = "a type string like '<f8': a bool or a number, in native byte order"
-    if not isinstance(typestr, str):
+    if not isinstance(typestr, str) or re.fullmatch(r"[<>=|][a-zA-Z]\d+", typestr) is None:
         raise _wrong("typestr", typestr, wanted)
     try:
         # dpnp writes '|' where the order matters; it means the machine's own.
-        dtype = check_dtype(np.dtype(typestr.removeprefix("|") if typestr[1:2] != "V" else typestr))
+        dtype = check_dtype(np.dtype(typestr.removeprefix("|")))
     except TypeError as error:
         raise _wrong("typestr", typestr, wanted) from error
     described = interface.get("typedescr")

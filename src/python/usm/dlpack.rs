@@ -97,11 +97,12 @@ unsafe extern "C" fn end_of_capsule(capsule: *mut ffi::PyObject) {
 
 /// A capsule with a tensor, which keeps `owner`. Strides are in elements, `dtype` is (code, bits).
 #[pyfunction]
-#[pyo3(signature = (owner, address, shape, strides, dtype, device, /, *, is_versioned, is_readonly, is_copied))]
+#[pyo3(signature = (owner, address, offset_bytes, shape, strides, dtype, device, /, *, is_versioned, is_readonly, is_copied))]
 pub(in crate::python) fn usm_dlpack<'py>(
     py: Python<'py>,
     owner: Py<PyAny>,
     address: usize,
+    offset_bytes: u64,
     shape: Vec<i64>,
     strides: Vec<i64>,
     dtype: (u8, u8),
@@ -129,7 +130,7 @@ pub(in crate::python) fn usm_dlpack<'py>(
         lanes: 1,
         shape: exported.shape.as_mut_ptr(),
         strides: exported.strides.as_mut_ptr(),
-        offset_bytes: 0,
+        offset_bytes,
     };
     let context = Box::into_raw(exported).cast();
     let flags = if is_readonly { READ_ONLY } else { 0 } | if is_copied { IS_COPIED } else { 0 };

@@ -6,7 +6,9 @@ use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// Any of the library's opaque handles.
 pub(super) type Ref = *mut c_void;
@@ -138,6 +140,19 @@ impl Runtime {
     }
 }
 
+/// What was submitted and is not over.
+pub(super) static PENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// How long the end of the process waits for what is pending.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// SYCL would take itself down under its own running work, and the process with it (a pure virtual call).
 extern "C" fn end() {
+    let begun = Instant::now();
+    // Acquire pairs with the Release of an event's end. In a child of `fork` what the parent waits for never ends here.
+    let is_ours = LOADED.get().is_some_and(Runtime::is_usable);
+    while is_ours && PENDING.load(Ordering::Acquire) > 0 && begun.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(1));
+    }
     ENDED.store(true, Ordering::Relaxed);
 }

@@ -1,12 +1,13 @@
 //! A SYCL queue and what is done with it: USM asked for, looked at, copied, filled and given back.
 
 use super::UsmKind;
-use super::library::{Ref, Runtime};
+use super::library::{PENDING, Ref, Runtime};
 use crate::error::Error;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A SYCL queue: a device, a context, and the order in which work is done. Cheap to clone: clones are the same queue.
 ///
@@ -290,7 +291,7 @@ impl Queue {
         if !inner.is_in_order {
             // SAFETY: a queue.
             let event = unsafe { (inner.runtime.functions.barrier)(inner.queue.as_ptr()) };
-            drop(NonNull::new(event).map(|event| Event { runtime: inner.runtime, event }));
+            drop(NonNull::new(event).map(|event| Event::new(inner.runtime, event)));
         }
     }
 
@@ -299,7 +300,7 @@ impl Queue {
             what: format!("SYCL did not {what} {size_bytes} bytes on device '{}'", self.device()),
             advice: "see what it wrote to stderr (DPCTL_VERBOSITY=warning); both sides must be the host's or this queue's",
         })?;
-        Ok(Event { runtime: self.inner.runtime, event })
+        Ok(Event::new(self.inner.runtime, event))
     }
 }
 
@@ -340,7 +341,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// Something that was submitted.
+/// Something that was submitted. The end of the process waits a while for those that are held, so that SYCL's work is over.
 #[derive(Debug)]
 pub struct Event {
     runtime: &'static Runtime,
@@ -351,6 +352,11 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
+    fn new(runtime: &'static Runtime, event: NonNull<std::ffi::c_void>) -> Self {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        Self { runtime, event }
+    }
+
     /// Waits until it is done.
     pub fn wait(self) {
         if self.runtime.is_usable() {
@@ -366,5 +372,6 @@ impl Drop for Event {
             // SAFETY: ours, given up; what was submitted goes on.
             unsafe { (self.runtime.functions.delete_event)(self.event.as_ptr()) }
         }
+        PENDING.fetch_sub(1, Ordering::Release);
     }
 }

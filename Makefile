@@ -23,6 +23,7 @@ PY := $(VENV)/bin/python
 DONE := $(VENV)/stamps
 NEWEST := .venv-newest
 OLDEST := .venv-oldest-numpy
+USM := .venv-usm
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -118,6 +119,7 @@ lint-rust: $(DONE)/build-tools ## cargo fmt --check, clippy with warnings as err
 	$(CARGO) clippy --quiet --locked --all-targets --no-default-features -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features capi -- -D warnings
+	$(CARGO) clippy --quiet --locked --all-targets --features usm -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features abi3 -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets -p ctxalloc-example -- -D warnings
 
@@ -250,6 +252,27 @@ $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/t
 	$(PY) $(pip_install) -r requirements/numpy-suite.txt
 	touch $@
 
+# In an environment of its own: 2 GB, with a SYCL device on the CPU, which is found by the package itself and named for Rust.
+.PHONY: test-usm bench-usm
+usm_python := PYTHONPATH=python $(USM)/bin/python
+
+usm_runtime := OCL_ICD_FILENAMES="$(CURDIR)/$(USM)/lib/libintelocl.so" \
+	CTXALLOC_DPCTL="$$(echo $(CURDIR)/$(USM)/lib/python3.*/site-packages/dpctl)/libDPCTLSyclInterface.so"
+
+test-usm: $(DONE)/package $(DONE)/usm ## SYCL memory (ctxalloc.usm) on a real runtime, with dpctl and dpnp
+	$(usm_runtime) $(CARGO) test --quiet --locked --features usm --test usm
+	$(usm_python) -m pytest -p no:cacheprovider tests/usm $(PYTEST_ARGS)
+	$(usm_python) examples/usm_service.py
+
+bench-usm: $(DONE)/package $(DONE)/usm ## what memory of SYCL costs from dpctl and from the pool; docs/usm.md has the figures
+	$(usm_runtime) $(CARGO) bench --quiet --locked --features usm --bench usm
+	$(usm_python) scripts/usm_costs.py
+
+$(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
+	[ -x $(USM)/bin/python ] || $(PYTHON) -m venv $(USM)
+	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
+	touch $@
+
 # ---- to show and to measure -------------------------------------------------------------------------
 
 .PHONY: demo bench
@@ -267,6 +290,6 @@ bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against 
 .PHONY: clean
 clean: ## remove everything that the targets above made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -115,7 +115,8 @@ def test_the_loop_runs_while_a_copy_is_waited_for() -> None:
             turns += 1
             await asyncio.sleep(0)
         await waiting
-        assert turns > 1 and (back == 50).all()
+        assert turns > 1
+        assert (back == 50).all()
 
     asyncio.run(main())
 
@@ -231,7 +232,7 @@ def test_a_fuzzed_round_trip(seed: int) -> None:
             routes["exported"] = np.asarray(usm.export(made))
             routes["exported to dpnp"] = dpt.asnumpy(dpt.asarray(usm.export(made)))
         for route, got in routes.items():
-            assert got.dtype == wanted.dtype and got.shape == wanted.shape, (seed, route, shape, key, dtype, kind)
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), (seed, route, shape, key, dtype, kind)
             assert np.array_equal(got, wanted), (seed, route, shape, key, dtype, kind)
 
 

@@ -52,7 +52,8 @@ def test_what_is_foreign_is_taken_without_a_copy_and_kept(kind: str) -> None:
     address, witness = exporter.memory._pointer, weakref.ref(exporter)
     array = usm.asarray(exporter)
     assert (array.address, array.kind, array.shape, array.dtype) == (address, kind, (3, 4), np.float32)
-    assert array.handler is None and array.sycl_queue == exporter.memory.sycl_queue
+    assert array.handler is None
+    assert array.sycl_queue == exporter.memory.sycl_queue
     assert np.array_equal(array.asnumpy(), VALUES)
     if kind != "device":
         host = np.asarray(array[1:])
@@ -80,12 +81,15 @@ def test_dpctls_memory_is_writable_though_it_says_the_opposite(kind: str) -> Non
     assert memory.copy_to_host().tolist() == list(range(64))
 
 
-@pytest.mark.parametrize("key", [..., slice(1, None), (slice(None), slice(None, None, 2)), (1, 2), slice(None, None, -1)])
+@pytest.mark.parametrize(
+    "key", [..., slice(1, None), (slice(None), slice(None, None, 2)), (1, 2), slice(None, None, -1)]
+)
 def test_dpnps_arrays_and_their_views(key: Any, kind: str) -> None:
     theirs = dpnp.asarray(VALUES, usm_type=kind)[key]
     for foreign in (theirs, theirs.get_array()):
         array = usm.asarray(foreign)
-        assert array.kind == kind and np.array_equal(array.asnumpy(), VALUES[key])
+        assert array.kind == kind
+        assert np.array_equal(array.asnumpy(), VALUES[key])
         interface = foreign.__sycl_usm_array_interface__
         assert array.address == interface["data"][0] + 4 * interface["offset"]
     twice = usm.asarray(dpt.asarray(usm.asarray(theirs)))
@@ -96,7 +100,8 @@ def test_read_only_offset_strides_and_byte_orders() -> None:
     exporter = Exporter(VALUES, data=...)
     exporter.interface["data"] = (exporter.memory._pointer, True)
     array = usm.asarray(exporter)
-    assert array.readonly and not np.asarray(array).flags.writeable
+    assert array.readonly
+    assert not np.asarray(array).flags.writeable
     part = Exporter(VALUES, shape=(2, 2), strides=(4, -2), offset=6, typestr="|f4")
     assert usm.asarray(part).asnumpy().tolist() == VALUES[1:, 2::-2].tolist()
 
@@ -132,7 +137,8 @@ def test_without_data_the_buffer_is_taken() -> None:
     owner = InBuffer(VALUES.tobytes())
     owner.interface = {"shape": (2, 4), "typestr": "<f4", "version": 1, "syclobj": dpctl.SyclQueue(), "offset": 4}
     copied = usm.asarray(owner)
-    assert copied.kind == "shared" and np.array_equal(copied.asnumpy(), VALUES[1:])
+    assert copied.kind == "shared"
+    assert np.array_equal(copied.asnumpy(), VALUES[1:])
     with pytest.raises(ValueError, match="copy=False forbids"):
         usm.asarray(owner, copy=False)
     owner.interface["offset"] = 5
@@ -145,8 +151,7 @@ def test_without_data_the_buffer_is_taken() -> None:
         def __new__(cls) -> Any:
             memory = dpctl.memory.MemoryUSMShared(48)
             memory.copy_from_host(VALUES.view(np.uint8).ravel())
-            array = np.asarray(memory).view(Sub)
-            return array
+            return np.asarray(memory).view(Sub)
 
     class Sub(np.ndarray):
         @property
@@ -175,7 +180,8 @@ WRONG = [
 ] + [
     ("data", (0, False)), ("data", (64, False)), ("data", [0, False]),
 ] + [
-    ("strides", value) for value in (4, (4,), (4, 1, 1), (4.0, 1), "41", (True, 1), (None, 1), (16, 4), (-4, 1), (1 << 62, 1))
+    ("strides", value)
+    for value in (4, (4,), (4, 1, 1), (4.0, 1), "41", (True, 1), (None, 1), (16, 4), (-4, 1), (1 << 62, 1))
 ] + [
     ("offset", value) for value in (None, "0", 0.0, True, 1 << 30, -(1 << 30), 1 << 70)
 ] + [
@@ -189,8 +195,8 @@ def test_a_field_that_is_wrong_is_named(field: str, value: Any) -> None:
     if field in ("strides", "offset"):
         exporter = Exporter(np.zeros(1 << 12, np.float32), shape=(1 << 6, 1 << 6), **{field: value})
     if field == "strides" and value in ((16, 4), (-4, 1)):
-        # Bytes instead of elements, or backwards: four times as far as the memory reaches. It may not be seen where other
-        # memory of the same kind lies there; so the last byte is put where nothing can be.
+        # Bytes instead of elements, or backwards: further than the memory reaches. Other memory of the same kind may lie
+        # there, and then nobody sees it; so the last byte is put where nothing can be.
         exporter.interface["strides"] = tuple(part << 40 for part in value)
     with pytest.raises((ValueError, TypeError), match=rf"'?{field}|describes bytes|__sycl_usm_array_interface__"):
         usm.asarray(exporter)
@@ -207,7 +213,7 @@ def test_an_interface_that_is_no_dict() -> None:
 def test_a_capsule_that_was_used_is_refused() -> None:
     capsule = dpctl.SyclQueue()._get_capsule()
     dpctl.SyclQueue(capsule)
-    with pytest.raises(ValueError, match="'syclobj'.*a capsule of one that was not used"):
+    with pytest.raises(ValueError, match=r"'syclobj'.*a capsule of one that was not used"):
         usm.asarray(Exporter(VALUES, syclobj=capsule))
 
 
@@ -224,7 +230,8 @@ def test_asarray_copies_only_where_it_must() -> None:
     assert usm.asarray(shared, kind="shared", queue=shared.sycl_queue, dtype=shared.dtype) is shared
     for changed in ({"kind": "device"}, {"dtype": float}, {"copy": True}, {"queue": dpctl.SyclQueue()}):
         other = usm.asarray(shared, **changed)
-        assert other.address != shared.address and other.asnumpy().tolist() == [1, 2, 3]
+        assert other.address != shared.address
+        assert other.asnumpy().tolist() == [1, 2, 3]
         if "copy" not in changed:
             with pytest.raises(ValueError, match="copy=False forbids"):
                 usm.asarray(shared, copy=False, **changed)
@@ -232,7 +239,8 @@ def test_asarray_copies_only_where_it_must() -> None:
         array = np.arange(3)
     assert usm.asarray(array).address == array.ctypes.data
     assert usm.asarray(array, kind="host").kind == "host"
-    assert usm.asarray(5).shape == () and usm.asarray([[1.5]]).dtype == float
+    assert usm.asarray(5).shape == ()
+    assert usm.asarray([[1.5]]).dtype == float
     with pytest.raises(TypeError, match="cannot live in a USM array"):
         usm.asarray(["text"])
 
@@ -240,7 +248,8 @@ def test_asarray_copies_only_where_it_must() -> None:
 def test_dlpack_of_others_is_taken_without_a_copy(kind: str) -> None:
     theirs = dpnp.asarray(VALUES, usm_type=kind)
     array = usm.from_dlpack(theirs[:, ::2])
-    assert array.kind == kind and np.array_equal(array.asnumpy(), VALUES[:, ::2])
+    assert array.kind == kind
+    assert np.array_equal(array.asnumpy(), VALUES[:, ::2])
     assert array.address == theirs.get_array()._pointer
     del theirs
     gc.collect()

@@ -2,6 +2,7 @@
 
 import array as arrays
 import gc
+import hashlib
 import weakref
 from collections.abc import Callable
 
@@ -24,11 +25,13 @@ def test_every_field_is_right(kind: str) -> None:
     assert set(interface) == FIELDS
     assert (interface["shape"], interface["typestr"], interface["typedescr"]) == ((3, 4), "<i4", [("", "<i4")])
     assert interface["data"] == (array.address, False)
-    assert interface["strides"] is None and interface["offset"] == 0
-    assert interface["version"] == 1 and interface["syclobj"] == array.sycl_queue
+    assert interface["strides"] is None
+    assert interface["offset"] == 0
+    assert interface["version"] == 1
+    assert interface["syclobj"] == array.sycl_queue
     part = array[1:, ::-2]
     interface = part.__sycl_usm_array_interface__
-    assert interface["shape"] == (2, 2) and interface["strides"] == (4, -2), "elements, not bytes"
+    assert (interface["shape"], interface["strides"]) == ((2, 2), (4, -2)), "elements, not bytes"
     assert interface["data"] == (array.address + 4 * (4 + 3), False), "the first element"
 
 
@@ -55,7 +58,8 @@ def test_an_index_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (1,), (2, 1, 3)])
 def test_no_axes_and_no_elements(shape: tuple[int, ...], kind: str) -> None:
     array = usm.zeros(shape, kind=kind)
-    assert array.__sycl_usm_array_interface__["data"][0] and usm.kind_of(array) == kind
+    assert array.__sycl_usm_array_interface__["data"][0]
+    assert usm.kind_of(array) == kind
     assert dpt.asarray(array).shape == array.asnumpy().shape == shape
     assert usm.zeros(5, kind=kind)[5:].__sycl_usm_array_interface__["data"][0]
 
@@ -63,8 +67,10 @@ def test_no_axes_and_no_elements(shape: tuple[int, ...], kind: str) -> None:
 def test_dpctl_takes_it_without_a_copy(kind: str) -> None:
     array = usm.zeros((3, 4), kind=kind)
     memory = dpctl.memory.as_usm_memory(array)
-    assert memory._pointer == array.address and memory.nbytes == array.nbytes
-    assert memory.get_usm_type() == kind and memory.sycl_queue == array.sycl_queue
+    assert memory._pointer == array.address
+    assert memory.nbytes == array.nbytes
+    assert memory.get_usm_type() == kind
+    assert memory.sycl_queue == array.sycl_queue
     assert dpctl.memory.as_usm_memory(array[::-1]).nbytes == array.nbytes
 
 
@@ -75,7 +81,10 @@ def test_dpctl_takes_it_without_a_copy(kind: str) -> None:
         lambda array: dpnp.asarray(array).get_array(),
         lambda array: dpnp.asarray(dpt.asarray(array)).get_array(),
         lambda array: dpnp.ndarray(
-            array.shape, dtype=array.dtype, buffer=dpt.asarray(array), strides=tuple(8 * stride for stride in array.strides)
+            array.shape,
+            dtype=array.dtype,
+            buffer=dpt.asarray(array),
+            strides=tuple(8 * stride for stride in array.strides),
         ).get_array(),
         lambda array: dpnp.from_dlpack(array).get_array(),
     ],
@@ -86,10 +95,12 @@ def test_dpnp_takes_it_without_a_copy_and_keeps_it_alive(take: Callable[..., dpt
     witness = weakref.ref(array._owner)
     for view in (array, array[1:], array[:, ::2]):
         theirs = take(view)
-        assert theirs.__sycl_usm_array_interface__["data"][0] + 8 * theirs.__sycl_usm_array_interface__[
-            "offset"
-        ] == view.address
-        assert theirs.usm_type == kind and theirs.sycl_queue == array.sycl_queue
+        assert (
+            theirs.__sycl_usm_array_interface__["data"][0] + 8 * theirs.__sycl_usm_array_interface__["offset"]
+            == view.address
+        )
+        assert theirs.usm_type == kind
+        assert theirs.sycl_queue == array.sycl_queue
         assert np.array_equal(dpt.asnumpy(theirs), view.asnumpy())
     del array, view
     gc.collect()
@@ -118,7 +129,8 @@ def test_a_kernel_in_place_is_seen_by_numpy_after_a_wait(shared: Callable[..., n
     theirs = dpt.asarray(usm.export(array))
     theirs += 1
     theirs.sycl_queue.wait()
-    assert array[0] == 1 and array.sum() == 1000 * 999 / 2 + 1000
+    assert array[0] == 1
+    assert array.sum() == 1000 * 999 / 2 + 1000
 
 
 def test_what_the_host_reads_waits_for_the_queue() -> None:
@@ -138,7 +150,8 @@ def test_what_the_host_reads_waits_for_the_queue() -> None:
 def test_a_plain_ndarray_is_exported_without_a_copy_and_kept(shared: Callable[..., np.ndarray]) -> None:
     array = shared()
     exported = usm.export(array[:, 1:])
-    assert exported.address == array[:, 1:].ctypes.data and not exported.readonly
+    assert exported.address == array[:, 1:].ctypes.data
+    assert not exported.readonly
     witness = weakref.ref(array)
     del array
     assert witness() is not None
@@ -152,7 +165,8 @@ def test_what_is_not_in_usm_is_an_error_or_a_copy_by_choice(shared: Callable[...
     with pytest.raises(ValueError, match="in the memory of handler 'default_allocator', not in USM"):
         usm.export(array)
     copy = usm.export(array, copy=True)
-    assert usm.kind_of(copy) == "shared" and copy.asnumpy().tolist() == list(range(6))
+    assert usm.kind_of(copy) == "shared"
+    assert copy.asnumpy().tolist() == list(range(6))
     with pytest.raises(ValueError, match="memory of no handler"):
         usm.export(np.frombuffer(b"12345678"))
     with pytest.raises(TypeError, match="got 'list'"):
@@ -173,12 +187,13 @@ def test_read_only_stays_so(shared: Callable[..., np.ndarray]) -> None:
     array.flags.writeable = False
     exported = usm.export(array)
     assert exported.__sycl_usm_array_interface__["data"] == (array.ctypes.data, True)
-    assert not np.asarray(exported).flags.writeable and memoryview(exported).readonly
+    assert not np.asarray(exported).flags.writeable
+    assert memoryview(exported).readonly
     assert not dpt.asarray(exported).flags.writable
     with pytest.raises(ValueError, match="read-only"):
         usm.copy(exported, np.zeros((3, 4)))
     with pytest.raises(BufferError, match="read-only"):
-        np.frombuffer(exported, dtype=float).tobytes() and exported.__dlpack__()
+        exported.__dlpack__()
     assert not np.from_dlpack(exported, device="cpu").flags.writeable
 
 
@@ -192,10 +207,11 @@ def test_the_buffer_protocol_of_what_the_host_reads() -> None:
         view[1, 2] = 77
         assert np.asarray(array)[1, 2] == 77
         part = array[:, ::-1]
-        assert memoryview(part).strides == (12, -4) and memoryview(part).tolist() == [[2, 1, 0], [77, 4, 3]]
+        assert memoryview(part).strides == (12, -4)
+        assert memoryview(part).tolist() == [[2, 1, 0], [77, 4, 3]]
         assert memoryview(array.T).f_contiguous
         with pytest.raises(BufferError, match="not contiguous"):
-            bytearray(8)[:] = b"" if np.frombuffer(part, np.uint8) is None else b""
+            hashlib.sha256(part)  # which wants plain bytes
 
 
 def test_a_buffer_keeps_the_memory(kind: str) -> None:
@@ -235,7 +251,8 @@ def test_dlpack_to_numpy_is_the_host_and_to_dpnp_the_device(kind: str) -> None:
     array = usm.asarray(np.arange(12, dtype=np.int16).reshape(3, 4), kind=kind)
     assert array.__dlpack_device__() == (14, 0) == dpnp.ones(1).__dlpack_device__()
     there = dpnp.from_dlpack(array[:, ::2])
-    assert there.get_array().usm_type == kind and dpnp.asnumpy(there).tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert there.get_array().usm_type == kind
+    assert dpnp.asnumpy(there).tolist() == [[0, 2], [4, 6], [8, 10]]
     if kind == "device":
         with pytest.raises(BufferError, match="copy=False forbids"):
             array.__dlpack__(dl_device=(1, 0), copy=False)
@@ -272,14 +289,16 @@ def test_dtypes_go_through_dlpack(dtype: str) -> None:
     array = usm.asarray(values)
     assert np.array_equal(np.from_dlpack(array, device="cpu"), values)
     back = usm.from_dlpack(array)
-    assert back.dtype == values.dtype and back.address == array.address
+    assert back.dtype == values.dtype
+    assert back.address == array.address
 
 
 def test_the_handler_knows_who_made_it(kind: str) -> None:
     array = usm.zeros(3, kind=kind)
     assert array.handler is ctxalloc.handler(f"usm_{kind}")
     assert repr(array) == f"<ctxalloc.usm.Array (3,) float64 in '{kind}' USM>"
-    assert len(array) == 3 and array.T.shape == (3,)
+    assert len(array) == 3
+    assert array.T.shape == (3,)
     with pytest.raises(TypeError):
         len(array[0])
     for shape in (-1, (2, -1), 1.5, "x", (1, None)):

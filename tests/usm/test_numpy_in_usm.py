@@ -38,7 +38,8 @@ def test_resizing_keeps_the_elements() -> None:
     with usm.use():
         array = np.arange(100)
     array.resize(1_000_000, refcheck=False)
-    assert (array[:100] == np.arange(100)).all() and not array[100:].any()
+    assert (array[:100] == np.arange(100)).all()
+    assert not array[100:].any()
     assert usm.kind_of(array) is usm.UsmKind.SHARED
 
 
@@ -158,12 +159,15 @@ def test_a_tracked_pool_counts_back_to_zero() -> None:
         array = np.ones(1000)
     exported = usm.export(array)
     (block,) = handler.live_blocks()
-    assert block.size_bytes == 8000 and usm.kind_of(block.address) is usm.UsmKind.SHARED
+    assert block.size_bytes == 8000
+    assert usm.kind_of(block.address) is usm.UsmKind.SHARED
     witness = weakref.ref(array)
     del array
-    assert witness() is not None and len(handler.live_blocks()) == 1
+    assert witness() is not None
+    assert len(handler.live_blocks()) == 1
     del exported
-    assert witness() is None and not handler.live_blocks()
+    assert witness() is None
+    assert not handler.live_blocks()
 
 
 def test_nothing_of_sycl_is_loaded_before_it_is_asked_for() -> None:

@@ -131,12 +131,15 @@ def handler(queue: object = None, kind: Kind = "shared") -> _native.Handler:
     return found
 
 
-def register_defaults() -> None:
-    """Registers what the default queue's device has of ``usm_shared``, ``usm_host`` and ``usm_device``."""
+def register_defaults(wanted: str) -> None:
+    """Registers what the default queue's device has of ``usm_shared``, ``usm_host`` and ``usm_device``.
+
+    RuntimeError: it has not the one that is wanted.
+    """
     queue = default_queue()
     native = native_queue(queue)
     for kind in (UsmKind.SHARED, UsmKind.HOST, UsmKind.DEVICE):
-        if native.has(kind):
+        if native.has(kind) or wanted == f"usm_{kind}":
             handler(queue, kind)
 
 

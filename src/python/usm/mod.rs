@@ -21,6 +21,6 @@ pub(super) fn handler_named(py: Python<'_>, name: &str) -> PyResult<Option<Handl
     if found.is_some() || !["usm_shared", "usm_host", "usm_device"].contains(&name) {
         return Ok(found);
     }
-    py.import("ctxalloc.usm")?.call_method0("_register_defaults")?;
+    py.import("ctxalloc.usm")?.call_method1("_register_defaults", (name,))?;
     Ok(handler(name))
 }

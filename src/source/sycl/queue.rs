@@ -160,7 +160,7 @@ impl Queue {
         }
         Err(Error::Sycl {
             what: format!("device '{}' has no USM of the kind '{}'", self.device(), kind.name()),
-            advice: "choose another kind or another device; PoCL before 5.0 has none at all",
+            advice: "choose another kind or another device (some, as that of PoCL 3.1, have none at all)",
         })
     }
 
@@ -168,7 +168,8 @@ impl Queue {
     #[must_use]
     pub fn kind_of(&self, address: usize) -> Option<UsmKind> {
         let inner = &*self.inner;
-        if address == 0 || !inner.runtime.is_usable() {
+        // A platform without USM has no such question: dpctl's library would throw through us.
+        if address == 0 || inner.kinds.is_empty() || !inner.runtime.is_usable() {
             return None;
         }
         let pointer = std::ptr::without_provenance(address);

@@ -1,0 +1,50 @@
+"""An asyncio service: each request prepares a batch in SYCL's shared memory, and dpnp works on it without a copy.
+
+Needs `pip install ctxalloc[usm] dpnp`. It prints, for each request, the kind of memory, whether dpnp's array is over
+the very bytes that NumPy wrote, and the result; then that nothing is left alive.
+"""
+
+import asyncio
+
+import dpnp
+import numpy as np
+
+import ctxalloc
+from ctxalloc import KiB, usm
+
+ROWS, COLUMNS = 64, 32
+
+
+async def prepare(number: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """What would read files or ask a database: NumPy, as everywhere."""
+    batch = np.empty((ROWS, COLUMNS), np.float32)
+    for row in range(ROWS):
+        batch[row] = number + row
+        if row % 16 == 0:
+            await asyncio.sleep(0)  # others prepare theirs meanwhile
+    return batch
+
+
+async def answer(number: int) -> str:
+    """One request: an arena of its own in USM, and a limit."""
+    async with ctxalloc.request(strategy=usm.Arena(kind="shared"), limit_bytes=256 * KiB, name=f"batch {number}"):
+        batch = await prepare(number)
+        exported = usm.export(batch)
+        on_device = dpnp.asarray(exported)
+        same = on_device.__sycl_usm_array_interface__["data"][0] == batch.ctypes.data
+        total = on_device.sum()  # a kernel, on the device
+        result = usm.asarray(total)
+        host = np.empty(result.shape, result.dtype)
+        await usm.copy_async(host, result)  # the loop goes on while SYCL computes
+        return f"request {number}: '{exported.kind}' memory, without a copy: {same}, sum {float(host):.0f}"
+
+
+async def main() -> None:
+    """Serves some requests at a time."""
+    for line in await asyncio.gather(*(answer(number) for number in range(4))):
+        print(line)
+    print(f"slots that wait for arrays: {ctxalloc.leases.metrics().slots - ctxalloc.leases.metrics().free}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,5 +1,6 @@
 """Types of the native module; `make lint` compares them with it (stubtest)."""
 
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from traceback import StackSummary
 from types import TracebackType
@@ -262,11 +263,8 @@ class UsmView:
         owner: object,
         queue: UsmQueue,
         kind: str,
-        address: int,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        item_bytes: int,
-        item_format: str,
+        layout: tuple[int, Sequence[int], Sequence[int]],
+        element: tuple[int, str],
         is_readonly: bool,
         /,
     ) -> Self: ...
@@ -276,7 +274,8 @@ class UsmView:
     def _queue(self) -> UsmQueue: ...
     @property
     def address(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def ceiling() -> int: ...
 def metrics() -> LeaseMetrics: ...
@@ -304,17 +303,12 @@ def shared_memory_at(address: int, /) -> tuple[int, int, int] | None: ...
 def use(handler: Handler | str | None, /) -> Scope: ...
 def usm_dlpack(
     owner: object,
-    address: int,
-    offset_bytes: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
+    place: tuple[int, int],
+    layout: tuple[Sequence[int], Sequence[int]],
     dtype: tuple[int, int],
     device: tuple[int, int],
+    flags: tuple[bool, bool, bool],
     /,
-    *,
-    is_versioned: bool,
-    is_readonly: bool,
-    is_copied: bool,
 ) -> object: ...
 def usm_from_dlpack(
     capsule: object, /

@@ -164,12 +164,10 @@ fn a_submitted_copy_is_there_when_its_event_is_over() {
     let there = queue.allocate(UsmKind::Device, 1 << 20, 64).expect("memory");
     let (from, mut to) = (vec![7_u8; 1 << 20], vec![0_u8; 1 << 20]);
     // SAFETY: all three have that many bytes, and live until the events are over.
-    let into = unsafe { queue.submit_copy(there.as_ptr(), from.as_ptr(), 1 << 20) }.expect("submitted");
-    // SAFETY: as above; it comes after the other.
-    let out = unsafe { queue.submit_copy(to.as_mut_ptr(), there.as_ptr(), 1 << 20) }.expect("submitted");
-    out.wait();
+    unsafe { queue.submit_copy(there.as_ptr(), from.as_ptr(), 1 << 20) }.expect("submitted").wait();
+    // SAFETY: as above; the other one is over.
+    unsafe { queue.submit_copy(to.as_mut_ptr(), there.as_ptr(), 1 << 20) }.expect("submitted").wait();
     assert!(to == from);
-    into.wait();
     // SAFETY: from this queue, and nothing uses it any more.
     unsafe { queue.release(there) }.expect("USM");
 }

@@ -195,7 +195,7 @@ def test_a_field_that_is_wrong_is_named(field: str, value: Any) -> None:
     if field in ("strides", "offset"):
         exporter = Exporter(np.zeros(1 << 12, np.float32), shape=(1 << 6, 1 << 6), **{field: value})
     if field == "strides" and value in ((16, 4), (-4, 1)):
-        # Bytes instead of elements, or backwards: further than the memory reaches. Other memory of the same kind may lie
+        # Bytes instead of elements, or backwards: further than the memory reaches. Other memory of the kind may lie
         # there, and then nobody sees it; so the last byte is put where nothing can be.
         exporter.interface["strides"] = tuple(part << 40 for part in value)
     with pytest.raises((ValueError, TypeError), match=rf"'?{field}|describes bytes|__sycl_usm_array_interface__"):

@@ -16,8 +16,8 @@ from ctxalloc.usm._interface import consume
 from ctxalloc.usm._runtime import (
     Kind,
     UsmKind,
-    dpctl,
     handler,
+    is_loaded,
     kind_meant,
     known_queues,
     native_queue,
@@ -49,11 +49,8 @@ class Array(Placed):
             found.owner,
             native_queue(found.queue),
             str(found.kind),
-            found.address,
-            found.shape,
-            tuple(stride * item for stride in found.strides),
-            item,
-            np.empty(0, found.dtype).data.format,
+            (found.address, found.shape, tuple(stride * item for stride in found.strides)),
+            (item, np.empty(0, found.dtype).data.format),
             found.readonly,
         )
         self._found = found
@@ -204,7 +201,8 @@ class Array(Placed):
         if self.kind is UsmKind.DEVICE:
             msg = "USM of the kind 'device' cannot be read by the host; copy it with asnumpy()"
             raise TypeError(msg)
-        return np.asarray(memoryview(self))  # which waits for the queue
+        # Which waits for the queue. From Python 3.12 on the types say that it has a buffer.
+        return np.asarray(memoryview(self))  # type: ignore[arg-type,unused-ignore]
 
     def asnumpy(self) -> Host:
         """A copy on the host, made in the current handler."""
@@ -377,7 +375,7 @@ def _find(arr: Host, queue: object) -> Found | None:
         owner, kind = place
     else:
         # Nothing of SYCL is loaded only to hear that an array is not in its memory.
-        if queue is None and dpctl.cache_info().currsize == 0:
+        if queue is None and not is_loaded():
             return None
         asked = known_queues() if queue is None else [queue_meant(queue)]
         answers = ((one, UsmKind(native_queue(one).kind_of(address))) for one in asked)

@@ -26,15 +26,11 @@ def capsule(owner: object, found: Found, device: tuple[int, int], *, is_versione
     first = found.span[0]
     return _native.usm_dlpack(
         owner,
-        first,
-        found.address - first,
-        found.shape,
-        found.strides,
+        (first, found.address - first),
+        (found.shape, found.strides),
         (_CODES[found.dtype.kind], found.dtype.itemsize * 8),
         device,
-        is_versioned=is_versioned,
-        is_readonly=found.readonly,
-        is_copied=is_copied,
+        (is_versioned, found.readonly, is_copied),
     )
 
 

@@ -1,7 +1,6 @@
 """dpctl and its library, found when first asked for; the queues and handlers that stand on them."""
 
 import enum
-import functools
 import importlib
 import os
 import sys
@@ -36,6 +35,11 @@ _handlers: dict[tuple[Any, UsmKind], _native.Handler] = {}
 _places: dict[_native.Handler, tuple[Any, UsmKind]] = {}
 _queues: list[Any] = []
 
+_found: dict[str, Any] = {}
+_MOST_QUEUES = 64
+_remembering = threading.Lock()
+_native_queues: dict[Any, _native.UsmQueue] = {}
+
 
 def _find_opencl() -> None:
     """Tells OpenCL's loader of the CPU runtime in this environment, where nobody told it of another.
@@ -47,20 +51,27 @@ def _find_opencl() -> None:
         os.environ["OCL_ICD_FILENAMES"] = str(library)
 
 
-@functools.cache
+def is_loaded() -> bool:
+    """Whether dpctl was wanted so far."""
+    return "dpctl" in _found
+
+
 def dpctl() -> Any:
     """The package dpctl. ImportError names the extra that brings it."""
+    if "dpctl" in _found:
+        return _found["dpctl"]
     _find_opencl()
     try:
-        return importlib.import_module("dpctl")
+        return _found.setdefault("dpctl", importlib.import_module("dpctl"))
     except ImportError as error:
         msg = "ctxalloc.usm needs dpctl and a SYCL runtime, which are not installed: pip install ctxalloc[usm]"
         raise ImportError(msg, name="dpctl") from error
 
 
-@functools.cache
 def default_queue() -> Any:
     """The queue that dpctl and dpnp use where none is named: arrays on the same one can be mixed."""
+    if "queue" in _found:
+        return _found["queue"]
     sycl = dpctl()
     try:
         device = sycl.SyclDevice()
@@ -70,7 +81,8 @@ def default_queue() -> Any:
             f"{os.environ.get('OCL_ICD_FILENAMES')!r}, and must be the path of libintelocl.so before SYCL is first used"
         )
         raise RuntimeError(msg) from error
-    return importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue(device)
+    queue = importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue(device)
+    return _found.setdefault("queue", queue)
 
 
 def queue_meant(queue: object) -> Any:
@@ -97,11 +109,17 @@ def queue_meant(queue: object) -> Any:
     raise TypeError(msg)
 
 
-@functools.lru_cache(maxsize=64)
 def native_queue(queue: Any) -> _native.UsmQueue:
-    """Our side of a dpctl.SyclQueue; they share it."""
-    library = Path(dpctl().__file__).parent / "libDPCTLSyclInterface.so"
-    return _native.UsmQueue(str(library), queue.addressof_ref())
+    """Our side of a dpctl.SyclQueue; they share it. The last ones are remembered, with their pools."""
+    native = _native_queues.get(queue)
+    if native is None:
+        library = Path(dpctl().__file__).parent / "libDPCTLSyclInterface.so"
+        native = _native.UsmQueue(str(library), queue.addressof_ref())
+        with _remembering:
+            if len(_native_queues) >= _MOST_QUEUES:
+                del _native_queues[next(iter(_native_queues))]
+            native = _native_queues.setdefault(queue, native)
+    return native
 
 
 def kind_meant(kind: object) -> UsmKind:

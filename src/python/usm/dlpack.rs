@@ -95,22 +95,21 @@ unsafe extern "C" fn end_of_capsule(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// A capsule with a tensor, which keeps `owner`. Strides are in elements, `dtype` is (code, bits).
+/// A capsule with a tensor, which keeps `owner`. `place` is an address and an offset in bytes, `layout` the shape and the
+/// strides in elements, `dtype` code and bits, `flags` whether it is of version 1, read-only, and a copy.
 #[pyfunction]
-#[pyo3(signature = (owner, address, offset_bytes, shape, strides, dtype, device, /, *, is_versioned, is_readonly, is_copied))]
+#[pyo3(signature = (owner, place, layout, dtype, device, flags, /))]
 pub(in crate::python) fn usm_dlpack<'py>(
     py: Python<'py>,
     owner: Py<PyAny>,
-    address: usize,
-    offset_bytes: u64,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
+    place: (usize, u64),
+    layout: (Vec<i64>, Vec<i64>),
     dtype: (u8, u8),
     device: (i32, i32),
-    is_versioned: bool,
-    is_readonly: bool,
-    is_copied: bool,
+    flags: (bool, bool, bool),
 ) -> PyResult<Bound<'py, PyAny>> {
+    let ((address, offset_bytes), (shape, strides)) = (place, layout);
+    let (is_versioned, is_readonly, is_copied) = flags;
     if shape.len() != strides.len() {
         return Err(PyValueError::new_err("as many strides as there are axes"));
     }

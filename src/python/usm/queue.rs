@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3_async_runtimes::tokio as runtimes;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use tokio::sync::oneshot;
 
 /// A queue of dpctl's, shared with it.
 #[pyclass(frozen, eq, name = "UsmQueue", module = "ctxalloc._native")]
@@ -19,6 +20,8 @@ pub(in crate::python) struct PyQueue {
     queue: Queue,
     /// A pool of each kind that was asked for, for strategies and arenas.
     pools: Mutex<Vec<(UsmKind, Pool<UsmPages>)>>,
+    /// Ends with the last asynchronous copy: they take turns, in the order of the calls.
+    last: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 impl PartialEq for PyQueue {
@@ -63,7 +66,7 @@ impl PyQueue {
             // SAFETY: as above; it asks a live queue.
             unsafe { Queue::share(runtime, address) }
         })?;
-        Ok(Self { queue, pools: Mutex::new(Vec::new()) })
+        Ok(Self { queue, pools: Mutex::new(Vec::new()), last: Mutex::new(None) })
     }
 
     #[getter]
@@ -97,32 +100,38 @@ impl PyQueue {
         Ok(())
     }
 
-    /// Submits a copy, and gives what can be awaited. `keep` has the memory; it is let go of when the copy is done, also
-    /// where nobody waits any more.
+    /// A copy that can be awaited: it comes after all that was submitted, and after those that were asked for before.
+    /// `keep` has the memory; it is let go of when the copy is done, also where nobody waits any more.
     fn copy_async<'py>(
-        &self,
-        py: Python<'py>,
+        slf: Bound<'py, Self>,
         to: usize,
         from_: usize,
         size_bytes: usize,
         keep: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        runtimes::get_current_locals(py)?; // says so before anything is submitted where there is no event loop
-        let submitted = py.detach(|| {
-            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
-            // SAFETY: as for `copy`; `keep` holds both until the event is over.
-            unsafe { self.queue.submit_copy(to, from, size_bytes) }
-        })?;
+        let py = slf.py();
+        runtimes::get_current_locals(py)?; // says so before anything is begun where there is no event loop
+        let queue = slf.get().queue.clone();
+        let hold = queue.hold();
+        let (turn, next) = oneshot::channel();
+        let before = slf.get().last.lock().unwrap_or_else(PoisonError::into_inner).replace(next);
         let done = runtimes::get_runtime().spawn_blocking(move || {
-            submitted.wait();
+            let _held = (hold, turn);
+            if let Some(before) = before {
+                let _ = before.blocking_recv(); // an error too is its end
+            }
+            let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
+            // SAFETY: as for `copy`; `keep` holds both until it is done.
+            let outcome = unsafe { queue.copy(to, from, size_bytes) };
             let mut keep = Some(keep);
             if exit::try_attach(|_| drop(keep.take())).is_none() {
                 std::mem::forget(keep); // Python is gone: nobody can let go of it
             }
+            outcome
         });
         future_into_py(py, async move {
-            // A drop of this future leaves the thread that waits alone: it keeps the memory until SYCL is done with it.
-            done.await.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+            // A drop of this future leaves the thread that copies alone: it keeps the memory until SYCL is done with it.
+            Ok(done.await.map_err(|error| PyRuntimeError::new_err(error.to_string()))??)
         })
     }
 

@@ -43,19 +43,18 @@ impl PyView {
 
 #[pymethods]
 impl PyView {
+    /// `layout` is the first element's address, the shape and the strides in bytes; `element` its size and PEP 3118 format.
     #[new]
-    #[pyo3(signature = (owner, queue, kind, address, shape, strides, item_bytes, item_format, is_readonly, /))]
+    #[pyo3(signature = (owner, queue, kind, layout, element, is_readonly, /))]
     fn new(
         owner: Py<PyAny>,
         queue: Py<PyQueue>,
         kind: String,
-        address: usize,
-        shape: Vec<ffi::Py_ssize_t>,
-        strides: Vec<ffi::Py_ssize_t>,
-        item_bytes: ffi::Py_ssize_t,
-        item_format: String,
+        layout: (usize, Vec<ffi::Py_ssize_t>, Vec<ffi::Py_ssize_t>),
+        element: (ffi::Py_ssize_t, String),
         is_readonly: bool,
     ) -> PyResult<Self> {
+        let ((address, shape, strides), (item_bytes, item_format)) = (layout, element);
         if shape.len() != strides.len() || shape.iter().any(|&length| length < 0) || item_bytes < 1 {
             return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit")));
         }

@@ -64,12 +64,10 @@ functions! {
     queue_for = "DPCTLQueue_CreateForDevice": fn(Ref, Ref, c_int) -> Ref;
     copy_queue = "DPCTLQueue_Copy": fn(Ref) -> Ref;
     same_queue = "DPCTLQueue_AreEq": fn(Ref, Ref) -> bool;
-    is_in_order = "DPCTLQueue_IsInOrder": fn(Ref) -> bool;
     queue_device = "DPCTLQueue_GetDevice": fn(Ref) -> Ref;
     queue_context = "DPCTLQueue_GetContext": fn(Ref) -> Ref;
     delete_context = "DPCTLContext_Delete": fn(Ref);
     wait = "DPCTLQueue_Wait": fn(Ref);
-    barrier = "DPCTLQueue_SubmitBarrier": fn(Ref) -> Ref;
     memcpy = "DPCTLQueue_Memcpy": fn(Ref, *mut c_void, *const c_void, usize) -> Ref;
     memset = "DPCTLQueue_Memset": fn(Ref, *mut c_void, u8, usize) -> Ref;
     delete_queue = "DPCTLQueue_Delete": fn(Ref);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 /// A SYCL queue: a device, a context, and the order in which work is done. Cheap to clone: clones are the same queue.
 ///
-/// Copies are ordered with what was submitted before, on queues that are not in order too (by a barrier).
+/// [`copy`](Self::copy) comes after all that was submitted before, on queues that are not in order too.
 #[derive(Clone)]
 pub struct Queue {
     inner: Arc<Inner>,
@@ -21,7 +21,6 @@ struct Inner {
     runtime: &'static Runtime,
     queue: NonNull<std::ffi::c_void>,
     context: NonNull<std::ffi::c_void>,
-    is_in_order: bool,
     /// Which kinds of USM the device has.
     kinds: Vec<UsmKind>,
     device: String,
@@ -110,15 +109,7 @@ impl Queue {
             return Err(lost("context"));
         };
         // From here on dropped with all that belongs to it.
-        let mut inner = Inner {
-            runtime,
-            queue,
-            context,
-            // SAFETY: a queue.
-            is_in_order: unsafe { (functions.is_in_order)(queue.as_ptr()) },
-            kinds: Vec::new(),
-            device: String::new(),
-        };
+        let mut inner = Inner { runtime, queue, context, kinds: Vec::new(), device: String::new() };
         // SAFETY: a queue.
         let device = NonNull::new(unsafe { (functions.queue_device)(queue.as_ptr()) }).ok_or_else(|| lost("device"))?;
         for kind in [UsmKind::Device, UsmKind::Shared, UsmKind::Host] {
@@ -229,13 +220,16 @@ impl Queue {
     /// - `to` and `from` have that many bytes, on the host or in USM of this queue's context; they do not overlap.
     pub unsafe fn copy(&self, to: *mut u8, from: *const u8, size_bytes: usize) -> Result<(), Error> {
         if size_bytes > 0 {
+            // A barrier would not do: it does not see what still waits for a task of the host, as dpnp's kernels do.
+            self.wait();
             // SAFETY: passed on from the caller; alive until the event is over.
             unsafe { self.submit_copy(to, from, size_bytes) }?.wait();
         }
         Ok(())
     }
 
-    /// Submits a copy after all that was submitted so far, and before all that will be.
+    /// Submits a copy of at least one byte. On a queue that is not in order nothing says when it comes:
+    /// [`wait`](Self::wait) before it where it needs what was submitted, and for the event before anything needs it.
     ///
     /// # Errors
     /// [`Error::Sycl`] where SYCL refuses.
@@ -246,21 +240,12 @@ impl Queue {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
-        self.barrier();
-        let functions = &inner.runtime.functions;
-        let event = if size_bytes == 0 {
-            // SAFETY: a queue; nothing to copy, so the addresses may be anything.
-            unsafe { (functions.barrier)(queue) }
-        } else {
-            // SAFETY: passed on from the caller.
-            unsafe { (functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) }
-        };
-        let event = self.event(event, "copy", size_bytes)?;
-        self.barrier();
-        Ok(event)
+        // SAFETY: passed on from the caller.
+        let event = unsafe { (inner.runtime.functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) };
+        self.event(event, "copy", size_bytes)
     }
 
-    /// Sets bytes after all that was submitted so far, and waits until it is done.
+    /// Sets bytes, and waits until it is done.
     ///
     /// # Errors
     /// [`Error::Sycl`] where SYCL refuses.
@@ -270,7 +255,6 @@ impl Queue {
     pub unsafe fn fill(&self, start: NonNull<u8>, value: u8, size_bytes: usize) -> Result<(), Error> {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
-        self.barrier();
         let queue = inner.queue.as_ptr();
         // SAFETY: passed on from the caller.
         let event = unsafe { (inner.runtime.functions.memset)(queue, start.as_ptr().cast(), value, size_bytes) };
@@ -286,14 +270,10 @@ impl Queue {
         }
     }
 
-    /// Where work may overtake other work: not past this.
-    fn barrier(&self) {
-        let inner = &*self.inner;
-        if !inner.is_in_order {
-            // SAFETY: a queue.
-            let event = unsafe { (inner.runtime.functions.barrier)(inner.queue.as_ptr()) };
-            drop(NonNull::new(event).map(|event| Event::new(inner.runtime, event)));
-        }
+    /// Something that the end of the process waits for: work that is not submitted yet.
+    #[cfg(feature = "python")]
+    pub(crate) fn hold(&self) -> Hold {
+        Hold::new()
     }
 
     fn event(&self, event: Ref, what: &str, size_bytes: usize) -> Result<Event, Error> {
@@ -342,11 +322,29 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// Something that was submitted. The end of the process waits a while for those that are held, so that SYCL's work is over.
+/// Something that was submitted.
 #[derive(Debug)]
 pub struct Event {
     runtime: &'static Runtime,
     event: NonNull<std::ffi::c_void>,
+    _hold: Hold,
+}
+
+/// The end of the process waits a while for those that there are, so that SYCL's work is over.
+#[derive(Debug)]
+pub(crate) struct Hold(());
+
+impl Hold {
+    fn new() -> Self {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        PENDING.fetch_sub(1, Ordering::Release);
+    }
 }
 
 // SAFETY: as for `Inner`.
@@ -354,8 +352,7 @@ unsafe impl Send for Event {}
 
 impl Event {
     fn new(runtime: &'static Runtime, event: NonNull<std::ffi::c_void>) -> Self {
-        PENDING.fetch_add(1, Ordering::Relaxed);
-        Self { runtime, event }
+        Self { runtime, event, _hold: Hold::new() }
     }
 
     /// Waits until it is done.
@@ -373,6 +370,5 @@ impl Drop for Event {
             // SAFETY: ours, given up; what was submitted goes on.
             unsafe { (self.runtime.functions.delete_event)(self.event.as_ptr()) }
         }
-        PENDING.fetch_sub(1, Ordering::Release);
     }
 }

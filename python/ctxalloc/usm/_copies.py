@@ -120,8 +120,8 @@ def copy_async(target: _Side, source: _Side, /) -> Awaitable[None]:
     """Begins a copy of all elements of ``source`` to ``target``; await what it returns before you look at them.
 
     At least one is an ``Array``; both are contiguous, of the same shape and dtype, and do not overlap. The copy comes
-    """Begins a copy of all elements of ``source`` to ``target``; await what it returns before you use them.
-    submitted meanwhile may come before it. Both arrays are kept until it is over, also where the awaiting task is
+    after all that was submitted to the queue and after the copies that were asked for before, on another thread; what
+    is submitted meanwhile may come before it. Both arrays are kept until it is over, also where the awaiting task is
     cancelled: the copy itself cannot be.
 
     ValueError: as said. RuntimeError: no event loop is running, or SYCL refused.

@@ -159,7 +159,7 @@ class Array(Placed):
         # What dpnp asks a foreign object for before it would copy; with negative strides too, which it refuses
         # elsewhere.
         found = self._found
-        array = importlib.import_module("dpnp.tensor").usm_ndarray(
+        array = _tensors().usm_ndarray(
             found.shape,
             found.dtype,
             buffer=self._dpctl_memory(),
@@ -259,6 +259,17 @@ class Array(Placed):
             return _dlpack.capsule(made, found, _dlpack.HOST, is_versioned=is_versioned, is_copied=True)
         self._queue.wait()
         return _dlpack.capsule(self, self._found, _dlpack.HOST, is_versioned=is_versioned, is_copied=False)
+
+
+def _tensors() -> Any:
+    """The module of usm_ndarray: dpnp's, or dpctl's before 0.22. AttributeError: there is none."""
+    for name in ("dpnp.tensor", "dpctl.tensor"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    msg = "__usm_ndarray__ needs dpnp: pip install dpnp"
+    raise AttributeError(msg)
 
 
 def _is_index(one: object) -> bool:

@@ -25,6 +25,7 @@ NEWEST := .venv-newest
 OLDEST := .venv-oldest-numpy
 USM := .venv-usm
 DPEX := .venv-dpex
+DPEX := .venv-dpex
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -255,7 +256,7 @@ $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/t
 
 # In an environment of its own: 2 GB, with a SYCL device on the CPU, which is found by the package itself and named for Rust.
 .PHONY: test-usm bench-usm test-dpex
-usm_python := PYTHONPATH=python $(USM)/bin/python
+usm_python := PYTHONPATH=$(CURDIR)/python $(USM)/bin/python
 
 usm_runtime := OCL_ICD_FILENAMES="$(CURDIR)/$(USM)/lib/libintelocl.so" \
 	CTXALLOC_DPCTL="$$(echo $(CURDIR)/$(USM)/lib/python3.*/site-packages/dpctl)/libDPCTLSyclInterface.so"
@@ -279,9 +280,25 @@ $(DONE)/dpex: $(DONE)/venv requirements/dpex.txt
 	$(DPEX)/bin/python $(pip_install) -r requirements/dpex.txt
 	touch $@
 
+.PHONY: usm-environment
+usm-environment: $(DONE)/usm
+
 $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 	[ -x $(USM)/bin/python ] || $(PYTHON) -m venv $(USM)
 	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
+	touch $@
+
+# numba-dpex ended in 2024 and wants the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.
+.PHONY: test-dpex
+dpex_runtime := LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so"
+
+test-dpex: $(WHEELS)/stamp $(DONE)/dpex ## numba-dpex runs kernels over our memory, without a copy
+	$(DPEX)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/ctxalloc-*.whl
+	$(dpex_runtime) $(DPEX)/bin/python tests/dpex/kernels.py
+
+$(DONE)/dpex: $(DONE)/venv requirements/dpex.txt
+	[ -x $(DPEX)/bin/python ] || $(PYTHON) -m venv $(DPEX)
+	$(DPEX)/bin/python $(pip_install) -r requirements/dpex.txt
 	touch $@
 
 # ---- to show and to measure -------------------------------------------------------------------------

@@ -48,6 +48,7 @@ impl Selection for OfContext {
             drop(scope::set(handler));
             return Ok(());
         };
+        handler.require_host_accessible()?; // NumPy writes to what it is given
         let select = || {
             let numpy = Numpy::get(py)?;
             numpy.selection().set(numpy, &capsule_of(py, handler)?).map(drop)

@@ -182,7 +182,7 @@ def test_nothing_of_sycl_is_loaded_before_it_is_asked_for() -> None:
         assert "dpctl" in sys.modules and os.environ["OCL_ICD_FILENAMES"].endswith("/lib/libintelocl.so")
         assert [h.name for h in ctxalloc.handlers()][-3:] == ["usm_shared", "usm_host", "usm_device"]
     """
-    environment = {"PATH": "/usr/bin"}
+    environment = {"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)
 
 
@@ -200,7 +200,8 @@ def test_what_the_user_says_of_opencl_is_left_alone_and_no_device_is_an_error() 
                 raise SystemExit(1)
         assert os.environ["OCL_ICD_FILENAMES"] == "/nowhere.so"
     """
-    environment = {"PATH": "/usr/bin", "OCL_ICD_FILENAMES": "/nowhere.so", "OCL_ICD_VENDORS": "/nowhere"}
+    environment = {"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path)}
+    environment |= {"OCL_ICD_FILENAMES": "/nowhere.so", "OCL_ICD_VENDORS": "/nowhere"}
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)
 
 

@@ -264,7 +264,6 @@ usm_runtime := OCL_ICD_FILENAMES="$(CURDIR)/$(USM)/lib/libintelocl.so" \
 test-usm: $(DONE)/package $(DONE)/usm ## SYCL memory (ctxalloc.usm) on a real runtime, with dpctl and dpnp
 	$(usm_runtime) $(CARGO) test --quiet --locked --features usm --test usm
 	$(usm_python) -m pytest -p no:cacheprovider tests/usm $(PYTEST_ARGS)
-	$(usm_python) examples/usm_service.py
 
 bench-usm: $(DONE)/package $(DONE)/usm ## what memory of SYCL costs from dpctl and from the pool; docs/usm.md has the figures
 	$(usm_runtime) $(CARGO) bench --quiet --locked --features usm --bench usm

@@ -1,7 +1,12 @@
 """An asyncio service: each request prepares a batch in SYCL's shared memory, and dpnp works on it without a copy.
 
-Needs `pip install ctxalloc[usm] dpnp`. It prints, for each request, the kind of memory, whether dpnp's array is over
-the very bytes that NumPy wrote, and the result; then that nothing is left alive.
+It needs `pip install ctxalloc[usm] dpnp`, and prints::
+
+    request 0: 'shared' memory, without a copy: True, sum 64512
+    request 1: 'shared' memory, without a copy: True, sum 66560
+    request 2: 'shared' memory, without a copy: True, sum 68608
+    request 3: 'shared' memory, without a copy: True, sum 70656
+    slots that wait for arrays: 0
 """
 
 import asyncio

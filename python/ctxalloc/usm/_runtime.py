@@ -168,7 +168,8 @@ def place_of(owner: _native.Handler | None) -> tuple[Any, UsmKind] | None:
 
 def known_queues() -> list[Any]:
     """Those whose contexts an address may belong to, the default first."""
-    return [default_queue(), *_queues]
+    known = [default_queue(), *_queues]
+    return known + [queue for queue in list(_native_queues) if queue not in known]
 
 
 def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
@@ -197,8 +198,7 @@ def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
     elif isinstance(subject, np.ndarray):
         address = subject.__array_interface__["data"][0]
     elif hasattr(subject, "__sycl_usm_array_interface__"):
-        interface = subject.__sycl_usm_array_interface__
-        address = interface["data"][0]
+        address = (subject.__sycl_usm_array_interface__.get("data") or (None,))[0]
         queue = queue or getattr(subject, "sycl_queue", None)
     if not isinstance(address, int) or isinstance(address, bool):
         msg = f"kind_of() takes an address or an array, got '{type(subject).__qualname__}'"

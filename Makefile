@@ -25,7 +25,6 @@ NEWEST := .venv-newest
 OLDEST := .venv-oldest-numpy
 USM := .venv-usm
 DPEX := .venv-dpex
-DPEX := .venv-dpex
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -255,7 +254,7 @@ $(DONE)/numpy-suite: $(DONE)/package requirements/numpy-suite.txt requirements/t
 	touch $@
 
 # In an environment of its own: 2 GB, with a SYCL device on the CPU, which is found by the package itself and named for Rust.
-.PHONY: test-usm bench-usm test-dpex
+.PHONY: test-usm bench-usm
 usm_python := PYTHONPATH=$(CURDIR)/python $(USM)/bin/python
 
 usm_runtime := OCL_ICD_FILENAMES="$(CURDIR)/$(USM)/lib/libintelocl.so" \
@@ -268,16 +267,6 @@ test-usm: $(DONE)/package $(DONE)/usm ## SYCL memory (ctxalloc.usm) on a real ru
 bench-usm: $(DONE)/package $(DONE)/usm ## what memory of SYCL costs from dpctl and from the pool; docs/usm.md has the figures
 	$(usm_runtime) $(CARGO) bench --quiet --locked --features usm --bench usm
 	$(usm_python) scripts/usm_costs.py
-
-# Its own OpenCL runtime, named here because numba-dpex asks for devices when it is imported.
-test-dpex: $(DONE)/package $(DONE)/dpex ## numba-dpex's kernels over our memory, with the libraries of its time (3 GB); not in CI
-	OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so" LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" PYTHONPATH=python \
-		$(DPEX)/bin/python tests/dpex/kernels.py
-
-$(DONE)/dpex: $(DONE)/venv requirements/dpex.txt
-	[ -x $(DPEX)/bin/python ] || $(PYTHON) -m venv $(DPEX)
-	$(DPEX)/bin/python $(pip_install) -r requirements/dpex.txt
-	touch $@
 
 .PHONY: usm-environment
 usm-environment: $(DONE)/usm

@@ -39,7 +39,8 @@
 //! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
 //! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with an arena, counters and a limit of its own | [`request`](fn@request) |
-//! | bytes, containers | [`Buffer`], [`ContextAlloc`] |
+//! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] where the host cannot read them |
+//! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
 //! | an extension module for Python | `python` (with that feature) |
 //! | a program in C, or an extension in C, C++, Cython, cffi | `include/ctxalloc.h` (feature `capi`; Python's package has it) |

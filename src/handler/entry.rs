@@ -2,7 +2,7 @@
 //!
 //! Entries are leaked on purpose: a handler must outlive every block it made, and blocks outlive everything.
 
-use super::abi::{Copies, Copy as CopyFunction, Functions, PyDataMem_Handler};
+use super::abi::{Copies, Functions, PyDataMem_Handler};
 use super::foreign::{self, Extras, Reach};
 use super::lease;
 use super::name::Name;
@@ -271,6 +271,11 @@ impl Handler {
         unsafe { self.0.as_ref() }
     }
 
+    /// How bytes get into its blocks and out of them.
+    pub(super) fn copies(self) -> Copies {
+        self.entry().copies
+    }
+
     /// The functions that Rust calls, for an entry that stands beside it (NumPy's default over the C heap).
     pub(crate) fn functions(self) -> Functions {
         self.entry().functions
@@ -406,69 +411,6 @@ impl Handler {
         let live_blocks = self.entry().live_blocks.filter(|_| self.entry().made_here())?;
         // SAFETY: `ctx` belongs to the functions, of which this is one, of this copy of the crate.
         unsafe { live_blocks(self.entry().functions.ctx) }
-    }
-
-    /// Copies `size_bytes` bytes of the host into a block, by the handler's own function where it has one
-    /// ([`Copies`], the second draft of NEP 49), by `memcpy` where not.
-    ///
-    /// # Errors
-    /// [`Error::CopyFailed`]; the block may have some of the bytes.
-    ///
-    /// # Safety
-    /// - `to` points into a live block of this handler, with room for that many bytes; `from` to as many on the host.
-    ///   They do not overlap.
-    pub unsafe fn copy_in(self, to: NonNull<u8>, from: *const u8, size_bytes: usize) -> Result<(), Error> {
-        // SAFETY: passed on from the caller.
-        unsafe { self.copy("host2obj", self.entry().copies.host2obj, to.as_ptr(), from, size_bytes) }
-    }
-
-    /// Copies `size_bytes` bytes of a block to the host; as [`copy_in`](Self::copy_in).
-    ///
-    /// # Errors
-    /// [`Error::CopyFailed`]; `to` may have some of the bytes.
-    ///
-    /// # Safety
-    /// - `from` points into a live block of this handler that has that many bytes from there on, `to` to room for as
-    ///   many on the host. They do not overlap.
-    pub unsafe fn copy_out(self, to: *mut u8, from: NonNull<u8>, size_bytes: usize) -> Result<(), Error> {
-        // SAFETY: passed on from the caller.
-        unsafe { self.copy("obj2host", self.entry().copies.obj2host, to, from.as_ptr(), size_bytes) }
-    }
-
-    /// Copies `size_bytes` bytes from one block of this handler to another; as [`copy_in`](Self::copy_in).
-    ///
-    /// # Errors
-    /// [`Error::CopyFailed`]; `to` may have some of the bytes.
-    ///
-    /// # Safety
-    /// - `from` and `to` point into live blocks of this handler that have that many bytes from there on. They do not
-    ///   overlap.
-    pub unsafe fn copy_across(self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> Result<(), Error> {
-        // SAFETY: passed on from the caller.
-        unsafe { self.copy("obj2obj", self.entry().copies.obj2obj, to.as_ptr(), from.as_ptr(), size_bytes) }
-    }
-
-    /// # Safety
-    /// - the pointers are as `function` wants them; they do not overlap.
-    unsafe fn copy(
-        self,
-        name: &'static str,
-        function: Option<CopyFunction>,
-        to: *mut u8,
-        from: *const u8,
-        size_bytes: usize,
-    ) -> Result<(), Error> {
-        let Some(function) = function else {
-            // SAFETY: passed on from the caller.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, size_bytes) };
-            return Ok(());
-        };
-        // SAFETY: the context belongs to the function; the rest is passed on from the caller.
-        let answer = unsafe { function(self.entry().copies.ctx, to.cast(), from.cast(), size_bytes) };
-        if answer.is_null() {
-            return Err(Error::CopyFailed { handler: self.name(), function: name, size_bytes });
-        }
-        Ok(())
     }
 
     #[inline]

@@ -12,6 +12,7 @@
 pub mod abi;
 
 mod builtin;
+mod copying;
 mod entry;
 pub mod events;
 mod foreign;

@@ -24,7 +24,9 @@ static void *draft_zeroed(size_t nelems, size_t elsize)
 }
 
 static ctxalloc_draft1_handler secret = {"headed, first draft", draft_alloc, draft_zeroed, headed_free, headed_realloc};
-static ctxalloc_draft1_handler other = {"headed, first draft, too", draft_alloc, draft_zeroed, headed_free, headed_realloc};
+static ctxalloc_draft1_handler other = {
+    "headed, first draft, too", draft_alloc, draft_zeroed, headed_free, headed_realloc,
+};
 
 static const ctxalloc_draft1_handler *previous[16];
 static int depth;
@@ -37,7 +39,8 @@ static PyObject *push(PyObject *self, PyObject *which)
     if (number < 0 || depth == 16) {
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no such handler, or too deep");
     }
-    const ctxalloc_draft1_handler *old = ctxalloc_draft1_set_handler(number == 0 ? NULL : number == 1 ? &secret : &other);
+    const ctxalloc_draft1_handler *wanted = number == 0 ? NULL : number == 1 ? &secret : &other;
+    const ctxalloc_draft1_handler *old = ctxalloc_draft1_set_handler(wanted);
     if (old == NULL && PyErr_Occurred()) {
         return NULL;
     }

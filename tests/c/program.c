@@ -1,5 +1,5 @@
-/* A C program without Python: registers, selects, allocates, resizes and frees, from several threads; each interface, the
- * event hook, and bad input. Ends with 0, or says what is wrong. Under valgrind there is nothing to say either. */
+/* A C program without Python: registers, selects, allocates, resizes and frees, from several threads; each interface,
+ * the event hook, and bad input. Ends with 0, or says what is wrong. Under valgrind there is nothing to say either. */
 #include <ctxalloc.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +17,10 @@
 
 static void *with_ctx_malloc(void *ctx, size_t size) { return count((long *)ctx, 1), headed_alloc(size); }
 static void *with_ctx_calloc(void *ctx, size_t n, size_t size) { return count((long *)ctx, 1), headed_zeroed(n, size); }
-static void *with_ctx_realloc(void *ctx, void *ptr, size_t size) { return count((long *)ctx, 1), headed_realloc(ptr, size); }
+static void *with_ctx_realloc(void *ctx, void *ptr, size_t size)
+{
+    return count((long *)ctx, 1), headed_realloc(ptr, size);
+}
 static void with_ctx_free(void *ctx, void *ptr, size_t size) { count((long *)ctx, 1), headed_free(ptr, size); }
 
 static long calls, bytes_in, bytes_out, bytes_across;

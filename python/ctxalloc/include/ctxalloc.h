@@ -14,8 +14,8 @@
  *     if (ctxalloc_import() < 0) return NULL;
  *
  * Failure is an answer: NULL, or -1 where the answer is an int. Nothing has changed then. ctxalloc_error_message() says
- * what failed, with which value, and what to do; in an extension module a Python exception is set as well, if the thread
- * holds the GIL.
+ * what failed, with which value, and what to do; in an extension module a Python exception is set as well, if the
+ * thread holds the GIL.
  *
  * Handlers are immortal, and so must be every struct and function that you register. A handler is known by the address
  * of its struct, which is the one that NumPy uses: what ctxalloc_register() returns can be put into a capsule
@@ -41,8 +41,8 @@ extern "C" {
 /* ---- structs ------------------------------------------------------------------------------------------------ */
 
 /* NEP 49's PyDataMemAllocator and PyDataMem_Handler, the very types where NumPy's header was included before. All four
- * functions must be there. malloc, calloc and realloc answer NULL when they cannot; realloc leaves the block alone then.
- * free is given a size that is a best guess, and may be given NULL. */
+ * functions must be there. malloc, calloc and realloc answer NULL when they cannot; realloc leaves the block alone
+ * then. free is given a size that is a best guess, and may be given NULL. */
 #if defined(NUMPY_CORE_INCLUDE_NUMPY_NDARRAYTYPES_H_)
 typedef PyDataMemAllocator ctxalloc_allocator;
 typedef PyDataMem_Handler ctxalloc_handler;
@@ -132,8 +132,8 @@ enum ctxalloc_error {
 /* The version of the ctxalloc that is there: "0.1.0". */
 CTXALLOC_FUNCTION const char *ctxalloc_version(void);
 
-/* What went wrong in this thread's last call: a code of enum ctxalloc_error, and a sentence ("" after a success) that is
- * valid until the next call. */
+/* What went wrong in this thread's last call: a code of enum ctxalloc_error, and a sentence ("" after a success) that
+ * is valid until the next call. */
 CTXALLOC_FUNCTION int ctxalloc_error_code(void);
 CTXALLOC_FUNCTION const char *ctxalloc_error_message(void);
 CTXALLOC_FUNCTION void ctxalloc_clear_error(void);
@@ -142,7 +142,8 @@ CTXALLOC_FUNCTION void ctxalloc_clear_error(void);
  * once more is the same handler, with the extras of the first time.
  * Errors: a NULL, a version other than 1, a missing function, a name that is empty, taken, unterminated or no UTF-8, an
  * alignment that is no power of two, unknown flags. */
-CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_register(const ctxalloc_handler *handler, const ctxalloc_extras *extras);
+CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_register(const ctxalloc_handler *handler,
+                                                            const ctxalloc_extras *extras);
 
 /* The handler with that name: "system", "aligned64", "pool", "guard", ... The error lists those there are. */
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_find(const char *name);
@@ -155,14 +156,15 @@ CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_default_handler(void);
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_set_handler(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_get_handler(void);
 
-/* A handler's name, version (-1: error), and what its blocks are aligned to in bytes (0: error). NULL: the current one. */
+/* A handler's name, version (-1: error), and what its blocks are aligned to in bytes (0: error). NULL: the current
+ * handler's. */
 CTXALLOC_FUNCTION const char *ctxalloc_handler_name(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION int ctxalloc_handler_version(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION size_t ctxalloc_handler_alignment(const ctxalloc_handler *handler);
 
-/* NEP 49's drafts: selects a struct's handler, which enters the table the first time; NULL resets. Returns the struct of
- * the handler before, NULL if that was the default, and NULL on an error: then ctxalloc_error_code() is not 0. A handler
- * that is no draft of this form is given back as a struct of ctxalloc's own, which selects that handler again.
+/* NEP 49's drafts: selects a struct's handler, which enters the table the first time; NULL resets. Returns the struct
+ * of the handler before, NULL if that was the default, and NULL on an error: then ctxalloc_error_code() is not 0. A
+ * handler that is no draft of this form is given back as a struct of ctxalloc's own, which selects that handler again.
  * Functions are called with the GIL where there is Python. */
 CTXALLOC_FUNCTION const ctxalloc_draft1_handler *ctxalloc_draft1_set_handler(const ctxalloc_draft1_handler *handler);
 CTXALLOC_FUNCTION const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(const ctxalloc_draft2_handler *handler);
@@ -172,13 +174,15 @@ CTXALLOC_FUNCTION const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(con
 CTXALLOC_FUNCTION const char *ctxalloc_draft1_get_handler_name(void *object);
 CTXALLOC_FUNCTION const char *ctxalloc_draft2_get_handler_name(void *object);
 
-/* Has hook called after every block that any handler makes, resizes or frees, in NumPy's arrays and elsewhere; NULL ends
- * it. Returns the hook before, and stores its user_data in *old_data unless old_data is NULL.
+/* Has hook called after every block that any handler makes, resizes or frees, in NumPy's arrays and elsewhere; NULL
+ * ends it. Returns the hook before, and stores its user_data in *old_data unless old_data is NULL.
  *     a block is made:     hook(NULL, block or NULL, size, user_data)
  *     a block is resized:  hook(old block, block or NULL, size, user_data)
  *     a block is freed:    hook(block, NULL, 0, user_data)
- * With Python the GIL is held. The hook may allocate: what it does itself is not told. It must stay callable for ever. */
-CTXALLOC_FUNCTION ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data, void **old_data);
+ * With Python the GIL is held. The hook may allocate: what it does itself is not told. It must stay callable for
+ * ever. */
+CTXALLOC_FUNCTION ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data,
+                                                               void **old_data);
 
 /* Blocks by their address alone, as PyDataMem_NEW, NEW_ZEROED, RENEW and FREE: made in the current handler, resized and
  * freed by their own, whatever is current then. tracemalloc counts them (domain ctxalloc.tracemalloc_domain).
@@ -198,7 +202,8 @@ CTXALLOC_FUNCTION int ctxalloc_copy_out(void *dst, const void *src_in_block, siz
 CTXALLOC_FUNCTION int ctxalloc_copy(void *dst_in_block, const void *src_in_block, size_t size);
 
 #ifdef CTXALLOC_PYTHON
-/* Finds the installed package's functions. -1 and an ImportError where it is not installed, or too old for this header. */
+/* Finds the installed package's functions. -1 and an ImportError where it is not installed, or too old for this
+ * header. */
 CTXALLOC_FUNCTION int ctxalloc_import(void);
 
 /* The handler in which an array's bytes live, by way of its base if it is a view. NULL without an error: in none. */
@@ -274,13 +279,15 @@ static inline int ctxalloc_import(void) {
     }
     if (api->abi_version != CTXALLOC_ABI_VERSION) {
         PyErr_Format(PyExc_ImportError,
-                     "this module was built with the header of another ctxalloc (C interface %d, installed is %d); rebuild it",
+                     "this module was built with the header of another ctxalloc (C interface %d, installed is %d); "
+                     "rebuild it",
                      CTXALLOC_ABI_VERSION, (int)api->abi_version);
         return -1;
     }
     if (api->size_bytes < sizeof(ctxalloc_api)) {
         PyErr_Format(PyExc_ImportError,
-                     "the installed ctxalloc %s is older than the header this module was built with; install a newer one",
+                     "the installed ctxalloc %s is older than the header this module was built with; "
+                     "install a newer one",
                      api->version);
         return -1;
     }
@@ -330,7 +337,8 @@ static inline void ctxalloc_clear_error(void) {
         ctxalloc_api_->clear_error();
     }
 }
-static inline const ctxalloc_handler *ctxalloc_register(const ctxalloc_handler *handler, const ctxalloc_extras *extras) {
+static inline const ctxalloc_handler *ctxalloc_register(const ctxalloc_handler *handler,
+                                                        const ctxalloc_extras *extras) {
     CTXALLOC_CALL_(const ctxalloc_handler *, NULL, register_handler(handler, extras));
 }
 static inline const ctxalloc_handler *ctxalloc_find(const char *name) {
@@ -366,7 +374,8 @@ static inline const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(const c
 static inline const char *ctxalloc_draft2_get_handler_name(void *object) {
     CTXALLOC_CALL_(const char *, NULL, draft2_get_handler_name(object));
 }
-static inline ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data, void **old_data) {
+static inline ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data,
+                                                           void **old_data) {
     return ctxalloc_ready_() ? ctxalloc_api_->set_event_hook(hook, user_data, old_data) : NULL;
 }
 static inline void *ctxalloc_new(size_t size) { CTXALLOC_CALL_(void *, NULL, new_block(size)); }

@@ -492,9 +492,16 @@ mod loom_tests {
         }
     }
 
+    /// Every interleaving with up to three preemptions: all of them would take hours.
+    fn bounded(run: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(run);
+    }
+
     #[test]
     fn loom_a_second_thread_takes_the_lock_from_its_owner() {
-        loom::model(|| {
+        bounded(|| {
             let counted = Counted::new();
             let other = loom::thread::spawn({
                 let counted = Arc::clone(&counted);
@@ -513,7 +520,7 @@ mod loom_tests {
 
     #[test]
     fn loom_a_thread_that_ends_and_one_with_a_record_exclude_each_other() {
-        loom::model(|| {
+        bounded(|| {
             let counted = Counted::new();
             let other = loom::thread::spawn({
                 let counted = Arc::clone(&counted);
@@ -526,9 +533,7 @@ mod loom_tests {
 
     #[test]
     fn loom_one_owned_and_one_shared_lock_are_held_together() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(|| {
+        bounded(|| {
             let counted = Counted::new();
             let own: &'static Thread = Thread::leak(null());
             counted.add(Some(own), &[&counted.locks[0]]);

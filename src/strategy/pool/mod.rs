@@ -177,7 +177,6 @@ impl Pool {
     /// # Safety
     /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of a pool over any pages
     ///   and was not released.
-    #[allow(dead_code, reason = "requests ask it")]
     #[inline]
     pub(crate) unsafe fn asked_bytes(block: NonNull<u8>) -> usize {
         // SAFETY: the caller vouches that the block is live.
@@ -186,8 +185,20 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// Notes other bytes than were asked for.
+    ///
+    /// # Safety
+    /// - as for [`asked_bytes`](Self::asked_bytes).
+    pub(crate) unsafe fn note_asked(block: NonNull<u8>, size_bytes: usize) {
+        // SAFETY: the caller vouches that the block is live.
+        let region = unsafe { region::find(block.addr().get()) };
+        let noted = region.note_asked(block.addr().get(), size_bytes);
+        debug_assert!(noted, "a block that was made with a note has a place for it");
+    }
+}
+
 /// Blocks that know how many bytes were asked for, to the byte: for whoever counts them.
-#[allow(dead_code, reason = "requests allocate by these")]
 impl<P: Pages> Pool<P> {
     /// A block as [`allocate`](Strategy::allocate) makes it, or with zeros in it; its size is noted. Release it as any
     /// other block of the pool.

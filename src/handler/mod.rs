@@ -94,6 +94,11 @@ pub unsafe fn adopt(
     extras: Extras,
 ) -> Result<Handler, Error> {
     let table = table::table();
+    if let Some(request) = requests::at_face(face.as_ptr()) {
+        // A request's is its own, under its own name: it never enters the table.
+        let is_asked_for = name.is_none_or(|name| name == request.name());
+        return if is_asked_for { Ok(request) } else { Err(Error::AlreadyAdopted { name: request.name() }) };
+    }
     // SAFETY: the caller vouches for the struct.
     let own = unsafe { &raw const (*face.as_ptr()).name };
     // SAFETY: as above. A copy of this field alone: an event hook may write to others.

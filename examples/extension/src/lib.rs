@@ -5,10 +5,10 @@ mod blur;
 mod panics;
 mod picture;
 
-use std::borrow::Cow;
 use ctxalloc::{WithHandler, handler, task};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::borrow::Cow;
 use std::thread;
 
 /// The handler that Rust code called from here sees: the caller's.

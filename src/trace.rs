@@ -24,20 +24,6 @@ pub(crate) fn strategy_panicked(operation: &'static str) {
     let _ = operation;
 }
 
-/// A request found no slot.
-#[cold]
-pub(crate) fn past_the_ceiling(request: &str, ceiling: usize) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "ctxalloc",
-        request,
-        ceiling,
-        "all slots are in use: the request is served from the shared pool, uncounted and unlimited; \
-         raise the ceiling, or find out which arrays outlive their requests"
-    );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (request, ceiling);
-}
 
 /// A handler entered the table.
 pub(crate) fn registered(name: &str) {

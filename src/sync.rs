@@ -4,8 +4,10 @@
 mod fork;
 mod owner;
 
-pub(crate) use fork::{HeldAcrossFork, Locked, forks, hold_across_fork};
-pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
+pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, hold_across_fork, hold_across_fork_until};
+pub(crate) use owner::Owned;
+#[allow(unused_imports, reason = "accounts take several at once")]
+pub(crate) use owner::{AsOwnerLock, OwnerLock, with_all};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -30,6 +30,7 @@ impl From<Error> for PyErr {
             | Error::DraftChanged { .. } => RegistrationError::new_err(message),
             Error::BadAlignment { .. }
             | Error::BadOption { .. }
+            | Error::BadSetting { .. }
             | Error::NoSuchNode { .. }
             | Error::NullArgument { .. }
             | Error::NotRegistered { .. }
@@ -38,6 +39,7 @@ impl From<Error> for PyErr {
             | Error::Overlap { .. }
             | Error::TokenForeign => PyValueError::new_err(message),
             Error::TokenUsed
+            | Error::SettingsInUse
             | Error::NoPython
             | Error::CopyFailed { .. }
             | Error::TooManyViews { .. }

@@ -28,6 +28,7 @@ pub use fallback::Fallback;
 pub use faulty::Faulty;
 pub(crate) use front::Fronted;
 pub use guard::{Guard, GuardOptions};
+pub(crate) use pool::trim_pools;
 pub use pool::{Arena, Pool, PoolOptions};
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;

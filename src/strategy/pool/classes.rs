@@ -44,6 +44,47 @@ pub(super) const fn span_pages(class: usize) -> usize {
     pages
 }
 
+/// How many blocks one span of `class` has.
+pub(super) const fn span_blocks(class: usize) -> usize {
+    span_pages(class) * PAGE / bytes(class)
+}
+
+/// No span has more blocks.
+pub(super) const MOST_BLOCKS: usize = {
+    let (mut most, mut class) = (0, 0);
+    while class < COUNT {
+        if span_blocks(class) > most {
+            most = span_blocks(class);
+        }
+        class += 1;
+    }
+    most
+};
+
+/// [`bytes`] of each class, and 2^32 divided by how many times [`ALIGN`] that is, rounded up.
+static DIVISORS: [(u32, u64); COUNT] = {
+    let mut divisors = [(0, 0); COUNT];
+    let mut class = 0;
+    while class < COUNT {
+        divisors[class] = (bytes(class) as u32, (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64));
+        class += 1;
+    }
+    divisors
+};
+
+/// [`bytes`], from a table.
+#[inline]
+pub(super) fn bytes_at(class: usize) -> usize {
+    DIVISORS[class].0 as usize
+}
+
+/// Which block of a span starts `offset_bytes` behind the span's start. A division by multiplication: exact, because
+/// offset and size, counted in [`ALIGN`], multiply to less than 2^32.
+#[inline]
+pub(super) fn index_at(class: usize, offset_bytes: usize) -> usize {
+    (((offset_bytes / ALIGN) as u64 * DIVISORS[class].1) >> 32) as usize
+}
+
 /// How many blocks of `class` a thread keeps at most: a quarter of a mebibyte of each, two at least.
 pub(super) const fn cached_most(class: usize) -> usize {
     let by_bytes = (256 << 10) / bytes(class);
@@ -58,7 +99,7 @@ pub(super) const fn cached_most(class: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, of, span_pages};
+    use super::{ALIGN, COUNT, MOST, PAGE, bytes, bytes_at, cached_most, index_at, of, span_blocks, span_pages};
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
@@ -70,6 +111,16 @@ mod tests {
         }
         assert_eq!(of(MOST), COUNT - 1);
         assert_eq!(bytes(COUNT - 1), MOST);
+    }
+
+    #[test]
+    fn the_block_at_each_offset_is_found_without_a_division() {
+        for class in 0..COUNT {
+            assert_eq!(bytes_at(class), bytes(class));
+            for index in 0..span_blocks(class) {
+                assert_eq!(index_at(class, index * bytes(class)), index, "class {class}");
+            }
+        }
     }
 
     #[test]

@@ -267,6 +267,9 @@ impl Taken {
 }
 
 thread_local! {
+    /// The cache that was used last, and its serial number; zero, which no pool has, where there is none. Boxes stay where
+    /// they are until the thread ends.
+    static LATEST: (Cell<u64>, Cell<*mut Cache>) = const { (Cell::new(0), Cell::new(null_mut())) };
     /// NULL before the first use and after the thread's destructors ran.
     static CACHES: Cell<*mut Caches> = const { Cell::new(null_mut()) };
     /// Flushes them at the thread's end.
@@ -280,6 +283,7 @@ struct Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.closed.set(true);
+        LATEST.with(|(serial, _)| serial.set(0));
         let caches = CACHES.replace(null_mut());
         if !caches.is_null() {
             // SAFETY: made by `open` with Box::into_raw, known to this thread alone, and out of its place.
@@ -305,8 +309,25 @@ fn with<R>(work: impl FnOnce(&mut Caches) -> R) -> Option<R> {
 /// runs in between.
 #[inline]
 pub(super) fn get<'a>(number: &Number) -> Option<&'a mut Cache> {
+    LATEST.with(|(serial, cache)| {
+        if serial.get() == number.serial {
+            // SAFETY: this thread's own, and there while its serial number stands beside it.
+            return unsafe { cache.get().as_mut() };
+        }
+        find(number)
+    })
+}
+
+/// The same, for another pool than the last time.
+#[inline(never)]
+fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
     // SAFETY: NULL, or this thread's own, see `Owner`.
-    unsafe { CACHES.get().as_mut() }?.get(number)
+    let cache = unsafe { CACHES.get().as_mut() }?.get(number)?;
+    LATEST.with(|(serial, latest)| {
+        latest.set(cache);
+        serial.set(number.serial);
+    });
+    Some(cache)
 }
 
 /// Makes room for one more block of `class` or several in this thread's cache of the pool, which is opened where there is

@@ -61,28 +61,16 @@ pub(super) const MOST_BLOCKS: usize = {
     most
 };
 
-/// [`bytes`] of each class, and 2^32 divided by how many times [`ALIGN`] that is, rounded up.
-static DIVISORS: [(u32, u64); COUNT] = {
-    let mut divisors = [(0, 0); COUNT];
-    let mut class = 0;
-    while class < COUNT {
-        divisors[class] = (bytes(class) as u32, (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64));
-        class += 1;
-    }
-    divisors
-};
-
-/// [`bytes`], from a table.
-#[inline]
-pub(super) fn bytes_at(class: usize) -> usize {
-    DIVISORS[class].0 as usize
+/// 2^32 divided by how many times [`ALIGN`] a block of `class` has, rounded up: for [`index_by`].
+pub(super) const fn divisor(class: usize) -> u64 {
+    (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64)
 }
 
 /// Which block of a span starts `offset_bytes` behind the span's start. A division by multiplication: exact, because
 /// offset and size, counted in [`ALIGN`], multiply to less than 2^32.
 #[inline]
-pub(super) fn index_at(class: usize, offset_bytes: usize) -> usize {
-    (((offset_bytes / ALIGN) as u64 * DIVISORS[class].1) >> 32) as usize
+pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
+    (((offset_bytes / ALIGN) as u64 * divisor) >> 32) as usize
 }
 
 /// How many blocks of `class` a thread keeps at most: a quarter of a mebibyte of each, two at least.
@@ -99,7 +87,7 @@ pub(super) const fn cached_most(class: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MOST, PAGE, bytes, bytes_at, cached_most, index_at, of, span_blocks, span_pages};
+    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, divisor, index_by, of, span_blocks, span_pages};
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
@@ -116,9 +104,8 @@ mod tests {
     #[test]
     fn the_block_at_each_offset_is_found_without_a_division() {
         for class in 0..COUNT {
-            assert_eq!(bytes_at(class), bytes(class));
             for index in 0..span_blocks(class) {
-                assert_eq!(index_at(class, index * bytes(class)), index, "class {class}");
+                assert_eq!(index_by(divisor(class), index * bytes(class)), index, "class {class}");
             }
         }
     }

@@ -9,7 +9,7 @@ use super::classes;
 use super::span::Span;
 use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// The address space of a region, in bytes.
 pub(super) const REGION: usize = 4 << 20;
@@ -22,12 +22,10 @@ pub(super) const PAGES: usize = REGION / PAGE;
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) start: AtomicPtr<u8>,
-    /// The size class of the blocks in each page, and one; [`LARGE`] where no span is. Written before the first block of a
-    /// span is handed out; a reader holds a block of it, so it sees the value (whoever handed the block over made sure of
-    /// that). Hence Relaxed.
-    classes: [AtomicU8; PAGES],
-    /// Which page is the first of each page's span.
-    firsts: [AtomicU8; PAGES],
+    /// The size class of the blocks in each page, and one; [`LARGE`] where no span is. In the upper half, which page is the
+    /// first of its span. Written before the first block of a span is handed out; a reader holds a block of it, so it sees
+    /// the value (whoever handed the block over made sure of that). Hence Relaxed.
+    classes: [AtomicU16; PAGES],
     /// How many pages the large block has that starts in each page. Written before it is handed out.
     large: [AtomicU32; PAGES],
     /// How many bytes were asked for, for each small block ([`note_asked`](Self::note_asked)); NULL until one is noted.
@@ -44,7 +42,7 @@ pub(super) struct Region {
 type Asked = [AtomicU32; REGION / classes::ALIGN];
 
 /// In place of a size class: the page is a large block's.
-const LARGE: u8 = 0;
+const LARGE: u16 = 0;
 
 impl Region {
     /// Makes it the record of a region at `start`, without spans: all of it is for large blocks until `assign`.
@@ -140,14 +138,14 @@ impl Region {
     pub(super) fn class_at(&self, address: usize) -> Option<usize> {
         match self.classes[page_of(address)].load(Ordering::Relaxed) {
             LARGE => None,
-            class => Some(usize::from(class) - 1),
+            class => Some(usize::from(class & 0xFF) - 1),
         }
     }
 
     /// The first page of the span that the small block lies in.
     #[inline]
     pub(super) fn span_at(&self, address: usize) -> usize {
-        usize::from(self.firsts[page_of(address)].load(Ordering::Relaxed))
+        usize::from(self.classes[page_of(address)].load(Ordering::Relaxed) >> 8)
     }
 
     /// The record of the span that starts in a page.
@@ -160,8 +158,7 @@ impl Region {
     pub(super) fn assign(&'static self, first: usize, class: usize) -> Option<&'static Span> {
         let start = NonNull::new(self.start.load(Ordering::Relaxed).wrapping_add(first * PAGE))?;
         for page in first..first + classes::span_pages(class) {
-            self.classes[page].store(class as u8 + 1, Ordering::Relaxed);
-            self.firsts[page].store(first as u8, Ordering::Relaxed);
+            self.classes[page].store((first as u16) << 8 | (class as u16 + 1), Ordering::Relaxed);
         }
         let span = &self.spans[first];
         span.reset(start, class);

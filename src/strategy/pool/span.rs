@@ -23,6 +23,10 @@ pub(super) struct Span {
     next: AtomicPtr<Span>,
     previous: AtomicPtr<Span>,
     class: AtomicU32,
+    /// Of a block.
+    bytes: AtomicU32,
+    /// To find a block by its offset, see [`classes::index_by`].
+    divisor: AtomicU64,
     /// How many blocks are not free.
     live: AtomicU32,
     blocks: AtomicU32,
@@ -42,6 +46,8 @@ impl Span {
         self.next.store(null_mut(), Relaxed);
         self.previous.store(null_mut(), Relaxed);
         self.class.store(class as u32, Relaxed);
+        self.bytes.store(classes::bytes(class) as u32, Relaxed);
+        self.divisor.store(classes::divisor(class), Relaxed);
         self.live.store(0, Relaxed);
         self.blocks.store(blocks as u32, Relaxed);
         self.first_word.store(0, Relaxed);
@@ -90,7 +96,7 @@ impl Span {
         self.free[number].store(word & (word - 1), Relaxed);
         self.live.store(self.live.load(Relaxed) + 1, Relaxed);
         let index = number * 64 + word.trailing_zeros() as usize;
-        NonNull::new(self.start.load(Relaxed).wrapping_add(index * classes::bytes_at(self.class())))
+        NonNull::new(self.start.load(Relaxed).wrapping_add(index * self.bytes.load(Relaxed) as usize))
     }
 
     /// The next word behind `first` with a bit in it.
@@ -111,7 +117,7 @@ impl Span {
     #[inline]
     pub(super) fn give(&self, block: NonNull<u8>) {
         let offset = block.addr().get() - self.start.load(Relaxed).addr();
-        let index = classes::index_at(self.class(), offset);
+        let index = classes::index_by(self.divisor.load(Relaxed), offset);
         let (number, bit) = (index / 64 % WORDS, 1 << (index % 64));
         let word = self.free[number].load(Relaxed);
         debug_assert_eq!(word & bit, 0, "released twice");

@@ -118,9 +118,27 @@ fn wake() {
 #[cfg(not(any(ctxalloc_loom, miri)))]
 use timer::{is_awake, wake};
 
+/// Who starts the thread again in the parent after a fork.
+#[cfg(feature = "python")]
+pub(crate) mod restart {
+    /// From now on `later` is called there, which calls [`now`] when it likes.
+    pub(crate) fn by(later: fn()) {
+        super::RESTART.get_or_init(|| later);
+    }
+
+    /// Starts it, or has it look.
+    pub(crate) fn now() {
+        super::wake();
+    }
+}
+
+/// Does it at once where there is nothing.
+#[cfg(not(any(ctxalloc_loom, miri)))]
+static RESTART: OnceLock<fn()> = OnceLock::new();
+
 #[cfg(not(any(ctxalloc_loom, miri)))]
 mod timer {
-    use super::{Duration, Ordering, keepers, pass};
+    use super::{Duration, Ordering, RESTART, keepers, pass};
     use crate::strategy::pool::clock;
     use std::ffi::c_void;
     use std::ptr::null_mut;
@@ -257,7 +275,7 @@ mod timer {
         let was_running = WAS_RUNNING.load(Ordering::Relaxed);
         after();
         if was_running {
-            wake();
+            RESTART.get().copied().unwrap_or(wake)();
         }
     }
 

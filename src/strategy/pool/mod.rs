@@ -23,6 +23,8 @@ mod region;
 mod span;
 
 pub use arena::Arena;
+#[cfg(feature = "python")]
+pub(crate) use decay::restart as restart_decay;
 pub use options::PoolOptions;
 
 use super::Strategy;

@@ -177,8 +177,12 @@ impl State {
             Some(span) => span,
             None if classes::span_pages(class) == 1 => {
                 let page = self.take_spare().or_else(|| self.take_idle())?;
-                let (region, first) = page.place();
-                region.assign(first, class)?
+                // The latest one was perhaps of this class: it is as it was made.
+                if page.class() != class {
+                    let (region, first) = page.place();
+                    region.assign(first, class)?;
+                }
+                page
             }
             None => return None,
         };

@@ -14,11 +14,34 @@ pub(super) const COUNT: usize = 8 + 4 * 9;
 
 /// The class that serves `size_bytes`, from 1 to [`MOST`].
 #[inline]
-pub(super) const fn of(size_bytes: usize) -> usize {
+pub(super) fn of(size_bytes: usize) -> usize {
     debug_assert!(size_bytes >= 1 && size_bytes <= MOST);
     if size_bytes <= 512 {
         return (size_bytes - 1) / ALIGN;
     }
+    if size_bytes <= TABLED {
+        return TABLE[(size_bytes - 1) / ALIGN] as usize;
+    }
+    computed(size_bytes)
+}
+
+/// Up to this size a table has the class, which is faster than to compute it.
+const TABLED: usize = 8 << 10;
+
+/// The class of each multiple of [`ALIGN`] and the sizes below it.
+static TABLE: [u8; TABLED / ALIGN] = {
+    let mut table = [0; TABLED / ALIGN];
+    let mut index = 512 / ALIGN;
+    while index < table.len() {
+        table[index] = computed((index + 1) * ALIGN) as u8;
+        index += 1;
+    }
+    table
+};
+
+/// The class of a size above 512.
+#[inline]
+const fn computed(size_bytes: usize) -> usize {
     // 512 < size: the doubling it falls into, and which quarter of it.
     let doubling = (size_bytes - 1).ilog2() as usize; // 9 for 513..=1024
     let quarter = ((size_bytes - 1) >> (doubling - 2)) & 3;

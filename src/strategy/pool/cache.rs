@@ -334,8 +334,10 @@ fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
 /// none. Nothing happens where the thread is ending.
 #[cold]
 pub(super) fn grow(number: &Number, class: usize, home: impl FnOnce() -> Weak<dyn Home>) {
-    if get(number).is_some() || open(number, home) {
-        with(|caches| caches.grow(number, class)).flatten().map(Taken::send);
+    if (get(number).is_some() || open(number, home))
+        && let Some(taken) = with(|caches| caches.grow(number, class)).flatten()
+    {
+        taken.send();
     }
 }
 

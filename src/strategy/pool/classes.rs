@@ -15,7 +15,7 @@ pub(super) const COUNT: usize = 8 + 4 * 9;
 /// The class that serves `size_bytes`, from 1 to [`MOST`].
 #[inline]
 pub(super) fn of(size_bytes: usize) -> usize {
-    debug_assert!(size_bytes >= 1 && size_bytes <= MOST);
+    debug_assert!((1..=MOST).contains(&size_bytes));
     if size_bytes <= 512 {
         return (size_bytes - 1) / ALIGN;
     }

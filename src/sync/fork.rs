@@ -131,9 +131,10 @@ mod holders {
         // SAFETY: the lock is held by us alone.
         let holders = unsafe { &*holders.value.get() };
         // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
-        let held: Held = holders.all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect();
+        // In its box before any lock is taken: what allocates may be one of them.
+        let held: Box<Held> = Box::new(holders.all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect());
         held.iter().for_each(|holder| holder.before_fork());
-        HELD.set(Box::into_raw(Box::new(held)));
+        HELD.set(Box::into_raw(held));
     }
 
     extern "C" fn after() {

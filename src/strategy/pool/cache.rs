@@ -274,6 +274,8 @@ thread_local! {
     static CACHES: Cell<*mut Caches> = const { Cell::new(null_mut()) };
     /// Flushes them at the thread's end.
     static OWNER: Owner = const { Owner { closed: Cell::new(false) } };
+    /// What a cache is made of is being allocated, and perhaps from a pool: which has to do without a cache.
+    static OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Owner {
@@ -341,12 +343,18 @@ pub(super) fn grow(number: &Number, class: usize, home: impl FnOnce() -> Weak<dy
     }
 }
 
-/// Opens this thread's cache of the pool; false where there can be none.
+/// Opens this thread's cache of the pool; false where there can be none now.
 fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
     let alive = OWNER.try_with(|owner| !owner.closed.get()).unwrap_or(false);
-    if !alive || number.place == NONE {
+    if !alive || number.place == NONE || OPENING.replace(true) {
         return false;
     }
+    make(number, home);
+    OPENING.set(false);
+    true
+}
+
+fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
     // Whatever is made here is made before a reference is taken, and only put in place if it is still needed then.
     if CACHES.get().is_null() {
         let caches =
@@ -396,7 +404,6 @@ fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
         caches.room_bytes -= room_bytes;
     });
     // What was not needed, and the home of the pool before, go here, where no reference is held.
-    true
 }
 
 /// Sends home what this thread keeps of all pools, if that was not done for `age`: what is in use comes back by itself.

@@ -23,7 +23,7 @@ pub(super) struct PageHeap<P: Pages> {
     ticked: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// Sorted by address.
     open: Vec<Open>,
@@ -32,7 +32,7 @@ struct State {
 }
 
 /// A region that is cut into pages, with a bit for each page that is free.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Open {
     region: &'static Region,
     start: NonNull<u8>,
@@ -72,7 +72,8 @@ enum Victim {
 impl<P: Pages> PageHeap<P> {
     pub(super) fn new(source: P, wishes: Wishes) -> Self {
         let ticked = AtomicU64::new(nanoseconds(super::clock::now()));
-        Self { source, wishes, state: Locked::new(State::default()), ticked }
+        let state = State { open: Vec::with_capacity(4), first_free: 0 };
+        Self { source, wishes, state: Locked::new(state), ticked }
     }
 
     /// A span of free blocks of `class`, committed.
@@ -122,25 +123,19 @@ impl<P: Pages> PageHeap<P> {
             unsafe { self.source.unmap(start, REGION) };
             return None;
         };
-        // The list grows outside of the lock: the heap that it grows in may be us.
+        let open = Open { region, start, free: ALL_FREE & !run(0, pages), dirty: 0, old: 0, stuck: 0 };
+        while !self.state.with(|state| state.enter(open)) {
+            self.grow_list();
+        }
+        // For the next one: the heap that the list grows in may be us, and then takes its pages from this region.
+        self.grow_list();
+        Some(Found { region, start, first: 0, is_fit: false })
+    }
+
+    /// Makes room in the list for one more region, outside of the lock.
+    fn grow_list(&self) {
         let mut longer = Vec::new();
-        loop {
-            let needed = self.state.with(|state| {
-                if longer.capacity() > state.open.len() {
-                    longer.append(&mut state.open);
-                    std::mem::swap(&mut longer, &mut state.open);
-                }
-                if state.open.len() == state.open.capacity() {
-                    return Some(state.open.len() * 2 + 4);
-                }
-                let at = state.open.partition_point(|open| open.start < start);
-                state
-                    .open
-                    .insert(at, Open { region, start, free: ALL_FREE & !run(0, pages), dirty: 0, old: 0, stuck: 0 });
-                state.first_free = state.first_free.min(at);
-                None
-            });
-            let Some(needed) = needed else { return Some(Found { region, start, first: 0, is_fit: false }) };
+        while let Some(needed) = self.state.with(|state| state.take_longer(&mut longer)) {
             longer = Vec::with_capacity(needed);
         }
     }
@@ -223,6 +218,26 @@ enum Purge {
 }
 
 impl State {
+    /// Enters a region; false where the list has no room for it.
+    fn enter(&mut self, open: Open) -> bool {
+        if self.open.len() == self.open.capacity() {
+            return false;
+        }
+        let at = self.open.partition_point(|other| other.start < open.start);
+        self.open.insert(at, open);
+        self.first_free = self.first_free.min(at);
+        true
+    }
+
+    /// Goes on in a longer list, if that is one; how long the next one has to be, where there is no room still.
+    fn take_longer(&mut self, longer: &mut Vec<Open>) -> Option<usize> {
+        if longer.capacity() > self.open.capacity() {
+            longer.append(&mut self.open);
+            std::mem::swap(longer, &mut self.open);
+        }
+        (self.open.len() == self.open.capacity()).then_some(self.open.len() * 2)
+    }
+
     /// A run of free pages.
     fn take(&mut self, pages: usize) -> Option<Found> {
         while self.open.get(self.first_free).is_some_and(|open| open.free == 0) {

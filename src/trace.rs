@@ -25,6 +25,15 @@ pub(crate) fn strategy_panicked(operation: &'static str) {
 }
 
 
+/// A variable of the environment has a value that it cannot have; the default is used.
+#[cold]
+pub(crate) fn bad_setting(error: &crate::error::Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "ctxalloc", %error, "a setting was ignored");
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
 /// A handler entered the table.
 pub(crate) fn registered(name: &str) {
     #[cfg(feature = "tracing")]

@@ -24,7 +24,6 @@ pub(crate) fn strategy_panicked(operation: &'static str) {
     let _ = operation;
 }
 
-
 /// A variable of the environment has a value that it cannot have; the default is used.
 #[cold]
 pub(crate) fn bad_setting(error: &crate::error::Error) {

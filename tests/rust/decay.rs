@@ -3,11 +3,14 @@
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "blocks are touched; processes fork")]
 
-use ctxalloc::strategy::{Arena, Pool, PoolOptions, Strategy};
-use ctxalloc::{Error, Settings, configure, source::PrivatePages};
+use ctxalloc::handler::requests::metrics;
+use ctxalloc::strategy::{Arena, Budget, Pool, PoolOptions, Strategy};
+use ctxalloc::{Buffer, Error, Settings, configure, request, source::PrivatePages};
+use std::collections::VecDeque;
 use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -230,12 +233,105 @@ fn child_that_forks_after_many_pools() {
         release(&arena, touched(&arena, 100));
         release(&pool, touched(&pool, 100));
     }
+    let requests: Vec<_> = (0..4096)
+        .map(|_| {
+            let request = request().begin().expect("memory");
+            let block = request.run(|| Buffer::zeroed(100).expect("memory"));
+            (request, block)
+        })
+        .collect();
+    drop(requests);
     let after = fork_time();
-    println!("fork: {before:?} before, {after:?} after 2000 pools");
+    println!("fork: {before:?} before, {after:?} after 2000 pools and 4096 requests at one time");
     assert!(
         after < before + Duration::from_millis(1),
-        "fork took {after:?} after 2000 dropped pools, {before:?} before"
+        "fork took {after:?} after 2000 dropped pools and 4096 requests, {before:?} before"
     );
+}
+
+#[test]
+fn a_child_of_fork_goes_on_with_requests_that_other_threads_own() {
+    in_a_process_of_its_own("child_that_forks_beside_busy_requests", &[]);
+}
+
+#[test]
+#[ignore = "a child of a_child_of_fork_goes_on_with_requests_that_other_threads_own"]
+fn child_that_forks_beside_busy_requests() {
+    killed_after(120);
+    let tenant = Budget::new("tenant", None);
+    let requests: Vec<_> = (0..3).map(|_| request().budget(&tenant).begin().expect("memory")).collect();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for request in &requests {
+            scope.spawn(|| {
+                request.run(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        drop(Buffer::zeroed(100).expect("memory"));
+                    }
+                });
+            });
+        }
+        for _ in 0..200 {
+            // SAFETY: the child uses requests, the pool and the C heap, which work after fork.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: ends the child, should it hang.
+                unsafe { libc::alarm(10) };
+                for request in &requests {
+                    drop(request.run(|| Buffer::zeroed(1000).expect("memory")));
+                    let _ = request.stats();
+                }
+                let own = request().limit_bytes(10).budget(&tenant).begin().expect("memory");
+                let limited = own.run(|| Buffer::zeroed(11)).is_err() && own.end().stats.refused == 1;
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!limited)) };
+            }
+            let mut status = 0;
+            // SAFETY: our child.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert_eq!(status, 0, "the child hung or failed");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(tenant.in_use_bytes(), 0);
+}
+
+#[test]
+fn a_million_requests_that_each_leave_a_block_in_a_cache_run_in_flat_memory() {
+    in_a_process_of_its_own("child_with_a_cache_of_escapes", &[]);
+}
+
+#[test]
+#[ignore = "a child of a_million_requests_that_each_leave_a_block_in_a_cache_run_in_flat_memory"]
+fn child_with_a_cache_of_escapes() {
+    killed_after(300);
+    let mut cache = VecDeque::new();
+    let mut requests = |count: usize| {
+        let begun = Instant::now();
+        for _ in 0..count {
+            let request = request().begin().expect("memory");
+            cache.push_back(request.run(|| {
+                let scratch: Vec<_> = (0..10).map(|n| Buffer::zeroed(1000 * n + 1).expect("memory")).collect();
+                drop(scratch);
+                Buffer::zeroed(80).expect("memory")
+            }));
+            if cache.len() > 100_000 {
+                cache.pop_front();
+            }
+        }
+        begun.elapsed().as_secs_f64() / count as f64
+    };
+    let empty = rss_bytes();
+    requests(200_000);
+    let (full, slots) = (rss_bytes(), metrics().slots);
+    let early = requests(100_000);
+    let late = requests(700_000);
+    let grown = rss_bytes().saturating_sub(full);
+    println!("{} bytes an escape; grown by {grown}; {early:.2e} s, then {late:.2e} s", (full - empty) / 100_000);
+    assert!(grown < full / 5, "grown by {grown} bytes from {full}");
+    assert!((full - empty) / 100_000 < 2048, "{} bytes an escape", (full - empty) / 100_000);
+    assert!(metrics().slots == slots && metrics().present == 100_000, "{:?}", metrics());
+    assert!(late < 3.0 * early, "{early:.2e} s a request at first, then {late:.2e} s");
 }
 
 #[test]

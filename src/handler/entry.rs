@@ -377,7 +377,8 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let (_held, Functions { ctx, malloc, .. }) = self.usable(size_bytes)?;
+        let (_held, functions) = self.usable(size_bytes)?;
+        let &Functions { ctx, malloc, .. } = functions;
         // At least one, here and below: in C a size of zero may give NULL, and would free in some reallocs.
         // SAFETY: `ctx` is what these functions were registered with; malloc takes any size.
         self.answer(unsafe { malloc(ctx, size_bytes.max(1)) }, size_bytes)
@@ -388,7 +389,8 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate_zeroed(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let (_held, Functions { ctx, calloc, .. }) = self.usable(size_bytes)?;
+        let (_held, functions) = self.usable(size_bytes)?;
+        let &Functions { ctx, calloc, .. } = functions;
         // NumPy asks in the same way, `(nbytes, 1)`.
         // SAFETY: `ctx` is what these functions were registered with; calloc takes any sizes.
         self.answer(unsafe { calloc(ctx, size_bytes.max(1), 1) }, size_bytes)
@@ -403,7 +405,7 @@ impl Handler {
     /// - `block` came from this handler and was not released.
     /// - after `Ok` the old pointer is not used again.
     pub unsafe fn resize(self, block: NonNull<u8>, new_size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let Functions { ctx, realloc, .. } = self.possible(new_size_bytes)?;
+        let &Functions { ctx, realloc, .. } = self.possible(new_size_bytes)?;
         // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
         let moved = unsafe { realloc(ctx, block.as_ptr().cast(), new_size_bytes.max(1)) };
         // What was refused is the growth, of which nobody here knows how much it was.
@@ -424,16 +426,16 @@ impl Handler {
     /// The functions, for a size that a block can have. Asked before the call: a foreign realloc that claimed to
     /// serve an impossible size would have given up the old block, which a failure must leave alone.
     #[inline]
-    fn possible(self, requested_bytes: usize) -> Result<Functions, Error> {
+    fn possible(self, requested_bytes: usize) -> Result<&'static Functions, Error> {
         match requested_bytes {
-            0..=layout::MOST_BYTES => Ok(self.entry().functions),
+            0..=layout::MOST_BYTES => Ok(&self.entry().functions),
             _ => Err(self.refused(requested_bytes, Some(requested_bytes))),
         }
     }
 
     /// [`possible`](Self::possible), and held: a request's, unless this thread runs under it, which holds it already.
     #[inline]
-    fn usable(self, requested_bytes: usize) -> Result<(Option<Held>, Functions), Error> {
+    fn usable(self, requested_bytes: usize) -> Result<(Option<Held>, &'static Functions), Error> {
         let functions = self.possible(requested_bytes)?;
         if !self.is_request() || selected::get() == Some(self) {
             return Ok((None, functions));

@@ -453,15 +453,30 @@ impl Chain {
         self.own.has_ended()
     }
 
-    /// [`take`](Self::take) for a block that is there; `first` is called where it is the only one of a request that is
-    /// over, before anybody can know of it.
+    /// [`take`](Self::take) for a block that is there; says whether it was taken, and remembers a refusal. `first` is called
+    /// where the block is the only one of a request that is over, before anybody can know of it.
     #[inline]
-    pub(crate) fn take_block(&self, bytes: usize, overdraft_bytes: usize, first: impl FnOnce()) -> Result<(), Refused> {
-        with_all(self.accounts(), || {
-            self.check(bytes, overdraft_bytes)?;
-            self.accounts().iter().for_each(|account| account.take(bytes, 1));
+    pub(crate) fn take_block(&self, bytes: usize, overdraft_bytes: usize, first: impl FnOnce()) -> bool {
+        if self.all.is_empty() {
+            // The plain case, without a loop: most requests are in no other one and have no budget.
+            return self.own.lock.with(|| {
+                if !self.own.has_room_for(bytes, overdraft_bytes) {
+                    self.write_down(self.own.refuse(0, bytes));
+                    return false;
+                }
+                self.own.take(bytes, 1);
+                self.add_own(first);
+                true
+            });
+        }
+        with_all(&self.all, || {
+            if let Some(at) = self.all.iter().position(|account| !account.has_room_for(bytes, overdraft_bytes)) {
+                self.write_down(self.all[at].refuse(at, bytes));
+                return false;
+            }
+            self.all.iter().for_each(|account| account.take(bytes, 1));
             self.add_own(first);
-            Ok(())
+            true
         })
     }
 
@@ -495,8 +510,14 @@ impl Chain {
     #[inline]
     #[must_use]
     pub(crate) fn give_block_back(&self, bytes: usize) -> bool {
-        with_all(self.accounts(), || {
-            self.accounts().iter().for_each(|account| account.give_back(bytes, 1));
+        if self.all.is_empty() {
+            return self.own.lock.with(|| {
+                self.own.give_back(bytes, 1);
+                self.remove_own()
+            });
+        }
+        with_all(&self.all, || {
+            self.all.iter().for_each(|account| account.give_back(bytes, 1));
             self.remove_own()
         })
     }
@@ -533,14 +554,18 @@ impl Chain {
     /// Keeps a refusal for whoever asks why there was no memory.
     #[cold]
     pub(crate) fn remember(&self, refused: Refused) {
-        self.own.lock.with(|| {
-            let slips = &self.own.refusals;
-            for (to, from) in (1..REMEMBERED).rev().map(|number| (&slips[number], &slips[number - 1])) {
-                to.fill(&from.read(), from.at_plus_one.load(RELAXED), from.made_before.load(RELAXED));
-            }
-            let at_plus_one = if refused.at == ENDED { ENDED } else { refused.at + 1 };
-            slips[0].fill(&refused, at_plus_one, self.own.total_blocks.load(RELAXED));
-        });
+        self.own.lock.with(|| self.write_down(refused));
+    }
+
+    /// The same, under the own account's lock.
+    #[cold]
+    fn write_down(&self, refused: Refused) {
+        let slips = &self.own.refusals;
+        for (to, from) in (1..REMEMBERED).rev().map(|number| (&slips[number], &slips[number - 1])) {
+            to.fill(&from.read(), from.at_plus_one.load(RELAXED), from.made_before.load(RELAXED));
+        }
+        let at_plus_one = if refused.at == ENDED { ENDED } else { refused.at + 1 };
+        slips[0].fill(&refused, at_plus_one, self.own.total_blocks.load(RELAXED));
     }
 
     /// The last refusals, the youngest first; told once.

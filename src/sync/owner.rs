@@ -192,7 +192,15 @@ impl OwnerLock {
     /// Runs `work` alone. `work` is short, does not panic, and takes no such lock.
     #[inline]
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        with_all(&[self], work)
+        let own = Thread::own();
+        if let Some(thread) = own {
+            let section = Section::begin(thread);
+            if self.is_owned_by(thread) {
+                return work(); // the section ends with it
+            }
+            drop(section);
+        }
+        exclusively_slowly(own, &[self], work)
     }
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.

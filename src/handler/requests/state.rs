@@ -89,15 +89,22 @@ impl Memory {
         Some(moved)
     }
 
+    /// Takes a block back, and says how many bytes were asked for.
+    ///
     /// # Safety
     /// - `block` is a live block of this memory, and not used again.
     #[inline]
-    unsafe fn release(&self, block: NonNull<u8>) {
+    unsafe fn release(&self, block: NonNull<u8>) -> usize {
         match self {
             // SAFETY: given up, says the caller.
-            Self::Shared(pool) => unsafe { pool.release(block) },
-            // SAFETY: given up, says the caller.
-            Self::Chosen(blocks) => unsafe { blocks.release(block) },
+            Self::Shared(pool) => unsafe { pool.release_sized(block) },
+            Self::Chosen(blocks) => {
+                // SAFETY: live until the next step, says the caller.
+                let size_bytes = unsafe { self.asked_bytes(block) };
+                // SAFETY: given up, says the caller.
+                unsafe { blocks.release(block) };
+                size_bytes
+            }
         }
     }
 
@@ -144,37 +151,43 @@ impl State {
     }
 
     fn make(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let made = match self.is_counted(size_bytes) {
-            Ok(true) if matches!(self.memory, Memory::Shared(_)) && size_bytes <= SMALL_BYTES => {
+        if self.after_end == AfterEnd::Charge || !self.chain.has_ended() {
+            return if matches!(self.memory, Memory::Shared(_)) && size_bytes <= SMALL_BYTES {
                 self.make_small(slot, size_bytes, zeroed)
-            }
-            Ok(true) => self.make_large(slot, size_bytes, zeroed),
-            Ok(false) => Ok(self.make_uncounted(slot, size_bytes, zeroed)),
-            Err(refused) => Err(refused),
-        };
-        made.unwrap_or_else(|refused| {
-            self.chain.remember(refused);
-            None
-        })
+            } else {
+                self.make_large(slot, size_bytes, zeroed)
+            };
+        }
+        self.make_after_the_end(slot, size_bytes, zeroed)
+    }
+
+    #[cold]
+    fn make_after_the_end(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        if self.after_end == AfterEnd::Detach {
+            return self.make_uncounted(slot, size_bytes, zeroed);
+        }
+        self.chain.remember(self.chain.refuse_after_end(size_bytes));
+        None
     }
 
     /// One visit to the accounts: a block of the pool's is soon made, and soon given back where it was too much.
     #[inline]
-    fn make_small(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Result<Option<NonNull<u8>>, Refused> {
-        let Some(block) = self.memory.allocate(size_bytes, zeroed) else { return Ok(None) };
-        match self.chain.take_block(size_bytes, self.overdraft_for(size_bytes), || slot.hold_again()) {
-            Ok(()) => Ok(Some(block)),
-            Err(refused) => {
-                // SAFETY: made above, and nobody else has it.
-                unsafe { self.memory.release(block) };
-                Err(refused)
-            }
+    fn make_small(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let block = self.memory.allocate(size_bytes, zeroed)?;
+        if self.chain.take_block(size_bytes, self.overdraft_for(size_bytes), || slot.hold_again()) {
+            return Some(block);
         }
+        // SAFETY: made above, and nobody else has it.
+        unsafe { self.memory.release(block) };
+        None
     }
 
     /// Two visits: what is refused is not even asked for, and what could not be made changes no number.
-    fn make_large(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Result<Option<NonNull<u8>>, Refused> {
-        self.chain.reserve(size_bytes, self.overdraft_for(size_bytes))?;
+    fn make_large(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        if let Err(refused) = self.chain.reserve(size_bytes, self.overdraft_for(size_bytes)) {
+            self.chain.remember(refused);
+            return None;
+        }
         // Where a strategy of the user's panics nothing stays set aside.
         let pending = Pending { chain: &self.chain, bytes: size_bytes };
         let block = self.memory.allocate(size_bytes, zeroed);
@@ -182,7 +195,7 @@ impl State {
             std::mem::forget(pending);
             self.chain.commit_block(size_bytes, || slot.hold_again());
         }
-        Ok(block)
+        block
     }
 
     fn make_uncounted(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
@@ -227,9 +240,7 @@ impl State {
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) -> bool {
         // SAFETY: says the caller.
-        let size_bytes = unsafe { self.memory.asked_bytes(block) };
-        // SAFETY: says the caller.
-        unsafe { self.memory.release(block) };
+        let size_bytes = unsafe { self.memory.release(block) };
         if size_bytes == UNCOUNTED { self.chain.remove_uncounted() } else { self.chain.give_block_back(size_bytes) }
     }
 }

@@ -171,6 +171,14 @@ impl<P: Pages> Pool<P> {
     }
 
     #[inline]
+    fn release_small(&self, class: usize, block: NonNull<u8>) {
+        let kept = cache::get(&self.inner.number).is_some_and(|cache| cache.push(class, block));
+        if !kept {
+            self.release_small_slowly(class, block);
+        }
+    }
+
+    #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let class = classes::of(size_bytes);
         match cache::get(&self.inner.number).and_then(|cache| cache.pop(class)) {
@@ -214,14 +222,36 @@ impl<P: Pages> Pool<P> {
     #[inline]
     pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let block = if zeroed { self.allocate_zeroed(size_bytes) } else { self.allocate(size_bytes) }?;
+        let address = block.addr().get();
         // SAFETY: just made, and live.
-        let region = unsafe { region::find(block.addr().get()) };
-        if region.note_asked(block.addr().get(), size_bytes) {
+        let region = unsafe { region::find(address) };
+        let is_small = size_bytes <= classes::MOST;
+        if if is_small { region.note_small(address, size_bytes) } else { region.note_asked(address, size_bytes) } {
             return Some(block);
         }
         // SAFETY: made above, and nobody else has it.
         unsafe { self.release(block) };
         None
+    }
+
+    /// [`release`](Strategy::release) that says how many bytes were noted.
+    ///
+    /// # Safety
+    /// - as for `release`; `block` came from [`allocate_sized`](Self::allocate_sized) or
+    ///   [`resize_sized`](Self::resize_sized).
+    #[inline]
+    pub(crate) unsafe fn release_sized(&self, block: NonNull<u8>) -> usize {
+        let address = block.addr().get();
+        // SAFETY: a live block, says the caller.
+        let region = unsafe { region::find(address) };
+        let Some(class) = region.class_at(address) else {
+            let asked_bytes = region.asked_at(address);
+            self.inner.release_large(region, block);
+            return asked_bytes;
+        };
+        let asked_bytes = region.asked_small(address);
+        self.release_small(class, block);
+        asked_bytes
     }
 
     /// [`resize`](Strategy::resize) that notes the new size. A failure leaves the block and its size as they were.
@@ -459,10 +489,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
             self.inner.release_large(region, block);
             return;
         };
-        let kept = cache::get(&self.inner.number).is_some_and(|cache| cache.push(class, block));
-        if !kept {
-            self.release_small_slowly(class, block);
-        }
+        self.release_small(class, block);
     }
 
     /// What this thread keeps, and all that lies ready for others. Other threads keep their caches.

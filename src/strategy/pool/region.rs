@@ -61,6 +61,12 @@ impl Region {
             self.asked_large[page_of(address)].store(size_bytes as u64, Ordering::Relaxed);
             return true;
         }
+        self.note_small(address, size_bytes)
+    }
+
+    /// The same for a block that is small.
+    #[inline]
+    pub(super) fn note_small(&self, address: usize, size_bytes: usize) -> bool {
         // Acquire pairs with the Release in `map_asked`.
         let table = NonNull::new(self.asked.load(Ordering::Acquire)).or_else(|| self.map_asked());
         let Some(table) = table else { return false };
@@ -76,6 +82,12 @@ impl Region {
         if self.class_at(address).is_none() {
             return self.asked_large[page_of(address)].load(Ordering::Relaxed) as usize;
         }
+        self.asked_small(address)
+    }
+
+    /// The same for a block that is small.
+    #[inline]
+    pub(super) fn asked_small(&self, address: usize) -> usize {
         // Acquire pairs with the Release in `map_asked`.
         let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return 0 };
         // SAFETY: mapped until the region is unmapped, in which a live block lies.

@@ -34,8 +34,7 @@ pub(super) fn configure(
     given.set_item("decay_seconds", decay_seconds)?;
     given.set_item("warm_bytes", warm_bytes)?;
     let options = Options::new("configure", &given);
-    let wanted =
-        Settings { decay: options.maybe_seconds("decay_seconds")?, warm_bytes: options.maybe_size("warm_bytes")? };
+    let wanted = Settings { decay: options.maybe_seconds("decay_seconds")?, warm_bytes: options.maybe_warm_bytes()? };
     Ok(settings::configure(wanted)?)
 }
 

@@ -3,8 +3,9 @@
 
 use super::exit;
 use super::strategies::Options;
-use crate::settings::{Settings, check_environment};
-use crate::strategy::restart_decay;
+use crate::handler::{Handler, handlers};
+use crate::settings::{self, Settings, check_environment};
+use crate::strategy::{restart_decay, trim_pools};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -33,10 +34,8 @@ pub(super) fn configure(
     given.set_item("decay_seconds", decay_seconds)?;
     given.set_item("warm_bytes", warm_bytes)?;
     let options = Options::new("configure", &given);
-    let mut settings = Settings::default();
-    settings.decay = options.maybe_seconds("decay_seconds")?;
-    settings.warm_bytes = options.maybe_size("warm_bytes")?;
-    Ok(crate::configure(settings)?)
+    let wanted = Settings { decay: options.maybe_seconds("decay_seconds")?, warm_bytes: options.maybe_warm_bytes()? };
+    Ok(settings::configure(wanted)?)
 }
 
 /// Gives back what all pools, arenas and handlers keep for later; returns how many bytes went, as far as is known.
@@ -44,7 +43,7 @@ pub(super) fn configure(
 /// Other threads keep what they have at hand, 2 MiB a thread at most.
 #[pyfunction]
 pub(super) fn trim(py: Python<'_>) -> usize {
-    py.detach(crate::trim)
+    py.detach(|| handlers().map(Handler::trim).sum::<usize>() + trim_pools())
 }
 
 /// At import: whether the environment's settings can be used, and what `fork` does with the thread that gives memory back.

@@ -178,7 +178,12 @@ impl<'a, 'py> Options<'a, 'py> {
 
     /// A size in bytes: an int, not negative; None for the strategy's own choice.
     pub(super) fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
-        self.maybe(name, "a number of bytes, an int from 0 up", |value| no_flag(value)?.extract())
+        self.maybe(name, "a number of bytes, an int from 0 up", |value| value.extract())
+    }
+
+    /// How many bytes a pool keeps.
+    pub(super) fn maybe_warm_bytes(&self) -> PyResult<Option<usize>> {
+        self.maybe("warm_bytes", "a number of bytes, an int from 0 up", |value| no_flag(value)?.extract())
     }
 
     /// A time in seconds: a number, not negative; None for the strategy's own choice.
@@ -233,7 +238,7 @@ impl<'a, 'py> Options<'a, 'py> {
     /// What every strategy over a pool takes.
     fn of_pool(&self) -> PyResult<PoolOptions> {
         let mut limits = PoolOptions::default();
-        if let Some(warm_bytes) = self.maybe_size("warm_bytes")? {
+        if let Some(warm_bytes) = self.maybe_warm_bytes()? {
             limits.warm_bytes = warm_bytes;
         }
         if let Some(decay) = self.maybe_seconds("decay_seconds")? {

@@ -156,8 +156,9 @@ impl Home for Nowhere {
 
 /// This thread's caches, one for each pool, by the pool's place: the first few at hand, the others a step away.
 struct Caches {
-    near: [Option<Box<Cache>>; NEAR],
-    far: Vec<Option<Box<Cache>>>,
+    /// From Box::into_raw, or NULL. Plain pointers, for [`LATEST`] has a copy.
+    near: [*mut Cache; NEAR],
+    far: Vec<*mut Cache>,
     /// What the bins of all of them may hold.
     room_bytes: usize,
     /// Which bin gives room up next.
@@ -169,17 +170,19 @@ struct Caches {
 const NEAR: usize = 8;
 
 impl Caches {
-    #[inline]
     fn get(&mut self, number: &Number) -> Option<&mut Cache> {
         self.at(number.place).filter(|cache| cache.serial == number.serial)
     }
 
-    #[inline]
     fn at(&mut self, place: usize) -> Option<&mut Cache> {
-        match self.near.get_mut(place) {
-            Some(cache) => cache.as_deref_mut(),
-            None => self.far.get_mut(place - NEAR)?.as_deref_mut(),
-        }
+        // SAFETY: NULL, or one of this thread's caches, to which no other reference is there, see `with` and `get`.
+        unsafe { self.pointer(place).as_mut() }
+    }
+
+    /// NULL where there is none.
+    fn pointer(&self, place: usize) -> *mut Cache {
+        let found = self.near.get(place).or_else(|| self.far.get(place - NEAR));
+        found.copied().unwrap_or(null_mut())
     }
 
     /// Lets a bin hold twice as many, if other bins need not give up more than one of them has.
@@ -294,6 +297,10 @@ impl Drop for Owner {
             while let Some(taken) = caches.empty_next(&mut hand) {
                 taken.send();
             }
+            for cache in caches.near.iter().chain(&caches.far).filter(|cache| !cache.is_null()) {
+                // SAFETY: from Box::into_raw, and this thread's alone; nobody looks for it any more.
+                drop(unsafe { Box::from_raw(*cache) });
+            }
         }
     }
 }
@@ -323,13 +330,17 @@ pub(super) fn get<'a>(number: &Number) -> Option<&'a mut Cache> {
 /// The same, for another pool than the last time.
 #[inline(never)]
 fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
-    // SAFETY: NULL, or this thread's own, see `Owner`.
-    let cache = unsafe { CACHES.get().as_mut() }?.get(number)?;
+    let found = with(|caches| {
+        caches.get(number)?;
+        Some(caches.pointer(number.place))
+    });
+    let found = found.flatten()?;
     LATEST.with(|(serial, latest)| {
-        latest.set(cache);
+        latest.set(found);
         serial.set(number.serial);
     });
-    Some(cache)
+    // SAFETY: one of this thread's caches; no other reference is there, says the rule of `get`.
+    unsafe { found.as_mut() }
 }
 
 /// Makes room for one more block of `class` or several in this thread's cache of the pool, which is opened where there is
@@ -358,7 +369,7 @@ fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
     // Whatever is made here is made before a reference is taken, and only put in place if it is still needed then.
     if CACHES.get().is_null() {
         let caches =
-            Caches { near: Default::default(), far: Vec::new(), room_bytes: 0, hand: 0, swept: super::clock::now() };
+            Caches { near: [null_mut(); NEAR], far: Vec::new(), room_bytes: 0, hand: 0, swept: super::clock::now() };
         let fresh = Box::into_raw(Box::new(caches));
         if CACHES.get().is_null() {
             CACHES.set(fresh);
@@ -374,7 +385,7 @@ fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
         with(|caches| {
             if caches.far.len() < longer.capacity() {
                 longer.append(&mut caches.far);
-                longer.resize_with(longer.capacity(), || None);
+                longer.resize(longer.capacity(), null_mut());
                 std::mem::swap(&mut longer, &mut caches.far);
             }
         });
@@ -385,14 +396,14 @@ fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
     }
     let mut home = home();
     with(|caches| {
-        let place = match caches.near.get_mut(number.place) {
-            Some(place) => place,
-            None => &mut caches.far[number.place - NEAR],
-        };
-        if place.is_none() {
-            *place = fresh.take();
+        if caches.at(number.place).is_none() {
+            let cache = fresh.take().map_or(null_mut(), Box::into_raw);
+            match caches.near.get_mut(number.place) {
+                Some(place) => *place = cache,
+                None => caches.far[number.place - NEAR] = cache,
+            }
         }
-        let Some(cache) = place.as_deref_mut().filter(|cache| cache.serial != number.serial) else { return };
+        let Some(cache) = caches.at(number.place).filter(|cache| cache.serial != number.serial) else { return };
         // What is left of the pool before went with that pool.
         let mut room_bytes = 0;
         for (class, bin) in cache.bins.iter_mut().enumerate() {

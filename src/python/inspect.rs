@@ -85,13 +85,13 @@ pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<
 /// [`handler_of`], without an object for it.
 pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     let numpy = Numpy::get(arr.py())?;
-    if !numpy.is_array(arr)? {
+    if !numpy.is_array(arr) {
         let kind = arr.get_type().qualname()?;
         return Err(PyTypeError::new_err(format!("handler_of() takes a numpy.ndarray, got '{kind}'")));
     }
     let mut owner = arr.clone();
     loop {
-        if numpy.is_array(&owner)? {
+        if numpy.is_array(&owner) {
             if let Some(handler) = handler_of_owner(numpy, &owner)? {
                 return Ok(Some(handler));
             }
@@ -106,10 +106,17 @@ pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     }
 }
 
-/// Whether this is what stands between an array and its strided view (`as_strided`, `sliding_window_view`).
+/// Whether this is what stands between an array and its strided view (`as_strided`, `sliding_window_view`): NumPy's own
+/// class, and no other that is called so (whose `base` could lead round in a circle).
 fn is_numpys_dummy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    const NAME: &str = "DummyArray";
     let kind = object.get_type();
-    Ok(kind.name()?.to_cow()? == "DummyArray" && kind.module()?.to_cow()?.starts_with("numpy.lib."))
+    let module = kind.module()?;
+    if kind.name()?.to_cow()? != NAME || !module.to_cow()?.starts_with("numpy.lib.") {
+        return Ok(false);
+    }
+    let numpys = object.py().import(module).and_then(|module| module.getattr(NAME));
+    Ok(numpys.is_ok_and(|numpys| numpys.is(&kind)))
 }
 
 fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {

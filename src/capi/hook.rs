@@ -1,6 +1,6 @@
 //! The event hook, with the signature that NumPy gave it.
 
-use super::error::clear;
+use super::error::answer;
 use crate::handler::events::{EventHook, Hook, set_event_hook as set};
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -14,12 +14,13 @@ pub(super) unsafe extern "C" fn set_event_hook(
     user_data: *mut c_void,
     old_data: *mut *mut c_void,
 ) -> Option<EventHook> {
-    clear();
-    // SAFETY: passed on from the caller.
-    let before = unsafe { set(hook.map(|function| Hook { function, user_data })) };
-    if !old_data.is_null() {
-        // SAFETY: room for a pointer, says the caller.
-        unsafe { *old_data = before.map_or(null_mut(), |before| before.user_data) };
-    }
-    before.map(|before| before.function)
+    answer(None, || {
+        // SAFETY: passed on from the caller.
+        let before = unsafe { set(hook.map(|function| Hook { function, user_data })) };
+        if !old_data.is_null() {
+            // SAFETY: room for a pointer, says the caller.
+            unsafe { *old_data = before.map_or(null_mut(), |before| before.user_data) };
+        }
+        Ok(before.map(|before| before.function))
+    })
 }

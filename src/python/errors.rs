@@ -2,13 +2,25 @@
 
 use crate::error::Error;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
-use pyo3::{PyErr, import_exception};
+use pyo3::prelude::*;
+use pyo3::{PyTypeInfo, import_exception};
 
 // Python classes: the same ones for the package and for every extension module with its own copy of this crate.
 import_exception!(ctxalloc._errors, RegistrationError);
 import_exception!(ctxalloc._errors, UnknownHandlerError);
 import_exception!(ctxalloc._errors, RustPanic);
 import_exception!(ctxalloc._errors, BudgetExceeded);
+
+/// Finds the classes above, while an import may fail and say so: later there may be an exception on its way, or no import
+/// any more, and pyo3 panics where it does not find one.
+pub(super) fn import(py: Python<'_>) -> PyResult<()> {
+    py.import("ctxalloc._errors")?;
+    RegistrationError::type_object(py);
+    UnknownHandlerError::type_object(py);
+    RustPanic::type_object(py);
+    BudgetExceeded::type_object(py);
+    Ok(())
+}
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {

@@ -5,12 +5,13 @@
 #![allow(unsafe_code, reason = "a C hook, and the references that it holds")]
 
 use super::exit;
+use super::pending::PutAside;
 use crate::handler::events::{EventHook, Hook, MOST_WATCHED, set_event_hook as set, unwatched};
 use pyo3::exceptions::{PyRuntimeWarning, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::{CStr, CString, c_void};
-use std::ptr::null_mut;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a C hook is wrapped in on its way through Python.
 const CAPSULE: &CStr = c"ctxalloc.event_hook";
@@ -116,14 +117,17 @@ unsafe extern "C" fn call(inp: *mut c_void, outp: *mut c_void, size_bytes: usize
     let py = unsafe { Python::assume_attached() };
     // SAFETY: a callable that the hook holds until it is replaced, which needs what we hold.
     let hook = unsafe { Bound::from_borrowed_ptr(py, user_data.cast()) };
-    // An array may die while an exception is on its way: it is put aside, and back.
-    let (mut kind, mut value, mut traceback) = (null_mut(), null_mut(), null_mut());
-    // SAFETY: attached, with room for three references.
-    unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
+    // An array may die while an exception is on its way.
+    let _pending = PutAside::new(py);
     let address = |block: *mut c_void| (!block.is_null()).then(|| block.addr());
-    if let Err(error) = hook.call1((address(inp), address(outp), size_bytes)) {
-        error.write_unraisable(py, Some(&hook));
+    // A panic of Rust that the hook called comes out of pyo3 as a panic again. It was reported, and must not reach C.
+    let told = catch_unwind(AssertUnwindSafe(|| {
+        if let Err(error) = hook.call1((address(inp), address(outp), size_bytes)) {
+            error.write_unraisable(py, Some(&hook));
+        }
+    }));
+    if let Err(payload) = told {
+        // What a panic carries may itself panic when it is dropped: it stays.
+        std::mem::forget(payload);
     }
-    // SAFETY: the three from above, given back.
-    unsafe { ffi::PyErr_Restore(kind, value, traceback) };
 }

@@ -28,6 +28,7 @@ mod inspect;
 mod interpreter;
 mod module;
 mod numpy;
+mod pending;
 mod request;
 mod scope;
 mod scope_type;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "NumPy's default handler is adopted here")]
 
 use super::capi;
+use super::errors;
 use super::exit;
 use super::foreign::keep;
 use super::interpreter;
@@ -52,12 +53,13 @@ mod _native {
     #[pymodule_export]
     use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
 
-    use super::{Numpy, adopt_numpys_default, capi, exit, interpreter, scope_type, shared};
+    use super::{Numpy, adopt_numpys_default, capi, errors, exit, interpreter, scope_type, shared};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
+        errors::import(py)?;
         adopt_numpys_default(py)?;
         exit::close_at_exit(py)?;
         interpreter::announce(py)?;

@@ -56,6 +56,7 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
             "this extension used ctxalloc before ctxalloc::python::init(); make that the first line of its #[pymodule]",
         ));
     }
+    super::errors::import(py)?;
     super::numpy::Numpy::get(py)?;
     super::exit::close_at_exit(py)
 }

@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock, NonCallableMock
 
 import c_extensions
 import numpy as np
@@ -65,6 +66,12 @@ def test_a_struct_of_numpys_own_type_is_a_handler_of_the_table(final: ModuleType
     assert final.handler_of(array[10:20]) == "headed, final"
     assert numpys_name(array) == "headed, final"
     assert final.handler_of(np.frombuffer(b"12345678")) is None
+
+
+def test_the_c_function_too_reads_nothing_of_what_only_says_that_it_is_an_array(final: ModuleType) -> None:
+    for liar in (NonCallableMock(spec=np.ndarray), MagicMock(spec=np.ndarray)):
+        with pytest.raises(TypeError, match=r"takes a numpy\.ndarray, got '"):
+            final.handler_of(liar)
 
 
 def test_set_and_get_from_c_are_numpys_context_variable(final: ModuleType) -> None:
@@ -461,6 +468,49 @@ def test_unknown_names_and_structs_raise(final: ModuleType) -> None:
     with pytest.raises(ValueError, match="array is NULL"):
         api.handler_of(None)
     assert ctxalloc.current().name == "default_allocator"
+
+
+FAIL_WHILE_RAISING = {
+    "find nobody": ((), ctxalloc.UnknownHandlerError, "nobody"),
+    "register nothing": ((), ValueError, "handler is NULL"),
+    "adopt": ((3,), TypeError, "PyCapsule"),
+    "handler_of": ((3,), TypeError, "takes a numpy.ndarray"),
+    "free": ((), ValueError, "no live block"),
+    "new": ((), MemoryError, "could not allocate"),
+}
+
+
+@pytest.mark.parametrize("what", FAIL_WHILE_RAISING)
+def test_a_call_that_fails_while_an_exception_is_on_its_way_raises_its_own_after_that_one(
+    final: ModuleType, what: str
+) -> None:
+    arguments, kind, message = FAIL_WHILE_RAISING[what]
+    with pytest.raises(kind, match=message) as caught:
+        final.while_raising(what, *arguments)
+    assert isinstance(caught.value.__context__, KeyError)
+    assert caught.value.__context__.args == ("the first",)
+
+
+@pytest.mark.parametrize("what", ["find", "select", "capsule", "blocks", "handler_of", "adopt"])
+def test_a_call_that_succeeds_while_an_exception_is_on_its_way_leaves_it_there(final: ModuleType, what: str) -> None:
+    arguments = {"handler_of": (np.ones(3),), "adopt": (ctxalloc.handler("pool").capsule,)}.get(what, ())
+    with pytest.raises(KeyError, match="the first") as caught:
+        final.while_raising(what, *arguments)
+    assert caught.value.__context__ is None
+
+
+def test_the_first_failure_of_a_process_may_come_while_an_exception_is_on_its_way() -> None:
+    program = f"""
+import sys; sys.path.insert(0, {str(c_extensions.HERE)!r})
+import c_extensions
+final = c_extensions.built("final_nep49")
+for what in ("find nobody", "register nothing"):
+    try:
+        final.while_raising(what)
+    except ValueError as error:
+        print(type(error).__name__, "after", repr(error.__context__))
+"""
+    assert says(program) == ("UnknownHandlerError after KeyError('the first')\nValueError after KeyError('the first')")
 
 
 def test_a_budgets_limit_is_a_memory_error_in_c_too() -> None:

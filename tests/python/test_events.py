@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from numpy_c import ForeignHandler, set_handler
-from subprocesses import says
+from subprocesses import run, says
 
 import ctxalloc
 
@@ -213,6 +213,22 @@ np.empty(5)
 print(count)
 """
     assert says(program) == "2"
+
+
+def test_a_hook_that_panics_in_rust_takes_nothing_down() -> None:
+    program = """
+import sys
+import numpy as np, ctxalloc, ctxalloc_example
+sys.stderr = None
+ctxalloc.set_event_hook(lambda *event: ctxalloc_example.panic_here("in the hook"))
+array = np.empty(1000)
+del array
+ctxalloc.set_event_hook(None)
+print(np.ones(1000).sum())
+"""
+    pytest.importorskip("ctxalloc_example")
+    outcome = run(program)
+    assert (outcome.code, outcome.out.strip()) == (0, "1000.0"), outcome
 
 
 def test_a_fork_keeps_the_hook() -> None:

@@ -19,7 +19,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - extend in C: ``get_include``
 """
 
-from ctxalloc import asgi, leases, strategies, tracking, usm
+# _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
+from ctxalloc import _main_interpreter, asgi, leases, strategies, tracking, usm  # noqa: F401
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (

@@ -59,6 +59,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
+        interpreter::require_main()?;
         errors::import(py)?;
         adopt_numpys_default(py)?;
         exit::close_at_exit(py)?;

@@ -26,7 +26,7 @@ __all__ = [
     "UsmQueue",
     "UsmView",
     "__version__",
-    "_table_2",
+    "_table_3",
     "adopt",
     "ceiling",
     "current",
@@ -57,7 +57,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any
 __version__: str
 selection: str
 _C_API: object
-_table_2: object
+_table_3: object
 tracemalloc_domain: int
 
 @final

@@ -10,7 +10,7 @@ use super::select::name_in_c;
 use super::{Selection, view};
 use crate::error::Error;
 use crate::handler::abi::{Copies, Copy as CopyFunction, Functions};
-use crate::handler::events::tell;
+use crate::handler::events::{resizing, tell};
 use crate::handler::{Extras, Handler, check_name, default_handler, handler_or_slot, interpreter, register_functions};
 use crate::layout::{array, request};
 use std::ffi::{CStr, c_char, c_void};
@@ -271,12 +271,13 @@ unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *m
 unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
     // SAFETY: says the caller.
     let realloc = unsafe { adapted(ctx) }.functions.realloc;
+    let resizing = resizing(ptr);
     let moved = request(new_size).and_then(|size| {
         // SAFETY: a block of its own, or NULL; attached, as NumPy calls it.
         interpreter::attached(|| unsafe { realloc(ptr, size) })
     });
     let moved = moved.unwrap_or(null_mut());
-    tell(ptr, moved, new_size);
+    resizing.done(moved, new_size);
     moved
 }
 
@@ -286,9 +287,9 @@ unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
     }
     // SAFETY: says the caller.
     let free = unsafe { adapted(ctx) }.functions.free;
+    tell(ptr, null_mut(), 0); // first: once it is freed its address may be another's
     // SAFETY: a block of its own; attached, as NumPy calls it. Where Python is gone it stays.
     let _ = interpreter::attached(|| unsafe { free(ptr, size) });
-    tell(ptr, null_mut(), 0);
 }
 
 /// # Safety

@@ -16,10 +16,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// What a C hook is wrapped in on its way through Python.
 const CAPSULE: &CStr = c"ctxalloc.event_hook";
 
-/// Has ``hook(inp, outp, size)`` called after every block that any handler makes, resizes or frees; None ends it.
+/// Has ``hook(inp, outp, size)`` called for every block that any handler makes, resizes or frees; None ends it.
 ///
 /// A new block: ``(None, address, size)``, and ``(None, None, size)`` where there was no memory. A resized one:
-/// ``(old_address, new_address, size)``. A freed one: ``(address, None, 0)``. NumPy's arrays under every handler, its own
+/// ``(old_address, new_address, size)``. One that is about to be freed: ``(address, None, 0)``; no other block has its
+/// address before the hook returns. NumPy's arrays under every handler, its own
 /// default included, and Rust's Buffers are all told; threads without Python wait for the GIL to tell. What the hook
 /// itself allocates or frees is not told. An exception in it goes to ``sys.unraisablehook``.
 ///

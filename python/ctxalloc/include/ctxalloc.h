@@ -174,11 +174,15 @@ CTXALLOC_FUNCTION const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(con
 CTXALLOC_FUNCTION const char *ctxalloc_draft1_get_handler_name(void *object);
 CTXALLOC_FUNCTION const char *ctxalloc_draft2_get_handler_name(void *object);
 
-/* Has hook called after every block that any handler makes, resizes or frees, in NumPy's arrays and elsewhere; NULL
+/* Has hook called for every block that any handler makes, resizes or frees, in NumPy's arrays and elsewhere; NULL
  * ends it. Returns the hook before, and stores its user_data in *old_data unless old_data is NULL.
- *     a block is made:     hook(NULL, block or NULL, size, user_data)
- *     a block is resized:  hook(old block, block or NULL, size, user_data)
- *     a block is freed:    hook(block, NULL, 0, user_data)
+ *     a block was made:           hook(NULL, block or NULL, size, user_data)
+ *     a block was resized:        hook(old block, block or NULL, size, user_data)
+ *     a block is about to be freed: hook(block, NULL, 0, user_data)
+ * The order is that of the addresses: the call for a block's end returns before the first call for the next block at its
+ * address. So a free is told before it is done; a resize when it is done, and what another thread does at the address
+ * that it left is told behind it, by the thread that resized.
+ * free(NULL) is no event, and neither is NumPy's scratch memory, which no handler makes (docs/coverage.md lists it).
  * With Python the GIL is held. The hook may allocate: what it does itself is not told. It must stay callable for
  * ever. */
 CTXALLOC_FUNCTION ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data,

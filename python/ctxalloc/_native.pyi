@@ -1,7 +1,7 @@
 """Types of the native module; `make lint` compares them with it (stubtest)."""
 
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from traceback import StackSummary
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, final
@@ -26,6 +26,7 @@ __all__ = [
     "UsmQueue",
     "UsmView",
     "__version__",
+    "_anext_unhooked",
     "_table_3",
     "adopt",
     "ceiling",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 _EventHook: TypeAlias = Callable[[int | None, int | None, int], object]
+_Item = TypeVar("_Item")
 _Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any, Any])
 
 __version__: str
@@ -287,6 +289,7 @@ def request(
     budget: Budget | None = None,
 ) -> Request: ...
 def set_ceiling(slots: int, /) -> None: ...
+def _anext_unhooked(body: AsyncIterator[_Item], /) -> Awaitable[_Item]: ...
 def adopt(capsule: object, /, *, name: str | None = None) -> Handler: ...
 def current() -> Handler: ...
 def get_handler_name(arr: np.ndarray[Any, Any] | None = None, /) -> str | None: ...

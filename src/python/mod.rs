@@ -13,6 +13,7 @@
 //! Nothing else carries a handler across. An extension calls [`init`] in its `#[pymodule]` first, so that it uses
 //! the table of the package and not one of its own.
 
+mod asyncgen;
 mod asyncio;
 mod attached;
 mod bridge;

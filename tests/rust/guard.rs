@@ -256,8 +256,10 @@ fn child_in_a_storm_of_signals() {
     /// The handler before the Guard's: it makes the page accessible, and the program goes on.
     extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
         FAULTS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: what the kernel passes for a fault.
-        let page = unsafe { (*info).si_addr() }.map_addr(|address| address & !4095);
+        // SAFETY: what the kernel passes to a handler with SA_SIGINFO.
+        let info = unsafe { &*info };
+        // SAFETY: a fault has an address.
+        let page = unsafe { info.si_addr() }.map_addr(|address| address & !4095);
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: in place of a page of a block that was released, in the Guard's quarantine.
         let readable = unsafe { libc::mmap(page, 4096, libc::PROT_READ, kind, -1, 0) };

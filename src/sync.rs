@@ -2,8 +2,15 @@
 //! A leaf: imports no layer.
 
 mod fork;
+#[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "as below"))]
+mod made;
 
 pub(crate) use fork::{HeldAcrossFork, Locked, forks, hold_across_fork};
+#[cfg_attr(
+    any(ctxalloc_loom, miri),
+    allow(unused_imports, reason = "its users need a process to fork, or Python")
+)]
+pub(crate) use made::Made;
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -7,12 +7,12 @@
 use super::exit;
 use super::numpy::symbol;
 use crate::handler::interpreter::is_there;
+use crate::sync::Made;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 
 /// tracemalloc's domain of Buffers and of blocks from the C face: "cxal" in ASCII. NumPy's is 389047.
 pub(super) const DOMAIN: c_uint = 0x6378_616c;
@@ -34,7 +34,7 @@ pub(super) fn require_main() -> PyResult<()> {
 /// Tells the table. Once, when the package is imported.
 pub(super) fn announce(py: Python<'_>) -> PyResult<()> {
     let tracing: bool = py.import("tracemalloc")?.call_method0("is_tracing")?.extract()?;
-    let tracer = Tracer::find(tracing).map(|tracer| TRACER.get_or_init(|| tracer));
+    let tracer = Tracer::find(tracing).map(|tracer| TRACER.get_or_make(|| tracer));
     is_there(attach, tracer.is_some().then_some(trace));
     Ok(())
 }
@@ -46,7 +46,7 @@ unsafe extern "C" fn attach(run: unsafe extern "C" fn(data: *mut c_void), data: 
     let _ = exit::try_attach(|_| unsafe { run(data) });
 }
 
-static TRACER: OnceLock<Tracer> = OnceLock::new();
+static TRACER: Made<Tracer> = Made::new();
 
 /// tracemalloc's functions, and how to see cheaply, without the GIL, that nobody traces.
 struct Tracer {

@@ -25,6 +25,7 @@ mod exit;
 mod foreign;
 mod handler;
 mod held;
+mod imported;
 mod inspect;
 mod interpreter;
 mod module;

@@ -66,7 +66,9 @@ impl Numpy {
 
     #[cold]
     fn first<'a>(py: Python<'_>, place: &'a PyOnceLock<Self>) -> PyResult<&'a Self> {
-        place.get_or_try_init(py, || Self::find(py))
+        // Found outside of the cell: an import lets other threads run, and one of them may fork. Its child would wait here.
+        let found = Self::find(py)?;
+        Ok(place.get_or_init(py, || found))
     }
 
     fn find(py: Python<'_>) -> PyResult<Self> {

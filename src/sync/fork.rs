@@ -67,20 +67,22 @@ pub(crate) trait HeldAcrossFork: Send + Sync {
 #[cfg(not(any(ctxalloc_loom, miri)))]
 #[allow(unsafe_code, reason = "pthread_atfork")]
 pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
+    use crate::sync::Made;
     use std::cell::Cell;
     use std::ptr::null_mut;
-    use std::sync::{Arc, OnceLock};
+    use std::sync::Arc;
 
     type Held = Vec<Arc<dyn HeldAcrossFork>>;
 
-    static HOLDERS: OnceLock<Locked<Vec<Weak<dyn HeldAcrossFork>>>> = OnceLock::new();
+    static HOLDERS: Made<Locked<Vec<Weak<dyn HeldAcrossFork>>>> = Made::new();
     thread_local! {
         /// What the forking thread holds between `before` and `after`. A plain pointer: threads may fork in their last
         /// destructors.
         static HELD: Cell<*mut Held> = const { Cell::new(null_mut()) };
     }
     extern "C" fn before() {
-        let Some(holders) = HOLDERS.get() else { return };
+        // Racers of the first use may each hook in: the first of them has done it then.
+        let Some(holders) = HOLDERS.get().filter(|_| HELD.get().is_null()) else { return };
         holders.lock.acquire();
         // SAFETY: the lock is held by us alone.
         let all = unsafe { &mut *holders.value.get() };
@@ -104,7 +106,8 @@ pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
         holders.lock.release();
         // `held` goes last: the last reference to a holder may be here, and its end takes locks.
     }
-    let holders = HOLDERS.get_or_init(|| {
+    let holders = HOLDERS.get_or_make(|| {
+        // Before anybody can see the list: no fork falls between it and its hold.
         // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
         // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };

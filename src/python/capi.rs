@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "objects from C")]
 
 use super::bridge;
-use super::foreign::{adopt_capsule, handler_in};
+use super::foreign::adopt_capsule;
 use super::handler::capsule_of;
 use super::numpy::Numpy;
 use super::pending::PutAside;
@@ -67,10 +67,18 @@ impl Selection for OfContext {
 /// Runs `work` with whatever exception is on its way put aside. Where it fails its own is set, with that one behind it.
 fn with_python<'py, R>(py: Python<'py>, work: impl FnOnce(Python<'py>) -> PyResult<R>) -> Result<R, Refusal> {
     let _pending = PutAside::new(py);
-    work(py).map_err(|error| {
-        error.restore(py);
-        Refusal::Raised
-    })
+    let mut work = Some(work);
+    let mut run = || {
+        work.take().map(|work| {
+            work(py).map_err(|error| {
+                error.restore(py);
+                Refusal::Raised
+            })
+        })
+    };
+    // pyo3 has to count this thread as attached: until then it keeps what is dropped.
+    let answer = Python::try_attach(|_| run()).flatten().or_else(run);
+    answer.expect("run in one of the two ways")
 }
 
 /// `raise`: sets the Python exception for the last error, where this thread is attached.
@@ -116,13 +124,11 @@ unsafe extern "C" fn adopt(capsule: *mut c_void, name: *const c_char) -> *const 
         let capsule = unsafe { Bound::from_borrowed_ptr(py, capsule.as_ptr().cast()) };
         let handler = with_python(py, |_| {
             if name.is_null() {
-                // On sight: a capsule whose name is taken gets one from its address, as where NumPy shows it.
-                handler_in(&capsule)
-            } else {
-                // SAFETY: a C string, says the caller.
-                let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-                adopt_capsule(&capsule, Some(&name))
+                return adopt_capsule(&capsule, None);
             }
+            // SAFETY: a C string, says the caller.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+            adopt_capsule(&capsule, Some(&name))
         })?;
         Ok(handler.as_ptr())
     })

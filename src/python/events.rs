@@ -4,8 +4,8 @@
 //! `set_event_hook` in a capsule, which it takes again: whoever sets a hook for a while can put the old one back.
 #![allow(unsafe_code, reason = "a C hook, and the references that it holds")]
 
-use super::exit;
 use super::pending::PutAside;
+use super::{bridge, exit};
 use crate::handler::events::{EventHook, Hook, MOST_WATCHED, set_event_hook as set, unwatched};
 use pyo3::exceptions::{PyRuntimeWarning, PyTypeError};
 use pyo3::ffi;
@@ -41,6 +41,8 @@ pub(super) fn set_event_hook<'py>(
     py: Python<'py>,
     hook: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    // A foreign handler that C selected is in the table from now on: the hook is to hear of it.
+    bridge::current(py)?;
     let hook = hook.map(to_c).transpose()?;
     // SAFETY: `call` may be called by any thread that is attached, for ever; what a capsule of ours holds was a hook.
     let before = unsafe { set(hook) };

@@ -89,6 +89,15 @@ def compile_header(language: str, macros: tuple[str, ...]) -> None:
     _compile(*WARNINGS, *options, "-o", _folder() / "header.o", source, language=language)
 
 
+def compile_text(text: str, *, with_python: bool = True) -> None:
+    """Compile a text that uses the header, with every warning as an error."""
+    source = _folder() / "text.c"
+    source.write_text(text)
+    options = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wno-unused-function", "-Wno-unused-variable", "-c"]
+    include = [f"-I{ctxalloc.get_include()}", *(_python_headers() if with_python else ())]
+    _compile(*WARNINGS, *options, *include, "-o", _folder() / "text.o", source)
+
+
 def pkg_config(option: str) -> str | None:
     """What pkg-config says of the package; None where there is no pkg-config."""
     if not shutil.which("pkg-config"):

@@ -66,6 +66,18 @@ def test_a_foreign_handler_is_heard_and_its_struct_is_as_before(fresh_name: Call
     assert events == [(None, address, 3000)]
 
 
+def test_a_foreign_handler_that_is_selected_when_the_hook_is_set_is_heard(fresh_name: Callable[[], str]) -> None:
+    foreign = ForeignHandler(fresh_name())
+    events: list[Event] = []
+    with foreign.selected():  # by NumPy: ctxalloc has not seen it
+        ctxalloc.set_event_hook(lambda *event: events.append(event))  # type: ignore[arg-type]
+        try:
+            np.empty(3000, dtype=np.uint8)
+        finally:
+            ctxalloc.set_event_hook(None)
+    assert [size for _, _, size in events] == [3000, 0]
+
+
 def test_the_hook_may_make_arrays() -> None:
     sums = []
     ctxalloc.set_event_hook(lambda inp, outp, size: sums.append(np.ones(10).sum()))

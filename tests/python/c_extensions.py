@@ -59,10 +59,20 @@ def _folder() -> Path:
 @functools.cache
 def built(name: str, *more: str) -> ModuleType:
     """The extension module of `tests/c/{name}.c`, and more files beside it."""
+    return _extension(name, [SOURCES / f"{file}.c" for file in (name, *more)])
+
+
+def built_from(name: str, text: str) -> ModuleType:
+    """The extension module of a text."""
+    source = _folder() / f"{name}.c"
+    source.write_text(text)
+    return _extension(name, [source])
+
+
+def _extension(name: str, sources: list[Path]) -> ModuleType:
     library = _folder() / f"{name}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     options = ("-std=c99", "-D_POSIX_C_SOURCE=200809L", "-shared", "-fPIC", "-O1", "-g", "-pthread")
     include = f"-I{ctxalloc.get_include()}"
-    sources = [SOURCES / f"{file}.c" for file in (name, *more)]
     _compile(*WARNINGS, *options, include, *_python_headers(), "-o", library, *sources)
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None

@@ -1,6 +1,21 @@
 //! Every way in which ctxalloc can say no, with the numbers a user needs. A leaf: imports no layer.
 
 use std::borrow::Cow;
+use std::fmt::{self, Display, Write};
+
+/// Text that somebody gave, in one line whatever it has in it: a NUL is `\\0`, an escape `\\u{1b}`.
+fn shown(text: &str) -> impl Display + '_ {
+    struct Shown<'a>(&'a str);
+    impl Display for Shown<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.chars().try_for_each(|character| match character.is_control() {
+                true => write!(f, "{}", character.escape_debug()),
+                false => f.write_char(character),
+            })
+        }
+    }
+    Shown(text)
+}
 
 /// What went wrong, with what value, and what to do about it.
 ///
@@ -10,8 +25,9 @@ use std::borrow::Cow;
 pub enum Error {
     /// The handler answered NULL.
     #[error(
-        "handler '{handler}' could not allocate {requested_bytes} bytes; \
-         ask for less, free something, or select another handler"
+        "handler '{}' could not allocate {requested_bytes} bytes; \
+         ask for less, free something, or select another handler",
+        shown(.handler)
     )]
     OutOfMemory {
         /// The table name of the handler that refused.
@@ -26,7 +42,8 @@ pub enum Error {
 
     /// A handler's name does not fit NEP 49's `char name[127]` with its terminating NUL.
     #[error(
-        "the handler name '{name}' is {length_bytes} bytes long; at most 126 fit NumPy's handler struct: shorten it"
+        "the handler name '{}' is {length_bytes} bytes long; at most 126 fit NumPy's handler struct: shorten it",
+        shown(.name)
     )]
     NameTooLong {
         /// The name as given.
@@ -52,21 +69,21 @@ pub enum Error {
     NameUnreadable,
 
     /// Another handler has the name, for ever: handlers are never removed.
-    #[error("the handler name '{name}' is taken; handlers live for ever, so choose another name")]
+    #[error("the handler name '{}' is taken; handlers live for ever, so choose another name", shown(.name))]
     NameTaken {
         /// The name as given.
         name: String,
     },
 
-    /// The same foreign handler struct is in the table already, under another name than the one asked for.
-    #[error("this foreign handler is in the table already as '{name}'; use that one")]
+    /// The same handler struct is in the table already, under another name than the one asked for.
+    #[error("this handler is in the table already as '{}'; use that one", shown(.name))]
     AlreadyAdopted {
         /// Its name in the table.
         name: Cow<'static, str>,
     },
 
     /// A handler struct lacks one of the four functions that NEP 49 requires.
-    #[error("the handler '{handler}' has no {function} function; NEP 49 requires all four to be filled in")]
+    #[error("the handler '{}' has no {function} function; NEP 49 requires all four to be filled in", shown(.handler))]
     FunctionMissing {
         /// The handler's name, as far as it could be read.
         handler: String,
@@ -76,8 +93,9 @@ pub enum Error {
 
     /// A handler's own copy function said no.
     #[error(
-        "handler '{handler}' could not copy {size_bytes} bytes: its {function} returned NULL; \
-         what was copied to may have some of them"
+        "handler '{}' could not copy {size_bytes} bytes: its {function} returned NULL; \
+         what was copied to may have some of them",
+        shown(.handler)
     )]
     CopyFailed {
         /// The handler's name in the table.
@@ -140,8 +158,9 @@ pub enum Error {
 
     /// A draft's struct was set before with other contents.
     #[error(
-        "the struct of '{handler}' at {address:#x} has changed since it was first set; \
-         a handler is for ever, so give the new one a struct and a name of its own"
+        "the struct of '{}' at {address:#x} has changed since it was first set; \
+         a handler is for ever, so give the new one a struct and a name of its own",
+        shown(.handler)
     )]
     DraftChanged {
         /// The handler it is.
@@ -152,8 +171,9 @@ pub enum Error {
 
     /// There is no struct left in which a draft could be given one more handler that is not its own.
     #[error(
-        "handler '{handler}' cannot be given out as a struct without a context: all {most} of those are in use by other \
-         handlers; use ctxalloc_get_handler(), which has no such limit"
+        "handler '{}' cannot be given out as a struct without a context: all {most} of those are in use by other \
+         handlers; use ctxalloc_get_handler(), which has no such limit",
+        shown(.handler)
     )]
     TooManyViews {
         /// The handler's name.
@@ -164,9 +184,10 @@ pub enum Error {
 
     /// Memory that the host cannot read, where the host would.
     #[error(
-        "handler '{handler}' has memory of a device, which the host cannot read or write, so neither NumPy nor Rust's \
+        "handler '{}' has memory of a device, which the host cannot read or write, so neither NumPy nor Rust's \
          containers can live in it; use 'usm_shared' or 'usm_host' there, and for device memory \
-         ctxalloc.usm.empty(kind='device') or DeviceBuffer"
+         ctxalloc.usm.empty(kind='device') or DeviceBuffer",
+        shown(.handler)
     )]
     NotHostAccessible {
         /// The handler's name in the table.
@@ -183,7 +204,7 @@ pub enum Error {
     },
 
     /// No handler has that name.
-    #[error("no handler is named '{name}'; registered are: {known}")]
+    #[error("no handler is named '{}'; registered are: {}", shown(.name), shown(.known))]
     UnknownHandler {
         /// The name as given.
         name: String,
@@ -233,8 +254,9 @@ pub enum Error {
 
     /// A [`Budget`](crate::strategy::Budget) has no room.
     #[error(
-        "budget '{budget}' has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; \
-         free something, or give it a higher limit"
+        "budget '{}' has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; \
+         free something, or give it a higher limit",
+        shown(.budget)
     )]
     BudgetExceeded {
         /// The name of the budget that refused; perhaps one above the one that was charged.
@@ -331,4 +353,25 @@ pub enum Error {
     /// Python's face could not be reached: no interpreter, or it is shutting down.
     #[error("Python is not running in this process, or is shutting down")]
     NoPython,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn what_somebody_gave_stays_in_its_line_whatever_it_has_in_it() {
+        let name = || "a\0b\n\u{1b}[31m'ä".to_owned();
+        let shown = "a\\0b\\n\\u{1b}[31m'ä";
+        for error in [
+            Error::UnknownHandler { name: name(), known: name() },
+            Error::NameTaken { name: name() },
+            Error::NameHasNul { name: name(), position: 1 },
+            Error::FunctionMissing { handler: name(), function: "free" },
+            Error::BudgetExceeded { budget: name(), limit_bytes: 1, in_use_bytes: 1, requested_bytes: 1 },
+        ] {
+            let message = error.to_string();
+            assert!(message.contains(shown) && !message.contains(char::is_control), "{message}");
+        }
+    }
 }

@@ -2,9 +2,16 @@
 //! A leaf: imports no layer.
 
 mod fork;
+#[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "as below"))]
+mod made;
 mod owner;
 
 pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, hold_across_fork, hold_across_fork_until};
+#[cfg_attr(
+    any(ctxalloc_loom, miri),
+    allow(unused_imports, reason = "its users need a process to fork, or Python")
+)]
+pub(crate) use made::Made;
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
 
 #[cfg(ctxalloc_loom)]
@@ -25,6 +32,9 @@ use std::thread::yield_now;
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct ForkLock(AtomicU32);
+
+/// How often a waiting thread looks again at once: about ten microseconds. Loom explores each look.
+const SPINS: u32 = if cfg!(any(ctxalloc_loom, miri)) { 0 } else { 200 };
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -49,9 +59,16 @@ impl ForkLock {
 
     /// Takes the lock. Pairs with [`release`](Self::release).
     pub(crate) fn acquire(&self) {
+        let mut turns = 0;
         // Acquire pairs with the Release below: the next holder sees all of the last one's writes.
         while self.0.compare_exchange_weak(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            yield_now();
+            // Where it is held for the usual moment, to yield would cost a time slice.
+            if turns < SPINS {
+                turns += 1;
+                std::hint::spin_loop();
+            } else {
+                yield_now();
+            }
         }
     }
 

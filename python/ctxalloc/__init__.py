@@ -21,7 +21,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - extend in C: ``get_include``
 """
 
-from ctxalloc import _environment, asgi, strategies, tracking, usm
+# _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
+from ctxalloc import _main_interpreter, _environment, asgi, strategies, tracking, usm  # noqa: F401, I001
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (

@@ -9,12 +9,11 @@ request, if it has one, lasts from the first step to its end.
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ctxalloc._native import Handler, Request, current, use
+from ctxalloc._native import Handler, Request, _anext_unhooked, current, use
 
 
 class _How(NamedTuple):
@@ -127,7 +126,9 @@ def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., A
             selected = handler
             with use(selected):
                 body = function(*args, **kwargs)
-            step: Callable[[], Any] = functools.partial(_first_step, body)
+            # The event loop must not know `body`: it closes all generators that it knows at once when it shuts down;
+            # body and wrapper would meet there, and one would find the other running. It knows the wrapper.
+            step: Callable[[], Any] = functools.partial(_anext_unhooked, body)
             while True:
                 with use(selected):
                     try:
@@ -145,20 +146,6 @@ def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., A
                     step = functools.partial(body.asend, sent)
 
     return scoped
-
-
-def _first_step(body: AsyncGenerator[Any, Any]) -> Any:
-    """``anext(body)``, with the event loop kept from knowing ``body``.
-
-    A loop closes all generators that it knows at once when it shuts down; body and wrapper would meet there, and
-    one would find the other running. It knows the wrapper, which closes the body.
-    """
-    hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(None, None)
-    try:
-        return anext(body)
-    finally:
-        sys.set_asyncgen_hooks(*hooks)
 
 
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_How, Callable[..., Any]], Callable[..., Any]]], ...] = (

@@ -1,7 +1,7 @@
 """Types of the native module; `make lint` compares them with it (stubtest)."""
 
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from traceback import StackSummary
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, final
@@ -26,6 +26,7 @@ __all__ = [
     "UsmQueue",
     "UsmView",
     "__version__",
+    "_anext_unhooked",
     "_table_3",
     "adopt",
     "configure",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _EventHook: TypeAlias = Callable[[int | None, int | None, int], object]
+_Item = TypeVar("_Item")
 _Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any, Any])
 
 __version__: str
@@ -292,6 +294,7 @@ def request(
     strict: bool = False,
 ) -> Request: ...
 def request_metrics() -> RequestMetrics: ...
+def _anext_unhooked(body: AsyncIterator[_Item], /) -> Awaitable[_Item]: ...
 def adopt(capsule: object, /, *, name: str | None = None) -> Handler: ...
 def configure(*, decay_seconds: float | None = None, warm_bytes: int | None = None) -> None: ...
 def current() -> Handler: ...

@@ -300,9 +300,9 @@ class Callbacks(Strategy):
         void free(void *ctx, void *ptr, size_t size);
 
     Each is an address, anything with an ``address`` (a numba ``cfunc``), or a ctypes function; from cffi it is
-    ``int(ffi.cast("uintptr_t", function))``. Objects are kept for ever. ``free`` gets the true size of each block,
-    other than from NumPy. ``align``: what every block is aligned to, that of ``realloc`` too; 1 says that nothing is
-    known. A new block that is less aligned is a MemoryError.
+    ``int(ffi.cast("uintptr_t", function))``. Objects are kept as long as the strategy; a handler's is kept for ever.
+    ``free`` gets the true size of each block, other than from NumPy. ``align``: what every block is aligned to, that of
+    ``realloc`` too; 1 says that nothing is known. A new block that is less aligned is a MemoryError.
 
     What is at an address cannot be checked: a wrong one crashes the process. It must stay callable for ever, on any
     thread, several at once, without the GIL, in a child of ``fork``, and while Python exits. A ctypes function may be
@@ -331,7 +331,7 @@ class Callbacks(Strategy):
             "Callbacks",
             ctx=ctx,
             align=align,
-            keep=[function for function in functions.values() if not isinstance(function, int | None)],
+            keep=[function for function in functions.values() if not isinstance(function, int | None)] or None,
             in_python=any(isinstance(function, CFuncPtr) for function in functions.values()),
             **addresses,
         )
@@ -344,7 +344,7 @@ def _address(name: str, function: object) -> int:
     if isinstance(function, CFuncPtr):
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     address = function if isinstance(function, int) else getattr(function, "address", None)
-    if not isinstance(address, int):
+    if not isinstance(address, int) or isinstance(address, bool):
         msg = f"Callbacks({name}={function!r}): give the address of a C function, a ctypes function, or a numba cfunc"
         raise TypeError(msg)
     return address

@@ -88,7 +88,7 @@ impl Api {
             draft1_get_handler_name: draft::get_handler_name::<S>,
             draft2_set_handler: draft::set_handler::<S, Draft2>,
             draft2_get_handler_name: draft::get_handler_name::<S>,
-            set_event_hook: hook::set_event_hook,
+            set_event_hook: hook::set_event_hook::<S>,
             new: blocks::new::<S>,
             new_zeroed: blocks::new_zeroed::<S>,
             renew: blocks::renew::<S>,

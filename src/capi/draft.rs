@@ -10,9 +10,9 @@ use super::select::name_in_c;
 use super::{Selection, view};
 use crate::error::Error;
 use crate::handler::abi::{Copies, Copy as CopyFunction, Functions};
-use crate::handler::events::tell;
+use crate::handler::events::{resizing, tell};
 use crate::handler::{
-    Extras, Handler, check_name, default_handler, handler as handler_named, interpreter, register_functions,
+    Extras, Handler, check_name, default_handler, handler as handler_named, interpreter, name_at, register_functions,
 };
 use crate::layout::{array, request};
 use std::ffi::{CStr, c_char, c_void};
@@ -125,8 +125,10 @@ impl Adapted {
 
     /// Its handler; none where its name was taken at the last moment.
     fn handler(&'static self) -> Option<Handler> {
-        let handler = handler_named(name_of(&self.contents).ok()?)?;
-        std::ptr::eq(handler.functions().ctx, self.ctx()).then_some(handler)
+        let name = name_of(&self.contents).ok()?;
+        let under =
+            |name: &str| handler_named(name).filter(|handler| std::ptr::eq(handler.functions().ctx, self.ctx()));
+        under(name).or_else(|| under(&name_at(name, self.address)))
     }
 
     fn of(handler: Handler) -> Option<&'static Self> {
@@ -176,7 +178,10 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
         free: first.free.ok_or_else(|| missing("free"))?,
         realloc: first.realloc.ok_or_else(|| missing("realloc"))?,
     };
-    check_name(name)?; // before anything is made immortal
+    match check_name(name) {
+        Err(Error::NameTaken { .. }) => {} // it gets another one below
+        possible => possible?,             // before anything is made immortal
+    }
     let adapted = Adapted { address: draft.addr(), form: F::NUMBER, contents, functions, next: null() }.enter();
     let ctx = adapted.ctx();
     let copies = Copies {
@@ -187,14 +192,19 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
     };
     let description = format!("struct of NEP 49's draft {} at {draft:p}", F::NUMBER);
     let functions = Functions { ctx, malloc, calloc, realloc, free };
+    let extras = Extras { alignment: 1, copies };
     // SAFETY: the functions below go to those of the struct, which keep C's contract, says the caller.
-    match unsafe { register_functions(name, description, functions, Extras { alignment: 1, copies }) } {
-        // Another thread was faster with the same struct.
-        Err(Error::NameTaken { name: taken }) => {
-            Adapted::all().filter(known).find_map(Adapted::handler).ok_or(Error::NameTaken { name: taken })
-        }
-        outcome => outcome,
+    match unsafe { register_functions(name, description.clone(), functions, extras) } {
+        Err(Error::NameTaken { .. }) => {}
+        outcome => return outcome,
     }
+    // Another thread was faster with the same struct.
+    if let Some(handler) = Adapted::all().filter(known).find_map(Adapted::handler) {
+        return Ok(handler);
+    }
+    // The drafts know no unique names: two libraries may carry one allocator, each with its own copy of the struct.
+    // SAFETY: as above.
+    unsafe { register_functions(&name_at(name, draft.addr()), description, functions, extras) }
 }
 
 /// A struct for a handler: the user's own, or a view.
@@ -273,12 +283,13 @@ unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *m
 unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
     // SAFETY: says the caller.
     let realloc = unsafe { adapted(ctx) }.functions.realloc;
+    let resizing = resizing(ptr);
     let moved = request(new_size).and_then(|size| {
         // SAFETY: a block of its own, or NULL; attached, as NumPy calls it.
         interpreter::attached(|| unsafe { realloc(ptr, size) })
     });
     let moved = moved.unwrap_or(null_mut());
-    tell(ptr, moved, new_size);
+    resizing.done(moved, new_size);
     moved
 }
 
@@ -288,9 +299,9 @@ unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
     }
     // SAFETY: says the caller.
     let free = unsafe { adapted(ctx) }.functions.free;
+    tell(ptr, null_mut(), 0); // first: once it is freed its address may be another's
     // SAFETY: a block of its own; attached, as NumPy calls it. Where Python is gone it stays.
     let _ = interpreter::attached(|| unsafe { free(ptr, size) });
-    tell(ptr, null_mut(), 0);
 }
 
 /// # Safety

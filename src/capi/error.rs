@@ -1,6 +1,7 @@
 //! What went wrong in the last call on this thread: a code and a message. Nothing, after a call that succeeded.
 
 use crate::error::Error;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +35,7 @@ pub(super) mod code {
 
 struct Last {
     code: c_int,
-    message: CString,
+    message: Cow<'static, CStr>,
     /// The error itself, for whoever makes an exception of it.
     #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "without Python there are no exceptions"))]
     error: Option<Error>,
@@ -46,20 +47,23 @@ thread_local! {
 
 /// Runs the work of a C function; keeps what went wrong and answers `failure` then.
 pub(crate) fn answer<R>(failure: R, work: impl FnOnce() -> Result<R, Refusal>) -> R {
-    clear();
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(refusal)) => {
-            keep(refusal);
-            failure
-        }
-        Err(payload) => {
-            // What a panic carries may itself panic when it is dropped: it stays.
-            std::mem::forget(payload);
-            set(code::RUNTIME, "ctxalloc panicked, which is a defect: please report it with the lines on stderr", None);
-            failure
-        }
-    }
+    // What is done with an error is shielded too: to tell it may run destructors, and Python.
+    let worked = shielded(None, || {
+        clear();
+        Some(work().map_err(keep).ok())
+    });
+    worked.flatten().unwrap_or(failure)
+}
+
+/// Runs what C called, and lets no panic out to it: that is kept as an error, and the answer is `failure`.
+pub(crate) fn shielded<R>(failure: R, work: impl FnOnce() -> R) -> R {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        // What a panic carries may itself panic when it is dropped: it stays.
+        std::mem::forget(payload);
+        const MESSAGE: &CStr = c"ctxalloc panicked, which is a defect: please report it with the lines on stderr";
+        put(Some(Last { code: code::RUNTIME, message: MESSAGE.into(), error: None }));
+        failure
+    })
 }
 
 #[cold]
@@ -81,14 +85,20 @@ fn keep(refusal: Refusal) {
 fn set(code: c_int, message: &str, error: Option<Error>) {
     // A message may name what the caller gave, which C cut off at its first NUL; ours have none.
     let message = CString::new(message.replace('\0', "\\0")).expect("no NUL is left");
-    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(Last { code, message, error }));
+    put(Some(Last { code, message: message.into(), error }));
+}
+
+/// Puts it in place of what was there. Nothing happens on a thread whose thread-locals are gone.
+fn put(last: Option<Last>) {
+    let before = LAST.try_with(|place| place.try_borrow_mut().map(|mut place| std::mem::replace(&mut *place, last)));
+    drop(before); // outside of the borrow: what it holds may be asked from here again
 }
 
 /// Nothing went wrong.
 pub(super) extern "C" fn clear() {
     let _ = LAST.try_with(|last| {
-        if last.borrow().is_some() {
-            *last.borrow_mut() = None;
+        if last.try_borrow().is_ok_and(|last| last.is_some()) {
+            put(None);
         }
     });
 }

@@ -40,7 +40,7 @@ exported! {
     ctxalloc_draft2_set_handler(draft: *const Draft2) -> *const Draft2 = draft::set_handler::<OfThread, Draft2>;
     ctxalloc_draft2_get_handler_name(block: *mut c_void) -> *const c_char = draft::get_handler_name::<OfThread>;
     ctxalloc_set_event_hook(hook: Option<EventHook>, user_data: *mut c_void, old_data: *mut *mut c_void)
-        -> Option<EventHook> = hook::set_event_hook;
+        -> Option<EventHook> = hook::set_event_hook::<OfThread>;
     ctxalloc_new(size: usize) -> *mut c_void = blocks::new::<OfThread>;
     ctxalloc_new_zeroed(nelem: usize, elsize: usize) -> *mut c_void = blocks::new_zeroed::<OfThread>;
     ctxalloc_renew(block: *mut c_void, size: usize) -> *mut c_void = blocks::renew::<OfThread>;

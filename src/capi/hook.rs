@@ -1,6 +1,7 @@
 //! The event hook, with the signature that NumPy gave it.
 
-use super::error::clear;
+use super::Selection;
+use super::error::answer;
 use crate::handler::events::{EventHook, Hook, set_event_hook as set};
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -9,17 +10,20 @@ use std::ptr::null_mut;
 ///
 /// # Safety
 /// - the hook is as [`set_event_hook`](set) wants it; `old_data` is NULL or has room for a pointer.
-pub(super) unsafe extern "C" fn set_event_hook(
+pub(super) unsafe extern "C" fn set_event_hook<S: Selection>(
     hook: Option<EventHook>,
     user_data: *mut c_void,
     old_data: *mut *mut c_void,
 ) -> Option<EventHook> {
-    clear();
-    // SAFETY: passed on from the caller.
-    let before = unsafe { set(hook.map(|function| Hook { function, user_data })) };
-    if !old_data.is_null() {
-        // SAFETY: room for a pointer, says the caller.
-        unsafe { *old_data = before.map_or(null_mut(), |before| before.user_data) };
-    }
-    before.map(|before| before.function)
+    answer(None, || {
+        // A foreign handler that C selected is in the table from now on: the hook is to hear of it.
+        S::current()?;
+        // SAFETY: passed on from the caller.
+        let before = unsafe { set(hook.map(|function| Hook { function, user_data })) };
+        if !old_data.is_null() {
+            // SAFETY: room for a pointer, says the caller.
+            unsafe { *old_data = before.map_or(null_mut(), |before| before.user_data) };
+        }
+        Ok(before.map(|before| before.function))
+    })
 }

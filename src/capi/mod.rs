@@ -24,7 +24,7 @@ mod view;
 
 pub(crate) use error::Refusal;
 #[cfg(feature = "python")]
-pub(crate) use {api::Api, api::PythonFunctions, error::answer, error::last};
+pub(crate) use {api::Api, api::PythonFunctions, error::answer, error::last, error::shielded};
 
 use crate::error::Error;
 use crate::handler::abi::PyDataMem_Handler;

@@ -4,28 +4,38 @@
 //! foreign struct's functions directly, its own default among them; while there is a hook, functions of ours
 //! (`watched`) stand in the struct in place of them (docs/decisions/0016). Without a hook nothing stands anywhere.
 //!
+//! What is told when: the end of a block before it ends, so that nobody can have its address yet; what was made, when it
+//! is there; a resize when it is done, and what others do at the address that it left behind it (`resizes`).
+//!
 //! The state is a part of the table, and what runs is the code of the copy of this crate that made the table:
 //! so there is one flag for each thread that says whether it is inside of the hook.
 
+mod resizes;
 mod watched;
 
 use super::abi::PyDataMem_Handler;
 use super::interpreter;
 use super::table::{Table, table};
 use crate::sync::{AtomicU32, Ordering};
+use resizes::{Event, RESIZES};
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
 pub use watched::MOST_WATCHED;
 
-/// What is called after each event, as NumPy's `PyDataMem_EventHookFunc`:
+/// What is called for each event, as NumPy's `PyDataMem_EventHookFunc`:
 ///
 /// | event | `inp` | `outp` | `size` |
 /// | --- | --- | --- | --- |
 /// | a block was made, or refused | NULL | the block, or NULL | its size in bytes |
 /// | a block was resized, or refused to be | the block as it was | as it is, or NULL | the new size |
-/// | a block was freed | the block as it was | NULL | 0 |
+/// | a block is about to be freed | the block as it was | NULL | 0 |
+///
+/// The order is that of the addresses: the calls for the end of a block return before the first call for the next block at
+/// its address begins, whatever threads the two are of. A free is told first and done afterwards. A resize is told when it
+/// is done; where another thread got the address that it left before that, what that thread does there is told right after,
+/// by the thread that resized.
 pub type EventHook =
     unsafe extern "C" fn(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, user_data: *mut c_void);
 
@@ -47,6 +57,7 @@ pub(super) struct Events {
     function: UnsafeCell<Option<EventHook>>,
     user_data: UnsafeCell<*mut c_void>,
     tell: extern "C" fn(*mut c_void, *mut c_void, usize),
+    begin_resize: extern "C" fn(*mut c_void) -> bool,
     watch: unsafe extern "C" fn(*mut PyDataMem_Handler, bool) -> bool,
 }
 
@@ -63,6 +74,7 @@ impl Events {
             function: UnsafeCell::new(None),
             user_data: UnsafeCell::new(null_mut()),
             tell: deliver,
+            begin_resize,
             watch: watched::watch,
         }
     }
@@ -147,7 +159,7 @@ fn foreign_faces(table: &Table) -> impl Iterator<Item = *mut PyDataMem_Handler> 
     table.iter().filter(|handler| handler.is_foreign()).map(|handler| handler.as_ptr().cast_mut())
 }
 
-/// Tells the hook, if there is one. After each call of a handler's function, when its work is done.
+/// Tells the hook, if there is one: of a block that was made, when it is there; of one that is freed, before it is.
 #[inline]
 pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
     let events = &table().events;
@@ -157,24 +169,80 @@ pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
     }
 }
 
-/// Calls the hook, unless this thread is inside of it.
+/// Before a block is resized; NULL is none. [`Resizing::done`] tells the hook.
+#[inline]
+pub(crate) fn resizing(block: *mut c_void) -> Resizing {
+    let events = &table().events;
+    let hook_is_there = events.armed.load(Ordering::Relaxed) != 0;
+    Resizing { block, begun: hook_is_there && !block.is_null() && (events.begin_resize)(block) }
+}
+
+/// A resize that is under way.
+#[must_use = "a resize that is not told as done holds back what others do at its address"]
+pub(crate) struct Resizing {
+    block: *mut c_void,
+    /// Whether what others do at its address is held back until it is told.
+    begun: bool,
+}
+
+impl Resizing {
+    /// Tells the hook of the block as it is now; NULL where the resize was refused.
+    #[inline]
+    pub(crate) fn done(self, moved: *mut c_void, size_bytes: usize) {
+        if self.begun {
+            (table().events.tell)(self.block, moved, size_bytes);
+        } else {
+            tell(self.block, moved, size_bytes);
+        }
+    }
+}
+
+thread_local! {
+    /// Whether this thread is inside of the hook: what it does there is not told. Its address is the thread's name.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+fn this_thread() -> usize {
+    INSIDE.with(|inside| std::ptr::from_ref(inside).addr())
+}
+
+/// Holds back what other threads do at the address of a block that is being resized, until that is told.
+extern "C" fn begin_resize(block: *mut c_void) -> bool {
+    if INSIDE.get() {
+        return false;
+    }
+    // SAFETY: under the table's lock.
+    table().lock.with(|| unsafe { RESIZES.get() }.begin(block.addr(), this_thread()));
+    true
+}
+
+/// Calls the hook, unless this thread is inside of it, or the event's turn has not come.
 #[cold]
 extern "C" fn deliver(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
-    thread_local! {
-        static INSIDE: Cell<bool> = const { Cell::new(false) };
-    }
     if INSIDE.replace(true) {
         return;
     }
-    let _ = interpreter::attached(|| {
-        let table = table();
-        // Read attached: who changes the hook is attached too, so an old one is not called after the change.
-        // SAFETY: under the lock.
-        let hook = table.lock.with(|| unsafe { table.events.hook() });
-        if let Some(Hook { function, user_data }) = hook {
-            // SAFETY: callable for ever, on any thread, said who set it.
-            unsafe { function(inp, outp, size_bytes, user_data) };
+    let (event, thread) = (Event { inp, outp, size_bytes }, this_thread());
+    let lock = &table().lock;
+    let told = interpreter::attached(|| {
+        // SAFETY: under the table's lock, here and below.
+        let mut next = lock.with(|| unsafe { RESIZES.get() }.turn(event, thread));
+        while let Some(now) = next {
+            // Read attached: who changes the hook is attached too, so an old one is not called after the change.
+            // SAFETY: under the table's lock.
+            let hook = lock.with(|| unsafe { table().events.hook() });
+            if let Some(Hook { function, user_data }) = hook {
+                // SAFETY: callable for ever, on any thread, said who set it.
+                unsafe { function(now.inp, now.outp, now.size_bytes, user_data) };
+            }
+            // SAFETY: as above.
+            next = lock.with(|| unsafe { RESIZES.get() }.after(event, thread));
         }
     });
+    if told.is_none() {
+        // Python is shutting down: nobody is told any more, and nobody waits to be.
+        // SAFETY: as above.
+        lock.with(|| unsafe { RESIZES.get() }.end(event, thread));
+    }
     INSIDE.set(false);
 }

@@ -42,6 +42,8 @@ use crate::trace;
 use abi::PyDataMem_Handler;
 use entry::Draft;
 use name::Name;
+#[cfg(any(feature = "capi", feature = "python"))]
+pub(crate) use name::name_at;
 use std::ptr::NonNull;
 
 /// Registers a strategy under a name, for ever.

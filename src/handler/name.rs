@@ -55,6 +55,15 @@ pub(super) fn field_of(text: &str) -> [c_char; NAME_BYTES] {
     field
 }
 
+/// A name that no other handler has, for one whose own is taken: something of it stands at this address for ever.
+#[cfg(any(feature = "capi", feature = "python"))]
+pub(crate) fn name_at(name: &str, address: usize) -> String {
+    let suffix = format!("@{address:#x}");
+    let room = NAME_BYTES - 1 - suffix.len();
+    let end = (0..=room.min(name.len())).rev().find(|&end| name.is_char_boundary(end)).unwrap_or(0);
+    format!("{}{suffix}", &name[..end])
+}
+
 #[allow(unsafe_code, reason = "c_char is i8 on some targets and u8 on others; bytes are bytes")]
 fn bytes_of(field: &[c_char; NAME_BYTES]) -> &[u8; NAME_BYTES] {
     // SAFETY: c_char is i8 or u8: same size, same alignment, every bit pattern valid.

@@ -2,10 +2,11 @@
 //!
 //! They bring C's habits to what strategies are promised: zero becomes one, absurd sizes and overflowing
 //! products fail, `realloc(NULL)` allocates, `free(NULL)` does nothing, and the size given to `free` is dropped.
-//! They take no lock, know no Python, and let no panic out. Where there is an event hook, it is told when all is done.
+//! They take no lock, know no Python, and let no panic out. Where there is an event hook, it is told: of the end of a block
+//! before it ends, of all else when it is done.
 
 use super::abi::Functions;
-use super::events::tell;
+use super::events::{resizing, tell};
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
 use crate::trace;
@@ -110,6 +111,7 @@ unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize:
 unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
     // SAFETY: passed on from the caller.
     let strategy = unsafe { strategy::<S>(ctx) };
+    let resizing = resizing(ptr);
     let moved = to_c(shielded("realloc", || {
         let size_bytes = layout::request(new_size)?;
         match NonNull::new(ptr.cast::<u8>()) {
@@ -118,7 +120,7 @@ unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, ne
             Some(block) => unsafe { strategy.resize(block, size_bytes) },
         }
     }));
-    tell(ptr, moved, new_size);
+    resizing.done(moved, new_size);
     moved
 }
 
@@ -129,12 +131,12 @@ unsafe extern "C" fn free<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, _size
     let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return };
     // SAFETY: passed on from the caller.
     let strategy = unsafe { strategy::<S>(ctx) };
+    tell(ptr, null_mut(), 0); // first: once it is released its address may be another's
     shielded("free", || {
         // SAFETY: a live block, given up, says the caller.
         unsafe { strategy.release(block) };
         Some(())
     });
-    tell(ptr, null_mut(), 0);
 }
 
 /// # Safety

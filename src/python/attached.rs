@@ -2,19 +2,19 @@
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
 use super::numpy::symbol;
+use crate::sync::Made;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::c_void;
-use std::sync::OnceLock;
 
 type State = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 
 /// The proof, where this thread is attached.
 pub(super) fn here<'py>() -> Option<Python<'py>> {
-    static STATE: OnceLock<Option<State>> = OnceLock::new();
+    static STATE: Made<Option<State>> = Made::new();
     // What it was called before CPython 3.13, and since.
     let names = [c"PyThreadState_GetUnchecked", c"_PyThreadState_UncheckedGet"];
-    let state = (*STATE.get_or_init(|| {
+    let state = (*STATE.get_or_make(|| {
         // SAFETY: the two functions have this type, and live as long as the process.
         let function = |found| unsafe { std::mem::transmute::<*mut c_void, State>(found) };
         names.into_iter().find_map(symbol).map(function)

@@ -4,11 +4,12 @@
 #![allow(unsafe_code, reason = "objects from C")]
 
 use super::bridge;
-use super::foreign::{adopt_capsule, handler_in};
+use super::foreign::adopt_capsule;
 use super::handler::capsule_of;
 use super::numpy::Numpy;
+use super::pending::PutAside;
 use super::{attached, inspect};
-use crate::capi::{self, Api, PythonFunctions, Refusal, Selection, answer};
+use crate::capi::{self, Api, PythonFunctions, Refusal, Selection, answer, shielded};
 use crate::error::Error;
 use crate::handler::abi::PyDataMem_Handler;
 use crate::handler::{Handler, handler_at};
@@ -38,7 +39,7 @@ struct OfContext;
 impl Selection for OfContext {
     fn current() -> Result<Handler, Refusal> {
         match attached::here() {
-            Some(py) => bridge::current(py).map_err(|error| raised(py, error)),
+            Some(py) => with_python(py, bridge::current),
             None => Ok(scope::current()),
         }
     }
@@ -49,34 +50,47 @@ impl Selection for OfContext {
             return Ok(());
         };
         handler.require_host_accessible()?; // NumPy writes to what it is given
-        let select = || {
+        with_python(py, |py| {
             let numpy = Numpy::get(py)?;
             numpy.selection().set(numpy, &capsule_of(py, handler)?).map(drop)
-        };
-        select().map_err(|error| raised(py, error))
+        })
     }
 
     unsafe fn handler_of(array: *mut c_void) -> Result<Option<Handler>, Refusal> {
         let py = attached::here().ok_or(Error::NoPython)?;
         // SAFETY: an object, says the caller.
         let array = unsafe { Bound::from_borrowed_ptr(py, array.cast()) };
-        inspect::owner_of(&array).map_err(|error| raised(py, error))
+        with_python(py, |_| inspect::owner_of(&array))
     }
 }
 
-/// Sets the exception: the error is said.
-fn raised(py: Python<'_>, error: PyErr) -> Refusal {
-    error.restore(py);
-    Refusal::Raised
+/// Runs `work` with whatever exception is on its way put aside. Where it fails its own is set, with that one behind it.
+fn with_python<'py, R>(py: Python<'py>, work: impl FnOnce(Python<'py>) -> PyResult<R>) -> Result<R, Refusal> {
+    let _pending = PutAside::new(py);
+    let mut work = Some(work);
+    let mut run = || {
+        work.take().map(|work| {
+            work(py).map_err(|error| {
+                error.restore(py);
+                Refusal::Raised
+            })
+        })
+    };
+    // pyo3 has to count this thread as attached: until then it keeps what is dropped.
+    let answer = Python::try_attach(|_| run()).flatten().or_else(run);
+    answer.expect("run in one of the two ways")
 }
 
 /// `raise`: sets the Python exception for the last error, where this thread is attached.
 unsafe extern "C" fn raise() {
-    let (Some(py), Some(last)) = (attached::here(), capi::last()) else { return };
-    match last {
-        Ok(error) => PyErr::from(error).restore(py),
-        Err(message) => PyRuntimeError::new_err(message).restore(py),
-    }
+    shielded((), || {
+        let (Some(py), Some(last)) = (attached::here(), capi::last()) else { return };
+        let _pending = PutAside::new(py);
+        match last {
+            Ok(error) => PyErr::from(error).restore(py),
+            Err(message) => PyRuntimeError::new_err(message).restore(py),
+        }
+    });
 }
 
 /// `handler_of`.
@@ -97,8 +111,7 @@ unsafe extern "C" fn capsule(face: *const PyDataMem_Handler) -> *mut c_void {
     answer(null_mut(), || {
         let py = attached::here().ok_or(Error::NoPython)?;
         let handler = handler_at(face).ok_or(Error::NotRegistered { address: face.addr() })?;
-        let capsule = capsule_of(py, handler).map_err(|error| raised(py, error))?;
-        Ok(capsule.into_ptr().cast())
+        Ok(with_python(py, |py| capsule_of(py, handler))?.into_ptr().cast())
     })
 }
 
@@ -109,14 +122,14 @@ unsafe extern "C" fn adopt(capsule: *mut c_void, name: *const c_char) -> *const 
         let capsule = NonNull::new(capsule).ok_or(Error::NullArgument { argument: "capsule" })?;
         // SAFETY: an object, says the caller.
         let capsule = unsafe { Bound::from_borrowed_ptr(py, capsule.as_ptr().cast()) };
-        let handler = if name.is_null() {
-            // On sight: a capsule whose name is taken gets one from its address, as where NumPy shows it.
-            handler_in(&capsule)
-        } else {
+        let handler = with_python(py, |_| {
+            if name.is_null() {
+                return adopt_capsule(&capsule, None);
+            }
             // SAFETY: a C string, says the caller.
             let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
             adopt_capsule(&capsule, Some(&name))
-        };
-        Ok(handler.map_err(|error| raised(py, error))?.as_ptr())
+        })?;
+        Ok(handler.as_ptr())
     })
 }

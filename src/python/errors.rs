@@ -1,8 +1,11 @@
 //! From [`Error`] to exceptions. The one place: out of memory is a MemoryError, misuse a ValueError or a RuntimeError.
 
 use crate::error::Error;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
-use pyo3::{PyErr, import_exception};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use pyo3::{PyTypeInfo, import_exception};
+use std::borrow::Cow;
 
 // Python classes: the same ones for the package and for every extension module with its own copy of this crate.
 import_exception!(ctxalloc._errors, RegistrationError);
@@ -10,6 +13,28 @@ import_exception!(ctxalloc._errors, UnknownHandlerError);
 import_exception!(ctxalloc._errors, RustPanic);
 import_exception!(ctxalloc._errors, BudgetExceeded);
 import_exception!(ctxalloc._errors, RequestEnded);
+
+/// Finds the classes above, while an import may fail and say so: later there may be an exception on its way, or no import
+/// any more, and pyo3 panics where it does not find one.
+pub(super) fn import(py: Python<'_>) -> PyResult<()> {
+    py.import("ctxalloc._errors")?;
+    RegistrationError::type_object(py);
+    UnknownHandlerError::type_object(py);
+    RustPanic::type_object(py);
+    BudgetExceeded::type_object(py);
+    Ok(())
+}
+
+/// TypeError for an argument: which function, what it takes, and the type of what it got.
+pub(super) fn wrong_type(function: &str, wanted: &str, given: &Bound<'_, PyAny>) -> PyErr {
+    let kind = given.get_type().qualname().map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("{function}() takes {wanted}, got '{kind}'"))
+}
+
+/// The str that an argument must be; else as [`wrong_type`].
+pub(super) fn text_of<'a>(function: &str, wanted: &str, given: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, str>> {
+    given.cast::<PyString>().map_err(|_| wrong_type(function, wanted, given))?.to_cow()
+}
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {

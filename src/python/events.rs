@@ -4,21 +4,23 @@
 //! `set_event_hook` in a capsule, which it takes again: whoever sets a hook for a while can put the old one back.
 #![allow(unsafe_code, reason = "a C hook, and the references that it holds")]
 
-use super::exit;
+use super::pending::PutAside;
+use super::{bridge, exit};
 use crate::handler::events::{EventHook, Hook, MOST_WATCHED, set_event_hook as set, unwatched};
 use pyo3::exceptions::{PyRuntimeWarning, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::{CStr, CString, c_void};
-use std::ptr::null_mut;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a C hook is wrapped in on its way through Python.
 const CAPSULE: &CStr = c"ctxalloc.event_hook";
 
-/// Has ``hook(inp, outp, size)`` called after every block that any handler makes, resizes or frees; None ends it.
+/// Has ``hook(inp, outp, size)`` called for every block that any handler makes, resizes or frees; None ends it.
 ///
 /// A new block: ``(None, address, size)``, and ``(None, None, size)`` where there was no memory. A resized one:
-/// ``(old_address, new_address, size)``. A freed one: ``(address, None, 0)``. NumPy's arrays under every handler, its own
+/// ``(old_address, new_address, size)``. One that is about to be freed: ``(address, None, 0)``; no other block has its
+/// address before the hook returns. NumPy's arrays under every handler, its own
 /// default included, and Rust's Buffers are all told; threads without Python wait for the GIL to tell. What the hook
 /// itself allocates or frees is not told. An exception in it goes to ``sys.unraisablehook``.
 ///
@@ -39,6 +41,8 @@ pub(super) fn set_event_hook<'py>(
     py: Python<'py>,
     hook: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    // A foreign handler that C selected is in the table from now on: the hook is to hear of it.
+    bridge::current(py)?;
     let hook = hook.map(to_c).transpose()?;
     // SAFETY: `call` may be called by any thread that is attached, for ever; what a capsule of ours holds was a hook.
     let before = unsafe { set(hook) };
@@ -116,14 +120,17 @@ unsafe extern "C" fn call(inp: *mut c_void, outp: *mut c_void, size_bytes: usize
     let py = unsafe { Python::assume_attached() };
     // SAFETY: a callable that the hook holds until it is replaced, which needs what we hold.
     let hook = unsafe { Bound::from_borrowed_ptr(py, user_data.cast()) };
-    // An array may die while an exception is on its way: it is put aside, and back.
-    let (mut kind, mut value, mut traceback) = (null_mut(), null_mut(), null_mut());
-    // SAFETY: attached, with room for three references.
-    unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
+    // An array may die while an exception is on its way.
+    let _pending = PutAside::new(py);
     let address = |block: *mut c_void| (!block.is_null()).then(|| block.addr());
-    if let Err(error) = hook.call1((address(inp), address(outp), size_bytes)) {
-        error.write_unraisable(py, Some(&hook));
+    // A panic of Rust that the hook called comes out of pyo3 as a panic again. It was reported, and must not reach C.
+    let told = catch_unwind(AssertUnwindSafe(|| {
+        if let Err(error) = hook.call1((address(inp), address(outp), size_bytes)) {
+            error.write_unraisable(py, Some(&hook));
+        }
+    }));
+    if let Err(payload) = told {
+        // What a panic carries may itself panic when it is dropped: it stays.
+        std::mem::forget(payload);
     }
-    // SAFETY: the three from above, given back.
-    unsafe { ffi::PyErr_Restore(kind, value, traceback) };
 }

@@ -1,9 +1,10 @@
 //! Questions: which handler is current, which one owns this array, which ones are there.
 
+use super::errors::{text_of, wrong_type};
 use super::foreign::{adopt_capsule, handler_in};
 use super::handler::PyHandler;
 use super::numpy::Numpy;
-use super::strategies::PyStrategy;
+use super::strategies::{PyStrategy, class_of_strategies};
 use super::usm;
 use crate::handler::{Handler, handler as handler_named, handlers as all, register as enter, unknown};
 use crate::strategy::SharedMemory;
@@ -24,8 +25,10 @@ pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyHandler>> {
 /// UnknownHandlerError (a ValueError) lists the names there are.
 #[pyfunction]
 #[pyo3(signature = (name, /))]
-pub(super) fn handler<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyHandler>> {
-    PyHandler::of(py, usm::handler_named(py, name)?.ok_or_else(|| unknown(name))?)
+pub(super) fn handler<'py>(name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyHandler>> {
+    let py = name.py();
+    let name = text_of("handler", "the name of a handler, a str", name)?;
+    PyHandler::of(py, usm::handler_named(py, &name)?.ok_or_else(|| unknown(&name))?)
 }
 
 /// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and what came since;
@@ -44,12 +47,23 @@ pub(super) fn handlers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyHandler>>> {
 /// RegistrationError (a ValueError): the name is empty, taken, longer than 126 bytes of UTF-8, or has a NUL.
 #[pyfunction]
 #[pyo3(signature = (name, strategy, /))]
-pub(super) fn register<'py>(
-    py: Python<'py>,
-    name: &str,
-    strategy: &Bound<'py, PyStrategy>,
-) -> PyResult<Bound<'py, PyHandler>> {
-    PyHandler::of(py, enter(name, strategy.get().strategy())?)
+pub(super) fn register<'py>(name: &Bound<'py, PyAny>, strategy: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyHandler>> {
+    let text = text_of("register", "the handler's name, a str, before its strategy", name)?;
+    let strategy = match strategy.cast::<PyStrategy>() {
+        Ok(strategy) => strategy.get().strategy(),
+        Err(_) => return Err(no_strategy(&text, strategy)),
+    };
+    PyHandler::of(name.py(), enter(&text, strategy)?)
+}
+
+fn no_strategy(name: &str, given: &Bound<'_, PyAny>) -> PyErr {
+    match class_of_strategies(given) {
+        Some(class) => PyTypeError::new_err(format!(
+            "register() takes a strategy, and strategies.{class} is the class of them: \
+             register({name:?}, strategies.{class}(...))"
+        )),
+        None => wrong_type("register", "a strategy of ctxalloc.strategies after the name", given),
+    }
 }
 
 /// Takes a foreign handler into the table: any capsule ``mem_handler`` that ``PyDataMem_SetHandler`` would take.
@@ -61,8 +75,12 @@ pub(super) fn register<'py>(
 /// impossible, the struct lacks a function, or it is in the table under another name.
 #[pyfunction]
 #[pyo3(signature = (capsule, /, *, name = None))]
-pub(super) fn adopt<'py>(capsule: &Bound<'py, PyAny>, name: Option<&str>) -> PyResult<Bound<'py, PyHandler>> {
-    PyHandler::of(capsule.py(), adopt_capsule(capsule, name)?)
+pub(super) fn adopt<'py>(
+    capsule: &Bound<'py, PyAny>,
+    name: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyHandler>> {
+    let name = name.map(|name| text_of("adopt", "name=, a str or None", name)).transpose()?;
+    PyHandler::of(capsule.py(), adopt_capsule(capsule, name.as_deref())?)
 }
 
 /// The handler that owns an array's bytes: its own, or that of the array it is a view of.
@@ -85,13 +103,12 @@ pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<
 /// [`handler_of`], without an object for it.
 pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     let numpy = Numpy::get(arr.py())?;
-    if !numpy.is_array(arr)? {
-        let kind = arr.get_type().qualname()?;
-        return Err(PyTypeError::new_err(format!("handler_of() takes a numpy.ndarray, got '{kind}'")));
+    if !numpy.is_array(arr) {
+        return Err(wrong_type("handler_of", "a numpy.ndarray", arr));
     }
     let mut owner = arr.clone();
     loop {
-        if numpy.is_array(&owner)? {
+        if numpy.is_array(&owner) {
             if let Some(handler) = handler_of_owner(numpy, &owner)? {
                 return Ok(Some(handler));
             }
@@ -106,10 +123,17 @@ pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     }
 }
 
-/// Whether this is what stands between an array and its strided view (`as_strided`, `sliding_window_view`).
+/// Whether this is what stands between an array and its strided view (`as_strided`, `sliding_window_view`): NumPy's own
+/// class, and no other that is called so (whose `base` could lead round in a circle).
 fn is_numpys_dummy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    const NAME: &str = "DummyArray";
     let kind = object.get_type();
-    Ok(kind.name()?.to_cow()? == "DummyArray" && kind.module()?.to_cow()?.starts_with("numpy.lib."))
+    let module = kind.module()?;
+    if kind.name()?.to_cow()? != NAME || !module.to_cow()?.starts_with("numpy.lib.") {
+        return Ok(false);
+    }
+    let numpys = object.py().import(module).and_then(|module| module.getattr(NAME));
+    Ok(numpys.is_ok_and(|numpys| numpys.is(&kind)))
 }
 
 fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {

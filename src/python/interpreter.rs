@@ -7,18 +7,34 @@
 use super::exit;
 use super::numpy::symbol;
 use crate::handler::interpreter::is_there;
+use crate::sync::Made;
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 
 /// tracemalloc's domain of Buffers and of blocks from the C face: "cxal" in ASCII. NumPy's is 389047.
 pub(super) const DOMAIN: c_uint = 0x6378_616c;
 
+/// ImportError unless this is the main interpreter: what Python gives us lives as long as the process. The package asks
+/// first, in `_main_interpreter.py`, before any class of ours is made; this is for builds of CPython where it cannot.
+pub(super) fn require_main() -> PyResult<()> {
+    // SAFETY: attached, as everybody is who imports a module.
+    let interpreter = unsafe { ffi::PyInterpreterState_Get() };
+    // SAFETY: the running interpreter. The main one has the number 0.
+    if unsafe { ffi::PyInterpreterState_GetID(interpreter) } == 0 {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "ctxalloc works in the main interpreter only, and this is a subinterpreter: import it in the main one",
+    ))
+}
+
 /// Tells the table. Once, when the package is imported.
 pub(super) fn announce(py: Python<'_>) -> PyResult<()> {
     let tracing: bool = py.import("tracemalloc")?.call_method0("is_tracing")?.extract()?;
-    let tracer = Tracer::find(tracing).map(|tracer| TRACER.get_or_init(|| tracer));
+    let tracer = Tracer::find(tracing).map(|tracer| TRACER.get_or_make(|| tracer));
     is_there(attach, tracer.is_some().then_some(trace));
     Ok(())
 }
@@ -30,7 +46,7 @@ unsafe extern "C" fn attach(run: unsafe extern "C" fn(data: *mut c_void), data: 
     let _ = exit::try_attach(|_| unsafe { run(data) });
 }
 
-static TRACER: OnceLock<Tracer> = OnceLock::new();
+static TRACER: Made<Tracer> = Made::new();
 
 /// tracemalloc's functions, and how to see cheaply, without the GIL, that nobody traces.
 struct Tracer {

@@ -13,6 +13,7 @@
 //! Nothing else carries a handler across. An extension calls [`init`] in its `#[pymodule]` first, so that it uses
 //! the table of the package and not one of its own.
 
+mod asyncgen;
 mod asyncio;
 mod attached;
 mod bridge;
@@ -24,10 +25,12 @@ mod exit;
 mod foreign;
 mod handler;
 mod held;
+mod imported;
 mod inspect;
 mod interpreter;
 mod module;
 mod numpy;
+mod pending;
 mod request;
 mod scope;
 mod scope_type;

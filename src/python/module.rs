@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "NumPy's default handler is adopted here")]
 
 use super::capi;
+use super::errors;
 use super::exit;
 use super::foreign::keep;
 use super::interpreter;
@@ -32,6 +33,8 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
+    use super::super::asyncgen::anext_unhooked;
+    #[pymodule_export]
     use super::super::events::set_event_hook;
     #[pymodule_export]
     use super::super::handler::PyHandler;
@@ -55,12 +58,14 @@ mod _native {
     #[pymodule_export]
     use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
 
-    use super::{Numpy, adopt_numpys_default, capi, exit, interpreter, scope_type, settings, shared};
+    use super::{Numpy, adopt_numpys_default, capi, errors, exit, interpreter, scope_type, settings, shared};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
+        interpreter::require_main()?;
+        errors::import(py)?;
         settings::begin()?;
         adopt_numpys_default(py)?;
         exit::close_at_exit(py)?;

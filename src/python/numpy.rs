@@ -66,7 +66,9 @@ impl Numpy {
 
     #[cold]
     fn first<'a>(py: Python<'_>, place: &'a PyOnceLock<Self>) -> PyResult<&'a Self> {
-        place.get_or_try_init(py, || Self::find(py))
+        // Found outside of the cell: an import lets other threads run, and one of them may fork. Its child would wait here.
+        let found = Self::find(py)?;
+        Ok(place.get_or_init(py, || found))
     }
 
     fn find(py: Python<'_>) -> PyResult<Self> {
@@ -167,8 +169,11 @@ impl Numpy {
         self.multiarray.bind(py)
     }
 
-    pub(super) fn is_array(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        object.is_instance(self.ndarray.bind(object.py()))
+    /// Whether an object has an array's layout: by its real type. `isinstance` would believe its `__class__`, which a mock
+    /// or a proxy says as it likes.
+    pub(super) fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: attached, as the `Bound` shows; an object, which has a type, and the type that `find` got from NumPy.
+        unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), self.ndarray.as_ptr().cast()) != 0 }
     }
 
     /// What an array's memory belongs to; None where it is the array's own.
@@ -178,7 +183,7 @@ impl Numpy {
 
     /// The capsule that an array frees its data with; `None` where it owns none. `array` is an ndarray.
     pub(super) fn capsule_of<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        debug_assert!(self.is_array(array).unwrap_or(false));
+        debug_assert!(self.is_array(array));
         let Some(offset) = self.handler_offset else { return Ok(None) };
         let capsule = Self::read_word(array, offset);
         // SAFETY: NULL, or a reference that the array holds while we hold the array.

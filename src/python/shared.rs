@@ -37,6 +37,7 @@ pub(super) fn capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 /// ImportError where `ctxalloc` is not installed or its table has another layout than this crate's version knows;
 /// RuntimeError where this module used a table of its own before.
 pub fn init(py: Python<'_>) -> PyResult<()> {
+    super::interpreter::require_main()?;
     py.import("ctxalloc")?;
     // SAFETY: a NUL-terminated name; attached.
     let table = unsafe { ffi::PyCapsule_Import(CAPSULE.as_ptr(), 0) };
@@ -56,6 +57,7 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
             "this extension used ctxalloc before ctxalloc::python::init(); make that the first line of its #[pymodule]",
         ));
     }
+    super::errors::import(py)?;
     super::numpy::Numpy::get(py)?;
     super::exit::close_at_exit(py)
 }

@@ -4,6 +4,7 @@ use super::callbacks::callbacks;
 use super::request::PyBudget;
 use super::tracked;
 use super::usm::PyQueue;
+use crate::error::Error;
 use crate::source::{HugePages, LockedPages, NumaPages, NumaPolicy, PrivatePages, UsmPages};
 use crate::strategy::{
     Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Guard, GuardOptions, Pool, PoolOptions, SharedMemory, Strategy,
@@ -11,7 +12,7 @@ use crate::strategy::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyInt};
+use pyo3::types::{PyBool, PyDict, PyInt, PyType};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ impl PyStrategy {
                 let budget = match (options.maybe_size("limit_bytes")?, budget) {
                     (Some(limit_bytes), None) => Budget::new("strategies.Budgeted", Some(limit_bytes)),
                     (None, Some(budget)) => budget,
-                    _ => return Err(PyTypeError::new_err("Budgeted() needs either limit_bytes= or budget=")),
+                    (given, _) => return Err(options.one_of(["limit_bytes=", "budget="], given.is_some())),
                 };
                 Arc::new(Budgeted::new(upstream, budget))
             }
@@ -96,7 +97,7 @@ impl PyStrategy {
                         let seed = options.maybe_count("seed")?.unwrap_or(0);
                         Arc::new(Faulty::with_probability(upstream, probability, seed)?)
                     }
-                    _ => return Err(PyTypeError::new_err("Faulty() needs either every= or probability=")),
+                    (given, _) => return Err(options.one_of(["every=", "probability="], given.is_some())),
                 }
             }
             "Tracked" => {
@@ -104,9 +105,10 @@ impl PyStrategy {
                 let frames = options.maybe_count("traceback")?.unwrap_or(0) as usize;
                 let tasks = options.maybe("tasks", "True or False", |value| value.extract())?.unwrap_or(false);
                 if frames == 0 && !tasks {
-                    Arc::new(Tracked::new(upstream)?)
+                    Arc::new(Tracked::new(upstream).map_err(in_pythons_error)?)
                 } else {
-                    Arc::new(Tracked::telling(upstream, tracked::teller(py, frames, tasks)?)?)
+                    let teller = tracked::teller(py, frames, tasks)?;
+                    Arc::new(Tracked::telling(upstream, teller).map_err(in_pythons_error)?)
                 }
             }
             "Zeroing" => {
@@ -149,9 +151,26 @@ pub(super) fn in_pythons_words(debug: &str) -> String {
     text.replace("=true", "=True").replace("=false", "=False")
 }
 
-/// A value that is neither True nor False, which Python counts as numbers.
-fn no_flag<'a, 'py>(value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyAny>> {
-    if value.is_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { Ok(value) }
+/// An error about a strategy that is wrapped, which it shows by its Debug text.
+fn in_pythons_error(error: Error) -> Error {
+    match error {
+        Error::BadOption { option, value, wanted } => {
+            Error::BadOption { option, value: in_pythons_words(&value), wanted }
+        }
+        other => other,
+    }
+}
+
+/// The name of the class, where a class was given in place of a strategy.
+pub(super) fn class_of_strategies(given: &Bound<'_, PyAny>) -> Option<String> {
+    let class = given.cast::<PyType>().ok()?;
+    let strategies = class.is_subclass_of::<PyStrategy>().ok()?;
+    if strategies { class.name().ok().map(|name| name.to_string()) } else { None }
+}
+
+/// Refuses True and False where a number is wanted: they count as 1 and 0, and are most often another argument's.
+pub(super) fn no_bool<'a, 'py>(value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyAny>> {
+    if value.is_exact_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { Ok(value) }
 }
 
 /// The keyword options that a class passed on.
@@ -178,24 +197,25 @@ impl<'a, 'py> Options<'a, 'py> {
 
     /// A size in bytes: an int, not negative; None for the strategy's own choice.
     pub(super) fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
-        self.maybe(name, "a number of bytes, an int from 0 up", |value| value.extract())
+        let wanted = format!("a number of bytes, an int from 0 to 2**{} - 1", usize::BITS);
+        self.maybe(name, &wanted, |value| no_bool(value)?.extract())
     }
 
     /// How many bytes a pool keeps.
     pub(super) fn maybe_warm_bytes(&self) -> PyResult<Option<usize>> {
-        self.maybe("warm_bytes", "a number of bytes, an int from 0 up", |value| no_flag(value)?.extract())
+        self.maybe("warm_bytes", "a number of bytes, an int from 0 up", |value| no_bool(value)?.extract())
     }
 
     /// A time in seconds: a number, not negative; None for the strategy's own choice.
     pub(super) fn maybe_seconds(&self, name: &str) -> PyResult<Option<Duration>> {
         self.maybe(name, "a time in seconds, a number from 0 up", |value| {
-            Duration::try_from_secs_f64(no_flag(value)?.extract()?).map_err(|_| PyValueError::new_err(()))
+            Duration::try_from_secs_f64(no_bool(value)?.extract()?).map_err(|_| PyValueError::new_err(()))
         })
     }
 
     /// A count: an int, not negative.
     fn maybe_count(&self, name: &str) -> PyResult<Option<u64>> {
-        self.maybe(name, "a count, an int from 0 up", |value| value.extract())
+        self.maybe(name, "a count, an int from 0 to 2**64 - 1", |value| no_bool(value)?.extract())
     }
 
     /// The pool of a kind on a queue.
@@ -210,7 +230,7 @@ impl<'a, 'py> Options<'a, 'py> {
 
     /// Any number.
     fn maybe_number(&self, name: &str) -> PyResult<Option<f64>> {
-        self.maybe(name, "a number", |value| value.extract())
+        self.maybe(name, "a number", |value| no_bool(value)?.extract())
     }
 
     /// Yes or no: True or False, and nothing that only counts as such.
@@ -221,7 +241,10 @@ impl<'a, 'py> Options<'a, 'py> {
     /// One NUMA node, or several.
     fn maybe_nodes(&self, name: &str) -> PyResult<Option<Vec<usize>>> {
         self.maybe(name, "the number of a node, an int from 0 up, or a sequence of them", |value| {
-            if value.is_instance_of::<PyInt>() { Ok(vec![value.extract()?]) } else { value.extract() }
+            if no_bool(value)?.is_instance_of::<PyInt>() {
+                return Ok(vec![value.extract()?]);
+            }
+            value.try_iter()?.map(|node| no_bool(&node?)?.extract()).collect()
         })
     }
 
@@ -267,6 +290,15 @@ impl<'a, 'py> Options<'a, 'py> {
             .ok_or_else(|| PyTypeError::new_err(format!("{}() needs a strategy to wrap", self.kind)))
     }
 
+    /// Of two options exactly one must be given, and that is not so.
+    fn one_of(&self, [one, other]: [&str; 2], given: bool) -> PyErr {
+        let kind = self.kind;
+        PyTypeError::new_err(match given {
+            true => format!("{kind}() takes either {one} or {other}, and was given both; leave one out"),
+            false => format!("{kind}() needs either {one} or {other}; give one of them"),
+        })
+    }
+
     /// The class of a strategy that was given.
     fn kind_of(&self, name: &str) -> PyResult<Option<Box<str>>> {
         self.maybe(name, "a strategy to wrap", |value| Ok(value.cast::<PyStrategy>()?.get().kind.clone()))
@@ -274,7 +306,11 @@ impl<'a, 'py> Options<'a, 'py> {
 
     /// A strategy, or None.
     fn maybe_strategy(&self, name: &str) -> PyResult<Option<Arc<dyn Strategy>>> {
-        self.maybe(name, "a strategy to wrap", |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))
+        let mut wanted = "a strategy to wrap".to_owned();
+        if let Some(class) = self.given(name)?.and_then(|value| class_of_strategies(&value)) {
+            wanted = format!("a strategy to wrap, strategies.{class}(...), and not the class");
+        }
+        self.maybe(name, &wanted, |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))
     }
 
     /// An option as `read` takes it; what it refuses is named, with what is `wanted` instead.

@@ -1,5 +1,6 @@
 //! `set_handler`, `reset` and the Token between them: `ContextVar.set` and `reset` on NumPy's own variable.
 
+use super::errors::wrong_type;
 use super::foreign::handler_in;
 use super::handler::{PyHandler, handler_for};
 use super::numpy::Numpy;
@@ -74,8 +75,10 @@ pub(super) fn set_handler(handler: &Bound<'_, PyAny>) -> PyResult<PyToken> {
 /// good there. Nothing changes then.
 #[pyfunction]
 #[pyo3(signature = (token, /))]
-pub(super) fn reset(token: &Bound<'_, PyToken>) -> PyResult<()> {
+pub(super) fn reset(token: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = token.py();
+    let wanted = "the Token that set_handler() returned";
+    let token = token.cast::<PyToken>().map_err(|_| wrong_type("reset", wanted, token))?;
     let numpy = Numpy::get(py)?;
     numpy.selection().reset(numpy, token.get().token.bind(py)).map_err(|error| explain(py, error))?;
     token.get().used.store(true, Ordering::Relaxed);

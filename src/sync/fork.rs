@@ -100,11 +100,12 @@ impl Drop for HeldUntilDropped {
 #[allow(unsafe_code, reason = "pthread_atfork")]
 mod holders {
     use super::{FORKS, ForkLock, HeldAcrossFork, Locked};
+    use crate::sync::Made;
     use std::cell::Cell;
     use std::collections::BTreeMap;
     use std::ptr::null_mut;
     use std::sync::atomic::Ordering;
-    use std::sync::{Arc, OnceLock, Weak};
+    use std::sync::{Arc, Weak};
 
     #[derive(Default)]
     struct Holders {
@@ -118,7 +119,7 @@ mod holders {
 
     type Held = Vec<Arc<dyn HeldAcrossFork>>;
 
-    static HOLDERS: OnceLock<Locked<Holders>> = OnceLock::new();
+    static HOLDERS: Made<Locked<Holders>> = Made::new();
     thread_local! {
         /// What the forking thread holds between `before` and `after`. A plain pointer: threads may fork in their last
         /// destructors.
@@ -126,7 +127,8 @@ mod holders {
     }
 
     extern "C" fn before() {
-        let Some(holders) = HOLDERS.get() else { return };
+        // Racers of the first use may each hook in: the first of them has done it then.
+        let Some(holders) = HOLDERS.get().filter(|_| HELD.get().is_null()) else { return };
         holders.lock.acquire();
         // SAFETY: the lock is held by us alone.
         let holders = unsafe { &*holders.value.get() };
@@ -149,7 +151,8 @@ mod holders {
     }
 
     fn holders() -> &'static Locked<Holders> {
-        HOLDERS.get_or_init(|| {
+        HOLDERS.get_or_make(|| {
+            // Before anybody can see the list: no fork falls between it and its hold.
             // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
             // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
             let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };

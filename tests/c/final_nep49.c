@@ -128,7 +128,42 @@ static PyObject *new_array(PyObject *self, PyObject *size)
     return PyArray_ZEROS(1, &length, NPY_DOUBLE, 0);
 }
 
+/* A call in the middle of another failure: KeyError is set before it. Answers NULL, with what is set after it. */
+static PyObject *while_raising(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    const char *what;
+    PyObject *object = NULL;
+    if (!PyArg_ParseTuple(arguments, "s|O", &what, &object)) {
+        return NULL;
+    }
+    PyErr_SetString(PyExc_KeyError, "the first");
+    if (strcmp(what, "find nobody") == 0) {
+        ctxalloc_find("nobody");
+    } else if (strcmp(what, "find") == 0) {
+        ctxalloc_find("pool");
+    } else if (strcmp(what, "register nothing") == 0) {
+        ctxalloc_register(NULL, NULL);
+    } else if (strcmp(what, "adopt") == 0) {
+        ctxalloc_adopt(object, NULL);
+    } else if (strcmp(what, "handler_of") == 0) {
+        ctxalloc_handler_of(object);
+    } else if (strcmp(what, "select") == 0) {
+        ctxalloc_set_handler(ctxalloc_set_handler(ctxalloc_find("pool")));
+    } else if (strcmp(what, "capsule") == 0) {
+        Py_XDECREF(ctxalloc_capsule(ctxalloc_find("pool")));
+    } else if (strcmp(what, "blocks") == 0) {
+        ctxalloc_free(ctxalloc_renew(ctxalloc_new(10), 20));
+    } else if (strcmp(what, "free") == 0) {
+        ctxalloc_free((void *)what);
+    } else if (strcmp(what, "new") == 0) {
+        ctxalloc_new(SIZE_MAX / 2 + 1);
+    }
+    return NULL;
+}
+
 static PyMethodDef methods[] = {
+    {"while_raising", while_raising, METH_VARARGS, NULL},
     {"register", register_it, METH_NOARGS, NULL},
     {"select_by_ctxalloc", select_by_ctxalloc, METH_O, NULL},
     {"select_by_numpy", select_by_numpy, METH_VARARGS, NULL},

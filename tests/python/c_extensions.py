@@ -59,10 +59,20 @@ def _folder() -> Path:
 @functools.cache
 def built(name: str, *more: str) -> ModuleType:
     """The extension module of `tests/c/{name}.c`, and more files beside it."""
+    return _extension(name, [SOURCES / f"{file}.c" for file in (name, *more)])
+
+
+def built_from(name: str, text: str) -> ModuleType:
+    """The extension module of a text."""
+    source = _folder() / f"{name}.c"
+    source.write_text(text)
+    return _extension(name, [source])
+
+
+def _extension(name: str, sources: list[Path]) -> ModuleType:
     library = _folder() / f"{name}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     options = ("-std=c99", "-D_POSIX_C_SOURCE=200809L", "-shared", "-fPIC", "-O1", "-g", "-pthread")
     include = f"-I{ctxalloc.get_include()}"
-    sources = [SOURCES / f"{file}.c" for file in (name, *more)]
     _compile(*WARNINGS, *options, include, *_python_headers(), "-o", library, *sources)
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
@@ -87,6 +97,15 @@ def compile_header(language: str, macros: tuple[str, ...]) -> None:
             f"{python_header}#include <ctxalloc.h>\nint nothing(void);\nint nothing(void) {{ return 0; }}\n"
         )
     _compile(*WARNINGS, *options, "-o", _folder() / "header.o", source, language=language)
+
+
+def compile_text(text: str, *, with_python: bool = True) -> None:
+    """Compile a text that uses the header, with every warning as an error."""
+    source = _folder() / "text.c"
+    source.write_text(text)
+    options = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wno-unused-function", "-Wno-unused-variable", "-c"]
+    include = [f"-I{ctxalloc.get_include()}", *(_python_headers() if with_python else ())]
+    _compile(*WARNINGS, *options, *include, "-o", _folder() / "text.o", source)
 
 
 def pkg_config(option: str) -> str | None:

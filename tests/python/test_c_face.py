@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock, NonCallableMock
 
 import c_extensions
 import numpy as np
@@ -67,6 +68,12 @@ def test_a_struct_of_numpys_own_type_is_a_handler_of_the_table(final: ModuleType
     assert final.handler_of(np.frombuffer(b"12345678")) is None
 
 
+def test_the_c_function_too_reads_nothing_of_what_only_says_that_it_is_an_array(final: ModuleType) -> None:
+    for liar in (NonCallableMock(spec=np.ndarray), MagicMock(spec=np.ndarray)):
+        with pytest.raises(TypeError, match=r"takes a numpy\.ndarray, got '"):
+            final.handler_of(liar)
+
+
 def test_set_and_get_from_c_are_numpys_context_variable(final: ModuleType) -> None:
     assert final.select_by_ctxalloc("headed, final") == "default_allocator"
     assert ctxalloc.current().name == numpys_name() == "headed, final"
@@ -95,6 +102,37 @@ def test_capsules_of_others_are_adopted(final: ModuleType, fresh_name: Callable[
         final.adopt(foreign.capsule, fresh_name())
     with pytest.raises(TypeError, match="PyCapsule"):
         final.adopt(object(), None)
+
+
+def test_a_handlers_name_finds_it_also_where_its_struct_says_another(
+    final: ModuleType, draft1: ModuleType, fresh_name: Callable[[], str]
+) -> None:
+    name = fresh_name()
+    twins = [ForeignHandler(name), ForeignHandler(name)]
+    names = [fresh_name(), fresh_name()]
+    for twin, alias in zip(twins, names, strict=True):
+        ctxalloc.adopt(twin.capsule, name=alias)
+    for _ in range(2):
+        for alias in names:
+            with ctxalloc.use(alias):
+                assert final.current()[0] == draft1.name_of(None) == draft1.name_of(np.ones(1)) == alias
+    assert final.select_by_ctxalloc(names[1]) == "default_allocator"
+    assert ctxalloc.current() is ctxalloc.handler(names[1])
+    final.select_by_ctxalloc(None)
+
+
+def test_an_adoption_without_a_name_is_refused_where_its_own_is_taken(
+    final: ModuleType, fresh_name: Callable[[], str]
+) -> None:
+    first = ForeignHandler(fresh_name())
+    assert final.adopt(first.capsule, None) == first.struct.name.decode()
+    second = ForeignHandler(first.struct.name)
+    held = sys.getrefcount(second.capsule)
+    for name in (None, "pool"):
+        with pytest.raises(ctxalloc.RegistrationError, match="is taken"):
+            final.adopt(second.capsule, name)
+        now = sys.getrefcount(second.capsule)
+        assert now == held, "what was refused is not kept"
 
 
 def test_a_thread_starts_with_the_default_and_a_task_with_a_copy(final: ModuleType) -> None:
@@ -166,6 +204,28 @@ def test_the_first_draft_sets_and_gives_back(draft1: ModuleType) -> None:
         assert draft1.pop() == "headed, first draft"
     assert ctxalloc.current().name == "default_allocator"
     assert ctxalloc.handler_of(array) is ctxalloc.handler("headed, first draft")
+
+
+def test_two_libraries_may_carry_one_draft(draft1: ModuleType) -> None:
+    again = c_extensions.built("first_draft_again")
+    assert draft1.push(1) is None
+    try:
+        first = np.ones(1000)
+        before = draft1.counts()["alive"]
+        assert again.push(1) == "headed, first draft"
+        assert ctxalloc.current().name.startswith("headed, first draft@0x")
+        assert again.name_of(None) == ctxalloc.current().name
+        second = np.ones(1000)
+        assert ctxalloc.handler_of(second) is ctxalloc.current()
+        assert (draft1.counts()["alive"], again.counts()["alive"]) == (before, 1)
+        assert again.push(1) == "headed, first draft"  # its own struct, whatever the table calls it
+        assert again.pop() == "headed, first draft"
+        assert again.pop() == "headed, first draft"
+        assert ctxalloc.current() is ctxalloc.handler_of(first)
+    finally:
+        draft1.pop()
+    del second
+    assert again.counts() == {"alive": 0, "wrong_sizes": 0, "not_ours": 0, "without_gil": 0}
 
 
 def test_a_draft_is_selected_for_its_thread_or_task_alone(draft1: ModuleType, draft2: ModuleType) -> None:
@@ -299,6 +359,21 @@ def test_the_hook_hears_of_requests_and_of_what_is_adopted_while_it_is_there(
         assert draft2.events()["new"] == draft2.events()["free"] == 2
     finally:
         draft2.end_hook()
+
+
+def test_the_hook_hears_of_a_foreign_handler_that_is_selected_when_it_is_set(
+    draft2: ModuleType, fresh_name: Callable[[], str]
+) -> None:
+    foreign = ForeignHandler(fresh_name())
+    old = set_handler(foreign.capsule)  # by NumPy: ctxalloc has not seen it
+    try:
+        draft2.set_hook(False)
+        array = np.empty(5000, dtype=np.uint8)
+        del array
+        assert (draft2.events()["new"], draft2.events()["free"]) == (1, 1)
+    finally:
+        draft2.end_hook()
+        set_handler(old)
 
 
 def test_the_hook_does_not_hear_itself(draft2: ModuleType) -> None:
@@ -463,6 +538,49 @@ def test_unknown_names_and_structs_raise(final: ModuleType) -> None:
     assert ctxalloc.current().name == "default_allocator"
 
 
+FAIL_WHILE_RAISING = {
+    "find nobody": ((), ctxalloc.UnknownHandlerError, "nobody"),
+    "register nothing": ((), ValueError, "handler is NULL"),
+    "adopt": ((3,), TypeError, "PyCapsule"),
+    "handler_of": ((3,), TypeError, "takes a numpy.ndarray"),
+    "free": ((), ValueError, "no live block"),
+    "new": ((), MemoryError, "could not allocate"),
+}
+
+
+@pytest.mark.parametrize("what", FAIL_WHILE_RAISING)
+def test_a_call_that_fails_while_an_exception_is_on_its_way_raises_its_own_after_that_one(
+    final: ModuleType, what: str
+) -> None:
+    arguments, kind, message = FAIL_WHILE_RAISING[what]
+    with pytest.raises(kind, match=message) as caught:
+        final.while_raising(what, *arguments)
+    assert isinstance(caught.value.__context__, KeyError)
+    assert caught.value.__context__.args == ("the first",)
+
+
+@pytest.mark.parametrize("what", ["find", "select", "capsule", "blocks", "handler_of", "adopt"])
+def test_a_call_that_succeeds_while_an_exception_is_on_its_way_leaves_it_there(final: ModuleType, what: str) -> None:
+    arguments = {"handler_of": (np.ones(3),), "adopt": (ctxalloc.handler("pool").capsule,)}.get(what, ())
+    with pytest.raises(KeyError, match="the first") as caught:
+        final.while_raising(what, *arguments)
+    assert caught.value.__context__ is None
+
+
+def test_the_first_failure_of_a_process_may_come_while_an_exception_is_on_its_way() -> None:
+    program = f"""
+import sys; sys.path.insert(0, {str(c_extensions.HERE)!r})
+import c_extensions
+final = c_extensions.built("final_nep49")
+for what in ("find nobody", "register nothing"):
+    try:
+        final.while_raising(what)
+    except ValueError as error:
+        print(type(error).__name__, "after", repr(error.__context__))
+"""
+    assert says(program) == ("UnknownHandlerError after KeyError('the first')\nValueError after KeyError('the first')")
+
+
 def test_a_budgets_limit_is_a_memory_error_in_c_too() -> None:
     with pytest.raises(MemoryError), ctxalloc.request(limit_bytes=1000):
         c_extensions.api().new(5000)
@@ -479,6 +597,49 @@ def test_a_budgets_limit_is_a_memory_error_in_c_too() -> None:
 )
 def test_the_header_compiles_without_a_warning(language: str, macros: tuple[str, ...]) -> None:
     c_extensions.compile_header(language, macros)
+
+
+# What NumPy 1.26's headers have of it.
+NUMPY_1 = """
+#define NUMPY_CORE_INCLUDE_NUMPY_NDARRAYTYPES_H_
+#define NPY_ABI_VERSION 0x01000009
+typedef struct {
+    void *ctx;
+    void *(*malloc)(void *ctx, size_t size);
+    void *(*calloc)(void *ctx, size_t nelem, size_t elsize);
+    void *(*realloc)(void *ctx, void *ptr, size_t new_size);
+    void (*free)(void *ctx, void *ptr, size_t size);
+} PyDataMemAllocator;
+typedef struct {
+    char name[127];
+    uint8_t version;
+    PyDataMemAllocator allocator;
+} PyDataMem_Handler;
+typedef void (PyDataMem_EventHookFunc)(void *inp, void *outp, size_t size, void *user_data);
+static void **PyArray_API;
+#define PyDataMem_SetEventHook \\
+    (*(PyDataMem_EventHookFunc * (*)(PyDataMem_EventHookFunc *, void *, void **)) PyArray_API[291])
+"""
+USES_NUMPYS_NAMES = """
+#define CTXALLOC_PYTHON
+#define CTXALLOC_NUMPY_NAMES
+#include <ctxalloc.h>
+static void hook(void *inp, void *outp, size_t size, void *user_data)
+{
+    (void)inp, (void)outp, (void)size, (void)user_data;
+}
+PyDataMem_EventHookFunc *set(void);
+PyDataMem_EventHookFunc *set(void) { return PyDataMem_SetEventHook(hook, NULL, NULL); }
+"""
+
+
+@pytest.mark.parametrize(
+    "numpys",
+    ["", NUMPY_1, "#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION\n#include <numpy/arrayobject.h>\n"],
+    ids=["without NumPy", "NumPy 1.26", "this NumPy"],
+)
+def test_numpys_old_names_may_stand_beside_numpys_own_header(numpys: str) -> None:
+    c_extensions.compile_text(f"#include <Python.h>\n{numpys}{USES_NUMPYS_NAMES}")
 
 
 def test_an_extension_of_several_files_imports_once() -> None:

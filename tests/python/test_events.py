@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from numpy_c import ForeignHandler, set_handler
-from subprocesses import says
+from subprocesses import run, says
 
 import ctxalloc
 
@@ -64,6 +64,18 @@ def test_a_foreign_handler_is_heard_and_its_struct_is_as_before(fresh_name: Call
     assert bytes(foreign.struct) == before
     del array  # freed without the hook
     assert events == [(None, address, 3000)]
+
+
+def test_a_foreign_handler_that_is_selected_when_the_hook_is_set_is_heard(fresh_name: Callable[[], str]) -> None:
+    foreign = ForeignHandler(fresh_name())
+    events: list[Event] = []
+    with foreign.selected():  # by NumPy: ctxalloc has not seen it
+        ctxalloc.set_event_hook(lambda *event: events.append(event))  # type: ignore[arg-type]
+        try:
+            np.empty(3000, dtype=np.uint8)
+        finally:
+            ctxalloc.set_event_hook(None)
+    assert [size for _, _, size in events] == [3000, 0]
 
 
 def test_the_hook_may_make_arrays() -> None:
@@ -213,6 +225,22 @@ np.empty(5)
 print(count)
 """
     assert says(program) == "2"
+
+
+def test_a_hook_that_panics_in_rust_takes_nothing_down() -> None:
+    program = """
+import sys
+import numpy as np, ctxalloc, ctxalloc_example
+sys.stderr = None
+ctxalloc.set_event_hook(lambda *event: ctxalloc_example.panic_here("in the hook"))
+array = np.empty(1000)
+del array
+ctxalloc.set_event_hook(None)
+print(np.ones(1000).sum())
+"""
+    pytest.importorskip("ctxalloc_example")
+    outcome = run(program)
+    assert (outcome.code, outcome.out.strip()) == (0, "1000.0"), outcome
 
 
 def test_a_fork_keeps_the_hook() -> None:

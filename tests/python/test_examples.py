@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import documents
@@ -167,3 +168,9 @@ def test_everything_public_has_a_docstring_of_its_own() -> None:
         public |= {f"{name}.{key}": member for key, member in members.items() if not key.startswith("_")}
     without = [name for name, subject in public.items() if not subject.__doc__]
     assert not without
+
+
+def test_the_guide_gives_users_the_lint_that_we_use() -> None:
+    blocks = documents.blocks((ROOT / "docs" / "rust.md").read_text())
+    (text,) = (block.text for block in blocks if "await-holding-invalid-types" in block.text)
+    assert tomllib.loads(text) == tomllib.loads((ROOT / "clippy.toml").read_text())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from built_in import HANDLERS
 from numpy_c import ForeignHandler, numpys_name, numpys_version
+from subprocesses import says
 
 import ctxalloc
 from ctxalloc import handler_of, use
@@ -202,6 +203,41 @@ def test_handler_of_takes_one_positional_argument() -> None:
         handler_of(arr=array)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         handler_of(array, array)  # type: ignore[call-arg]
+
+
+def test_an_object_that_only_says_that_it_is_an_array_is_read_as_what_it_is() -> None:
+    program = """
+import unittest.mock
+import numpy as np, ctxalloc
+
+class Liar:
+    __class__ = property(lambda self: np.ndarray)
+
+for liar in (Liar(), unittest.mock.NonCallableMock(spec=np.ndarray), unittest.mock.MagicMock(spec=np.ndarray)):
+    assert isinstance(liar, np.ndarray)
+    for function in (ctxalloc.handler_of, ctxalloc.shared_memory_of):
+        try:
+            function(liar)
+        except TypeError as error:
+            assert "takes a numpy.ndarray, got '" in str(error), error
+        else:
+            raise AssertionError(function)
+print("no crash")
+"""
+    assert says(program) == "no crash"
+
+
+def test_a_class_that_is_only_called_as_numpys_dummy_leads_nowhere() -> None:
+    class DummyArray:
+        """As what stands behind `as_strided`, but its base is itself."""
+
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
+            self.__array_interface__ = array.__array_interface__
+            self.base = self
+
+    DummyArray.__module__ = "numpy.lib.stride_tricks"
+    array = np.arange(3)
+    assert handler_of(np.asarray(DummyArray(array))) is None
 
 
 def test_numpys_questions_are_passed_on_with_numpys_answers() -> None:

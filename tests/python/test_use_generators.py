@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from subprocesses import says
 
 import ctxalloc
 from ctxalloc import current, set_handler, use
@@ -615,3 +616,41 @@ def test_an_async_generator_outside_of_any_loop_works_by_hand() -> None:
     assert current().name == "default_allocator"
     with pytest.raises(StopIteration):
         steps.aclose().__await__().__next__()
+
+
+def test_a_storm_of_interrupts_leaves_the_thread_its_hooks_for_generators() -> None:
+    program = """
+import signal, sys
+import ctxalloc
+first = lambda agen: None
+last = lambda agen: None
+@ctxalloc.use("pool")
+async def numbers():
+    yield 1
+armed = False
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+sys.unraisablehook = lambda _: None
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+lost = interrupted = 0
+while interrupted < 1000:
+    try:
+        sys.set_asyncgen_hooks(first, last)
+        armed = True
+        for _ in range(100):
+            try:
+                numbers().asend(None).send(None)
+            except StopIteration:
+                pass
+        armed = False
+    except KeyboardInterrupt:
+        interrupted += 1
+        lost += sys.get_asyncgen_hooks() != (first, last)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(lost)
+"""
+    assert says(program, "-W", "ignore") == "0"

@@ -60,7 +60,7 @@ fn a_scoped_future_is_send_exactly_if_its_inner_one_is() {
 fn small_things_are_small() {
     assert_eq!(size_of::<Handler>(), size_of::<usize>());
     assert_eq!(size_of::<Option<Handler>>(), size_of::<usize>());
-    assert_eq!(size_of::<Context>(), 3 * size_of::<usize>());
+    assert_eq!(size_of::<Context>(), 2 * size_of::<usize>());
     assert_eq!(size_of::<ContextAlloc>(), size_of::<usize>());
-    assert_eq!(size_of::<Buffer>(), 3 * size_of::<usize>());
+    assert_eq!(size_of::<Buffer>(), 4 * size_of::<usize>());
 }

@@ -242,7 +242,7 @@ fn child_that_forks_after_many_pools() {
         .collect();
     drop(requests);
     let after = fork_time();
-    println!("fork: {before:?} before, {after:?} after 2000 pools and 4096 requests at one time");
+    eprintln!("fork: {before:?} before, {after:?} after 2000 pools and 4096 requests at one time");
     assert!(
         after < before + Duration::from_millis(1),
         "fork took {after:?} after 2000 dropped pools and 4096 requests, {before:?} before"

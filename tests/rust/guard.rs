@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 /// Longer than anything here takes; a child that hangs is killed by it, and that is its verdict.
@@ -238,6 +238,87 @@ fn child_with_a_handler_of_its_own() {
     unsafe { libc::signal(libc::SIGSEGV, on_fault as extern "C" fn(libc::c_int) as usize) };
     let guard = guard(1, false);
     write(guard.allocate(100).expect("memory"), 100);
+}
+
+#[test]
+fn signals_in_the_middle_of_a_report_run_over_nothing() {
+    let fate = fate_of("child_in_a_storm_of_signals");
+    fate.says("read at offset 0 of a freed block").ended_well();
+}
+
+static FAULTS: AtomicUsize = AtomicUsize::new(0);
+static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+#[ignore = "a child of signals_in_the_middle_of_a_report_run_over_nothing"]
+fn child_in_a_storm_of_signals() {
+    const ROUNDS: usize = 300;
+    /// The handler before the Guard's: it makes the page accessible, and the program goes on.
+    extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+        FAULTS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: what the kernel passes to a handler with SA_SIGINFO.
+        let info = unsafe { &*info };
+        // SAFETY: a fault has an address.
+        let page = unsafe { info.si_addr() }.map_addr(|address| address & !4095);
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: in place of a page of a block that was released, in the Guard's quarantine.
+        let readable = unsafe { libc::mmap(page, 4096, libc::PROT_READ, kind, -1, 0) };
+        assert_eq!(readable, page);
+        // As the kernel would have called it: others may come.
+        // SAFETY: an all-zero set is one, which the call fills.
+        let mut blocked: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: only asks.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut blocked) };
+        // SAFETY: a set.
+        let blocks = |signal| unsafe { libc::sigismember(&raw const blocked, signal) } == 1;
+        assert!(blocks(libc::SIGSEGV) && !blocks(libc::SIGUSR1));
+    }
+    /// One that needs some of its stack.
+    extern "C" fn on_signal(_signal: libc::c_int) {
+        black_box([0xa5_u8; 3000]);
+        SIGNALS.fetch_add(1, Ordering::SeqCst);
+    }
+    let action = |signal, function: usize, flags| {
+        // SAFETY: an all-zero sigaction blocks nothing more.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = function;
+        action.sa_flags = flags | libc::SA_ONSTACK;
+        // SAFETY: functions that may run at any time.
+        assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+    };
+    let faulted = on_fault as extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+    action(libc::SIGSEGV, faulted as usize, libc::SA_SIGINFO);
+    action(libc::SIGUSR1, on_signal as extern "C" fn(libc::c_int) as usize, libc::SA_RESTART);
+    // Room for a fault and for signals in the handler that was there before; Rust's own has little for anything.
+    const STACK_BYTES: usize = 256 << 10;
+    let stack = Box::leak(vec![0_u8; STACK_BYTES].into_boxed_slice());
+    let stack = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    // SAFETY: a stack that nobody else has, for ever.
+    assert_eq!(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }, 0);
+    let guard = guard(64, false);
+    // SAFETY: always right.
+    let here = unsafe { libc::pthread_self() };
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let before = SIGNALS.load(Ordering::SeqCst);
+                // SAFETY: a thread that waits for this one.
+                unsafe { libc::pthread_kill(here, libc::SIGUSR1) };
+                while SIGNALS.load(Ordering::SeqCst) == before && !done.load(Ordering::SeqCst) {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        for _ in 0..ROUNDS {
+            let block = guard.allocate(100).expect("memory");
+            // SAFETY: live.
+            unsafe { guard.release(block) };
+            read(block, 0);
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(FAULTS.load(Ordering::SeqCst), ROUNDS);
 }
 
 #[test]

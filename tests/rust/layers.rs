@@ -176,3 +176,28 @@ fn this_test_objects_to_each_step_upwards() {
     assert_eq!(objection("error", "handler"), Some("is a leaf, and a leaf imports no layer"));
     assert!(objection("handler", "Handler").is_some(), "by way of lib.rs, past the layers");
 }
+
+/// What is made at its first use, by a lock that the next one waits for. A child of `fork` that was born in between would
+/// wait for ever: `sync::Made` and `python::Imported` are there for that.
+const WAITED_FOR: &[&str] = &["OnceLock<", "LazyLock<", "lazy_static!", "get_or_try_init(", ".import(py, \""];
+/// Where one may stand, and why no fork falls into it.
+const MAY_WAIT: &[(&str, &str)] = &[
+    ("handler/table.rs", "loom's own, which does not fork"),
+    ("python/imported.rs", "filled in one step, with a value that is there"),
+    ("python/numpy.rs", "filled in one step, with a value that is there"),
+    ("python/scope_type.rs", "made while the module is imported, in one step that lets nobody else run"),
+    ("handler/lease/slot.rs", "to be mended with the redesign of requests"),
+    ("strategy/pool/mod.rs", "to be mended with the redesign of the pool"),
+    ("source/sycl/library.rs", "to be mended: dpctl's library is opened in it"),
+];
+
+#[test]
+fn nothing_is_made_at_first_use_that_a_fork_could_catch_half_made() {
+    for path in sources(&src()) {
+        let name = path.strip_prefix(src()).expect("a source").to_string_lossy().into_owned();
+        let code = without_comments(&fs::read_to_string(&path).expect("a source"));
+        let found: Vec<_> = WAITED_FOR.iter().filter(|what| code.contains(**what)).collect();
+        let allowed = MAY_WAIT.iter().any(|(file, _)| *file == name);
+        assert!(found.is_empty() || allowed, "{name} has {found:?}: use sync::Made, or python::Imported");
+    }
+}

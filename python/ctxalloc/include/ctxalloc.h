@@ -157,12 +157,14 @@ CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_set_handler(const ctxalloc_ha
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_get_handler(void);
 
 /* A handler's name, version (-1: error), and what its blocks are aligned to in bytes (0: error). NULL: the current
- * handler's. */
+ * handler's. The name is the table's, by which ctxalloc_find() finds this handler; the one in its struct may be another,
+ * where it was adopted under a name of its own. */
 CTXALLOC_FUNCTION const char *ctxalloc_handler_name(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION int ctxalloc_handler_version(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION size_t ctxalloc_handler_alignment(const ctxalloc_handler *handler);
 
-/* NEP 49's drafts: selects a struct's handler, which enters the table the first time; NULL resets. Returns the struct
+/* NEP 49's drafts: selects a struct's handler, which enters the table the first time, under its name, or where that is
+ * taken under name@address: two libraries may carry the same allocator. NULL resets. Returns the struct
  * of the handler before, NULL if that was the default, and NULL on an error: then ctxalloc_error_code() is not 0. A
  * handler that is no draft of this form is given back as a struct of ctxalloc's own, which selects that handler again.
  * Functions are called with the GIL where there is Python. */
@@ -174,11 +176,17 @@ CTXALLOC_FUNCTION const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(con
 CTXALLOC_FUNCTION const char *ctxalloc_draft1_get_handler_name(void *object);
 CTXALLOC_FUNCTION const char *ctxalloc_draft2_get_handler_name(void *object);
 
-/* Has hook called after every block that any handler makes, resizes or frees, in NumPy's arrays and elsewhere; NULL
+/* Has hook called for every block that any handler makes, resizes or frees, in NumPy's arrays and elsewhere; NULL
  * ends it. Returns the hook before, and stores its user_data in *old_data unless old_data is NULL.
- *     a block is made:     hook(NULL, block or NULL, size, user_data)
- *     a block is resized:  hook(old block, block or NULL, size, user_data)
- *     a block is freed:    hook(block, NULL, 0, user_data)
+ *     a block was made:           hook(NULL, block or NULL, size, user_data)
+ *     a block was resized:        hook(old block, block or NULL, size, user_data)
+ *     a block is about to be freed: hook(block, NULL, 0, user_data)
+ * The order is that of the addresses: the call for a block's end returns before the first call for the next block at its
+ * address. So a free is told before it is done; a resize when it is done, and what another thread does at the address
+ * that it left is told behind it, by the thread that resized.
+ * Of a foreign handler it hears from when ctxalloc has seen it: it was adopted or registered, was selected when the hook
+ * was set, or its name or an array of it was asked for.
+ * free(NULL) is no event, and neither is NumPy's scratch memory, which no handler makes (docs/coverage.md lists it).
  * With Python the GIL is held. The hook may allocate: what it does itself is not told. It must stay callable for
  * ever. */
 CTXALLOC_FUNCTION ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data,
@@ -212,13 +220,18 @@ CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_handler_of(PyObject *array);
 /* A new reference to a handler's capsule "mem_handler", for PyDataMem_SetHandler. */
 CTXALLOC_FUNCTION PyObject *ctxalloc_capsule(const ctxalloc_handler *handler);
 
-/* The handler in a capsule "mem_handler", taken into the table under name, or under its own where name is NULL. */
+/* The handler in a capsule "mem_handler", taken into the table under name, or under its own where name is NULL; an error
+ * where that is taken. */
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_adopt(PyObject *capsule, const char *name);
 #endif
 
-/* What NumPy took out in 2.0, under its old names. */
+/* What NumPy took out in 2.0, under its old names; in place of NumPy 1.x's own, whose header has to be included before
+ * this one. */
 #ifdef CTXALLOC_NUMPY_NAMES
+#if !defined(NUMPY_CORE_INCLUDE_NUMPY_NDARRAYTYPES_H_) || NPY_ABI_VERSION >= 0x02000000
 typedef ctxalloc_event_hook PyDataMem_EventHookFunc;
+#endif
+#undef PyDataMem_SetEventHook
 #define PyDataMem_SetEventHook ctxalloc_set_event_hook
 #endif
 
@@ -376,7 +389,7 @@ static inline const char *ctxalloc_draft2_get_handler_name(void *object) {
 }
 static inline ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data,
                                                            void **old_data) {
-    return ctxalloc_ready_() ? ctxalloc_api_->set_event_hook(hook, user_data, old_data) : NULL;
+    CTXALLOC_CALL_(ctxalloc_event_hook *, NULL, set_event_hook(hook, user_data, old_data));
 }
 static inline void *ctxalloc_new(size_t size) { CTXALLOC_CALL_(void *, NULL, new_block(size)); }
 static inline void *ctxalloc_new_zeroed(size_t nelems, size_t elsize) {

@@ -4,7 +4,7 @@
 //! time. Only functions are replaced, one word each: whoever calls through the struct meanwhile finds the old function or
 //! the new one, with the context that both want. The state is touched under the table's lock, and read without.
 
-use super::tell;
+use super::{resizing, tell};
 use crate::handler::abi::{Functions, PyDataMem_Handler};
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -59,18 +59,19 @@ impl<const N: usize> Stand<N> {
     }
 
     unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
+        let resizing = resizing(ptr);
         // SAFETY: passed on from the caller.
         let block = unsafe { (Self::original().realloc)(ctx, ptr, new_size) };
-        tell(ptr, block, new_size);
+        resizing.done(block, new_size);
         block
     }
 
     unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
+        if !ptr.is_null() {
+            tell(ptr, null_mut(), 0); // first: once it is freed its address may be another's
+        }
         // SAFETY: passed on from the caller.
         unsafe { (Self::original().free)(ctx, ptr, size) };
-        if !ptr.is_null() {
-            tell(ptr, null_mut(), 0);
-        }
     }
 }
 

@@ -17,13 +17,13 @@ use super::super::table::table;
 use super::super::trampoline;
 use super::MIN_ALIGN;
 use super::state::State;
-use crate::sync::{AtomicPtr as SharedPtr, ForkLock, HeldAcrossFork, Locked};
+use crate::sync::{AtomicPtr as SharedPtr, ForkLock, HeldAcrossFork, Locked, Made};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// Laid out for C up to `state`: copies of this crate in other extension modules know it.
 #[repr(C, align(512))]
@@ -248,8 +248,8 @@ pub(super) fn counts() -> (usize, usize) {
 }
 
 fn slots() -> &'static Slots {
-    static SLOTS: OnceLock<Arc<Slots>> = OnceLock::new();
-    SLOTS.get_or_init(|| {
+    static SLOTS: Made<Arc<Slots>> = Made::new();
+    SLOTS.get_or_make(|| {
         let slots = Arc::new(Slots { free: Locked::new(Vec::new()), count: AtomicU64::new(0) });
         let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&slots) as _;
         crate::sync::hold_across_fork(Arc::downgrade(&holder));

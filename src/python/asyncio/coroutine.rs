@@ -3,13 +3,13 @@
 use super::{call_soon, lock, take};
 use crate::python::exit;
 use crate::python::handler::capsule_of;
+use crate::python::imported::Imported;
 use crate::python::numpy::Numpy;
 use crate::scope::Context;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::asyncio::CancelledError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict};
 use pyo3_async_runtimes::TaskLocals;
 use pyo3_async_runtimes::tokio as runtimes;
@@ -60,13 +60,9 @@ pub fn into_future_with_locals(locals: &TaskLocals, awaitable: Bound<'_, PyAny>)
 
 /// A copy of `base` (or of the running context, where it is None) with the Rust context's handler selected.
 fn python_context<'py>(base: &Bound<'py, PyAny>, rust: &Context) -> PyResult<Bound<'py, PyAny>> {
-    static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static COPY_CONTEXT: Imported = Imported::new("contextvars", "copy_context");
     let py = base.py();
-    let copy = if base.is_none() {
-        COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?
-    } else {
-        base.call_method0("copy")?
-    };
+    let copy = if base.is_none() { COPY_CONTEXT.get(py)?.call0()? } else { base.call_method0("copy")? };
     if !rust.is_unset() {
         let numpy = Numpy::get(py)?;
         let capsule = capsule_of(py, rust.handler())?.unbind();
@@ -93,14 +89,14 @@ struct Start {
 #[pymethods]
 impl Start {
     fn __call__(&self, py: Python<'_>) -> PyResult<()> {
-        static ENSURE_FUTURE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        static ENSURE_FUTURE: Imported = Imported::new("asyncio", "ensure_future");
         let Some(sender) = take(&self.sender) else { return Ok(()) };
         if sender.is_closed() && self.end(py)? {
             return Ok(()); // dropped before it began: no task, not even an eager one's first step
         }
         let options = PyDict::new(py);
         options.set_item("loop", &self.event_loop)?;
-        let task = ENSURE_FUTURE.import(py, "asyncio", "ensure_future")?.call((&self.awaitable,), Some(&options));
+        let task = ENSURE_FUTURE.get(py)?.call((&self.awaitable,), Some(&options));
         let task = match task {
             Ok(task) => task,
             Err(error) => {
@@ -123,8 +119,8 @@ impl Start {
     /// Ends a coroutine that never began, as the cancellation of a task does that had no step yet. False for
     /// awaitables of other kinds.
     fn end(&self, py: Python<'_>) -> PyResult<bool> {
-        static IS_COROUTINE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let is_coroutine = IS_COROUTINE.import(py, "asyncio", "iscoroutine")?.call1((&self.awaitable,))?.is_truthy()?;
+        static IS_COROUTINE: Imported = Imported::new("asyncio", "iscoroutine");
+        let is_coroutine = IS_COROUTINE.get(py)?.call1((&self.awaitable,))?.is_truthy()?;
         if is_coroutine {
             self.awaitable.call_method0(py, "close")?;
         }

@@ -16,7 +16,8 @@ use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use tokio::sync::oneshot;
 
@@ -69,8 +70,11 @@ where
 
 /// A runtime's threads do not survive `fork`: a future given to it would wait for ever.
 fn refuse_after_fork() -> PyResult<()> {
-    static PROCESS: OnceLock<u32> = OnceLock::new();
-    let (own, first) = (std::process::id(), *PROCESS.get_or_init(std::process::id));
+    /// The first one that asked; 0 until then.
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
+    let own = std::process::id();
+    // Relaxed: a number, and nothing that stands behind it.
+    let Err(first) = PROCESS.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) else { return Ok(()) };
     if own == first {
         return Ok(());
     }

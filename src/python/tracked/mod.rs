@@ -4,6 +4,7 @@ mod teller;
 
 pub(super) use teller::teller;
 
+use super::errors::wrong_type;
 use super::handler::PyHandler;
 use crate::strategy::{LiveBlock, Report};
 use pyo3::exceptions::PyValueError;
@@ -131,7 +132,13 @@ pub(super) fn of_handler<'py>(py: Python<'py>, handler: &PyHandler) -> PyResult<
 ///       800 bytes in 1 block, oldest 0.1 s: thread 'loader'
 #[pyfunction]
 #[pyo3(signature = (blocks, /))]
-pub(super) fn report(blocks: Vec<PyRef<'_, PyBlock>>) -> String {
-    let blocks: Vec<_> = blocks.iter().map(|block| block.block.clone()).collect();
-    Report::of(&blocks).to_string()
+pub(super) fn report(blocks: &Bound<'_, PyAny>) -> PyResult<String> {
+    let refuse = |given: &Bound<'_, PyAny>, wanted| wrong_type("tracking.report", wanted, given);
+    let all = blocks.try_iter().map_err(|_| refuse(blocks, "a list of blocks, as Handler.live_blocks() makes it"))?;
+    let block = |block: PyResult<Bound<'_, PyAny>>| {
+        let block = block?;
+        let block = block.cast::<PyBlock>().map_err(|_| refuse(&block, "a list of nothing but tracking.Block"))?;
+        Ok(block.get().block.clone())
+    };
+    Ok(Report::of(&all.map(block).collect::<PyResult<Vec<_>>>()?).to_string())
 }

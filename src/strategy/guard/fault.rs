@@ -44,6 +44,10 @@ fn install_for(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
     ours.sa_sigaction = on_fault as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
     // On the alternate stack, if the thread has one: the fault may be that the stack is full.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // No other signal meanwhile: while the report is written the stack pointer is on the desk, and the kernel would begin
+    // the next handler on the alternate stack, at its top, where the frames of this one are.
+    // SAFETY: a set of ours.
+    unsafe { libc::sigfillset(&raw mut ours.sa_mask) };
     // SAFETY: a function that may run at any moment, on any thread, for ever.
     let _ = unsafe { libc::sigaction(signal, &raw const ours, null_mut()) };
 }
@@ -185,6 +189,24 @@ fn access(_context: *mut c_void) -> &'static str {
     "access"
 }
 
+/// Blocks what the kernel had blocked for the handler that was there before us, and no more: it may let a long time pass,
+/// or never return.
+fn as_if_called_by_the_kernel(signal: c_int, before: &libc::sigaction, context: *mut c_void) {
+    const MOST_SIGNALS: c_int = 64;
+    // SAFETY: the kernel passes a valid ucontext to a handler with SA_SIGINFO; with the mask of the interrupted code.
+    let mut mask = unsafe { (*context.cast::<libc::ucontext_t>()).uc_sigmask };
+    for other in 1..=MOST_SIGNALS {
+        let itself = other == signal && before.sa_flags & libc::SA_NODEFER == 0;
+        // SAFETY: a set, and a number that it may have or not.
+        if itself || unsafe { libc::sigismember(&raw const before.sa_mask, other) } == 1 {
+            // SAFETY: as above.
+            unsafe { libc::sigaddset(&raw mut mask, other) };
+        }
+    }
+    // SAFETY: a set of ours. May be called in a signal handler; on return the kernel puts the interrupted code's back.
+    let _ = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, null_mut()) };
+}
+
 /// Does what would have been done without us.
 fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let place = SIGNALS.iter().position(|&known| known == signal).map(|index| BEFORE[index].load(Ordering::Acquire));
@@ -207,11 +229,13 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
             let function = unsafe {
                 std::mem::transmute::<usize, extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(function)
             };
+            as_if_called_by_the_kernel(signal, before, context);
             function(signal, info, context);
         }
         function => {
             // SAFETY: an action without SA_SIGINFO holds a function of this type.
             let function = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(function) };
+            as_if_called_by_the_kernel(signal, before, context);
             function(signal);
         }
     }

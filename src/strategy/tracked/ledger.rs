@@ -6,6 +6,9 @@
 //!                     block       block       block
 //! ```
 //! Records are only ever reached through raw pointers: by the shard's lock, or by the one who has the block.
+//!
+//! A list may be as long as there are blocks, and a free must not wait until all of it was looked at: a listing takes a
+//! few hundred records at a time, and keeps its place by a bookmark, a record of its own in the list.
 
 use super::Totals;
 use super::blocks::{LiveBlock, Origin, Thread, Told};
@@ -66,24 +69,31 @@ pub(super) struct Record {
 const _: () = assert!(align_of::<Record>() == 8, "what `Tracked::new` asks of an upstream");
 const _: () = assert!(size_of::<Record>() == 64, "one cache line, and no more than the pool's alignment");
 
-/// In the list instead of a block's record while the block is resized and may move.
+/// A place for a record that stands in the list without a block: instead of one that is being resized and may move
+/// ([`StoodIn`]), or between two of them, for a listing ([`Reader`]).
 ///
-/// In a cell: the list writes to it while its owner holds a reference.
-pub(super) struct StandIn(UnsafeCell<MaybeUninit<Record>>);
+/// In a cell: the list writes to it while its owner holds a reference. On the heap: in a child of `fork` the owner's stack
+/// may be another thread's, and the place has to stay good.
+struct Place(Box<UnsafeCell<MaybeUninit<Record>>>);
 
-impl StandIn {
-    pub(super) fn new() -> Self {
-        Self(UnsafeCell::new(MaybeUninit::uninit()))
+impl Place {
+    fn new() -> Self {
+        Self(Box::new(UnsafeCell::new(MaybeUninit::uninit())))
     }
 
-    fn place(&self) -> *mut Record {
+    fn record(&self) -> *mut Record {
         self.0.get().cast()
     }
 }
 
-/// Set in a record's lane where it is a stand-in.
+/// Set in the lane of a record that stands in for a block's.
 const STANDS_IN: u8 = 0x80;
-const _: () = assert!(SHARDS <= STANDS_IN as usize);
+/// Set in the lane of a bookmark, which is no block's.
+const BOOKMARK: u8 = 0x40;
+const _: () = assert!(SHARDS <= BOOKMARK as usize);
+
+/// How many records are looked at while a shard is locked: a few microseconds' worth, for which others spin.
+pub(super) const AT_ONCE: usize = 64;
 
 /// [`Told`] in one word: nothing, a number with its lowest bit set, or a pointer from [`Arc::into_raw`].
 #[derive(Clone, Copy)]
@@ -138,7 +148,7 @@ impl Teller {
 const _: () = assert!(align_of::<Origin>() > 1, "the lowest bit of a pointer to one is free");
 
 /// What is copied out of a list under its lock; the rest of the work is done without.
-struct Seen {
+pub(super) struct Seen {
     record: Record,
     address: usize,
     told: Told,
@@ -210,37 +220,25 @@ impl Ledger {
         // SAFETY: as above.
         let teller = unsafe { (*old).teller };
         self.shards[usize::from(lane) % SHARDS].list.with(|list| {
-            // SAFETY: in this list, whose lock is held.
-            let Record { older, newer, size_bytes, .. } = unsafe { old.read() };
             list.blocks -= 1;
-            list.bytes -= size_bytes;
-            // SAFETY: its neighbours, in the list too.
-            unsafe { list.link(older, newer) };
-            if newer.is_null() {
-                list.newest = older;
-            }
+            // SAFETY: in this list, whose lock is held.
+            list.bytes -= unsafe { (*old).size_bytes };
+            // SAFETY: as above.
+            unsafe { list.unlink(old) };
         });
         teller
     }
 
-    /// Puts a stand-in into the list where the record is, which is in no list then.
+    /// Puts a stand-in into the list where the record is, which is in no list until that is dropped.
     ///
     /// # Safety
-    /// - `record` is in a list of this ledger; the stand-in is in none, and stays where it is until it is
-    ///   [put back](Self::put_back).
-    pub(super) unsafe fn stand_in(&self, record: NonNull<Record>, stand_in: &StandIn) {
-        // SAFETY: as the caller says.
-        unsafe { self.replace(record.as_ptr(), stand_in.place(), None, STANDS_IN) };
-    }
-
-    /// Puts the record of the block, which may have moved and have another size, where its stand-in is.
-    ///
-    /// # Safety
-    /// - the stand-in is in a list of this ledger;
-    /// - `record` is the place of the record that it stands in for, or where its block moved; in no list.
-    pub(super) unsafe fn put_back(&self, stand_in: &StandIn, record: NonNull<Record>, size_bytes: Option<usize>) {
-        // SAFETY: the stand-in is in a list, the record is not, says the caller.
-        unsafe { self.replace(stand_in.place(), record.as_ptr(), size_bytes, 0) };
+    /// - `record` is in a list of this ledger; before the answer is dropped its block does not come back, and where it is
+    ///   resized [`StoodIn::resized`] is told.
+    pub(super) unsafe fn stand_in(&self, record: NonNull<Record>) -> StoodIn<'_> {
+        let stand_in = StoodIn { ledger: self, place: Place::new(), record, size_bytes: None };
+        // SAFETY: in a list, says the caller; the place is new, and `StoodIn` takes it out again.
+        unsafe { self.replace(record.as_ptr(), stand_in.place.record(), None, STANDS_IN) };
+        stand_in
     }
 
     /// # Safety
@@ -278,17 +276,27 @@ impl Ledger {
 
     /// Every live block, the oldest first.
     pub(super) fn live_blocks(&self) -> Vec<LiveBlock> {
-        let mut seen: Vec<Seen> = Vec::new();
-        for shard in &self.shards {
-            // Room is made without the lock: nothing is allocated under it.
-            while let Some(missing) = shard.list.with(|list| list.copy_into(&mut seen)) {
-                seen.reserve(missing + missing / 8);
-            }
-        }
+        let mut seen = Vec::new();
+        self.in_turns(|some| seen.append(some));
         // Stable: within a shard the order is exact, whatever the clock's grain.
         seen.sort_by_key(|seen| seen.record.made_ns);
         let now = now_ns();
         seen.into_iter().map(|seen| seen.block(self.number, now)).collect()
+    }
+
+    /// Shows `take` all records, a few at a time, from the oldest to the newest of each shard. No lock is held meanwhile.
+    pub(super) fn in_turns(&self, mut take: impl FnMut(&mut Vec<Seen>)) {
+        // Room for a turn: nothing is allocated under the lock.
+        let mut some = Vec::with_capacity(AT_ONCE);
+        for shard in &self.shards {
+            let mut reader = Reader { shard, bookmark: Place::new(), placed: false, end: None };
+            let mut more = true;
+            while more {
+                more = reader.read(&mut some);
+                take(&mut some);
+                some.clear();
+            }
+        }
     }
 }
 
@@ -311,24 +319,134 @@ impl List {
         }
     }
 
-    /// Copies all records, if there is room; else says how many there are.
-    fn copy_into(&self, seen: &mut Vec<Seen>) -> Option<usize> {
-        if seen.capacity() - seen.len() < self.blocks {
-            return Some(self.blocks);
+    /// Takes a record out; answers the one that followed it, or none.
+    ///
+    /// # Safety
+    /// - it is in this list, and its lock is held.
+    #[inline]
+    unsafe fn unlink(&mut self, old: *mut Record) -> *mut Record {
+        // SAFETY: in this list, says the caller.
+        let Record { older, newer, .. } = unsafe { old.read() };
+        // SAFETY: its neighbours, in the list too.
+        unsafe { self.link(older, newer) };
+        if newer.is_null() {
+            self.newest = older;
         }
-        let mut next = self.oldest;
-        while let Some(place) = NonNull::new(next) {
+        newer
+    }
+
+    /// Puts a bookmark before `next`.
+    ///
+    /// # Safety
+    /// - `place` is one for a record, in no list, and stays where it is until it is unlinked; `next` is in this list, whose
+    ///   lock is held.
+    unsafe fn bookmark(&mut self, place: *mut Record, next: *mut Record) {
+        // SAFETY: in this list, says the caller.
+        let older = unsafe { (*next).older };
+        let record = Record {
+            older,
+            newer: next,
+            size_bytes: 0,
+            made_ns: 0,
+            teller: Teller::NOBODY,
+            thread: 0,
+            number: 0,
+            name_and_lane: NameAndLane { name: [0; 15], lane: BOOKMARK },
+        };
+        // SAFETY: a place for a record, and nobody else knows it.
+        unsafe { place.write(record) };
+        // SAFETY: its older neighbour, in the list, or none.
+        unsafe { self.link(older, place) };
+        // SAFETY: in this list, says the caller.
+        unsafe { (*next).older = place };
+    }
+}
+
+/// A record that is in no list while its block is resized: it is put back where its [stand-in](Ledger::stand_in) is when
+/// this is dropped, be it by a panic of the upstream.
+pub(super) struct StoodIn<'a> {
+    ledger: &'a Ledger,
+    place: Place,
+    record: NonNull<Record>,
+    size_bytes: Option<usize>,
+}
+
+impl StoodIn<'_> {
+    /// The block was resized: this is its record now, and this its size.
+    ///
+    /// # Safety
+    /// - `record` came along with the block, which is alive.
+    pub(super) unsafe fn resized(mut self, record: NonNull<Record>, size_bytes: usize) {
+        self.record = record;
+        self.size_bytes = Some(size_bytes);
+    }
+}
+
+impl Drop for StoodIn<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `stand_in` put the place into a list; the record is the live block's, and in no list.
+        unsafe { self.ledger.replace(self.place.record(), self.record.as_ptr(), self.size_bytes, 0) };
+    }
+}
+
+/// One listing's way through one shard.
+struct Reader<'a> {
+    shard: &'a Shard,
+    bookmark: Place,
+    /// Whether the bookmark is in the list, before the record that is read next.
+    placed: bool,
+    /// The number that the shard's next block had at the start: what is entered later is not waited for.
+    end: Option<u32>,
+}
+
+impl Reader<'_> {
+    /// Copies the next few records to `some`, which has room for [`AT_ONCE`]; whether there are more.
+    fn read(&mut self, some: &mut Vec<Seen>) -> bool {
+        let Self { shard, bookmark, placed, end } = self;
+        let bookmark = bookmark.record();
+        shard.list.with(|list| {
+            let end = *end.get_or_insert(list.entered);
+            let mut next = list.oldest;
+            if std::mem::take(placed) {
+                // SAFETY: in this list, whose lock is held.
+                next = unsafe { list.unlink(bookmark) };
+            }
+            for _ in 0..AT_ONCE {
+                let Some(place) = NonNull::new(next) else { return false };
+                // SAFETY: in this list, whose lock is held.
+                let record = unsafe { place.read() };
+                next = record.newer;
+                let marks = record.name_and_lane.lane & (STANDS_IN | BOOKMARK);
+                if marks == BOOKMARK {
+                    continue;
+                }
+                // Numbers go up along the list, and round past their end.
+                if end.wrapping_sub(record.number).wrapping_sub(1) > u32::MAX / 2 {
+                    return false;
+                }
+                // The block starts where its record ends.
+                let address = if marks == STANDS_IN { 0 } else { place.addr().get() + size_of::<Record>() };
+                // SAFETY: what was told is forgotten only after the record left the list.
+                let told = unsafe { record.teller.tell() };
+                some.push(Seen { record, address, told });
+            }
+            if next.is_null() {
+                return false;
+            }
+            // SAFETY: our own place, in no list, before a record of this list.
+            unsafe { list.bookmark(bookmark, next) };
+            *placed = true;
+            true
+        })
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        if self.placed {
             // SAFETY: in this list, whose lock is held.
-            let record = unsafe { place.read() };
-            let stands_in = record.name_and_lane.lane & STANDS_IN != 0;
-            // The block starts where its record ends.
-            let address = if stands_in { 0 } else { place.addr().get() + size_of::<Record>() };
-            // SAFETY: what was told is forgotten only after the record left the list.
-            let told = unsafe { record.teller.tell() };
-            seen.push(Seen { record, address, told });
-            next = record.newer;
+            self.shard.list.with(|list| unsafe { list.unlink(self.bookmark.record()) });
         }
-        None
     }
 }
 

@@ -15,7 +15,7 @@ pub use report::{Group, Report};
 use super::Strategy;
 use super::front::Fronted;
 use crate::error::Error;
-use ledger::{Ledger, Record, StandIn, Teller};
+use ledger::{Ledger, Record, Teller};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -149,18 +149,16 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
         let Inner { blocks, ledger, .. } = &*self.inner;
         // SAFETY: a live block, says the caller.
         let place = unsafe { Fronted::<S, Record>::place(block) };
-        let stand_in = StandIn::new();
-        // SAFETY: its record is in its list; the stand-in stays here, and is put back below.
-        unsafe { ledger.stand_in(place, &stand_in) };
+        // SAFETY: its record is in its list, and put back below, also where the upstream panics.
+        let stand_in = unsafe { ledger.stand_in(place) };
         // SAFETY: a live block, says the caller; no list leads to it any more.
         let moved = unsafe { blocks.resize(block, new_size_bytes) };
-        let place = match moved {
-            // SAFETY: live, just resized; its record came along.
-            Some(moved) => unsafe { Fronted::<S, Record>::place(moved) },
-            None => place,
-        };
-        // SAFETY: the stand-in is in the list, the record of the block as it is now is in none.
-        unsafe { ledger.put_back(&stand_in, place, moved.map(|_| new_size_bytes)) };
+        if let Some(moved) = moved {
+            // SAFETY: live, just resized.
+            let place = unsafe { Fronted::<S, Record>::place(moved) };
+            // SAFETY: its record came along.
+            unsafe { stand_in.resized(place, new_size_bytes) };
+        }
         moved
     }
 

@@ -1,5 +1,6 @@
 use super::{Frame, LiveBlock, Origin, Place, Report, Told, Totals, Tracked};
 use crate::strategy::{Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, conformance};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -155,6 +156,115 @@ fn no_live_block_is_ever_missed_while_others_come_and_go_and_are_resized() {
     });
     assert_eq!(live(&tracked), before);
     kept.iter().for_each(|&block| release(&tracked, block));
+}
+
+/// How many blocks it takes for several turns of a listing.
+const SEVERAL_TURNS: usize = 3 * super::ledger::AT_ONCE + 7;
+
+#[test]
+fn a_list_of_any_length_is_listed_whole_though_several_list_it_and_blocks_go_meanwhile() {
+    let tracked = Tracked::new(Pool::new()).expect("not tracked");
+    for length in [0, 1, super::ledger::AT_ONCE - 1, super::ledger::AT_ONCE, super::ledger::AT_ONCE + 1, SEVERAL_TURNS]
+    {
+        let blocks: Vec<_> = (0..length).map(|size| tracked.allocate(size + 1).expect("memory")).collect();
+        assert_eq!(sizes(&tracked), (1..=length).collect::<Vec<_>>());
+        blocks.iter().for_each(|&block| release(&tracked, block));
+    }
+    // Every other block stays; those between go, and the first is resized, where a bookmark may be at that moment.
+    let blocks: Vec<_> = (0..SEVERAL_TURNS).map(|size| tracked.allocate(size + 1).expect("memory")).collect();
+    let stay: Vec<_> = live(&tracked).into_iter().step_by(2).skip(1).collect();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let now = live(&tracked);
+                    let kept: Vec<_> = now.iter().filter(|block| stay.contains(block)).collect();
+                    assert_eq!(kept, stay.iter().collect::<Vec<_>>(), "each once, in order");
+                }
+            });
+        }
+        let mut resized = blocks[0];
+        for (index, &block) in blocks.iter().enumerate() {
+            if index % 2 == 1 {
+                release(&tracked, block);
+            }
+            resized = resize(&tracked, resized, index + 1).expect("memory");
+        }
+        over.store(true, Ordering::Relaxed);
+        release(&tracked, resized);
+    });
+    blocks.iter().step_by(2).skip(1).for_each(|&block| release(&tracked, block));
+    assert_eq!((tracked.totals(), sizes(&tracked)), (Totals::default(), vec![]));
+}
+
+#[test]
+fn nobody_waits_for_more_than_one_turn_of_a_listing() {
+    let tracked = new();
+    let mut blocks: Vec<_> = (0..SEVERAL_TURNS).map(|size| tracked.allocate(size + 1).expect("memory")).collect();
+    let mut turns = 0;
+    tracked.inner.ledger.in_turns(|some| {
+        assert!(some.len() <= super::ledger::AT_ONCE);
+        turns += usize::from(!some.is_empty());
+        // In the very list that is being listed: it would wait here for ever if that were locked.
+        release(&tracked, blocks.remove(blocks.len() / 2));
+        let new = resize(&tracked, blocks.pop().expect("many"), 5).expect("memory");
+        blocks.push(new);
+        blocks.push(tracked.allocate(7).expect("memory"));
+    });
+    assert_eq!(turns, SEVERAL_TURNS.div_ceil(super::ledger::AT_ONCE), "what was made meanwhile is not waited for");
+    blocks.iter().for_each(|&block| release(&tracked, block));
+    assert_eq!((tracked.totals(), sizes(&tracked)), (Totals::default(), vec![]));
+}
+
+/// Panics in its next resize where it is told to.
+#[derive(Debug)]
+struct Panicking(Arc<AtomicBool>);
+
+// SAFETY: System's blocks; a resize that panics does nothing to them.
+unsafe impl Strategy for Panicking {
+    fn alignment(&self) -> usize {
+        System.alignment()
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        System.allocate(size_bytes)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        System.allocate_zeroed(size_bytes)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        assert!(!self.0.load(Ordering::Relaxed), "as told");
+        // SAFETY: passed on from the caller.
+        unsafe { System.resize(block, new_size_bytes) }
+    }
+
+    unsafe fn release(&self, block: NonNull<u8>) {
+        // SAFETY: passed on from the caller.
+        unsafe { System.release(block) }
+    }
+}
+
+#[test]
+fn a_resize_that_panics_leaves_the_block_listed_as_it_was() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let tracked = Tracked::new(Panicking(Arc::clone(&panics))).expect("not tracked");
+    let blocks = [10, 20, 30].map(|size| tracked.allocate(size).expect("memory"));
+    let before = live(&tracked);
+    for block in blocks {
+        catch_unwind(AssertUnwindSafe(|| resize(&tracked, block, 1000))).expect_err("as told");
+    }
+    assert_eq!(live(&tracked), before);
+    assert_eq!(live(&tracked)[1].address, blocks[1].addr().get());
+    assert_eq!(sizes(&tracked), [10, 20, 30]);
+    panics.store(false, Ordering::Relaxed);
+    for block in blocks {
+        let moved = resize(&tracked, block, 40).expect("memory");
+        release(&tracked, moved);
+    }
+    assert_eq!((tracked.totals(), sizes(&tracked)), (Totals::default(), vec![]));
 }
 
 #[test]

@@ -1,0 +1,28 @@
+//! Something of a Python module that is looked up once.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// `module.name`, kept from the first use on.
+///
+/// Found outside of the cell, which is filled in one step: an import lets other threads run, and one of them may fork. In
+/// a child that was born in the middle of a look-up inside of the cell everybody would wait for it.
+pub(super) struct Imported {
+    module: &'static str,
+    name: &'static str,
+    found: PyOnceLock<Py<PyAny>>,
+}
+
+impl Imported {
+    pub(super) const fn new(module: &'static str, name: &'static str) -> Self {
+        Self { module, name, found: PyOnceLock::new() }
+    }
+
+    pub(super) fn get<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
+        if let Some(found) = self.found.get(py) {
+            return Ok(found.bind(py));
+        }
+        let found = py.import(self.module)?.getattr(self.name)?.unbind();
+        Ok(self.found.get_or_init(py, || found).bind(py))
+    }
+}

@@ -21,13 +21,15 @@ def comes_back_to(before, meanwhile=lambda: None):
 
 
 @pytest.mark.parametrize("meanwhile", ["None", "np.ones(1000)"])
-def test_memory_of_a_burst_comes_back(meanwhile: str) -> None:
+@pytest.mark.parametrize("burst", ["range(300), 100_000", "range(1_000_000), 12"])
+def test_memory_of_a_burst_comes_back(burst: str, meanwhile: str) -> None:
     program = f"""{RSS}
 ctxalloc.configure(decay_seconds=1)
 with ctxalloc.use("pool"):
     np.ones(100_000)
     before = rss()
-    arrays = [np.ones(100_000) for _ in range(300)]
+    numbers, size = {burst}
+    arrays = [np.ones(size) for _ in numbers]
     assert rss() > before + 200 * ctxalloc.MiB
     del arrays
     comes_back_to(before, lambda: {meanwhile})

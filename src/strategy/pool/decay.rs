@@ -6,10 +6,11 @@
 //! that ends does not wait for it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use crate::source::heap;
 use crate::sync::Locked;
 
 /// What keeps memory for later.
@@ -71,9 +72,27 @@ pub(crate) fn trim_pools() -> usize {
     alive().iter().map(|keeper| keeper.give_back()).sum()
 }
 
+/// How many bytes went for their age since the C heap was last asked to do the same.
+static RELEASED: AtomicUsize = AtomicUsize::new(0);
+/// From so many on it is asked.
+const WORTH_A_TRIM: usize = 8 << 20;
+
+/// Bytes have gone for their age.
+pub(super) fn note_released(bytes: usize) {
+    RELEASED.fetch_add(bytes, Ordering::Relaxed);
+}
+
 /// Gives back what is old. When to look again.
+///
+/// After a burst, when all of it is back: each array has a few bytes in the C heap too (its shape), which keeps what a
+/// million of them had until it is asked.
 fn pass() -> Option<Duration> {
-    alive().iter().filter_map(|keeper| keeper.decay(super::clock::now())).min()
+    let next = alive().iter().filter_map(|keeper| keeper.decay(super::clock::now())).min();
+    if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
+        RELEASED.store(0, Ordering::Relaxed);
+        heap::trim();
+    }
+    next
 }
 
 /// Whether a keeper has something to give back that the timer does not know of.

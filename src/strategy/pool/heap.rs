@@ -152,7 +152,7 @@ impl<P: Pages> PageHeap<P> {
         // Of those that come at the same time one does it.
         let claim = || self.ticked.compare_exchange(ticked, nanoseconds(now), Ordering::Relaxed, Ordering::Relaxed);
         if self.is_due(now) && claim().is_ok() {
-            self.purge(Purge::Old);
+            super::decay::note_released(self.purge(Purge::Old));
             self.state.with(|state| state.open.iter_mut().for_each(|open| open.old = open.dirty));
         }
         let is_dirty = self.state.with(|state| state.open.iter().any(|open| open.dirty & !open.stuck != 0));

@@ -7,6 +7,7 @@
 
 use super::classes;
 use super::clock::now;
+use super::decay::note_released;
 use super::extents::{Extents, Grain, Run};
 use super::options::Wishes;
 use super::region::{self, PAGE};
@@ -190,7 +191,7 @@ impl Large {
             if now.saturating_sub(store.looked) >= decay / 8 {
                 store.looked = now;
                 store.join_recent();
-                store.extents.purge(source, now.saturating_sub(decay), Grain::Page);
+                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
             }
         });
     }
@@ -205,7 +206,9 @@ impl Large {
             is_done = self.store.with(|store| {
                 store.looked = now;
                 store.join_recent();
-                store.extents.purge_some(source, moment, Grain::Page, AT_A_TIME).1
+                let (released, is_done) = store.extents.purge_some(source, moment, Grain::Page, AT_A_TIME);
+                note_released(released);
+                is_done
             });
         }
         self.store.with(|store| store.extents.has_dirty_since(moment)).then(|| now + decay / 8)

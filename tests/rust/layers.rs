@@ -186,8 +186,6 @@ const MAY_WAIT: &[(&str, &str)] = &[
     ("python/imported.rs", "filled in one step, with a value that is there"),
     ("python/numpy.rs", "filled in one step, with a value that is there"),
     ("python/scope_type.rs", "made while the module is imported, in one step that lets nobody else run"),
-    ("handler/lease/slot.rs", "to be mended with the redesign of requests"),
-    ("strategy/pool/mod.rs", "to be mended with the redesign of the pool"),
     ("source/sycl/library.rs", "to be mended: dpctl's library is opened in it"),
 ];
 

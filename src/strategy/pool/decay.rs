@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::source::heap;
-use crate::sync::Locked;
+use crate::sync::{Locked, Made};
 
 /// What keeps memory for later.
 pub(super) trait Keeper: Send + Sync {
@@ -31,8 +31,8 @@ struct Keepers {
 }
 
 fn keepers() -> &'static Locked<Keepers> {
-    static KEEPERS: OnceLock<Locked<Keepers>> = OnceLock::new();
-    KEEPERS.get_or_init(|| {
+    static KEEPERS: Made<Locked<Keepers>> = Made::new();
+    KEEPERS.get_or_make(|| {
         // Registered after the holders of locks, and so called before them: the thread ends before its locks are taken.
         #[cfg(not(any(ctxalloc_loom, miri)))]
         timer::watch_forks();
@@ -142,7 +142,7 @@ use timer::{is_awake, wake};
 pub(crate) mod restart {
     /// From now on `later` is called there, which calls [`now`] when it likes.
     pub(crate) fn by(later: fn()) {
-        super::RESTART.get_or_init(|| later);
+        super::RESTART.get_or_make(|| later);
     }
 
     /// Starts it, or has it look.
@@ -153,12 +153,13 @@ pub(crate) mod restart {
 
 /// Does it at once where there is nothing.
 #[cfg(not(any(ctxalloc_loom, miri)))]
-static RESTART: OnceLock<fn()> = OnceLock::new();
+static RESTART: Made<fn()> = Made::new();
 
 #[cfg(not(any(ctxalloc_loom, miri)))]
 mod timer {
     use super::{Duration, Ordering, RESTART, keepers, pass};
     use crate::strategy::pool::clock;
+    use std::cell::Cell;
     use std::ffi::c_void;
     use std::ptr::null_mut;
     use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -266,7 +267,15 @@ mod timer {
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     }
 
+    thread_local! {
+        /// How often `before` was called for this fork: each thread that raced for the first use has hooked it in.
+        static CALLED: Cell<u32> = const { Cell::new(0) };
+    }
+
     extern "C" fn before() {
+        if CALLED.replace(CALLED.get() + 1) > 0 {
+            return;
+        }
         loop {
             // Acquire pairs with the Release in `wake`: the thread is known.
             let found = STATE.compare_exchange(RUNNING, FORKING, Ordering::AcqRel, Ordering::Acquire);
@@ -290,7 +299,17 @@ mod timer {
         keepers().lock().acquire();
     }
 
+    /// Whether this is the last call for this fork.
+    fn is_last_call() -> bool {
+        let left = CALLED.get().saturating_sub(1);
+        CALLED.set(left);
+        left == 0
+    }
+
     extern "C" fn in_parent() {
+        if !is_last_call() {
+            return;
+        }
         let was_running = WAS_RUNNING.load(Ordering::Relaxed);
         after();
         if was_running {
@@ -299,7 +318,9 @@ mod timer {
     }
 
     extern "C" fn in_child() {
-        after();
+        if is_last_call() {
+            after();
+        }
     }
 
     fn after() {

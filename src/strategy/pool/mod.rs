@@ -29,7 +29,7 @@ pub use options::PoolOptions;
 
 use super::Strategy;
 use crate::source::{Pages, PrivatePages, pages};
-use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped};
+use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
 use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
 use decay::{Keeper, Kept, Noted};
@@ -39,7 +39,7 @@ use options::Wishes;
 use region::{PAGE, Region};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A pool over pages: for programs that allocate and free all the time, which is all NumPy programs.
@@ -95,8 +95,8 @@ impl Pool {
 
     /// The process's own pool, behind the handler `pool`; the arenas of requests take their pages from it.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Pool> = OnceLock::new();
-        SHARED.get_or_init(Self::new)
+        static SHARED: Made<Pool> = Made::new();
+        SHARED.get_or_make(Self::new)
     }
 }
 

@@ -29,6 +29,8 @@ pub use entry::Handler;
 pub use foreign::{Extras, Reach};
 #[cfg(feature = "usm")]
 pub use usm::register_usm;
+#[cfg(feature = "python")]
+pub(crate) use usm::{UsmBlock, UsmPool};
 
 #[cfg(feature = "python")]
 pub(crate) use table::Table;

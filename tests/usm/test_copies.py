@@ -15,7 +15,6 @@ import dpnp.tensor as dpt
 import numpy as np
 import pytest
 
-import ctxalloc
 from ctxalloc import _native, usm
 
 KINDS = ("host", "shared", "device")
@@ -234,20 +233,3 @@ def test_a_fuzzed_round_trip(seed: int) -> None:
         for route, got in routes.items():
             assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), (seed, route, shape, key, dtype, kind)
             assert np.array_equal(got, wanted), (seed, route, shape, key, dtype, kind)
-
-
-def test_handlers_copy_functions_are_the_ones_that_copy(kind: str) -> None:
-    memory = _native.UsmMemory(ctxalloc.handler(f"usm_{kind}"), 100, zeroed=True)
-    other = _native.UsmMemory(memory.handler, 100, zeroed=False)
-    values, back = np.arange(50, dtype=np.uint8), np.zeros(50, np.uint8)
-    memory.copy_in(25, values.ctypes.data, 50)
-    other.copy_across(50, memory, 25, 50)
-    other.copy_out(50, back.ctypes.data, 50)
-    assert np.array_equal(back, values)
-    for offset, size in ((51, 50), (0, 101), (1 << 63, 1), (100, 1)):
-        with pytest.raises(ValueError, match="are not in a block of 100 bytes"):
-            memory.copy_in(offset, values.ctypes.data, size)
-    with pytest.raises(ValueError, match="overlap"):
-        memory.copy_across(0, memory, 10, 20)
-    with pytest.raises(ValueError, match="of two handlers"):
-        memory.copy_across(0, _native.UsmMemory(ctxalloc.handler("pool"), 100, zeroed=True), 0, 10)

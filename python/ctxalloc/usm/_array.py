@@ -16,13 +16,13 @@ from ctxalloc.usm._interface import consume
 from ctxalloc.usm._runtime import (
     Kind,
     UsmKind,
-    handler,
+    handler_over,
     is_loaded,
     kind_meant,
-    known_queues,
     native_queue,
     place_of,
     queue_meant,
+    where,
 )
 
 _Index: TypeAlias = int | slice | EllipsisType | None
@@ -105,8 +105,11 @@ class Array(Placed):
 
     @property
     def handler(self) -> _native.Handler | None:
-        """The handler that its memory is from; None where it is not this package's."""
-        return None if self._memory is None else self._memory.handler
+        """The handler over the pool that its memory is from.
+
+        None where the memory is not this package's, and in a context of your own that has no handler (``usm.handler``).
+        """
+        return None if self._memory is None else handler_over(self._found.queue, self.kind)
 
     @property
     def is_contiguous(self) -> bool:
@@ -290,7 +293,6 @@ def _shape_meant(shape: object) -> tuple[int, ...]:
 def _make(shape: object, dtype: npt.DTypeLike, kind: Kind, queue: object, *, zeroed: bool) -> Array:
     wanted, lengths, element = kind_meant(kind), _shape_meant(shape), check_dtype(np.dtype(dtype))
     owner = queue_meant(queue)
-    made_by = handler(owner, wanted)
     strides: list[int] = []
     count = 1
     for length in reversed(lengths):
@@ -300,7 +302,7 @@ def _make(shape: object, dtype: npt.DTypeLike, kind: Kind, queue: object, *, zer
     if size_bytes >= 1 << 63:
         msg = f"an array of shape {lengths} and {element} has {size_bytes} bytes, which no memory has"
         raise MemoryError(msg)
-    memory = _native.UsmMemory(made_by, size_bytes, zeroed=zeroed)
+    memory = _native.UsmMemory(native_queue(owner), str(wanted), size_bytes, zeroed=zeroed)
     found = Found(memory, owner, wanted, memory.address, lengths, tuple(reversed(strides)), element, readonly=False)
     return Array._of(found, memory)
 
@@ -385,9 +387,11 @@ def _find(arr: Host, queue: object) -> Found | None:
         # Nothing of SYCL is loaded only to hear that an array is not in its memory.
         if queue is None and not is_loaded():
             return None
-        asked = known_queues() if queue is None else [queue_meant(queue)]
-        answers = ((one, UsmKind(native_queue(one).kind_of(address))) for one in asked)
-        owner, kind = next((answer for answer in answers if answer[1] is not UsmKind.UNKNOWN), (None, UsmKind.UNKNOWN))
+        if queue is None:
+            owner, kind = where(address)
+        else:
+            owner = queue_meant(queue)
+            kind = UsmKind(native_queue(owner).kind_of(address))
     item = arr.dtype.itemsize
     if kind is UsmKind.UNKNOWN or any(stride % item for stride in arr.strides):
         return None

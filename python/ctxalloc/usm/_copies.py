@@ -90,17 +90,7 @@ def copy(target: _Side, source: _Side, /) -> None:
 def _copy_bytes(target: _Side, source: _Side, to: Found, from_: Found) -> None:
     """One stretch of bytes to another, by the handler's own copies where the memory is a handler's."""
     size_bytes = to.size * to.dtype.itemsize
-    to_memory = target._memory if isinstance(target, Placed) else None
-    from_memory = source._memory if isinstance(source, Placed) else None
-    if to_memory is not None and from_memory is not None and to_memory.handler == from_memory.handler:
-        to_memory.copy_across(
-            to.address - to_memory.address, from_memory, from_.address - from_memory.address, size_bytes
-        )
-    elif to_memory is not None and from_.queue is None:
-        to_memory.copy_in(to.address - to_memory.address, from_.address, size_bytes)
-    elif from_memory is not None and to.queue is None:
-        from_memory.copy_out(from_.address - from_memory.address, to.address, size_bytes)
-    elif to.queue is None and from_.queue is None:
+    if to.queue is None and from_.queue is None:
         np.copyto(geometry(to), geometry(from_))
     else:
         native_queue(to.queue or from_.queue).copy(to.address, from_.address, size_bytes)

@@ -53,7 +53,7 @@ def consume(obj: Any) -> Found:
         for length in reversed(shape):
             strides.insert(0, count)
             count *= max(length, 1)
-    for queue in _queues(obj, device):
+    for queue in _queues(obj, device, address):
         kind = UsmKind(native_queue(queue).kind_of(address))
         if kind is not UsmKind.UNKNOWN:
             return Found(owner, queue, kind, address, tuple(shape), tuple(strides), dtype, readonly)
@@ -64,12 +64,12 @@ def consume(obj: Any) -> Found:
     raise BufferError(msg)
 
 
-def _queues(obj: Any, device: tuple[int, int]) -> list[Any]:
+def _queues(obj: Any, device: tuple[int, int], address: int) -> list[Any]:
     """Those that the memory may belong to."""
     sycl = dpctl()
     own = getattr(obj, "sycl_queue", None)
     if isinstance(own, sycl.SyclQueue):
         return [own]
     if device[0] == ONEAPI and device[1] != device_id(default_queue()):
-        return [queue for queue in known_queues() if device_id(queue) == device[1]]
-    return known_queues()
+        return [queue for queue in known_queues(address) if device_id(queue) == device[1]]
+    return known_queues(address)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ctxalloc.usm._geometry import Found, check_dtype
-from ctxalloc.usm._runtime import UsmKind, dpctl, native_queue, queue_meant
+from ctxalloc.usm._runtime import UsmKind, dpctl, native_queue, queue_in, queue_meant
 
 
 def _wrong(field: str, value: object, wanted: str) -> ValueError:
@@ -54,7 +54,7 @@ def queue_of(syclobj: object) -> Any:
     if isinstance(syclobj, sycl.SyclQueue):
         return syclobj
     if isinstance(syclobj, sycl.SyclContext):
-        return sycl.SyclQueue(syclobj, syclobj.get_devices()[0])
+        return queue_in(syclobj)
     if isinstance(syclobj, str):
         try:
             return queue_meant(syclobj)

@@ -65,7 +65,10 @@ functions! {
     copy_queue = "DPCTLQueue_Copy": fn(Ref) -> Ref;
     same_queue = "DPCTLQueue_AreEq": fn(Ref, Ref) -> bool;
     queue_device = "DPCTLQueue_GetDevice": fn(Ref) -> Ref;
+    same_device = "DPCTLDevice_AreEq": fn(Ref, Ref) -> bool;
     queue_context = "DPCTLQueue_GetContext": fn(Ref) -> Ref;
+    same_context = "DPCTLContext_AreEq": fn(Ref, Ref) -> bool;
+    context_devices = "DPCTLContext_DeviceCount": fn(Ref) -> usize;
     delete_context = "DPCTLContext_Delete": fn(Ref);
     wait = "DPCTLQueue_Wait": fn(Ref);
     memcpy = "DPCTLQueue_Memcpy": fn(Ref, *mut c_void, *const c_void, usize) -> Ref;

@@ -41,6 +41,22 @@ class Found(NamedTuple):
         return True
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes the elements have."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether they are all that lies between the first and the last, in whatever order, each once."""
+        expected = 1
+        axes = zip(self.strides, self.shape, strict=True)
+        for stride, length in sorted((abs(stride), length) for stride, length in axes if length > 1):
+            if stride != expected:
+                return False
+            expected *= length
+        return True
+
+    @property
     def span(self) -> tuple[int, int]:
         """The first byte, and the one behind the last."""
         if self.size == 0:
@@ -50,6 +66,16 @@ class Found(NamedTuple):
         low = sum(step for step in reach if step < 0) * item
         high = sum(step for step in reach if step > 0) * item
         return self.address + low, self.address + high + item
+
+
+def row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of elements one behind the other in C's order, in elements."""
+    strides: tuple[int, ...] = ()
+    count = 1
+    for length in reversed(shape):
+        strides = (count, *strides)
+        count *= max(length, 1)
+    return strides
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

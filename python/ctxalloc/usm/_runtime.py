@@ -267,12 +267,14 @@ def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
     address: object = subject
     if isinstance(subject, _native.UsmView):
         address = subject.address
-        queue = queue or getattr(subject, "sycl_queue", None)
+        queue = getattr(subject, "sycl_queue", None) if queue is None else queue
     elif isinstance(subject, np.ndarray):
         address = subject.__array_interface__["data"][0]
     elif hasattr(subject, "__sycl_usm_array_interface__"):
-        address = (subject.__sycl_usm_array_interface__.get("data") or (None,))[0]
-        queue = queue or getattr(subject, "sycl_queue", None)
+        interface = subject.__sycl_usm_array_interface__
+        data = interface.get("data") if isinstance(interface, dict) else None
+        address = data[0] if isinstance(data, (tuple, list)) and data else None
+        queue = getattr(subject, "sycl_queue", None) if queue is None else queue
     if not isinstance(address, int) or isinstance(address, bool):
         msg = f"kind_of() takes an address or an array, got '{type(subject).__qualname__}'"
         raise TypeError(msg)

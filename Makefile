@@ -227,7 +227,7 @@ endif
 
 # CTXALLOC_STRESS: how many times the work of `make test`.
 stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, and two million programs of the oracle
-	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model
 	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k stress $(PYTEST_ARGS)
 	$(PY) tests/oracle/run.py --profile release --programs $$(($(STRESS) * 4000)) --seed fresh
 

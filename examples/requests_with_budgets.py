@@ -10,7 +10,7 @@ here) is named at its end, and freed whenever the cache lets go of it.
     blue  9 MiB: answered, peak 18 MiB
     blue  2 MiB: answered, peak 4 MiB
     the service kept 2 arrays of 88 bytes for its cache, at most 22 MiB were in use
-    with the cache emptied 0 bytes are in use, and 0 of 4 slots wait
+    with the cache emptied 0 bytes are in use, and of 4 requests 0 are there
 """
 
 import asyncio
@@ -58,9 +58,9 @@ async def main() -> None:
     print(f"the service kept {len(kept)} arrays of {sizes.pop()} bytes for its cache, ", end="")
     print(f"at most {SERVICE.peak_bytes // MiB} MiB were in use")
     cache.clear()
-    slots = ctxalloc.leases.metrics()
+    requests = ctxalloc.request_metrics()
     print(f"with the cache emptied {SERVICE.in_use_bytes} bytes are in use, ", end="")
-    print(f"and {slots.slots - slots.free} of {slots.slots} slots wait")
+    print(f"and of {requests.begun} requests {requests.present} are there")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ fn moved_blocks_stay_with_their_handler(aligned: Handler, out: &mut impl Write) 
         })
         .collect();
     drop(sender);
-    let taker = std::thread::spawn(move || -> Result<Vec<&'static str>, ctxalloc::Error> {
+    let taker = std::thread::spawn(move || -> Result<Vec<String>, ctxalloc::Error> {
         assert_eq!(current(), ctxalloc::default_handler());
         receiver
             .iter()
@@ -75,7 +75,7 @@ fn moved_blocks_stay_with_their_handler(aligned: Handler, out: &mut impl Write) 
                 buffer.resize(100_000)?; // by the handler that made it
                 assert!(buffer[..1000].iter().all(|&byte| byte == buffer[0]));
                 assert_eq!(buffer.as_ptr().addr() % 64, 0);
-                Ok(buffer.handler().name())
+                Ok(buffer.handler().name().into_owned())
             })
             .collect()
     });

@@ -6,7 +6,7 @@ It needs `pip install ctxalloc[usm] dpnp`, and prints::
     request 1: 'shared' memory, without a copy: True, sum 66560
     request 2: 'shared' memory, without a copy: True, sum 68608
     request 3: 'shared' memory, without a copy: True, sum 70656
-    slots that wait for arrays: 0
+    requests that are still there: 0
 """
 
 import asyncio
@@ -48,7 +48,7 @@ async def main() -> None:
     """Serves some requests at a time."""
     for line in await asyncio.gather(*(answer(number) for number in range(4))):
         print(line)
-    print(f"slots that wait for arrays: {ctxalloc.leases.metrics().slots - ctxalloc.leases.metrics().free}")
+    print(f"requests that are still there: {ctxalloc.request_metrics().present}")
 
 
 if __name__ == "__main__":

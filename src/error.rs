@@ -1,5 +1,7 @@
 //! Every way in which ctxalloc can say no, with the numbers a user needs. A leaf: imports no layer.
 
+use std::borrow::Cow;
+
 /// What went wrong, with what value, and what to do about it.
 ///
 /// Nothing is lost when one of these is returned: the table, the selection and every block are as before.
@@ -13,7 +15,7 @@ pub enum Error {
     )]
     OutOfMemory {
         /// The table name of the handler that refused.
-        handler: &'static str,
+        handler: Cow<'static, str>,
         /// How many bytes were asked for.
         requested_bytes: usize,
     },
@@ -60,7 +62,7 @@ pub enum Error {
     #[error("this foreign handler is in the table already as '{name}'; use that one")]
     AlreadyAdopted {
         /// Its name in the table.
-        name: &'static str,
+        name: Cow<'static, str>,
     },
 
     /// A handler struct lacks one of the four functions that NEP 49 requires.
@@ -79,7 +81,7 @@ pub enum Error {
     )]
     CopyFailed {
         /// The handler's name in the table.
-        handler: &'static str,
+        handler: Cow<'static, str>,
         /// `host2obj`, `obj2host` or `obj2obj`.
         function: &'static str,
         /// How many bytes were to be copied.
@@ -143,7 +145,7 @@ pub enum Error {
     )]
     DraftChanged {
         /// The handler it is.
-        handler: &'static str,
+        handler: Cow<'static, str>,
         /// The struct's address.
         address: usize,
     },
@@ -155,7 +157,7 @@ pub enum Error {
     )]
     TooManyViews {
         /// The handler's name.
-        handler: &'static str,
+        handler: Cow<'static, str>,
         /// How many there are.
         most: usize,
     },
@@ -168,7 +170,7 @@ pub enum Error {
     )]
     NotHostAccessible {
         /// The handler's name in the table.
-        handler: &'static str,
+        handler: Cow<'static, str>,
     },
 
     /// SYCL, or dpctl's library in front of it, did not do what was asked for.
@@ -225,6 +227,28 @@ pub enum Error {
         in_use_bytes: usize,
         /// How much more was asked for.
         requested_bytes: usize,
+    },
+
+    /// A request that refuses what comes after its end was asked for memory, or one of which nothing is left.
+    #[error(
+        "{request} has ended and gives no more memory ({requested_bytes} bytes were asked for); begin another request, or \
+         keep this one until its work is done"
+    )]
+    RequestEnded {
+        /// Its name.
+        request: String,
+        /// How many bytes were asked for.
+        requested_bytes: usize,
+    },
+
+    /// A request was begun inside of too many others.
+    #[error(
+        "a request cannot be begun inside of {max} requests and budgets; let tasks that go on begin root requests \
+         (`request().root()`, `ctxalloc.request(root=True)`)"
+    )]
+    NestedTooDeep {
+        /// How many there may be.
+        max: usize,
     },
 
     /// No huge pages are set aside for MAP_HUGETLB, or all of them are in use.

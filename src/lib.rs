@@ -38,7 +38,7 @@
 //! | a stretch of code | [`scope`](fn@scope), [`enter`], [`set`] and [`reset`] |
 //! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
 //! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
-//! | a request with an arena, counters and a limit of its own | [`request`](fn@request) |
+//! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] where the host cannot read them |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
@@ -75,7 +75,7 @@ mod trace;
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
 pub use memory::{Buffer, ContextAlloc};
-pub use request::{Request, request};
+pub use request::{Request, RequestHandle, current_request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 
 /// The Rust in the documents, run as doc tests.

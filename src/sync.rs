@@ -2,8 +2,10 @@
 //! A leaf: imports no layer.
 
 mod fork;
+mod owner;
 
 pub(crate) use fork::{HeldAcrossFork, Locked, forks, hold_across_fork};
+pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

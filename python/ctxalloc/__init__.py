@@ -11,7 +11,7 @@ ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task o
 An array stays with the handler that made it, wherever it goes and however long it lives.
 
 - select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
-- request: ``request`` for memory, numbers and a limit of its own, ``Budget`` for limits in a tree, ``leases``
+- request: ``request`` for memory, numbers and a limit of its own, ``current_request``, ``Budget`` for limits in a tree
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
   ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
@@ -19,8 +19,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - extend in C: ``get_include``
 """
 
-from ctxalloc import asgi, leases, strategies, tracking, usm
-from ctxalloc._errors import BudgetExceeded, RegistrationError, RustPanic, UnknownHandlerError
+from ctxalloc import asgi, strategies, tracking, usm
+from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (
     _C_API,  # noqa: F401 - what ctxalloc_import() of ctxalloc.h finds
@@ -28,12 +28,14 @@ from ctxalloc._native import (
     Escaped,
     Handler,
     Request,
+    RequestMetrics,
     Scope,
     Stats,
     Token,
     __version__,
     adopt,
     current,
+    current_request,
     get_handler_name,
     get_handler_version,
     handler,
@@ -41,6 +43,7 @@ from ctxalloc._native import (
     handlers,
     register,
     request,
+    request_metrics,
     reset,
     set_event_hook,
     set_handler,
@@ -60,6 +63,8 @@ __all__ = [
     "MiB",
     "RegistrationError",
     "Request",
+    "RequestEnded",
+    "RequestMetrics",
     "RustPanic",
     "Scope",
     "SharedBlock",
@@ -70,15 +75,16 @@ __all__ = [
     "adopt",
     "asgi",
     "current",
+    "current_request",
     "get_handler_name",
     "get_handler_version",
     "get_include",
     "handler",
     "handler_of",
     "handlers",
-    "leases",
     "register",
     "request",
+    "request_metrics",
     "reset",
     "set_event_hook",
     "set_handler",

@@ -42,3 +42,9 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - as the standard library's own
             f"budget {self.budget!r} has no room for {self.requested_bytes} more bytes: {self.in_use_bytes} of its "
             f"{self.limit_bytes} are in use; free something, or give it a higher limit"
         )
+
+
+class RequestEnded(MemoryError):  # noqa: N818 - as above
+    """A request that has ended was asked for memory, and was begun with ``after_end="refuse"``."""
+
+    __module__ = "ctxalloc"

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from traceback import StackSummary
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, final
+from typing import Any, Literal, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 from typing_extensions import disjoint_base
@@ -16,8 +16,8 @@ __all__ = [
     "DlpackOwner",
     "Escaped",
     "Handler",
-    "LeaseMetrics",
     "Request",
+    "RequestMetrics",
     "Scope",
     "Stats",
     "Strategy",
@@ -26,22 +26,21 @@ __all__ = [
     "UsmQueue",
     "UsmView",
     "__version__",
-    "_table_2",
+    "_table_3",
     "adopt",
-    "ceiling",
     "current",
+    "current_request",
     "get_handler_name",
     "get_handler_version",
     "handler",
     "handler_of",
     "handlers",
-    "metrics",
     "register",
     "report",
     "request",
+    "request_metrics",
     "reset",
     "selection",
-    "set_ceiling",
     "set_event_hook",
     "set_handler",
     "shared_memory_at",
@@ -57,7 +56,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any] | classmethod[Any, Any
 __version__: str
 selection: str
 _C_API: object
-_table_2: object
+_table_3: object
 tracemalloc_domain: int
 
 @final
@@ -88,6 +87,8 @@ class Budget:
     def name(self) -> str: ...
     @property
     def limit_bytes(self) -> int | None: ...
+    @limit_bytes.setter
+    def limit_bytes(self, value: int | None, /) -> None: ...
     @property
     def parent(self) -> Budget | None: ...
     @property
@@ -109,19 +110,6 @@ class Escaped:
     def blocks(self) -> list[Block] | None: ...
 
 @final
-class LeaseMetrics:
-    @property
-    def slots(self) -> int: ...
-    @property
-    def free(self) -> int: ...
-    @property
-    def requests(self) -> int: ...
-    @property
-    def overflowed(self) -> int: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
-
-@final
 class Request:
     @property
     def name(self) -> str: ...
@@ -129,8 +117,6 @@ class Request:
     def handler(self) -> Handler: ...
     @property
     def budget(self) -> Budget: ...
-    @property
-    def is_private(self) -> bool: ...
     @property
     def stats(self) -> Stats: ...
     @property
@@ -155,6 +141,19 @@ class Request:
     def _again(self) -> Self: ...
     def _begin(self) -> Handler: ...
     def _end(self, error: BaseException | None, /) -> None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class RequestMetrics:
+    @property
+    def begun(self) -> int: ...
+    @property
+    def present(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Stats:
@@ -170,6 +169,8 @@ class Stats:
     def count(self) -> int: ...
     @property
     def refused(self) -> int: ...
+    @property
+    def overdraft_bytes(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -276,16 +277,18 @@ class UsmView:
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
-def ceiling() -> int: ...
-def metrics() -> LeaseMetrics: ...
+def current_request() -> Request | None: ...
 def request(
     *,
     limit_bytes: int | None = None,
     strategy: Strategy | None = None,
     name: str | None = None,
     budget: Budget | None = None,
+    root: bool = False,
+    after_end: Literal["charge", "refuse", "detach"] | None = None,
+    strict: bool = False,
 ) -> Request: ...
-def set_ceiling(slots: int, /) -> None: ...
+def request_metrics() -> RequestMetrics: ...
 def adopt(capsule: object, /, *, name: str | None = None) -> Handler: ...
 def current() -> Handler: ...
 def get_handler_name(arr: np.ndarray[Any, Any] | None = None, /) -> str | None: ...

@@ -11,7 +11,9 @@ use super::{Selection, view};
 use crate::error::Error;
 use crate::handler::abi::{Copies, Copy as CopyFunction, Functions};
 use crate::handler::events::tell;
-use crate::handler::{Extras, Handler, check_name, default_handler, handler_or_slot, interpreter, register_functions};
+use crate::handler::{
+    Extras, Handler, check_name, default_handler, handler as handler_named, interpreter, register_functions,
+};
 use crate::layout::{array, request};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -123,7 +125,7 @@ impl Adapted {
 
     /// Its handler; none where its name was taken at the last moment.
     fn handler(&'static self) -> Option<Handler> {
-        let handler = handler_or_slot(name_of(&self.contents).ok()?)?;
+        let handler = handler_named(name_of(&self.contents).ok()?)?;
         std::ptr::eq(handler.functions().ctx, self.ctx()).then_some(handler)
     }
 

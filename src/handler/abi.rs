@@ -187,8 +187,13 @@ impl Functions {
 
     /// The struct that NumPy reads.
     pub(super) fn face(&self, name: &super::Name) -> PyDataMem_Handler {
+        self.face_named(name.field())
+    }
+
+    /// The same, with the name as it stands there.
+    pub(super) fn face_named(&self, name: [c_char; NAME_BYTES]) -> PyDataMem_Handler {
         PyDataMem_Handler {
-            name: name.field(),
+            name,
             version: VERSION,
             allocator: PyDataMemAllocator {
                 ctx: self.ctx,

@@ -2,14 +2,15 @@
 
 use super::entry::{Draft, Handler};
 use super::name::Name;
+use super::requests::Ended;
 use super::table::Table;
 use crate::source::{HugePages, LockedPages};
 use crate::strategy::{Aligned, Guard, GuardOptions, Pool, PoolOptions, Strategy, System, Tracked};
 
-/// Registers them all; returns the default of a process without NumPy.
+/// Registers them all; returns the default of a process without NumPy, and what stands for a request that is gone.
 ///
 /// Cheaply: nothing is mapped, locked or installed before the first block is asked for.
-pub(super) fn register_all(table: &Table) -> Handler {
+pub(super) fn register_all(table: &Table) -> (Handler, Handler) {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
     let pool = if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() };
@@ -20,7 +21,7 @@ pub(super) fn register_all(table: &Table) -> Handler {
         add(table, "locked", Pool::over(LockedPages::untried(), PoolOptions::default()));
         add(table, "guard", Guard::new(GuardOptions::default()).expect("the default options are in range"));
     }
-    system
+    (system, add(table, Ended::NAME, Ended))
 }
 
 fn add<S: Strategy>(table: &Table, name: &str, strategy: S) -> Handler {

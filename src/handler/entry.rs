@@ -4,23 +4,32 @@
 
 use super::abi::{Copies, Functions, PyDataMem_Handler};
 use super::foreign::{self, Extras, Reach};
-use super::lease;
+use super::held::Held;
 use super::name::Name;
+use super::requests::{self, HoldFunction};
+use super::selected;
 use super::trampoline;
 use crate::error::Error;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
 use crate::sync::{AtomicPtr, Witness};
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::ptr::{NonNull, null_mut};
 
-/// A reference to an immortal entry of the table. `Copy`, one pointer wide, equal only to itself.
-#[derive(Clone, Copy)]
-pub struct Handler(NonNull<Entry>);
+/// Refers to a handler. `Copy`, one word wide, equal only to itself.
+///
+/// A named handler is immortal. That of a request is the request's own; to keep it, keep a [`Context`](crate::Context), a
+/// [`RequestHandle`](crate::RequestHandle), a container or a block. A `Handler` keeps nothing: when all that held the
+/// request is gone, memory that it is asked for is refused ([`Error::RequestEnded`]). It never refers to another request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Handler(
+    /// The address of an [`Entry`], or a request's word ([`requests`]).
+    NonNull<c_void>,
+);
 
-// SAFETY: as good as the `&'static Entry` it was made from; a pointer, so that nobody (clippy's `mutable_key_type`
+// SAFETY: as good as the `&'static Entry` that it leads to; a pointer, so that nobody (clippy's `mutable_key_type`
 // among them) takes the entry's atomics for a part of the handler's identity.
 unsafe impl Send for Handler {}
 // SAFETY: as above.
@@ -30,8 +39,8 @@ unsafe impl Sync for Handler {}
 #[repr(C)]
 pub(crate) struct Entry {
     functions: Functions,
-    /// Takes and lets go of a hold, called with the functions' context; only for the slots of leases.
-    pub(super) hold: Option<lease::HoldFunction>,
+    /// Holds a request's slot, and lets go of it; for requests only.
+    pub(super) hold: Option<HoldFunction>,
     /// Which copy of this crate made it.
     copy: *const u8,
     /// [`Strategy::trim`], called with the functions' context; nothing for a foreign handler.
@@ -97,7 +106,6 @@ pub(super) struct Draft<'a> {
     functions: Box<dyn FnOnce() -> Functions + 'a>,
     trim: Option<trampoline::Trim>,
     live_blocks: Option<trampoline::LiveBlocks>,
-    hold: Option<lease::HoldFunction>,
     host_accessible: bool,
 }
 
@@ -113,7 +121,6 @@ impl<'a> Draft<'a> {
             functions: Box::new(move || trampoline::functions(Box::leak(Box::new(strategy)))),
             trim: Some(trampoline::trim::<S>),
             live_blocks: Some(trampoline::live_blocks::<S>),
-            hold: None,
             host_accessible: true,
         }
     }
@@ -122,22 +129,6 @@ impl<'a> Draft<'a> {
     #[cfg(feature = "usm")]
     pub(super) fn with_copies(self, copies: Copies, host_accessible: bool) -> Self {
         Self { copies, host_accessible, ..self }
-    }
-
-    /// The handler of a slot, which is immortal already.
-    pub(super) fn of_slot<S: Strategy>(name: Name<'a>, slot: &'static S, hold: lease::HoldFunction) -> Self {
-        Self {
-            name,
-            description: format!("{slot:?}"),
-            alignment: slot.alignment(),
-            copies: Copies::NONE,
-            face: None,
-            functions: Box::new(move || trampoline::functions(slot)),
-            trim: Some(trampoline::trim::<S>),
-            live_blocks: Some(trampoline::live_blocks::<S>),
-            hold: Some(hold),
-            host_accessible: true,
-        }
     }
 
     /// A handler that somebody else made.
@@ -152,7 +143,6 @@ impl<'a> Draft<'a> {
             functions: Box::new(move || foreign::functions(face, reach)),
             trim: None,
             live_blocks: None,
-            hold: None,
             host_accessible: true,
         }
     }
@@ -169,7 +159,6 @@ impl<'a> Draft<'a> {
             functions: Box::new(move || functions),
             trim: None,
             live_blocks: None,
-            hold: None,
             host_accessible: true,
         }
     }
@@ -193,7 +182,7 @@ impl<'a> Draft<'a> {
         };
         Box::leak(Box::new(Entry {
             functions,
-            hold: self.hold,
+            hold: None,
             copy: &raw const COPY,
             trim: self.trim,
             live_blocks: self.live_blocks,
@@ -218,6 +207,37 @@ impl<'a> Draft<'a> {
 static COPY: u8 = 0;
 
 impl Entry {
+    /// That of a slot, which stands before its request's own parts and in no index.
+    pub(super) fn of_slot<S: Strategy>(
+        functions: Functions,
+        face: *const PyDataMem_Handler,
+        hold: HoldFunction,
+        alignment: usize,
+    ) -> Self {
+        const NAME: &str = "request";
+        let text = Text { start: NAME.as_ptr(), length: NAME.len() };
+        Self {
+            functions,
+            hold: Some(hold),
+            copy: &raw const COPY,
+            trim: Some(trampoline::trim::<S>),
+            live_blocks: Some(trampoline::live_blocks::<S>),
+            copies: Copies::NONE,
+            face,
+            foreign: false,
+            host_accessible: true,
+            name: text,
+            description: text,
+            alignment,
+            made: Witness::new(),
+            next_by_name: AtomicPtr::new(null_mut()),
+            next_by_face: AtomicPtr::new(null_mut()),
+            next: AtomicPtr::new(null_mut()),
+            capsule: AtomicPtr::new(null_mut()),
+            object: AtomicPtr::new(null_mut()),
+        }
+    }
+
     /// Whether this copy of the crate made it, and so knows what stands behind its functions.
     pub(super) fn made_here(&self) -> bool {
         std::ptr::eq(self.copy, &raw const COPY)
@@ -235,10 +255,10 @@ impl Entry {
 }
 
 impl Handler {
-    /// Whether it belongs to one request after the other ([`lease`]).
+    /// Whether it is a request's.
     #[inline]
-    pub(crate) fn is_slot(self) -> bool {
-        self.entry().hold.is_some()
+    pub(crate) fn is_request(self) -> bool {
+        requests::is_request(self.0)
     }
 
     /// Whether NumPy sees a struct that somebody else made.
@@ -249,7 +269,7 @@ impl Handler {
     /// As a pointer, which is the same for no other handler.
     #[cfg(any(feature = "capi", feature = "python"))]
     pub(crate) fn into_pointer(self) -> NonNull<c_void> {
-        self.0.cast()
+        self.0
     }
 
     /// The handler behind such a pointer.
@@ -258,17 +278,33 @@ impl Handler {
     /// - `pointer` is from [`into_pointer`](Self::into_pointer).
     #[cfg(any(feature = "capi", feature = "python"))]
     pub(crate) unsafe fn from_pointer(pointer: NonNull<c_void>) -> Self {
-        Self(pointer.cast())
+        Self(pointer)
     }
 
     pub(super) fn of(entry: &'static Entry) -> Self {
-        Self(NonNull::from(entry))
+        Self(NonNull::from(entry).cast())
     }
 
-    /// The entry behind it, for the layers that hang something there.
+    /// A request's.
+    ///
+    /// # Safety
+    /// - `word` is that of a slot and a generation that it has, or had.
+    pub(super) unsafe fn of_word(word: NonNull<c_void>) -> Self {
+        Self(word)
+    }
+
+    /// The word itself.
+    #[inline]
+    pub(super) fn word(self) -> NonNull<c_void> {
+        self.0
+    }
+
+    /// The entry behind it, for the layers that hang something there. A slot's is the same for all of its requests.
+    #[inline]
     pub(crate) fn entry(self) -> &'static Entry {
-        // SAFETY: `of` made it from an entry, and entries live for ever.
-        unsafe { self.0.as_ref() }
+        let entry = if self.is_request() { requests::slot_at(self.0) } else { self.0.cast() };
+        // SAFETY: `of` made it from an entry, `of_word` from a slot, which begins with its entry; both live for ever.
+        unsafe { entry.as_ref() }
     }
 
     /// How bytes get into its blocks and out of them.
@@ -281,11 +317,11 @@ impl Handler {
         self.entry().functions
     }
 
-    /// Its name in the table. For an adopted handler the name in its own struct may differ (see
+    /// Its name: in the table, or that of the request. For an adopted handler the name in its own struct may differ (see
     /// [`adopt`](super::adopt)); NumPy reports that one.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        self.entry().name()
+    pub fn name(self) -> Cow<'static, str> {
+        if self.is_request() { requests::name_of(self) } else { self.entry().name().into() }
     }
 
     /// NEP 49's version of its struct; 1 for every handler made here.
@@ -341,7 +377,7 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let Functions { ctx, malloc, .. } = self.possible(size_bytes)?;
+        let (_held, Functions { ctx, malloc, .. }) = self.usable(size_bytes)?;
         // At least one, here and below: in C a size of zero may give NULL, and would free in some reallocs.
         // SAFETY: `ctx` is what these functions were registered with; malloc takes any size.
         self.answer(unsafe { malloc(ctx, size_bytes.max(1)) }, size_bytes)
@@ -352,7 +388,7 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate_zeroed(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let Functions { ctx, calloc, .. } = self.possible(size_bytes)?;
+        let (_held, Functions { ctx, calloc, .. }) = self.usable(size_bytes)?;
         // NumPy asks in the same way, `(nbytes, 1)`.
         // SAFETY: `ctx` is what these functions were registered with; calloc takes any sizes.
         self.answer(unsafe { calloc(ctx, size_bytes.max(1), 1) }, size_bytes)
@@ -370,7 +406,8 @@ impl Handler {
         let Functions { ctx, realloc, .. } = self.possible(new_size_bytes)?;
         // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
         let moved = unsafe { realloc(ctx, block.as_ptr().cast(), new_size_bytes.max(1)) };
-        self.answer(moved, new_size_bytes)
+        // What was refused is the growth, of which nobody here knows how much it was.
+        NonNull::new(moved.cast()).ok_or_else(|| self.refused(new_size_bytes, None))
     }
 
     /// Takes the block back. `size_bytes` should be its size; strategies of this crate do not look at it.
@@ -390,7 +427,20 @@ impl Handler {
     fn possible(self, requested_bytes: usize) -> Result<Functions, Error> {
         match requested_bytes {
             0..=layout::MOST_BYTES => Ok(self.entry().functions),
-            _ => Err(self.refused(requested_bytes)),
+            _ => Err(self.refused(requested_bytes, Some(requested_bytes))),
+        }
+    }
+
+    /// [`possible`](Self::possible), and held: a request's, unless this thread runs under it, which holds it already.
+    #[inline]
+    fn usable(self, requested_bytes: usize) -> Result<(Option<Held>, Functions), Error> {
+        let functions = self.possible(requested_bytes)?;
+        if !self.is_request() || selected::get() == Some(self) {
+            return Ok((None, functions));
+        }
+        match Held::try_on(self) {
+            Some(held) => Ok((Some(held), functions)),
+            None => Err(requests::gone(requested_bytes)),
         }
     }
 
@@ -399,7 +449,8 @@ impl Handler {
     ///
     /// Meant for a quiet moment and a thread of its own: it takes the strategy's locks one by one.
     pub fn trim(self) -> usize {
-        // SAFETY: `ctx` belongs to the functions, of which this is one.
+        let Some(_held) = Held::try_on(self) else { return 0 };
+        // SAFETY: `ctx` belongs to the functions, of which this is one; a request's slot is held.
         self.entry().trim.map_or(0, |trim| unsafe { trim(self.entry().functions.ctx) })
     }
 
@@ -408,33 +459,22 @@ impl Handler {
     /// crate made (another extension module of the process).
     #[must_use]
     pub fn live_blocks(self) -> Option<Vec<LiveBlock>> {
+        let _held = Held::try_on(self)?;
         let live_blocks = self.entry().live_blocks.filter(|_| self.entry().made_here())?;
-        // SAFETY: `ctx` belongs to the functions, of which this is one, of this copy of the crate.
+        // SAFETY: `ctx` belongs to the functions, of which this is one, of this copy of the crate; a slot is held.
         unsafe { live_blocks(self.entry().functions.ctx) }
     }
 
     #[inline]
     fn answer(self, block: *mut c_void, requested_bytes: usize) -> Result<NonNull<u8>, Error> {
-        NonNull::new(block.cast()).ok_or_else(|| self.refused(requested_bytes))
+        NonNull::new(block.cast()).ok_or_else(|| self.refused(requested_bytes, Some(requested_bytes)))
     }
 
+    /// Why there is no memory: a request's refusal of that many bytes, or its last one; else that there is none.
     #[cold]
-    fn refused(self, requested_bytes: usize) -> Error {
-        Error::OutOfMemory { handler: self.name(), requested_bytes }
-    }
-}
-
-impl PartialEq for Handler {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl Eq for Handler {}
-
-impl Hash for Handler {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
+    fn refused(self, requested_bytes: usize, refused_bytes: Option<usize>) -> Error {
+        requests::refusal_of(self, refused_bytes)
+            .unwrap_or_else(|| Error::OutOfMemory { handler: self.name(), requested_bytes })
     }
 }
 
@@ -446,6 +486,6 @@ impl fmt::Debug for Handler {
 
 impl fmt::Display for Handler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(&self.name())
     }
 }

@@ -128,7 +128,7 @@ pub unsafe fn set_event_hook(hook: Option<Hook>) -> Option<Hook> {
 
 /// The names of foreign handlers of whose blocks in NumPy's arrays an event hook hears nothing. Empty without a hook.
 #[must_use]
-pub fn unwatched() -> Vec<&'static str> {
+pub fn unwatched() -> Vec<std::borrow::Cow<'static, str>> {
     let table = table();
     table.lock.with(|| {
         if table.events.armed.load(Ordering::Relaxed) == 0 {

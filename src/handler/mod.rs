@@ -16,10 +16,12 @@ mod copying;
 mod entry;
 pub mod events;
 mod foreign;
+mod held;
 mod index;
 pub(crate) mod interpreter;
-pub mod lease;
 mod name;
+pub mod requests;
+pub(crate) mod selected;
 mod table;
 mod trampoline;
 #[cfg(feature = "usm")]
@@ -27,6 +29,7 @@ mod usm;
 
 pub use entry::Handler;
 pub use foreign::{Extras, Reach};
+pub(crate) use held::Held;
 #[cfg(feature = "usm")]
 pub use usm::register_usm;
 #[cfg(feature = "python")]
@@ -93,6 +96,11 @@ pub unsafe fn adopt(
     extras: Extras,
 ) -> Result<Handler, Error> {
     let table = table::table();
+    if let Some(request) = requests::at_face(face.as_ptr()) {
+        // A request's is its own, under its own name: it never enters the table.
+        let is_asked_for = name.is_none_or(|name| name == request.name());
+        return if is_asked_for { Ok(request) } else { Err(Error::AlreadyAdopted { name: request.name() }) };
+    }
     // SAFETY: the caller vouches for the struct.
     let own = unsafe { &raw const (*face.as_ptr()).name };
     // SAFETY: as above. A copy of this field alone: an event hook may write to others.
@@ -156,34 +164,32 @@ fn check_alignment(align: usize) -> Result<(), Error> {
 fn enter(table: &table::Table, draft: Draft<'_>) -> Result<Handler, Error> {
     let (handler, is_new) = table.register(draft)?;
     if is_new {
-        trace::registered(handler.name());
+        trace::registered(&handler.name());
     }
     Ok(handler)
 }
 
 /// The handler with that name. Takes no lock.
 ///
-/// The slots of requests are not found: whose memory one is changes from request to request, and a name holds nobody.
+/// Requests are not found: they are not in the table.
 #[must_use]
 pub fn handler(name: &str) -> Option<Handler> {
-    table::table().named(name).filter(|handler| !handler.is_slot())
-}
-
-/// The handler with that name, a request's slot too: for those who hold something that lives in it.
-#[cfg(any(feature = "capi", feature = "python"))]
-pub(crate) fn handler_or_slot(name: &str) -> Option<Handler> {
-    table::table().named(name)
+    let table = table::table();
+    table.named(name).filter(|&handler| handler != table.ended())
 }
 
 /// The handler whose C struct stands at `face`, the address in a `mem_handler` capsule. Takes no lock.
+///
+/// For the struct of a request: its handler while anything holds the request (the capsule does), none when all is gone.
 #[must_use]
 pub fn handler_at(face: *const PyDataMem_Handler) -> Option<Handler> {
-    table::table().with_face(face)
+    table::table().with_face(face).or_else(|| requests::at_face(face))
 }
 
-/// All handlers, in the order of their registration, but for the slots of requests. Takes no lock.
+/// All handlers, in the order of their registration; those of requests are not among them. Takes no lock.
 pub fn handlers() -> impl Iterator<Item = Handler> {
-    table::table().iter().filter(|handler| !handler.is_slot())
+    let table = table::table();
+    table.iter().filter(|&handler| handler != table.ended())
 }
 
 /// The handler of a context in which nothing was selected: `system`, or NumPy's own default

@@ -45,6 +45,16 @@ impl<'a> Name<'a> {
     }
 }
 
+/// Any text as it can stand in the struct: without NULs, cut off where a character begins.
+pub(super) fn field_of(text: &str) -> [c_char; NAME_BYTES] {
+    let end = (0..NAME_BYTES.min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let mut field = [0; NAME_BYTES];
+    for (place, byte) in field.iter_mut().zip(text[..end].bytes()) {
+        *place = if byte == 0 { b'_' as c_char } else { byte as c_char };
+    }
+    field
+}
+
 #[allow(unsafe_code, reason = "c_char is i8 on some targets and u8 on others; bytes are bytes")]
 fn bytes_of(field: &[c_char; NAME_BYTES]) -> &[u8; NAME_BYTES] {
     // SAFETY: c_char is i8 or u8: same size, same alignment, every bit pattern valid.

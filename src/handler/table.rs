@@ -10,6 +10,7 @@ use super::entry::{Draft, Entry, Handler};
 use super::events::Events;
 use super::index::{Index, hash_address, hash_name};
 use super::interpreter::Interpreter;
+use super::requests::Chunks;
 use crate::error::Error;
 use crate::sync::{AtomicPtr, ForkLock, Ordering, Witness};
 use std::cell::Cell;
@@ -28,6 +29,10 @@ pub(crate) struct Table {
     /// Read and written only under the lock.
     last: AtomicPtr<Entry>,
     default: AtomicPtr<Entry>,
+    /// What stands for a request of which nothing is left.
+    ended: AtomicPtr<Entry>,
+    /// The slots of requests.
+    chunks: Chunks,
 }
 
 #[cfg(not(ctxalloc_loom))]
@@ -121,13 +126,16 @@ impl Table {
             first: AtomicPtr::new(null_mut()),
             last: AtomicPtr::new(null_mut()),
             default: AtomicPtr::new(null_mut()),
+            ended: AtomicPtr::new(null_mut()),
+            chunks: Chunks::none(),
         }
     }
 
     fn with_builtins() -> Self {
         let table = Self::empty();
-        let default = builtin::register_all(&table);
+        let (default, ended) = builtin::register_all(&table);
         table.default.store(pointer_to(default), Ordering::Release);
+        table.ended.store(pointer_to(ended), Ordering::Release);
         table
     }
 
@@ -202,6 +210,18 @@ impl Table {
         let default = self.default.load(Ordering::Acquire);
         // SAFETY: set by `with_builtins` before anyone saw the table; entries live for ever.
         Handler::of(unsafe { &*default })
+    }
+
+    /// What stands for a request of which nothing is left.
+    pub(super) fn ended(&self) -> Handler {
+        let ended = self.ended.load(Ordering::Acquire);
+        // SAFETY: as above.
+        Handler::of(unsafe { &*ended })
+    }
+
+    /// The slots of requests.
+    pub(super) fn chunks(&self) -> &Chunks {
+        &self.chunks
     }
 }
 

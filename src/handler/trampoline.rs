@@ -22,8 +22,17 @@ pub(super) type LiveBlocks = unsafe fn(ctx: *mut c_void) -> Option<Vec<LiveBlock
 
 /// The functions of an immortal strategy.
 pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
+    // SAFETY: it is there, and immortal.
+    unsafe { functions_at::<S>(strategy) }
+}
+
+/// The functions of an immortal strategy that is not made yet.
+///
+/// # Safety
+/// - none of them is called before the strategy is there.
+pub(super) unsafe fn functions_at<S: Strategy>(strategy: *const S) -> Functions {
     Functions {
-        ctx: std::ptr::from_ref(strategy).cast_mut().cast(),
+        ctx: strategy.cast_mut().cast(),
         malloc: malloc::<S>,
         calloc: calloc::<S>,
         realloc: realloc::<S>,

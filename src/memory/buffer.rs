@@ -1,8 +1,8 @@
 //! `Buffer`: owned bytes with a memory of their handler.
 
 use crate::error::Error;
-use crate::handler::Handler;
 use crate::handler::interpreter::trace;
+use crate::handler::{Handler, Held};
 use crate::scope::current;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -28,6 +28,8 @@ pub struct Buffer {
     block: NonNull<u8>,
     length: usize,
     handler: Handler,
+    /// While there is no block: what keeps a request's handler good. A block does so by itself.
+    _held: Option<Held>,
 }
 
 // SAFETY: a Buffer owns its block alone, and handlers may be called from any thread (`Entry`).
@@ -51,15 +53,13 @@ impl Buffer {
     /// ([`DeviceBuffer`](super::DeviceBuffer) can have it).
     pub fn zeroed_in(handler: Handler, length: usize) -> Result<Self, Error> {
         handler.require_host_accessible()?;
-        let block = match length {
-            0 => NonNull::dangling(),
-            _ => {
-                let block = handler.allocate_zeroed(length)?;
-                trace(block.as_ptr(), length);
-                block
-            }
-        };
-        Ok(Self { block, length, handler })
+        if length == 0 {
+            let held = Held::on(handler);
+            return Ok(Self { block: NonNull::dangling(), length, handler: held.handler(), _held: Some(held) });
+        }
+        let block = handler.allocate_zeroed(length)?;
+        trace(block.as_ptr(), length);
+        Ok(Self { block, length, handler, _held: None })
     }
 
     /// A copy of `bytes` in the current handler.
@@ -119,7 +119,7 @@ impl Buffer {
         handler.require_host_accessible()?;
         let block = handler.allocate(length)?;
         trace(block.as_ptr(), length);
-        Ok(Self { block, length, handler })
+        Ok(Self { block, length, handler, _held: None })
     }
 
     /// Makes it `length` bytes long, by the handler that made it. The first bytes are kept, new ones are zero.

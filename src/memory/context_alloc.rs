@@ -13,7 +13,7 @@
 //! come back with a pointer that is good for those bytes alone (a `Box` goes through `&mut T`): blocks are exposed when
 //! they are made, and what comes back is only taken for its address.
 
-use crate::handler::Handler;
+use crate::handler::{Handler, Held};
 use crate::layout::padding;
 use crate::scope::current;
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
@@ -31,9 +31,13 @@ use std::ptr::NonNull;
 /// assert_eq!(squares.allocator().handler(), aligned);
 /// assert_eq!(squares.as_ptr().addr() % 64, 0);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// Of a request it keeps the handler good: a container that is filled after the request's end is served as
+/// [`AfterEnd`](crate::handler::requests::AfterEnd) says. Where a limit refuses, `Vec::push` and their like abort, as they
+/// do when memory is out: use `try_reserve` before, which returns the refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextAlloc {
-    handler: Handler,
+    held: Held,
 }
 
 const WORD: usize = size_of::<usize>();
@@ -42,37 +46,37 @@ impl ContextAlloc {
     /// An allocator that uses the handler current now.
     #[must_use]
     pub fn new() -> Self {
-        Self { handler: current() }
+        Self::with_handler(current())
     }
 
     /// An allocator that uses `handler`.
     #[must_use]
-    pub const fn with_handler(handler: Handler) -> Self {
-        Self { handler }
+    pub fn with_handler(handler: Handler) -> Self {
+        Self { held: Held::on(handler) }
     }
 
     /// The handler it uses.
     #[must_use]
-    pub const fn handler(self) -> Handler {
-        self.handler
+    pub fn handler(&self) -> Handler {
+        self.held.handler()
     }
 
     /// How many bytes to ask the handler for where it aligns less than the layout wants; `None` where it does not.
-    fn wrapped_bytes(self, layout: Layout) -> Option<usize> {
+    fn wrapped_bytes(&self, layout: Layout) -> Option<usize> {
         // A Layout's size and alignment are at most isize::MAX each: no overflow.
-        (layout.align() > self.handler.alignment()).then(|| layout.size() + layout.align().max(WORD) + WORD)
+        (layout.align() > self.handler().alignment()).then(|| layout.size() + layout.align().max(WORD) + WORD)
     }
 
-    fn make(self, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>, AllocError> {
+    fn make(&self, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>, AllocError> {
         let size = layout.size();
         if size == 0 {
             let nowhere = NonNull::without_provenance(layout.align().try_into().expect("an alignment is never zero"));
             return Ok(NonNull::slice_from_raw_parts(nowhere, 0));
         }
-        self.handler.require_host_accessible().map_err(|_| AllocError)?;
+        self.handler().require_host_accessible().map_err(|_| AllocError)?;
         let wrapped = self.wrapped_bytes(layout);
         let raw_bytes = wrapped.unwrap_or(size);
-        let raw = if zeroed { self.handler.allocate_zeroed(raw_bytes) } else { self.handler.allocate(raw_bytes) };
+        let raw = if zeroed { self.handler().allocate_zeroed(raw_bytes) } else { self.handler().allocate(raw_bytes) };
         let raw = raw.map_err(|_| AllocError)?;
         raw.expose_provenance(); // for `whole`
         let block = match wrapped {
@@ -96,11 +100,11 @@ impl ContextAlloc {
     ///
     /// # Safety
     /// - `block` is a live block of this allocator with layout `old`.
-    unsafe fn change(self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    unsafe fn change(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let direct = |layout| self.wrapped_bytes(layout).is_none() && layout.size() > 0;
         if direct(old) && direct(new) {
             // SAFETY: a live block, straight from the handler.
-            let moved = unsafe { self.handler.resize(whole(block), new.size()) }.map_err(|_| AllocError)?;
+            let moved = unsafe { self.handler().resize(whole(block), new.size()) }.map_err(|_| AllocError)?;
             moved.expose_provenance(); // for `whole`
             return Ok(NonNull::slice_from_raw_parts(moved, new.size()));
         }
@@ -142,14 +146,14 @@ unsafe impl Allocator for ContextAlloc {
         }
         match self.wrapped_bytes(layout) {
             // SAFETY: straight from the handler, with this size.
-            None => unsafe { self.handler.release(whole(block), layout.size()) },
+            None => unsafe { self.handler().release(whole(block), layout.size()) },
             Some(raw_bytes) => {
                 // SAFETY: `make` wrote the raw pointer right before the block.
                 let word = unsafe { whole(block).sub(WORD) }.cast::<NonNull<u8>>();
                 // SAFETY: as above.
                 let raw = unsafe { word.read() };
                 // SAFETY: the raw block has `raw_bytes` and goes with the block inside of it.
-                unsafe { self.handler.release(raw, raw_bytes) }
+                unsafe { self.handler().release(raw, raw_bytes) }
             }
         }
     }

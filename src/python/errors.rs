@@ -9,6 +9,7 @@ import_exception!(ctxalloc._errors, RegistrationError);
 import_exception!(ctxalloc._errors, UnknownHandlerError);
 import_exception!(ctxalloc._errors, RustPanic);
 import_exception!(ctxalloc._errors, BudgetExceeded);
+import_exception!(ctxalloc._errors, RequestEnded);
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
@@ -18,6 +19,7 @@ impl From<Error> for PyErr {
             Error::BudgetExceeded { budget, limit_bytes, in_use_bytes, requested_bytes } => {
                 BudgetExceeded::new_err((budget, limit_bytes, in_use_bytes, requested_bytes))
             }
+            Error::RequestEnded { .. } => RequestEnded::new_err(message),
             Error::UnknownHandler { .. } => UnknownHandlerError::new_err(message),
             Error::NameEmpty
             | Error::NameTooLong { .. }
@@ -38,6 +40,7 @@ impl From<Error> for PyErr {
             | Error::Overlap { .. }
             | Error::TokenForeign => PyValueError::new_err(message),
             Error::TokenUsed
+            | Error::NestedTooDeep { .. }
             | Error::NoPython
             | Error::CopyFailed { .. }
             | Error::TooManyViews { .. }

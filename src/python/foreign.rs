@@ -72,9 +72,9 @@ fn try_adopt(
 }
 
 /// Hangs the capsule on its handler, for ever; it is the one that selecting the handler will set. Not that of a request,
-/// whose slot it would hold for as long.
+/// which it would hold for as long.
 pub(super) fn keep(handler: Handler, capsule: Py<PyAny>) {
-    if handler.is_slot() {
+    if handler.is_request() {
         return;
     }
     let pointer = capsule.into_ptr();

@@ -2,7 +2,7 @@
 //!
 //! Both hang on the table's entry, made at first use and kept for ever, so that identity means equality and
 //! selecting allocates nothing. Only a request's handler is not kept: each object and each capsule for it is a new
-//! one, which holds the request's slot while it lives, so that no later request is given what somebody still has.
+//! one, which holds the request while it lives.
 #![allow(unsafe_code, reason = "immortal references kept in the table")]
 
 use super::foreign::keep;
@@ -10,23 +10,23 @@ use super::numpy::capsule_around;
 use super::strategies::in_pythons_words;
 use super::tracked::{self, PyBlock};
 use super::usm;
-use crate::handler::lease::Hold;
-use crate::handler::{Handler, unknown};
+use crate::handler::{Handler, Held, unknown};
 use crate::sync::Ordering;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
+use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 use std::ptr::{NonNull, null_mut};
 
 /// A handler: NEP 49's named, versioned table of allocation functions.
 ///
 /// Found by ``ctxalloc.handler(name)``, made by ``register()`` and ``adopt()``, selected by ``use()``. It lives for
-/// ever; there is one object for each, so ``is`` and ``==`` agree (but for a request's handler: compare it by ``==``, and
-/// while you keep it no other request is given it). Pickles by name: where it is unpickled a handler of
-/// that name must be registered.
-#[pyclass(frozen, eq, hash, name = "Handler", module = "ctxalloc")]
+/// ever; there is one object for each, so ``is`` and ``==`` agree. A request's handler is the request's own and no other's:
+/// compare it by ``==``; while you keep it the request's numbers and limit stay in force. Pickles by name: where it is
+/// unpickled a handler of that name must be registered.
+#[pyclass(frozen, eq, hash, weakref, name = "Handler", module = "ctxalloc")]
 pub(super) struct PyHandler {
     handler: Handler,
     capsule: Py<PyAny>,
@@ -56,7 +56,7 @@ impl PyHandler {
     /// The object for a handler of the table.
     #[inline]
     pub(super) fn of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, Self>> {
-        if handler.is_slot() {
+        if handler.is_request() {
             return Self::of_capsule(handler, new_capsule(py, handler)?);
         }
         // Acquire pairs with the exchange in `make`.
@@ -97,7 +97,7 @@ pub(super) fn capsule_of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_,
     let place = &handler.entry().capsule;
     if place.load(Ordering::Acquire).is_null() {
         let capsule = new_capsule(py, handler)?;
-        if handler.is_slot() {
+        if handler.is_request() {
             return Ok(capsule);
         }
         keep(handler, capsule.unbind());
@@ -107,19 +107,21 @@ pub(super) fn capsule_of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_,
     Ok(unsafe { Bound::from_borrowed_ptr(py, pointer.cast()) })
 }
 
-/// A capsule that holds the slot of a request's handler while it lives; one for any other handler holds nothing.
+/// A capsule that holds a request while it lives; one for any other handler holds nothing. For a request of which nothing
+/// is left: one whose functions refuse.
 pub(super) fn new_capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyAny>> {
-    let capsule = capsule_around(py, handler.as_ptr())?;
-    if let Some(hold) = Hold::on(handler) {
+    let held = Held::on(handler);
+    let capsule = capsule_around(py, held.handler().as_ptr())?;
+    if held.handler().is_request() {
         // SAFETY: a capsule, which nobody else has seen; any pointer may be its context.
-        unsafe { ffi::PyCapsule_SetContext(capsule.as_ptr(), hold.into_pointer().as_ptr()) };
+        unsafe { ffi::PyCapsule_SetContext(capsule.as_ptr(), held.into_handler().into_pointer().as_ptr()) };
         // SAFETY: as above.
         unsafe { ffi::PyCapsule_SetDestructor(capsule.as_ptr(), Some(let_go)) };
     }
     Ok(capsule)
 }
 
-/// The end of a capsule that holds a slot.
+/// The end of a capsule that holds a request.
 ///
 /// # Safety
 /// - `capsule` is one that `new_capsule` gave this destructor.
@@ -127,8 +129,10 @@ unsafe extern "C" fn let_go(capsule: *mut ffi::PyObject) {
     // SAFETY: a capsule, says the caller.
     let context = unsafe { ffi::PyCapsule_GetContext(capsule) };
     if let Some(context) = NonNull::new(context) {
-        // SAFETY: the hold that `new_capsule` put there; a capsule ends once.
-        drop(unsafe { Hold::from_pointer(context) });
+        // SAFETY: `new_capsule` put it there.
+        let handler = unsafe { Handler::from_pointer(context) };
+        // SAFETY: the hold that `new_capsule` made; a capsule ends once.
+        drop(unsafe { Held::assume(handler) });
     }
 }
 
@@ -166,9 +170,9 @@ fn handler_named(subject: &Bound<'_, PyAny>) -> PyResult<Handler> {
 
 #[pymethods]
 impl PyHandler {
-    /// Its name in the table; NumPy knows our handlers by the same name.
+    /// Its name: in the table, or that of the request. NumPy knows our handlers by the same name.
     #[getter]
-    fn name(&self) -> &'static str {
+    fn name(&self) -> Cow<'static, str> {
         self.handler.name()
     }
 
@@ -224,8 +228,8 @@ impl PyHandler {
     }
 
     /// Pickles by name.
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (&'static str,))> {
-        if self.handler.is_slot() {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Cow<'static, str>,))> {
+        if self.handler.is_request() {
             return Err(PyTypeError::new_err(format!(
                 "handler '{}' belongs to a request of this process, so it has no name elsewhere to pickle it by",
                 self.handler.name()

@@ -5,7 +5,7 @@ use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::strategies::PyStrategy;
 use super::usm;
-use crate::handler::{Handler, handler_or_slot, handlers as all, register as enter, unknown};
+use crate::handler::{Handler, handler as handler_named, handlers as all, register as enter, unknown};
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -78,7 +78,7 @@ pub(super) fn adopt<'py>(capsule: &Bound<'py, PyAny>, name: Option<&str>) -> PyR
 #[pyfunction]
 #[pyo3(signature = (arr, /))]
 pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
-    // While `arr` is here its block is, and holds its slot: no other request gets this handler in between.
+    // While `arr` is here its block is, and holds its request.
     owner_of(arr)?.map(|handler| PyHandler::of(arr.py(), handler)).transpose()
 }
 
@@ -118,7 +118,7 @@ fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<
     }
     // An array object laid out in another way than NumPy's headers say: by the name that NumPy itself tells.
     let name: Option<String> = numpy.multiarray(array.py()).call_method1("get_handler_name", (array,))?.extract()?;
-    Ok(name.and_then(|name| handler_or_slot(&name)))
+    Ok(name.and_then(|name| handler_named(&name)))
 }
 
 /// The descriptor, offset and size of the SharedMemory block in which an address lies; None for other addresses.

@@ -41,7 +41,7 @@ mod _native {
     };
     #[pymodule_export]
     use super::super::request::{
-        LeaseMetrics, PyBudget, PyEscaped, PyRequest, PyStats, ceiling, metrics, request, set_ceiling,
+        PyBudget, PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, request, request_metrics,
     };
     #[pymodule_export]
     use super::super::strategies::PyStrategy;

@@ -5,10 +5,9 @@
 //! `scope_type.rs` makes it a Python object, `step.rs` an asynchronous one.
 
 use super::handler::PyHandler;
-use super::held::Held;
+use super::held::Held as TokenHeld;
 use super::numpy::Numpy;
-use crate::handler::Handler;
-use crate::handler::lease::Hold;
+use crate::handler::{Handler, Held};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -16,14 +15,15 @@ use pyo3::prelude::*;
 /// A handler selected for a block or a function.
 pub(super) struct Scope {
     handler: Handler,
-    /// Of a request's handler: as long as there is this scope nobody else is given it.
-    _hold: Option<Hold>,
-    held: Held,
+    /// As long as there is this scope a request's handler stays good.
+    _kept: Held,
+    held: TokenHeld,
 }
 
 impl Scope {
     pub(super) fn new(handler: Handler) -> Self {
-        Self { handler, _hold: Hold::on(handler), held: Held::new() }
+        let kept = Held::on(handler);
+        Self { handler: kept.handler(), _kept: kept, held: TokenHeld::new() }
     }
 
     /// The handler it selects.
@@ -80,7 +80,7 @@ impl Scope {
 #[inline]
 pub(super) fn deselect(
     py: Python<'_>,
-    held: &Held,
+    held: &TokenHeld,
     token: Bound<'_, PyAny>,
     name: &dyn Fn() -> String,
 ) -> PyResult<()> {

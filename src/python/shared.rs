@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 use std::ffi::CStr;
 
 /// The attribute of `ctxalloc._native`; the number is the layout's version.
-pub(super) const ATTRIBUTE: &str = "_table_2";
-const CAPSULE: &CStr = c"ctxalloc._native._table_2";
+pub(super) const ATTRIBUTE: &str = "_table_3";
+const CAPSULE: &CStr = c"ctxalloc._native._table_3";
 
 /// The capsule that [`init`] looks for.
 pub(super) fn capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {

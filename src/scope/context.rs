@@ -1,8 +1,7 @@
 //! `Context`: what a thread or a task carries, as a value. Python's `contextvars.Context`.
 
-use super::current::{State, replace, state};
-use crate::handler::lease::Hold;
-use crate::handler::{Handler, default_handler};
+use super::current::{State, replace, selection};
+use crate::handler::{Handler, Held, default_handler};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -19,47 +18,47 @@ use std::marker::PhantomData;
 /// assert_eq!(context.handler().name(), "aligned64");
 /// assert_ne!(current().name(), "aligned64"); // ...and does not leak out
 /// ```
+///
+/// Where a request's handler is selected in it, it keeps that request's handler good for as long as it lives.
 pub struct Context {
     state: State,
-    /// Where the selection is a request's: its slot is not given to another one while this context may use it.
-    _hold: Option<Hold>,
 }
 
 impl Context {
     /// A context in which nothing was selected.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: State::EMPTY, _hold: None }
+        Self { state: State::EMPTY }
     }
 
     /// A copy of the running context: the same selection, an identity of its own.
     #[inline]
     #[must_use]
     pub fn copy_current() -> Self {
-        Self::selecting(state().handler)
+        Self::selecting(selection())
     }
 
     #[inline]
-    fn selecting(handler: Option<Handler>) -> Self {
-        Self { state: State { handler, identity: None }, _hold: handler.and_then(Hold::on) }
+    fn selecting(selected: Option<Held>) -> Self {
+        Self { state: State { selected, identity: None } }
     }
 
     /// A context in which `handler` is selected.
     #[must_use]
     pub fn with_handler(handler: Handler) -> Self {
-        Self::selecting(Some(handler))
+        Self::selecting(Some(Held::on(handler)))
     }
 
     /// The handler selected in it.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.state.handler.unwrap_or_else(default_handler)
+        self.state.selected.as_ref().map_or_else(default_handler, Held::handler)
     }
 
     /// Whether nothing was selected in it.
     #[must_use]
     pub fn is_unset(&self) -> bool {
-        self.state.handler.is_none()
+        self.state.selected.is_none()
     }
 
     /// Runs `work` in this context. What it selects stays here; the thread's own context is back afterwards, also
@@ -106,7 +105,7 @@ impl Context {
     /// Puts this context in place of the thread's own until the guard goes.
     #[inline]
     pub(super) fn swap_in(&mut self) -> Inside<'_> {
-        self.state = replace(self.state);
+        self.state = replace(std::mem::replace(&mut self.state, State::EMPTY));
         Inside { context: self, not_send: PhantomData }
     }
 }
@@ -120,14 +119,15 @@ pub(super) struct Inside<'a> {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.context.state = replace(self.context.state);
+        let state = std::mem::replace(&mut self.context.state, State::EMPTY);
+        self.context.state = replace(state);
     }
 }
 
 impl Clone for Context {
     /// The same selection, an identity of its own: Python's `Context.copy()`.
     fn clone(&self) -> Self {
-        Self::selecting(self.state.handler)
+        Self::selecting(self.state.selected.clone())
     }
 }
 
@@ -139,6 +139,6 @@ impl Default for Context {
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("handler", &self.state.handler).finish()
+        f.debug_struct("Context").field("handler", &self.state.selected.as_ref().map(Held::handler)).finish()
     }
 }

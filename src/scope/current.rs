@@ -1,15 +1,15 @@
 //! The thread-local itself: what the running context has selected, and who that context is.
 
 use super::token::Token;
-use crate::handler::{Handler, default_handler};
+use crate::handler::{Handler, Held, default_handler, selected};
 use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What one context carries. Nothing selected means the default handler.
-#[derive(Clone, Copy)]
 pub(super) struct State {
-    pub(super) handler: Option<Handler>,
+    /// Held: a request lives at least as long as it is selected somewhere.
+    pub(super) selected: Option<Held>,
     /// Who this context is. Given at the first `set` in it: most contexts never need one.
     pub(super) identity: Option<Identity>,
 }
@@ -19,12 +19,12 @@ pub(super) struct State {
 pub(super) struct Identity(NonZeroU64);
 
 impl State {
-    pub(super) const EMPTY: Self = Self { handler: None, identity: None };
+    pub(super) const EMPTY: Self = Self { selected: None, identity: None };
 }
 
 thread_local! {
-    // Two cells and not one of `State`: what is written word by word and read as one is slow on most processors.
-    static HANDLER: Cell<Option<Handler>> = const { Cell::new(None) };
+    // Beside what `handler::selected` has, in a cell of its own: what is written word by word and read as one is slow on
+    // most processors.
     static IDENTITY: Cell<Option<Identity>> = const { Cell::new(None) };
     /// This thread's unused identities: the next one, and how many are left.
     static IDENTITIES: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
@@ -33,34 +33,34 @@ thread_local! {
 /// Puts `state` in place of the running one and returns that.
 #[inline]
 pub(super) fn replace(state: State) -> State {
-    State { handler: HANDLER.replace(state.handler), identity: IDENTITY.replace(state.identity) }
+    State { selected: selected::replace(state.selected), identity: IDENTITY.replace(state.identity) }
 }
 
-/// Puts `old` back if the running context is `context`; says whether it is.
+/// Puts `old` back if the running context is `context`; says whether it is. Takes `old` if it is.
 #[inline]
-pub(super) fn restore(old: Option<Handler>, context: Identity) -> bool {
+pub(super) fn restore(old: &mut Option<Held>, context: Identity) -> bool {
     let own = IDENTITY.get() == Some(context);
     if own {
-        HANDLER.set(old);
+        drop(selected::replace(old.take()));
     }
     own
 }
 
-/// The running context's state.
+/// What the running context has selected.
 #[inline]
-pub(super) fn state() -> State {
-    State { handler: HANDLER.get(), identity: IDENTITY.get() }
+pub(super) fn selection() -> Option<Held> {
+    selected::held()
 }
 
 /// Selects, and returns what was selected before and in which context this happened.
 #[inline]
-pub(super) fn select(handler: Option<Handler>) -> (Option<Handler>, Identity) {
+pub(super) fn select(handler: Held) -> (Option<Held>, Identity) {
     let identity = IDENTITY.get().unwrap_or_else(|| {
         let fresh = Identity::new();
         IDENTITY.set(Some(fresh));
         fresh
     });
-    (HANDLER.replace(handler), identity)
+    (selected::replace(Some(handler)), identity)
 }
 
 impl Identity {
@@ -85,7 +85,7 @@ impl Identity {
 #[inline]
 #[must_use]
 pub fn current() -> Handler {
-    HANDLER.get().unwrap_or_else(default_handler)
+    selected::get().unwrap_or_else(default_handler)
 }
 
 /// Selects a handler for the running context only; `None` selects the default.
@@ -105,6 +105,6 @@ pub fn current() -> Handler {
 /// ```
 #[inline]
 pub fn set(handler: impl Into<Option<Handler>>) -> Token {
-    let (old, identity) = select(Some(handler.into().unwrap_or_else(default_handler)));
+    let (old, identity) = select(Held::on(handler.into().unwrap_or_else(default_handler)));
     Token::new(old, identity)
 }

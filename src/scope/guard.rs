@@ -2,7 +2,7 @@
 
 use super::current::{Identity, restore, select};
 use crate::error::Error;
-use crate::handler::Handler;
+use crate::handler::{Handler, Held};
 use crate::trace;
 use std::marker::PhantomData;
 
@@ -39,7 +39,7 @@ pub fn scope<R>(handler: Handler, work: impl FnOnce() -> R) -> R {
 /// ```
 #[inline]
 pub fn enter(handler: Handler) -> Guard {
-    let (old, context) = select(Some(handler));
+    let (old, context) = select(Held::on(handler));
     Guard { old, context, not_send: PhantomData }
 }
 
@@ -62,7 +62,8 @@ pub fn enter(handler: Handler) -> Guard {
 #[derive(Debug)]
 #[must_use = "the scope ends where the guard is dropped"]
 pub struct Guard {
-    old: Option<Handler>,
+    /// Held until it is selected again.
+    old: Option<Held>,
     context: Identity,
     not_send: PhantomData<*const ()>,
 }
@@ -73,17 +74,17 @@ impl Guard {
     /// # Errors
     /// [`Error::TokenForeign`] in another context than the one it was entered in; nothing changed there.
     pub fn exit(self) -> Result<(), Error> {
-        let own = restore(self.old, self.context);
-        std::mem::forget(self);
-        if own { Ok(()) } else { Err(Error::TokenForeign) }
+        let (context, mut guard) = (self.context, std::mem::ManuallyDrop::new(self));
+        let mut old = guard.old.take();
+        if restore(&mut old, context) { Ok(()) } else { Err(Error::TokenForeign) }
     }
 }
 
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
-        if !restore(self.old, self.context) {
-            trace::guard_left_elsewhere(super::current().name());
+        if !restore(&mut self.old, self.context) {
+            trace::guard_left_elsewhere(&super::current().name());
         }
     }
 }

@@ -1,185 +1,168 @@
 //! Budgets: limits in bytes, in a tree; and `Budgeted`, the strategy that keeps one.
-//!
-//! A charge goes up the tree and is taken back whole where one level refuses. Each level is one atomic number: no
-//! lock, and exact, so the children's sum is the parent's when nothing is under way.
 
+use super::account::{Account, Chain, UNLIMITED};
 use super::front::Fronted;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 /// A limit in bytes, perhaps under another one: request under tenant under process.
 ///
-/// Cheap to clone: clones are the same budget.
+/// Cheap to clone: clones are the same budget. What is charged to it is charged to every one above it, each once; a charge
+/// that one of them has no room for changes none of them, but for the refusing one's [`refused`](Self::refused).
 ///
 /// ```
 /// use ctxalloc::strategy::Budget;
 ///
 /// let process = Budget::new("process", Some(1 << 30));
 /// let tenant = process.child("tenant", Some(1 << 20));
-/// tenant.charge(1 << 19)?;
+/// let charge = tenant.charge(1 << 19)?;
 /// assert_eq!((tenant.in_use_bytes(), process.in_use_bytes()), (1 << 19, 1 << 19));
 /// assert!(tenant.charge(1 << 20).is_err()); // and nothing was charged anywhere
-/// tenant.refund(1 << 19);
+/// drop(charge);
 /// assert_eq!(process.in_use_bytes(), 0);
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct Budget {
-    node: Arc<Node>,
+    account: Arc<Account>,
 }
 
-struct Node {
-    name: String,
-    /// `usize::MAX` where there is none.
-    limit_bytes: usize,
-    parent: Option<Budget>,
-    in_use: AtomicUsize,
-    peak: AtomicUsize,
-    refused: AtomicU64,
+/// Bytes that are charged to a [`Budget`] and to those above it. Dropping it gives them back.
+#[derive(Debug)]
+#[must_use = "dropping it gives the bytes back"]
+pub struct Charge {
+    chain: Chain,
+    bytes: usize,
+}
+
+impl Charge {
+    /// How many bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.chain.give_back(self.bytes, 0);
+    }
 }
 
 impl Budget {
     /// A budget of its own. `limit_bytes: None` only counts.
     #[must_use]
     pub fn new(name: &str, limit_bytes: Option<usize>) -> Self {
-        Self::under(None, name, limit_bytes)
+        Self::of(Account::of_budget(name, limit_bytes, None))
     }
 
     /// A budget under this one: what is charged to it is charged here too.
     #[must_use]
     pub fn child(&self, name: &str, limit_bytes: Option<usize>) -> Self {
-        Self::under(Some(self.clone()), name, limit_bytes)
+        Self::of(Account::of_budget(name, limit_bytes, Some(Arc::clone(&self.account))))
     }
 
-    fn under(parent: Option<Self>, name: &str, limit_bytes: Option<usize>) -> Self {
-        let node = Node {
-            name: name.to_owned(),
-            limit_bytes: limit_bytes.unwrap_or(usize::MAX),
-            parent,
-            in_use: AtomicUsize::new(0),
-            peak: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
-        };
-        Self { node: Arc::new(node) }
+    pub(crate) fn of(account: Arc<Account>) -> Self {
+        account.handles.fetch_add(1, Ordering::Relaxed);
+        Self { account }
     }
 
-    /// Takes `bytes` from this budget and from every one above it, or from none.
+    pub(super) fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Takes `bytes` from this budget and from every one above it, or from none, until the [`Charge`] is dropped.
     ///
     /// # Errors
     /// [`Error::BudgetExceeded`] with the name, limit and use of the budget that has no room.
-    pub fn charge(&self, bytes: usize) -> Result<(), Error> {
-        let refusal = |budget: &Self| {
-            budget.node.refused.fetch_add(1, Ordering::Relaxed);
-            Error::BudgetExceeded {
-                budget: budget.node.name.clone(),
-                limit_bytes: budget.node.limit_bytes,
-                in_use_bytes: budget.in_use_bytes(),
-                requested_bytes: bytes,
-            }
-        };
-        let mut charged = self;
-        loop {
-            if !charged.node.take(bytes) {
-                self.refund_up_to(Some(charged), bytes);
-                return Err(refusal(charged));
-            }
-            match &charged.node.parent {
-                Some(parent) => charged = parent,
-                None => return Ok(()),
-            }
-        }
-    }
-
-    /// Gives `bytes` that were charged back, to this budget and every one above it.
-    pub fn refund(&self, bytes: usize) {
-        self.refund_up_to(None, bytes);
-    }
-
-    /// Refunds this budget and those above it, as far as `end`, which was not charged.
-    fn refund_up_to(&self, end: Option<&Self>, bytes: usize) {
-        let mut next = Some(self);
-        while let Some(budget) = next
-            && end.is_none_or(|end| !Arc::ptr_eq(&end.node, &budget.node))
-        {
-            // Relaxed: a number, and what it counts is handed on by others.
-            let before = budget.node.in_use.fetch_sub(bytes, Ordering::Relaxed);
-            debug_assert!(before >= bytes, "budget '{}' was given back more than it was charged", budget.node.name);
-            next = budget.node.parent.as_ref();
+    pub fn charge(&self, bytes: usize) -> Result<Charge, Error> {
+        let chain = Chain::of_budget(&self.account);
+        match chain.take(bytes, 0, 0) {
+            Ok(()) => Ok(Charge { chain, bytes }),
+            Err(refused) => Err(chain.error(refused)),
         }
     }
 
     /// Its name, for messages.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.node.name
+        self.account.name()
     }
 
     /// Its limit, if it has one.
     #[must_use]
     pub fn limit_bytes(&self) -> Option<usize> {
-        Some(self.node.limit_bytes).filter(|&limit| limit != usize::MAX)
+        Some(self.account.limit_bytes()).filter(|&limit| limit != UNLIMITED)
+    }
+
+    /// Gives it another limit, or none, from the next charge on. What is charged already stays, also beyond the limit.
+    pub fn set_limit_bytes(&self, limit_bytes: Option<usize>) {
+        self.account.set_limit_bytes(limit_bytes.unwrap_or(UNLIMITED));
     }
 
     /// What is charged now.
     #[must_use]
     pub fn in_use_bytes(&self) -> usize {
-        self.node.in_use.load(Ordering::Relaxed)
+        self.account.live_bytes()
     }
 
     /// The most that was ever charged at one time.
     #[must_use]
     pub fn peak_bytes(&self) -> usize {
-        self.node.peak.load(Ordering::Relaxed)
+        self.account.peak_bytes()
     }
 
     /// How many charges this budget refused (not those that one above it refused).
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.node.refused.load(Ordering::Relaxed)
+        self.account.refused()
     }
 
     /// Whether `other` is this budget or one above it.
     #[must_use]
     pub fn is_under(&self, other: &Self) -> bool {
-        std::iter::successors(Some(self), |budget| budget.parent()).any(|budget| budget.is(other))
+        let mut next = Some(Arc::clone(&self.account));
+        while let Some(account) = next {
+            if Arc::ptr_eq(&account, &other.account) {
+                return true;
+            }
+            next = account.parent();
+        }
+        false
     }
 
     /// Whether `other` is this very budget.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.node, &other.node)
+        Arc::ptr_eq(&self.account, &other.account)
     }
 
     /// A number that no other budget has while this one lives.
     #[cfg(feature = "python")]
     pub(crate) fn identity(&self) -> usize {
-        Arc::as_ptr(&self.node).addr()
+        Arc::as_ptr(&self.account).addr()
     }
 
-    /// The budget it is under.
+    /// The budget it is under: its parent, or for that of a [`Request`](crate::Request) the nearest one that it is
+    /// charged to besides.
     #[must_use]
-    pub fn parent(&self) -> Option<&Self> {
-        self.node.parent.as_ref()
+    pub fn parent(&self) -> Option<Self> {
+        self.account.parent().map(Self::of)
     }
 }
 
-impl Node {
-    fn take(&self, bytes: usize) -> bool {
-        let fits = |in_use: usize| in_use.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes);
-        // Relaxed: see `refund_up_to`. No charge is ever seen that is not within the limit.
-        match self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(before) => {
-                if before + bytes > self.peak.load(Ordering::Relaxed) {
-                    self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-                }
-                true
-            }
-            Err(_) => false,
-        }
+impl Clone for Budget {
+    fn clone(&self) -> Self {
+        Self::of(Arc::clone(&self.account))
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        self.account.handles.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -213,13 +196,15 @@ impl fmt::Debug for Budget {
 pub struct Budgeted<S> {
     blocks: Fronted<S, usize>,
     budget: Budget,
+    chain: Chain,
 }
 
 impl<S: Strategy> Budgeted<S> {
     /// `upstream`'s blocks, charged to `budget`.
     #[must_use]
     pub fn new(upstream: S, budget: Budget) -> Self {
-        Self { blocks: Fronted::new(upstream), budget }
+        let chain = Chain::of_budget(&budget.account);
+        Self { blocks: Fronted::new(upstream), budget, chain }
     }
 
     /// The budget.
@@ -228,10 +213,11 @@ impl<S: Strategy> Budgeted<S> {
     }
 
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        self.budget.charge(size_bytes).ok()?;
+        self.chain.reserve(size_bytes, 0).ok()?;
         let block = self.blocks.allocate(size_bytes, zeroed, size_bytes);
-        if block.is_none() {
-            self.budget.refund(size_bytes);
+        match block {
+            Some(_) => self.chain.commit(size_bytes, 1),
+            None => self.chain.cancel(size_bytes),
         }
         block
     }
@@ -257,15 +243,16 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         let old_size_bytes = unsafe { Fronted::<S, usize>::read(block) };
         // Growth is charged before, shrinkage given back after: the budget is never below what is in use.
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
-        self.budget.charge(growth).ok()?;
+        self.chain.reserve(growth, 0).ok()?;
         // SAFETY: a live block, says the caller.
         let Some(moved) = (unsafe { self.blocks.resize(block, new_size_bytes) }) else {
-            self.budget.refund(growth);
+            self.chain.cancel(growth);
             return None;
         };
         // SAFETY: live, just resized.
         unsafe { Fronted::<S, usize>::write(moved, new_size_bytes) };
-        self.budget.refund(old_size_bytes.saturating_sub(new_size_bytes));
+        self.chain.commit(growth, 0);
+        self.chain.give_back(old_size_bytes.saturating_sub(new_size_bytes), 0);
         Some(moved)
     }
 
@@ -274,7 +261,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
         // SAFETY: given up, says the caller.
         unsafe { self.blocks.release(block) };
-        self.budget.refund(size_bytes);
+        self.chain.give_back(size_bytes, 1);
     }
 
     fn trim(&self) -> usize {
@@ -317,7 +304,7 @@ mod tests {
         let process = Budget::new("process", Some(1000));
         let tenant = process.child("tenant", Some(800));
         let request = tenant.child("request", None);
-        request.charge(700).expect("room");
+        let charge = request.charge(700).expect("room");
         let refused = request.charge(200).expect_err("no room for the tenant");
         let expected = Error::BudgetExceeded {
             budget: "tenant".into(),
@@ -331,7 +318,8 @@ mod tests {
         }
         assert_eq!((process.refused(), tenant.refused(), request.refused()), (0, 1, 0));
         request.charge(usize::MAX).expect_err("no overflow either");
-        request.refund(700);
+        assert_eq!(request.peak_bytes(), 700, "what was refused was never alive");
+        drop(charge);
         assert_eq!(process.in_use_bytes(), 0);
     }
 
@@ -365,20 +353,16 @@ mod tests {
                     let mut held = Vec::new();
                     for round in 0..rounds {
                         let bytes = round * 37 % 1500;
-                        if child.charge(bytes).is_ok() {
-                            held.push(bytes);
-                        }
+                        held.extend(child.charge(bytes));
                         assert!(parent.in_use_bytes() <= 10_000 && child.in_use_bytes() <= 4000);
-                        if round % 3 != 0
-                            && let Some(bytes) = held.pop()
-                        {
-                            child.refund(bytes);
+                        if round % 3 != 0 {
+                            drop(held.pop());
                         }
                     }
                 });
             }
         });
-        assert_eq!(children.iter().map(Budget::in_use_bytes).sum::<usize>(), parent.in_use_bytes());
+        assert_eq!((children.iter().map(Budget::in_use_bytes).sum::<usize>(), parent.in_use_bytes()), (0, 0));
         assert!(parent.peak_bytes() <= 10_000);
     }
 }

@@ -5,6 +5,7 @@
 //! offer it to Python, an arm to `python/strategies.rs` and a class to `python/ctxalloc/strategies.py`.
 #![allow(unsafe_code, reason = "strategies deal in raw blocks")]
 
+pub(crate) mod account;
 mod aligned;
 mod budget;
 mod callbacks;
@@ -22,7 +23,7 @@ mod zeroing;
 pub mod conformance;
 
 pub use aligned::Aligned;
-pub use budget::{Budget, Budgeted};
+pub use budget::{Budget, Budgeted, Charge};
 pub use callbacks::{CallbackFunctions, Callbacks};
 pub use fallback::Fallback;
 pub use faulty::Faulty;

@@ -22,7 +22,6 @@ def escaped(scope: ctxalloc.Request) -> ctxalloc.Escaped:
 def test_a_request_selects_a_handler_of_its_own() -> None:
     with request() as scope:
         assert current() == scope.handler
-        assert scope.is_private
         inside = np.ones(1000)
         assert handler_of(inside) == scope.handler
         assert ctxalloc.get_handler_name(inside) == ctxalloc.get_handler_name() == scope.handler.name
@@ -59,7 +58,7 @@ def test_numbers_are_those_of_its_arrays_during_and_after() -> None:
     assert scope.stats == stats
     assert hash(scope.stats) == hash(stats)
     assert repr(stats) == (
-        "Stats(live_bytes=2000, live_blocks=1, peak_bytes=2000, total_bytes=3000, count=2, refused=0)"
+        "Stats(live_bytes=2000, live_blocks=1, peak_bytes=2000, total_bytes=3000, count=2, refused=0, overdraft_bytes=0)"
     )
     with pytest.raises(AttributeError):
         stats.live_bytes = 1  # type: ignore[misc]
@@ -169,7 +168,7 @@ def test_a_request_is_for_one_block() -> None:
 
 def test_before_it_is_entered_there_is_nothing_to_tell() -> None:
     scope = request()
-    for name in ("name", "handler", "budget", "is_private", "stats"):
+    for name in ("name", "handler", "budget", "stats"):
         with pytest.raises(RuntimeError, match="is not entered yet, so there is nothing to tell"):
             getattr(scope, name)
     assert scope.escaped is None
@@ -177,9 +176,8 @@ def test_before_it_is_entered_there_is_nothing_to_tell() -> None:
         scope.__exit__(None, None, None)
     with scope:
         pass
-    with pytest.raises(RuntimeError, match=r"has ended.*ask handler_of\(\)"):
+    with pytest.raises(RuntimeError, match=r"has ended and nothing of it is left"):
         scope.handler  # noqa: B018
-    assert scope.is_private
 
 
 def test_left_in_another_context_it_goes_on_in_its_own() -> None:
@@ -200,11 +198,12 @@ def test_requests_left_out_of_order_restore_what_each_saved() -> None:
     outer.__exit__(None, None, None)
     assert current().name == "default_allocator"
     inner.__exit__(None, None, None)
-    assert current() == handler  # as contextvars has it; it is nobody's request by now
+    assert current() == handler  # as contextvars has it; the request is over
     kept = np.ones(10)
-    assert outer.stats.live_blocks == 0  # and is served from the shared pool
+    assert outer.stats.live_blocks >= 1  # and what comes late is charged to it
     ctxalloc.set_handler(None)
     del kept
+    assert outer.stats.live_blocks == 0
 
 
 def test_an_async_block_selects_across_awaits_and_keeps_tasks_apart() -> None:
@@ -246,7 +245,7 @@ def test_async_entering_happens_where_it_is_awaited_and_twice_is_refused() -> No
 
 BAD = [
     ({"limit_bytes": -1}, ValueError, r"request\(limit_bytes=-1\): give a number of bytes"),
-    ({"limit_bytes": 1 << 70}, ValueError, r"give a number of bytes, an int from 0 up"),
+    ({"limit_bytes": 1 << 70}, ValueError, r"give a number of bytes, an int from 0 to"),
     ({"limit_bytes": "many"}, TypeError, r"request\(limit_bytes='many'\)"),
     ({"limit_bytes": 1.5}, TypeError, r"request\(limit_bytes=1.5\)"),
     ({"strategy": "pool"}, TypeError, r"request\(strategy='pool'\): give one of ctxalloc.strategies"),
@@ -260,10 +259,10 @@ BAD = [
 def test_what_is_not_as_it_must_be_is_refused_at_the_call(
     options: dict[str, object], error: type[Exception], words: str
 ) -> None:
-    before = ctxalloc.leases.metrics()
+    before = ctxalloc.request_metrics()
     with pytest.raises(error, match=words):
         request(**options)  # type: ignore[arg-type]
-    assert ctxalloc.leases.metrics() == before
+    assert ctxalloc.request_metrics() == before
 
 
 def test_keyword_options_only_and_made_by_the_function_only() -> None:
@@ -275,14 +274,14 @@ def test_keyword_options_only_and_made_by_the_function_only() -> None:
 
 
 def test_a_request_that_is_never_left_ends_with_its_object(collect: Callable[[], None]) -> None:
-    free = ctxalloc.leases.metrics().free
+    before = ctxalloc.request_metrics().present
 
     def opens() -> None:
         request().__enter__()
 
     contextvars.Context().run(opens)
     collect()
-    assert ctxalloc.leases.metrics().free >= free
+    assert ctxalloc.request_metrics().present <= before
 
 
 def test_requests_in_reference_cycles_are_collected(collect: Callable[[], None]) -> None:
@@ -294,17 +293,16 @@ def test_requests_in_reference_cycles_are_collected(collect: Callable[[], None])
         cell.set(scope)  # the token refers to the Context, which refers to the scope
 
     collect()
-    before = ctxalloc.leases.metrics()
+    before = ctxalloc.request_metrics().present
     contextvars.Context().run(cycle)
     collect()
-    after = ctxalloc.leases.metrics()
-    assert after.slots - after.free <= before.slots - before.free
+    assert ctxalloc.request_metrics().present <= before
 
 
 def test_references_are_not_lost() -> None:
     def rounds() -> None:
         for _ in range(100):
-            with request(limit_bytes=100) as scope:
+            with request(limit_bytes=100, strict=True) as scope:
                 _ = (scope.stats, scope.handler, scope.budget, current(), scope.handler.capsule)
             _ = scope.escaped
 

@@ -70,6 +70,6 @@ def test_lifespan_passes_through() -> None:
         assert "ctxalloc.request" not in scope
         assert current().name == "default_allocator"
 
-    before = ctxalloc.leases.metrics().requests
+    before = ctxalloc.request_metrics().begun
     asyncio.run(RequestMiddleware(application)({"type": "lifespan"}, receive, send))
-    assert ctxalloc.leases.metrics().requests == before
+    assert ctxalloc.request_metrics().begun == before

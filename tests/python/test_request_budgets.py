@@ -16,7 +16,7 @@ def numbers(error: BudgetExceeded) -> tuple[str, int, int, int]:
 
 
 def test_a_refusal_is_a_memory_error_inside_and_says_whose_limit_it_was_outside() -> None:
-    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="small") as scope:  # noqa: PT012
+    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="small", strict=True) as scope:  # noqa: PT012
         kept = np.empty(600, np.uint8)
         with pytest.raises(MemoryError) as inside:
             np.empty(401, np.uint8)
@@ -44,7 +44,7 @@ def test_the_error_pickles_and_copies() -> None:
 
 def test_async_too() -> None:
     async def main() -> None:
-        async with request(limit_bytes=1000):
+        async with request(limit_bytes=1000, strict=True):
             await asyncio.sleep(0)
             np.ones(1000)
 
@@ -53,18 +53,18 @@ def test_async_too() -> None:
 
 
 def test_exactly_the_limit_fits() -> None:
-    with request(limit_bytes=1000):
+    with request(limit_bytes=1000, strict=True):
         for _ in range(3):
             array = np.empty(1000, np.uint8)
             del array
-    with pytest.raises(BudgetExceeded), request(limit_bytes=0):
+    with pytest.raises(BudgetExceeded), request(limit_bytes=0, strict=True):
         np.empty(0)
-    with request(limit_bytes=(1 << 64) - 1):
+    with request(limit_bytes=(1 << 64) - 1, strict=True):
         np.empty(1000)
 
 
 def test_growing_an_array_is_refused_and_leaves_it_as_it_was() -> None:
-    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000):  # noqa: PT012
+    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, strict=True):  # noqa: PT012
         array = np.arange(100, dtype=np.uint8)
         array.resize(1001, refcheck=False)
     assert raised.value.in_use_bytes == 100
@@ -73,27 +73,27 @@ def test_growing_an_array_is_refused_and_leaves_it_as_it_was() -> None:
 
 def test_a_memory_error_that_is_none_of_ours_passes() -> None:
     own = MemoryError("mine")
-    with pytest.raises(MemoryError) as raised, request(limit_bytes=1000):
+    with pytest.raises(MemoryError) as raised, request(limit_bytes=1000, strict=True):
         raise own
     assert raised.value is own
 
 
 def test_a_refusal_that_was_handled_does_not_explain_a_later_error() -> None:
     own = MemoryError("mine")
-    with pytest.raises(MemoryError) as raised, request(limit_bytes=1000):  # noqa: PT012
+    with pytest.raises(MemoryError) as raised, request(limit_bytes=1000, strict=True):  # noqa: PT012
         with pytest.raises(MemoryError):
             np.empty(5000, np.uint8)
         raise own
     assert raised.value is own
 
-    with pytest.raises(MemoryError, match=r"^$") as raised, request(limit_bytes=1000):  # noqa: PT012
+    with pytest.raises(MemoryError, match=r"^$") as raised, request(limit_bytes=1000, strict=True):  # noqa: PT012
         with pytest.raises(MemoryError):
             np.empty(5000, np.uint8)
         np.empty(10)  # it went on
         [0] * (1 << 60)  # CPython's own refusal, which says nothing of itself
     assert type(raised.value) is MemoryError
 
-    with pytest.raises(MemoryError) as raised, request(limit_bytes=1 << 20):  # noqa: PT012
+    with pytest.raises(MemoryError) as raised, request(limit_bytes=1 << 20, strict=True):  # noqa: PT012
         with pytest.raises(MemoryError):
             np.empty(5 << 20, np.uint8)
         with ctxalloc.use(None):
@@ -112,13 +112,13 @@ def test_a_smaller_refusal_while_cleaning_up_does_not_hide_the_one_that_ended_th
             np.empty(50, np.uint8)
             del kept
 
-    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="r"):
+    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="r", strict=True):
         work()
     assert numbers(raised.value) == ("r", 1000, 900, 5000)
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(ZeroDivisionError), request(limit_bytes=10):  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), request(limit_bytes=10, strict=True):  # noqa: PT012
         try:
             np.empty(100)
         except MemoryError as refused:
@@ -126,9 +126,9 @@ def test_other_errors_pass() -> None:
 
 
 def test_the_innermost_request_that_was_refused_tells_and_the_others_let_it_through() -> None:
-    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="outer") as outer:  # noqa: PT012
+    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="outer", strict=True) as outer:  # noqa: PT012
         kept = np.empty(700, np.uint8)
-        with request(limit_bytes=5000, name="inner") as inner:
+        with request(limit_bytes=5000, name="inner", strict=True) as inner:
             np.empty(400, np.uint8)
     assert numbers(raised.value) == ("outer", 1000, 700, 400)
     assert type(raised.value.__cause__) is not BudgetExceeded
@@ -139,7 +139,7 @@ def test_the_innermost_request_that_was_refused_tells_and_the_others_let_it_thro
 
 
 def test_a_refusal_of_the_outer_one_passes_through_an_inner_one_untouched() -> None:
-    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="outer") as outer:  # noqa: PT012
+    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="outer", strict=True) as outer:  # noqa: PT012
         handler = outer.handler
         with pytest.raises(MemoryError) as inside, request(name="inner"), ctxalloc.use(handler):
             np.empty(5000, np.uint8)
@@ -153,19 +153,19 @@ def test_budgets_are_a_tree() -> None:
     tenants = [Budget(4000, parent=process, name=f"tenant {n}") for n in range(3)]
     held = []
     for tenant in tenants:
-        with request(budget=tenant) as scope:
+        with request(budget=tenant, strict=True) as scope:
             assert scope.budget.parent == tenant
             held.append(np.empty(3000, np.uint8))
     assert [tenant.in_use_bytes for tenant in tenants] == [3000] * 3
     assert process.in_use_bytes == process.peak_bytes == 9000
-    with pytest.raises(BudgetExceeded) as raised, request(budget=tenants[0], limit_bytes=10):
+    with pytest.raises(BudgetExceeded) as raised, request(budget=tenants[0], limit_bytes=10, strict=True):
         np.empty(11, np.uint8)
     assert raised.value.limit_bytes == 10
-    with pytest.raises(BudgetExceeded) as raised, request(budget=tenants[0]):
+    with pytest.raises(BudgetExceeded) as raised, request(budget=tenants[0], strict=True):
         np.empty(1001, np.uint8)
     assert numbers(raised.value) == ("tenant 0", 4000, 3000, 1001)
     extra = Budget(parent=process)
-    with pytest.raises(BudgetExceeded) as raised, request(budget=extra):
+    with pytest.raises(BudgetExceeded) as raised, request(budget=extra, strict=True):
         np.empty(1001, np.uint8)
     assert numbers(raised.value) == ("process", 10_000, 9000, 1001)
     assert (process.refused, [tenant.refused for tenant in tenants]) == (1, [1, 0, 0])
@@ -202,8 +202,8 @@ def test_a_budget_that_cannot_be_is_refused(options: dict[str, object], error: t
 
 def test_an_inner_request_with_a_budget_of_its_own_is_charged_to_both() -> None:
     tenant = Budget(10_000, name="tenant")
-    with request(limit_bytes=2000, name="outer") as outer:
-        with request(budget=tenant) as inner:
+    with request(limit_bytes=2000, name="outer", strict=True) as outer:
+        with request(budget=tenant, strict=True) as inner:
             kept = np.empty(500, np.uint8)
             assert (inner.stats.live_bytes, outer.stats.live_bytes, tenant.in_use_bytes) == (500, 500, 500)
             with pytest.raises(MemoryError):

@@ -23,7 +23,7 @@ def owner(array: Bytes) -> ctxalloc.Handler:
 def test_each_call_of_a_function_is_a_request() -> None:
     tenant = Budget(1000)
 
-    @request(budget=tenant)
+    @request(budget=tenant, strict=True)
     def work(size: int) -> Bytes:
         """Works."""
         return np.empty(size, np.uint8)
@@ -38,7 +38,7 @@ def test_each_call_of_a_function_is_a_request() -> None:
 
 
 def test_calls_of_a_coroutine_function_are_requests_side_by_side() -> None:
-    @request(limit_bytes=1000)
+    @request(limit_bytes=1000, strict=True)
     async def work(size: int) -> ctxalloc.Handler:
         held = np.empty(size, np.uint8)
         await asyncio.sleep(0)
@@ -58,26 +58,26 @@ def test_calls_of_a_coroutine_function_are_requests_side_by_side() -> None:
 def test_a_generator_is_one_request_from_its_first_step_to_its_end() -> None:
     tenant = Budget()
 
-    @request(budget=tenant, limit_bytes=1000)
+    @request(budget=tenant, limit_bytes=1000, strict=True)
     def chunks(count: int) -> Iterator[Bytes]:
         kept = np.empty(10, np.uint8)
         for _ in range(count):
             yield np.empty(300, np.uint8)
         assert owner(kept) == current()
 
-    before = ctxalloc.leases.metrics().requests
+    before = ctxalloc.request_metrics().begun
     arrays = []
     for array in chunks(3):
         assert current().name == "default_allocator"
         arrays.append(array)
     assert len({owner(array) for array in arrays}) == 1
     assert tenant.in_use_bytes == 900
-    assert ctxalloc.leases.metrics().requests == before + 1
+    assert ctxalloc.request_metrics().begun == before + 1
     with pytest.raises(BudgetExceeded, match="910 of its 1000"):
         list(chunks(4))
 
     unstarted = chunks(1)
-    assert ctxalloc.leases.metrics().requests == before + 2
+    assert ctxalloc.request_metrics().begun == before + 2
     unstarted.close()  # type: ignore[attr-defined]
 
 
@@ -88,16 +88,16 @@ def test_a_generator_that_is_closed_ends_its_request(collect: Callable[[], None]
             yield np.empty(100, np.uint8)
 
     collect()
-    free = ctxalloc.leases.metrics().free
+    present = ctxalloc.request_metrics().present
     generator = forever()
     next(generator)
     del generator
     collect()
-    assert ctxalloc.leases.metrics().free >= free
+    assert ctxalloc.request_metrics().present <= present
 
 
 def test_an_async_generator_is_one_request_too() -> None:
-    @request(limit_bytes=1000)
+    @request(limit_bytes=1000, strict=True)
     async def chunks(count: int) -> AsyncIterator[Bytes]:
         for _ in range(count):
             await asyncio.sleep(0)
@@ -124,14 +124,14 @@ def test_classes_and_other_things_are_refused() -> None:
 
 def test_methods_of_all_kinds_are_decorated() -> None:
     class Service:
-        @request(limit_bytes=100)
+        @request(limit_bytes=100, strict=True)
         def plain(self) -> str:
             return current().name
 
-        @request(limit_bytes=100)
+        @request(limit_bytes=100, strict=True)
         @staticmethod
         def static() -> str:
             return current().name
 
-    assert Service().plain().startswith("request slot ")
-    assert Service.static().startswith("request slot ")
+    assert Service().plain().startswith("request ")
+    assert Service.static().startswith("request ")

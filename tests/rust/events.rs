@@ -323,7 +323,7 @@ fn buffers_are_copied_by_the_handlers_own_functions() {
 fn a_copy_that_fails_is_an_error_and_nothing_is_lost() {
     let copied: &'static Copied = Box::leak(Box::default());
     let handler = adopted("fails over 13 bytes", copied.copies());
-    let failed = |function| Error::CopyFailed { handler: "fails over 13 bytes", function, size_bytes: 13 };
+    let failed = |function| Error::CopyFailed { handler: "fails over 13 bytes".into(), function, size_bytes: 13 };
     let hearing = Hearing::begin();
     assert_eq!(Buffer::copy_from_slice_in(handler, &[1; 13]).map(drop), Err(failed("host2obj")));
     let heard = hearing.heard();

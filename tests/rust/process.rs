@@ -244,7 +244,7 @@ fn child_that_allocates_at_exit() {
     extern "C" fn last_words() {
         let work = || {
             let kept = KEPT.lock().expect("nobody panicked").take().expect("a buffer was kept");
-            assert_eq!((&kept[..], kept.handler().name()), (&b"kept"[..], "kept to the end"));
+            assert_eq!((&kept[..], &*kept.handler().name()), (&b"kept"[..], "kept to the end"));
             drop(kept);
             let own = register("registered at exit", Marked::new()).expect("a new name");
             let mut buffer = scope(own, || Buffer::zeroed(10)).expect("10 bytes");

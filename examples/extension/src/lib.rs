@@ -8,11 +8,12 @@ mod picture;
 use ctxalloc::{WithHandler, handler, task};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::borrow::Cow;
 use std::thread;
 
 /// The handler that Rust code called from here sees: the caller's.
 #[pyfunction]
-fn handler_here(py: Python<'_>) -> PyResult<&'static str> {
+fn handler_here(py: Python<'_>) -> PyResult<Cow<'static, str>> {
     ctxalloc::python::scope(py, || ctxalloc::current().name())
 }
 
@@ -20,7 +21,7 @@ fn handler_here(py: Python<'_>) -> PyResult<&'static str> {
 /// awaits. Each comes with the name of the thread it was seen on.
 #[pyfunction]
 fn handlers_on_the_way(py: Python<'_>, hops: usize) -> PyResult<Bound<'_, PyAny>> {
-    fn seen() -> (&'static str, String) {
+    fn seen() -> (Cow<'static, str>, String) {
         (ctxalloc::current().name(), format!("{:?}", thread::current().id()))
     }
     ctxalloc::python::future_into_py(py, async move {
@@ -88,7 +89,7 @@ fn await_python<'py>(py: Python<'py>, function: Py<PyAny>, name: Option<&str>) -
 
 /// Makes a Rust buffer of ``n`` bytes for the caller and says whose it is and how long. MemoryError if it cannot.
 #[pyfunction]
-fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(&'static str, usize)> {
+fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(Cow<'static, str>, usize)> {
     let buffer = ctxalloc::python::scope(py, || ctxalloc::Buffer::zeroed(n))??;
     Ok((buffer.handler().name(), buffer.len()))
 }
@@ -96,7 +97,7 @@ fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(&'static str, usize)> {
 /// ``data`` copied into a Rust buffer in the caller's handler, from there into another, and out again; with the handler's
 /// name.
 #[pyfunction]
-fn copied_buffer(py: Python<'_>, data: &[u8]) -> PyResult<(Vec<u8>, &'static str)> {
+fn copied_buffer(py: Python<'_>, data: &[u8]) -> PyResult<(Vec<u8>, Cow<'static, str>)> {
     let buffer = ctxalloc::python::scope(py, || ctxalloc::Buffer::copy_from_slice(data)?.try_clone())??;
     let mut bytes = vec![0; buffer.len()];
     buffer.copy_to_slice(&mut bytes)?;

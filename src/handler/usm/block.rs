@@ -1,5 +1,5 @@
 //! `UsmBlock`: a block that one of Python's arrays owns. All USM of `ctxalloc.usm.empty` and its kin goes through
-//! [`UsmBlock::new`], with its size known.
+//! [`UsmBlock::new`], with its size known; `python::usm::memory` charges it to the request around it.
 //!
 //! Its memory is from the pool of its context, device and kind where there is one. In any other context it is an allocation of
 //! SYCL's own: such contexts come and go, and nothing of them may stay when their last array is gone.
@@ -62,7 +62,6 @@ impl UsmBlock {
         queue.require_usable()?;
         queue.require(kind)?;
         let size_bytes = size_bytes.max(1);
-        // A request's charge of `size_bytes` belongs here, its release at the end of `drop`.
         let made = match UsmPool::found(queue, kind) {
             Some(pool) => {
                 let made =
@@ -76,7 +75,7 @@ impl UsmBlock {
             UsmKind::Shared => "usm_shared",
             UsmKind::Host => "usm_host",
         };
-        let made = made.ok_or(Error::OutOfMemory { handler, requested_bytes: size_bytes })?;
+        let made = made.ok_or(Error::OutOfMemory { handler: handler.into(), requested_bytes: size_bytes })?;
         let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
         blocks.insert(made.start.addr().get(), Live { size_bytes, kind, queue: made.queue().clone() });
         drop(blocks);

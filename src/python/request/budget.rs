@@ -3,6 +3,7 @@
 use crate::strategy::Budget;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 /// A limit in bytes, perhaps under another one: request under tenant under process.
 ///
@@ -18,7 +19,7 @@ use pyo3::prelude::*;
 ///     (8000, 8000)
 ///
 /// TypeError, ValueError: an argument is not as it must be.
-#[pyclass(frozen, eq, hash, name = "Budget", module = "ctxalloc")]
+#[pyclass(frozen, eq, hash, weakref, name = "Budget", module = "ctxalloc")]
 pub(in crate::python) struct PyBudget {
     budget: Budget,
 }
@@ -81,16 +82,23 @@ impl PyBudget {
         self.budget.name()
     }
 
-    /// Its limit; None where it only counts.
+    /// Its limit; None where it only counts. Another one may be set at any time: it holds from the next charge on, and
+    /// what is charged already stays.
     #[getter]
     fn limit_bytes(&self) -> Option<usize> {
         self.budget.limit_bytes()
     }
 
+    #[setter]
+    fn set_limit_bytes(&self, limit_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.budget.set_limit_bytes(limit_in("Budget", limit_bytes)?);
+        Ok(())
+    }
+
     /// The budget it is under, or None.
     #[getter]
     fn parent(&self) -> Option<Self> {
-        self.budget.parent().cloned().map(Self::from)
+        self.budget.parent().map(Self::from)
     }
 
     /// What is charged now.
@@ -124,10 +132,16 @@ impl PyBudget {
 /// A limit in bytes as users give it.
 pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     let Some(given) = given else { return Ok(None) };
-    given.extract().map(Some).map_err(|error: PyErr| {
+    let extracted = if given.is_instance_of::<PyBool>() {
+        Err(PyTypeError::new_err("a bool is no number of bytes"))
+    } else {
+        given.extract()
+    };
+    extracted.map(Some).map_err(|error: PyErr| {
         let message = format!(
-            "{function}(limit_bytes={}): give a number of bytes, an int from 0 up, or None for no limit",
-            shown(given)
+            "{function}(limit_bytes={}): give a number of bytes, an int from 0 to {}, or None for no limit",
+            shown(given),
+            usize::MAX
         );
         // A number out of range is a wrong value (OverflowError here); anything else is of a wrong type.
         let wrong_type = error.is_instance_of::<PyTypeError>(given.py());

@@ -1,16 +1,14 @@
-//! `ctxalloc.request()`: a lease of a slot for a `with` block. Entering takes it, leaving ends it.
+//! `ctxalloc.request()`: a request for a `with` block. Entering begins it, leaving ends it.
 //!
 //! A Request is for one block: its numbers stay readable after it. What selects, `scope.rs` shares with `use`; which
-//! MemoryError is a refusal of ours, `refusal.rs` says; past the ceiling, `leases.rs` warns.
+//! MemoryError is a refusal of ours, `refusal.rs` says.
 
 mod budget;
-mod leases;
 mod refusal;
 mod report;
 
 pub(super) use budget::PyBudget;
-pub(super) use leases::{LeaseMetrics, ceiling, metrics, set_ceiling};
-pub(super) use report::{PyEscaped, PyStats};
+pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, request_metrics};
 
 use super::bridge;
 use super::handler::{PyHandler, capsule_of};
@@ -20,12 +18,14 @@ use super::scope::{deselect, entered_already, not_entered};
 use super::step::{Step, Work};
 use super::strategies::PyStrategy;
 use crate::handler::Handler;
-use crate::handler::lease::{Lease, Stats, Terms};
+use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, RequestHandle, Terms};
+use crate::strategy::account::Stats;
 use crate::strategy::{Budget, LiveBlock, Strategy};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A stretch of work with memory, numbers and a limit of its own: what ``ctxalloc.request()`` makes.
@@ -33,7 +33,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// For one ``with`` or ``async with`` block (RuntimeError: entered a second time); as a decorator it is a new one at
 /// each call. ValueError on leaving: this is another Context than the one that entered it; nothing changes, and it may
 /// still be left in its own. BudgetExceeded on leaving: the block ended with a MemoryError because a budget refused.
-#[pyclass(frozen, name = "Request", module = "ctxalloc")]
+///
+/// Two are equal where they are the same request: ``ctxalloc.current_request()`` is equal to what began it.
+#[pyclass(frozen, eq, weakref, name = "Request", module = "ctxalloc")]
 pub(super) struct PyRequest {
     wanted: Wanted,
     held: Held,
@@ -41,18 +43,27 @@ pub(super) struct PyRequest {
 }
 
 /// What it was asked for.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Wanted {
     limit_bytes: Option<usize>,
     strategy: Option<Arc<dyn Strategy>>,
     name: Option<String>,
     budget: Option<Budget>,
+    is_root: bool,
+    after_end: AfterEnd,
+    is_strict: bool,
 }
 
 enum Phase {
     New,
-    Entered(Lease),
-    Left { lease: Lease, end: Stats, blocks: Option<Vec<LiveBlock>> },
+    Entered(Begun),
+    Left {
+        begun: Begun,
+        end: Stats,
+        blocks: Option<Vec<LiveBlock>>,
+    },
+    /// It was begun elsewhere, and is seen by who carries its handler.
+    Carried(RequestHandle),
 }
 
 /// A request: memory, numbers and perhaps a limit of its own for a ``with`` or ``async with`` block, or for each call of a
@@ -63,27 +74,38 @@ enum Phase {
 ///     >>> scope.stats.peak_bytes, scope.escaped.count, scope.escaped.bytes
 ///     (800008, 1, 8)
 ///
-/// ``limit_bytes``: the most that may be alive at one time. ``strategy``: where its blocks come from, instead of an arena
-/// of its own. ``name``: for messages. ``budget``: what it is charged to besides; inside of another request it is
-/// charged to that one too. Its arrays may outlive it for as long as they like.
+/// ``limit_bytes``: the most that may be alive at one time. ``strategy``: where its blocks come from, instead of the
+/// process's pool. ``name``: for messages. ``budget``: what it is charged to besides; inside of another request it is
+/// charged to that one too, unless it is a root (``root=True``): what a server begins for each of its requests should be
+/// one. Its arrays may outlive it for as long as they like, and are charged to it until they end.
 ///
-/// Past the ceiling of slots (``ctxalloc.leases``) it is served from the shared pool, uncounted and unlimited, and says
-/// so in a RuntimeWarning. TypeError, ValueError: an argument is not as it must be; also on entering, where the
-/// strategy aligns to less than 16 bytes.
+/// ``after_end``: what becomes of arrays that are made under it after its end, by tasks that go on: ``"charge"`` counts and
+/// limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them.
+///
+/// Arrays of up to 1 KiB may go up to 64 KiB beyond a limit (``stats.overdraft_bytes`` tells): NumPy crashes where it is
+/// refused some of its scalars. ``strict=True`` does without.
+///
+/// TypeError, ValueError: an argument is not as it must be; also on entering, where the strategy aligns to less than 16
+/// bytes. RuntimeError on entering: inside of thousands of other requests.
 #[pyfunction]
-#[pyo3(signature = (*, limit_bytes = None, strategy = None, name = None, budget = None))]
+#[pyo3(signature = (
+    *, limit_bytes = None, strategy = None, name = None, budget = None, root = false, after_end = None, strict = false
+))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
     strategy: Option<&Bound<'_, PyAny>>,
     name: Option<&Bound<'_, PyAny>>,
     budget: Option<&Bound<'_, PyAny>>,
+    root: bool,
+    after_end: Option<&Bound<'_, PyAny>>,
+    strict: bool,
 ) -> PyResult<PyRequest> {
     let wanted = Wanted {
         limit_bytes: budget::limit_in("request", limit_bytes)?,
         strategy: strategy
             .map(|given| match given.cast::<PyStrategy>() {
                 Ok(strategy) => Ok(strategy.get().strategy()),
-                Err(_) => Err(wrong("strategy", given, "one of ctxalloc.strategies, or None for an arena")),
+                Err(_) => Err(wrong("strategy", given, "one of ctxalloc.strategies, or None for the process's pool")),
             })
             .transpose()?,
         name: budget::name_in("request", name)?,
@@ -93,14 +115,94 @@ pub(super) fn request(
                 Err(_) => Err(wrong("budget", given, "a ctxalloc.Budget, or None")),
             })
             .transpose()?,
+        is_root: root,
+        after_end: after_end.map(after_end_in).transpose()?.unwrap_or_default(),
+        is_strict: strict,
     };
     Ok(PyRequest::new(wanted))
+}
+
+fn after_end_in(given: &Bound<'_, PyAny>) -> PyResult<AfterEnd> {
+    const WANTED: &str = "'charge', 'refuse' or 'detach'";
+    let Ok(text) = given.cast::<PyString>() else { return Err(wrong("after_end", given, WANTED)) };
+    match &*text.to_cow()? {
+        "charge" => Ok(AfterEnd::Charge),
+        "refuse" => Ok(AfterEnd::Refuse),
+        "detach" => Ok(AfterEnd::Detach),
+        other => Err(PyValueError::new_err(format!("request(after_end={other:?}): give {WANTED}"))),
+    }
+}
+
+/// The request that the running context is in, from whatever depth, task or thread carries it; None in none::
+///
+///     >>> def helper():
+///     ...     return ctxalloc.current_request().stats.live_bytes
+///     >>> with ctxalloc.request():
+///     ...     array = numpy.ones(1000)
+///     ...     helper()
+///     8000
+///
+/// Equal to the Request that began it.
+#[pyfunction]
+pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
+    let capsule = Numpy::get(py)?.current_capsule(py)?; // holds the request while we look at it
+    let handler = super::foreign::handler_in(&capsule)?;
+    Ok(RequestHandle::by(handler).map(|handle| {
+        let wanted = Wanted { name: Some(handle.name().to_owned()), ..Wanted::default() };
+        PyRequest { wanted, held: Held::new(), phase: Mutex::new(Phase::Carried(handle)) }
+    }))
 }
 
 fn wrong(option: &str, given: &Bound<'_, PyAny>, wanted: &str) -> PyErr {
     let shown = given.repr().map_or_else(|_| "?".to_owned(), |shown| shown.to_string());
     PyTypeError::new_err(format!("request({option}={shown}): give {wanted}"))
 }
+
+/// What can be asked of a request, by whoever began it or carries it.
+trait Seen {
+    fn name(&self) -> &str;
+    fn handler(&self) -> Handler;
+    fn stats(&self) -> Stats;
+    fn budget(&self) -> Budget;
+}
+
+impl Seen for Begun {
+    fn name(&self) -> &str {
+        self.name()
+    }
+    fn handler(&self) -> Handler {
+        self.handler()
+    }
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+    fn budget(&self) -> Budget {
+        self.budget()
+    }
+}
+
+impl Seen for RequestHandle {
+    fn name(&self) -> &str {
+        self.name()
+    }
+    fn handler(&self) -> Handler {
+        self.handler()
+    }
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+    fn budget(&self) -> Budget {
+        self.budget()
+    }
+}
+
+impl PartialEq for PyRequest {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || self.handler_word().is_some_and(|own| other.handler_word() == Some(own))
+    }
+}
+
+impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(wanted: Wanted) -> Self {
@@ -128,21 +230,21 @@ impl PyRequest {
         }
     }
 
-    /// Takes the lease and selects its handler; or does nothing.
+    /// Begins it and selects its handler; or does nothing.
     fn select<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let capsule = capsule_of(py, self.begin(py)?)?;
         let numpy = Numpy::get(py)?;
         numpy.selection().set(numpy, &capsule).inspect_err(|_| *self.phase() = Phase::New)
     }
 
-    /// Takes the lease; for the one that may enter.
+    /// Begins it; for the one that may enter.
     fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
         if !matches!(*self.phase(), Phase::New) {
             return Err(self.used());
         }
-        let lease = self.wanted.lease(py)?;
-        let handler = lease.handler();
-        *self.phase() = Phase::Entered(lease);
+        let begun = self.wanted.begin(py)?;
+        let handler = begun.handler();
+        *self.phase() = Phase::Entered(begun);
         Ok(handler)
     }
 
@@ -156,14 +258,14 @@ impl PyRequest {
         left.and(refused)
     }
 
-    /// Ends the lease, and says whether `error` is one of its refusals.
+    /// Ends the request, and says whether `error` is one of its refusals.
     fn end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut phase = self.phase();
-        let Phase::Entered(mut lease) = std::mem::replace(&mut *phase, Phase::New) else { return Ok(()) };
-        let blocks = if lease.stats().live_blocks == 0 { None } else { lease.live_blocks() };
-        let end = lease.end();
-        let refusals = if error.is_some() { lease.take_refusals() } else { Vec::new() };
-        *phase = Phase::Left { lease, end, blocks };
+        let Phase::Entered(mut begun) = std::mem::replace(&mut *phase, Phase::New) else { return Ok(()) };
+        let blocks = if begun.stats().live_blocks == 0 { None } else { begun.live_blocks() };
+        let end = begun.end();
+        let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
+        *phase = Phase::Left { begun, end, blocks };
         drop(phase);
         match error {
             Some(error) => refusal::raise(py, error, &refusals),
@@ -171,13 +273,23 @@ impl PyRequest {
         }
     }
 
-    fn with_lease<R>(&self, read: impl FnOnce(&Lease) -> R) -> PyResult<R> {
+    fn with_request<R>(&self, read: impl FnOnce(&dyn Seen) -> R) -> PyResult<R> {
         match &*self.phase() {
             Phase::New => Err(PyRuntimeError::new_err(format!(
                 "{} is not entered yet, so there is nothing to tell; enter it with `with` or `async with`",
                 self.text()
             ))),
-            Phase::Entered(lease) | Phase::Left { lease, .. } => Ok(read(lease)),
+            Phase::Entered(begun) | Phase::Left { begun, .. } => Ok(read(begun)),
+            Phase::Carried(handle) => Ok(read(handle)),
+        }
+    }
+
+    /// What no other request has, once it is begun.
+    fn handler_word(&self) -> Option<Handler> {
+        match &*self.phase() {
+            Phase::New => None,
+            Phase::Entered(begun) | Phase::Left { begun, .. } => Some(begun.handler()),
+            Phase::Carried(handle) => Some(handle.handler()),
         }
     }
 
@@ -199,19 +311,17 @@ impl PyRequest {
 }
 
 impl Wanted {
-    /// A lease on these terms, inside of the running context's request. Past the ceiling: with a warning.
-    fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
-        let lease = Lease::take(Terms {
+    /// A request on these terms: a root, or inside of the running context's request.
+    fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
+        Ok(Begun::begin(Terms {
             name: self.name.clone(),
             limit_bytes: self.limit_bytes,
+            overdraft_bytes: if self.is_strict { 0 } else { OVERDRAFT_BYTES },
             budget: self.budget.clone(),
             strategy: self.strategy.clone(),
-            outer: Some(bridge::current(py)?),
-        })?;
-        if !lease.is_private() {
-            leases::warn(py)?;
-        }
-        Ok(lease)
+            outer: if self.is_root { None } else { Some(bridge::current(py)?) },
+            after_end: self.after_end,
+        })?)
     }
 }
 
@@ -284,21 +394,18 @@ impl PyRequest {
     /// Its name: the one it was given, or a number. RuntimeError before it is entered, here and below.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
-        self.with_lease(|lease| PyString::new(py, lease.name()))
+        self.with_request(|request| PyString::new(py, request.name()))
     }
 
-    /// The handler that it selects. RuntimeError after its end too: its slot may be another request's by then.
+    /// The handler that it selects. RuntimeError after its end where nothing is left of it.
     #[getter]
     fn handler<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
-        let over = || {
-            PyRuntimeError::new_err(format!(
-                "{} has ended, and what it had may be another request's by now; ask handler_of() for an array's handler",
+        let handler = self.with_request(|request| request.handler())?;
+        if RequestHandle::by(handler).is_none() {
+            return Err(PyRuntimeError::new_err(format!(
+                "{} has ended and nothing of it is left, so it has no handler any more",
                 self.text()
-            ))
-        };
-        let handler = self.with_lease(Lease::handler)?;
-        if matches!(*self.phase(), Phase::Left { .. }) {
-            return Err(over());
+            )));
         }
         PyHandler::of(py, handler)
     }
@@ -306,30 +413,32 @@ impl PyRequest {
     /// Its own budget, under what it is charged to: what a part of it may be charged to.
     #[getter]
     fn budget(&self) -> PyResult<PyBudget> {
-        self.with_lease(|lease| PyBudget::from(lease.budget().clone()))
-    }
-
-    /// Whether it has a slot of its own: False past the ceiling, where nothing is counted or limited.
-    #[getter]
-    fn is_private(&self) -> PyResult<bool> {
-        self.with_lease(Lease::is_private)
+        self.with_request(|request| PyBudget::from(request.budget()))
     }
 
     /// Its numbers so far, after its end too: then they go on to change with what outlives it.
     #[getter]
     fn stats(&self) -> PyResult<PyStats> {
-        self.with_lease(|lease| PyStats::from(lease.stats()))
+        self.with_request(|request| PyStats::from(request.stats()))
     }
 
-    /// What was alive at its end. None before, and past the ceiling.
+    /// What was alive at its end. None before.
     #[getter]
     fn escaped(&self) -> Option<PyEscaped> {
         match &*self.phase() {
-            Phase::Left { end, blocks, lease } if lease.is_private() => {
-                Some(PyEscaped::new(end.live_blocks, end.live_bytes, blocks.clone()))
-            }
+            Phase::Left { end, blocks, .. } => Some(PyEscaped::new(end.live_blocks, end.live_bytes, blocks.clone())),
             _ => None,
         }
+    }
+
+    /// By the request that it is: TypeError before it is one.
+    fn __hash__(&self) -> PyResult<u64> {
+        let Some(handler) = self.handler_word() else {
+            return Err(PyTypeError::new_err(format!("{} is not entered yet, so it has no hash yet", self.text())));
+        };
+        let mut hasher = std::hash::DefaultHasher::new();
+        handler.hash(&mut hasher);
+        Ok(hasher.finish())
     }
 
     fn __repr__(&self) -> String {
@@ -337,6 +446,7 @@ impl PyRequest {
             Phase::New => "not entered",
             Phase::Entered(_) => "entered",
             Phase::Left { .. } => "left",
+            Phase::Carried(_) => "carried",
         };
         format!("<{}, {state}>", self.text())
     }

@@ -5,8 +5,8 @@
 //! that the request asked for, unless a `raise` statement made it: that is the program's own.
 
 use crate::error::Error;
-use crate::handler::lease::Refusal;
 use crate::python::errors::BudgetExceeded;
+use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
@@ -51,7 +51,10 @@ fn raised_by_python(error: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 fn led_to(refusal: &Refusal, size: Option<usize>) -> bool {
-    let Error::BudgetExceeded { requested_bytes, .. } = refusal.error else { return false };
+    let (Error::BudgetExceeded { requested_bytes, .. } | Error::RequestEnded { requested_bytes, .. }) = refusal.error
+    else {
+        return false;
+    };
     match size {
         Some(size) => size == requested_bytes || size == 0, // an array without elements takes a byte or more
         None => refusal.is_last,

@@ -1,8 +1,9 @@
 //! What a request says of itself: its numbers, and what outlived it. Plain values.
 
-use crate::handler::lease::Stats;
+use crate::handler::requests;
 use crate::python::tracked::{self, PyBlock};
 use crate::strategy::LiveBlock;
+use crate::strategy::account::Stats;
 use pyo3::prelude::*;
 
 /// A request's numbers at one moment. Bytes are those that were asked for; the numbers of requests inside of it are part
@@ -22,6 +23,8 @@ pub(in crate::python) struct PyStats {
     count: u64,
     /// How many of them its own limit refused.
     refused: u64,
+    /// How far it is beyond its limit: arrays of up to 1 KiB may be, see ``request()``.
+    overdraft_bytes: usize,
 }
 
 impl From<Stats> for PyStats {
@@ -33,6 +36,7 @@ impl From<Stats> for PyStats {
             total_bytes: stats.total_bytes,
             count: stats.total_blocks,
             refused: stats.refused,
+            overdraft_bytes: stats.overdraft_bytes,
         }
     }
 }
@@ -40,12 +44,39 @@ impl From<Stats> for PyStats {
 #[pymethods]
 impl PyStats {
     fn __repr__(&self) -> String {
-        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused } = self;
+        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes } = self;
         format!(
             "Stats(live_bytes={live_bytes}, live_blocks={live_blocks}, peak_bytes={peak_bytes}, \
-             total_bytes={total_bytes}, count={count}, refused={refused})"
+             total_bytes={total_bytes}, count={count}, refused={refused}, overdraft_bytes={overdraft_bytes})"
         )
     }
+}
+
+/// How many requests there are, and were.
+#[pyclass(frozen, eq, hash, get_all, name = "RequestMetrics", module = "ctxalloc")]
+#[derive(PartialEq, Eq, Hash)]
+pub(in crate::python) struct PyRequestMetrics {
+    /// How many were begun.
+    begun: u64,
+    /// How many are there: not ended, or still reached by arrays, tasks, capsules.
+    present: usize,
+    /// Slots that were made, some 512 bytes each: as many as were ever present at one time.
+    slots: usize,
+}
+
+#[pymethods]
+impl PyRequestMetrics {
+    fn __repr__(&self) -> String {
+        let Self { begun, present, slots } = self;
+        format!("RequestMetrics(begun={begun}, present={present}, slots={slots})")
+    }
+}
+
+/// How many requests there are, and were.
+#[pyfunction]
+pub(in crate::python) fn request_metrics() -> PyRequestMetrics {
+    let now = requests::metrics();
+    PyRequestMetrics { begun: now.begun, present: now.present, slots: now.slots }
 }
 
 /// What was alive when a request ended: blocks of its own and of the requests inside of it.

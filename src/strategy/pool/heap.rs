@@ -110,6 +110,7 @@ impl<P: Pages> PageHeap<P> {
                 if open.free == ALL_FREE {
                     // SAFETY: mapped with REGION bytes by `take`; no page of it is in use.
                     unsafe { self.source.unmap(start, REGION) };
+                    open.region.close();
                     spare.push(open.region);
                     released += open.dirty.count_ones() as usize * PAGE;
                     return false;
@@ -120,6 +121,7 @@ impl<P: Pages> PageHeap<P> {
                         let place = unsafe { start.add(page * PAGE) };
                         // SAFETY: the page is free.
                         if unsafe { self.source.discard(place, PAGE) } {
+                            open.region.forget_asked(page, 1);
                             open.dirty &= !(1 << page);
                             released += PAGE;
                         }
@@ -158,6 +160,7 @@ impl<P: Pages> Drop for PageHeap<P> {
                     // SAFETY: mapped with REGION bytes by `take`; nobody has a block of it any more.
                     unsafe { source.unmap(start, REGION) };
                 }
+                open.region.close();
                 state.spare.push(open.region);
             }
             region::give_spare(&mut state.spare);

@@ -171,6 +171,89 @@ impl<P: Pages> Pool<P> {
     }
 }
 
+impl Pool {
+    /// How many bytes were asked for.
+    ///
+    /// # Safety
+    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of a pool over any pages
+    ///   and was not released.
+    #[inline]
+    pub(crate) unsafe fn asked_bytes(block: NonNull<u8>) -> usize {
+        // SAFETY: the caller vouches that the block is live.
+        let region = unsafe { region::find(block.addr().get()) };
+        region.asked_at(block.addr().get())
+    }
+}
+
+impl Pool {
+    /// Notes other bytes than were asked for.
+    ///
+    /// # Safety
+    /// - as for [`asked_bytes`](Self::asked_bytes).
+    pub(crate) unsafe fn note_asked(block: NonNull<u8>, size_bytes: usize) {
+        // SAFETY: the caller vouches that the block is live.
+        let region = unsafe { region::find(block.addr().get()) };
+        let noted = region.note_asked(block.addr().get(), size_bytes);
+        debug_assert!(noted, "a block that was made with a note has a place for it");
+    }
+}
+
+/// Blocks that know how many bytes were asked for, to the byte: for whoever counts them.
+impl<P: Pages> Pool<P> {
+    /// A block as [`allocate`](Strategy::allocate) makes it, or with zeros in it; its size is noted. Release it as any
+    /// other block of the pool.
+    #[inline]
+    pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let block = if zeroed { self.allocate_zeroed(size_bytes) } else { self.allocate(size_bytes) }?;
+        // SAFETY: just made, and live.
+        let region = unsafe { region::find(block.addr().get()) };
+        if region.note_asked(block.addr().get(), size_bytes) {
+            return Some(block);
+        }
+        // SAFETY: made above, and nobody else has it.
+        unsafe { self.release(block) };
+        None
+    }
+
+    /// [`resize`](Strategy::resize) that notes the new size. A failure leaves the block and its size as they were.
+    ///
+    /// # Safety
+    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of this pool
+    ///   and was not released; after `Some` the old pointer is not used again.
+    pub(crate) unsafe fn resize_sized(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the caller vouches that the block is live.
+        if unsafe { stays(block, new_size_bytes) } {
+            // SAFETY: live, as above.
+            let region = unsafe { region::find(block.addr().get()) };
+            // The note's place is there: the block has one.
+            return region.note_asked(block.addr().get(), new_size_bytes).then_some(block);
+        }
+        // SAFETY: live, and made with a note.
+        let old_size_bytes = unsafe { Pool::asked_bytes(block) };
+        let moved = self.allocate_sized(new_size_bytes, false)?;
+        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
+        let copied = unsafe { self.inner.heap.source.copy(moved, block, old_size_bytes.min(new_size_bytes)) };
+        let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
+        // SAFETY: a live block; the caller uses the other one from now on.
+        unsafe { self.release(gone) };
+        answer
+    }
+}
+
+/// Whether a block may stay where it is when it is to hold `new_size_bytes`.
+///
+/// # Safety
+/// - `block` came from a pool and was not released.
+unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
+    // SAFETY: the caller vouches that the block is live.
+    let room = unsafe { room(block) };
+    if room <= classes::MOST {
+        new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
+    } else {
+        Large::fits(room, new_size_bytes)
+    }
+}
+
 /// How many bytes a live block has room for.
 ///
 /// # Safety
@@ -217,15 +300,11 @@ unsafe fn resize_by(
     new_size_bytes: usize,
 ) -> Option<NonNull<u8>> {
     // SAFETY: a live block, says the caller.
-    let room = unsafe { room(block) };
-    let stays = if room <= classes::MOST {
-        new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
-    } else {
-        Large::fits(room, new_size_bytes)
-    };
-    if stays {
+    if unsafe { stays(block, new_size_bytes) } {
         return Some(block);
     }
+    // SAFETY: as above.
+    let room = unsafe { room(block) };
     let moved = strategy.allocate(new_size_bytes)?;
     // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
     let copied = unsafe { source.copy(moved, block, room.min(new_size_bytes)) };
@@ -359,12 +438,52 @@ impl<P: Pages> fmt::Debug for Pool<P> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pool, Strategy};
+    use super::{Pool, Strategy, classes};
     use crate::strategy::conformance;
 
     #[test]
     fn pool_keeps_the_strategy_contract() {
         conformance::check(Pool::new());
+    }
+
+    #[test]
+    fn a_block_knows_how_many_bytes_were_asked_for() {
+        let pool = Pool::new();
+        let sizes = [1, 63, 64, 65, 100, 700, 4097, 65_537, classes::MOST, classes::MOST + 1, 3_000_001];
+        let blocks: Vec<_> =
+            sizes.iter().map(|&size| (pool.allocate_sized(size, size % 2 == 0).expect("memory"), size)).collect();
+        for &(block, size) in &blocks {
+            // SAFETY: live, with a noted size.
+            assert_eq!(unsafe { Pool::asked_bytes(block) }, size);
+        }
+        for (mut block, size) in blocks {
+            // SAFETY: live, from this pool; it has a byte.
+            unsafe { block.write(77) };
+            for new_size in [size + 1, size * 3, 1, 300_000, 200_000, 5] {
+                // SAFETY: live, with a noted size; the old pointer is not used again.
+                block = unsafe { pool.resize_sized(block, new_size) }.expect("memory");
+                // SAFETY: as above.
+                assert_eq!(unsafe { Pool::asked_bytes(block) }, new_size);
+                // SAFETY: as above.
+                assert_eq!(unsafe { block.read() }, 77);
+            }
+            // SAFETY: live, from this pool, once.
+            unsafe { pool.release(block) };
+        }
+        pool.trim();
+        assert_eq!(pool.inner.heap.regions(), 0, "nothing is left, and the notes went with it");
+    }
+
+    #[test]
+    fn a_block_that_is_resized_in_vain_keeps_its_size() {
+        let pool = Pool::new();
+        let block = pool.allocate_sized(1000, false).expect("memory");
+        // SAFETY: live, with a noted size; a failure leaves it.
+        assert_eq!(unsafe { pool.resize_sized(block, isize::MAX as usize) }, None);
+        // SAFETY: live, as above.
+        assert_eq!(unsafe { Pool::asked_bytes(block) }, 1000);
+        // SAFETY: live, from this pool, once.
+        unsafe { pool.release(block) };
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! outside of the memory that users write to: nothing they overrun can lead `free` astray, and memory that the host
 //! cannot read can be pooled.
 
+use super::classes;
+use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The address space of a region, in bytes.
 pub(super) const REGION: usize = 4 << 20;
@@ -27,7 +29,14 @@ pub(super) struct Region {
     firsts: [AtomicU8; PAGES],
     /// How many pages the large block has that starts in each page. Written before it is handed out.
     large: [AtomicU32; PAGES],
+    /// How many bytes were asked for, for each small block ([`note_asked`](Self::note_asked)); NULL until one is noted.
+    asked: AtomicPtr<Asked>,
+    /// The same for the large block that starts in each page.
+    asked_large: [AtomicU64; PAGES],
 }
+
+/// A size for each place where a small block may start. Outside of the region, and mapped when it is first needed.
+type Asked = [AtomicU32; REGION / classes::ALIGN];
 
 /// In place of a size class: the page is a large block's.
 const LARGE: u8 = u8::MAX;
@@ -39,6 +48,8 @@ impl Region {
             classes: [const { AtomicU8::new(LARGE) }; PAGES],
             firsts: [const { AtomicU8::new(0) }; PAGES],
             large: [const { AtomicU32::new(0) }; PAGES],
+            asked: AtomicPtr::new(null_mut()),
+            asked_large: [const { AtomicU64::new(0) }; PAGES],
         }
     }
 
@@ -46,6 +57,78 @@ impl Region {
     pub(super) fn reset(&self, start: NonNull<u8>) {
         self.start.store(start.as_ptr(), Ordering::Relaxed);
         self.classes.iter().for_each(|class| class.store(LARGE, Ordering::Relaxed));
+    }
+
+    /// Notes how many bytes were asked for when a live block that starts at this address was handed out, until the next
+    /// note for it. False where there is no memory for the note.
+    ///
+    /// Relaxed: whoever reads the note has the block from who noted it, and sees it for the reason given at `classes`.
+    #[inline]
+    pub(super) fn note_asked(&self, address: usize, size_bytes: usize) -> bool {
+        if self.class_at(address).is_none() {
+            self.asked_large[page_of(address)].store(size_bytes as u64, Ordering::Relaxed);
+            return true;
+        }
+        // Acquire pairs with the Release in `map_asked`.
+        let table = NonNull::new(self.asked.load(Ordering::Acquire)).or_else(|| self.map_asked());
+        let Some(table) = table else { return false };
+        // SAFETY: mapped until the region is unmapped, in which a live block lies.
+        let table = unsafe { table.as_ref() };
+        table[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
+        true
+    }
+
+    /// What was noted last for the live block that starts at this address; zero where nothing was.
+    #[inline]
+    pub(super) fn asked_at(&self, address: usize) -> usize {
+        if self.class_at(address).is_none() {
+            return self.asked_large[page_of(address)].load(Ordering::Relaxed) as usize;
+        }
+        // Acquire pairs with the Release in `map_asked`.
+        let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return 0 };
+        // SAFETY: mapped until the region is unmapped, in which a live block lies.
+        let table = unsafe { table.as_ref() };
+        table[address % REGION / classes::ALIGN].load(Ordering::Relaxed) as usize
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn map_asked(&self) -> Option<NonNull<Asked>> {
+        // Zero when fresh, which is a valid `Asked`.
+        let start = pages::map(size_of::<Asked>(), pages::page_bytes())?;
+        let fresh = start.cast::<Asked>();
+        // Release pairs with the Acquires of those who look for the table.
+        match self.asked.compare_exchange(null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(fresh),
+            Err(present) => {
+                // SAFETY: mapped above, and nobody has seen it.
+                unsafe { pages::unmap(start, size_of::<Asked>()) };
+                NonNull::new(present)
+            }
+        }
+    }
+
+    /// Gives back the memory behind the notes for pages in which no block lies.
+    pub(super) fn forget_asked(&self, first: usize, count: usize) {
+        const NOTES: usize = size_of::<Asked>() / PAGES; // in bytes, for one page
+        let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return };
+        let from = (first * NOTES).next_multiple_of(pages::page_bytes());
+        let to = (first + count) * NOTES / pages::page_bytes() * pages::page_bytes();
+        if from < to {
+            // SAFETY: inside of the table, which has `NOTES` bytes for each page.
+            let place = unsafe { table.cast::<u8>().add(from) };
+            // SAFETY: whole pages of the mapping; no block lies where these notes belong. A failure costs memory only.
+            let _ = unsafe { pages::discard(place, to - from) };
+        }
+    }
+
+    /// Gives the table of notes back: no block lies in the region any more.
+    pub(super) fn close(&self) {
+        // Acquire: the writes of whoever mapped it come before.
+        if let Some(table) = NonNull::new(self.asked.swap(null_mut(), Ordering::Acquire)) {
+            // SAFETY: mapped by `map_asked` with this size; without live blocks nobody looks into it.
+            unsafe { pages::unmap(table.cast(), size_of::<Asked>()) };
+        }
     }
 
     /// How many pages the large block has that starts at this address.

@@ -90,7 +90,7 @@ fn a_failed_resize_leaves_the_buffer_as_it_was() {
     let mut buffer = Buffer::copy_from_slice_in(owner, b"intact").expect("6 bytes");
     strategy.refuse(true);
     for length in [1, 7, 5000] {
-        let refused = Error::OutOfMemory { handler: "fails to resize", requested_bytes: length };
+        let refused = Error::OutOfMemory { handler: "fails to resize".into(), requested_bytes: length };
         assert_eq!(buffer.resize(length), Err(refused));
         assert_eq!((&buffer[..], buffer.handler()), (&b"intact"[..], owner));
     }

@@ -81,7 +81,7 @@ fn adopt_own(face: NonNull<PyDataMem_Handler>, name: Option<&str>) -> Result<Han
 fn a_foreign_handler_is_adopted_under_its_own_name_and_works() {
     let (face, calls) = foreign(b"adopted", 7);
     let adopted = adopt_own(face, None).expect("a good struct");
-    assert_eq!((adopted.name(), adopted.version(), adopted.alignment()), ("adopted", 7, 16));
+    assert_eq!((&*adopted.name(), adopted.version(), adopted.alignment()), ("adopted", 7, 16));
     assert_eq!(adopted.as_ptr(), face.as_ptr().cast_const(), "NumPy sees the struct itself");
     assert_eq!((handler("adopted"), handler_at(face.as_ptr())), (Some(adopted), Some(adopted)));
     let mut buffer = Buffer::zeroed_in(adopted, 10).expect("10 bytes");
@@ -96,7 +96,7 @@ fn a_foreign_handler_is_adopted_under_its_own_name_and_works() {
 fn a_foreign_handler_is_adopted_under_an_alias() {
     let (face, _) = foreign(b"ambiguous", 1);
     let adopted = adopt_own(face, Some("alias")).expect("a good struct");
-    assert_eq!((adopted.name(), handler("alias"), handler("ambiguous")), ("alias", Some(adopted), None));
+    assert_eq!((&*adopted.name(), handler("alias"), handler("ambiguous")), ("alias", Some(adopted), None));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn the_same_struct_adopted_twice_is_the_same_handler() {
     let first = adopt_own(face, None).expect("a good struct");
     assert_eq!(adopt_own(face, None), Ok(first));
     assert_eq!(adopt_own(face, Some("twin")), Ok(first));
-    assert_eq!(adopt_own(face, Some("another")), Err(Error::AlreadyAdopted { name: "twin" }));
+    assert_eq!(adopt_own(face, Some("another")), Err(Error::AlreadyAdopted { name: "twin".into() }));
     assert_eq!(handler("another"), None);
 }
 
@@ -114,7 +114,7 @@ fn a_struct_under_an_alias_is_found_again_without_one() {
     let (face, _) = foreign(b"own name", 1);
     let first = adopt_own(face, Some("given name")).expect("a good struct");
     assert_eq!(adopt_own(face, None), Ok(first));
-    assert_eq!(adopt_own(face, Some("own name")), Err(Error::AlreadyAdopted { name: "given name" }));
+    assert_eq!(adopt_own(face, Some("own name")), Err(Error::AlreadyAdopted { name: "given name".into() }));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_handler_of_our_own_can_be_adopted_which_changes_nothing() {
     let ours = register("ours already", ctxalloc::strategy::System).expect("a new name");
     let face = NonNull::new(ours.as_ptr().cast_mut()).expect("not NULL");
     assert_eq!(adopt_own(face, None), Ok(ours));
-    assert_eq!(adopt_own(face, Some("not ours")), Err(Error::AlreadyAdopted { name: "ours already" }));
+    assert_eq!(adopt_own(face, Some("not ours")), Err(Error::AlreadyAdopted { name: "ours already".into() }));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn an_impossible_size_never_reaches_a_foreign_handler() {
     let (face, calls) = foreign(b"believes anything", 1);
     let adopted = adopt_own(face, None).expect("a good struct");
     for impossible in [isize::MAX as usize + 1, usize::MAX] {
-        let refused = Error::OutOfMemory { handler: "believes anything", requested_bytes: impossible };
+        let refused = Error::OutOfMemory { handler: "believes anything".into(), requested_bytes: impossible };
         assert_eq!(adopted.allocate(impossible), Err(refused.clone()));
         assert_eq!(adopted.allocate_zeroed(impossible), Err(refused.clone()));
         assert_eq!(calls.load(Ordering::SeqCst), 0);

@@ -56,7 +56,7 @@ fn the_struct_is_laid_out_as_numpy_reads_it() {
         let start = handler.as_ptr().cast::<u8>();
         // SAFETY: the name is NUL-terminated within 127 bytes.
         let name = unsafe { CStr::from_ptr(start.cast()) };
-        assert_eq!(name.to_str(), Ok(handler.name()));
+        assert_eq!(name.to_str(), Ok(&*handler.name()));
         // SAFETY: inside of the struct.
         let version = unsafe { start.add(127) };
         // SAFETY: as above.
@@ -157,7 +157,7 @@ fn a_failing_strategy_gives_null_and_an_error_with_the_numbers() {
     bytes(block, 4).copy_from_slice(b"kept");
     strategy.refuse(true);
     assert!(c.malloc(10).is_null() && c.calloc(10, 1).is_null() && c.realloc(block, 10).is_null());
-    assert_eq!(owner.allocate(123), Err(Error::OutOfMemory { handler: "refuses", requested_bytes: 123 }));
+    assert_eq!(owner.allocate(123), Err(Error::OutOfMemory { handler: "refuses".into(), requested_bytes: 123 }));
     let text = owner.allocate_zeroed(123).expect_err("it refuses").to_string();
     assert!(text.contains("'refuses'") && text.contains("123 bytes"), "{text}");
     strategy.refuse(false);

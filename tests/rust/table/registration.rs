@@ -10,8 +10,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 /// The names in the table, as far as this test may know them: others register at the same time.
-fn ours(prefix: &str) -> Vec<&'static str> {
-    handlers().map(Handler::name).filter(|name| name.starts_with(prefix)).collect()
+fn ours(prefix: &str) -> Vec<String> {
+    handlers().map(|handler| handler.name().into_owned()).filter(|name| name.starts_with(prefix)).collect()
 }
 
 #[test]
@@ -39,9 +39,9 @@ fn a_registered_handler_is_found_by_its_name_and_listed_in_order() {
 
 #[test]
 fn handlers_are_keys() {
-    let owners: std::collections::HashMap<Handler, &str> =
-        handlers().map(|handler| (handler, handler.name())).collect();
-    assert_eq!(owners.get(&default_handler()), Some(&"system"));
+    let owners: std::collections::HashMap<Handler, String> =
+        handlers().map(|handler| (handler, handler.name().into_owned())).collect();
+    assert_eq!(owners.get(&default_handler()), Some(&"system".to_owned()));
     assert!(owners.iter().all(|(handler, name)| handler.name() == *name));
     assert!(owners.len() >= 2, "no two are equal");
 }
@@ -212,7 +212,7 @@ fn look_ups_during_registrations_see_whole_handlers_and_a_growing_list() {
                         assert!(listed.len() >= last, "a handler went away");
                         last = listed.len();
                         let newest = listed[last - 1];
-                        assert_eq!(handler(newest.name()), Some(newest), "listed, hence found");
+                        assert_eq!(handler(&newest.name()), Some(newest), "listed, hence found");
                         drop(Buffer::zeroed_in(listed[0], 16).expect("16 bytes"));
                         if finished {
                             return;
@@ -252,7 +252,7 @@ proptest! {
             prop_assert_eq!(outcome, Err(Error::NameTaken { name: text.clone() }));
         } else {
             let registered = outcome.expect("a good name");
-            prop_assert_eq!(registered.name(), &text);
+            prop_assert_eq!(&*registered.name(), &*text);
             prop_assert_eq!(handler(&text), Some(registered));
             // SAFETY: immortal.
             let field = unsafe { (*registered.as_ptr()).name }.map(|byte| byte as u8);

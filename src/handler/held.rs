@@ -1,0 +1,65 @@
+//! `Held`: a handler that stays what it is while this lives. A named one does so for ever; a request's slot is not
+//! recycled.
+
+use super::entry::Handler;
+use super::requests::hold;
+use super::table::table;
+
+/// A handler, held.
+#[derive(Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Held(Handler);
+
+impl Held {
+    /// A hold on `handler`; where that is a request's of which nothing is left, on the handler that refuses everything.
+    #[inline]
+    pub(crate) fn on(handler: Handler) -> Self {
+        Self::try_on(handler).unwrap_or_else(|| Self(table().ended()))
+    }
+
+    /// A hold on `handler`, unless it is a request's of which nothing is left.
+    #[inline]
+    pub(crate) fn try_on(handler: Handler) -> Option<Self> {
+        (!handler.is_request() || hold::try_hold(handler)).then(|| Self(handler))
+    }
+
+    /// The hold that somebody has already.
+    ///
+    /// # Safety
+    /// - a hold on `handler` was made, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it go.
+    #[inline]
+    pub(crate) unsafe fn assume(handler: Handler) -> Self {
+        Self(handler)
+    }
+
+    /// The handler.
+    #[inline]
+    pub(crate) fn handler(&self) -> Handler {
+        self.0
+    }
+
+    /// The handler, still held: [`assume`](Self::assume) makes the hold a value again.
+    #[inline]
+    pub(crate) fn into_handler(self) -> Handler {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Clone for Held {
+    #[inline]
+    fn clone(&self) -> Self {
+        if self.0.is_request() {
+            hold::again(self.0);
+        }
+        Self(self.0)
+    }
+}
+
+impl Drop for Held {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.is_request() {
+            hold::let_go(self.0);
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Requests: how each gets a handler, an account and memory of its own, and how all of that goes when nothing can reach it
+//! any more.
+//!
+//! ```text
+//!   Handler ── generation ──► Slot  (type-stable, immortal, recycled)       what C sees: PyDataMem_Handler { name, ctx, .. }
+//!                              │ holders, generation
+//!                              └──► State (one request's own)               account chain, memory, what happens after its end
+//! ```
+//! A slot is held by capsules, contexts, guards, containers, and by its blocks; the request itself holds it until its end.
+//! Each is one of its `holders`. When the last one lets go the state is dropped, the generation counts one up, and the
+//! slot is free for another request. A [`Handler`] carries the generation that it was made for, so one that nobody held
+//! is told from the next request's and refused. Nothing that an ended request left behind ever reaches another one.
+
+mod ended;
+mod slot;
+mod state;
+
+pub(super) use ended::Ended;
+pub(super) use slot::{Chunks, HoldFunction, at_face, hold, is_request, slot_at};
+
+use super::entry::Handler;
+use super::held::Held;
+use super::table::table;
+use crate::error::Error;
+use crate::strategy::account::{Account, Chain, Refusal, Stats};
+use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
+use slot::Slot;
+use state::{Memory, State};
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What becomes of memory that is asked for under a request's handler after the request has ended: by a task that goes
+/// on, a stream, a callback. What was made before is never touched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AfterEnd {
+    /// It is still counted, and limited, by the request and whatever it is charged to.
+    #[default]
+    Charge,
+    /// It is refused: [`Error::RequestEnded`], MemoryError in Python.
+    Refuse,
+    /// It is served from the shared pool, neither counted nor limited.
+    Detach,
+}
+
+/// What a request is begun with.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Terms {
+    /// For messages and metrics; a number of its own where there is none.
+    pub name: Option<String>,
+    /// The most bytes that may be alive at one time.
+    pub limit_bytes: Option<usize>,
+    /// How far blocks of up to [`TINY_BYTES`] may go beyond limits.
+    pub overdraft_bytes: usize,
+    /// What the request is charged to besides.
+    pub budget: Option<Budget>,
+    /// Where its blocks come from: the shared pool where there is none.
+    pub strategy: Option<Arc<dyn Strategy>>,
+    /// The handler of the request around it, or any other handler, or none.
+    pub outer: Option<Handler>,
+    /// What becomes of work that goes on after it.
+    pub after_end: AfterEnd,
+}
+
+/// The largest block that an overdraft is granted to, in bytes.
+pub const TINY_BYTES: usize = 1024;
+
+/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where it is refused some of its scalars
+/// (it does not check what `PyArray_FromScalar` returns), so that the refusal has to meet something larger.
+pub const OVERDRAFT_BYTES: usize = 64 << 10;
+
+/// The least that a strategy must align to for a request to be given it.
+const MIN_ALIGN: usize = 16;
+
+/// A request that was begun, and what is known of it after its end. Dropping it ends the request.
+pub struct Begun {
+    /// Until the end.
+    held: Option<Held>,
+    handler: Handler,
+    chain: Arc<Chain>,
+}
+
+/// How many requests there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// How many were begun.
+    pub begun: u64,
+    /// How many are there: not ended, or still reached by blocks, tasks, capsules.
+    pub present: usize,
+    /// Slots that were made, some 512 bytes each: as many as were ever present at one time.
+    pub slots: usize,
+}
+
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// How many requests there are, and were.
+#[must_use]
+pub fn metrics() -> Metrics {
+    let (slots, free) = slot::counts();
+    Metrics { begun: BEGUN.load(Ordering::Relaxed), present: slots - free, slots }
+}
+
+impl Begun {
+    /// Begins a request on these terms.
+    ///
+    /// # Errors
+    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
+    pub fn begin(terms: Terms) -> Result<Self, Error> {
+        let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end } = terms;
+        if let Some(strategy) = &strategy
+            && strategy.alignment() < MIN_ALIGN
+        {
+            return Err(Error::BadAlignment { align: strategy.alignment(), least: MIN_ALIGN, most: Aligned::MOST });
+        }
+        let number = BEGUN.fetch_add(1, Ordering::Relaxed);
+        let name = name.unwrap_or_else(|| format!("request {number}"));
+        // Held while we look at it: it may end meanwhile.
+        let outer = outer.and_then(Held::try_on);
+        let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
+        let chain = Chain::of_request(&name, limit_bytes, budget.as_ref(), around.as_deref())?;
+        let chain = Arc::new(chain);
+        let memory = Memory::new(strategy);
+        let state = State { chain: Arc::clone(&chain), memory, overdraft_bytes, after_end, _budget: budget };
+        let held = Slot::begin(&name, state);
+        Ok(Self { handler: held.handler(), held: Some(held), chain })
+    }
+
+    /// The handler to select for the request.
+    #[must_use]
+    pub fn handler(&self) -> Handler {
+        self.handler
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.chain.own().name()
+    }
+
+    /// Its numbers; those of requests inside of it are part of them.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.chain.own().stats()
+    }
+
+    /// Its own budget: the limit it was given, under what it is charged to.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        Budget::of(Arc::clone(self.chain.own()))
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.chain.has_ended()
+    }
+
+    /// The last refusals that may have led to what ended the request, the youngest first; told once.
+    #[must_use]
+    pub fn take_refusals(&self) -> Vec<Refusal> {
+        self.chain.take_refusals()
+    }
+
+    /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside of
+    /// it are theirs. A strategy that several requests share lists the blocks of all of them.
+    #[must_use]
+    pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        Held::try_on(self.handler).and_then(|held| Slot::behind(held.handler())?.state().memory.live_blocks())
+    }
+
+    /// A handle of it, for others.
+    #[must_use]
+    pub fn handle(&self) -> RequestHandle {
+        let held = self.held.clone().or_else(|| Held::try_on(self.handler));
+        RequestHandle { _held: held, handler: self.handler, chain: Arc::clone(&self.chain) }
+    }
+
+    /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A second
+    /// time only reads them.
+    pub fn end(&mut self) -> Stats {
+        let Some(held) = self.held.take() else { return self.stats() };
+        let (stats, blocks_are_alive) = self.chain.end();
+        if blocks_are_alive {
+            // From now on this hold is that of its blocks: the last of them lets it go (`State::let_go_of_block`).
+            std::mem::forget(held);
+        }
+        stats
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Begun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("name", &self.name()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// A request as whoever carries its handler sees it: a task, a thread, a helper function. Keeps its numbers readable, and
+/// its handler good, for as long as it lives.
+#[derive(Clone)]
+pub struct RequestHandle {
+    _held: Option<Held>,
+    handler: Handler,
+    chain: Arc<Chain>,
+}
+
+impl RequestHandle {
+    /// The request that a handler belongs to. None: the handler is no request's, or nothing of that request is left.
+    #[must_use]
+    pub fn by(handler: Handler) -> Option<Self> {
+        let held = Held::try_on(handler).filter(|held| held.handler().is_request())?;
+        Some(Self { handler, chain: chain_of(handler)?, _held: Some(held) })
+    }
+
+    /// Its handler.
+    #[must_use]
+    pub fn handler(&self) -> Handler {
+        self.handler
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.account().name()
+    }
+
+    /// Its numbers so far; those of requests inside of it are part of them.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.account().stats()
+    }
+
+    /// Its own budget: what it may be given more of, and what a part of it may be charged to.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        Budget::of(Arc::clone(self.account()))
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.chain.has_ended()
+    }
+
+    fn account(&self) -> &Arc<Account> {
+        self.chain.own()
+    }
+
+    /// Charges bytes that come from elsewhere (memory of a device, a library's own) to it, until the charge is dropped.
+    ///
+    /// # Errors
+    /// [`Error::BudgetExceeded`]; it counts among the request's refusals. [`Error::RequestEnded`] where it has ended and
+    /// refuses what comes after ([`AfterEnd::Refuse`]).
+    pub fn charge(&self, bytes: usize) -> Result<ExternalCharge, Error> {
+        let held = Held::try_on(self.handler);
+        let slot = held.as_ref().and_then(|held| Slot::behind(held.handler()));
+        let state = slot
+            .map(Slot::state)
+            .ok_or_else(|| Error::RequestEnded { request: self.name().to_owned(), requested_bytes: bytes })?;
+        let is_counted = state.charge_external(bytes).map_err(|refused| {
+            self.chain.remember(refused);
+            self.chain.error(refused)
+        })?;
+        Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.chain), bytes: if is_counted { bytes } else { 0 } })
+    }
+}
+
+impl fmt::Debug for RequestHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestHandle").field("name", &self.name()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// Bytes from elsewhere that a request is charged. Dropping it gives them back.
+#[derive(Debug)]
+#[must_use = "dropping it gives the bytes back"]
+pub struct ExternalCharge {
+    _held: Option<Held>,
+    chain: Arc<Chain>,
+    /// 0: detached.
+    bytes: usize,
+}
+
+impl ExternalCharge {
+    /// How many bytes are charged: none where the request had ended and lets go of what comes after
+    /// ([`AfterEnd::Detach`]).
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for ExternalCharge {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.chain.give_back(self.bytes, 1);
+        }
+    }
+}
+
+/// The accounts of a request's handler that somebody holds, of this copy of the crate.
+fn chain_of(handler: Handler) -> Option<Arc<Chain>> {
+    Slot::behind(handler).map(|slot| Arc::clone(&slot.state().chain))
+}
+
+/// Why a request's handler had no memory: the last refusal of so many bytes, or the last thing that happened to it.
+pub(super) fn refusal_of(handler: Handler, requested_bytes: Option<usize>) -> Option<Error> {
+    if handler == table().ended() {
+        return Some(gone(requested_bytes.unwrap_or_default()));
+    }
+    let held = Held::try_on(handler)?;
+    chain_of(held.handler())?.refusal_of(requested_bytes)
+}
+
+/// Nothing is left of the request that was asked for memory.
+#[cold]
+pub(super) fn gone(requested_bytes: usize) -> Error {
+    Error::RequestEnded { request: table().ended().name().into_owned(), requested_bytes }
+}
+
+/// What a request's handler is called.
+#[cold]
+pub(super) fn name_of(handler: Handler) -> Cow<'static, str> {
+    let Some(held) = Held::try_on(handler) else { return table().ended().name() };
+    match chain_of(held.handler()) {
+        Some(chain) => chain.own().name().to_owned().into(),
+        // Another copy of this crate began it, and wrote its name where NumPy reads it.
+        None => slot::name_in(held.handler()).into(),
+    }
+}

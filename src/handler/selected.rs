@@ -1,0 +1,52 @@
+//! The word that says what the running context has selected. It stands in this layer, below `scope`, because whoever
+//! allocates under it need not get hold of it: what is selected is held.
+//!
+//! A word and not a value: it can be read while thread-locals are torn down, and reading it takes no destructor.
+
+use super::entry::Handler;
+use super::held::Held;
+use std::cell::Cell;
+
+thread_local! {
+    /// Owns a hold, if it is a request's.
+    static SELECTED: Cell<Option<Handler>> = const { Cell::new(None) };
+    /// Lets go of it at the thread's end.
+    static LEAVER: Leaver = const { Leaver };
+}
+
+struct Leaver;
+
+impl Drop for Leaver {
+    fn drop(&mut self) {
+        drop(replace(None));
+    }
+}
+
+/// What is selected.
+#[inline]
+pub(crate) fn get() -> Option<Handler> {
+    SELECTED.get()
+}
+
+/// What is selected, held once more.
+#[inline]
+pub(crate) fn held() -> Option<Held> {
+    let handler = SELECTED.get()?;
+    // SAFETY: the word owns a hold; it is forgotten again below.
+    let own = std::mem::ManuallyDrop::new(unsafe { Held::assume(handler) });
+    Some(Held::clone(&own))
+}
+
+/// Selects something else, and returns what was selected.
+///
+/// Where a request stays selected when its thread ends, it is let go of then; in a destructor that runs later still, it
+/// is kept for ever.
+#[inline]
+pub(crate) fn replace(selected: Option<Held>) -> Option<Held> {
+    let word = selected.map(Held::into_handler);
+    if word.is_some_and(Handler::is_request) {
+        let _ = LEAVER.try_with(|_| ());
+    }
+    // SAFETY: the word owned a hold, which is a value from now on.
+    SELECTED.replace(word).map(|handler| unsafe { Held::assume(handler) })
+}

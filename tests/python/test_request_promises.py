@@ -1,0 +1,298 @@
+"""What a request promises, in the shapes that services have: each of these was broken once, and is a test since."""
+
+import asyncio
+import collections
+import contextvars
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import subprocesses
+
+import ctxalloc
+from ctxalloc import Budget, BudgetExceeded, MiB, current_request, request
+
+
+def test_limits_hold_after_thousands_of_escapes() -> None:
+    cache = []
+    for number in range(20_000):
+        with request():
+            cache.append(np.full(10, number))
+    with pytest.raises(BudgetExceeded, match="'late' has no room"), request(limit_bytes=1000, name="late"):
+        np.ones(50 * MiB // 8)
+    assert all(array[0] == number for number, array in enumerate(cache))
+
+
+def test_a_connection_that_stays_open_costs_no_limit() -> None:
+    """An idle connection's timer holds a copy of the Context that some request ran in."""
+    contexts = []
+    for _ in range(6000):
+        with request():
+            contexts.append(contextvars.copy_context())
+    with pytest.raises(BudgetExceeded), request(limit_bytes=100_000) as scope:
+        np.ones(1_000_000)
+    assert scope.stats.refused == 1
+    before = ctxalloc.request_metrics().present
+    contexts.clear()
+    gc.collect()
+    assert ctxalloc.request_metrics().present == before - 6000
+
+
+def test_the_second_request_of_a_connection_is_not_charged_to_the_first() -> None:
+    """uvicorn begins the second request of a connection in a Context copied from the first one."""
+    first_tenant, second_tenant = Budget(16 * MiB, name="first"), Budget(512 * MiB, name="second")
+
+    async def serve(tenant: Budget, size: int) -> None:
+        async with request(budget=tenant, root=True):
+            np.ones(size)
+
+    async def connection() -> None:
+        async with request(budget=first_tenant, root=True):
+            np.ones(1000)
+            second = asyncio.create_task(serve(second_tenant, 4_000_000))
+            await second
+
+    asyncio.run(connection())
+    assert first_tenant.peak_bytes < MiB
+    assert 32_000_000 <= second_tenant.peak_bytes < 33_000_000
+
+
+def test_a_shared_budget_is_charged_once() -> None:
+    tenant = Budget(name="tenant")
+    with request(budget=tenant), request(budget=tenant):
+        array = np.empty(125)
+        assert tenant.in_use_bytes == tenant.peak_bytes == array.nbytes == 1000
+
+
+def test_no_level_is_passed_by() -> None:
+    elsewhere = Budget(name="elsewhere")
+    with request(limit_bytes=MiB, name="a") as a, request(budget=elsewhere), request():
+        kept = np.empty(MiB // 2, np.uint8)
+        assert a.stats.live_bytes == MiB // 2
+        with pytest.raises(MemoryError):
+            np.empty(MiB, np.uint8)
+        del kept
+    assert a.stats.refused == 1
+
+
+def test_what_was_refused_was_never_alive() -> None:
+    tenant = Budget(1000, name="tenant")
+    with pytest.raises(BudgetExceeded), request(budget=tenant) as scope:
+        np.empty(50_000_000, np.uint8)
+    assert (tenant.peak_bytes, scope.stats.peak_bytes, scope.stats.total_bytes) == (0, 0, 0)
+    wide = Budget(name="wide")
+    with pytest.raises(MemoryError), request(budget=wide):
+        np.empty(2**60, np.uint8)
+    assert wide.peak_bytes == 0
+
+
+def test_a_limit_may_be_changed_and_holds_from_the_next_array_on() -> None:
+    tenant = Budget(name="tenant")
+    with request(budget=tenant):
+        first = np.empty(MiB, np.uint8)
+        tenant.limit_bytes = MiB
+        assert tenant.limit_bytes == MiB
+        with pytest.raises(MemoryError):
+            np.empty(10_000, np.uint8)
+        tenant.limit_bytes = None
+        np.empty(MiB, np.uint8)
+        del first
+    with pytest.raises(ValueError, match="18446744073709551616"):
+        tenant.limit_bytes = 2**64
+    with pytest.raises(TypeError, match="limit_bytes=True"):
+        request(limit_bytes=True)
+
+
+def test_a_job_that_starts_its_successor_runs_in_flat_memory() -> None:
+    printed = subprocesses.says(
+        """
+import asyncio, os, time, ctxalloc, numpy as np
+
+def rss():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+async def job(left, done, times):
+    async with ctxalloc.request():
+        if left:
+            following = asyncio.get_running_loop().create_task(job(left - 1, done, times))
+            await asyncio.sleep(0)
+            begun = time.perf_counter()
+            for _ in range(5): np.empty(1000)
+            times.append(time.perf_counter() - begun)
+        else:
+            done.set_result(None)
+
+async def main(turns):
+    done, times = asyncio.get_running_loop().create_future(), []
+    task = asyncio.create_task(job(turns, done, times))
+    await done
+    return times
+
+asyncio.run(main(2000))
+before = rss()
+times = asyncio.run(main(50_000))
+assert rss() - before < 16 << 20, (rss() - before) >> 20
+early, late = sorted(times[:5000])[2500], sorted(times[-5000:])[2500]
+assert late < 5 * early, (early, late)
+print("flat", ctxalloc.request_metrics().present)
+"""
+    )
+    assert printed == "flat 0"
+
+
+@pytest.mark.parametrize("after_end", ["charge", "refuse", "detach"])
+def test_work_after_the_end_is_treated_as_was_said(after_end: str) -> None:
+    tenant = Budget(MiB, name="tenant")
+    with request(budget=tenant, name="over", after_end=after_end) as scope:  # type: ignore[arg-type]
+        context = contextvars.copy_context()
+    if after_end == "refuse":
+        with pytest.raises(MemoryError):
+            context.run(np.empty, 100_000)
+        assert scope.stats.refused == 1
+        return
+    late = context.run(np.zeros, 10_000)
+    owner = ctxalloc.handler_of(late)
+    assert owner is not None
+    assert owner.name == "over"
+    assert context.run(ctxalloc.current).name == "over"
+    assert tenant.in_use_bytes == (80_000 if after_end == "charge" else 0)
+    if after_end == "charge":
+        with pytest.raises(MemoryError):
+            context.run(np.empty, 2 * MiB)
+    else:
+        assert context.run(np.ones, 2 * MiB).sum() == 2 * MiB
+    del late
+    assert tenant.in_use_bytes == 0
+
+
+def test_after_end_is_one_of_three_words() -> None:
+    with pytest.raises(ValueError, match="after_end=\"never\"\\): give 'charge', 'refuse' or 'detach'"):
+        request(after_end="never")  # type: ignore[arg-type]
+
+
+def test_the_request_is_known_from_any_depth() -> None:
+    def deep() -> ctxalloc.Request | None:
+        return current_request()
+
+    async def main() -> None:
+        async with request(name="known") as scope:
+            found = await asyncio.create_task(asyncio.to_thread(deep))
+            assert found == scope
+            assert found is not None
+            assert {found: 1}[scope] == 1
+            array = np.ones(1000)
+            assert (found.name, found.stats.live_bytes, found.budget) == ("known", array.nbytes, scope.budget)
+            with request() as inner:
+                assert current_request() == inner != scope
+            with ctxalloc.use("pool"):
+                assert current_request() is None
+            with pytest.raises(RuntimeError, match="for one block"):
+                found.__enter__()
+        assert found == scope
+        assert current_request() is None
+
+    asyncio.run(main())
+    assert current_request() is None
+
+
+def test_a_tiny_array_may_use_the_overdraft_where_numpy_would_crash() -> None:
+    printed = subprocesses.says(
+        """
+import ctxalloc, numpy as np
+with ctxalloc.request(limit_bytes=0) as scope:
+    assert np.float64(1)[()] == 1
+    kept = np.ones(100)
+    assert scope.stats.overdraft_bytes == 800, scope.stats
+    try: np.ones(1000)
+    except MemoryError: print("refused", end=" ")
+    kept = [kept]
+    try:
+        while True: kept.append(np.ones(100))
+    except MemoryError: print(scope.stats.overdraft_bytes <= 65536)
+with ctxalloc.request(limit_bytes=0, strict=True):
+    try: np.empty(1)
+    except MemoryError: print("strict")
+"""
+    )
+    assert printed.split() == ["refused", "True", "strict"]
+
+
+def test_memory_stays_flat_over_a_cache_of_escapes() -> None:
+    printed = subprocesses.says(
+        """
+import collections, os, time, ctxalloc, numpy as np
+
+def rss():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+cache = collections.deque(maxlen=20_000)
+def requests(count):
+    begun = time.perf_counter()
+    for _ in range(count):
+        with ctxalloc.request():
+            scratch = np.ones(2000)
+            cache.append(np.ones(10))
+            del scratch
+    return (time.perf_counter() - begun) / count
+requests(60_000)
+before, early = rss(), requests(20_000)
+late = requests(100_000)
+assert rss() - before < 8 << 20, (rss() - before) >> 20
+assert late < 3 * early, (early, late)
+assert ctxalloc.request_metrics().present == 20_000
+print("flat")
+"""
+    )
+    assert printed == "flat"
+
+
+def test_budgets_requests_and_handlers_take_weak_references() -> None:
+    budget = Budget()
+    with request() as scope:
+        pass
+    for thing in (budget, scope, ctxalloc.handler("pool")):
+        assert weakref.ref(thing)() is thing
+    assert copy.copy(ctxalloc.handler("pool")) is ctxalloc.handler("pool")
+
+
+def test_budgets_may_be_a_million_deep() -> None:
+    printed = subprocesses.says(
+        """
+import ctxalloc, numpy as np
+top = deep = ctxalloc.Budget(name="top")
+for _ in range(1_000_000): deep = ctxalloc.Budget(parent=deep)
+del deep
+import gc; gc.collect()
+print(top.in_use_bytes)
+"""
+    )
+    assert printed == "0"
+
+
+def test_inner_requests_of_ended_ones_are_charged_to_budgets_that_somebody_holds() -> None:
+    tenant = Budget(MiB, name="tenant")
+
+    async def goes_on(wait: asyncio.Event, seen: collections.deque[int]) -> None:
+        await wait.wait()
+        async with request():
+            array = np.ones(1000)
+            seen.append(tenant.in_use_bytes)
+            with pytest.raises(MemoryError):
+                np.empty(2 * MiB, np.uint8)
+            del array
+
+    async def main() -> None:
+        wait: asyncio.Event = asyncio.Event()
+        seen: collections.deque[int] = collections.deque()
+        async with request(budget=tenant):
+            task = asyncio.create_task(goes_on(wait, seen))
+        wait.set()
+        await task
+        assert list(seen) == [8000]
+
+    asyncio.run(main())
+    assert tenant.in_use_bytes == 0

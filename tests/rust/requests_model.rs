@@ -1,0 +1,460 @@
+//! Accounts (contract 5) against the naive model: trees of budgets, diamonds, requests up to six deep, limits, refusals,
+//! overdrafts, resizes, escapes, work after the end, on one thread and handed from thread to thread.
+//!
+//! After each step of a random program all numbers of all accounts must be those of the model. `CTXALLOC_STRESS` says how
+//! many times the programs of `make test` are run (`make stress`: a million); a failure names its seed.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
+use ctxalloc::request::{AfterEnd, Stats};
+use ctxalloc::strategy::{Budget, System};
+use ctxalloc::{Buffer, Context, Error, Request, request};
+use std::collections::BTreeSet;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+/// xorshift: the same numbers everywhere.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % end
+    }
+
+    fn one_in(&mut self, chances: usize) -> bool {
+        self.below(chances) == 0
+    }
+
+    fn size(&mut self) -> usize {
+        match self.below(10) {
+            0 => 1,
+            1..=5 => 1 + self.below(1024),
+            6..=8 => 1025 + self.below(20_000),
+            _ => 250_000 + self.below(300_000),
+        }
+    }
+}
+
+/// What the specification says, word by word.
+#[derive(Default, Clone)]
+struct Numbers {
+    limit: Option<usize>,
+    stats: Stats,
+    /// Requests and budgets that this one's charges go to, itself among them, by their number.
+    set: BTreeSet<usize>,
+    ended: bool,
+    name: String,
+}
+
+#[derive(Default)]
+struct Model {
+    accounts: Vec<Numbers>,
+}
+
+impl Model {
+    fn budget(&mut self, name: String, limit: Option<usize>, parent: Option<usize>) -> usize {
+        let number = self.accounts.len();
+        let mut set = parent.map_or_else(BTreeSet::new, |parent| self.accounts[parent].set.clone());
+        set.insert(number);
+        self.accounts.push(Numbers { limit, set, name, ..Numbers::default() });
+        number
+    }
+
+    fn request(&mut self, name: String, limit: Option<usize>, budget: Option<usize>, outer: Option<usize>) -> usize {
+        let number = self.accounts.len();
+        let mut set = BTreeSet::from([number]);
+        set.extend(budget.iter().flat_map(|&budget| self.accounts[budget].set.clone()));
+        let around = outer.iter().flat_map(|&outer| &self.accounts[outer].set);
+        set.extend(around.filter(|&&account| !self.accounts[account].ended));
+        self.accounts.push(Numbers { limit, set, name, ..Numbers::default() });
+        number
+    }
+
+    /// Who refuses, or nobody: then all are charged.
+    fn charge(&mut self, request: usize, bytes: usize, blocks: usize, overdraft: usize) -> Result<(), usize> {
+        let set = self.accounts[request].set.clone();
+        // The youngest that has no room tells.
+        for &account in set.iter().rev() {
+            let Numbers { limit, stats, .. } = &self.accounts[account];
+            if limit.is_some_and(|limit| stats.live_bytes + bytes > limit + overdraft) {
+                self.accounts[account].stats.refused += 1;
+                return Err(account);
+            }
+        }
+        for account in set {
+            let stats = &mut self.accounts[account].stats;
+            stats.live_bytes += bytes;
+            stats.live_blocks += blocks;
+            stats.total_bytes += bytes as u64;
+            stats.total_blocks += blocks as u64;
+            stats.peak_bytes = stats.peak_bytes.max(stats.live_bytes);
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, request: usize, bytes: usize, blocks: usize) {
+        for account in self.accounts[request].set.clone() {
+            self.accounts[account].stats.live_bytes -= bytes;
+            self.accounts[account].stats.live_blocks -= blocks;
+        }
+    }
+}
+
+struct Real {
+    number: usize,
+    request: Option<Request>,
+    budget: Budget,
+    context: Option<Context>,
+    overdraft: usize,
+    after_end: AfterEnd,
+    depth: usize,
+}
+
+struct Block {
+    buffer: Buffer,
+    request: usize,
+    counted: bool,
+}
+
+/// Threads that do one thing at a time for the program, in its order.
+struct Hands {
+    senders: Vec<Sender<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Hands {
+    fn new(count: usize) -> Self {
+        let senders = (0..count).map(|_| {
+            let (sender, receiver) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+            thread::spawn(move || receiver.into_iter().for_each(|work| work()));
+            sender
+        });
+        Self { senders: senders.collect() }
+    }
+
+    /// Runs `work` on one of them, or here, and waits for it.
+    fn run<R: Send + 'static>(&self, random: &mut Random, work: impl FnOnce() -> R + Send + 'static) -> R {
+        match random.below(self.senders.len() + 1).checked_sub(1) {
+            None => work(),
+            Some(hand) => {
+                let (answer, wait) = mpsc::channel();
+                self.senders[hand].send(Box::new(move || drop(answer.send(work())))).unwrap();
+                wait.recv().unwrap()
+            }
+        }
+    }
+}
+
+struct Program<'a> {
+    random: Random,
+    model: Model,
+    budgets: Vec<(usize, Budget)>,
+    requests: Vec<Real>,
+    blocks: Vec<Block>,
+    hands: &'a Hands,
+}
+
+impl Program<'_> {
+    fn limit(&mut self) -> Option<usize> {
+        match self.random.below(4) {
+            0 => None,
+            1 => Some(self.random.below(3000)),
+            2 => Some(self.random.below(60_000)),
+            _ => Some(self.random.below(2_000_000)),
+        }
+    }
+
+    fn new_budget(&mut self) {
+        let limit = self.limit();
+        let name = format!("budget {}", self.model.accounts.len());
+        if self.budgets.is_empty() || self.random.one_in(3) {
+            let number = self.model.budget(name.clone(), limit, None);
+            self.budgets.push((number, Budget::new(&name, limit)));
+        } else {
+            let (parent, real) = &self.budgets[self.random.below(self.budgets.len())];
+            let real = real.child(&name, limit);
+            let number = self.model.budget(name, limit, Some(*parent));
+            self.budgets.push((number, real));
+        }
+    }
+
+    fn begin(&mut self) {
+        let limit = self.limit();
+        let name = format!("request {}", self.model.accounts.len());
+        let budget = (!self.budgets.is_empty() && self.random.one_in(2)).then(|| self.random.below(self.budgets.len()));
+        let inside =
+            (!self.requests.is_empty() && !self.random.one_in(4)).then(|| self.random.below(self.requests.len()));
+        let inside =
+            inside.filter(|&inside| self.requests[inside].depth < 6 && self.requests[inside].context.is_some());
+        let is_root = inside.is_some() && self.random.one_in(6);
+        let overdraft = if self.random.one_in(3) { 2000 } else { 0 };
+        let after_end = [AfterEnd::Charge, AfterEnd::Refuse, AfterEnd::Detach][self.random.below(3)];
+        let mut builder = request().root();
+        let depth = inside.map_or(0, |inside| self.requests[inside].depth + 1);
+        if let Some(inside) = inside.filter(|_| !is_root) {
+            builder = self.requests[inside].context.as_mut().unwrap().run(request);
+        }
+        builder = builder.name(&name).overdraft_bytes(overdraft).after_end(after_end);
+        if let Some(limit) = limit {
+            builder = builder.limit_bytes(limit);
+        }
+        if let Some(budget) = budget {
+            builder = builder.budget(&self.budgets[budget].1);
+        }
+        if self.random.one_in(5) {
+            builder = builder.strategy(System);
+        }
+        let real = builder.begin().unwrap();
+        let outer = inside.filter(|_| !is_root).map(|inside| self.requests[inside].number);
+        let number = self.model.request(name, limit, budget.map(|budget| self.budgets[budget].0), outer);
+        self.requests.push(Real {
+            number,
+            budget: real.budget(),
+            context: Some(Context::with_handler(real.handler())),
+            request: Some(real),
+            overdraft,
+            after_end,
+            depth,
+        });
+    }
+
+    fn allocate(&mut self) {
+        if self.requests.is_empty() {
+            return;
+        }
+        let which = self.random.below(self.requests.len());
+        let size = self.random.size();
+        let Some(mut context) = self.requests[which].context.take() else { return };
+        let (made, context) = self.hands.run(&mut self.random, move || {
+            let made = context.run(|| Buffer::zeroed(size));
+            (made, context)
+        });
+        let Real { number, overdraft, after_end, .. } = self.requests[which];
+        self.requests[which].context = Some(context);
+        let is_over = self.model.accounts[number].ended;
+        match after_end {
+            AfterEnd::Refuse if is_over => {
+                self.model.accounts[number].stats.refused += 1;
+                assert!(matches!(made, Err(Error::RequestEnded { .. })), "{made:?}");
+            }
+            AfterEnd::Detach if is_over => {
+                self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: false });
+            }
+            _ => match self.model.charge(number, size, 1, if size <= 1024 { overdraft } else { 0 }) {
+                Ok(()) => self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: true }),
+                Err(refusing) => {
+                    let Numbers { limit, stats, name, .. } = &self.model.accounts[refusing];
+                    let expected = Error::BudgetExceeded {
+                        budget: name.clone(),
+                        limit_bytes: limit.unwrap(),
+                        in_use_bytes: stats.live_bytes,
+                        requested_bytes: size,
+                    };
+                    assert_eq!(made.unwrap_err(), expected);
+                }
+            },
+        }
+    }
+
+    fn resize(&mut self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let which = self.random.below(self.blocks.len());
+        let size = self.random.size();
+        let Block { mut buffer, request, counted } = self.blocks.swap_remove(which);
+        let old = buffer.len();
+        let (done, buffer) = self.hands.run(&mut self.random, move || (buffer.resize(size), buffer));
+        if counted {
+            let real = self.requests.iter().find(|real| real.number == request).unwrap();
+            let overdraft = if size <= 1024 { real.overdraft } else { 0 };
+            let refuses = real.after_end == AfterEnd::Refuse && self.model.accounts[request].ended && size > old;
+            if refuses {
+                self.model.accounts[request].stats.refused += 1;
+                assert!(done.is_err());
+            } else {
+                let expected = self.model.charge(request, size.saturating_sub(old), 0, overdraft);
+                assert_eq!(done.is_ok(), expected.is_ok());
+                if expected.is_ok() {
+                    self.model.give_back(request, old.saturating_sub(size), 0);
+                }
+            }
+        } else {
+            done.unwrap();
+        }
+        self.blocks.push(Block { buffer, request, counted });
+    }
+
+    fn free(&mut self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let which = self.random.below(self.blocks.len());
+        let Block { buffer, request, counted } = self.blocks.swap_remove(which);
+        if counted {
+            self.model.give_back(request, buffer.len(), 1);
+        }
+        self.hands.run(&mut self.random, move || drop(buffer));
+    }
+
+    fn end(&mut self) {
+        let open: Vec<_> = (0..self.requests.len()).filter(|&number| self.requests[number].request.is_some()).collect();
+        if open.is_empty() {
+            return;
+        }
+        let which = open[self.random.below(open.len())];
+        let real = self.requests[which].request.take().unwrap();
+        let number = self.requests[which].number;
+        let report = self.hands.run(&mut self.random, move || real.end());
+        assert_eq!(report.escaped_blocks, self.model.accounts[number].stats.live_blocks);
+        self.model.accounts[number].ended = true;
+        if self.random.one_in(2) {
+            self.requests[which].context = None; // whatever else there is of it, its blocks keep it
+        }
+    }
+
+    fn change_a_limit(&mut self) {
+        if !self.budgets.is_empty() {
+            let limit = self.limit();
+            let (number, real) = &self.budgets[self.random.below(self.budgets.len())];
+            self.model.accounts[*number].limit = limit;
+            real.set_limit_bytes(limit);
+        }
+    }
+
+    fn check(&self) {
+        for (number, real) in &self.budgets {
+            let Numbers { stats, name, .. } = &self.model.accounts[*number];
+            let seen = (real.in_use_bytes(), real.peak_bytes(), real.refused());
+            assert_eq!(seen, (stats.live_bytes, stats.peak_bytes, stats.refused), "{name}");
+        }
+        for real in &self.requests {
+            let Numbers { stats, name, limit, .. } = &self.model.accounts[real.number];
+            let seen = (real.budget.in_use_bytes(), real.budget.peak_bytes(), real.budget.refused());
+            assert_eq!(seen, (stats.live_bytes, stats.peak_bytes, stats.refused), "{name}");
+            if let Some(request) = &real.request {
+                let beyond = limit.map_or(0, |limit| stats.live_bytes.saturating_sub(limit));
+                let mut expected = *stats;
+                expected.overdraft_bytes = beyond;
+                assert_eq!(request.stats(), expected, "{name}");
+            }
+        }
+    }
+
+    fn run(mut self, steps: usize) {
+        for _ in 0..steps {
+            match self.random.below(20) {
+                0 => self.new_budget(),
+                1..=2 => self.begin(),
+                3 => self.end(),
+                4 => self.change_a_limit(),
+                5..=7 => self.resize(),
+                8..=11 => self.free(),
+                _ => self.allocate(),
+            }
+            self.check();
+        }
+        while !self.blocks.is_empty() {
+            self.free();
+        }
+        self.check();
+        assert!(self.model.accounts.iter().all(|account| account.stats.live_bytes == 0));
+    }
+}
+
+fn programs(count: usize, first_seed: u64, hands: &Hands) {
+    for seed in first_seed..first_seed + count as u64 {
+        let told = Told(seed);
+        let program = Program {
+            random: Random::new(seed),
+            model: Model::default(),
+            budgets: Vec::new(),
+            requests: Vec::new(),
+            blocks: Vec::new(),
+            hands,
+        };
+        program.run(60);
+        std::mem::forget(told);
+    }
+}
+
+/// Says the seed where the program fails.
+struct Told(u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        eprintln!("the program with seed {} failed", self.0);
+    }
+}
+
+fn times() -> usize {
+    std::env::var("CTXALLOC_STRESS").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn random_programs_on_one_thread_have_the_models_numbers() {
+    programs(if cfg!(miri) { 5 } else { 1500 * times() }, 1, &Hands::new(0));
+}
+
+#[test]
+fn random_programs_handed_from_thread_to_thread_have_the_models_numbers() {
+    programs(if cfg!(miri) { 3 } else { 500 * times() }, 1 << 40, &Hands::new(3));
+}
+
+#[test]
+fn threads_at_once_never_pass_a_limit_and_the_sums_are_right_afterwards() {
+    for seed in 0..if cfg!(miri) { 1 } else { 5 * times() as u64 } {
+        let process = Budget::new("process", Some(400_000));
+        let tenants = [process.child("red", Some(250_000)), process.child("blue", None)];
+        let outer = request().limit_bytes(300_000).budget(&tenants[0]).begin().unwrap();
+        let barrier = Arc::new(Barrier::new(4));
+        let threads: Vec<_> = (0..4)
+            .map(|number| {
+                let (process, tenant, barrier) = (process.clone(), tenants[number % 2].clone(), Arc::clone(&barrier));
+                let mut context = Context::with_handler(outer.handler());
+                thread::spawn(move || {
+                    let mut random = Random::new(seed << 8 | number as u64);
+                    let own = context.run(|| request().budget(&tenant).begin()).unwrap();
+                    let mut own_context = Context::with_handler(own.handler());
+                    let (mut shared, mut private) = (Vec::new(), Vec::new());
+                    barrier.wait();
+                    for _ in 0..if cfg!(miri) { 30 } else { 5000 } {
+                        let size = 1 + random.below(20_000);
+                        match random.below(5) {
+                            0 | 1 => shared.extend(context.run(|| Buffer::zeroed(size))),
+                            2 => private.extend(own_context.run(|| Buffer::zeroed(size))),
+                            3 => drop((!shared.is_empty()).then(|| shared.swap_remove(random.below(shared.len())))),
+                            _ => drop(private.pop()),
+                        }
+                        assert!(process.in_use_bytes() <= 400_000);
+                        if random.one_in(50) {
+                            let _ = own.stats();
+                        }
+                    }
+                    let bytes: usize = private.iter().map(|buffer| buffer.len()).sum();
+                    assert_eq!(own.stats().live_bytes, bytes);
+                    (shared, private)
+                })
+            })
+            .collect();
+        let kept: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let all: usize = kept.iter().flat_map(|(shared, private)| shared.iter().chain(private)).map(|b| b.len()).sum();
+        let red: usize = kept.iter().flat_map(|(shared, _)| shared).map(|buffer| buffer.len()).sum::<usize>()
+            + kept.iter().flat_map(|(_, private)| private).map(|buffer| buffer.len()).sum::<usize>();
+        let blue: usize =
+            [1, 3].iter().flat_map(|&number: &usize| &kept[number].1).map(|buffer: &Buffer| buffer.len()).sum();
+        assert_eq!((outer.stats().live_bytes, process.in_use_bytes()), (all, all));
+        // Everything is inside of the outer request, whose budget is red's.
+        assert_eq!((tenants[0].in_use_bytes(), tenants[1].in_use_bytes()), (red, blue));
+        assert!(outer.stats().peak_bytes <= 300_000 && tenants[0].peak_bytes() <= 250_000);
+        drop(kept);
+        assert_eq!((outer.stats().live_bytes, outer.stats().live_blocks), (0, 0));
+        assert_eq!((process.in_use_bytes(), tenants[1].in_use_bytes()), (0, 0));
+    }
+}

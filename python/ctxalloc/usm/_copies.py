@@ -203,7 +203,7 @@ def _in_usm(like: Found, queue: Any) -> Found:
     """Room that a queue's kernels and, where the device has such memory, the host use; in one stretch."""
     native = native_queue(queue)
     kind = next(kind for kind in (UsmKind.HOST, UsmKind.SHARED, UsmKind.DEVICE) if native.has(kind))
-    memory = _native.UsmMemory(native, str(kind), like.nbytes, zeroed=False)
+    memory = _native.UsmMemory(native, str(kind), like.nbytes, zeroed=False, charged=False)
     return Found(memory, queue, kind, memory.address, like.shape, row_strides(like.shape), like.dtype, readonly=False)
 
 

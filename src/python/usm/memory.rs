@@ -1,8 +1,11 @@
-//! `UsmMemory`: a block of USM, for arrays that are not NumPy's.
+//! `UsmMemory`: a block of USM, for arrays that are not NumPy's. It is charged to the request that it is made in, whose
+//! limits and budgets hold for it, until it is freed.
 #![allow(unsafe_code, reason = "an address for Python")]
 
 use super::queue::PyQueue;
 use crate::handler::{UsmBlock, UsmPool};
+use crate::python::bridge;
+use crate::request::{ExternalCharge, charge_current};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,6 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[pyclass(frozen, weakref, name = "UsmMemory", module = "ctxalloc._native")]
 pub(in crate::python) struct PyMemory {
     block: UsmBlock,
+    /// Given back when the block is: fields are dropped in this order.
+    _charge: Option<ExternalCharge>,
 }
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -22,11 +27,20 @@ impl Drop for PyMemory {
 
 #[pymethods]
 impl PyMemory {
-    /// `size_bytes` of a kind on a queue, which are at least one: an array without elements has an address too.
+    /// `size_bytes` of a kind on a queue, which are at least one: an array without elements has an address too. Charged to
+    /// the request around it; what is only there while a copy runs is not.
     #[new]
-    #[pyo3(signature = (queue, kind, size_bytes, /, *, zeroed))]
-    fn new(py: Python<'_>, queue: &Bound<'_, PyQueue>, kind: &str, size_bytes: usize, zeroed: bool) -> PyResult<Self> {
-        let (queue, kind) = (queue.get(), super::queue::kind_named(kind)?);
+    #[pyo3(signature = (queue, kind, size_bytes, /, *, zeroed, charged=true))]
+    fn new(
+        py: Python<'_>,
+        queue: &Bound<'_, PyQueue>,
+        kind: &str,
+        size_bytes: usize,
+        zeroed: bool,
+        charged: bool,
+    ) -> PyResult<Self> {
+        let (queue, kind, size_bytes) = (queue.get(), super::queue::kind_named(kind)?, size_bytes.max(1));
+        let charge = if charged { bridge::scope(py, || charge_current(size_bytes))?? } else { None };
         let block = py.detach(|| {
             if queue.is_kept() {
                 UsmPool::of(queue.queue(), kind)?; // which the block is from
@@ -34,7 +48,7 @@ impl PyMemory {
             UsmBlock::new(queue.queue(), kind, size_bytes, zeroed)
         })?;
         LIVE.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { block })
+        Ok(Self { block, _charge: charge })
     }
 
     /// How many there are in this process.

@@ -523,7 +523,7 @@ def export(arr: object, /, *, queue: object = None, copy: bool = False) -> Array
     if copy:
         return asarray(arr, queue=queue, copy=True)
     where_it_is, advice = _told_of(arr, queue)
-    msg = f"the array is {where_it_is}; {advice}, or say copy=True"
+    msg = f"{where_it_is}; {advice}, or say copy=True"
     raise ValueError(msg)
 
 
@@ -531,13 +531,13 @@ def _told_of(arr: Host, queue: object) -> tuple[str, str]:
     """Where an ndarray is that cannot be exported, and what to do about it."""
     address: int = arr.__array_interface__["data"][0]
     if any(stride % arr.dtype.itemsize for stride in arr.strides):
-        return f"of strides {arr.strides} bytes, which are not whole elements of {arr.dtype.itemsize}", "copy it first"
+        return f"the array's strides are not whole elements of {arr.dtype.itemsize} bytes: {arr.strides}", "copy it first"
     there, kind = where(address) if is_loaded() else (None, UsmKind.UNKNOWN)
     if queue is not None and kind is not UsmKind.UNKNOWN:
-        return f"in '{kind}' USM of another context than that of queue={queue!r}", f"give queue={there!r} or none"
+        return f"the array is in '{kind}' USM of another context than that of queue={queue!r}", f"give queue={there!r} or none"
     owner = _native.handler_of(arr)
     place = "memory of no handler" if owner is None else f"the memory of handler '{owner.name}'"
-    return f"in {place}, not in USM", "make it inside of ctxalloc.usm.use()"
+    return f"the array is in {place}, not in USM", "make it inside of ctxalloc.usm.use()"
 
 
 def from_dlpack(obj: object, /) -> Array:

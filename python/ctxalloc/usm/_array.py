@@ -531,10 +531,12 @@ def _told_of(arr: Host, queue: object) -> tuple[str, str]:
     """Where an ndarray is that cannot be exported, and what to do about it."""
     address: int = arr.__array_interface__["data"][0]
     if any(stride % arr.dtype.itemsize for stride in arr.strides):
-        return f"the array's strides are not whole elements of {arr.dtype.itemsize} bytes: {arr.strides}", "copy it first"
+        item = arr.dtype.itemsize
+        return f"the array's strides are not whole elements of {item} bytes: {arr.strides}", "copy it first"
     there, kind = where(address) if is_loaded() else (None, UsmKind.UNKNOWN)
     if queue is not None and kind is not UsmKind.UNKNOWN:
-        return f"the array is in '{kind}' USM of another context than that of queue={queue!r}", f"give queue={there!r} or none"
+        there_is = f"the array is in '{kind}' USM of another context than that of queue={queue!r}"
+        return there_is, f"give queue={there!r} or none"
     owner = _native.handler_of(arr)
     place = "memory of no handler" if owner is None else f"the memory of handler '{owner.name}'"
     return f"the array is in {place}, not in USM", "make it inside of ctxalloc.usm.use()"

@@ -54,15 +54,22 @@ pub(crate) struct Told {
 }
 
 impl UsmBlock {
-    /// `size_bytes` of a kind on a queue, which are at least one; zeros where `zeroed` says so.
+    /// `size_bytes` of a kind on a queue, which are at least one; zeros where `zeroed` says so. From `pool`, which is that of
+    /// the queue and kind ([`UsmPool::found`]); from SYCL where there is none.
     ///
     /// # Errors
     /// [`Error::Sycl`] where the device has no such memory, [`Error::OutOfMemory`].
-    pub(crate) fn new(queue: &Queue, kind: UsmKind, size_bytes: usize, zeroed: bool) -> Result<Self, Error> {
+    pub(crate) fn new(
+        queue: &Queue,
+        pool: Option<&'static UsmPool>,
+        kind: UsmKind,
+        size_bytes: usize,
+        zeroed: bool,
+    ) -> Result<Self, Error> {
         queue.require_usable()?;
         queue.require(kind)?;
         let size_bytes = size_bytes.max(1);
-        let made = match UsmPool::found(queue, kind) {
+        let made = match pool {
             Some(pool) => {
                 let made =
                     if zeroed { pool.pool().allocate_zeroed(size_bytes) } else { pool.pool().allocate(size_bytes) };

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "an address for Python")]
 
 use super::queue::PyQueue;
-use crate::handler::{UsmBlock, UsmPool};
+use crate::handler::UsmBlock;
 use crate::python::bridge;
 use crate::request::{ExternalCharge, charge_current};
 use pyo3::prelude::*;
@@ -41,12 +41,7 @@ impl PyMemory {
     ) -> PyResult<Self> {
         let (queue, kind, size_bytes) = (queue.get(), super::queue::kind_named(kind)?, size_bytes.max(1));
         let charge = if charged { bridge::scope(py, || charge_current(size_bytes))?? } else { None };
-        let block = py.detach(|| {
-            if queue.is_kept() {
-                UsmPool::of(queue.queue(), kind)?; // which the block is from
-            }
-            UsmBlock::new(queue.queue(), kind, size_bytes, zeroed)
-        })?;
+        let block = py.detach(|| UsmBlock::new(queue.queue(), queue.block_pool(kind)?, kind, size_bytes, zeroed))?;
         LIVE.fetch_add(1, Ordering::Relaxed);
         Ok(Self { block, _charge: charge })
     }

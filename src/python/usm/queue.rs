@@ -1,6 +1,7 @@
 //! `UsmQueue`: a SYCL queue that is dpctl's too.
 #![allow(unsafe_code, reason = "addresses from dpctl")]
 
+use crate::error::Error;
 use crate::handler::{UsmBlock, UsmPool, register_usm};
 use crate::python::asyncio::future_into_py;
 use crate::python::exit;
@@ -11,7 +12,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3_async_runtimes::tokio as runtimes;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use tokio::sync::oneshot;
 
 /// A queue of dpctl's, shared with it.
@@ -20,6 +21,8 @@ pub(in crate::python) struct PyQueue {
     queue: Queue,
     /// Whether its context is for ever, and so may have pools.
     is_kept: bool,
+    /// The pools that blocks are from, once they are known: they are never given up.
+    block_pools: [OnceLock<&'static UsmPool>; 3],
     /// Ends with the last asynchronous copy: they take turns, in the order of the calls.
     last: Mutex<Option<oneshot::Receiver<()>>>,
 }
@@ -35,8 +38,21 @@ impl PyQueue {
         &self.queue
     }
 
-    pub(super) fn is_kept(&self) -> bool {
-        self.is_kept
+    /// The pool that blocks of a kind are from: made where the context stays, else only where a handler has one.
+    pub(super) fn block_pool(&self, kind: UsmKind) -> Result<Option<&'static UsmPool>, Error> {
+        let known = &self.block_pools[match kind {
+            UsmKind::Device => 0,
+            UsmKind::Shared => 1,
+            UsmKind::Host => 2,
+        }];
+        if let Some(&pool) = known.get() {
+            return Ok(Some(pool));
+        }
+        let found = match self.is_kept {
+            true => Some(UsmPool::of(&self.queue, kind)?),
+            false => UsmPool::found(&self.queue, kind),
+        };
+        Ok(found.map(|pool| *known.get_or_init(|| pool)))
     }
 
     /// The pool that strategies on this queue stand on.
@@ -67,7 +83,7 @@ impl PyQueue {
             // SAFETY: as above; it asks a live queue.
             unsafe { Queue::share(runtime, address) }
         })?;
-        Ok(Self { queue, is_kept: keep, last: Mutex::new(None) })
+        Ok(Self { queue, is_kept: keep, block_pools: Default::default(), last: Mutex::new(None) })
     }
 
     #[getter]

@@ -26,7 +26,7 @@ _MIN_ROW_BYTES = 16 << 10
 _MAX_SPREAD = 2
 _SMALL_BYTES = 64 << 10
 # Up to here dpnp itself copies an ndarray faster than by way of USM of our own.
-_DPNP_BYTES = 1 << 20
+_DPNP_BYTES = 64 << 10
 
 
 def _found(side: object, what: str) -> Found:

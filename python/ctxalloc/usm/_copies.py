@@ -5,7 +5,6 @@ by one copy of SYCL's, long rows by one each, other elements by a kernel of dpnp
 given only memory that it reaches: that of its context and device, and the host's. All else goes by way of the host.
 """
 
-import functools
 import importlib
 import math
 from collections.abc import Awaitable
@@ -27,6 +26,8 @@ _MAX_SPREAD = 2
 _SMALL_BYTES = 64 << 10
 # Up to here dpnp itself copies an ndarray faster than by way of USM of our own.
 _DPNP_BYTES = 64 << 10
+
+_found_tensors: list[Any] = []
 
 
 def _found(side: object, what: str) -> Found:
@@ -246,15 +247,18 @@ def _tensor_shape(found: Found) -> tuple[int, ...]:
     return found.shape if found.dtype.itemsize <= 8 else (*found.shape, 2)
 
 
-@functools.cache
 def _tensors() -> Any:
-    """The module of usm_ndarray: dpnp's, or dpctl's before 0.22; None where there is none."""
-    for name in ("dpnp.tensor", "dpctl.tensor"):
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    return None
+    """The module of usm_ndarray: dpnp's, or dpctl's before 0.22; None where there is none. Looked for once."""
+    if not _found_tensors:
+        for name in ("dpnp.tensor", "dpctl.tensor"):
+            try:
+                _found_tensors.append(importlib.import_module(name))
+                break
+            except ImportError:
+                continue
+        else:
+            _found_tensors.append(None)
+    return _found_tensors[0]
 
 
 def copy_async(target: _Side, source: _Side, /) -> Awaitable[None]:

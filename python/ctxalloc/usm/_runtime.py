@@ -131,8 +131,14 @@ def native_queue(queue: Any) -> _native.UsmQueue:
 
 def _is_own_context(queue: Any) -> bool:
     """Whether a queue's context is its device's own, which SYCL keeps for ever; so a pool may stay in it."""
-    device = queue.sycl_device
-    return device.parent_device is None and bool(device.sycl_platform.default_context == queue.sycl_context)
+    return _is_own(queue.sycl_context, queue.sycl_device)
+
+
+def _is_own(context: Any, device: Any) -> bool:
+    try:
+        return device.parent_device is None and bool(device.sycl_platform.default_context == context)
+    except RuntimeError:  # SYCL may be told to have no such contexts
+        return False
 
 
 def queue_in(context: Any) -> Any:
@@ -142,8 +148,7 @@ def queue_in(context: Any) -> Any:
         device = context.get_devices()[0]
         cached = importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue
         # The queue that dpctl and dpnp use, where there is one: arrays on the same one can be mixed.
-        is_own = device.parent_device is None and device.sycl_platform.default_context == context
-        known = cached(device) if is_own else dpctl().SyclQueue(context, device)
+        known = cached(device) if _is_own(context, device) else dpctl().SyclQueue(context, device)
         with _lock:
             known = _contexts.setdefault(context, known)
             if len(_contexts) > _MAX_RECENT:

@@ -50,6 +50,26 @@ def test_parts_that_overlap_are_copied_as_numpy_does(kind: str) -> None:
     assert np.array_equal(array.asnumpy(), values)
 
 
+@pytest.mark.parametrize("with_dpnp", [True, False])
+def test_parts_that_lie_between_each_other_are_copied(
+    kind: str, with_dpnp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_dpnp:
+        monkeypatch.setattr("ctxalloc.usm._copies._tensors", lambda: None)
+    values = np.arange(400).reshape(20, 20)
+    array = usm.asarray(values, kind=kind)
+    for to, from_ in (
+        ((slice(None), slice(None, None, 2)), (slice(None), slice(1, None, 2))),
+        ((slice(0, 10),), (slice(19, 9, -1),)),
+        ((slice(None), 3), (5, slice(None))),
+        ((slice(0, 19),), (slice(1, 20),)),
+        ((slice(None, None, -1),), (slice(None),)),
+    ):
+        values[to] = values[from_].copy()
+        usm.copy(array[to], array[from_])
+        assert np.array_equal(array.asnumpy(), values)
+
+
 def test_between_queues_and_contexts(kind: str) -> None:
     device = dpctl.SyclDevice()
     apart = dpctl.SyclQueue(dpctl.SyclContext(device), device)

@@ -31,13 +31,14 @@ fn on_threads(threads: usize, rounds: usize, size: usize, with: impl Fn() -> Und
     move || {
         let barrier = Barrier::new(threads);
         thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    let under = with();
-                    barrier.wait();
-                    under.run(|handler| (0..rounds).for_each(|_| blocks(handler, size)));
-                });
-            }
+            let work = || {
+                let under = with();
+                barrier.wait();
+                under.run(|handler| (0..rounds).for_each(|_| blocks(handler, size)));
+            };
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            // Joined one by one: a scope alone does not wait until its threads are gone.
+            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         });
     }
 }

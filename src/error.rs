@@ -213,6 +213,24 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// A variable of the environment has a value that it cannot have.
+    #[error("the environment says {name}={value:?}, but wanted are {wanted}: correct the variable, or remove it")]
+    BadSetting {
+        /// The variable's name.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        wanted: &'static str,
+    },
+
+    /// [`configure`](crate::configure) came after the settings were used.
+    #[error(
+        "a pool has handed out memory already by the settings that it found; configure before the first allocation, or set \
+         CTXALLOC_DECAY_SECONDS and CTXALLOC_WARM_BYTES in the environment"
+    )]
+    SettingsInUse,
+
     /// A [`Budget`](crate::strategy::Budget) has no room.
     #[error(
         "budget '{budget}' has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; \

@@ -49,7 +49,7 @@
 //!
 //! `python` → `capi` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread) and [`request`](mod@request) beside `task`, and the leaves `error`,
-//! `layout`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
+//! `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
 //! walks through one allocation and one selection.
 
 pub mod handler;
@@ -69,6 +69,7 @@ pub mod task;
 
 mod error;
 mod layout;
+mod settings;
 mod sync;
 mod trace;
 
@@ -77,6 +78,19 @@ pub use handler::{Handler, default_handler, handler, handlers, register};
 pub use memory::{Buffer, ContextAlloc};
 pub use request::{Request, RequestHandle, current_request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
+pub use settings::{Settings, check_environment, configure};
+
+/// Gives back what all pools, arenas and handlers keep for later; returns how many bytes went, as far as is known. What
+/// other threads have in their caches stays there (at most 2 MiB a thread).
+///
+/// ```
+/// drop(ctxalloc::Buffer::zeroed_in(ctxalloc::handler("pool").expect("built in"), 50 << 20)?);
+/// assert!(ctxalloc::trim() >= 50 << 20);
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
+pub fn trim() -> usize {
+    handlers().map(Handler::trim).sum::<usize>() + strategy::trim_pools()
+}
 
 /// The Rust in the documents, run as doc tests.
 #[cfg(all(doctest, feature = "tokio"))]

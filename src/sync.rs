@@ -4,7 +4,7 @@
 mod fork;
 mod owner;
 
-pub(crate) use fork::{HeldAcrossFork, Locked, forks, hold_across_fork};
+pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, hold_across_fork, hold_across_fork_until};
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
 
 #[cfg(ctxalloc_loom)]

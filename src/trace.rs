@@ -24,19 +24,13 @@ pub(crate) fn strategy_panicked(operation: &'static str) {
     let _ = operation;
 }
 
-/// A request found no slot.
+/// A variable of the environment has a value that it cannot have; the default is used.
 #[cold]
-pub(crate) fn past_the_ceiling(request: &str, ceiling: usize) {
+pub(crate) fn bad_setting(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "ctxalloc",
-        request,
-        ceiling,
-        "all slots are in use: the request is served from the shared pool, uncounted and unlimited; \
-         raise the ceiling, or find out which arrays outlive their requests"
-    );
+    tracing::warn!(target: "ctxalloc", %error, "a setting was ignored");
     #[cfg(not(feature = "tracing"))]
-    let _ = (request, ceiling);
+    let _ = error;
 }
 
 /// A handler entered the table.

@@ -16,10 +16,12 @@ An array stays with the handler that made it, wherever it goes and however long 
   ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
 - watch: ``tracking``, with ``strategies.Tracked``; ``set_event_hook``; ``tracemalloc``, with ``tracemalloc_domain``
+- set: ``configure`` for what pools keep and how long, ``trim`` to give it back now; in the environment
+  ``CTXALLOC_HANDLER``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
 """
 
-from ctxalloc import asgi, strategies, tracking, usm
+from ctxalloc import _environment, asgi, strategies, tracking, usm
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (
@@ -34,6 +36,7 @@ from ctxalloc._native import (
     Token,
     __version__,
     adopt,
+    configure,
     current,
     current_request,
     get_handler_name,
@@ -48,6 +51,7 @@ from ctxalloc._native import (
     set_event_hook,
     set_handler,
     tracemalloc_domain,
+    trim,
     use,
 )
 from ctxalloc._shared import SharedBlock, shared_memory_of
@@ -74,6 +78,7 @@ __all__ = [
     "__version__",
     "adopt",
     "asgi",
+    "configure",
     "current",
     "current_request",
     "get_handler_name",
@@ -92,6 +97,9 @@ __all__ = [
     "strategies",
     "tracemalloc_domain",
     "tracking",
+    "trim",
     "use",
     "usm",
 ]
+
+_environment.select()

@@ -32,6 +32,7 @@ impl From<Error> for PyErr {
             | Error::DraftChanged { .. } => RegistrationError::new_err(message),
             Error::BadAlignment { .. }
             | Error::BadOption { .. }
+            | Error::BadSetting { .. }
             | Error::NoSuchNode { .. }
             | Error::NullArgument { .. }
             | Error::NotRegistered { .. }
@@ -41,6 +42,7 @@ impl From<Error> for PyErr {
             | Error::TokenForeign => PyValueError::new_err(message),
             Error::TokenUsed
             | Error::NestedTooDeep { .. }
+            | Error::SettingsInUse
             | Error::NoPython
             | Error::CopyFailed { .. }
             | Error::TooManyViews { .. }

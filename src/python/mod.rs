@@ -32,6 +32,7 @@ mod request;
 mod scope;
 mod scope_type;
 mod selection;
+mod settings;
 mod shared;
 mod step;
 mod strategies;

@@ -7,6 +7,7 @@ use super::foreign::keep;
 use super::interpreter;
 use super::numpy::{Numpy, struct_in};
 use super::scope_type;
+use super::settings;
 use super::shared;
 use crate::handler::{Extras, Reach, adopt, handler};
 use pyo3::exceptions::PyImportError;
@@ -44,6 +45,8 @@ mod _native {
         PyBudget, PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, request, request_metrics,
     };
     #[pymodule_export]
+    use super::super::settings::{configure, trim};
+    #[pymodule_export]
     use super::super::strategies::PyStrategy;
     #[pymodule_export]
     use super::super::token::{PyToken, reset, set_handler};
@@ -52,12 +55,13 @@ mod _native {
     #[pymodule_export]
     use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
 
-    use super::{Numpy, adopt_numpys_default, capi, exit, interpreter, scope_type, shared};
+    use super::{Numpy, adopt_numpys_default, capi, exit, interpreter, scope_type, settings, shared};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
+        settings::begin()?;
         adopt_numpys_default(py)?;
         exit::close_at_exit(py)?;
         interpreter::announce(py)?;

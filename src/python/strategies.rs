@@ -11,7 +11,7 @@ use crate::strategy::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt};
+use pyo3::types::{PyBool, PyDict, PyInt};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,13 +149,22 @@ pub(super) fn in_pythons_words(debug: &str) -> String {
     text.replace("=true", "=True").replace("=false", "=False")
 }
 
+/// A value that is neither True nor False, which Python counts as numbers.
+fn no_flag<'a, 'py>(value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyAny>> {
+    if value.is_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { Ok(value) }
+}
+
 /// The keyword options that a class passed on.
 pub(super) struct Options<'a, 'py> {
     kind: &'a str,
     given: Option<&'a Bound<'py, PyDict>>,
 }
 
-impl<'py> Options<'_, 'py> {
+impl<'a, 'py> Options<'a, 'py> {
+    pub(super) fn new(kind: &'a str, given: &'a Bound<'py, PyDict>) -> Self {
+        Self { kind, given: Some(given) }
+    }
+
     pub(super) fn given(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         let value = self.given.map(|given| given.get_item(name)).transpose()?.flatten();
         Ok(value.filter(|value| !value.is_none()))
@@ -169,13 +178,13 @@ impl<'py> Options<'_, 'py> {
 
     /// A size in bytes: an int, not negative; None for the strategy's own choice.
     pub(super) fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
-        self.maybe(name, "a number of bytes, an int from 0 up", |value| value.extract())
+        self.maybe(name, "a number of bytes, an int from 0 up", |value| no_flag(value)?.extract())
     }
 
     /// A time in seconds: a number, not negative; None for the strategy's own choice.
-    fn maybe_seconds(&self, name: &str) -> PyResult<Option<Duration>> {
+    pub(super) fn maybe_seconds(&self, name: &str) -> PyResult<Option<Duration>> {
         self.maybe(name, "a time in seconds, a number from 0 up", |value| {
-            Duration::try_from_secs_f64(value.extract()?).map_err(|_| PyValueError::new_err(()))
+            Duration::try_from_secs_f64(no_flag(value)?.extract()?).map_err(|_| PyValueError::new_err(()))
         })
     }
 

@@ -89,6 +89,12 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
+    /// Whether a thread of the process may give memory back that nobody used for a while (`ctxalloc-decay`). Where not, the
+    /// threads that use the pool do, and a pool that nobody uses keeps what it has.
+    fn decays_by_itself(&self) -> bool {
+        true
+    }
+
     /// Pages of another kind for blocks of 2 MiB and more; nothing where they are of this kind too.
     ///
     /// Such blocks are cut in whole multiples of 2 MiB, at multiples of 2 MiB.

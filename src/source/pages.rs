@@ -33,9 +33,18 @@ pub fn physical_bytes() -> usize {
     if cfg!(miri) {
         return 1 << 30; // Miri does not say
     }
-    // SAFETY: sysconf may be asked anything.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    usize::try_from(pages).unwrap_or(0).saturating_mul(page_bytes())
+    static KNOWN: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed: every thread finds the same value.
+    match KNOWN.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: sysconf may be asked anything.
+            let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+            let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(page_bytes());
+            KNOWN.store(bytes, Ordering::Relaxed);
+            bytes
+        }
+        bytes => bytes,
+    }
 }
 
 /// `size_bytes` of zero pages at a multiple of `align`, or nothing. Both are multiples of the page size, `align` a

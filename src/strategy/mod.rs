@@ -29,6 +29,9 @@ pub use fallback::Fallback;
 pub use faulty::Faulty;
 pub(crate) use front::Fronted;
 pub use guard::{Guard, GuardOptions};
+#[cfg(feature = "python")]
+pub(crate) use pool::restart_decay;
+pub(crate) use pool::trim_pools;
 pub use pool::{Arena, Pool, PoolOptions};
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;

@@ -61,72 +61,135 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 pub(crate) trait HeldAcrossFork: Send + Sync {
     /// Shows each lock, always in the same order.
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock));
+
+    /// Takes them, and locks of other kinds.
+    fn before_fork(&self) {
+        self.for_each_lock(&mut ForkLock::acquire);
+    }
+
+    /// Lets them go, in the parent and in the child.
+    fn after_fork(&self) {
+        self.for_each_lock(&mut ForkLock::release);
+    }
 }
 
 /// From now on the locks of `holder` are taken before `fork` and let go on both sides after it, while it lives.
+pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
+    holders::enter(holder, true);
+}
+
+/// The same until the answer is dropped, which `holder` does with itself: a fork then pays for what is alive, and not
+/// for what once was.
+pub(crate) fn hold_across_fork_until(holder: Weak<dyn HeldAcrossFork>) -> HeldUntilDropped {
+    HeldUntilDropped { number: holders::enter(holder, false) }
+}
+
+/// See [`hold_across_fork_until`].
+#[derive(Debug)]
+pub(crate) struct HeldUntilDropped {
+    number: u64,
+}
+
+impl Drop for HeldUntilDropped {
+    fn drop(&mut self) {
+        holders::leave(self.number);
+    }
+}
+
 #[cfg(not(any(ctxalloc_loom, miri)))]
 #[allow(unsafe_code, reason = "pthread_atfork")]
-pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
+mod holders {
+    use super::{FORKS, ForkLock, HeldAcrossFork, Locked};
     use std::cell::Cell;
+    use std::collections::BTreeMap;
     use std::ptr::null_mut;
-    use std::sync::{Arc, OnceLock};
+    use std::sync::atomic::Ordering;
+    use std::sync::{Arc, OnceLock, Weak};
+
+    #[derive(Default)]
+    struct Holders {
+        /// By age; and whether we have to find out when it is gone.
+        all: BTreeMap<u64, (Weak<dyn HeldAcrossFork>, bool)>,
+        entered: u64,
+        /// How many are left to us to find; looked for when there are twice as many as were alive the last time.
+        left_to_us: usize,
+        looked_at: usize,
+    }
 
     type Held = Vec<Arc<dyn HeldAcrossFork>>;
 
-    static HOLDERS: OnceLock<Locked<Vec<Weak<dyn HeldAcrossFork>>>> = OnceLock::new();
+    static HOLDERS: OnceLock<Locked<Holders>> = OnceLock::new();
     thread_local! {
         /// What the forking thread holds between `before` and `after`. A plain pointer: threads may fork in their last
         /// destructors.
         static HELD: Cell<*mut Held> = const { Cell::new(null_mut()) };
     }
+
     extern "C" fn before() {
         let Some(holders) = HOLDERS.get() else { return };
         holders.lock.acquire();
         // SAFETY: the lock is held by us alone.
-        let all = unsafe { &mut *holders.value.get() };
-        all.retain(|holder| holder.strong_count() > 0);
+        let holders = unsafe { &*holders.value.get() };
         // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
-        let held: Held = all.iter().rev().filter_map(Weak::upgrade).collect();
-        for holder in &held {
-            holder.for_each_lock(&mut ForkLock::acquire);
-        }
-        HELD.set(Box::into_raw(Box::new(held)));
+        // In its box before any lock is taken: what allocates may be one of them.
+        let held: Box<Held> = Box::new(holders.all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect());
+        held.iter().for_each(|holder| holder.before_fork());
+        HELD.set(Box::into_raw(held));
     }
+
     extern "C" fn after() {
         FORKS.fetch_add(1, Ordering::Relaxed);
         let held = HELD.replace(null_mut());
         let Some(holders) = HOLDERS.get().filter(|_| !held.is_null()) else { return };
         // SAFETY: made by `before` on this thread, and taken out of its place.
         let held = unsafe { Box::from_raw(held) };
-        for holder in held.iter().rev() {
-            holder.for_each_lock(&mut ForkLock::release);
-        }
-        holders.lock.release();
+        held.iter().rev().for_each(|holder| holder.after_fork());
+        ForkLock::release(&holders.lock);
         // `held` goes last: the last reference to a holder may be here, and its end takes locks.
     }
-    let holders = HOLDERS.get_or_init(|| {
-        // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
-        // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
-        let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
-        Locked::new(Vec::new())
-    });
-    holders.with(|all| {
-        // Those that are gone go when the list would grow: it stays within twice what is alive.
-        if all.len() == all.capacity() {
-            all.retain(|holder| holder.strong_count() > 0);
-            all.reserve(all.len().max(16));
-        }
-        all.push(holder);
-    });
+
+    fn holders() -> &'static Locked<Holders> {
+        HOLDERS.get_or_init(|| {
+            // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
+            // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
+            let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+            Locked::new(Holders::default())
+        })
+    }
+
+    pub(super) fn enter(holder: Weak<dyn HeldAcrossFork>, is_left_to_us: bool) -> u64 {
+        holders().with(|holders| {
+            if is_left_to_us && holders.left_to_us >= holders.looked_at.max(16) * 2 {
+                holders.all.retain(|_, (holder, is_left_to_us)| !*is_left_to_us || holder.strong_count() > 0);
+                holders.left_to_us = holders.all.values().filter(|(_, is_left_to_us)| *is_left_to_us).count();
+                holders.looked_at = holders.left_to_us;
+            }
+            holders.left_to_us += usize::from(is_left_to_us);
+            holders.entered += 1;
+            holders.all.insert(holders.entered, (holder, is_left_to_us));
+            holders.entered
+        })
+    }
+
+    pub(super) fn leave(number: u64) {
+        // What is taken out goes outside of the lock.
+        drop(holders().with(|holders| holders.all.remove(&number)));
+    }
 }
 
 /// Neither loom nor Miri forks; the locks are only shown, so that this much is checked there too.
 #[cfg(any(ctxalloc_loom, miri))]
-pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
-    if let Some(holder) = holder.upgrade() {
-        holder.for_each_lock(&mut |lock| {
-            lock.acquire();
-            lock.release();
-        });
+mod holders {
+    use super::HeldAcrossFork;
+    use std::sync::Weak;
+
+    pub(super) fn enter(holder: Weak<dyn HeldAcrossFork>, _is_left_to_us: bool) -> u64 {
+        if let Some(holder) = holder.upgrade() {
+            holder.before_fork();
+            holder.after_fork();
+        }
+        0
     }
+
+    pub(super) fn leave(_number: u64) {}
 }

@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["source"],
 ];
 /// Open to all; they import no layer.
-const LEAVES: &[&str] = &["error", "layout", "sync", "stats", "trace"];
+const LEAVES: &[&str] = &["error", "layout", "settings", "sync", "stats", "trace"];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -116,6 +116,11 @@ unsafe impl Pages for UsmPages {
         false
     }
 
+    /// SYCL's runtime ends with the process in an order of its own: no thread of ours may be inside of it then.
+    fn decays_by_itself(&self) -> bool {
+        false
+    }
+
     unsafe fn clear(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
         if self.kind.is_host_accessible() {
             // SAFETY: memory of the host too, which nobody else uses, says the caller.

@@ -1,19 +1,22 @@
 //! `Arena`: memory of one stretch of work, which goes all at once when that is over.
 //!
-//! Inside, blocks that come back are used again (NumPy's temporaries would grow a bump arena without bound); each class
-//! has a stack of them, beside and not inside the blocks: memory that nobody uses is not touched. Pages come from a pool's regions, large blocks from its
-//! warm ones. When nothing is alive, [`Arena::reset`] forgets lists and cuts at once and keeps a few pages for next time;
-//! while something is, [`Arena::release_dead_pages`] gives back what lies around it.
+//! Inside, blocks that come back are used again (NumPy's temporaries would grow a bump arena without bound). Spans come from
+//! a pool's pages, large blocks from its warm ones. Each span knows how many of its blocks are alive: one that nobody
+//! needs any more is kept for the next class that needs one, or goes back to the pool at once, so that an end costs
+//! nothing for what was, and an escape nothing for what lies around it. Spans are taken and given back outside of the lock.
 
-use super::Pool;
-use super::classes;
+use super::decay::{self, Keeper, Kept, Noted};
 use super::region::{self, PAGE, Region};
+use super::span::{Span, Spans};
+use super::{Pool, classes};
 use crate::source::{Pages, PrivatePages, pages};
 use crate::strategy::Strategy;
-use crate::sync::{ForkLock, HeldAcrossFork, Locked};
+use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Owned};
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// How many pages of 64 KiB an arena keeps for its next use.
 const KEPT_PAGES: usize = 16;
@@ -38,51 +41,51 @@ pub struct Arena<P: Pages = PrivatePages> {
 
 struct Inner<P: Pages> {
     pool: Pool<P>,
-    state: Locked<State>,
+    state: Owned<State>,
+    /// Counts the uses, roughly: an arena that is in use is left alone by the timer.
+    uses: AtomicU32,
+    uses_seen: AtomicU32,
+    /// Whether there may be something to give back.
+    noted: Noted,
+    _held: HeldUntilDropped,
+    _kept: Kept,
 }
 
 struct State {
-    /// The free blocks of each class, with room for all of its spans': a release never allocates.
-    free: [Vec<NonNull<u8>>; classes::COUNT],
-    /// What is left of each class's newest span.
-    fresh: [Fresh; classes::COUNT],
-    spans: Vec<Span>,
-    /// Single pages for the next use.
-    spare: Vec<Span>,
+    /// Where the next block of each class comes from: perhaps full, in no list.
+    current: [Option<&'static Span>; classes::COUNT],
+    /// The others that have a free block and a live one. Those that are full are in no list.
+    with_room: [Spans; classes::COUNT],
+    /// Single pages for any class, without a block.
+    spare: Spans,
+    spare_pages: usize,
+    /// Pages of all spans that this arena has.
+    pages: usize,
     live_blocks: usize,
 }
-
-#[derive(Clone, Copy)]
-struct Fresh {
-    next: Option<NonNull<u8>>,
-    left: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Span {
-    start: NonNull<u8>,
-    region: &'static Region,
-    first: usize,
-    pages: usize,
-    class: usize,
-}
-
-// SAFETY: pointers to memory that this arena owns alone, reached under its lock.
-unsafe impl Send for State {}
 
 impl<P: Pages> Arena<P> {
     /// An arena over a pool's pages and large blocks.
     #[must_use]
     pub fn over(pool: &Pool<P>) -> Self {
         let state = State {
-            free: [const { Vec::new() }; classes::COUNT],
-            fresh: [Fresh { next: None, left: 0 }; classes::COUNT],
-            spans: Vec::new(),
-            spare: Vec::new(),
+            current: [None; classes::COUNT],
+            with_room: [const { Spans::new() }; classes::COUNT],
+            spare: Spans::new(),
+            spare_pages: 0,
+            pages: 0,
             live_blocks: 0,
         };
-        let inner = Arc::new(Inner { pool: pool.clone(), state: Locked::new(state) });
-        crate::sync::hold_across_fork(Arc::downgrade(&inner) as Weak<dyn HeldAcrossFork>);
+        let inner = Arc::new_cyclic(|inner: &Weak<Inner<P>>| Inner {
+            pool: pool.clone(),
+            state: Owned::new(state),
+            uses: AtomicU32::new(0),
+            uses_seen: AtomicU32::new(0),
+            noted: Noted::default(),
+            // In this order: see `decay`.
+            _held: crate::sync::hold_across_fork_until(inner.clone()),
+            _kept: decay::enter(inner.clone()),
+        });
         Self { inner }
     }
 
@@ -92,104 +95,50 @@ impl<P: Pages> Arena<P> {
     }
 
     /// Takes everything back at once, if nothing is alive; says whether it did. A few pages stay for the next use, with
-    /// their memory.
+    /// their memory, until nobody used the arena for a while ([`PoolOptions::decay`](super::PoolOptions::decay)).
     pub fn reset(&self) -> bool {
-        let surplus = self.inner.state.with(|state| {
+        self.inner.note_use();
+        let kept = self.inner.state.with(|state| {
             if state.live_blocks > 0 {
                 return None;
             }
-            let mut surplus = Vec::new();
-            for span in state.spans.drain(..) {
-                state.free[span.class].clear();
-                state.fresh[span.class] = Fresh { next: None, left: 0 };
-                if span.pages == 1 && state.spare.len() < KEPT_PAGES {
-                    state.spare.push(span);
-                } else {
-                    surplus.push(span);
-                }
-            }
-            Some(surplus)
+            Some((if state.pages > KEPT_PAGES { state.take_surplus() } else { Spans::new() }, state.pages))
         });
-        surplus.is_some_and(|surplus| {
-            self.give(&surplus);
-            true
-        })
+        let Some((surplus, kept_pages)) = kept else { return false };
+        self.give(surplus);
+        if kept_pages > 0 {
+            self.inner.noted.note();
+        }
+        true
     }
 
-    /// Gives memory around the blocks that are alive back to the system; returns how many bytes went.
-    ///
-    /// Free blocks are not used again before the next [`reset`](Self::reset), except those that come back after this.
+    /// Gives all spans without a live block back to the pool, which costs no system call; returns how many bytes that
+    /// were. A block that is alive keeps its span: 64 KiB for blocks of up to 16 KiB, else four to five times its size.
     pub fn release_dead_pages(&self) -> usize {
-        let heap = &self.inner.pool.inner.heap;
-        let (released, emptied) = self.inner.state.with(|state| {
-            let mut released = 0;
-            let mut emptied = Vec::new();
-            let dead = state.take_dead();
-            state.spans.retain(|span| {
-                let blocks = span.pages * PAGE / classes::bytes(span.class);
-                let dead_here = &dead[dead.partition_point(|&at| at < span.start)..];
-                let dead_here = &dead_here[..dead_here.partition_point(|&at| at < span.end())];
-                if dead_here.len() == blocks {
-                    emptied.push(*span);
-                    return false;
-                }
-                for (from, to) in whole_pages(dead_here, classes::bytes(span.class)) {
-                    // SAFETY: these pages lie in blocks of this arena that nobody has, and no list leads there any more.
-                    if unsafe { heap.source.empty(from, to.addr().get() - from.addr().get()) } {
-                        released += to.addr().get() - from.addr().get();
-                    }
-                }
-                true
-            });
-            emptied.append(&mut state.spare);
-            (released, emptied)
-        });
-        self.give(&emptied);
-        released + emptied.iter().map(|span| span.pages * PAGE).sum::<usize>()
+        self.inner.release_dead_pages()
     }
 
     /// Gives spans back to the pool's pages.
-    fn give(&self, spans: &[Span]) {
-        for span in spans {
-            self.inner.pool.inner.heap.give(span.region, span.first, span.pages);
-        }
+    fn give(&self, spans: Spans) -> usize {
+        self.inner.give(spans)
     }
 
     #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let class = classes::of(size_bytes);
-        self.inner.state.with(|state| {
-            let block = match state.pop(class).or_else(|| state.cut(class)) {
-                Some(block) => block,
-                None => self.cut_new_span(state, class)?,
-            };
-            state.live_blocks += 1;
-            Some(block)
-        })
+        self.inner.state.with(|state| state.take(class)).or_else(|| self.take_from_new_span(class))
     }
 
     /// The first block of one more span.
     #[cold]
     #[inline(never)]
-    fn cut_new_span(&self, state: &mut State, class: usize) -> Option<NonNull<u8>> {
-        let pages = classes::span_pages(class);
-        let blocks = pages * PAGE / classes::bytes(class);
-        state.make_room(class, blocks)?;
-        let span = match state.spare.pop_if(|_| pages == 1) {
-            Some(span) => {
-                span.region.assign(span.first, 1, class);
-                Span { class, ..span }
-            }
-            None => {
-                let start = self.inner.pool.inner.heap.take(pages, class)?;
-                // SAFETY: just taken; its first block is as good as live.
-                let region = unsafe { region::find(start.addr().get()) };
-                Span { start, region, first: region.span_at(start.addr().get()), pages, class }
-            }
-        };
-        state.spans.push(span);
-        state.fresh[class] = Fresh { next: Some(span.start), left: blocks };
-        state.cut(class)
+    fn take_from_new_span(&self, class: usize) -> Option<NonNull<u8>> {
+        self.inner.note_use();
+        let span = self.inner.pool.inner.take_span(class)?;
+        self.inner.state.with(|state| {
+            state.enter(span);
+            state.take(class)
+        })
     }
 
     fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
@@ -198,92 +147,204 @@ impl<P: Pages> Arena<P> {
         self.inner.state.with(|state| state.live_blocks += 1);
         Some(block)
     }
+
+    /// Takes a small block back, and gives its span back where nobody needs that.
+    #[inline]
+    fn release_small(&self, region: &'static Region, block: NonNull<u8>) {
+        let span = region.span(region.span_at(block.addr().get()));
+        if let Some(surplus) = self.inner.state.with(|state| state.give(span, block)) {
+            self.inner.pool.inner.give_span(surplus);
+        }
+    }
 }
 
 impl State {
-    /// Makes room for the free blocks of one more span; nothing where there is no memory for that.
-    fn make_room(&mut self, class: usize, blocks: usize) -> Option<()> {
-        let spans = self.spans.iter().filter(|span| span.class == class);
-        let all = spans.map(|span| span.pages * PAGE / classes::bytes(class)).sum::<usize>() + blocks;
-        let free = &mut self.free[class];
-        free.try_reserve(all.saturating_sub(free.len())).ok()
-    }
-
     #[inline]
-    fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
-        self.free[class].pop()
-    }
-
-    #[inline]
-    fn push(&mut self, class: usize, block: NonNull<u8>) {
-        self.free[class].push(block);
-    }
-
-    /// The next block of the class's newest span.
-    #[inline]
-    fn cut(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let Fresh { next, left } = self.fresh[class];
-        let block = next?;
-        // The end of the span is no block; the pointer to it is never used.
-        let next = NonNull::new(block.as_ptr().wrapping_add(classes::bytes(class))).filter(|_| left > 1);
-        self.fresh[class] = Fresh { next, left: left - 1 };
+    fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
+        let block = match self.current[class].and_then(Span::take) {
+            Some(block) => block,
+            None => self.take_from_another(class)?,
+        };
+        self.live_blocks += 1;
         Some(block)
     }
 
-    /// All blocks that nobody has, sorted; from now on no list knows them.
-    fn take_dead(&mut self) -> Vec<NonNull<u8>> {
-        let mut dead = Vec::new();
-        for class in 0..classes::COUNT {
-            while let Some(block) = self.pop(class).or_else(|| self.cut(class)) {
-                dead.push(block);
+    /// Makes another span the current one that this arena has already.
+    #[cold]
+    #[inline(never)]
+    fn take_from_another(&mut self, class: usize) -> Option<NonNull<u8>> {
+        let span = match self.with_room[class].pop() {
+            Some(span) => span,
+            None if classes::span_pages(class) == 1 => {
+                let page = self.take_spare().or_else(|| self.take_idle())?;
+                // The latest one was perhaps of this class: it is as it was made.
+                if page.class() != class {
+                    let (region, first) = page.place();
+                    region.assign(first, class)?;
+                }
+                page
+            }
+            None => return None,
+        };
+        // The one before is full.
+        self.current[class] = Some(span);
+        span.take()
+    }
+
+    fn take_spare(&mut self) -> Option<&'static Span> {
+        let span = self.spare.pop()?;
+        self.spare_pages -= 1;
+        Some(span)
+    }
+
+    /// A single page of which a class needs nothing now.
+    fn take_idle(&mut self) -> Option<&'static Span> {
+        let is_idle = |span: &Option<&'static Span>| span.is_some_and(|span| span.live() == 0 && span.pages() == 1);
+        self.current.iter_mut().find(|span| is_idle(span))?.take()
+    }
+
+    /// Enters a new span.
+    fn enter(&mut self, span: &'static Span) {
+        self.pages += span.pages();
+        match &mut self.current[span.class()] {
+            // Another thread was faster.
+            Some(current) if !current.is_full() => self.with_room[span.class()].push(span),
+            current => *current = Some(span),
+        }
+    }
+
+    /// Takes a block back; its span, where that is to go back to the pool.
+    #[inline]
+    fn give(&mut self, span: &'static Span, block: NonNull<u8>) -> Option<&'static Span> {
+        let was_full = span.is_full();
+        span.give(block);
+        self.live_blocks -= 1;
+        if was_full || span.live() == 0 { self.file(span, was_full) } else { None }
+    }
+
+    /// Puts a span where it belongs that was full, or of which the last block came back.
+    fn file(&mut self, span: &'static Span, was_full: bool) -> Option<&'static Span> {
+        let class = span.class();
+        if self.current[class].is_some_and(|current| std::ptr::eq(current, span)) {
+            return None; // it stays, so that a single temporary costs no list
+        }
+        if was_full {
+            self.with_room[class].push(span);
+        }
+        if span.live() > 0 {
+            return None;
+        }
+        self.with_room[class].remove(span);
+        if span.pages() == 1 && self.spare_pages < KEPT_PAGES {
+            self.spare.push(span);
+            self.spare_pages += 1;
+            return None;
+        }
+        self.pages -= span.pages();
+        Some(span)
+    }
+
+    /// What is more than to be kept, where nothing is alive.
+    fn take_surplus(&mut self) -> Spans {
+        let mut surplus = Spans::new();
+        for current in &mut self.current {
+            if self.pages > KEPT_PAGES
+                && let Some(span) = current.take()
+            {
+                self.pages -= span.pages();
+                surplus.push(span);
             }
         }
-        dead.sort_unstable();
+        surplus
+    }
+
+    /// All spans without a live block.
+    fn take_dead(&mut self) -> Spans {
+        let mut dead = Spans::new();
+        while let Some(span) = self.take_spare() {
+            self.pages -= 1;
+            dead.push(span);
+        }
+        for current in &mut self.current {
+            if let Some(span) = current.take_if(|span| span.live() == 0) {
+                self.pages -= span.pages();
+                dead.push(span);
+            }
+        }
         dead
     }
-}
 
-impl Span {
-    /// The first address behind it.
-    fn end(&self) -> NonNull<u8> {
-        // SAFETY: one past the pages of the span.
-        unsafe { self.start.add(self.pages * PAGE) }
+    /// All spans that have a free block.
+    fn all_with_room(&self) -> impl Iterator<Item = &'static Span> {
+        let current = self.current.iter().flatten().copied().filter(|span| !span.is_full());
+        self.with_room.iter().flat_map(Spans::iter).chain(current)
     }
 }
 
-/// The whole pages of the system that lie in runs of dead blocks, which are sorted and `bytes` long.
-fn whole_pages(dead: &[NonNull<u8>], bytes: usize) -> Vec<(NonNull<u8>, NonNull<u8>)> {
-    let page = pages::page_bytes();
-    dead.chunk_by(|one, next| next.addr().get() - one.addr().get() == bytes)
-        .filter_map(|run| {
-            let (first, last) = (run.first()?, run.last()?);
-            let before = crate::layout::padding(first.addr().get(), page);
-            let length = last.addr().get() + bytes - first.addr().get();
-            let whole = length.checked_sub(before)? / page * page;
-            // SAFETY: `before + whole` bytes lie in the run.
-            let from = unsafe { first.add(before) };
-            // SAFETY: as above.
-            (whole > 0).then(|| (from, unsafe { from.add(whole) }))
-        })
-        .collect()
+impl<P: Pages> Inner<P> {
+    /// Relaxed, and not one at a time: it has to change, no more.
+    #[inline]
+    fn note_use(&self) {
+        self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    fn give(&self, mut spans: Spans) -> usize {
+        let mut bytes = 0;
+        while let Some(span) = spans.pop() {
+            bytes += span.pages() * PAGE;
+            self.pool.inner.give_span(span);
+        }
+        bytes
+    }
+
+    fn release_dead_pages(&self) -> usize {
+        self.give(self.state.with(State::take_dead))
+    }
+
+    /// Empties the system's pages that lie in free blocks of spans that have live ones.
+    fn empty_around_live(&self) -> usize {
+        let source = &self.pool.inner.heap.source;
+        // SAFETY: the bytes lie in blocks of this arena that nobody has, and nobody takes one: the lock is held.
+        let empty = |start: NonNull<u8>, bytes: usize| unsafe { source.empty(start, bytes) };
+        let page_bytes = pages::page_bytes();
+        self.state.with(|state| state.all_with_room().map(|span| span.empty_free(page_bytes, empty)).sum())
+    }
+}
+
+impl<P: Pages> Keeper for Inner<P> {
+    fn decay(&self, now: Duration) -> Option<Duration> {
+        let uses = self.uses.load(Ordering::Relaxed);
+        if self.uses_seen.swap(uses, Ordering::Relaxed) != uses {
+            return Some(now + self.pool.inner.wishes.decay() / 2);
+        }
+        if self.noted.clear() {
+            self.release_dead_pages();
+        }
+        None
+    }
+
+    /// What goes to the pool is given back, and counted, by that.
+    fn give_back(&self) -> usize {
+        self.release_dead_pages();
+        self.empty_around_live()
+    }
 }
 
 impl<P: Pages> HeldAcrossFork for Inner<P> {
-    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
-        visit(self.state.lock());
+    fn for_each_lock(&self, _visit: &mut dyn FnMut(&ForkLock)) {}
+
+    fn before_fork(&self) {
+        self.state.lock().acquire_before_fork();
+    }
+
+    fn after_fork(&self) {
+        self.state.lock().release_after_fork();
     }
 }
 
 impl<P: Pages> Drop for Inner<P> {
     fn drop(&mut self) {
-        let heap = &self.pool.inner.heap;
-        self.state.with(|state| {
-            if state.live_blocks == 0 {
-                for span in state.spans.drain(..).chain(state.spare.drain(..)) {
-                    heap.give(span.region, span.first, span.pages);
-                }
-            }
-        });
+        self.release_dead_pages();
     }
 }
 
@@ -294,6 +355,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         classes::ALIGN
     }
 
+    #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         if size_bytes <= classes::MOST {
             self.allocate_small(size_bytes)
@@ -312,29 +374,24 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block of this arena, and so of its pool's regions, says the caller.
+        // SAFETY: the caller vouches for a live block of this arena, which lies in regions of its pool.
         unsafe { super::resize_by(self, &self.inner.pool.inner.heap.source, block, new_size_bytes) }
     }
 
+    #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: a live block, says the caller.
+        // SAFETY: the caller vouches that the block is live.
         let region = unsafe { region::find(block.addr().get()) };
-        let class = region.class_at(block.addr().get());
-        if class.is_none() {
-            let pool = &*self.inner.pool.inner;
-            pool.release_large(region, block);
+        if region.class_at(block.addr().get()).is_some() {
+            return self.release_small(region, block);
         }
-        self.inner.state.with(|state| {
-            if let Some(class) = class {
-                state.push(class, block);
-            }
-            state.live_blocks -= 1;
-        });
+        self.inner.pool.inner.release_large(region, block);
+        self.inner.state.with(|state| state.live_blocks -= 1);
     }
 
-    /// Pages kept for the next use, and what lies between live blocks.
+    /// Pages kept for the next use, what lies between live blocks, and what the pool keeps.
     fn trim(&self) -> usize {
-        self.release_dead_pages()
+        self.inner.give_back() + self.inner.pool.inner.give_back()
     }
 }
 
@@ -398,7 +455,10 @@ mod tests {
             // SAFETY: live, from this arena, once.
             unsafe { arena.release(block) };
         }
-        assert!(arena.release_dead_pages() > 990 * 4096);
+        arena.release_dead_pages();
+        assert!(pool.trim() > 990 * 4096, "only the span of the escape stays");
+        assert_eq!(arena.trim(), 15 * 4096, "what lies around the escape in its span");
+        assert_eq!(arena.trim(), 0, "once");
         // SAFETY: live, 4096 bytes, initialised.
         let kept = unsafe { std::slice::from_raw_parts(escape.as_ptr(), 4096) };
         assert!(kept.iter().all(|&byte| byte == 7));

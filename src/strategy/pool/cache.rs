@@ -1,28 +1,82 @@
 //! What each thread keeps of each pool: a few blocks of each class, taken and given without a lock.
 //!
 //! A thread's caches hang on one thread-local pointer, which needs no destructor to be read. They are flushed when
-//! the thread ends; what the thread releases after that (in later destructors) goes to the shelves directly.
+//! the thread ends; what the thread releases after that (in later destructors) goes to the central lists directly. A
+//! cache does not keep its pool alive: it knows by a serial number that the pool is gone, and serves the next pool in
+//! the same place. All bins of a thread together have room for [`BUDGET`] bytes.
+//!
+//! No reference into the caches is held while other code runs that may allocate: with a global allocator that leads
+//! here, that code would come back in. What is taken or given goes through an array on the stack.
 
 use super::classes;
 use std::cell::Cell;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The most blocks of one class that a cache has room for.
 pub(super) const ROOM: usize = 64;
 
+/// How many bytes of blocks one thread keeps at most, of all pools.
+const BUDGET: usize = 2 << 20;
+
+/// A batch on its way from or to a bin.
+pub(super) type Batch = [NonNull<u8>; ROOM];
+pub(super) const NO_BLOCKS: Batch = [NonNull::dangling(); ROOM];
+
+/// Which of a thread's caches is a pool's: a place that pools have one after the other, and a number that no other pool
+/// has or will have.
+#[derive(Debug)]
+pub(super) struct Number {
+    /// [`NONE`] where too many pools are alive: those have no caches.
+    place: usize,
+    serial: u64,
+}
+
+const NONE: usize = usize::MAX;
+
+/// A bit for each place that a pool has. Without a lock, so that it works in every child of `fork`.
+static PLACES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+impl Number {
+    /// The lowest free place.
+    pub(super) fn new() -> Self {
+        static SERIALS: AtomicU64 = AtomicU64::new(1);
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        // Relaxed, here and in `drop`: who has a place of old sees its own serial beside it, and nothing else is shared.
+        let taken = PLACES.iter().enumerate().find_map(|(number, places)| {
+            let taken = places.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| {
+                (bits != u64::MAX).then(|| bits | (bits + 1))
+            });
+            taken.ok().map(|bits| number * 64 + bits.trailing_ones() as usize)
+        });
+        Self { place: taken.unwrap_or(NONE), serial }
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        if let Some(places) = PLACES.get(self.place / 64) {
+            places.fetch_and(!(1 << (self.place % 64)), Ordering::Relaxed);
+        }
+    }
+}
+
 /// One thread's blocks of one pool.
 pub(super) struct Cache {
+    serial: u64,
     bins: [Bin; classes::COUNT],
-    /// Where they go when the thread ends; keeps the pool's memory until then.
-    home: Arc<dyn Home>,
+    /// Where they go when the thread ends.
+    home: Weak<dyn Home>,
 }
 
 /// Blocks of one class, the hottest on top.
 struct Bin {
     length: u32,
+    /// How many it may hold now: grows with use, as the thread's budget allows.
     most: u32,
-    blocks: [NonNull<u8>; ROOM],
+    blocks: Batch,
 }
 
 /// What takes blocks back from a thread.
@@ -32,14 +86,11 @@ pub(super) trait Home: Send + Sync {
 }
 
 impl Cache {
-    pub(super) fn new(home: Arc<dyn Home>) -> Box<Self> {
+    fn new() -> Box<Self> {
         Box::new(Self {
-            bins: std::array::from_fn(|class| Bin {
-                length: 0,
-                most: classes::cached_most(class) as u32,
-                blocks: [NonNull::dangling(); ROOM],
-            }),
-            home,
+            serial: 0,
+            bins: std::array::from_fn(|_| Bin { length: 0, most: 0, blocks: NO_BLOCKS }),
+            home: Weak::<Nowhere>::new(),
         })
     }
 
@@ -63,73 +114,168 @@ impl Cache {
         true
     }
 
-    /// Fills an empty bin by `take` with half of what it may hold, and pops one.
-    pub(super) fn refill(
-        &mut self,
-        class: usize,
-        take: impl FnOnce(&mut [NonNull<u8>]) -> usize,
-    ) -> Option<NonNull<u8>> {
-        let bin = &mut self.bins[class];
-        debug_assert_eq!(bin.length, 0);
-        bin.length = take(&mut bin.blocks[..bin.most as usize / 2]) as u32;
-        self.pop(class)
-    }
-
-    /// Sends the colder half of a full bin home, and keeps `block`.
-    pub(super) fn spill(&mut self, class: usize, block: NonNull<u8>) {
-        let bin = &mut self.bins[class];
-        let half = bin.length as usize / 2;
-        self.home.give(class, &bin.blocks[..half]);
-        bin.blocks.copy_within(half..bin.length as usize, 0);
-        bin.length -= half as u32;
-        let kept = self.push(class, block);
-        debug_assert!(kept, "half of the bin was emptied");
-    }
-
-    /// Sends everything home.
-    pub(super) fn flush(&mut self) {
-        for (class, bin) in self.bins.iter_mut().enumerate() {
-            if bin.length > 0 {
-                self.home.give(class, &bin.blocks[..bin.length as usize]);
-                bin.length = 0;
-            }
+    /// Keeps as many of these blocks as the bin has room for, the last ones; says how many it did not.
+    pub(super) fn fill(&mut self, class: usize, blocks: &[NonNull<u8>]) -> usize {
+        let mut left = blocks.len();
+        while left > 0 && self.push(class, blocks[left - 1]) {
+            left -= 1;
         }
+        left
+    }
+
+    /// Takes the colder half of a bin out.
+    pub(super) fn spill(&mut self, class: usize, batch: &mut Batch) -> usize {
+        let bin = &mut self.bins[class];
+        let half = (bin.length as usize).div_ceil(2);
+        bin.take_out(half, batch);
+        half
+    }
+
+    /// How many blocks of `class` to fetch at a time.
+    pub(super) fn batch(&self, class: usize) -> usize {
+        (self.bins[class].most as usize / 2).max(1)
     }
 }
 
-/// This thread's caches, one for each pool, by the pool's number: the first few at hand, the others a step away.
+impl Bin {
+    /// Takes the coldest `count` blocks out.
+    fn take_out(&mut self, count: usize, batch: &mut Batch) {
+        let length = self.length as usize;
+        batch[..count].copy_from_slice(&self.blocks[..count]);
+        self.blocks.copy_within(count..length, 0);
+        self.length -= count as u32;
+    }
+}
+
+/// A home that never was.
+struct Nowhere;
+
+impl Home for Nowhere {
+    fn give(&self, _class: usize, _blocks: &[NonNull<u8>]) {}
+}
+
+/// This thread's caches, one for each pool, by the pool's place: the first few at hand, the others a step away.
 struct Caches {
     near: [Option<Box<Cache>>; NEAR],
     far: Vec<Option<Box<Cache>>>,
+    /// What the bins of all of them may hold.
+    room_bytes: usize,
+    /// Which bin gives room up next.
+    hand: usize,
+    /// When they were last emptied for their age.
+    swept: Duration,
 }
 
 const NEAR: usize = 8;
 
 impl Caches {
     #[inline]
-    fn get(&mut self, pool: usize) -> Option<&mut Cache> {
-        match self.near.get_mut(pool) {
+    fn get(&mut self, number: &Number) -> Option<&mut Cache> {
+        self.at(number.place).filter(|cache| cache.serial == number.serial)
+    }
+
+    #[inline]
+    fn at(&mut self, place: usize) -> Option<&mut Cache> {
+        match self.near.get_mut(place) {
             Some(cache) => cache.as_deref_mut(),
-            None => self.far.get_mut(pool - NEAR)?.as_deref_mut(),
+            None => self.far.get_mut(place - NEAR)?.as_deref_mut(),
         }
     }
 
-    fn place(&mut self, pool: usize) -> &mut Option<Box<Cache>> {
-        if pool < NEAR {
-            return &mut self.near[pool];
+    /// Lets a bin hold twice as many, if other bins need not give up more than one of them has.
+    fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
+        let bytes = classes::bytes(class);
+        let most = self.get(number)?.bins[class].most as usize;
+        let wanted = (most * 2).clamp(2, classes::cached_most(class));
+        let mut taken = None;
+        if self.room_bytes + (wanted - most) * bytes > BUDGET {
+            taken = self.shrink_another(number.place, class);
         }
-        if self.far.len() <= pool - NEAR {
-            self.far.resize_with(pool - NEAR + 1, || None);
+        let wanted = wanted.min(most + BUDGET.saturating_sub(self.room_bytes) / bytes);
+        self.room_bytes += (wanted - most) * bytes;
+        self.get(number)?.bins[class].most = wanted as u32;
+        taken
+    }
+
+    /// Halves the room of the next bin that has some.
+    fn shrink_another(&mut self, place: usize, class: usize) -> Option<Taken> {
+        let bins = (NEAR + self.far.len()) * classes::COUNT;
+        for _ in 0..bins {
+            self.hand = (self.hand + 1) % bins;
+            let (at_place, at_class) = (self.hand / classes::COUNT, self.hand % classes::COUNT);
+            if (at_place, at_class) == (place, class) {
+                continue;
+            }
+            let Some(cache) = self.at(at_place) else { continue };
+            let bin = &mut cache.bins[at_class];
+            if bin.most > 0 {
+                let kept = bin.most / 2;
+                let mut taken = Taken { home: cache.home.clone(), class: at_class, count: 0, blocks: NO_BLOCKS };
+                taken.count = bin.length.saturating_sub(kept) as usize;
+                bin.take_out(taken.count, &mut taken.blocks);
+                let room = (bin.most - kept) as usize * classes::bytes(at_class);
+                bin.most = kept;
+                self.room_bytes -= room;
+                return Some(taken);
+            }
         }
-        &mut self.far[pool - NEAR]
+        None
+    }
+
+    /// Takes everything out of the next bin from `hand` on that has a block or room.
+    fn empty_next(&mut self, hand: &mut usize) -> Option<Taken> {
+        let bins = (NEAR + self.far.len()) * classes::COUNT;
+        while *hand < bins {
+            let (place, class) = (*hand / classes::COUNT, *hand % classes::COUNT);
+            *hand += 1;
+            let Some(cache) = self.at(place) else {
+                *hand = (place + 1) * classes::COUNT;
+                continue;
+            };
+            let bin = &mut cache.bins[class];
+            if bin.most > 0 {
+                let count = bin.length as usize;
+                let mut taken = Taken { home: cache.home.clone(), class, count, blocks: NO_BLOCKS };
+                bin.take_out(count, &mut taken.blocks);
+                let room = bin.most as usize * classes::bytes(class);
+                bin.most = 0;
+                self.room_bytes -= room;
+                return Some(taken);
+            }
+        }
+        None
+    }
+}
+
+/// Blocks that are to go home.
+struct Taken {
+    home: Weak<dyn Home>,
+    class: usize,
+    count: usize,
+    blocks: Batch,
+}
+
+impl Taken {
+    /// Sends them home. Those of a pool that is gone went with it.
+    fn send(self) {
+        if self.count > 0
+            && let Some(home) = self.home.upgrade()
+        {
+            home.give(self.class, &self.blocks[..self.count]);
+        }
     }
 }
 
 thread_local! {
+    /// The cache that was used last, and its serial number; zero, which no pool has, where there is none. Boxes stay where
+    /// they are until the thread ends.
+    static LATEST: (Cell<u64>, Cell<*mut Cache>) = const { (Cell::new(0), Cell::new(null_mut())) };
     /// NULL before the first use and after the thread's destructors ran.
     static CACHES: Cell<*mut Caches> = const { Cell::new(null_mut()) };
     /// Flushes them at the thread's end.
     static OWNER: Owner = const { Owner { closed: Cell::new(false) } };
+    /// What a cache is made of is being allocated, and perhaps from a pool: which has to do without a cache.
+    static OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Owner {
@@ -139,45 +285,157 @@ struct Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.closed.set(true);
+        LATEST.with(|(serial, _)| serial.set(0));
         let caches = CACHES.replace(null_mut());
         if !caches.is_null() {
-            // SAFETY: made by `open` with Box::into_raw, known to this thread alone.
+            // SAFETY: made by `open` with Box::into_raw, known to this thread alone, and out of its place.
             let mut caches = unsafe { Box::from_raw(caches) };
-            let Caches { near, far } = &mut *caches;
-            near.iter_mut().chain(far).flatten().for_each(|cache| cache.flush());
+            let mut hand = 0;
+            while let Some(taken) = caches.empty_next(&mut hand) {
+                taken.send();
+            }
         }
     }
 }
 
-/// This thread's cache of the pool with that number, if it has one yet.
+/// Shows this thread's caches to `work`, which must run no code of others: nothing that allocates or frees.
+#[inline]
+fn with<R>(work: impl FnOnce(&mut Caches) -> R) -> Option<R> {
+    // SAFETY: NULL, or this thread's own, see `Owner`. No other reference is there: `work` does not come back here.
+    unsafe { CACHES.get().as_mut() }.map(work)
+}
+
+/// This thread's cache of the pool, if it has one yet.
 ///
 /// The reference must not outlive the call of the strategy that asks, nor may two be had at once: no code of others
 /// runs in between.
 #[inline]
-pub(super) fn get<'a>(pool: usize) -> Option<&'a mut Cache> {
-    let caches = CACHES.get();
+pub(super) fn get<'a>(number: &Number) -> Option<&'a mut Cache> {
+    LATEST.with(|(serial, cache)| {
+        if serial.get() == number.serial {
+            // SAFETY: this thread's own, and there while its serial number stands beside it.
+            return unsafe { cache.get().as_mut() };
+        }
+        find(number)
+    })
+}
+
+/// The same, for another pool than the last time.
+#[inline(never)]
+fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
     // SAFETY: NULL, or this thread's own, see `Owner`.
-    unsafe { caches.as_mut() }?.get(pool)
+    let cache = unsafe { CACHES.get().as_mut() }?.get(number)?;
+    LATEST.with(|(serial, latest)| {
+        latest.set(cache);
+        serial.set(number.serial);
+    });
+    Some(cache)
 }
 
-/// This thread's cache of the pool, made by `make` where there is none; nothing where the thread is ending.
+/// Makes room for one more block of `class` or several in this thread's cache of the pool, which is opened where there is
+/// none. Nothing happens where the thread is ending.
 #[cold]
-pub(super) fn open<'a>(pool: usize, make: impl FnOnce() -> Box<Cache>) -> Option<&'a mut Cache> {
-    let alive = OWNER.try_with(|owner| !owner.closed.get()).unwrap_or(false);
-    if !alive {
-        return None;
+pub(super) fn grow(number: &Number, class: usize, home: impl FnOnce() -> Weak<dyn Home>) {
+    if (get(number).is_some() || open(number, home))
+        && let Some(taken) = with(|caches| caches.grow(number, class)).flatten()
+    {
+        taken.send();
     }
-    if CACHES.get().is_null() {
-        CACHES.set(Box::into_raw(Box::new(Caches { near: Default::default(), far: Vec::new() })));
-    }
-    // SAFETY: not NULL, this thread's own.
-    let caches = unsafe { &mut *CACHES.get() };
-    Some(caches.place(pool).get_or_insert_with(make))
 }
 
-/// Flushes this thread's cache of the pool.
-pub(super) fn flush(pool: usize) {
-    if let Some(cache) = get(pool) {
-        cache.flush();
+/// Opens this thread's cache of the pool; false where there can be none now.
+fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
+    let alive = OWNER.try_with(|owner| !owner.closed.get()).unwrap_or(false);
+    if !alive || number.place == NONE || OPENING.replace(true) {
+        return false;
+    }
+    make(number, home);
+    OPENING.set(false);
+    true
+}
+
+fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
+    // Whatever is made here is made before a reference is taken, and only put in place if it is still needed then.
+    if CACHES.get().is_null() {
+        let caches =
+            Caches { near: Default::default(), far: Vec::new(), room_bytes: 0, hand: 0, swept: super::clock::now() };
+        let fresh = Box::into_raw(Box::new(caches));
+        if CACHES.get().is_null() {
+            CACHES.set(fresh);
+        } else {
+            // SAFETY: made above, and nobody has it.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+    if let Some(far) = number.place.checked_sub(NEAR)
+        && with(|caches| caches.far.len() <= far).unwrap_or(false)
+    {
+        let mut longer = Vec::with_capacity((far + 1).next_power_of_two());
+        with(|caches| {
+            if caches.far.len() < longer.capacity() {
+                longer.append(&mut caches.far);
+                longer.resize_with(longer.capacity(), || None);
+                std::mem::swap(&mut longer, &mut caches.far);
+            }
+        });
+    }
+    let mut fresh = None;
+    if with(|caches| caches.at(number.place).is_none()).unwrap_or(false) {
+        fresh = Some(Cache::new());
+    }
+    let mut home = home();
+    with(|caches| {
+        let place = match caches.near.get_mut(number.place) {
+            Some(place) => place,
+            None => &mut caches.far[number.place - NEAR],
+        };
+        if place.is_none() {
+            *place = fresh.take();
+        }
+        let Some(cache) = place.as_deref_mut().filter(|cache| cache.serial != number.serial) else { return };
+        // What is left of the pool before went with that pool.
+        let mut room_bytes = 0;
+        for (class, bin) in cache.bins.iter_mut().enumerate() {
+            room_bytes += bin.most as usize * classes::bytes(class);
+            (bin.length, bin.most) = (0, 0);
+        }
+        cache.serial = number.serial;
+        std::mem::swap(&mut cache.home, &mut home);
+        caches.room_bytes -= room_bytes;
+    });
+    // What was not needed, and the home of the pool before, go here, where no reference is held.
+}
+
+/// Sends home what this thread keeps of all pools, if that was not done for `age`: what is in use comes back by itself.
+pub(super) fn sweep(now: Duration, age: Duration) {
+    let is_due = |caches: &mut Caches| {
+        let is_due = now.saturating_sub(caches.swept) >= age;
+        if is_due {
+            caches.swept = now.min(super::clock::now());
+        }
+        is_due
+    };
+    if with(is_due).unwrap_or(false) {
+        let mut hand = 0;
+        while let Some(taken) = with(|caches| caches.empty_next(&mut hand)).flatten() {
+            taken.send();
+        }
+    }
+}
+
+/// Sends home what this thread keeps of the pool, which does not get smaller by that.
+pub(super) fn flush(number: &Number, give: impl Fn(usize, &[NonNull<u8>])) {
+    for class in 0..classes::COUNT {
+        let mut batch = NO_BLOCKS;
+        let take_out = |cache: &mut Cache| {
+            let bin = &mut cache.bins[class];
+            let count = bin.length as usize;
+            bin.take_out(count, &mut batch);
+            count
+        };
+        let Some(count) = get(number).map(take_out) else { return };
+        if count > 0 {
+            give(class, &batch[..count]);
+        }
     }
 }

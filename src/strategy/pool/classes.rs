@@ -14,11 +14,34 @@ pub(super) const COUNT: usize = 8 + 4 * 9;
 
 /// The class that serves `size_bytes`, from 1 to [`MOST`].
 #[inline]
-pub(super) const fn of(size_bytes: usize) -> usize {
-    debug_assert!(size_bytes >= 1 && size_bytes <= MOST);
+pub(super) fn of(size_bytes: usize) -> usize {
+    debug_assert!((1..=MOST).contains(&size_bytes));
     if size_bytes <= 512 {
         return (size_bytes - 1) / ALIGN;
     }
+    if size_bytes <= TABLED {
+        return TABLE[(size_bytes - 1) / ALIGN] as usize;
+    }
+    computed(size_bytes)
+}
+
+/// Up to this size a table has the class, which is faster than to compute it.
+const TABLED: usize = 8 << 10;
+
+/// The class of each multiple of [`ALIGN`] and the sizes below it.
+static TABLE: [u8; TABLED / ALIGN] = {
+    let mut table = [0; TABLED / ALIGN];
+    let mut index = 512 / ALIGN;
+    while index < table.len() {
+        table[index] = computed((index + 1) * ALIGN) as u8;
+        index += 1;
+    }
+    table
+};
+
+/// The class of a size above 512.
+#[inline]
+const fn computed(size_bytes: usize) -> usize {
     // 512 < size: the doubling it falls into, and which quarter of it.
     let doubling = (size_bytes - 1).ilog2() as usize; // 9 for 513..=1024
     let quarter = ((size_bytes - 1) >> (doubling - 2)) & 3;
@@ -44,6 +67,35 @@ pub(super) const fn span_pages(class: usize) -> usize {
     pages
 }
 
+/// How many blocks one span of `class` has.
+pub(super) const fn span_blocks(class: usize) -> usize {
+    span_pages(class) * PAGE / bytes(class)
+}
+
+/// No span has more blocks.
+pub(super) const MOST_BLOCKS: usize = {
+    let (mut most, mut class) = (0, 0);
+    while class < COUNT {
+        if span_blocks(class) > most {
+            most = span_blocks(class);
+        }
+        class += 1;
+    }
+    most
+};
+
+/// 2^32 divided by how many times [`ALIGN`] a block of `class` has, rounded up: for [`index_by`].
+pub(super) const fn divisor(class: usize) -> u64 {
+    (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64)
+}
+
+/// Which block of a span starts `offset_bytes` behind the span's start. A division by multiplication: exact, because
+/// offset and size, counted in [`ALIGN`], multiply to less than 2^32.
+#[inline]
+pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
+    (((offset_bytes / ALIGN) as u64 * divisor) >> 32) as usize
+}
+
 /// How many blocks of `class` a thread keeps at most: a quarter of a mebibyte of each, two at least.
 pub(super) const fn cached_most(class: usize) -> usize {
     let by_bytes = (256 << 10) / bytes(class);
@@ -58,7 +110,7 @@ pub(super) const fn cached_most(class: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, of, span_pages};
+    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, divisor, index_by, of, span_blocks, span_pages};
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
@@ -70,6 +122,15 @@ mod tests {
         }
         assert_eq!(of(MOST), COUNT - 1);
         assert_eq!(bytes(COUNT - 1), MOST);
+    }
+
+    #[test]
+    fn the_block_at_each_offset_is_found_without_a_division() {
+        for class in 0..COUNT {
+            for index in 0..span_blocks(class) {
+                assert_eq!(index_by(divisor(class), index * bytes(class)), index, "class {class}");
+            }
+        }
     }
 
     #[test]

@@ -29,8 +29,6 @@ pub(super) struct Extents {
     by_length: BTreeSet<(usize, usize)>,
     mapped_pages: usize,
     dirty_pages: usize,
-    /// Records whose memory was given back.
-    spare: Vec<&'static Region>,
 }
 
 /// One mapping.
@@ -76,7 +74,7 @@ impl Extents {
     /// Extents of which all runs will be whole multiples of `grain_pages`: 1, or half a region (2 MiB).
     pub(super) fn new(grain_pages: usize) -> Self {
         debug_assert!(grain_pages == 1 || grain_pages == PAGES / 2);
-        Self { grain_pages, spare: region::take_spare(), ..Self::default() }
+        Self { grain_pages, ..Self::default() }
     }
 
     /// The shortest free run of at least `pages`, cut to that; it may be dirty ([`clean`](Self::clean)).
@@ -107,12 +105,15 @@ impl Extents {
         let first = start.addr().get() / PAGE;
         let mut regions = Vec::with_capacity(pages.div_ceil(PAGES));
         for offset in (0..bytes).step_by(REGION) {
-            let record = self.spare.pop().unwrap_or_else(|| Box::leak(Box::new(Region::new())));
-            // SAFETY: inside of the mapping.
-            record.reset(unsafe { start.add(offset) });
-            regions.push(Part { record, dirty: 0, since: Duration::ZERO });
-            if !region::enter(record) {
-                self.spare.extend(regions.iter().map(|part| part.record));
+            let record = region::take_record();
+            let entered = record.is_some_and(|record| {
+                // SAFETY: inside of the mapping.
+                record.reset(unsafe { start.add(offset) });
+                region::enter(record)
+            });
+            regions.extend(record.map(|record| Part { record, dirty: 0, since: Duration::ZERO }));
+            if !entered {
+                regions.iter().for_each(|part: &Part| region::give_records(part.record));
                 // SAFETY: just mapped, and nobody has it.
                 unsafe { source.unmap(start, bytes) };
                 return false;
@@ -129,7 +130,7 @@ impl Extents {
         self.each_part(run, |part, bits, dirty_pages| {
             *dirty_pages += (bits & !part.dirty).count_ones() as usize;
             part.dirty |= bits;
-            part.since = now;
+            part.since = part.since.max(now);
         });
         self.give_empty(run);
     }
@@ -195,12 +196,30 @@ impl Extents {
     /// Empties what has been dirty since before `moment`, in whole grains; chunks that are free altogether go as a whole.
     /// Returns how many bytes that were.
     pub(super) fn purge<P: Pages + ?Sized>(&mut self, source: &P, moment: Duration, grain: Grain) -> usize {
+        self.purge_some(source, moment, grain, usize::MAX).0
+    }
+
+    /// The same, but ends soon after that many pages; says also whether it is done.
+    pub(super) fn purge_some<P: Pages + ?Sized>(
+        &mut self,
+        source: &P,
+        moment: Duration,
+        grain: Grain,
+        most_pages: usize,
+    ) -> (usize, bool) {
         let before = self.dirty_pages;
         let mut gone = Vec::new();
+        let mut gone_pages = 0;
+        let mut is_done = true;
         for (&first, chunk) in &mut self.chunks {
+            if before - self.dirty_pages + gone_pages >= most_pages {
+                is_done = false;
+                break;
+            }
             let is_old = chunk.regions.iter().all(|part| part.since < moment);
             if is_old && self.free.get(&first) == Some(&chunk.pages) {
                 gone.push(first);
+                gone_pages += chunk.regions.iter().map(|part| part.dirty.count_ones() as usize).sum::<usize>();
                 continue;
             }
             for (number, part) in chunk.regions.iter_mut().enumerate() {
@@ -221,7 +240,12 @@ impl Extents {
         for first in gone {
             self.unmap(source, first);
         }
-        (before - self.dirty_pages) * PAGE
+        ((before - self.dirty_pages) * PAGE, is_done)
+    }
+
+    /// Whether something became dirty at this moment or later.
+    pub(super) fn has_dirty_since(&self, moment: Duration) -> bool {
+        self.chunks.values().flat_map(|chunk| &chunk.regions).any(|part| part.dirty != 0 && part.since >= moment)
     }
 
     /// Empties the oldest until at most `most_bytes` are dirty.
@@ -248,7 +272,6 @@ impl Extents {
         while let Some((&first, _)) = self.chunks.first_key_value() {
             self.unmap(source, first);
         }
-        region::give_spare(&mut self.spare);
     }
 
     fn unmap<P: Pages + ?Sized>(&mut self, source: &P, first: usize) {
@@ -258,7 +281,7 @@ impl Extents {
         }
         self.mapped_pages -= chunk.pages;
         self.dirty_pages -= chunk.regions.iter().map(|part| part.dirty.count_ones() as usize).sum::<usize>();
-        self.spare.extend(chunk.regions.iter().map(|part| part.record));
+        chunk.regions.iter().for_each(|part| region::give_records(part.record));
         // SAFETY: mapped with this size by `map`; nobody has a block in it.
         unsafe { source.unmap(chunk.start, chunk.pages * PAGE) };
     }

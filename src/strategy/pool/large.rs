@@ -5,9 +5,11 @@
 //! still with their memory. Of that, no more is kept than the next busy moment will want ([`Demand`]), and
 //! nothing that nobody used for a while (`decay`).
 
+use super::classes;
+use super::clock::now;
 use super::extents::{Extents, Grain, Run};
+use super::options::Wishes;
 use super::region::{self, PAGE};
-use super::{PoolOptions, classes};
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
@@ -18,6 +20,9 @@ const RECENT: usize = 8;
 
 /// What part of the demand may be kept beyond it.
 const SLACK: usize = 32;
+
+/// How many pages are given back at most while the lock is held, where nobody waits for the memory.
+const AT_A_TIME: usize = (8 << 20) / PAGE;
 
 /// Above this size zeros come from the system rather than from our own hands: it clears pages when they are
 /// touched, which many never are.
@@ -30,8 +35,7 @@ const MOST_PAGES: usize = (1 << 46) / PAGE;
 pub(super) struct Large {
     store: Locked<Store>,
     grain_pages: usize,
-    most_bytes: usize,
-    decay: Duration,
+    wishes: Wishes,
 }
 
 #[derive(Debug)]
@@ -84,25 +88,15 @@ impl Demand {
 struct Recent {
     block: NonNull<u8>,
     run: Run,
+    since: Duration,
 }
 
 // SAFETY: a block that its pool owns alone, reached under the pool's lock.
 unsafe impl Send for Recent {}
 
-/// Time since some moment, to a few milliseconds, cheaply.
-fn now() -> Duration {
-    // Miri knows the precise clock only.
-    let clock = if cfg!(miri) { libc::CLOCK_MONOTONIC } else { libc::CLOCK_MONOTONIC_COARSE };
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a clock that every Linux has, and a place for its answer.
-    let failed = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    debug_assert_eq!(failed, 0);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
 impl Large {
     /// Large blocks in whole multiples of `grain_pages`.
-    pub(super) fn new(grain_pages: usize, options: PoolOptions) -> Self {
+    pub(super) fn new(grain_pages: usize, wishes: Wishes) -> Self {
         let recent = Vec::with_capacity(RECENT + 1);
         let demand = Demand::default();
         let store = Store {
@@ -114,7 +108,7 @@ impl Large {
             holes_bytes: 0,
             looked: now(),
         };
-        Self { store: Locked::new(store), grain_pages, most_bytes: options.warm_bytes, decay: options.decay }
+        Self { store: Locked::new(store), grain_pages, wishes }
     }
 
     pub(super) fn allocate<P: Pages + ?Sized>(
@@ -127,6 +121,7 @@ impl Large {
         if size_bytes.div_ceil(PAGE) > MOST_PAGES {
             return None;
         }
+        self.wishes.fix();
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
         // The source may refuse while we sit on memory that nobody uses.
         self.try_allocate(source, pages, zeroed)
@@ -135,7 +130,7 @@ impl Large {
 
     fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let (block, run, dirty, is_fit) = self.store.with(|store| {
-            if let Some(Recent { block, run }) = store.take_recent(pages) {
+            if let Some(Recent { block, run, .. }) = store.take_recent(pages) {
                 store.lend(run);
                 return Some((block, run, if zeroed { vec![run] } else { Vec::new() }, true));
             }
@@ -182,21 +177,38 @@ impl Large {
         let record = unsafe { region::find(address) };
         let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
         let now = now();
+        let (decay, warm_bytes) = (self.wishes.decay(), self.wishes.warm_bytes());
         self.store.with(|store| {
-            store.recent.push(Recent { block, run });
+            store.recent.push(Recent { block, run, since: now });
             store.recent_bytes += run.bytes();
             store.demand.fall(store.live_bytes);
             store.live_bytes -= run.bytes();
             if store.recent.len() > RECENT {
-                store.join_recent(now);
+                store.join_recent();
             }
-            store.keep_within(source, now, self.most_bytes);
-            if now.saturating_sub(store.looked) >= self.decay / 8 {
+            store.keep_within(source, warm_bytes);
+            if now.saturating_sub(store.looked) >= decay / 8 {
                 store.looked = now;
-                store.join_recent(now);
-                store.extents.purge(source, now.saturating_sub(self.decay), Grain::HugePage);
+                store.join_recent();
+                store.extents.purge(source, now.saturating_sub(decay), Grain::Page);
             }
         });
+    }
+
+    /// Gives back what nobody used for a while. When to look again; nothing where nothing is left that will be old.
+    pub(super) fn decay<P: Pages + ?Sized>(&self, source: &P, now: Duration) -> Option<Duration> {
+        let decay = self.wishes.decay();
+        let moment = now.saturating_sub(decay);
+        let mut is_done = false;
+        // A few pages at a time: others want the lock too.
+        while !is_done {
+            is_done = self.store.with(|store| {
+                store.looked = now;
+                store.join_recent();
+                store.extents.purge_some(source, moment, Grain::Page, AT_A_TIME).1
+            });
+        }
+        self.store.with(|store| store.extents.has_dirty_since(moment)).then(|| now + decay / 8)
     }
 
     /// Gives back all memory that nobody uses; returns how many bytes that were.
@@ -221,14 +233,14 @@ impl Store {
     }
 
     /// Gives back what is more than the next busy moment will want, or than `most_bytes`.
-    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, now: Duration, most_bytes: usize) {
+    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, most_bytes: usize) {
         let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
         // A little more may gather, so that there is something to give back.
         let most = wanted.min(most_bytes);
         self.holes_bytes = self.holes_bytes.min(kept);
         if kept > most.max(self.holes_bytes) + self.demand.bytes() / SLACK {
-            self.join_recent(now);
+            self.join_recent();
             self.extents.purge_down_to(source, most);
             self.holes_bytes = self.extents.dirty_bytes();
         }
@@ -244,7 +256,7 @@ impl Store {
 
     /// A run of exactly `pages`.
     fn take<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> Option<Run> {
-        self.join_recent(now());
+        self.join_recent();
         if let Some(run) = self.extents.take(pages) {
             return Some(run);
         }
@@ -261,15 +273,15 @@ impl Store {
         }
     }
 
-    fn join_recent(&mut self, now: Duration) {
-        for Recent { run, .. } in self.recent.drain(..) {
-            self.extents.give(run, now);
+    fn join_recent(&mut self) {
+        for Recent { run, since, .. } in self.recent.drain(..) {
+            self.extents.give(run, since);
         }
         self.recent_bytes = 0;
     }
 
     fn trim<P: Pages + ?Sized>(&mut self, source: &P) -> usize {
-        self.join_recent(now());
+        self.join_recent();
         self.extents.purge(source, Duration::MAX, Grain::Page)
     }
 }

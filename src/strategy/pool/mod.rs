@@ -1,35 +1,44 @@
 //! `Pool`: size classes with caches for each thread, and large blocks that are kept warm.
 //!
 //! ```text
-//!   thread's cache ──► shelf of the class ──► pages of 64 KiB ──► regions of 4 MiB ──► Pages (mmap, ...)
+//!   thread's cache ──► spans of the class ──► pages of 64 KiB ──► regions of 4 MiB ──► Pages (mmap, ...)
 //!   (no lock)          (a lock a class)       (one lock)
 //!   large blocks (> 256 KiB) ──► the last few that came back ──► extents (one lock) ──► Pages
 //! ```
-//! Each file has its own invariant: `classes` the sizes, `region` the record of each block, `heap` the pages,
-//! `central` the shelves, `cache` the threads, `large` and `extents` the rest. All locks are held across `fork`.
+//! Each file has its own invariant: `classes` the sizes, `region` and `span` the record of each block, `heap` the pages,
+//! `central` the lists of spans, `cache` the threads, `large` and `extents` the rest; `decay` gives memory back when
+//! nobody is there to do it. All locks are held across `fork`.
 
 mod arena;
 mod cache;
 mod central;
 mod classes;
+mod clock;
+mod decay;
 mod extents;
 mod heap;
 mod large;
+mod options;
 mod region;
+mod span;
 
 pub use arena::Arena;
+#[cfg(feature = "python")]
+pub(crate) use decay::restart as restart_decay;
+pub use options::PoolOptions;
 
 use super::Strategy;
 use crate::source::{Pages, PrivatePages, pages};
-use crate::sync::{ForkLock, HeldAcrossFork};
-use cache::{Cache, Home};
+use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped};
+use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
+use decay::{Keeper, Kept, Noted};
 use heap::PageHeap;
 use large::Large;
+use options::Wishes;
 use region::{PAGE, Region};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -46,13 +55,18 @@ pub struct Pool<P: Pages = PrivatePages> {
 }
 
 struct Inner<P: Pages> {
-    /// Which of a thread's caches is this pool's. Never used again.
-    number: usize,
+    /// Which of a thread's caches is this pool's.
+    number: Number,
     large: Large,
     /// Where the source has pages of another kind for blocks of 2 MiB and more.
     huge: Option<Huge>,
-    shelves: [Central; classes::COUNT],
+    central: [Central; classes::COUNT],
     heap: PageHeap<P>,
+    wishes: Wishes,
+    /// Whether there may be something to give back.
+    noted: Noted,
+    _held: HeldUntilDropped,
+    _kept: Kept,
 }
 
 struct Huge {
@@ -60,35 +74,17 @@ struct Huge {
     source: Arc<dyn Pages>,
 }
 
+/// Threads empty their caches no more often, however short memory is kept.
+const LEAST_SWEEP: Duration = Duration::from_millis(100);
+
+/// Gives back what all pools and arenas keep, and this thread's caches; returns how many bytes that were.
+pub(crate) fn trim_pools() -> usize {
+    cache::sweep(Duration::MAX, Duration::ZERO);
+    decay::trim_pools()
+}
+
 /// How many of our pages a huge page has: what blocks on those are multiples of.
 const HUGE_PAGES: usize = pages::HUGE_PAGE / PAGE;
-
-/// What a pool may keep.
-///
-/// ```
-/// use ctxalloc::{source::PrivatePages, strategy::{Pool, PoolOptions}};
-///
-/// let mut options = PoolOptions::default();
-/// options.warm_bytes = 64 << 20;
-/// let pool = Pool::over(PrivatePages, options);
-/// # drop(pool);
-/// ```
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct PoolOptions {
-    /// How many bytes of large blocks that nobody uses are kept with their memory at most, whatever will be wanted. An
-    /// eighth of the machine's memory, at least 64 MiB, unless you say otherwise.
-    pub warm_bytes: usize,
-    /// How long the memory of large blocks that nobody uses is kept. Ten seconds, unless you say otherwise. Looked at when
-    /// a large block comes back.
-    pub decay: Duration,
-}
-
-impl Default for PoolOptions {
-    fn default() -> Self {
-        Self { warm_bytes: (pages::physical_bytes() / 8).max(64 << 20), decay: Duration::from_secs(10) }
-    }
-}
 
 impl Pool {
     /// A pool over private pages.
@@ -114,15 +110,19 @@ impl<P: Pages> Pool<P> {
     /// A pool over pages of the caller's choice.
     #[must_use]
     pub fn over(source: P, options: PoolOptions) -> Self {
-        static NUMBERS: AtomicUsize = AtomicUsize::new(0);
-        let inner: Arc<Inner<P>> = Arc::new(Inner {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            large: Large::new(1, options),
-            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, options), source }),
-            shelves: std::array::from_fn(Central::new),
-            heap: PageHeap::new(source),
+        let wishes = Wishes::new(options);
+        let inner: Arc<Inner<P>> = Arc::new_cyclic(|inner: &Weak<Inner<P>>| Inner {
+            number: Number::new(),
+            large: Large::new(1, wishes),
+            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, wishes), source }),
+            central: std::array::from_fn(Central::new),
+            heap: PageHeap::new(source, wishes),
+            wishes,
+            noted: Noted::default(),
+            // In this order: see `decay`.
+            _held: crate::sync::hold_across_fork_until(inner.clone()),
+            _kept: decay::enter(inner.clone()),
         });
-        crate::sync::hold_across_fork(Arc::downgrade(&inner) as Weak<dyn HeldAcrossFork>);
         Self { inner }
     }
 
@@ -135,36 +135,45 @@ impl<P: Pages> Pool<P> {
 
     fn refill(&self, class: usize) -> Option<NonNull<u8>> {
         let inner = &*self.inner;
-        let shelf = &inner.shelves[class];
-        let make = || Cache::new(Arc::clone(&self.inner) as Arc<dyn Home>);
-        match cache::get(inner.number).or_else(|| cache::open(inner.number, make)) {
-            Some(cache) => cache.refill(class, |places| shelf.take(&inner.heap, places)),
-            None => {
-                let mut one = [NonNull::dangling()];
-                (shelf.take(&inner.heap, &mut one) == 1).then_some(one[0])
-            }
+        inner.look();
+        cache::grow(&inner.number, class, || Arc::downgrade(&self.inner) as Weak<dyn Home>);
+        let mut batch = NO_BLOCKS;
+        let wanted = cache::get(&inner.number).map_or(1, |cache| cache.batch(class));
+        let count = inner.central[class].take(&inner.heap, &mut batch[..wanted]);
+        let (first, others) = batch[..count].split_first()?;
+        let left = cache::get(&inner.number).map_or(others.len(), |cache| cache.fill(class, others));
+        if left > 0 {
+            inner.give(class, &others[..left]);
         }
+        Some(*first)
     }
 
     #[cold]
     #[inline(never)]
     fn release_small_slowly(&self, class: usize, block: NonNull<u8>) {
         let inner = &*self.inner;
-        let make = || Cache::new(Arc::clone(&self.inner) as Arc<dyn Home>);
-        match cache::get(inner.number).or_else(|| cache::open(inner.number, make)) {
-            Some(cache) => {
-                if !cache.push(class, block) {
-                    cache.spill(class, block);
-                }
+        inner.look();
+        cache::grow(&inner.number, class, || Arc::downgrade(&self.inner) as Weak<dyn Home>);
+        let mut batch = NO_BLOCKS;
+        let mut spilled = 0;
+        let kept = cache::get(&inner.number).is_some_and(|cache| {
+            cache.push(class, block) || {
+                spilled = cache.spill(class, &mut batch);
+                cache.push(class, block)
             }
-            None => inner.shelves[class].give(&[block]),
+        });
+        if spilled > 0 {
+            inner.give(class, &batch[..spilled]);
+        }
+        if !kept {
+            inner.give(class, &[block]);
         }
     }
 
     #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let class = classes::of(size_bytes);
-        match cache::get(self.inner.number).and_then(|cache| cache.pop(class)) {
+        match cache::get(&self.inner.number).and_then(|cache| cache.pop(class)) {
             Some(block) => Some(block),
             None => self.allocate_small_slowly(class),
         }
@@ -316,7 +325,9 @@ unsafe fn resize_by(
 
 impl<P: Pages> Home for Inner<P> {
     fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
-        self.shelves[class].give(blocks);
+        if self.central[class].give(&self.heap, blocks) {
+            self.noted.note();
+        }
     }
 }
 
@@ -330,6 +341,28 @@ impl<P: Pages> Inner<P> {
         }
     }
 
+    /// A span for an arena.
+    fn take_span(&self, class: usize) -> Option<&'static span::Span> {
+        self.look();
+        // The source may refuse while we sit on memory that nobody uses.
+        self.heap.take(class).or_else(|| if self.give_back() == 0 { None } else { self.heap.take(class) })
+    }
+
+    /// Takes a span back that an arena had.
+    fn give_span(&self, span: &span::Span) {
+        self.heap.give(span);
+        self.noted.note();
+    }
+
+    /// Gives back what is old enough, where it is time to look: whoever uses the pool needs no thread for that.
+    fn look(&self) {
+        let now = clock::now();
+        if self.heap.is_due(now) {
+            self.heap.tick(now);
+        }
+        cache::sweep(now, (self.wishes.decay() / 2).max(LEAST_SWEEP));
+    }
+
     /// Takes a live large block back.
     fn release_large(&self, region: &Region, block: NonNull<u8>) {
         match &self.huge {
@@ -339,9 +372,10 @@ impl<P: Pages> Inner<P> {
             }
             _ => self.large.release(&self.heap.source, block),
         }
+        self.noted.note();
     }
 
-    /// Gives back what no thread and no shelf has; returns how many bytes that were.
+    /// Gives back what no thread has; returns how many bytes that were.
     fn give_back(&self) -> usize {
         let huge = self.huge.as_ref().map_or(0, |huge| huge.blocks.trim(&*huge.source));
         huge + self.large.trim(&self.heap.source) + self.heap.trim()
@@ -358,14 +392,32 @@ impl<P: Pages> Drop for Inner<P> {
 }
 
 impl<P: Pages> HeldAcrossFork for Inner<P> {
-    /// In the order in which they are taken while others are held: shelves, then large blocks, then pages.
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
-        self.shelves.iter().for_each(|shelf| visit(shelf.lock()));
+        self.central.iter().for_each(|central| visit(central.lock()));
         visit(self.large.lock());
         if let Some(huge) = &self.huge {
             visit(huge.blocks.lock());
         }
         visit(self.heap.lock());
+    }
+}
+
+impl<P: Pages> Keeper for Inner<P> {
+    fn decay(&self, now: Duration) -> Option<Duration> {
+        if !self.heap.source.decays_by_itself() {
+            return None;
+        }
+        self.noted.clear();
+        let huge = self.huge.as_ref().and_then(|huge| huge.blocks.decay(&*huge.source, now));
+        let next = [huge, self.large.decay(&self.heap.source, now), self.heap.tick(now)].into_iter().flatten().min();
+        if next.is_some() {
+            self.noted.keep();
+        }
+        next
+    }
+
+    fn give_back(&self) -> usize {
+        Self::give_back(self)
     }
 }
 
@@ -407,19 +459,16 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
             self.inner.release_large(region, block);
             return;
         };
-        let kept = cache::get(self.inner.number).is_some_and(|cache| cache.push(class, block));
+        let kept = cache::get(&self.inner.number).is_some_and(|cache| cache.push(class, block));
         if !kept {
             self.release_small_slowly(class, block);
         }
     }
 
-    /// What this thread keeps, what lies on the shelves, and all warm large blocks. Other threads keep their caches.
+    /// What this thread keeps, and all that lies ready for others. Other threads keep their caches.
     fn trim(&self) -> usize {
         let inner = &*self.inner;
-        cache::flush(inner.number);
-        for shelf in &inner.shelves {
-            shelf.trim(&inner.heap);
-        }
+        cache::flush(&inner.number, |class, blocks| inner.give(class, blocks));
         inner.give_back()
     }
 }

@@ -6,10 +6,10 @@
 //! cannot read can be pooled.
 
 use super::classes;
+use super::span::Span;
 use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// The address space of a region, in bytes.
 pub(super) const REGION: usize = 4 << 20;
@@ -18,41 +18,33 @@ pub(super) const PAGE: usize = 64 << 10;
 /// Pages in a region.
 pub(super) const PAGES: usize = REGION / PAGE;
 
-/// The record of one region. Records are reused, never freed: a reader may always look.
+/// The record of one region. Records are reused, never freed: a reader may always look. All zero until its first use.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) start: AtomicPtr<u8>,
-    /// The size class of the blocks in each page. Written before the first block of a span is handed out; a reader
-    /// holds a block of it, so it sees the value (whoever handed the block over made sure of that). Hence Relaxed.
-    classes: [AtomicU8; PAGES],
-    /// Which page is the first of each page's span.
-    firsts: [AtomicU8; PAGES],
+    /// The size class of the blocks in each page, and one; [`LARGE`] where no span is. In the upper half, which page is the
+    /// first of its span. Written before the first block of a span is handed out; a reader holds a block of it, so it sees
+    /// the value (whoever handed the block over made sure of that). Hence Relaxed.
+    classes: [AtomicU16; PAGES],
     /// How many pages the large block has that starts in each page. Written before it is handed out.
     large: [AtomicU32; PAGES],
     /// How many bytes were asked for, for each small block ([`note_asked`](Self::note_asked)); NULL until one is noted.
     asked: AtomicPtr<Asked>,
     /// The same for the large block that starts in each page.
     asked_large: [AtomicU64; PAGES],
+    /// The record of the span that starts in each page.
+    spans: [Span; PAGES],
+    /// The next record that no region has.
+    next_spare: AtomicPtr<Region>,
 }
 
 /// A size for each place where a small block may start. Outside of the region, and mapped when it is first needed.
 type Asked = [AtomicU32; REGION / classes::ALIGN];
 
 /// In place of a size class: the page is a large block's.
-const LARGE: u8 = u8::MAX;
+const LARGE: u16 = 0;
 
 impl Region {
-    pub(super) fn new() -> Self {
-        Self {
-            start: AtomicPtr::new(null_mut()),
-            classes: [const { AtomicU8::new(LARGE) }; PAGES],
-            firsts: [const { AtomicU8::new(0) }; PAGES],
-            large: [const { AtomicU32::new(0) }; PAGES],
-            asked: AtomicPtr::new(null_mut()),
-            asked_large: [const { AtomicU64::new(0) }; PAGES],
-        }
-    }
-
     /// Makes it the record of a region at `start`, without spans: all of it is for large blocks until `assign`.
     pub(super) fn reset(&self, start: NonNull<u8>) {
         self.start.store(start.as_ptr(), Ordering::Relaxed);
@@ -146,21 +138,31 @@ impl Region {
     pub(super) fn class_at(&self, address: usize) -> Option<usize> {
         match self.classes[page_of(address)].load(Ordering::Relaxed) {
             LARGE => None,
-            class => Some(usize::from(class)),
+            class => Some(usize::from(class & 0xFF) - 1),
         }
     }
 
     /// The first page of the span that the small block lies in.
+    #[inline]
     pub(super) fn span_at(&self, address: usize) -> usize {
-        usize::from(self.firsts[page_of(address)].load(Ordering::Relaxed))
+        usize::from(self.classes[page_of(address)].load(Ordering::Relaxed) >> 8)
     }
 
-    /// Declares pages to be one span of blocks of `class`.
-    pub(super) fn assign(&self, first: usize, pages: usize, class: usize) {
-        for page in first..first + pages {
-            self.classes[page].store(class as u8, Ordering::Relaxed);
-            self.firsts[page].store(first as u8, Ordering::Relaxed);
+    /// The record of the span that starts in a page.
+    #[inline]
+    pub(super) fn span(&self, first: usize) -> &Span {
+        &self.spans[first % PAGES]
+    }
+
+    /// Declares pages, which nobody else has, to be one span of free blocks of `class`.
+    pub(super) fn assign(&'static self, first: usize, class: usize) -> Option<&'static Span> {
+        let start = NonNull::new(self.start.load(Ordering::Relaxed).wrapping_add(first * PAGE))?;
+        for page in first..first + classes::span_pages(class) {
+            self.classes[page].store((first as u16) << 8 | (class as u16 + 1), Ordering::Relaxed);
         }
+        let span = &self.spans[first];
+        span.reset(start, class);
+        Some(span)
     }
 }
 
@@ -193,23 +195,20 @@ pub(super) unsafe fn find(address: usize) -> &'static Region {
     unsafe { &*region }
 }
 
-/// Enters a region. False where its address lies beyond what the map covers.
+/// Enters a region. False where its address lies beyond what the map covers, or there is no memory for that.
 pub(super) fn enter(region: &'static Region) -> bool {
     let index = region.start.load(Ordering::Relaxed).addr() / REGION;
     let Some(place) = MAP.get(index / LEAF) else { return false };
     let mut leaf = place.load(Ordering::Acquire);
     if leaf.is_null() {
-        let fresh: Box<Leaf> = (0..LEAF)
-            .map(|_| AtomicPtr::new(null_mut()))
-            .collect::<Vec<_>>()
-            .try_into()
-            .unwrap_or_else(|_| unreachable!("LEAF elements were collected"));
-        let fresh = Box::into_raw(fresh);
+        // Zero when fresh: NULL in each place.
+        let Some(mapped) = pages::map(size_of::<Leaf>(), pages::page_bytes()) else { return false };
+        let fresh = mapped.as_ptr().cast::<Leaf>();
         match place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => leaf = fresh,
             Err(present) => {
-                // SAFETY: ours, and nobody saw it.
-                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: mapped above, and nobody has seen it.
+                unsafe { pages::unmap(mapped, size_of::<Leaf>()) };
                 leaf = present;
             }
         }
@@ -219,18 +218,60 @@ pub(super) fn enter(region: &'static Region) -> bool {
     true
 }
 
-/// Records of pools that are gone, for the next pool. Only touched when one is made or dropped.
-static SPARE: Mutex<Vec<&'static Region>> = Mutex::new(Vec::new());
+/// Records that no region has, each with the next one. Without a lock, so that it works in every child of `fork`.
+static SPARE: AtomicPtr<Region> = AtomicPtr::new(null_mut());
 
-/// The records that lie ready.
-pub(super) fn take_spare() -> Vec<&'static Region> {
-    // Not waited for: a child of `fork` may find it held by a thread that is not there, and does without.
-    SPARE.try_lock().map(|mut spare| std::mem::take(&mut *spare)).unwrap_or_default()
+/// So many records are mapped at a time.
+const RECORDS: usize = if cfg!(miri) { 2 } else { 16 };
+
+/// A record that no region has; nothing where there is no memory for one.
+pub(super) fn take_record() -> Option<&'static Region> {
+    // All are taken and the others put back: to take the first alone, its successor would have to be known for sure.
+    // Acquire pairs with the Release in `give_records`.
+    let first = SPARE.swap(null_mut(), Ordering::Acquire);
+    // SAFETY: NULL or a record, which live for ever.
+    if let Some(record) = unsafe { first.as_ref() } {
+        let rest = record.next_spare.swap(null_mut(), Ordering::Relaxed);
+        if SPARE.compare_exchange(null_mut(), rest, Ordering::Release, Ordering::Relaxed).is_err()
+            // SAFETY: NULL or a record, as above.
+            && let Some(rest) = unsafe { rest.as_ref() }
+        {
+            give_records(rest);
+        }
+        return Some(record);
+    }
+    // Not from the heap: that may be us. Zero when fresh, which is a valid record; touched as far as it is used.
+    let bytes = (size_of::<Region>() * RECORDS).next_multiple_of(pages::page_bytes());
+    let start = pages::map(bytes, pages::page_bytes())?.cast::<Region>();
+    for number in 1..RECORDS {
+        // SAFETY: inside of the mapping.
+        let record = unsafe { start.add(number) };
+        // SAFETY: never unmapped; aligned, for the mapping starts at a page; zero is a valid record.
+        give_records(unsafe { record.as_ref() });
+    }
+    // SAFETY: as above.
+    Some(unsafe { start.as_ref() })
 }
 
-/// Keeps records for later.
-pub(super) fn give_spare(records: &mut Vec<&'static Region>) {
-    if let Ok(mut spare) = SPARE.try_lock() {
-        spare.append(records);
+/// Takes back a record, and all that hang on it.
+pub(super) fn give_records(first: &'static Region) {
+    let mut last = first;
+    // SAFETY: NULL or a record, which live for ever.
+    while let Some(next) = unsafe { last.next_spare.load(Ordering::Relaxed).as_ref() } {
+        last = next;
+    }
+    let mut head = SPARE.load(Ordering::Relaxed);
+    loop {
+        last.next_spare.store(head, Ordering::Relaxed);
+        // Release: whoever takes them sees what was written to them.
+        match SPARE.compare_exchange_weak(
+            head,
+            std::ptr::from_ref(first).cast_mut(),
+            Ordering::Release,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => return,
+            Err(now) => head = now,
+        }
     }
 }

@@ -1,0 +1,224 @@
+//! Spans: a few pages of a region, cut into blocks of one class.
+//!
+//! What is known of a span stands in its region's record, outside of the memory that users write to: a bit for each block
+//! that nobody has, and how many others there are. A span belongs to the central list of its class or to one arena; only
+//! who has their lock reads or writes it. (The fields are atomic so that this needs no `unsafe`; Relaxed, for the lock
+//! orders them.)
+
+use super::classes;
+use super::region::{self, PAGE, Region};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Words of bits, one bit a block.
+const WORDS: usize = PAGE / classes::ALIGN / 64;
+const _: () = assert!(classes::MOST_BLOCKS <= WORDS * 64);
+
+/// The record of the span that starts in a certain page. All zero until there is one.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Span {
+    start: AtomicPtr<u8>,
+    /// Its neighbours in the one list that it is in; NULL at the ends.
+    next: AtomicPtr<Span>,
+    previous: AtomicPtr<Span>,
+    class: AtomicU32,
+    /// Of a block.
+    bytes: AtomicU32,
+    /// To find a block by its offset, see [`classes::index_by`].
+    divisor: AtomicU64,
+    /// How many blocks are not free.
+    live: AtomicU32,
+    blocks: AtomicU32,
+    /// In no word before this one is a bit set.
+    first_word: AtomicU32,
+    /// Whether its free blocks may have memory behind them.
+    is_touched: AtomicU32,
+    /// A bit for each block that is free.
+    free: [AtomicU64; WORDS],
+}
+
+impl Span {
+    /// Makes it the record of a span of free blocks of `class` at `start`, in no list.
+    pub(super) fn reset(&self, start: NonNull<u8>, class: usize) {
+        let blocks = classes::span_blocks(class);
+        self.start.store(start.as_ptr(), Relaxed);
+        self.next.store(null_mut(), Relaxed);
+        self.previous.store(null_mut(), Relaxed);
+        self.class.store(class as u32, Relaxed);
+        self.bytes.store(classes::bytes(class) as u32, Relaxed);
+        self.divisor.store(classes::divisor(class), Relaxed);
+        self.live.store(0, Relaxed);
+        self.blocks.store(blocks as u32, Relaxed);
+        self.first_word.store(0, Relaxed);
+        self.is_touched.store(1, Relaxed);
+        for (number, word) in self.free.iter().enumerate().take(blocks.div_ceil(64)) {
+            let left = blocks - number * 64;
+            word.store(if left >= 64 { u64::MAX } else { (1 << left) - 1 }, Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn class(&self) -> usize {
+        self.class.load(Relaxed) as usize
+    }
+
+    pub(super) fn pages(&self) -> usize {
+        classes::span_pages(self.class())
+    }
+
+    #[inline]
+    pub(super) fn live(&self) -> u32 {
+        self.live.load(Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.live.load(Relaxed) == self.blocks.load(Relaxed)
+    }
+
+    /// Its region, and its first page there.
+    pub(super) fn place(&self) -> (&'static Region, usize) {
+        let start = self.start.load(Relaxed).addr();
+        // SAFETY: a span's region stays entered while the span is there.
+        let region = unsafe { region::find(start) };
+        (region, start % region::REGION / PAGE)
+    }
+
+    /// A free block, the lowest; nothing where it is full.
+    #[inline]
+    pub(super) fn take(&self) -> Option<NonNull<u8>> {
+        let first = self.first_word.load(Relaxed) as usize;
+        let (number, word) = match self.free.get(first)?.load(Relaxed) {
+            0 => self.next_word(first)?,
+            word => (first, word),
+        };
+        self.free[number].store(word & (word - 1), Relaxed);
+        self.live.store(self.live.load(Relaxed) + 1, Relaxed);
+        let index = number * 64 + word.trailing_zeros() as usize;
+        NonNull::new(self.start.load(Relaxed).wrapping_add(index * self.bytes.load(Relaxed) as usize))
+    }
+
+    /// The next word behind `first` with a bit in it.
+    #[cold]
+    fn next_word(&self, first: usize) -> Option<(usize, u64)> {
+        if self.is_full() {
+            return None;
+        }
+        let words = (self.blocks.load(Relaxed) as usize).div_ceil(64);
+        let found =
+            (first + 1..words).map(|number| (number, self.free[number].load(Relaxed))).find(|&(_, word)| word != 0);
+        let (number, _) = found?;
+        self.first_word.store(number as u32, Relaxed);
+        found
+    }
+
+    /// Takes a block back that was taken from it.
+    #[inline]
+    pub(super) fn give(&self, block: NonNull<u8>) {
+        let offset = block.addr().get() - self.start.load(Relaxed).addr();
+        let index = classes::index_by(self.divisor.load(Relaxed), offset);
+        let (number, bit) = (index / 64 % WORDS, 1 << (index % 64));
+        let word = self.free[number].load(Relaxed);
+        debug_assert_eq!(word & bit, 0, "released twice");
+        self.free[number].store(word | bit, Relaxed);
+        if (number as u32) < self.first_word.load(Relaxed) {
+            self.first_word.store(number as u32, Relaxed);
+        }
+        self.live.store(self.live.load(Relaxed) - 1, Relaxed);
+        self.is_touched.store(1, Relaxed);
+    }
+
+    /// Empties the whole pages of the system that lie in free blocks, by `empty`; says how many bytes that were. A second
+    /// time in a row there is nothing to do.
+    pub(super) fn empty_free(&self, page_bytes: usize, mut empty: impl FnMut(NonNull<u8>, usize) -> bool) -> usize {
+        if self.is_touched.swap(0, Relaxed) == 0 {
+            return 0;
+        }
+        let (bytes, blocks) = (classes::bytes(self.class()), self.blocks.load(Relaxed) as usize);
+        let is_free = |index: usize| self.free[index / 64].load(Relaxed) & 1 << (index % 64) != 0;
+        let (mut emptied, mut index) = (0, 0);
+        while index < blocks {
+            let run = (index..blocks).take_while(|&index| is_free(index)).count();
+            let from = (index * bytes).next_multiple_of(page_bytes);
+            let to = (index + run) * bytes / page_bytes * page_bytes;
+            let place = NonNull::new(self.start.load(Relaxed).wrapping_add(from));
+            if let Some(place) = place.filter(|_| from < to)
+                && empty(place, to - from)
+            {
+                emptied += to - from;
+            }
+            index += run + 1;
+        }
+        emptied
+    }
+}
+
+/// The span that a live small block lies in, found by its address alone.
+///
+/// # Safety
+/// - `block` is a live small block.
+#[inline]
+pub(super) unsafe fn of(block: NonNull<u8>) -> &'static Span {
+    let address = block.addr().get();
+    // SAFETY: the caller vouches that the block is live.
+    let region = unsafe { region::find(address) };
+    region.span(region.span_at(address))
+}
+
+/// Spans of one owner, the latest first. Reached under the owner's lock.
+#[derive(Debug, Default)]
+pub(super) struct Spans {
+    head: Option<&'static Span>,
+}
+
+impl Spans {
+    pub(super) const fn new() -> Self {
+        Self { head: None }
+    }
+
+    #[inline]
+    pub(super) fn first(&self) -> Option<&'static Span> {
+        self.head
+    }
+
+    /// Enters a span that is in no list.
+    pub(super) fn push(&mut self, span: &'static Span) {
+        let next = self.head.map_or(null_mut(), |head| std::ptr::from_ref(head).cast_mut());
+        if let Some(head) = self.head {
+            head.previous.store(std::ptr::from_ref(span).cast_mut(), Relaxed);
+        }
+        span.next.store(next, Relaxed);
+        span.previous.store(null_mut(), Relaxed);
+        self.head = Some(span);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<&'static Span> {
+        let span = self.head?;
+        self.remove(span);
+        Some(span)
+    }
+
+    /// Takes a span out that is in this list.
+    pub(super) fn remove(&mut self, span: &'static Span) {
+        let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
+        if let Some(next) = record(next) {
+            next.previous.store(previous, Relaxed);
+        }
+        match record(previous) {
+            Some(previous) => previous.next.store(next, Relaxed),
+            None => self.head = record(next),
+        }
+        span.next.store(null_mut(), Relaxed);
+        span.previous.store(null_mut(), Relaxed);
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &'static Span> {
+        std::iter::successors(self.head, |span| record(span.next.load(Relaxed)))
+    }
+}
+
+fn record(pointer: *mut Span) -> Option<&'static Span> {
+    // SAFETY: NULL, or one of a region's records, which live for ever.
+    unsafe { pointer.as_ref() }
+}

@@ -1,0 +1,144 @@
+"""What is set once for the process: by `configure`, by the environment; and what is given back."""
+
+import os
+import re
+
+import pytest
+import subprocesses
+
+RSS = """
+import os, time, numpy as np, ctxalloc
+def rss():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def comes_back_to(before, meanwhile=lambda: None):
+    end = time.monotonic() + 1 + 5  # decay, and what the promise has beyond it
+    while rss() > before * 1.2:
+        assert time.monotonic() < end, (before >> 20, rss() >> 20)
+        meanwhile()
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("meanwhile", ["None", "np.ones(1000)"])
+def test_memory_of_a_burst_comes_back(meanwhile: str) -> None:
+    program = f"""{RSS}
+ctxalloc.configure(decay_seconds=1)
+with ctxalloc.use("pool"):
+    np.ones(100_000)
+    before = rss()
+    arrays = [np.ones(100_000) for _ in range(300)]
+    assert rss() > before + 200 * ctxalloc.MiB
+    del arrays
+    comes_back_to(before, lambda: {meanwhile})
+print("back")
+"""
+    assert subprocesses.says(program) == "back"
+
+
+def test_trim_gives_back_what_is_kept_and_says_how_much() -> None:
+    program = f"""{RSS}
+with ctxalloc.use("pool"):
+    np.ones(100_000)
+    before = rss()
+    arrays = [np.ones(100_000) for _ in range(100)]
+    del arrays
+    kept = rss()
+    given = ctxalloc.trim()
+    assert given >= 80_000_000 - ctxalloc.MiB, given
+    assert rss() < before * 1.2
+    assert ctxalloc.trim() < ctxalloc.MiB
+print("given")
+"""
+    assert subprocesses.says(program) == "given"
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("decay_seconds=-1", ValueError),
+        ("decay_seconds=float('nan')", ValueError),
+        ("decay_seconds=True", TypeError),
+        ("decay_seconds='1'", TypeError),
+        ("warm_bytes=-1", ValueError),
+        ("warm_bytes=1.5", TypeError),
+        ("warm_bytes=False", TypeError),
+        ("warm_bytes='1 MiB'", TypeError),
+        ("kept_bytes=1", TypeError),
+    ],
+)
+def test_what_cannot_be_is_refused_and_named(option: str, error: type[Exception]) -> None:
+    program = f"""
+import ctxalloc
+try:
+    ctxalloc.configure({option})
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    kind, _, message = subprocesses.says(program).partition(" ")
+    assert kind == error.__name__
+    assert option.partition("=")[0] in message
+
+
+def test_it_is_too_late_once_a_pool_has_handed_out_memory() -> None:
+    program = """
+import ctxalloc, numpy as np
+ctxalloc.configure(decay_seconds=2)
+ctxalloc.configure(warm_bytes=0)  # the last call counts
+with ctxalloc.use("pool"):
+    array = np.ones(10)
+try:
+    ctxalloc.configure(decay_seconds=3)
+except RuntimeError as error:
+    print(error)
+"""
+    assert "CTXALLOC_DECAY_SECONDS" in subprocesses.says(program)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CTXALLOC_DECAY_SECONDS", "-1"),
+        ("CTXALLOC_DECAY_SECONDS", "nan"),
+        ("CTXALLOC_WARM_BYTES", "64M"),
+        ("CTXALLOC_HANDLER", "no such handler"),
+    ],
+)
+def test_a_bad_value_in_the_environment_is_an_import_error_that_names_it(name: str, value: str) -> None:
+    outcome = subprocesses.run("import ctxalloc", **{name: value})
+    assert outcome.code == 1
+    last = outcome.err.strip().splitlines()[-1]
+    assert re.match(r"ImportError: .*" + name, last), outcome.err
+    assert value in last
+    if name == "CTXALLOC_HANDLER":
+        assert "aligned64, pool" in last, "the known ones are listed"
+
+
+def test_the_environment_selects_a_handler_in_the_context_that_imports() -> None:
+    program = """
+import numpy as np, threading
+import ctxalloc
+print(ctxalloc.current().name, ctxalloc.handler_of(np.ones(3)).name)
+"""
+    assert subprocesses.says(program, CTXALLOC_HANDLER="pool") == "pool pool"
+    assert subprocesses.says(program, CTXALLOC_HANDLER="") == "default_allocator default_allocator"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_the_thread_that_gives_memory_back_is_no_thread_that_fork_warns_of() -> None:
+    program = f"""{RSS}
+ctxalloc.configure(decay_seconds=1)
+with ctxalloc.use("pool"):
+    np.ones(100_000)
+    before = rss()
+    arrays = [np.ones(100_000) for _ in range(100)]
+    del arrays
+    child = os.fork()
+    if child == 0:
+        comes_back = [np.ones(100_000) for _ in range(10)]
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    comes_back_to(before)
+print("back")
+"""
+    assert subprocesses.says(program) == "back"

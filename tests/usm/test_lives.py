@@ -1,6 +1,8 @@
 """How long memory, pools and contexts stay: no longer than somebody needs them."""
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +100,39 @@ def test_a_handler_is_one_for_each_context_and_device() -> None:
         array = np.ones(10)
     assert ctxalloc.handler_of(array) is handler
     assert usm.export(array, queue=twin).sycl_queue == twin
+
+
+PROGRAM = """if True:
+    import sys, time
+    import numpy as np
+    import ctxalloc
+    from ctxalloc import MiB, usm
+    ctxalloc.configure(decay_seconds=float(sys.argv[1]))
+    def resident():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096
+    usm.empty(1)
+    usm.copy(usm.empty(1 * MiB, np.uint8, kind="device"), np.ones(1 * MiB, np.uint8))
+    before = resident()
+    arrays = [usm.empty(16 * MiB, np.uint8, kind=kind) for kind in ("host", "shared", "device") for _ in range(4)]
+    ones = np.ones(16 * MiB, np.uint8)
+    for array in arrays:
+        usm.copy(array, ones)
+    assert resident() - before > 150 * MiB
+    del array, ones
+    arrays.clear()
+"""
+
+
+def test_warm_memory_goes_back_by_itself() -> None:
+    wait = """
+    deadline = time.monotonic() + 60
+    while resident() - before > 80 * MiB:
+        assert time.monotonic() < deadline, (resident() - before) / MiB
+        time.sleep(0.01)
+    """
+    subprocess.run([sys.executable, "-c", PROGRAM + wait, "0.1"], check=True, timeout=100)
+
+
+def test_a_process_may_end_while_memory_goes_back() -> None:
+    for decay in ("0.01", "0.05", "0.1", "0.2"):
+        subprocess.run([sys.executable, "-c", PROGRAM + f"\n    time.sleep({decay})\n", decay], check=True, timeout=100)

@@ -135,7 +135,7 @@ impl Runtime {
     /// Whether SYCL may be called: not in a child of `fork`, and not while the process ends.
     #[expect(clippy::unused_self, reason = "there is something to be used")]
     pub(super) fn is_usable(&self) -> bool {
-        !ENDED.load(Ordering::Relaxed) && !FORKED.load(Ordering::Relaxed)
+        !ENDED.load(Ordering::SeqCst) && !FORKED.load(Ordering::Relaxed)
     }
 
     /// What to say where it is not.
@@ -172,5 +172,10 @@ extern "C" fn end() {
     while is_ours && PENDING.load(Ordering::Acquire) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }
-    ENDED.store(true, Ordering::Relaxed);
+    // Who calls SYCL counts itself first and looks at the flag then (`Queue::entered`); here it is the other way round. In
+    // one order of all four, one of the two sees the other.
+    ENDED.store(true, Ordering::SeqCst);
+    while is_ours && PENDING.load(Ordering::SeqCst) > 0 && begun.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(1));
+    }
 }

@@ -102,9 +102,10 @@ unsafe impl Pages for UsmPages {
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, _size_bytes: usize) {
-        if !self.queue.is_usable() {
+        // Perhaps on the thread that gives memory back by itself.
+        let Some(_entered) = self.queue.entered() else {
             return; // it stays: a child of `fork` does not call SYCL, and may find the lock held
-        }
+        };
         let raw = self.chunks.with(|chunks| chunks.remove(&start.addr().get())).map_or(start, |chunk| chunk.raw);
         // SAFETY: `raw` is what SYCL gave for this mapping, which nobody uses any more (`unmap`'s contract).
         if let Err(error) = unsafe { self.queue.release(raw) } {
@@ -113,11 +114,6 @@ unsafe impl Pages for UsmPages {
     }
 
     unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
-        false
-    }
-
-    /// SYCL's runtime ends with the process in an order of its own: no thread of ours may be inside of it then.
-    fn decays_by_itself(&self) -> bool {
         false
     }
 

@@ -371,6 +371,13 @@ impl Queue {
         Hold::new()
     }
 
+    /// For a call of SYCL's on a thread that the end of the process does not wait for: while there is this, it does.
+    /// Nothing where SYCL may not be called any more.
+    pub(super) fn entered(&self) -> Option<Hold> {
+        let hold = Hold::new();
+        self.is_usable().then_some(hold)
+    }
+
     fn event(&self, event: Ref, what: &str, size_bytes: usize) -> Result<Event, Error> {
         let event = NonNull::new(event).ok_or_else(|| Error::Sycl {
             what: format!("SYCL did not {what} {size_bytes} bytes on device '{}'", self.device()),
@@ -447,7 +454,7 @@ pub(crate) struct Hold(());
 
 impl Hold {
     fn new() -> Self {
-        PENDING.fetch_add(1, Ordering::Relaxed);
+        PENDING.fetch_add(1, Ordering::SeqCst);
         Self(())
     }
 }

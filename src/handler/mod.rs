@@ -32,6 +32,8 @@ pub use foreign::{Extras, Reach};
 pub(crate) use held::Held;
 #[cfg(feature = "usm")]
 pub use usm::register_usm;
+#[cfg(feature = "python")]
+pub(crate) use usm::{UsmBlock, UsmPool};
 
 #[cfg(feature = "python")]
 pub(crate) use table::Table;

@@ -1,18 +1,27 @@
 //! Handlers over USM: a pool on a queue, with copy functions that go through that queue.
 //!
-//! One of the kind `device` has two faces: its functions serve Rust and C, the struct that NumPy sees refuses.
+//! One of the kind `device` has two faces: its functions serve Rust and C, the struct that NumPy sees refuses. `pool` has
+//! the pools, of which there is one for each context, device and kind; `block` what Python's arrays own.
+
+#[cfg(feature = "python")]
+mod block;
+mod pool;
+
+#[cfg(feature = "python")]
+pub(crate) use block::UsmBlock;
+pub(crate) use pool::UsmPool;
 
 use super::abi::Copies;
 use super::entry::{Draft, Handler};
 use super::name::Name;
 use super::{enter, table};
 use crate::error::Error;
-use crate::source::{Queue, UsmKind, UsmPages};
-use crate::strategy::{Pool, PoolOptions};
+use crate::source::{Queue, UsmKind};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Registers a pool over USM of a queue's device under a name, for ever. The queue lives as long.
+/// Registers a pool over USM of a queue's device under a name, for ever. The queue lives as long. All handlers whose
+/// queues have the same context and device share one pool of each kind.
 ///
 /// Bytes get in and out by copies on the queue ([`Handler::copy_in`] and its kin), after all that was submitted to it.
 /// Blocks of the kind `device` cannot be read by the host: [`Buffer`](crate::Buffer) and
@@ -27,7 +36,7 @@ pub fn register_usm(name: &str, queue: &Queue, kind: UsmKind) -> Result<Handler,
     if table.named(name.as_str()).is_some() {
         return Err(Error::NameTaken { name: name.as_str().into() });
     }
-    let pool = Pool::over(UsmPages::of_any_kind(queue, kind)?, PoolOptions::default());
+    let pool = UsmPool::of(queue, kind)?.lent();
     let queue: &'static Queue = Box::leak(Box::new(queue.clone()));
     let copies = Copies {
         ctx: std::ptr::from_ref(queue).cast_mut().cast(),
@@ -41,9 +50,10 @@ pub fn register_usm(name: &str, queue: &Queue, kind: UsmKind) -> Result<Handler,
 /// # Safety
 /// - `ctx` is the queue that `register_usm` put there; the rest is the contract of NEP 49's second draft.
 unsafe extern "C" fn copy(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: an immortal queue, says the caller.
+    // SAFETY: `register_usm` leaked the queue that `ctx` points to.
     let queue: &Queue = unsafe { &*ctx.cast() };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the draft's contract: both sides have `size` bytes and do not overlap; one is a block of this handler, so
+    // USM of the queue's context, the other that or the host's.
     match unsafe { queue.copy(dst.cast(), src.cast(), size) } {
         Ok(()) => dst,
         Err(_) => null_mut(),

@@ -19,7 +19,7 @@ pub use locked::LockedPages;
 pub use numa::{NumaPages, NumaPolicy};
 pub(crate) use shared::{Shared, grow_shared, map_shared};
 #[cfg(feature = "usm")]
-pub use sycl::{Event, Queue, Runtime, UsmKind, UsmPages};
+pub use sycl::{Event, Queue, RowAxis, Runtime, UsmKind, UsmPages};
 
 use std::fmt::Debug;
 use std::ptr::NonNull;

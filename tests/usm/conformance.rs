@@ -2,7 +2,7 @@
 //! the OpenCL runtime in OCL_ICD_FILENAMES. Without the feature `usm` there is nothing here to run.
 
 use ctxalloc::memory::DeviceBuffer;
-use ctxalloc::source::{Queue, Runtime, UsmKind, UsmPages};
+use ctxalloc::source::{Queue, RowAxis, Runtime, UsmKind, UsmPages};
 use ctxalloc::strategy::{Arena, Budget, Budgeted, Pool, PoolOptions, Strategy, Tracked, conformance};
 use ctxalloc::{Buffer, ContextAlloc, Error, Handler, handler::register_usm};
 use std::ptr::NonNull;
@@ -184,6 +184,60 @@ fn a_submitted_copy_is_there_when_its_event_is_over() {
     // SAFETY: as above; the other one is over.
     unsafe { queue.submit_copy(to.as_mut_ptr(), there.as_ptr(), 1 << 20) }.expect("submitted").wait();
     assert!(to == from);
+    // SAFETY: from this queue, and nothing uses it any more.
+    unsafe { queue.release(there) }.expect("USM");
+}
+
+#[test]
+#[allow(unsafe_code, reason = "blocks")]
+fn handlers_of_one_context_and_device_share_one_pool() {
+    let _turn = alone();
+    for kind in ALL {
+        let (one, two) = (handler(kind), handler(kind));
+        assert_ne!(one, two);
+        let block = one.allocate(40 << 20).expect("memory");
+        // SAFETY: live, from this handler.
+        unsafe { one.release(block, 40 << 20) };
+        let again = two.allocate(40 << 20).expect("memory");
+        assert_eq!(again, block, "the other handler is given the block that came back");
+        // SAFETY: live, from this handler.
+        unsafe { two.release(again, 40 << 20) };
+    }
+    let (one, two) = (queue(), queue());
+    assert!(one.shares_memory_with(&two) && one.shares_memory_with(&one.clone()));
+}
+
+#[test]
+#[allow(unsafe_code, reason = "copies")]
+fn rows_are_copied_and_what_lies_between_is_not_touched() {
+    let _turn = alone();
+    let queue = queue();
+    let there = queue.allocate(UsmKind::Device, 6000, 64).expect("memory");
+    // SAFETY: that many bytes of this queue, which nobody else has.
+    unsafe { queue.fill(there, 9, 6000) }.expect("filled");
+    let from: Vec<u8> = (0..120).collect();
+    // Two planes of five rows of three bytes each; the rows backwards where they are read.
+    let axes = [RowAxis { count: 2, to_step: 3000, from_step: 60 }, RowAxis { count: 5, to_step: 7, from_step: -10 }];
+    // SAFETY: the rows lie in both; the last byte that is read is 60 + 40 + 2, the last that is written 3000 + 28 + 2.
+    unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr().wrapping_add(40), 3, &axes) }.expect("copied");
+    let mut wanted = vec![9_u8; 6000];
+    for (plane, row) in (0..2).flat_map(|plane| (0..5).map(move |row| (plane, row))) {
+        let (to, at) = (3000 * plane + 7 * row, 40 + 60 * plane - 10 * row);
+        wanted[to..to + 3].copy_from_slice(&from[at..at + 3]);
+    }
+    let mut back = vec![0_u8; 6000];
+    // SAFETY: as many bytes on both sides.
+    unsafe { queue.copy(back.as_mut_ptr(), there.as_ptr(), 6000) }.expect("copied");
+    assert_eq!(back, wanted);
+    let many = [RowAxis { count: 6000, to_step: 1, from_step: 0 }];
+    // SAFETY: one byte is read again and again; each is written once.
+    unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr().wrapping_add(77), 1, &many) }.expect("copied");
+    // SAFETY: as many bytes on both sides.
+    unsafe { queue.copy(back.as_mut_ptr(), there.as_ptr(), 6000) }.expect("copied");
+    assert!(back.iter().all(|&byte| byte == 77));
+    let none = [RowAxis { count: 0, to_step: 1, from_step: 1 }];
+    // SAFETY: no row.
+    unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr(), 1, &none) }.expect("nothing to do");
     // SAFETY: from this queue, and nothing uses it any more.
     unsafe { queue.release(there) }.expect("USM");
 }

@@ -5,6 +5,7 @@ import gc
 import random
 import subprocess
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -15,7 +16,6 @@ import dpnp.tensor as dpt
 import numpy as np
 import pytest
 
-import ctxalloc
 from ctxalloc import _native, usm
 
 KINDS = ("host", "shared", "device")
@@ -48,6 +48,26 @@ def test_parts_that_overlap_are_copied_as_numpy_does(kind: str) -> None:
     values[1:] = values[:-1].copy()
     values[:50] = values[25:75].copy()
     assert np.array_equal(array.asnumpy(), values)
+
+
+@pytest.mark.parametrize("with_dpnp", [True, False])
+def test_parts_that_lie_between_each_other_are_copied(
+    kind: str, with_dpnp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_dpnp:
+        monkeypatch.setattr("ctxalloc.usm._copies._tensors", lambda: None)
+    values = np.arange(400).reshape(20, 20)
+    array = usm.asarray(values, kind=kind)
+    for to, from_ in (
+        ((slice(None), slice(None, None, 2)), (slice(None), slice(1, None, 2))),
+        ((slice(0, 10),), (slice(19, 9, -1),)),
+        ((slice(None), 3), (5, slice(None))),
+        ((slice(0, 19),), (slice(1, 20),)),
+        ((slice(None, None, -1),), (slice(None),)),
+    ):
+        values[to] = values[from_].copy()
+        usm.copy(array[to], array[from_])
+        assert np.array_equal(array.asnumpy(), values)
 
 
 def test_between_queues_and_contexts(kind: str) -> None:
@@ -236,18 +256,143 @@ def test_a_fuzzed_round_trip(seed: int) -> None:
             assert np.array_equal(got, wanted), (seed, route, shape, key, dtype, kind)
 
 
-def test_handlers_copy_functions_are_the_ones_that_copy(kind: str) -> None:
-    memory = _native.UsmMemory(ctxalloc.handler(f"usm_{kind}"), 100, zeroed=True)
-    other = _native.UsmMemory(memory.handler, 100, zeroed=False)
-    values, back = np.arange(50, dtype=np.uint8), np.zeros(50, np.uint8)
-    memory.copy_in(25, values.ctypes.data, 50)
-    other.copy_across(50, memory, 25, 50)
-    other.copy_out(50, back.ctypes.data, 50)
-    assert np.array_equal(back, values)
-    for offset, size in ((51, 50), (0, 101), (1 << 63, 1), (100, 1)):
-        with pytest.raises(ValueError, match="are not in a block of 100 bytes"):
-            memory.copy_in(offset, values.ctypes.data, size)
-    with pytest.raises(ValueError, match="overlap"):
-        memory.copy_across(0, memory, 10, 20)
-    with pytest.raises(ValueError, match="of two handlers"):
-        memory.copy_across(0, _native.UsmMemory(ctxalloc.handler("pool"), 100, zeroed=True), 0, 10)
+class OnQueue:
+    """An array's memory on another queue."""
+
+    def __init__(self, array: usm.Array, queue: dpctl.SyclQueue) -> None:
+        self.array = array
+        self.__sycl_usm_array_interface__ = array.__sycl_usm_array_interface__ | {"syclobj": queue}
+
+
+def test_what_lies_between_the_elements_is_not_written(kind: str) -> None:
+    """A neighbour writes the odd elements while the even ones are copied to: none of its writes is lost."""
+    length = 1 << 20
+    array = usm.zeros(length, np.int32, kind=kind)
+    mine, values = array[::2], np.arange(length // 2, dtype=np.int32)
+    # On a queue of the same context that the copies do not wait for.
+    theirs = dpt.usm_ndarray(
+        (length // 2,),
+        np.int32,
+        buffer=dpctl.memory.as_usm_memory(OnQueue(array, dpctl.SyclQueue())),
+        strides=(2,),
+        offset=1,
+    )
+    rounds = range(1, 41)
+    turn, written = threading.Barrier(2), []
+
+    def neighbour() -> None:
+        for number in rounds:
+            turn.wait()
+            theirs[...] = number
+            theirs.sycl_queue.wait()
+            turn.wait()
+            written.append(number)
+            turn.wait()
+
+    thread = threading.Thread(target=neighbour)
+    thread.start()
+    lost = 0
+    for number in rounds:
+        turn.wait()
+        usm.copy(mine, values + number)
+        turn.wait()
+        now = array.asnumpy()
+        lost += int((now[1::2] != number).any())
+        assert np.array_equal(now[::2], values + number)
+        turn.wait()
+    thread.join()
+    assert (lost, len(written)) == (0, 40)
+
+
+LAYOUTS = [
+    ((64, 512), (slice(None), slice(0, 4))),
+    ((5, 12000), (slice(None), slice(100, 9100))),
+    ((12, 12000), (slice(None), slice(100, 9100))),
+    ((5, 600), (slice(None), slice(3, 300))),
+    ((300,), slice(None, None, -1)),
+    ((3000,), slice(5, None, 7)),
+    ((16, 16, 40), (slice(2, 9), slice(None, None, -2), slice(1, None, 3))),
+    ((100, 200), (slice(None), 3)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "c16"])
+@pytest.mark.parametrize(("shape", "key"), LAYOUTS)
+@pytest.mark.parametrize("with_dpnp", [True, False])
+def test_parts_of_device_memory_are_copied_by_every_route(
+    shape: tuple[int, ...], key: Any, dtype: str, with_dpnp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_dpnp:
+        monkeypatch.setattr("ctxalloc.usm._copies._tensors", lambda: None)
+    rng = np.random.default_rng(1)
+    values, other = (rng.integers(0, 100, shape).astype(dtype) for _ in range(2))
+    device, twin = usm.asarray(values, kind="device"), usm.asarray(other, kind="device")
+    for transposed in (False, True):
+        there = device[key].T if transposed else device[key]
+        part = (other[key].T if transposed else other[key])[...]
+        shared = usm.asarray(other)[key].T if transposed else usm.asarray(other)[key]
+        theirs = twin[key].T if transposed else twin[key]
+        for source in (part, part.copy(), shared, theirs, theirs.copy_to()):
+            usm.copy(device, values)
+            usm.copy(there, source)
+            wanted = values.copy()
+            wanted[key] = other[key]
+            assert np.array_equal(device.asnumpy(), wanted)
+            assert np.array_equal(there.asnumpy(), part)
+            back = np.zeros((*part.shape, 3), dtype)
+            usm.copy(back[..., 1], there)
+            assert np.array_equal(back[..., 1], part)
+            assert not back[..., ::2].any()
+
+
+def _two_parts() -> tuple[Any, Any]:
+    """Queues on two parts of the device, in one context."""
+    parts = dpctl.SyclDevice().create_sub_devices(partition=1)
+    if len(parts) < 2:
+        pytest.skip("the device has one part")
+    context = dpctl.SyclContext(parts)
+    return dpctl.SyclQueue(context, parts[0]), dpctl.SyclQueue(context, parts[1])
+
+
+@pytest.mark.parametrize("to", KINDS)
+def test_between_two_parts_of_a_device_it_goes_by_the_host(kind: str, to: str) -> None:
+    """A queue on one part that copies another part's memory would never end: another process is waited for."""
+    program = f"""if True:
+        import dpctl, numpy as np
+        from ctxalloc import usm
+        parts = dpctl.SyclDevice().create_sub_devices(partition=1)
+        context = dpctl.SyclContext(parts)
+        one, two = (dpctl.SyclQueue(context, part) for part in parts[:2])
+        values = np.arange(10)
+        here, there = usm.asarray(values, kind={kind!r}, queue=one), usm.zeros(10, int, kind={to!r}, queue=two)
+        usm.copy(there, here)
+        assert there.asnumpy().tolist() == values.tolist()
+        usm.copy(there[::2], here[5:])
+        assert there.asnumpy()[::2].tolist() == [5, 6, 7, 8, 9]
+        assert here.copy_to(queue=two, kind={to!r}).asnumpy().tolist() == values.tolist()
+        for kind in ("host", "shared"):
+            with usm.use(queue=one, kind=kind):
+                numpys = np.arange(10)
+            usm.copy(there, numpys + 1)
+            usm.copy(there[::-1], numpys)
+            usm.copy(numpys[1:], there[:-1])
+            assert numpys.tolist() == [0, *range(9, 0, -1)], numpys
+            with usm.use(queue=one, kind=kind):
+                usm.copy(here[::3], there[::3])
+    """
+    _two_parts()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_an_awaited_copy_between_two_parts_of_a_device_is_refused() -> None:
+    one, two = _two_parts()
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match=r"of the same context and device .*; copy\(\) takes any"):
+            usm.copy_async(usm.zeros(3, kind="device", queue=two), usm.zeros(3, kind="device", queue=one))
+        with usm.use(queue=one):
+            numpys = np.zeros(3)
+        with pytest.raises(ValueError, match=r"of the same context and device .*; copy\(\) takes any"):
+            usm.copy_async(usm.zeros(3, kind="device", queue=two), numpys)
+
+    asyncio.run(main())

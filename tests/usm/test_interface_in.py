@@ -1,6 +1,11 @@
 """Others' arrays as ours: dpctl's memory, dpnp's arrays, hand-made ones, and every field wrong in every way."""
 
+import ctypes
 import gc
+import random
+import re
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -278,3 +283,182 @@ def test_what_is_no_capsule_or_was_consumed_is_refused() -> None:
         with pytest.raises(ValueError, match="is no capsule 'dltensor'"):
             usm.from_dlpack(liar)
     assert "used_dltensor" in repr(used)
+
+
+def _apart() -> Any:
+    """A queue in a context of its own, whose pools no handler has."""
+    device = dpctl.SyclDevice()
+    return dpctl.SyclQueue(dpctl.SyclContext([device]), device)
+
+
+class Dict:
+    """An interface over memory that it does not keep."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__sycl_usm_array_interface__ = interface
+
+
+def test_a_block_of_ours_that_is_too_short_is_told(kind: str) -> None:
+    array = usm.zeros(10, np.uint8, kind=kind)
+    interface = array.__sycl_usm_array_interface__
+    assert usm.asarray(Dict(interface)).address == array.address
+    with pytest.raises(ValueError, match=r"describes 11 bytes from .* ends after 10: shape=\(11,\)"):
+        usm.asarray(Dict(interface | {"shape": (11,)}))
+    with pytest.raises(ValueError, match=r"describes 9 bytes from .* ends after 8.*offset=2"):
+        usm.asarray(Dict(interface | {"shape": (9,), "offset": 2}))
+
+
+def test_a_block_of_ours_that_was_freed_is_told_where_no_handler_has_the_pool() -> None:
+    program = """if True:
+        import numpy as np
+        from ctxalloc import usm
+        class Dict: pass
+        for kind in ("host", "shared", "device"):
+            keep = usm.zeros(10, np.uint8, kind=kind)
+            array = usm.zeros(10, np.uint8, kind=kind)
+            foreign = Dict()
+            foreign.__sycl_usm_array_interface__ = array.__sycl_usm_array_interface__
+            assert usm.asarray(foreign).shape == (10,)
+            del array
+            try:
+                usm.asarray(foreign)
+            except ValueError as error:
+                assert "a block of ctxalloc.usm was freed; keep its array" in str(error), error
+            else:
+                raise SystemExit(1)
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_memory_of_another_part_of_the_device_is_told() -> None:
+    parts = dpctl.SyclDevice().create_sub_devices(partition=1)
+    if len(parts) < 2:
+        pytest.skip("the device has one part")
+    context = dpctl.SyclContext(parts)
+    one, two = (dpctl.SyclQueue(context, part) for part in parts[:2])
+    array = usm.zeros(10, kind="device", queue=one)
+    with pytest.raises(ValueError, match="has memory of another device at"):
+        usm.asarray(Dict(array.__sycl_usm_array_interface__ | {"syclobj": two}))
+
+
+def _odd(rng: random.Random) -> Any:
+    return rng.choice(
+        [
+            None, True, False, 0, 1, -1, 7, 63, 64, 1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 64, 1 << 200,
+            -(1 << 63), 0.0, 1.5, float("nan"), float("inf"), "", "<f4", "|b1", "|u1", "<i8", "f4", "<f16", "<c32",
+            "<f3", "V4", "|S0", "<f" + "9" * 30, "opencl:cpu:0", "gpu:9", "\0", "cpu" * 1000, b"<f4", (), (0,), (1,),
+            (3, 4), (1 << 40, 1 << 40), (0, 1 << 62), (-1,), (1,) * 65, (1,) * 64, [3], [[3]], {}, {"a": 1}, set(),
+            object(), np.int64(3), np.float32(1), np.array([3, 4]), np.bool_(True), np.dtype("f4"), [("", "<f4")],
+            [("x", "<f4", (2,))], [()], [("a", [("b", "<f4")])], [(("t", "n"), "<f4")], (0, False), (None, False),
+            (1 << 63, True), (True, True), dpctl.SyclDevice(), _apart(), Exporter, NotImplemented, ..., slice(None),
+            "typestr", range(3), iter(()),
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_dicts_are_taken_or_name_the_key_and_the_value(seed: int) -> None:
+    rng = random.Random(seed)
+    fields = ["shape", "typestr", "typedescr", "data", "strides", "offset", "version", "syclobj"]
+    texts: list[str] = []
+    for _ in range(150):
+        exporter = Exporter(VALUES, rng.choice(["host", "shared"]))
+        first = exporter.memory._pointer
+        for field in rng.sample(fields, rng.choice([1, 1, 1, 2, 3])):
+            near = (first + rng.choice([0, 4, 44, 48, -4, 1 << 40, -(1 << 40)]), rng.choice([True, False]))
+            if rng.random() < 0.1:
+                exporter.interface.pop(field, None)
+            else:
+                exporter.interface[field] = near if field == "data" and rng.random() < 0.5 else _odd(rng)
+        for take in (usm.asarray, usm.kind_of):
+            # Nothing else than these is raised: kind_of() may be given a queue that is none.
+            refusals = (ValueError, TypeError) if take is usm.asarray else (ValueError, TypeError, RuntimeError)
+            try:
+                taken = take(exporter)
+            except refusals as error:
+                texts.append(str(error) if take is usm.asarray else "'shape'")
+            else:
+                if isinstance(taken, usm.Array) and taken.nbytes <= 48:
+                    taken.asnumpy()
+    names = re.compile("|".join(rf"'{field}'|{field}=" for field in fields))
+    assert [text for text in texts if names.search(text) is None] == []
+    assert texts
+
+
+def _capsule(rng: random.Random, address: int, kept: list[Any]) -> Any:
+    """A tensor of 6 float32 that may be spoiled, in a capsule of one kind or the other."""
+
+    def spoiled(value: Any, *others: Any) -> Any:
+        return rng.choice(others) if rng.random() < 0.12 else value
+
+    class Tensor(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+            ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+        ]  # fmt: skip
+
+    class Plain(ctypes.Structure):
+        _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+    class Versioned(ctypes.Structure):
+        _fields_ = [
+            ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+            ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", Tensor),
+        ]  # fmt: skip
+
+    huge = (1 << 62, 1 << 40, -1, -(1 << 63), (1 << 63) - 1, 0, 7)
+    lengths = [spoiled(length, *huge) for length in (2, 3)] + [1] * 98
+    steps = [spoiled(step, *huge) for step in (3, 1)] + [1] * 98
+    shape, strides = ((ctypes.c_int64 * 100)(*numbers) for numbers in (lengths, steps))
+    kept += [shape, strides]
+    tensor = Tensor(
+        spoiled(address, None, 0, 1, address + 4, address + (1 << 40), (1 << 64) - 1),
+        spoiled(14, 1, 2, -1, 1 << 30),
+        spoiled(0, 1, -1, 99),
+        spoiled(2, 0, 1, 3, 64, 65, -1, -(1 << 31), (1 << 31) - 1),
+        spoiled(2, 0, 1, 3, 5, 6, 7, 255),
+        spoiled(32, 0, 1, 7, 8, 16, 24, 64, 128, 255),
+        spoiled(1, 0, 2, 65535),
+        spoiled(ctypes.addressof(shape), None),
+        spoiled(ctypes.addressof(strides), None),
+        spoiled(0, 4, 24, 1 << 40, (1 << 64) - 1),
+    )
+    if rng.random() < 0.5:
+        managed: Any = Plain(tensor, None, None)
+        name = b"dltensor"
+    else:
+        managed = Versioned(
+            spoiled(1, 0, 2, 1 << 31), spoiled(0, 9), None, None, spoiled(0, 1, 2, (1 << 64) - 1), tensor
+        )
+        name = b"dltensor_versioned"
+    kept += [managed, name]
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return make(ctypes.addressof(managed), name, None)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_dlpack_tensors_are_taken_or_refused(seed: int) -> None:
+    rng = random.Random(seed)
+    array = usm.zeros(6, np.float32)
+    kept: list[Any] = []  # the capsules have no deleters
+
+    class Producer:
+        def __dlpack__(self, **_: object) -> Any:
+            return _capsule(rng, array.address, kept)
+
+    outcomes = set()
+    for _ in range(300):
+        try:
+            taken = usm.from_dlpack(Producer())
+        except BufferError as error:
+            outcomes.add("refused" if "DLPack" in str(error) else str(error))
+        else:
+            assert usm.kind_of(taken.address) == "shared"
+            is_inside = array.address <= taken.address < array.address + 24
+            assert taken.nbytes <= 24 or 0 in taken.strides or not is_inside
+            if taken.nbytes <= 24:
+                taken.asnumpy()
+            outcomes.add("taken")
+    assert outcomes == {"refused", "taken"}

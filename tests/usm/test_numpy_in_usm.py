@@ -82,12 +82,17 @@ def test_a_queue_may_be_chosen() -> None:
     queue = dpctl.SyclQueue(property="in_order")
     with usm.use(queue=queue, kind="host") as handler:
         array = np.ones(10)
-    assert handler is usm.handler(queue, "host") is not ctxalloc.handler("usm_host")
+    assert handler is ctxalloc.handler("usm_host"), "the queue is of the same context and device as the default one"
+    assert usm.export(array).sycl_queue != queue
+    assert usm.export(array, queue=queue).sycl_queue == queue
+    device = dpctl.SyclDevice()
+    apart = dpctl.SyclQueue(dpctl.SyclContext([device, *device.create_sub_devices(partition=1)]), device)
+    with usm.use(queue=apart, kind="host") as handler:
+        array = np.ones(10)
     assert handler.name.startswith("usm_host:")
-    assert usm.export(array).sycl_queue == queue
-    named = dpctl.SyclDevice().filter_string
-    with usm.use(queue=named):
-        assert usm.export(np.ones(10)).sycl_queue.sycl_device == dpctl.SyclDevice()
+    assert usm.export(array).sycl_queue == apart
+    with usm.use(queue=device.filter_string):
+        assert usm.export(np.ones(10)).sycl_queue.sycl_device == device
 
 
 def test_a_wrong_queue_or_kind_is_named() -> None:

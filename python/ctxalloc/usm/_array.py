@@ -1,9 +1,10 @@
 """`Array`: elements in USM, with the SYCL USM Array Interface, and the functions that make one."""
 
 import importlib
+import math
 import operator
 from types import EllipsisType
-from typing import Any, Self, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +12,28 @@ import numpy.typing as npt
 from ctxalloc import _native
 from ctxalloc.usm import _dlpack
 from ctxalloc.usm._copies import copy as copy_elements
-from ctxalloc.usm._geometry import Found, Host, Placed, check_dtype, found_in, geometry
+from ctxalloc.usm._geometry import (
+    MAX_AXES,
+    Found,
+    Host,
+    Placed,
+    check_dtype,
+    found_in,
+    geometry,
+    is_possible,
+    row_strides,
+)
 from ctxalloc.usm._interface import consume
 from ctxalloc.usm._runtime import (
     Kind,
     UsmKind,
-    handler,
+    handler_over,
     is_loaded,
     kind_meant,
-    known_queues,
     native_queue,
     place_of,
     queue_meant,
+    where,
 )
 
 _Index: TypeAlias = int | slice | EllipsisType | None
@@ -105,8 +116,31 @@ class Array(Placed):
 
     @property
     def handler(self) -> _native.Handler | None:
-        """The handler that its memory is from; None where it is not this package's."""
-        return None if self._memory is None else self._memory.handler
+        """The handler over the pool that its memory is from.
+
+        None where the memory is not this package's, and in a context of your own that has no handler (``usm.handler``).
+        """
+        return None if self._memory is None else handler_over(self._found.queue, self.kind)
+
+    @property
+    def usm_type(self) -> str:
+        """The kind of memory, by dpctl's and dpnp's name for it."""
+        return str(self.kind)
+
+    @property
+    def sycl_device(self) -> Any:
+        """The dpctl.SyclDevice of its queue."""
+        return self.sycl_queue.sycl_device
+
+    @property
+    def sycl_context(self) -> Any:
+        """The dpctl.SyclContext of its queue."""
+        return self.sycl_queue.sycl_context
+
+    @property
+    def itemsize(self) -> int:
+        """How many bytes an element has."""
+        return self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:
@@ -129,6 +163,62 @@ class Array(Placed):
         whole = keys if any(one is ... for one in keys) else (*keys, ...)
         found = self._found
         return self._of(found_in(geometry(found)[whole], found), self._memory)
+
+    def __setitem__(self, key: _Index | tuple[_Index, ...], value: object, /) -> None:
+        """Writes to a part what NumPy would: an array of it, or what broadcasts to its shape; and waits.
+
+        Nothing is written between the elements. ValueError: read-only, or the shapes do not fit.
+        """
+        part = self[key]
+        if isinstance(value, Array) and (value.shape, value.dtype) == (part.shape, part.dtype):
+            copy_elements(part, value)
+            return
+        values: Host = np.empty(part.shape, part.dtype)
+        values[...] = value.asnumpy() if isinstance(value, Array) else value
+        copy_elements(part, values)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> Self:
+        """A view of another shape, in C's order; one length may be -1. ValueError: not without a copy."""
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        found = self._found
+        parts = _lengths_meant(wanted, found.size)
+        if found.is_contiguous:
+            return self._of(found._replace(shape=parts, strides=row_strides(parts)), self._memory)
+        try:
+            view = _reshaped(geometry(found), parts)
+        except (AttributeError, ValueError) as error:
+            msg = (
+                f"elements of shape {self.shape} and strides {self.strides} have the shape {parts} only in a copy: "
+                "copy_to().reshape(...)"
+            )
+            raise ValueError(msg) from error
+        return self._of(found_in(view, found), self._memory)
+
+    def __eq__(self, other: object) -> bool:
+        msg = (
+            "== of a ctxalloc.usm.Array: it computes nothing; compare dpnp.asarray(array), or array.asnumpy() (`is` "
+            "says whether two are the same object)"
+        )
+        raise TypeError(msg)
+
+    __hash__ = None  # type: ignore[assignment]  # as of an ndarray
+
+    def __bool__(self) -> bool:
+        msg = "the truth of a ctxalloc.usm.Array: it computes nothing; ask array.size, or array.asnumpy()"
+        raise TypeError(msg)
+
+    def __reduce__(self) -> NoReturn:
+        msg = (
+            "a ctxalloc.usm.Array cannot be pickled: its memory is a queue's of this process; pickle array.asnumpy(), "
+            "and make it again by ctxalloc.usm.asarray(...)"
+        )
+        raise TypeError(msg)
+
+    def __copy__(self) -> "Array":
+        return self.copy_to()
+
+    def __deepcopy__(self, memo: dict[int, Any], /) -> "Array":
+        return self.copy_to()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -284,24 +374,44 @@ def _shape_meant(shape: object) -> tuple[int, ...]:
     if not all(_is_index(part) and int(part) >= 0 for part in parts):
         msg = f"shape={shape!r} is no shape; give an int from 0 up, or a tuple of them"
         raise ValueError(msg)
+    if len(parts) > MAX_AXES:
+        msg = f"a shape of {len(parts)} axes is too long; NumPy's arrays, and so these, have at most {MAX_AXES}"
+        raise ValueError(msg)
     return tuple(int(part) for part in parts)
+
+
+def _reshaped(view: Host, shape: tuple[int, ...]) -> Host:
+    """Never a copy: nobody may read the elements. AttributeError, ValueError: not without one."""
+    if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+        return np.reshape(view, shape, copy=False)
+    view.shape = shape
+    return view
+
+
+def _lengths_meant(shape: object, size: int) -> tuple[int, ...]:
+    """A shape of so many elements, in which one length may be -1."""
+    parts = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if list(parts).count(-1) == 1:
+        rest = _shape_meant(tuple(part for part in parts if part != -1))
+        known = math.prod(rest)
+        length = size // known if known and size % known == 0 else 0
+        parts = tuple(length if part == -1 else part for part in parts)
+    lengths = _shape_meant(parts)
+    if math.prod(lengths) != size:
+        msg = f"{size} elements have no shape {shape}"
+        raise ValueError(msg)
+    return lengths
 
 
 def _make(shape: object, dtype: npt.DTypeLike, kind: Kind, queue: object, *, zeroed: bool) -> Array:
     wanted, lengths, element = kind_meant(kind), _shape_meant(shape), check_dtype(np.dtype(dtype))
     owner = queue_meant(queue)
-    made_by = handler(owner, wanted)
-    strides: list[int] = []
-    count = 1
-    for length in reversed(lengths):
-        strides.append(count)
-        count *= max(length, 1)
-    size_bytes = 0 if 0 in lengths else count * element.itemsize
+    size_bytes = math.prod(lengths) * element.itemsize
     if size_bytes >= 1 << 63:
         msg = f"an array of shape {lengths} and {element} has {size_bytes} bytes, which no memory has"
         raise MemoryError(msg)
-    memory = _native.UsmMemory(made_by, size_bytes, zeroed=zeroed)
-    found = Found(memory, owner, wanted, memory.address, lengths, tuple(reversed(strides)), element, readonly=False)
+    memory = _native.UsmMemory(native_queue(owner), str(wanted), size_bytes, zeroed=zeroed)
+    found = Found(memory, owner, wanted, memory.address, lengths, row_strides(lengths), element, readonly=False)
     return Array._of(found, memory)
 
 
@@ -350,7 +460,7 @@ def asarray(
         source = Array._of(found) if found.kind is not UsmKind.UNKNOWN else geometry(found)
     else:
         host: Host = np.asarray(obj)
-        in_usm = None if host.dtype.kind not in "biufc" else _find(host, None)
+        in_usm = _find(host, None) if is_possible(host.dtype) else None
         source = host if in_usm is None else Array._of(in_usm)
     fits = (
         isinstance(source, Array)
@@ -385,9 +495,11 @@ def _find(arr: Host, queue: object) -> Found | None:
         # Nothing of SYCL is loaded only to hear that an array is not in its memory.
         if queue is None and not is_loaded():
             return None
-        asked = known_queues() if queue is None else [queue_meant(queue)]
-        answers = ((one, UsmKind(native_queue(one).kind_of(address))) for one in asked)
-        owner, kind = next((answer for answer in answers if answer[1] is not UsmKind.UNKNOWN), (None, UsmKind.UNKNOWN))
+        if queue is None:
+            owner, kind = where(address)
+        else:
+            owner = queue_meant(queue)
+            kind = UsmKind(native_queue(owner).kind_of(address))
     item = arr.dtype.itemsize
     if kind is UsmKind.UNKNOWN or any(stride % item for stride in arr.strides):
         return None
@@ -410,13 +522,24 @@ def export(arr: object, /, *, queue: object = None, copy: bool = False) -> Array
         return Array._of(found)
     if copy:
         return asarray(arr, queue=queue, copy=True)
+    where_it_is, advice = _told_of(arr, queue)
+    msg = f"{where_it_is}; {advice}, or say copy=True"
+    raise ValueError(msg)
+
+
+def _told_of(arr: Host, queue: object) -> tuple[str, str]:
+    """Where an ndarray is that cannot be exported, and what to do about it."""
+    address: int = arr.__array_interface__["data"][0]
+    if any(stride % arr.dtype.itemsize for stride in arr.strides):
+        item = arr.dtype.itemsize
+        return f"the array's strides are not whole elements of {item} bytes: {arr.strides}", "copy it first"
+    there, kind = where(address) if is_loaded() else (None, UsmKind.UNKNOWN)
+    if queue is not None and kind is not UsmKind.UNKNOWN:
+        there_is = f"the array is in '{kind}' USM of another context than that of queue={queue!r}"
+        return there_is, f"give queue={there!r} or none"
     owner = _native.handler_of(arr)
     place = "memory of no handler" if owner is None else f"the memory of handler '{owner.name}'"
-    msg = (
-        f"the array is in {place}, not in USM (or its strides are not whole elements); make it inside of "
-        "ctxalloc.usm.use(), or say copy=True"
-    )
-    raise ValueError(msg)
+    return f"the array is in {place}, not in USM", "make it inside of ctxalloc.usm.use()"
 
 
 def from_dlpack(obj: object, /) -> Array:

@@ -1,11 +1,13 @@
 """DLPack: which device and which type code; the capsules are made and consumed in Rust."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from ctxalloc import _native
-from ctxalloc.usm._geometry import Found
+from ctxalloc.usm._geometry import MAX_AXES, Found, check_dtype, row_strides
+from ctxalloc.usm._interface import refused_as_ours
 from ctxalloc.usm._runtime import UsmKind, default_queue, dpctl, known_queues, native_queue
 
 ONEAPI = 14
@@ -44,19 +46,29 @@ def consume(obj: Any) -> Found:
     except TypeError:  # a producer from before DLPack 1.0
         given = obj.__dlpack__()
     address, shape, strides, (code, bits, lanes), device, readonly, owner = _native.usm_from_dlpack(given)
-    if code not in _KINDS or lanes != 1 or bits % 8:
-        msg = f"a DLPack type of code {code}, {bits} bits and {lanes} lanes is not one of NumPy's numbers"
+    dtype = _dtype(code, bits, lanes)
+    if len(shape) > MAX_AXES or math.prod(length or 1 for length in shape) * dtype.itemsize >= 1 << 63:
+        msg = f"a DLPack tensor of shape {tuple(shape)} has more axes or bytes than an array can"
         raise BufferError(msg)
-    dtype = np.dtype("?") if _KINDS[code] == "b" else np.dtype(f"{_KINDS[code]}{bits // 8}")
-    if strides is None:
-        strides, count = [], 1
-        for length in reversed(shape):
-            strides.insert(0, count)
-            count *= max(length, 1)
-    for queue in _queues(obj, device):
-        kind = UsmKind(native_queue(queue).kind_of(address))
-        if kind is not UsmKind.UNKNOWN:
-            return Found(owner, queue, kind, address, tuple(shape), tuple(strides), dtype, readonly)
+    steps = row_strides(tuple(shape)) if strides is None else tuple(strides)
+    found = Found(owner, None, UsmKind.UNKNOWN, address, tuple(shape), steps, dtype, readonly)
+    first, behind = found.span
+    if first < 0 or behind >= 1 << 63 or any(abs(step) * dtype.itemsize >= 1 << 63 for step in steps):
+        msg = f"the DLPack tensor's strides {steps} lead from data={address:#x} to {first:#x}..{behind:#x}, no memory"
+        raise BufferError(msg)
+    for queue in _queues(obj, device, address):
+        native = native_queue(queue)
+        kind = UsmKind(native.kind_of(first))
+        if kind is UsmKind.UNKNOWN:
+            continue
+        found = found._replace(queue=queue, kind=kind)
+        refusal = refused_as_ours(found)
+        if refusal is None and native.kind_of(max(first, behind - 1)) != kind:
+            refusal = f"describes bytes from {first:#x} to {behind:#x}, the last not in that memory"
+        if refusal is not None:
+            msg = f"the DLPack tensor {refusal}: shape={tuple(shape)}, strides={steps}"
+            raise BufferError(msg)
+        return found
     msg = (
         f"the memory on DLPack device {device} is not USM of a queue that is known here; copy it, from the host with "
         "ctxalloc.usm.asarray(numpy.from_dlpack(obj))"
@@ -64,12 +76,23 @@ def consume(obj: Any) -> Found:
     raise BufferError(msg)
 
 
-def _queues(obj: Any, device: tuple[int, int]) -> list[Any]:
+def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
+    """BufferError: not one that an array has."""
+    try:
+        if lanes == 1 and bits % 8 == 0 and (bits == 8 or code != _CODES["b"]):
+            return check_dtype(np.dtype("?" if code == _CODES["b"] else f"{_KINDS[code]}{bits // 8}"))
+    except (KeyError, TypeError):
+        pass
+    msg = f"a DLPack type of code {code}, {bits} bits and {lanes} lanes is not one of NumPy's numbers"
+    raise BufferError(msg)
+
+
+def _queues(obj: Any, device: tuple[int, int], address: int) -> list[Any]:
     """Those that the memory may belong to."""
     sycl = dpctl()
     own = getattr(obj, "sycl_queue", None)
     if isinstance(own, sycl.SyclQueue):
         return [own]
     if device[0] == ONEAPI and device[1] != device_id(default_queue()):
-        return [queue for queue in known_queues() if device_id(queue) == device[1]]
-    return known_queues()
+        return [queue for queue in known_queues(address) if device_id(queue) == device[1]]
+    return known_queues(address)

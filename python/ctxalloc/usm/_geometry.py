@@ -7,6 +7,9 @@ import numpy as np
 from ctxalloc import _native
 from ctxalloc.usm._runtime import UsmKind
 
+MAX_AXES = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
+"""As many axes as NumPy's arrays have, whose geometry ours is."""
+
 Host: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -41,6 +44,22 @@ class Found(NamedTuple):
         return True
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes the elements have."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether they are all that lies between the first and the last, in whatever order, each once."""
+        expected = 1
+        axes = zip(self.strides, self.shape, strict=True)
+        for stride, length in sorted((abs(stride), length) for stride, length in axes if length > 1):
+            if stride != expected:
+                return False
+            expected *= length
+        return True
+
+    @property
     def span(self) -> tuple[int, int]:
         """The first byte, and the one behind the last."""
         if self.size == 0:
@@ -52,10 +71,30 @@ class Found(NamedTuple):
         return self.address + low, self.address + high + item
 
 
+def row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of elements one behind the other in C's order, in elements."""
+    strides: tuple[int, ...] = ()
+    count = 1
+    for length in reversed(shape):
+        strides = (count, *strides)
+        count *= max(length, 1)
+    return strides
+
+
+def is_possible(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are numbers or bools in the machine's own byte order: all that SYCL's interface knows."""
+    # C's long double is 80 bits wide on the host, and no device has it.
+    is_wide = dtype.kind in "fc" and dtype.itemsize > (16 if dtype.kind == "c" else 8)
+    return dtype.kind in "biufc" and dtype.isnative and not dtype.hasobject and not is_wide
+
+
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """TypeError: no numbers or bools in the machine's own byte order, which is all that SYCL's interface knows."""
-    if dtype.kind not in "biufc" or not dtype.isnative or dtype.hasobject:
-        msg = f"dtype {dtype} cannot live in a USM array; give bools or numbers in native byte order"
+    """TypeError: not possible."""
+    if not is_possible(dtype):
+        msg = (
+            f"dtype {dtype} cannot live in a USM array; give bools or numbers in native byte order, floats of at most "
+            "64 bits (complex128 for pairs)"
+        )
         raise TypeError(msg)
     return dtype
 

@@ -4,13 +4,14 @@ Strides and offset count elements, as dpctl and dpnp have it (the document says 
 """
 
 import importlib
+import math
 import re
 from typing import Any
 
 import numpy as np
 
-from ctxalloc.usm._geometry import Found, check_dtype
-from ctxalloc.usm._runtime import UsmKind, dpctl, native_queue, queue_meant
+from ctxalloc.usm._geometry import MAX_AXES, Found, check_dtype, row_strides
+from ctxalloc.usm._runtime import UsmKind, dpctl, native_queue, queue_in, queue_meant
 
 
 def _wrong(field: str, value: object, wanted: str) -> ValueError:
@@ -41,7 +42,7 @@ def _dtype(interface: dict[str, Any]) -> np.dtype[Any]:
     if described is not None:
         try:
             fits = isinstance(described, list) and np.dtype(described).itemsize == dtype.itemsize
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError, ArithmeticError, SyntaxError) as error:
             raise _wrong("typedescr", described, "None or a list of tuples, as numpy's descr") from error
         if not fits:
             raise _wrong("typedescr", described, f"None or a list of tuples that describe {dtype.itemsize} bytes")
@@ -54,7 +55,7 @@ def queue_of(syclobj: object) -> Any:
     if isinstance(syclobj, sycl.SyclQueue):
         return syclobj
     if isinstance(syclobj, sycl.SyclContext):
-        return sycl.SyclQueue(syclobj, syclobj.get_devices()[0])
+        return queue_in(syclobj)
     if isinstance(syclobj, str):
         try:
             return queue_meant(syclobj)
@@ -90,21 +91,21 @@ def consume(obj: Any) -> Found:
     if not _is_int(version) or version != 1:
         raise _wrong("version", version, "1, the only version there is")
     shape = _ints("shape", interface["shape"], "a tuple of ints from 0 up")
-    if any(length < 0 for length in shape) or len(shape) > 64:
-        raise _wrong("shape", interface["shape"], "a tuple of at most 64 ints from 0 up")
+    if any(length < 0 for length in shape) or len(shape) > MAX_AXES:
+        raise _wrong("shape", interface["shape"], f"a tuple of at most {MAX_AXES} ints from 0 up")
     dtype = _dtype(interface)
+    if math.prod(length or 1 for length in shape) * dtype.itemsize >= 1 << 63:
+        raise _wrong("shape", interface["shape"], "of fewer bytes than 2**63")
     offset = interface.get("offset", 0)
     if offset is None or not _is_int(offset):
         raise _wrong("offset", offset, "an int, in elements")
     given = interface.get("strides")
     if given is None:
-        strides: tuple[int, ...] = ()
-        count = 1
-        for length in reversed(shape):
-            strides = (count, *strides)
-            count *= max(length, 1)
+        strides = row_strides(shape)
     else:
         strides = _ints("strides", given, "None or a tuple of ints, in elements")
+        if any(abs(stride) * dtype.itemsize >= 1 << 63 for stride in strides):
+            raise _wrong("strides", given, "of fewer bytes than 2**63")
         if len(strides) != len(shape):
             raise _wrong("strides", given, f"None or a tuple of {len(shape)} ints, as the shape has")
     queue = queue_of(interface["syclobj"])
@@ -124,26 +125,55 @@ def consume(obj: Any) -> Found:
         raise _wrong("data", data, wanted)
     # dpctl's own memory says True, and can be written to.
     readonly = bool(data[1]) and not isinstance(obj, importlib.import_module("dpctl.memory")._memory._Memory)
-    return _check_usm(found._replace(address=int(data[0]) + int(offset) * dtype.itemsize, readonly=readonly))
+    return _check_usm(
+        found._replace(address=int(data[0]) + int(offset) * dtype.itemsize, readonly=readonly), int(offset)
+    )
 
 
-def _check_usm(found: Found) -> Found:
-    """With the kind of its memory. ValueError: not all of it is USM of the queue's context."""
+def _check_usm(found: Found, offset: int) -> Found:
+    """With the kind of its memory. ValueError: not all of it is USM of the queue's context that is in use."""
+    said = f"shape={found.shape}, strides={found.strides}, offset={offset} in elements of {found.dtype.itemsize} bytes"
     native = native_queue(found.queue)
     first, behind = found.span
     if first < 0 or behind >= 1 << 63:
-        msg = f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, where no memory is"
+        msg = f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, where no memory is: {said}"
         raise ValueError(msg)
     kind = UsmKind(native.kind_of(first))
     if kind is UsmKind.UNKNOWN:
         raise _wrong("data", f"{first:#x}", "the address of USM in the context of 'syclobj'")
-    if native.kind_of(max(first, behind - 1)) != kind:
+    last = behind - 1 if behind > first else first
+    if native.kind_of(last) != kind:
         msg = (
             f"__sycl_usm_array_interface__ describes bytes from {first:#x} to {behind:#x}, the last not in "
-            "that memory; strides and offset count elements, not bytes"
+            f"that memory: {said} (strides and offset count elements, not bytes)"
         )
         raise ValueError(msg)
+    refusal = refused_as_ours(found)
+    if refusal is not None:
+        msg = f"__sycl_usm_array_interface__ {refusal}: {said}"
+        raise ValueError(msg)
     return found._replace(kind=kind)
+
+
+def refused_as_ours(found: Found) -> str | None:
+    """Why elements cannot be in memory that this package allocated: freed, too short, another device's. None: they can.
+
+    SYCL knows whole allocations, of which a pool makes many blocks. What is free in a pool with handlers or strategies,
+    and how long their blocks are, cannot be told.
+    """
+    native = native_queue(found.queue)
+    first, behind = found.span
+    told = native.told(first)
+    if told is None:
+        return None
+    if not native.reaches(first):
+        return f"has memory of another device at {first:#x} than that of its queue"
+    room = told[1]
+    if room == 0 and behind > first:
+        return f"has the address {first:#x}, where a block of ctxalloc.usm was freed; keep its array"
+    if room is not None and behind - first > room:
+        return f"describes {behind - first} bytes from {first:#x} on, and the block there ends after {room}"
+    return None
 
 
 def _in_buffer(found: Found, offset: int) -> Found:

@@ -1,10 +1,12 @@
 """dpctl and its library, found when first asked for; the queues and handlers that stand on them."""
 
+import collections
 import enum
 import importlib
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -30,15 +32,21 @@ UsmKind.__module__ = "ctxalloc.usm"
 
 Kind: TypeAlias = UsmKind | Literal["host", "device", "shared"]
 
+# A context, a device and a kind: what has one handler, and one pool.
+_Place: TypeAlias = tuple[Any, Any, UsmKind]
+
 _lock = threading.Lock()
-_handlers: dict[tuple[Any, UsmKind], _native.Handler] = {}
+_handlers: dict[_Place, _native.Handler] = {}
 _places: dict[_native.Handler, tuple[Any, UsmKind]] = {}
-_queues: list[Any] = []
+# The queue, by context and device, of the handlers and strategies that there are, which stay for ever.
+_kept: dict[tuple[Any, Any], tuple[Any, _native.UsmQueue]] = {}
 
 _found: dict[str, Any] = {}
-_MOST_QUEUES = 64
-_remembering = threading.Lock()
-_native_queues: dict[Any, _native.UsmQueue] = {}
+_MAX_RECENT = 16
+# Our side of each queue that an array is on, and of the last ones besides: contexts come and go.
+_native_queues: "weakref.WeakValueDictionary[Any, _native.UsmQueue]" = weakref.WeakValueDictionary()
+_recent: "collections.deque[_native.UsmQueue]" = collections.deque(maxlen=_MAX_RECENT)
+_contexts: "collections.OrderedDict[Any, Any]" = collections.OrderedDict()
 
 
 def _find_opencl() -> None:
@@ -110,16 +118,42 @@ def queue_meant(queue: object) -> Any:
 
 
 def native_queue(queue: Any) -> _native.UsmQueue:
-    """Our side of a dpctl.SyclQueue; they share it. The last ones are remembered, with their pools."""
+    """Our side of a dpctl.SyclQueue; they share it."""
     native = _native_queues.get(queue)
     if native is None:
         library = Path(dpctl().__file__).parent / "libDPCTLSyclInterface.so"
-        native = _native.UsmQueue(str(library), queue.addressof_ref())
-        with _remembering:
-            if len(_native_queues) >= _MOST_QUEUES:
-                del _native_queues[next(iter(_native_queues))]
-            native = _native_queues.setdefault(queue, native)
+        made = _native.UsmQueue(str(library), queue.addressof_ref(), keep=_is_own_context(queue))
+        with _lock:
+            native = _native_queues.setdefault(queue, made)
+            _recent.append(native)
     return native
+
+
+def _is_own_context(queue: Any) -> bool:
+    """Whether a queue's context is its device's own, which SYCL keeps for ever; so a pool may stay in it."""
+    return _is_own(queue.sycl_context, queue.sycl_device)
+
+
+def _is_own(context: Any, device: Any) -> bool:
+    try:
+        return device.parent_device is None and bool(device.sycl_platform.default_context == context)
+    except RuntimeError:  # SYCL may be told to have no such contexts
+        return False
+
+
+def queue_in(context: Any) -> Any:
+    """A queue in a dpctl.SyclContext, on its first device: the same one for as long as it is not forgotten."""
+    known = _contexts.get(context)
+    if known is None:
+        device = context.get_devices()[0]
+        cached = importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue
+        # The queue that dpctl and dpnp use, where there is one: arrays on the same one can be mixed.
+        known = cached(device) if _is_own(context, device) else dpctl().SyclQueue(context, device)
+        with _lock:
+            known = _contexts.setdefault(context, known)
+            if len(_contexts) > _MAX_RECENT:
+                _contexts.popitem(last=False)
+    return known
 
 
 def kind_meant(kind: object) -> UsmKind:
@@ -131,22 +165,44 @@ def kind_meant(kind: object) -> UsmKind:
 
 
 def handler(queue: object = None, kind: Kind = "shared") -> _native.Handler:
-    """The handler over USM of a kind on a queue: pooled, registered when it is first asked for, and for ever.
+    """The handler over USM of a kind in a queue's context: pooled, registered when it is first asked for, and for ever.
 
-    ``usm_shared``, ``usm_host`` and ``usm_device`` are those of the default queue; those of others have a number behind
-    their name, as ``usm_shared:1``. RuntimeError: there is no such device, or it has no such memory.
+    Queues with the same context and device have the same one. ``usm_shared``, ``usm_host`` and ``usm_device`` are
+    those of the default queue; those of others have a number behind their name, as ``usm_shared:1``. RuntimeError:
+    there is no such device, or it has no such memory.
     """
     owner, wanted = queue_meant(queue), kind_meant(kind)
-    with _lock:
-        found = _handlers.get((owner, wanted))
-        if found is None:
-            if owner not in _queues and owner != default_queue():
-                _queues.append(owner)
-            number = "" if owner == default_queue() else f":{_queues.index(owner) + 1}"
-            found = native_queue(owner).register(f"usm_{wanted}{number}", wanted)
-            _handlers[owner, wanted] = found
-            _places[found] = (owner, wanted)
+    found = _handlers.get((owner.sycl_context, owner.sycl_device, wanted))
+    if found is None:
+        number, owner, native = keep(owner)
+        place = (owner.sycl_context, owner.sycl_device, wanted)
+        with _lock:
+            found = _handlers.get(place)
+            if found is None:
+                found = native.register(f"usm_{wanted}:{number}" if number else f"usm_{wanted}", wanted)
+                _handlers[place] = found
+                _places[found] = (owner, wanted)
     return found
+
+
+def handler_over(queue: Any, kind: UsmKind) -> _native.Handler | None:
+    """The handler over the memory of arrays on a queue; None where there is none, and nobody asked for one."""
+    if _is_own_context(queue):
+        return handler(queue, kind)
+    return _handlers.get((queue.sycl_context, queue.sycl_device, kind))
+
+
+def keep(queue: Any) -> tuple[int, Any, _native.UsmQueue]:
+    """Remembers a context and a device for ever, for a handler or a strategy.
+
+    Returns their number (0 is the default queue's), the queue that stands for them, and our side of it.
+    """
+    sides = [(one, native_queue(one)) for one in (default_queue(), queue)]
+    with _lock:
+        for one, native in sides:
+            _kept.setdefault((one.sycl_context, one.sycl_device), (one, native))
+        place = (queue.sycl_context, queue.sycl_device)
+        return list(_kept).index(place), *_kept[place]
 
 
 def register_defaults(wanted: str) -> None:
@@ -166,10 +222,31 @@ def place_of(owner: _native.Handler | None) -> tuple[Any, UsmKind] | None:
     return None if owner is None else _places.get(owner)
 
 
-def known_queues() -> list[Any]:
-    """Those whose contexts an address may belong to, the default first."""
-    known = [default_queue(), *_queues]
-    return known + [queue for queue in list(_native_queues) if queue not in known]
+def known_queues(address: int) -> list[Any]:
+    """Those whose contexts an address may belong to, the default first: one for each context and device.
+
+    Contexts of handlers and strategies only where the address is in memory of this package: there may be many.
+    """
+    default = default_queue()
+    known = {(default.sycl_context, default.sycl_device): default}
+    if native_queue(default).told(address) is not None:
+        known |= {place: queue for place, (queue, _) in _kept.items()}
+    for queue in list(_native_queues.keys()):
+        known.setdefault((queue.sycl_context, queue.sycl_device), queue)
+    return list(known.values())
+
+
+def where(address: int) -> tuple[Any, UsmKind]:
+    """The queue and the kind of the memory at an address, of all that are known; (None, UNKNOWN) where it is no USM."""
+    found: tuple[Any, UsmKind] = (None, UsmKind.UNKNOWN)
+    for queue in known_queues(address):
+        native = native_queue(queue)
+        kind = UsmKind(native.kind_of(address))
+        if kind is not UsmKind.UNKNOWN:
+            if native.reaches(address):
+                return queue, kind
+            found = (queue, kind)  # of its context; perhaps another device's
+    return found
 
 
 def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
@@ -189,41 +266,43 @@ def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
 def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
     """The kind of memory at an address (an int), or of an array's: what SYCL says of it.
 
-    ``queue`` names the context that is asked; else the array's own, or all that were used here. TypeError: neither
-    an int nor anything with memory.
+    ``queue`` names the context that is asked; else it is the array's own, or those of the default queue, of all arrays
+    that there are and of the last few queues that were used here. TypeError: neither an int nor anything with memory.
     """
     address: object = subject
     if isinstance(subject, _native.UsmView):
         address = subject.address
+        queue = getattr(subject, "sycl_queue", None) if queue is None else queue
     elif isinstance(subject, np.ndarray):
         address = subject.__array_interface__["data"][0]
     elif hasattr(subject, "__sycl_usm_array_interface__"):
-        address = (subject.__sycl_usm_array_interface__.get("data") or (None,))[0]
-        queue = queue or getattr(subject, "sycl_queue", None)
+        interface = subject.__sycl_usm_array_interface__
+        data = interface.get("data") if isinstance(interface, dict) else None
+        address = data[0] if isinstance(data, (tuple, list)) and data else None
+        queue = getattr(subject, "sycl_queue", None) if queue is None else queue
     if not isinstance(address, int) or isinstance(address, bool):
         msg = f"kind_of() takes an address or an array, got '{type(subject).__qualname__}'"
         raise TypeError(msg)
     if not 0 <= address < 1 << 64:
         return UsmKind.UNKNOWN
-    for asked in known_queues() if queue is None else [queue_meant(queue)]:
-        kind = UsmKind(native_queue(asked).kind_of(address))
-        if kind is not UsmKind.UNKNOWN:
-            return kind
-    return UsmKind.UNKNOWN
+    if queue is not None:
+        return UsmKind(native_queue(queue_meant(queue)).kind_of(address))
+    told = native_queue(default_queue()).told(address)
+    return UsmKind(told[0]) if told is not None else where(address)[1]
 
 
 class Pool(_native.Strategy):
     """USM of a kind on a queue, pooled: for ``register``, or under ``Budgeted``, ``Tracked`` and what else wraps.
 
-    All on one queue and of one kind are the same pool. RuntimeError: the device has no such memory, or the kind is
-    'device', which strategies cannot stand on.
+    All in one context, on one device and of one kind are the same pool. RuntimeError: the device has no such memory,
+    or the kind is 'device', which strategies cannot stand on.
     """
 
     __slots__ = ()
 
     def __new__(cls, *, queue: object = None, kind: Kind = "shared") -> Self:
         """See the class."""
-        return super().__new__(cls, "Usm", queue=native_queue(queue_meant(queue)), kind=str(kind_meant(kind)))
+        return super().__new__(cls, "Usm", queue=keep(queue_meant(queue))[2], kind=str(kind_meant(kind)))
 
 
 class Arena(_native.Strategy):
@@ -236,7 +315,7 @@ class Arena(_native.Strategy):
 
     def __new__(cls, *, queue: object = None, kind: Kind = "shared") -> Self:
         """See the class."""
-        return super().__new__(cls, "UsmArena", queue=native_queue(queue_meant(queue)), kind=str(kind_meant(kind)))
+        return super().__new__(cls, "UsmArena", queue=keep(queue_meant(queue))[2], kind=str(kind_meant(kind)))
 
 
 for _public in (Pool, Arena, handler, kind_of, use):

@@ -41,6 +41,9 @@ struct Versioned {
     tensor: Tensor,
 }
 
+/// As many as NumPy has.
+const MAX_AXES: usize = 64;
+
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 const PLAIN: (&CStr, &CStr) = (c"dltensor", c"used_dltensor");
@@ -214,17 +217,38 @@ pub(in crate::python) fn usm_from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult
         // SAFETY: as above.
         (unsafe { &(*pointer.cast::<Managed>()).tensor }, false)
     };
-    let axes =
-        usize::try_from(tensor.axes).map_err(|_| PyBufferError::new_err("the DLPack tensor has less than 0 axes"))?;
+    let axes = usize::try_from(tensor.axes).ok().filter(|&axes| axes <= MAX_AXES).ok_or_else(|| {
+        PyBufferError::new_err(format!(
+            "the DLPack tensor's ndim is {}; it must be from 0 to {MAX_AXES}: reshape it at its producer",
+            tensor.axes
+        ))
+    })?;
     let numbers = |start: *const i64| -> Option<Vec<i64>> {
         if axes == 0 {
             return Some(Vec::new());
         }
-        // SAFETY: NULL, or as many as there are axes (dlpack.h).
+        // SAFETY: not NULL, so as many as `ndim` says (dlpack.h); no more than `MAX_AXES`, as just seen.
         (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, axes) }.to_vec())
     };
-    let shape = numbers(tensor.shape).ok_or_else(|| PyBufferError::new_err("the DLPack tensor has no shape"))?;
-    let address = tensor.data.expose_provenance() + tensor.offset_bytes as usize;
+    let shape = numbers(tensor.shape).filter(|shape| shape.iter().all(|&length| length >= 0)).ok_or_else(|| {
+        match numbers(tensor.shape) {
+            Some(shape) => {
+                PyBufferError::new_err(format!("the DLPack tensor's shape is {shape:?}; it must be lengths from 0 up"))
+            }
+            None => {
+                PyBufferError::new_err("the DLPack tensor's shape is NULL; it must be as many lengths as ndim says")
+            }
+        }
+    })?;
+    let address = usize::try_from(tensor.offset_bytes)
+        .ok()
+        .and_then(|offset| tensor.data.expose_provenance().checked_add(offset))
+        .ok_or_else(|| {
+            PyBufferError::new_err(format!(
+                "the DLPack tensor's byte_offset is {}; it must lead from data={:?} to memory",
+                tensor.offset_bytes, tensor.data
+            ))
+        })?;
     let strides = numbers(tensor.strides);
     let dtype = (tensor.code, tensor.bits, tensor.lanes);
     let device = (tensor.device_type, tensor.device_id);

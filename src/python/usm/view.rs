@@ -23,17 +23,23 @@ pub(in crate::python) struct PyView {
     is_readonly: bool,
 }
 
+/// As many as NumPy has.
+const MAX_AXES: usize = 64;
+
 impl PyView {
     fn count(&self) -> ffi::Py_ssize_t {
-        self.shape.iter().product()
+        if self.shape.contains(&0) { 0 } else { self.shape.iter().product() }
     }
 
     /// Whether the elements lie one behind the other, in the order in which `dimensions` names the axes, the fastest first.
     fn is_contiguous(&self, dimensions: impl Iterator<Item = usize>) -> bool {
+        if self.shape.contains(&0) {
+            return true;
+        }
         let mut expected = self.item_bytes;
         for dimension in dimensions {
             if self.shape[dimension] > 1 && self.strides[dimension] != expected {
-                return self.count() == 0;
+                return false;
             }
             expected *= self.shape[dimension];
         }
@@ -57,6 +63,15 @@ impl PyView {
         let ((address, shape, strides), (item_bytes, item_format)) = (layout, element);
         if shape.len() != strides.len() || shape.iter().any(|&length| length < 0) || item_bytes < 1 {
             return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit")));
+        }
+        if shape.len() > MAX_AXES {
+            return Err(PyValueError::new_err(format!("an array has at most {MAX_AXES} axes, not {}", shape.len())));
+        }
+        let bytes = shape.iter().try_fold(item_bytes, |bytes, &length| bytes.checked_mul(length));
+        if bytes.is_none() && !shape.contains(&0) {
+            return Err(PyValueError::new_err(format!(
+                "shape={shape:?} of elements of {item_bytes} bytes is more than any memory has"
+            )));
         }
         let format = CString::new(item_format).map_err(|_| PyValueError::new_err("the format has a NUL"))?;
         let (shape, strides) = (shape.into(), strides.into());

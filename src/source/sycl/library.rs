@@ -24,6 +24,10 @@ pub struct Runtime {
 
 static LOADED: OnceLock<Runtime> = OnceLock::new();
 
+/// This process is a child of the one that loaded SYCL. Set on the one thread that a child begins with, before anything
+/// else runs there; so Relaxed.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
 /// The process is on its way out: SYCL takes itself down, and is not called any more.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
@@ -65,7 +69,10 @@ functions! {
     copy_queue = "DPCTLQueue_Copy": fn(Ref) -> Ref;
     same_queue = "DPCTLQueue_AreEq": fn(Ref, Ref) -> bool;
     queue_device = "DPCTLQueue_GetDevice": fn(Ref) -> Ref;
+    same_device = "DPCTLDevice_AreEq": fn(Ref, Ref) -> bool;
     queue_context = "DPCTLQueue_GetContext": fn(Ref) -> Ref;
+    same_context = "DPCTLContext_AreEq": fn(Ref, Ref) -> bool;
+    context_devices = "DPCTLContext_DeviceCount": fn(Ref) -> usize;
     delete_context = "DPCTLContext_Delete": fn(Ref);
     wait = "DPCTLQueue_Wait": fn(Ref);
     memcpy = "DPCTLQueue_Memcpy": fn(Ref, *mut c_void, *const c_void, usize) -> Ref;
@@ -102,6 +109,14 @@ impl Runtime {
         // SAFETY: as above.
         let functions = unsafe { Functions::of(&library) }.map_err(failed)?;
         std::mem::forget(library); // its functions stay callable for ever
+        // A flag, since SYCL is about to be called often, and `getpid` is a call of the system's.
+        // SAFETY: a function of this process, for ever, which stores to a static and nothing else.
+        if unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0 {
+            return Err(Error::Sycl {
+                what: "no memory to learn of forks, in which SYCL must not be called".into(),
+                advice: "free something",
+            });
+        }
         Ok(LOADED.get_or_init(|| {
             // Called before SYCL's own, which stands in the list since the library was loaded. Where there is no room for
             // one more, memory that is freed at the very end is not protected.
@@ -118,8 +133,9 @@ impl Runtime {
     }
 
     /// Whether SYCL may be called: not in a child of `fork`, and not while the process ends.
+    #[expect(clippy::unused_self, reason = "there is something to be used")]
     pub(super) fn is_usable(&self) -> bool {
-        !ENDED.load(Ordering::Relaxed) && std::process::id() == self.process
+        !ENDED.load(Ordering::SeqCst) && !FORKED.load(Ordering::Relaxed)
     }
 
     /// What to say where it is not.
@@ -144,6 +160,10 @@ pub(super) static PENDING: AtomicUsize = AtomicUsize::new(0);
 /// How long the end of the process waits for what is pending.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+extern "C" fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
 /// SYCL would take itself down under its own running work, and the process with it (a pure virtual call).
 extern "C" fn end() {
     let begun = Instant::now();
@@ -152,5 +172,10 @@ extern "C" fn end() {
     while is_ours && PENDING.load(Ordering::Acquire) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }
-    ENDED.store(true, Ordering::Relaxed);
+    // Who calls SYCL counts itself first and looks at the flag then (`Queue::entered`); here it is the other way round. In
+    // one order of all four, one of the two sees the other.
+    ENDED.store(true, Ordering::SeqCst);
+    while is_ours && PENDING.load(Ordering::SeqCst) > 0 && begun.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(1));
+    }
 }

@@ -11,7 +11,7 @@ mod queue;
 
 pub use library::Runtime;
 pub use pages::UsmPages;
-pub use queue::{Event, Queue};
+pub use queue::{Event, Queue, RowAxis};
 
 /// Who can reach an allocation of USM (SYCL 2020, 4.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

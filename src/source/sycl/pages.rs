@@ -31,15 +31,20 @@ use std::sync::Arc;
 pub struct UsmPages {
     queue: Queue,
     kind: UsmKind,
-    /// The true start of each mapping that SYCL did not align as asked.
-    starts: Arc<Locked<BTreeMap<usize, Start>>>,
+    /// What is mapped, by its first address.
+    chunks: Arc<Locked<BTreeMap<usize, Chunk>>>,
 }
 
-/// The start of an allocation.
-struct Start(NonNull<u8>);
+/// An allocation of SYCL's: where it starts for SYCL (before the mapping where SYCL did not align it), and how many bytes
+/// the mapping has.
+struct Chunk {
+    raw: NonNull<u8>,
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "Python's arrays ask"))]
+    size_bytes: usize,
+}
 
 // SAFETY: an allocation that its source owns alone, reached under its lock.
-unsafe impl Send for Start {}
+unsafe impl Send for Chunk {}
 
 impl UsmPages {
     /// USM that the host can read, so that it can stand under any strategy.
@@ -61,7 +66,17 @@ impl UsmPages {
     /// For a pool of which nobody reads the blocks.
     pub(crate) fn of_any_kind(queue: &Queue, kind: UsmKind) -> Result<Self, Error> {
         queue.require(kind)?;
-        Ok(Self { queue: queue.clone(), kind, starts: Arc::new(Locked::new(BTreeMap::new())) })
+        Ok(Self { queue: queue.clone(), kind, chunks: Arc::new(Locked::new(BTreeMap::new())) })
+    }
+
+    /// Whether the address lies in what is mapped. Never in a child of `fork`, which may find the lock held.
+    #[cfg(feature = "python")]
+    pub(crate) fn holds(&self, address: usize) -> bool {
+        self.queue.is_usable()
+            && self.chunks.with(|chunks| {
+                let below = chunks.range(..=address).next_back();
+                below.is_some_and(|(start, chunk)| address - start < chunk.size_bytes)
+            })
     }
 }
 
@@ -69,14 +84,14 @@ impl UsmPages {
 // is asked for with room to align.
 unsafe impl Pages for UsmPages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        if let Some(start) = self.queue.allocate(self.kind, size_bytes, align) {
-            return Some(start);
-        }
-        // Some drivers align to 64 KiB at most.
-        let raw = self.queue.allocate(self.kind, size_bytes.checked_add(align)?, 64)?;
-        // SAFETY: `size_bytes + align` bytes are there, and the padding is less than `align`.
-        let start = unsafe { raw.add(layout::padding(raw.addr().get(), align)) };
-        self.starts.with(|starts| starts.insert(start.addr().get(), Start(raw)));
+        let aligned = self.queue.allocate(self.kind, size_bytes, align).map(|raw| (raw, raw));
+        let (raw, start) = aligned.or_else(|| {
+            // Some drivers align to 64 KiB at most.
+            let raw = self.queue.allocate(self.kind, size_bytes.checked_add(align)?, 64)?;
+            // SAFETY: `size_bytes + align` bytes are there, and the padding is less than `align`.
+            Some((raw, unsafe { raw.add(layout::padding(raw.addr().get(), align)) }))
+        })?;
+        self.chunks.with(|chunks| chunks.insert(start.addr().get(), Chunk { raw, size_bytes }));
         Some(start)
     }
 
@@ -87,19 +102,18 @@ unsafe impl Pages for UsmPages {
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, _size_bytes: usize) {
-        let raw = self.starts.with(|starts| starts.remove(&start.addr().get())).map_or(start, |Start(raw)| raw);
-        // SAFETY: a whole mapping that nobody uses any more, says the caller.
+        // Perhaps on the thread that gives memory back by itself.
+        let Some(_entered) = self.queue.entered() else {
+            return; // it stays: a child of `fork` does not call SYCL, and may find the lock held
+        };
+        let raw = self.chunks.with(|chunks| chunks.remove(&start.addr().get())).map_or(start, |chunk| chunk.raw);
+        // SAFETY: `raw` is what SYCL gave for this mapping, which nobody uses any more (`unmap`'s contract).
         if let Err(error) = unsafe { self.queue.release(raw) } {
             trace::misuse(&error.to_string());
         }
     }
 
     unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
-        false
-    }
-
-    /// SYCL's runtime ends with the process in an order of its own: no thread of ours may be inside of it then.
-    fn decays_by_itself(&self) -> bool {
         false
     }
 

@@ -21,9 +21,11 @@ struct Inner {
     runtime: &'static Runtime,
     queue: NonNull<std::ffi::c_void>,
     context: NonNull<std::ffi::c_void>,
+    device: NonNull<std::ffi::c_void>,
     /// Which kinds of USM the device has.
     kinds: Vec<UsmKind>,
-    device: String,
+    is_alone: bool,
+    device_name: String,
 }
 
 // SAFETY: SYCL's classes may be used by many threads at once (SYCL 2020, 4.5.2 and 4.6.5); the rest never changes.
@@ -99,19 +101,31 @@ impl Queue {
     /// - `queue` is a queue of the library; the reference is given up.
     unsafe fn own(runtime: &'static Runtime, queue: NonNull<std::ffi::c_void>) -> Result<Self, Error> {
         let functions = &runtime.functions;
-        let lost =
-            |what: &str| Error::Sycl { what: format!("the SYCL queue has no {what}"), advice: "use another queue" };
-        // SAFETY: a queue; so below.
+        // SAFETY: a live queue of the library (`own`'s contract); so below.
         let context = NonNull::new(unsafe { (functions.queue_context)(queue.as_ptr()) });
-        let Some(context) = context else {
-            // SAFETY: ours, given up.
+        // SAFETY: the same queue.
+        let device = NonNull::new(unsafe { (functions.queue_device)(queue.as_ptr()) });
+        let (Some(context), Some(device)) = (context, device) else {
+            if let Some(context) = context {
+                // SAFETY: a reference that `queue_context` gave us, dropped once.
+                unsafe { (functions.delete_context)(context.as_ptr()) };
+            }
+            if let Some(device) = device {
+                // SAFETY: a reference that `queue_device` gave us, dropped once.
+                unsafe { (functions.delete_device)(device.as_ptr()) };
+            }
+            // SAFETY: `own` was given this reference, and drops it once.
             unsafe { (functions.delete_queue)(queue.as_ptr()) };
-            return Err(lost("context"));
+            return Err(Error::Sycl {
+                what: format!("the SYCL queue has no {}", if context.is_none() { "context" } else { "device" }),
+                advice: "use another queue",
+            });
         };
         // From here on dropped with all that belongs to it.
-        let mut inner = Inner { runtime, queue, context, kinds: Vec::new(), device: String::new() };
-        // SAFETY: a queue.
-        let device = NonNull::new(unsafe { (functions.queue_device)(queue.as_ptr()) }).ok_or_else(|| lost("device"))?;
+        let (kinds, device_name) = (Vec::new(), String::new());
+        // SAFETY: the context that `queue_context` gave us.
+        let is_alone = unsafe { (functions.context_devices)(context.as_ptr()) } == 1;
+        let mut inner = Inner { runtime, queue, context, device, kinds, is_alone, device_name };
         for kind in [UsmKind::Device, UsmKind::Shared, UsmKind::Host] {
             // SAFETY: a device, and a number that it knows.
             if unsafe { (functions.has_aspect)(device.as_ptr(), kind.aspect()) } {
@@ -122,19 +136,56 @@ impl Queue {
         let name = unsafe { (functions.device_name)(device.as_ptr()) };
         if !name.is_null() {
             // SAFETY: a NUL-terminated text, ours.
-            inner.device = unsafe { CStr::from_ptr(name) }.to_string_lossy().trim().to_owned();
+            inner.device_name = unsafe { CStr::from_ptr(name) }.to_string_lossy().trim().to_owned();
             // SAFETY: as above, given up.
             unsafe { (functions.delete_text)(name) };
         }
-        // SAFETY: ours, given up.
-        unsafe { (functions.delete_device)(device.as_ptr()) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The device's name, as its driver tells it.
     #[must_use]
     pub fn device(&self) -> &str {
-        &self.inner.device
+        &self.inner.device_name
+    }
+
+    /// Whether both have the same context and the same device: what one allocates is the other's too.
+    ///
+    /// A device and a part of it are two devices, also in one context: a queue on one part that copies another part's
+    /// memory never ends.
+    #[must_use]
+    pub fn shares_memory_with(&self, other: &Self) -> bool {
+        let (one, two) = (&*self.inner, &*other.inner);
+        let functions = &one.runtime.functions;
+        if Arc::ptr_eq(&self.inner, &other.inner) {
+            return true;
+        }
+        if !one.runtime.is_usable() {
+            return false;
+        }
+        // SAFETY: two contexts of the one runtime that there is, each kept by its `Inner`.
+        let is_same = unsafe { (functions.same_context)(one.context.as_ptr(), two.context.as_ptr()) };
+        // SAFETY: two devices, kept in the same way.
+        is_same && unsafe { (functions.same_device)(one.device.as_ptr(), two.device.as_ptr()) }
+    }
+
+    /// Whether its context has no other device, and so no memory but its own and the host's. In a context with more of
+    /// them, nobody can say whose an address is: OpenCL's runtime names the first device for all.
+    #[must_use]
+    pub fn is_alone_in_its_context(&self) -> bool {
+        self.inner.is_alone
+    }
+
+    /// Whether SYCL may be called: not in a child of `fork`, and not while the process ends.
+    #[must_use]
+    pub(crate) fn is_usable(&self) -> bool {
+        self.inner.runtime.is_usable()
+    }
+
+    /// # Errors
+    /// [`Error::Sycl`] where SYCL may not be called.
+    pub(crate) fn require_usable(&self) -> Result<(), Error> {
+        self.inner.runtime.require_usable()
     }
 
     /// Whether its device has memory of this kind.
@@ -245,6 +296,50 @@ impl Queue {
         self.event(event, "copy", size_bytes)
     }
 
+    /// Copies rows of `row_bytes` after all that was submitted so far, and waits until they are there: as many as the
+    /// axes' counts multiply to, each at the steps from the first one that the axes say. What lies between them is not
+    /// touched. Nothing is done where a count or `row_bytes` is zero.
+    ///
+    /// # Errors
+    /// [`Error::Sycl`] where SYCL refuses; some rows may be there.
+    ///
+    /// # Safety
+    /// - each row has that many bytes on both sides, on the host or in USM of this queue's context; no row that is
+    ///   written overlaps another row of either side.
+    pub unsafe fn copy_rows(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        row_bytes: usize,
+        axes: &[RowAxis],
+    ) -> Result<(), Error> {
+        if row_bytes == 0 || axes.iter().any(|axis| axis.count == 0) {
+            return Ok(());
+        }
+        self.wait();
+        let mut done: Vec<usize> = vec![0; axes.len()];
+        let (mut to, mut from) = (to, from);
+        for submitted in 1_usize.. {
+            // SAFETY: the row that `done` names, which the caller vouches for until all is waited for below.
+            let outcome = unsafe { self.submit_copy(to, from, row_bytes) };
+            if outcome.is_err() || submitted.is_multiple_of(MAX_ROWS_SUBMITTED) {
+                self.wait();
+                outcome?;
+            }
+            // The next row, the last axis first.
+            let Some(moving) = (0..axes.len()).rev().find(|&axis| done[axis] + 1 < axes[axis].count) else { break };
+            for (axis, done) in axes.iter().zip(&mut done).skip(moving + 1) {
+                let back = -(*done as isize);
+                (to, from) = (to.wrapping_offset(back * axis.to_step), from.wrapping_offset(back * axis.from_step));
+                *done = 0;
+            }
+            done[moving] += 1;
+            (to, from) = (to.wrapping_offset(axes[moving].to_step), from.wrapping_offset(axes[moving].from_step));
+        }
+        self.wait();
+        Ok(())
+    }
+
     /// Sets bytes, and waits until it is done.
     ///
     /// # Errors
@@ -276,6 +371,13 @@ impl Queue {
         Hold::new()
     }
 
+    /// For a call of SYCL's on a thread that the end of the process does not wait for: while there is this, it does.
+    /// Nothing where SYCL may not be called any more.
+    pub(super) fn entered(&self) -> Option<Hold> {
+        let hold = Hold::new();
+        self.is_usable().then_some(hold)
+    }
+
     fn event(&self, event: Ref, what: &str, size_bytes: usize) -> Result<Event, Error> {
         let event = NonNull::new(event).ok_or_else(|| Error::Sycl {
             what: format!("SYCL did not {what} {size_bytes} bytes on device '{}'", self.device()),
@@ -284,6 +386,20 @@ impl Queue {
         Ok(Event::new(self.inner.runtime, event))
     }
 }
+
+/// How [`Queue::copy_rows`] gets from one row to the next along one axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowAxis {
+    /// How many rows there are along it.
+    pub count: usize,
+    /// Bytes from one to the next where they are written.
+    pub to_step: isize,
+    /// Bytes from one to the next where they are read.
+    pub from_step: isize,
+}
+
+/// After so many rows it is waited for them: what is submitted takes memory until it is over.
+const MAX_ROWS_SUBMITTED: usize = 4096;
 
 /// What to say of an address that is not SYCL's.
 pub(super) fn not_usm(address: usize) -> Error {
@@ -308,8 +424,10 @@ impl Eq for Queue {}
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.runtime.is_usable() {
-            // SAFETY: ours, given up.
+            // SAFETY: a reference of our own, dropped once.
             unsafe { (self.runtime.functions.delete_context)(self.context.as_ptr()) };
+            // SAFETY: a reference of our own, dropped once.
+            unsafe { (self.runtime.functions.delete_device)(self.device.as_ptr()) };
             // SAFETY: as above.
             unsafe { (self.runtime.functions.delete_queue)(self.queue.as_ptr()) };
         }
@@ -318,7 +436,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("device", &self.inner.device).finish()
+        f.debug_struct("Queue").field("device", &self.inner.device_name).finish()
     }
 }
 
@@ -336,7 +454,7 @@ pub(crate) struct Hold(());
 
 impl Hold {
     fn new() -> Self {
-        PENDING.fetch_add(1, Ordering::Relaxed);
+        PENDING.fetch_add(1, Ordering::SeqCst);
         Self(())
     }
 }

@@ -3,7 +3,7 @@
 ::
 
     app.add_middleware(HandlerMiddleware, select=lambda scope: "aligned64" if scope["path"] == "/fft" else None)
-    app.add_middleware(RequestMiddleware, request=lambda scope: ctxalloc.request(limit_bytes=64 * ctxalloc.MiB, root=True))
+    app.add_middleware(RequestMiddleware, request=lambda scope: ctxalloc.request(limit_bytes=64 * MiB, root=True))
 
 The request's task has the handler selected while the application runs; tasks it starts and ``asyncio.to_thread``
 inherit it, and so do Rust futures it awaits. Pure ASGI: no dependency, nothing is buffered.
@@ -48,10 +48,10 @@ class RequestMiddleware:
     """Runs each request of the application inside of a ``ctxalloc.request()``.
 
     ``request(scope)`` makes it for an ASGI scope, or returns None to do without; by default each is a root with memory
-    and numbers of its own, and no limit. Make roots (``root=True``): servers begin the second request of a connection in
-    a Context copied from the first one. The application finds it in ``scope["ctxalloc.request"]``. Other scopes than ``http`` and
-    ``websocket`` (``lifespan``) pass through. What its budget refused leaves as BudgetExceeded: a middleware around
-    this one may answer 503 for it.
+    and numbers of its own, and no limit. Make roots (``root=True``): servers begin the second request of a connection
+    in a Context copied from the first one. The application finds it in ``scope["ctxalloc.request"]``. Other scopes than
+    ``http`` and ``websocket`` (``lifespan``) pass through. What its budget refused leaves as BudgetExceeded: a
+    middleware around this one may answer 503 for it.
     """
 
     def __init__(

@@ -58,7 +58,8 @@ def test_numbers_are_those_of_its_arrays_during_and_after() -> None:
     assert scope.stats == stats
     assert hash(scope.stats) == hash(stats)
     assert repr(stats) == (
-        "Stats(live_bytes=2000, live_blocks=1, peak_bytes=2000, total_bytes=3000, count=2, refused=0, overdraft_bytes=0)"
+        "Stats(live_bytes=2000, live_blocks=1, peak_bytes=2000, total_bytes=3000, count=2, refused=0, "
+        "overdraft_bytes=0)"
     )
     with pytest.raises(AttributeError):
         stats.live_bytes = 1  # type: ignore[misc]

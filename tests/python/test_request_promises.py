@@ -41,7 +41,7 @@ def test_a_connection_that_stays_open_costs_no_limit() -> None:
 
 
 def test_the_second_request_of_a_connection_is_not_charged_to_the_first() -> None:
-    """uvicorn begins the second request of a connection in a Context copied from the first one."""
+    """The second request of a connection: uvicorn begins it in a Context copied from the first one."""
     first_tenant, second_tenant = Budget(16 * MiB, name="first"), Budget(512 * MiB, name="second")
 
     async def serve(tenant: Budget, size: int) -> None:

@@ -5,6 +5,7 @@ use crate::handler::Handler;
 use crate::handler::requests::{Begun, Terms};
 use crate::scope::{current, scope};
 use crate::strategy::{Budget, LiveBlock, Strategy};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use crate::handler::requests::{AfterEnd, ExternalCharge, RequestHandle};
@@ -151,7 +152,7 @@ impl Request {
 
     /// Its name.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> Cow<'_, str> {
         self.begun.name()
     }
 

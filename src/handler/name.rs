@@ -45,6 +45,28 @@ impl<'a> Name<'a> {
     }
 }
 
+/// Writes `request`, with this number: what requests without a name are called.
+pub(super) fn number(field: &mut [c_char; NAME_BYTES], mut number: u64) {
+    let mut digits = [0; 20];
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    const WORD: &[u8] = b"request ";
+    let digits = &digits[first..];
+    let mut text = [0; WORD.len() + 20 + 1];
+    text[..WORD.len()].copy_from_slice(WORD);
+    text[WORD.len()..WORD.len() + digits.len()].copy_from_slice(digits);
+    for (place, byte) in field.iter_mut().zip(text) {
+        *place = byte as c_char;
+    }
+}
+
 /// Any text as it can stand in the struct: without NULs, cut off where a character begins.
 pub(super) fn field_of(text: &str) -> [c_char; NAME_BYTES] {
     let end = (0..NAME_BYTES.min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);

@@ -9,6 +9,7 @@
 
 use crate::error::Error;
 use crate::sync::{AsOwnerLock, OwnerLock, with_all};
+use std::borrow::Cow;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,7 +22,8 @@ pub(crate) const UNLIMITED: usize = usize::MAX;
 pub(crate) struct Account {
     /// Accounts that were made later have larger ones: the order of the locks.
     id: u64,
-    name: Box<str>,
+    /// None: `request`, with its number.
+    name: Option<Box<str>>,
     lock: OwnerLock,
     limit_bytes: AtomicUsize,
     live_bytes: AtomicUsize,
@@ -128,12 +130,12 @@ fn count(number: &AtomicU64, change: u64) {
 }
 
 impl Account {
-    fn new(name: &str, limit_bytes: Option<usize>, kind: Kind) -> Self {
+    fn new(name: Option<&str>, limit_bytes: Option<usize>, kind: Kind, lock: OwnerLock) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         Self {
             id: IDS.fetch_add(1, RELAXED),
-            name: name.into(),
-            lock: OwnerLock::new(),
+            name: name.map(Into::into),
+            lock,
             limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             live_bytes: AtomicUsize::new(0),
             pending_bytes: AtomicUsize::new(0),
@@ -150,11 +152,19 @@ impl Account {
 
     /// The account of a budget.
     pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
-        Arc::new(Self::new(name, limit_bytes, Kind::Budget { parent }))
+        Arc::new(Self::new(Some(name), limit_bytes, Kind::Budget { parent }, OwnerLock::new()))
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    pub(crate) fn name(&self) -> Cow<'_, str> {
+        match &self.name {
+            Some(name) => Cow::Borrowed(name),
+            None => format!("request {}", self.id).into(),
+        }
+    }
+
+    /// A number that no other account has.
+    pub(crate) fn number(&self) -> u64 {
+        self.id
     }
 
     pub(crate) fn limit_bytes(&self) -> usize {
@@ -334,10 +344,11 @@ impl Chain {
     /// # Errors
     /// [`Error::NestedTooDeep`].
     pub(crate) fn of_request(
-        name: &str,
+        name: Option<&str>,
         limit_bytes: Option<usize>,
         budget: Option<&super::Budget>,
         outer: Option<&Self>,
+        is_of_this_thread: bool,
     ) -> Result<Self, Error> {
         let mut above = Vec::new();
         if let Some(budget) = budget {
@@ -355,7 +366,8 @@ impl Chain {
             own_blocks: AtomicUsize::new(0),
             above: above.iter().map(Arc::downgrade).collect(),
         };
-        let own = Arc::new(Account::new(name, limit_bytes, kind));
+        let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
+        let own = Arc::new(Account::new(name, limit_bytes, kind, lock));
         Ok(Self::with(own, above.into_vec()))
     }
 
@@ -430,10 +442,13 @@ impl Chain {
     pub(crate) fn error(&self, refused: Refused) -> Error {
         let Refused { at, limit_bytes, in_use_bytes, requested_bytes } = refused;
         match self.accounts().get(at) {
-            Some(account) => {
-                Error::BudgetExceeded { budget: account.name().to_owned(), limit_bytes, in_use_bytes, requested_bytes }
-            }
-            None => Error::RequestEnded { request: self.own.name().to_owned(), requested_bytes },
+            Some(account) => Error::BudgetExceeded {
+                budget: account.name().into_owned(),
+                limit_bytes,
+                in_use_bytes,
+                requested_bytes,
+            },
+            None => Error::RequestEnded { request: self.own.name().into_owned(), requested_bytes },
         }
     }
 }

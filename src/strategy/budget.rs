@@ -4,6 +4,7 @@ use super::account::{Account, Chain, UNLIMITED};
 use super::front::Fronted;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
+use std::borrow::Cow;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -88,7 +89,7 @@ impl Budget {
 
     /// Its name, for messages.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> Cow<'_, str> {
         self.account.name()
     }
 

@@ -16,7 +16,7 @@
 use super::{AtomicPtr, AtomicU32, Ordering, yield_now};
 use std::cell::{Cell, UnsafeCell};
 use std::ptr::{null, null_mut, without_provenance_mut};
-use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr};
+use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
 
 /// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`].
 #[derive(Debug)]
@@ -48,6 +48,8 @@ fn unmarked(owner: *mut Thread) -> *mut Thread {
 struct Thread {
     /// Odd while the thread is inside of a section. Written by the thread alone.
     sections: AtomicU32,
+    /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
+    name: AtomicUsize,
     /// Whether a thread has this record.
     taken: AtomicBool,
     /// The record that was made before this one. Written before this one is published.
@@ -75,6 +77,7 @@ struct Leaver;
 impl Drop for Leaver {
     fn drop(&mut self) {
         if let Some(thread) = thread_at(THREAD.replace(null())) {
+            thread.name.store(0, Ordering::Relaxed); // the name may be another thread's soon
             // Release pairs with the exchange in `open`: the next thread with this record comes after all of our sections.
             thread.taken.store(false, Ordering::Release);
         }
@@ -97,7 +100,8 @@ fn threads() -> impl Iterator<Item = &'static Thread> {
 impl Thread {
     /// A record that somebody has.
     fn leak(next: *const Self) -> &'static mut Self {
-        Box::leak(Box::new(Self { sections: AtomicU32::new(0), taken: AtomicBool::new(true), next }))
+        let (sections, name) = (AtomicU32::new(0), AtomicUsize::new(0));
+        Box::leak(Box::new(Self { sections, name, taken: AtomicBool::new(true), next }))
     }
 
     /// This thread's record; none while the thread ends.
@@ -132,7 +136,40 @@ fn open() -> Option<&'static Thread> {
         fresh
     });
     THREAD.set(thread);
+    thread.name.store(name_of_this_thread(), Ordering::Relaxed);
     Some(thread)
+}
+
+/// A word that no other thread that lives has: the address of its control block, which stands in a register. A thread-local
+/// of an extension module would cost a call each time. 0 where it is not to be had so.
+#[inline]
+fn name_of_this_thread() -> usize {
+    #[cfg(all(target_os = "linux", target_arch = "x86_64", not(any(miri, ctxalloc_loom))))]
+    {
+        let name: usize;
+        // SAFETY: reads a word: the ABI (System V, ELF TLS) has the thread pointer itself at `fs:0`.
+        #[allow(unsafe_code, reason = "a register that no function reads")]
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) name, options(nostack, preserves_flags, readonly, pure));
+        }
+        name
+    }
+    #[cfg(all(target_os = "linux", target_arch = "aarch64", not(any(miri, ctxalloc_loom))))]
+    {
+        let name: usize;
+        // SAFETY: reads a register, which holds the thread pointer.
+        #[allow(unsafe_code, reason = "a register that no function reads")]
+        unsafe {
+            std::arch::asm!("mrs {}, tpidr_el0", out(reg) name, options(nostack, preserves_flags, nomem, pure));
+        }
+        name
+    }
+    #[cfg(not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(any(miri, ctxalloc_loom))
+    )))]
+    0
 }
 
 /// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.
@@ -145,6 +182,7 @@ fn forget_others_after_fork() {
             let own = THREAD.get();
             for thread in threads().filter(|thread| !std::ptr::eq(*thread, own)) {
                 thread.sections.store(0, Ordering::Relaxed); // a child has one thread
+                thread.name.store(0, Ordering::Relaxed);
                 thread.taken.store(false, Ordering::Relaxed);
             }
         }
@@ -189,18 +227,36 @@ impl OwnerLock {
         Self { owner: AtomicPtr::new(null_mut()), spin: AtomicU32::new(0) }
     }
 
+    /// One that belongs to this thread from the start: for what will most likely be used here.
+    pub(crate) fn new_owned() -> Self {
+        let own = Thread::own().filter(|_| membarrier::is_there()).map_or(null_mut(), Thread::as_owner);
+        Self { owner: AtomicPtr::new(own), spin: AtomicU32::new(0) }
+    }
+
     /// Runs `work` alone. `work` is short, does not panic, and takes no such lock.
     #[inline]
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        let own = Thread::own();
-        if let Some(thread) = own {
+        let thread = self.owner_if_this_thread().or_else(Thread::own);
+        if let Some(thread) = thread {
             let section = Section::begin(thread);
             if self.is_owned_by(thread) {
                 return work(); // the section ends with it
             }
             drop(section);
         }
-        exclusively_slowly(own, &[self], work)
+        exclusively_slowly(thread, &[self], work)
+    }
+
+    /// The record of this thread, if it owns the lock and that can be told without a thread-local. A guess for the caller:
+    /// in its section it looks again.
+    #[inline]
+    fn owner_if_this_thread(&self) -> Option<&'static Thread> {
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner.addr() & (SHARED.addr() | REVOKING) != 0 {
+            return None;
+        }
+        let name = name_of_this_thread();
+        thread_at(owner).filter(|owner| name != 0 && owner.name.load(Ordering::Relaxed) == name)
     }
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.
@@ -282,7 +338,8 @@ impl OwnerLock {
 /// all who take several of them. `work` is short, does not panic, and takes no such lock.
 #[inline]
 pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R) -> R {
-    exclusively(Thread::own(), locks, work)
+    let first = locks.first().and_then(|lock| lock.owner_lock().owner_if_this_thread());
+    exclusively(first.or_else(Thread::own), locks, work)
 }
 
 /// What has an [`OwnerLock`].

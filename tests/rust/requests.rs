@@ -492,7 +492,7 @@ fn a_request_is_known_from_any_depth_task_and_thread_that_carries_it() {
         thread::spawn(|| {
             let _block = Buffer::zeroed(10).unwrap();
             let known = current_request().unwrap();
-            (known.name().to_owned(), known.stats().live_bytes)
+            (known.name().into_owned(), known.stats().live_bytes)
         })
         .join()
         .unwrap()

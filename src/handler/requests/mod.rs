@@ -62,6 +62,8 @@ pub struct Terms {
     pub outer: Option<Handler>,
     /// What becomes of work that goes on after it.
     pub after_end: AfterEnd,
+    /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer where it is not so.
+    pub is_of_this_thread: bool,
 }
 
 /// The largest block that an overdraft is granted to, in bytes.
@@ -109,22 +111,23 @@ impl Begun {
     /// # Errors
     /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
     pub fn begin(terms: Terms) -> Result<Self, Error> {
-        let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end } = terms;
+        let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end, is_of_this_thread } = terms;
         if let Some(strategy) = &strategy
             && strategy.alignment() < MIN_ALIGN
         {
             return Err(Error::BadAlignment { align: strategy.alignment(), least: MIN_ALIGN, most: Aligned::MOST });
         }
-        let number = BEGUN.fetch_add(1, Ordering::Relaxed);
-        let name = name.unwrap_or_else(|| format!("request {number}"));
+        BEGUN.fetch_add(1, Ordering::Relaxed);
         // Held while we look at it: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
-        let chain = Chain::of_request(&name, limit_bytes, budget.as_ref(), around.as_deref())?;
+        let around = around.as_deref();
+        let chain = Chain::of_request(name.as_deref(), limit_bytes, budget.as_ref(), around, is_of_this_thread)?;
         let chain = Arc::new(chain);
         let memory = Memory::new(strategy);
         let state = State { chain: Arc::clone(&chain), memory, overdraft_bytes, after_end, _budget: budget };
-        let held = Slot::begin(&name, state);
+        let number = chain.own().number();
+        let held = Slot::begin(name.as_deref(), number, state);
         Ok(Self { handler: held.handler(), held: Some(held), chain })
     }
 
@@ -136,7 +139,7 @@ impl Begun {
 
     /// Its name.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> Cow<'_, str> {
         self.chain.own().name()
     }
 
@@ -228,7 +231,7 @@ impl RequestHandle {
 
     /// Its name.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> Cow<'_, str> {
         self.account().name()
     }
 
@@ -264,7 +267,7 @@ impl RequestHandle {
         let slot = held.as_ref().and_then(|held| Slot::behind(held.handler()));
         let state = slot
             .map(Slot::state)
-            .ok_or_else(|| Error::RequestEnded { request: self.name().to_owned(), requested_bytes: bytes })?;
+            .ok_or_else(|| Error::RequestEnded { request: self.name().into_owned(), requested_bytes: bytes })?;
         let is_counted = state.charge_external(bytes).map_err(|refused| {
             self.chain.remember(refused);
             self.chain.error(refused)
@@ -331,7 +334,7 @@ pub(super) fn gone(requested_bytes: usize) -> Error {
 pub(super) fn name_of(handler: Handler) -> Cow<'static, str> {
     let Some(held) = Held::try_on(handler) else { return table().ended().name() };
     match chain_of(held.handler()) {
-        Some(chain) => chain.own().name().to_owned().into(),
+        Some(chain) => chain.own().name().into_owned().into(),
         // Another copy of this crate began it, and wrote its name where NumPy reads it.
         None => slot::name_in(held.handler()).into(),
     }

@@ -161,10 +161,14 @@ impl Slot {
     }
 
     /// Begins a request in a slot that nobody has.
-    pub(super) fn begin(name: &str, state: State) -> Held {
+    pub(super) fn begin(name: Option<&str>, number: u64, state: State) -> Held {
         let slot = slots().take();
         // SAFETY: nobody holds it, and only we took it from the list: nobody looks at its face or state.
-        unsafe { (&raw mut (*slot.face.get()).name).write(name::field_of(name)) };
+        let field = unsafe { &mut (*slot.face.get()).name };
+        match name {
+            Some(name) => *field = name::field_of(name),
+            None => name::number(field, number),
+        }
         // SAFETY: as above.
         unsafe { (*slot.state.get()).write(state) };
         let generation = slot.generation.load(Ordering::Relaxed);

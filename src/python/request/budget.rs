@@ -4,6 +4,7 @@ use crate::strategy::Budget;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
+use std::borrow::Cow;
 
 /// A limit in bytes, perhaps under another one: request under tenant under process.
 ///
@@ -78,7 +79,7 @@ impl PyBudget {
 
     /// Its name, for messages.
     #[getter]
-    fn name(&self) -> &str {
+    fn name(&self) -> Cow<'_, str> {
         self.budget.name()
     }
 

@@ -25,6 +25,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
+use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -148,7 +149,7 @@ pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
     let capsule = Numpy::get(py)?.current_capsule(py)?; // holds the request while we look at it
     let handler = super::foreign::handler_in(&capsule)?;
     Ok(RequestHandle::by(handler).map(|handle| {
-        let wanted = Wanted { name: Some(handle.name().to_owned()), ..Wanted::default() };
+        let wanted = Wanted { name: Some(handle.name().into_owned()), ..Wanted::default() };
         PyRequest { wanted, held: Held::new(), phase: Mutex::new(Phase::Carried(handle)) }
     }))
 }
@@ -160,14 +161,14 @@ fn wrong(option: &str, given: &Bound<'_, PyAny>, wanted: &str) -> PyErr {
 
 /// What can be asked of a request, by whoever began it or carries it.
 trait Seen {
-    fn name(&self) -> &str;
+    fn name(&self) -> Cow<'_, str>;
     fn handler(&self) -> Handler;
     fn stats(&self) -> Stats;
     fn budget(&self) -> Budget;
 }
 
 impl Seen for Begun {
-    fn name(&self) -> &str {
+    fn name(&self) -> Cow<'_, str> {
         self.name()
     }
     fn handler(&self) -> Handler {
@@ -182,7 +183,7 @@ impl Seen for Begun {
 }
 
 impl Seen for RequestHandle {
-    fn name(&self) -> &str {
+    fn name(&self) -> Cow<'_, str> {
         self.name()
     }
     fn handler(&self) -> Handler {
@@ -262,8 +263,8 @@ impl PyRequest {
     fn end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut phase = self.phase();
         let Phase::Entered(mut begun) = std::mem::replace(&mut *phase, Phase::New) else { return Ok(()) };
-        let blocks = if begun.stats().live_blocks == 0 { None } else { begun.live_blocks() };
         let end = begun.end();
+        let blocks = if end.live_blocks == 0 { None } else { begun.live_blocks() };
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
         *phase = Phase::Left { begun, end, blocks };
         drop(phase);
@@ -321,6 +322,7 @@ impl Wanted {
             strategy: self.strategy.clone(),
             outer: if self.is_root { None } else { Some(bridge::current(py)?) },
             after_end: self.after_end,
+            is_of_this_thread: true,
         })?)
     }
 }
@@ -394,7 +396,7 @@ impl PyRequest {
     /// Its name: the one it was given, or a number. RuntimeError before it is entered, here and below.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
-        self.with_request(|request| PyString::new(py, request.name()))
+        self.with_request(|request| PyString::new(py, &request.name()))
     }
 
     /// The handler that it selects. RuntimeError after its end where nothing is left of it.

@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 
 /// Sets what the built-in pools, and all others that are made without options, keep and for how long::
 ///
-///     >>> ctxalloc.configure(decay_seconds=2, warm_bytes=256 * ctxalloc.MiB)
+///     ctxalloc.configure(decay_seconds=2, warm_bytes=256 * ctxalloc.MiB)
 ///
 /// ``decay_seconds``: how long memory that nobody uses is kept for its next user; ten by default.
 /// ``warm_bytes``: how much memory of large arrays is kept at most; an eighth of the machine's memory by default. What is

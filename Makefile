@@ -95,7 +95,7 @@ PREFIX ?= $(CURDIR)/target/c
 C_FLAGS := -std=c99 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -pedantic -Werror -O1 -g -pthread -I$(PREFIX)/include
 # What the Rust standard library wants where it is linked statically: `rustc --print native-static-libs`.
 C_LIBRARIES := -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
-VALGRIND_ARGS := --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite,indirect,possible \
+VALGRIND_ARGS := --quiet --suppressions=tests/c/valgrind.supp --error-exitcode=1 --leak-check=full --show-leak-kinds=definite,indirect,possible \
 	--errors-for-leak-kinds=definite,indirect,possible
 
 .PHONY: c-library

@@ -178,10 +178,10 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 
 .PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are LeakSanitizer's: handlers are immortal, which only its list of exceptions can say.
-miri: MIRI := --lib --test rust
-miri-part: MIRI := --test rust
+miri: MIRI := --lib --test rust --test requests --test requests_model
+miri-part: MIRI := --test rust --test requests --test requests_model
 miri: ## the core and every strategy under Miri (nightly)
-miri-part: ## the table, the selection and Buffer only
+miri-part: ## the table, the selection, Buffer and requests only
 miri miri-part:
 ifeq ($(NIGHTLY),)
 	@echo '$@: skipped, there is no nightly toolchain'

@@ -45,7 +45,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::super::request::{
-        PyBudget, PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, request, request_metrics,
+        PyBudget, PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, escaped_of, request,
+        request_metrics, stats_of,
     };
     #[pymodule_export]
     use super::super::settings::{configure, trim};

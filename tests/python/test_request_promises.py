@@ -5,6 +5,7 @@ import collections
 import contextvars
 import copy
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -257,6 +258,15 @@ def test_budgets_requests_and_handlers_take_weak_references() -> None:
     for thing in (budget, scope, ctxalloc.handler("pool")):
         assert weakref.ref(thing)() is thing
     assert copy.copy(ctxalloc.handler("pool")) is ctxalloc.handler("pool")
+
+
+def test_numbers_pickle_and_copy() -> None:
+    with request() as scope:
+        kept = np.ones(10)
+    for thing in (scope.stats, scope.escaped):
+        for twin in (pickle.loads(pickle.dumps(thing)), copy.copy(thing), copy.deepcopy(thing)):
+            assert repr(twin) == repr(thing)
+    del kept
 
 
 def test_budgets_may_be_a_million_deep() -> None:

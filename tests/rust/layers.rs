@@ -186,7 +186,6 @@ const MAY_WAIT: &[(&str, &str)] = &[
     ("python/imported.rs", "filled in one step, with a value that is there"),
     ("python/numpy.rs", "filled in one step, with a value that is there"),
     ("python/scope_type.rs", "made while the module is imported, in one step that lets nobody else run"),
-    ("source/sycl/library.rs", "to be mended: dpctl's library is opened in it"),
 ];
 
 #[test]

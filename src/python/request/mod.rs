@@ -8,7 +8,7 @@ mod refusal;
 mod report;
 
 pub(super) use budget::PyBudget;
-pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, request_metrics};
+pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, escaped_of, request_metrics, stats_of};
 
 use super::bridge;
 use super::handler::{PyHandler, capsule_of};

@@ -50,6 +50,30 @@ impl PyStats {
              total_bytes={total_bytes}, count={count}, refused={refused}, overdraft_bytes={overdraft_bytes})"
         )
     }
+
+    /// Numbers: pickles and copies, so that a worker may send them home.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (StatsNumbers,))> {
+        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes } = *self;
+        let numbers = (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes);
+        Ok((py.import("ctxalloc._native")?.getattr("_stats")?, (numbers,)))
+    }
+}
+
+type StatsNumbers = (usize, usize, usize, u64, u64, u64, usize);
+
+/// What a pickled Stats is made from again.
+#[pyfunction]
+#[pyo3(name = "_stats", signature = (numbers, /))]
+pub(in crate::python) fn stats_of(numbers: StatsNumbers) -> PyStats {
+    let (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes) = numbers;
+    PyStats { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes }
+}
+
+/// What a pickled Escaped is made from again.
+#[pyfunction]
+#[pyo3(name = "_escaped", signature = (numbers, /))]
+pub(in crate::python) fn escaped_of(numbers: (usize, usize)) -> PyEscaped {
+    PyEscaped::new(numbers.0, numbers.1, None)
 }
 
 /// How many requests there are, and were.
@@ -108,5 +132,10 @@ impl PyEscaped {
 
     fn __repr__(&self) -> String {
         format!("<ctxalloc.Escaped: {} blocks, {} bytes>", self.count, self.bytes)
+    }
+
+    /// Numbers: pickles and copies; the blocks stay behind, whose addresses are this process's.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, ((usize, usize),))> {
+        Ok((py.import("ctxalloc._native")?.getattr("_escaped")?, ((self.count, self.bytes),)))
     }
 }

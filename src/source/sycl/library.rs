@@ -2,10 +2,10 @@
 //! `syclinterface` headers, unchanged from 0.17 to 0.22.
 
 use crate::error::Error;
+use crate::sync::Made;
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub struct Runtime {
     process: u32,
 }
 
-static LOADED: OnceLock<Runtime> = OnceLock::new();
+static LOADED: Made<Runtime> = Made::new();
 
 /// This process is a child of the one that loaded SYCL. Set on the one thread that a child begins with, before anything
 /// else runs there; so Relaxed.
@@ -117,13 +117,11 @@ impl Runtime {
                 advice: "free something",
             });
         }
-        Ok(LOADED.get_or_init(|| {
-            // Called before SYCL's own, which stands in the list since the library was loaded. Where there is no room for
-            // one more, memory that is freed at the very end is not protected.
-            // SAFETY: a function of this process, for ever.
-            let _ = unsafe { libc::atexit(end) };
-            Self { functions, path: path.into(), process: std::process::id() }
-        }))
+        // Called before SYCL's own, which stands in the list since the library was loaded. Where there is no room for one
+        // more, memory that is freed at the very end is not protected. Racers may each enter it; a second call does nothing.
+        // SAFETY: a function of this process, for ever.
+        let _ = unsafe { libc::atexit(end) };
+        Ok(LOADED.get_or_make(|| Self { functions, path: path.into(), process: std::process::id() }))
     }
 
     /// Where the library was loaded from.

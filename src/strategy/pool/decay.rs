@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::source::heap;
+#[cfg(not(ctxalloc_loom))]
 use crate::sync::{Locked, Made};
 
 /// What keeps memory for later.
@@ -30,6 +31,19 @@ struct Keepers {
     entered: u64,
 }
 
+/// Looks at the keepers, alone.
+#[cfg(not(ctxalloc_loom))]
+fn with_keepers<R>(work: impl FnOnce(&mut Keepers) -> R) -> R {
+    keepers().with(work)
+}
+
+/// Nobody is one in a model: its locks must not outlive it.
+#[cfg(ctxalloc_loom)]
+fn with_keepers<R>(work: impl FnOnce(&mut Keepers) -> R) -> R {
+    work(&mut Keepers::default())
+}
+
+#[cfg(not(ctxalloc_loom))]
 fn keepers() -> &'static Locked<Keepers> {
     static KEEPERS: Made<Locked<Keepers>> = Made::new();
     KEEPERS.get_or_make(|| {
@@ -48,7 +62,7 @@ pub(super) struct Kept {
 
 /// From now on `keeper` is asked to give back what is old. It must be held across fork already.
 pub(super) fn enter(keeper: Weak<dyn Keeper>) -> Kept {
-    keepers().with(|keepers| {
+    with_keepers(|keepers| {
         keepers.entered += 1;
         keepers.all.insert(keepers.entered, keeper);
         Kept { number: keepers.entered }
@@ -58,13 +72,13 @@ pub(super) fn enter(keeper: Weak<dyn Keeper>) -> Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         // What is taken out goes outside of the lock.
-        drop(keepers().with(|keepers| keepers.all.remove(&self.number)));
+        drop(with_keepers(|keepers| keepers.all.remove(&self.number)));
     }
 }
 
 /// All that are alive, the youngest first: what arenas give back goes to their pools.
 fn alive() -> Vec<Arc<dyn Keeper>> {
-    keepers().with(|keepers| keepers.all.values().rev().filter_map(Weak::upgrade).collect())
+    with_keepers(|keepers| keepers.all.values().rev().filter_map(Weak::upgrade).collect())
 }
 
 /// Gives back all that any of them keeps; returns how many bytes that were.

@@ -189,6 +189,7 @@ const MAY_WAIT: &[(&str, &str)] = &[
 ];
 
 #[test]
+#[cfg_attr(miri, ignore = "reads files")]
 fn nothing_is_made_at_first_use_that_a_fork_could_catch_half_made() {
     for path in sources(&src()) {
         let name = path.strip_prefix(src()).expect("a source").to_string_lossy().into_owned();

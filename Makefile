@@ -179,9 +179,9 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 .PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are LeakSanitizer's: handlers are immortal, which only its list of exceptions can say.
 miri: MIRI := --lib --test rust --test requests --test requests_model
-miri-part: MIRI := --test rust --test requests --test requests_model
+miri-part: MIRI := --test rust
 miri: ## the core and every strategy under Miri (nightly)
-miri-part: ## the table, the selection, Buffer and requests only
+miri-part: ## the table, the selection and Buffer only
 miri miri-part:
 ifeq ($(NIGHTLY),)
 	@echo '$@: skipped, there is no nightly toolchain'
@@ -200,8 +200,10 @@ sanitize: asan tsan ## the core's tests under AddressSanitizer, LeakSanitizer an
 # Absurd sizes are asked for on purpose, and must come back as NULL.
 may_fail := allocator_may_return_null=1
 
-# Sanitizers need mappings themselves where a test takes them all, and make nothing of mlock.
-skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room,--skip $(test))
+# Sanitizers need mappings themselves where a test takes them all, make nothing of mlock, and keep memory that tests measure.
+measured := memory_of_a_burst dropped_pools an_arena_ a_million_requests a_fork_costs an_idle_process trim_gives_back \
+	a_child_of_fork an_end_with_an_escape
+skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room $(measured),--skip $(test))
 
 # The standard library keeps no frame pointers: only the slow unwinder sees every function that leaks.supp may name.
 asan:

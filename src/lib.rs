@@ -76,7 +76,7 @@ mod trace;
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
 pub use memory::{Buffer, ContextAlloc};
-pub use request::{Request, RequestHandle, current_request, request};
+pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 pub use settings::{Settings, check_environment, configure};
 

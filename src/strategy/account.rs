@@ -17,6 +17,12 @@ use std::sync::{Arc, Weak};
 /// No limit.
 pub(crate) const UNLIMITED: usize = usize::MAX;
 
+/// The largest block that an overdraft is granted to, in bytes.
+pub(crate) const TINY_BYTES: usize = 1024;
+
+/// In place of a block's bytes: no account has them.
+pub(crate) const UNCOUNTED: usize = 0;
+
 /// Numbers of one budget or one request.
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -50,6 +56,10 @@ enum Kind {
         ended: AtomicBool,
         /// Live blocks that this request itself made, counted or not.
         own_blocks: AtomicUsize,
+        /// Bytes of those that are tiny: what may be an overdraft is measured by it.
+        tiny_bytes: AtomicUsize,
+        /// How far tiny blocks, its own and those of requests inside of it, may go beyond its limit.
+        overdraft_bytes: usize,
         /// What it is charged to besides. Weak: a request that is over keeps nobody else's numbers alive.
         above: Box<[Weak<Account>]>,
     },
@@ -96,7 +106,9 @@ pub(crate) struct Refused {
     requested_bytes: usize,
 }
 
-const ENDED: usize = usize::MAX;
+const ENDED: usize = usize::MAX - 1;
+/// In place of an account: the memory itself was refused, by the system or a strategy.
+const NO_MEMORY: usize = usize::MAX - 2;
 
 /// How many refusals a request remembers: more than one, as whoever cleans up after one may meet another.
 const REMEMBERED: usize = 4;
@@ -223,10 +235,18 @@ impl Account {
     }
 
     #[inline]
-    fn has_room_for(&self, bytes: usize, overdraft_bytes: usize) -> bool {
+    fn has_room_for(&self, bytes: usize) -> bool {
         let in_use = self.live_bytes.load(RELAXED).saturating_add(self.pending_bytes.load(RELAXED));
-        let limit = self.limit_bytes.load(RELAXED).saturating_add(overdraft_bytes);
-        in_use.checked_add(bytes).is_some_and(|sum| sum <= limit)
+        in_use.checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes.load(RELAXED))
+    }
+
+    /// Whether a tiny block may go beyond this limit: everywhere but in strict requests.
+    #[cold]
+    fn lets_tiny_blocks_pass(&self) -> bool {
+        match &self.kind {
+            Kind::Budget { .. } => true,
+            Kind::Request { overdraft_bytes, .. } => *overdraft_bytes > 0,
+        }
     }
 
     /// Counts a charge that all accounts of the chain have room for.
@@ -253,7 +273,9 @@ impl Account {
     #[cold]
     fn refuse(&self, at: usize, requested_bytes: usize) -> Refused {
         count(&self.refused, 1);
-        let (limit_bytes, in_use_bytes) = (self.limit_bytes(), self.live_bytes());
+        // What is set aside is in use as far as the limit goes.
+        let in_use_bytes = self.live_bytes() + self.pending_bytes.load(RELAXED);
+        let limit_bytes = self.limit_bytes();
         Refused { at, limit_bytes, in_use_bytes, requested_bytes }
     }
 }
@@ -281,34 +303,42 @@ impl Drop for Account {
     }
 }
 
-/// `account` and everything that a charge to it reaches, added to `found`, perhaps more than once. What ended requests
-/// were charged to is left out, unless somebody else holds it.
+/// `account` and everything that a charge to it reaches, added to `found`, perhaps more than once. It was named by its
+/// user, and so counts even if it is that of a request that is over.
 fn reach(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
     let mut next = Some(Arc::clone(account));
     while let Some(account) = next.take() {
         match &account.kind {
             Kind::Budget { parent } => next = parent.clone(),
-            Kind::Request { ended, above, .. } => {
-                if ended.load(RELAXED) {
-                    return;
-                }
-                for above in above.iter().filter_map(Weak::upgrade) {
-                    inherit(&above, found);
-                }
-            }
+            Kind::Request { .. } => reach_above(&account, found),
         }
         found.push(account);
     }
 }
 
-/// What a request that begins inside of another one takes over of that one's chain: requests that are not over, and
-/// budgets that somebody holds, with what is above those.
-fn inherit(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
+/// What a request is charged to besides, as far as [`take_over`] goes.
+fn reach_above(request: &Account, found: &mut Vec<Arc<Account>>) {
+    let Kind::Request { above, .. } = &request.kind else { return };
+    above.iter().filter_map(Weak::upgrade).for_each(|account| take_over(&account, found));
+}
+
+/// A request that is not over, or a budget that somebody holds, with what is above that.
+fn take_over(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
     match &account.kind {
-        Kind::Request { ended, .. } if ended.load(RELAXED) => {}
-        Kind::Request { .. } => found.push(Arc::clone(account)),
-        Kind::Budget { .. } if account.handles.load(RELAXED) == 0 => {}
-        Kind::Budget { .. } => reach(account, found),
+        Kind::Request { ended, .. } if !ended.load(RELAXED) => found.push(Arc::clone(account)),
+        Kind::Budget { .. } if account.handles.load(RELAXED) > 0 => reach(account, found),
+        _ => {}
+    }
+}
+
+/// What a request that begins where one is over takes over from those around that one: all that each of them is charged to.
+/// Nothing of what is over itself: whoever still carries it has only been left with it.
+fn inherit(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
+    if let Kind::Request { ended, .. } = &account.kind
+        && !ended.load(RELAXED)
+    {
+        reach_above(account, found);
+        found.push(Arc::clone(account));
     }
 }
 
@@ -346,6 +376,7 @@ impl Chain {
     pub(crate) fn of_request(
         name: Option<&str>,
         limit_bytes: Option<usize>,
+        overdraft_bytes: usize,
         budget: Option<&super::Budget>,
         outer: Option<&Self>,
         is_of_this_thread: bool,
@@ -354,8 +385,13 @@ impl Chain {
         if let Some(budget) = budget {
             reach(budget.account(), &mut above);
         }
-        for account in outer.map_or(&[][..], |outer| outer.accounts()) {
-            inherit(account, &mut above);
+        match outer {
+            // All that it is charged to itself.
+            Some(outer) if !outer.has_ended() => {
+                outer.accounts().iter().for_each(|account| take_over(account, &mut above))
+            }
+            Some(outer) => outer.accounts().iter().for_each(|account| inherit(account, &mut above)),
+            None => {}
         }
         let above = as_set(above);
         if above.len() >= MAX_DEPTH {
@@ -364,6 +400,8 @@ impl Chain {
         let kind = Kind::Request {
             ended: AtomicBool::new(false),
             own_blocks: AtomicUsize::new(0),
+            tiny_bytes: AtomicUsize::new(0),
+            overdraft_bytes,
             above: above.iter().map(Arc::downgrade).collect(),
         };
         let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
@@ -379,6 +417,11 @@ impl Chain {
         Self { own, all: as_set(above) }
     }
 
+    /// Whether charges go to this account too.
+    pub(super) fn reaches(&self, account: &Arc<Account>) -> bool {
+        self.accounts().iter().any(|own| Arc::ptr_eq(own, account))
+    }
+
     pub(crate) fn own(&self) -> &Arc<Account> {
         &self.own
     }
@@ -388,19 +431,35 @@ impl Chain {
         if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
     }
 
+    /// Who has no room, if anybody: of the youngest first.
     #[inline]
-    fn check(&self, bytes: usize, overdraft_bytes: usize) -> Result<(), Refused> {
-        let accounts = self.accounts();
-        match accounts.iter().position(|account| !account.has_room_for(bytes, overdraft_bytes)) {
+    fn without_room(&self, bytes: usize, is_tiny: bool) -> Option<usize> {
+        let at = self.accounts().iter().position(|account| !account.has_room_for(bytes))?;
+        if is_tiny { self.without_overdraft(bytes) } else { Some(at) }
+    }
+
+    /// The same where the block may use the overdraft of its request.
+    #[cold]
+    fn without_overdraft(&self, bytes: usize) -> Option<usize> {
+        let Kind::Request { tiny_bytes, overdraft_bytes, .. } = &self.own.kind else { return Some(0) };
+        let is_within = tiny_bytes.load(RELAXED) + bytes <= *overdraft_bytes;
+        let refuses =
+            |account: &Arc<Account>| !account.has_room_for(bytes) && !(is_within && account.lets_tiny_blocks_pass());
+        self.accounts().iter().position(refuses)
+    }
+
+    #[inline]
+    fn check(&self, bytes: usize, is_tiny: bool) -> Result<(), Refused> {
+        match self.without_room(bytes, is_tiny) {
             None => Ok(()),
-            Some(at) => Err(accounts[at].refuse(at, bytes)),
+            Some(at) => Err(self.accounts()[at].refuse(at, bytes)),
         }
     }
 
-    /// Takes a charge, from all accounts or from none. `overdraft_bytes` may be used beyond each limit.
-    pub(crate) fn take(&self, bytes: usize, blocks: usize, overdraft_bytes: usize) -> Result<(), Refused> {
+    /// Takes a charge, from all accounts or from none.
+    pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
         with_all(self.accounts(), || {
-            self.check(bytes, overdraft_bytes)?;
+            self.check(bytes, false)?;
             self.accounts().iter().for_each(|account| account.take(bytes, blocks));
             Ok(())
         })
@@ -412,9 +471,9 @@ impl Chain {
     }
 
     /// Sets bytes aside for a block that is about to be made; [`commit`](Self::commit) or [`cancel`](Self::cancel) follows.
-    pub(crate) fn reserve(&self, bytes: usize, overdraft_bytes: usize) -> Result<(), Refused> {
+    pub(crate) fn reserve(&self, bytes: usize, is_tiny: bool) -> Result<(), Refused> {
         with_all(self.accounts(), || {
-            self.check(bytes, overdraft_bytes)?;
+            self.check(bytes, is_tiny)?;
             self.accounts().iter().for_each(|account| add(&account.pending_bytes, bytes));
             Ok(())
         })
@@ -455,11 +514,35 @@ impl Chain {
 
 /// What only the chain of a request does: it knows when the request is over, and remembers what was refused.
 impl Chain {
-    fn request(&self) -> (&AtomicBool, &AtomicUsize) {
+    #[inline]
+    fn request(&self) -> (&AtomicBool, &AtomicUsize, &AtomicUsize) {
         match &self.own.kind {
-            Kind::Request { ended, own_blocks, .. } => (ended, own_blocks),
+            Kind::Request { ended, own_blocks, tiny_bytes, .. } => (ended, own_blocks, tiny_bytes),
             Kind::Budget { .. } => unreachable!("only requests' chains are asked"),
         }
+    }
+
+    /// A block has another size from now on.
+    pub(crate) fn resized(&self, old_bytes: usize, new_bytes: usize) {
+        let (_, _, tiny_bytes) = self.request();
+        if old_bytes <= TINY_BYTES || new_bytes <= TINY_BYTES {
+            self.own.lock.with(|| {
+                add(tiny_bytes, if new_bytes <= TINY_BYTES { new_bytes } else { 0 });
+                subtract(tiny_bytes, if old_bytes <= TINY_BYTES { old_bytes } else { 0 });
+            });
+        }
+    }
+
+    /// Whether tiny blocks of the request may go beyond limits.
+    pub(crate) fn has_overdraft(&self) -> bool {
+        matches!(self.own.kind, Kind::Request { overdraft_bytes: 1.., .. })
+    }
+
+    /// Whether the request is inside of one that is not over.
+    #[cold]
+    pub(crate) fn is_inside_of_a_live_one(&self) -> bool {
+        let is_live = |account: &&Arc<Account>| matches!(account.kind, Kind::Request { .. }) && !account.has_ended();
+        self.accounts().iter().filter(|account| account.id != self.own.id).any(|account| is_live(&account))
     }
 
     /// Whether the request is over.
@@ -471,26 +554,27 @@ impl Chain {
     /// [`take`](Self::take) for a block that is there; says whether it was taken, and remembers a refusal. `first` is called
     /// where the block is the only one of a request that is over, before anybody can know of it.
     #[inline]
-    pub(crate) fn take_block(&self, bytes: usize, overdraft_bytes: usize, first: impl FnOnce()) -> bool {
+    pub(crate) fn take_block(&self, bytes: usize, first: impl FnOnce()) -> bool {
+        let is_tiny = bytes <= TINY_BYTES;
         if self.all.is_empty() {
             // The plain case, without a loop: most requests are in no other one and have no budget.
             return self.own.lock.with(|| {
-                if !self.own.has_room_for(bytes, overdraft_bytes) {
-                    self.write_down(self.own.refuse(0, bytes));
+                if let Some(at) = self.without_room(bytes, is_tiny) {
+                    self.write_down(self.own.refuse(at, bytes));
                     return false;
                 }
                 self.own.take(bytes, 1);
-                self.add_own(first);
+                self.add_own(bytes, first);
                 true
             });
         }
         with_all(&self.all, || {
-            if let Some(at) = self.all.iter().position(|account| !account.has_room_for(bytes, overdraft_bytes)) {
+            if let Some(at) = self.without_room(bytes, is_tiny) {
                 self.write_down(self.all[at].refuse(at, bytes));
                 return false;
             }
             self.all.iter().for_each(|account| account.take(bytes, 1));
-            self.add_own(first);
+            self.add_own(bytes, first);
             true
         })
     }
@@ -502,18 +586,21 @@ impl Chain {
                 subtract(&account.pending_bytes, bytes);
                 account.take(bytes, 1);
             }
-            self.add_own(first);
+            self.add_own(bytes, first);
         });
     }
 
     /// A block that is counted nowhere, and keeps the request's state all the same.
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
-        self.own.lock.with(|| self.add_own(first));
+        self.own.lock.with(|| self.add_own(UNCOUNTED, first));
     }
 
     #[inline]
-    fn add_own(&self, first: impl FnOnce()) {
-        let (ended, own_blocks) = self.request();
+    fn add_own(&self, bytes: usize, first: impl FnOnce()) {
+        let (ended, own_blocks, tiny_bytes) = self.request();
+        if bytes <= TINY_BYTES {
+            add(tiny_bytes, bytes);
+        }
         let before = own_blocks.load(RELAXED);
         own_blocks.store(before + 1, RELAXED);
         if before == 0 && ended.load(RELAXED) {
@@ -528,24 +615,27 @@ impl Chain {
         if self.all.is_empty() {
             return self.own.lock.with(|| {
                 self.own.give_back(bytes, 1);
-                self.remove_own()
+                self.remove_own(bytes)
             });
         }
         with_all(&self.all, || {
             self.all.iter().for_each(|account| account.give_back(bytes, 1));
-            self.remove_own()
+            self.remove_own(bytes)
         })
     }
 
     /// The end of a block that was counted nowhere, as [`give_block_back`](Self::give_block_back).
     #[must_use]
     pub(crate) fn remove_uncounted(&self) -> bool {
-        self.own.lock.with(|| self.remove_own())
+        self.own.lock.with(|| self.remove_own(UNCOUNTED))
     }
 
     #[inline]
-    fn remove_own(&self) -> bool {
-        let (ended, own_blocks) = self.request();
+    fn remove_own(&self, bytes: usize) -> bool {
+        let (ended, own_blocks, tiny_bytes) = self.request();
+        if bytes <= TINY_BYTES {
+            subtract(tiny_bytes, bytes);
+        }
         let left = own_blocks.load(RELAXED) - 1;
         own_blocks.store(left, RELAXED);
         left == 0 && ended.load(RELAXED)
@@ -553,7 +643,7 @@ impl Chain {
 
     /// Ends the request: its numbers at that moment, and whether blocks of it are alive.
     pub(crate) fn end(&self) -> (Stats, bool) {
-        let (ended, own_blocks) = self.request();
+        let (ended, own_blocks, _) = self.request();
         self.own.lock.with(|| {
             ended.store(true, RELAXED);
             (self.own.numbers(), own_blocks.load(RELAXED) > 0)
@@ -564,6 +654,12 @@ impl Chain {
     #[cold]
     pub(crate) fn refuse_after_end(&self, requested_bytes: usize) -> Refused {
         self.own.lock.with(|| self.own.refuse(ENDED, requested_bytes))
+    }
+
+    /// There was no memory: a refusal of as many bytes before has nothing to do with it.
+    #[cold]
+    pub(crate) fn remember_no_memory(&self, requested_bytes: usize) {
+        self.remember(Refused { at: NO_MEMORY, limit_bytes: 0, in_use_bytes: 0, requested_bytes });
     }
 
     /// Keeps a refusal for whoever asks why there was no memory.
@@ -579,29 +675,32 @@ impl Chain {
         for (to, from) in (1..REMEMBERED).rev().map(|number| (&slips[number], &slips[number - 1])) {
             to.fill(&from.read(), from.at_plus_one.load(RELAXED), from.made_before.load(RELAXED));
         }
-        let at_plus_one = if refused.at == ENDED { ENDED } else { refused.at + 1 };
-        slips[0].fill(&refused, at_plus_one, self.own.total_blocks.load(RELAXED));
+        slips[0].fill(&refused, refused.at + 1, self.own.total_blocks.load(RELAXED));
     }
 
     /// The last refusals, the youngest first; told once.
     pub(crate) fn take_refusals(&self) -> Vec<Refusal> {
-        self.refusals(|slip| slip.at_plus_one.swap(0, RELAXED))
+        let refusals = self.refusals(|slip| slip.at_plus_one.swap(0, RELAXED));
+        refusals.into_iter().filter(|(refused, _)| refused.at != NO_MEMORY).map(|told| self.told(told)).collect()
     }
 
     /// The youngest refusal of so many bytes; or the last one, if nothing was allocated since.
     pub(crate) fn refusal_of(&self, requested_bytes: Option<usize>) -> Option<Error> {
         let all = self.refusals(|slip| slip.at_plus_one.load(RELAXED));
-        let fits = |refusal: &Refusal| match (&refusal.error, requested_bytes) {
-            (
-                Error::BudgetExceeded { requested_bytes, .. } | Error::RequestEnded { requested_bytes, .. },
-                Some(bytes),
-            ) => *requested_bytes == bytes,
-            _ => refusal.is_last,
+        let fits = |(refused, is_last): &(Refused, bool)| match requested_bytes {
+            Some(bytes) => refused.requested_bytes == bytes,
+            None => *is_last,
         };
-        all.into_iter().find(fits).map(|refusal| refusal.error)
+        let found = all.into_iter().find(fits).filter(|(refused, _)| refused.at != NO_MEMORY);
+        found.map(|told| self.told(told).error)
     }
 
-    fn refusals(&self, at_plus_one: impl Fn(&Slip) -> usize) -> Vec<Refusal> {
+    fn told(&self, (refused, is_last): (Refused, bool)) -> Refusal {
+        Refusal { error: self.error(refused), is_last }
+    }
+
+    /// What was written down, the youngest first, and whether nothing was allocated since.
+    fn refusals(&self, at_plus_one: impl Fn(&Slip) -> usize) -> Vec<(Refused, bool)> {
         let (found, made) = self.own.lock.with(|| {
             let found: [_; REMEMBERED] = std::array::from_fn(|number| {
                 let slip = &self.own.refusals[number];
@@ -609,14 +708,9 @@ impl Chain {
             });
             (found, self.own.total_blocks.load(RELAXED))
         });
-        // Texts are memory too: not under the lock.
+        // Lists are memory too: not under the lock.
         let there = found.into_iter().filter(|&(at_plus_one, ..)| at_plus_one != 0);
-        there
-            .map(|(at_plus_one, refused, before)| {
-                let at = if at_plus_one == ENDED { ENDED } else { at_plus_one - 1 };
-                Refusal { error: self.error(Refused { at, ..refused }), is_last: before == made }
-            })
-            .collect()
+        there.map(|(at, refused, before)| (Refused { at: at - 1, ..refused }, before == made)).collect()
     }
 }
 

@@ -81,7 +81,7 @@ impl Budget {
     /// [`Error::BudgetExceeded`] with the name, limit and use of the budget that has no room.
     pub fn charge(&self, bytes: usize) -> Result<Charge, Error> {
         let chain = Chain::of_budget(&self.account);
-        match chain.take(bytes, 0, 0) {
+        match chain.take(bytes, 0) {
             Ok(()) => Ok(Charge { chain, bytes }),
             Err(refused) => Err(chain.error(refused)),
         }
@@ -110,6 +110,12 @@ impl Budget {
         self.account.live_bytes()
     }
 
+    /// How far it is beyond its limit: because the limit was lowered, or because requests used their overdrafts.
+    #[must_use]
+    pub fn overdraft_bytes(&self) -> usize {
+        self.in_use_bytes().saturating_sub(self.account.limit_bytes())
+    }
+
     /// The most that was ever charged at one time.
     #[must_use]
     pub fn peak_bytes(&self) -> usize {
@@ -125,14 +131,7 @@ impl Budget {
     /// Whether `other` is this budget or one above it.
     #[must_use]
     pub fn is_under(&self, other: &Self) -> bool {
-        let mut next = Some(Arc::clone(&self.account));
-        while let Some(account) = next {
-            if Arc::ptr_eq(&account, &other.account) {
-                return true;
-            }
-            next = account.parent();
-        }
-        false
+        Chain::of_budget(&self.account).reaches(&other.account)
     }
 
     /// Whether `other` is this very budget.
@@ -214,7 +213,7 @@ impl<S: Strategy> Budgeted<S> {
     }
 
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        self.chain.reserve(size_bytes, 0).ok()?;
+        self.chain.reserve(size_bytes, false).ok()?;
         let block = self.blocks.allocate(size_bytes, zeroed, size_bytes);
         match block {
             Some(_) => self.chain.commit(size_bytes, 1),
@@ -244,7 +243,9 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         let old_size_bytes = unsafe { Fronted::<S, usize>::read(block) };
         // Growth is charged before, shrinkage given back after: the budget is never below what is in use.
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
-        self.chain.reserve(growth, 0).ok()?;
+        if growth > 0 {
+            self.chain.reserve(growth, false).ok()?;
+        }
         // SAFETY: a live block, says the caller.
         let Some(moved) = (unsafe { self.blocks.resize(block, new_size_bytes) }) else {
             self.chain.cancel(growth);

@@ -482,6 +482,7 @@ unsafe extern "C" fn copy<const WHICH: usize>(
 
 #[test]
 fn buffers_are_copied_by_the_handlers_own_functions() {
+    let _turn = Turn::take(); // nobody hears of these
     let copied: &'static Copied = Box::leak(Box::default());
     let handler = adopted("copies by itself", copied.copies());
     let buffer = Buffer::copy_from_slice_in(handler, b"0123456789").expect("10 bytes");
@@ -513,6 +514,7 @@ fn a_copy_that_fails_is_an_error_and_nothing_is_lost() {
 
 #[test]
 fn without_functions_of_their_own_buffers_are_copied_all_the_same() {
+    let _turn = Turn::take(); // as above
     let buffer = Buffer::copy_from_slice_in(handler("pool").expect("built in"), b"plain").expect("5 bytes");
     let mut bytes = [0; 5];
     buffer.try_clone().expect("5 bytes").copy_to_slice(&mut bytes).expect("5 bytes");

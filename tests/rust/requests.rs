@@ -609,3 +609,146 @@ fn an_arena_of_its_own_goes_with_the_request() {
     drop(kept);
     assert!(none_is_present());
 }
+
+#[test]
+fn the_request_outlives_what_its_strategys_own_code_lets_go_of() {
+    let _alone = alone();
+    let telling = Tracked::telling(System, || {
+        drop(set(None));
+        None::<u64>.into()
+    })
+    .unwrap();
+    let request = request().strategy(telling).begin().unwrap();
+    drop(set(request.handler()));
+    request.end(); // from now on only the selection holds the request
+    let block = Buffer::zeroed(100).unwrap();
+    assert_eq!(&*block, [0; 100]);
+    drop(block);
+    assert!(none_is_present());
+}
+
+#[test]
+fn budgets_of_an_ended_request_charge_what_is_above_them() {
+    let _alone = alone();
+    let tenant = Budget::new("tenant", Some(1000));
+    let ended = request().name("ended").limit_bytes(800).budget(&tenant).begin().unwrap();
+    let part = ended.budget().child("part", None);
+    let own = ended.budget();
+    ended.end();
+    assert!(part.charge(900).is_err() && own.charge(900).is_err());
+    let charge = part.charge(700).unwrap();
+    assert_eq!((part.in_use_bytes(), own.in_use_bytes(), tenant.in_use_bytes()), (700, 700, 700));
+    drop(charge);
+    let next = request().budget(&part).begin().unwrap();
+    assert!(next.run(|| Buffer::zeroed(900)).is_err());
+    assert!(part.is_under(&tenant) && next.budget().is_under(&tenant) && !tenant.is_under(&part));
+    drop(next);
+    assert!(none_is_present());
+}
+
+#[test]
+fn a_request_begun_where_a_detached_one_is_over_pays_for_nobody_else() {
+    let _alone = alone();
+    let (red, blue) = (Budget::new("red", Some(100)), Budget::new("blue", None));
+    let first = request().budget(&red).begin().unwrap();
+    let mut late = first.run(Context::copy_current);
+    first.end();
+    let second = late.run(|| request().budget(&blue).begin().unwrap());
+    drop(second.run(|| Buffer::zeroed(1000).unwrap()));
+    assert_eq!((red.peak_bytes(), blue.peak_bytes()), (0, 1000));
+}
+
+#[test]
+fn nobody_detaches_work_from_a_request_that_is_open() {
+    let _alone = alone();
+    let open = request().limit_bytes(5000).begin().unwrap();
+    let inner = open.run(|| request().after_end(AfterEnd::Detach).begin().unwrap());
+    let mut late = inner.run(Context::copy_current);
+    inner.end();
+    assert!(late.run(|| Buffer::zeroed(5001)).is_err());
+    let block = late.run(|| Buffer::zeroed(5000).unwrap());
+    assert_eq!(open.stats().live_bytes, 5000);
+    drop(block);
+    open.end();
+    drop(late.run(|| Buffer::zeroed(5001).unwrap()));
+}
+
+#[test]
+fn what_is_given_back_is_never_refused() {
+    let _alone = alone();
+    let tenant = Budget::new("tenant", None);
+    let request = request().budget(&tenant).begin().unwrap();
+    let mut block = request.run(|| Buffer::zeroed(100_000).unwrap());
+    tenant.set_limit_bytes(Some(10));
+    assert_eq!(tenant.overdraft_bytes(), 99_990);
+    block.resize(50_000).unwrap();
+    block.resize(10).unwrap();
+    assert!(block.resize(11).is_err());
+    assert_eq!(tenant.in_use_bytes(), 10);
+}
+
+#[test]
+fn a_strict_request_has_no_overdraft_for_those_inside_of_it() {
+    let _alone = alone();
+    let strict = request().limit_bytes(0).begin().unwrap();
+    let inner = strict.run(|| request().overdraft_bytes(1000).begin().unwrap());
+    assert!(inner.run(|| Buffer::zeroed(1)).is_err());
+    let tenant = Budget::new("tenant", Some(0));
+    let (one, other) = (request().budget(&tenant), request().budget(&tenant));
+    let [one, other] = [one, other].map(|request| request.overdraft_bytes(1000).begin().unwrap());
+    let _all = one.run(|| Buffer::zeroed(1000).unwrap());
+    assert!(one.run(|| Buffer::zeroed(1)).is_err());
+    drop(other.run(|| Buffer::zeroed(1000).expect("one request never uses up the other's")));
+}
+
+#[test]
+fn nothing_from_elsewhere_is_nothing() {
+    let _alone = alone();
+    let request = begin();
+    drop(request.run(|| charge_current(0).unwrap()));
+    assert_eq!(request.end().escaped_blocks, 0);
+    assert!(none_is_present());
+}
+
+#[test]
+fn an_old_refusal_is_not_told_for_a_new_failure() {
+    let _alone = alone();
+    let request = request().limit_bytes(1000).begin().unwrap();
+    let refused = request.run(|| Buffer::zeroed(1 << 60)).unwrap_err();
+    assert!(matches!(refused, Error::BudgetExceeded { .. }));
+    request.budget().set_limit_bytes(None);
+    let failed = request.run(|| Buffer::zeroed(1 << 60)).unwrap_err();
+    assert!(matches!(failed, Error::OutOfMemory { .. }), "{failed}");
+    assert_eq!(request.end().refusal, Some(refused));
+}
+
+#[test]
+fn a_strategy_that_panics_in_its_end_takes_nothing_down() {
+    let _alone = alone();
+    #[derive(Debug)]
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("in drop");
+        }
+    }
+    // SAFETY: the blocks are the C heap's.
+    unsafe impl Strategy for Panics {
+        fn alignment(&self) -> usize {
+            16
+        }
+        fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+            System.allocate(size_bytes)
+        }
+        unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+            // SAFETY: the caller's promises are the same.
+            unsafe { System.resize(block, new_size_bytes) }
+        }
+        unsafe fn release(&self, block: NonNull<u8>) {
+            // SAFETY: the caller's promises are the same.
+            unsafe { System.release(block) }
+        }
+    }
+    request().strategy(Panics).begin().unwrap().end();
+    assert!(none_is_present());
+}

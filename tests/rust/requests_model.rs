@@ -50,6 +50,9 @@ struct Numbers {
     /// Requests and budgets that this one's charges go to, itself among them, by their number.
     set: BTreeSet<usize>,
     ended: bool,
+    /// Of a request: how far its tiny blocks may go beyond limits, and how many bytes of them are alive.
+    overdraft: Option<usize>,
+    tiny: usize,
     name: String,
 }
 
@@ -67,23 +70,45 @@ impl Model {
         number
     }
 
-    fn request(&mut self, name: String, limit: Option<usize>, budget: Option<usize>, outer: Option<usize>) -> usize {
+    fn request(
+        &mut self,
+        name: String,
+        limit: Option<usize>,
+        overdraft: usize,
+        budget: Option<usize>,
+        outer: Option<usize>,
+    ) -> usize {
         let number = self.accounts.len();
         let mut set = BTreeSet::from([number]);
         set.extend(budget.iter().flat_map(|&budget| self.accounts[budget].set.clone()));
+        // All that the requests around it are charged to, as far as those are not over.
         let around = outer.iter().flat_map(|&outer| &self.accounts[outer].set);
-        set.extend(around.filter(|&&account| !self.accounts[account].ended));
-        self.accounts.push(Numbers { limit, set, name, ..Numbers::default() });
+        let open =
+            around.filter(|&&account| self.accounts[account].overdraft.is_some() && !self.accounts[account].ended);
+        let theirs = open.flat_map(|&request| &self.accounts[request].set);
+        set.extend(theirs.filter(|&&account| !self.accounts[account].ended));
+        self.accounts.push(Numbers { limit, set, name, overdraft: Some(overdraft), ..Numbers::default() });
         number
     }
 
+    fn is_inside_of_an_open_one(&self, request: usize) -> bool {
+        let is_open = |account: &usize| {
+            let Numbers { overdraft, ended, .. } = &self.accounts[*account];
+            overdraft.is_some() && !ended && *account != request
+        };
+        self.accounts[request].set.iter().any(is_open)
+    }
+
     /// Who refuses, or nobody: then all are charged.
-    fn charge(&mut self, request: usize, bytes: usize, blocks: usize, overdraft: usize) -> Result<(), usize> {
+    fn charge(&mut self, request: usize, bytes: usize, blocks: usize, is_tiny: bool) -> Result<(), usize> {
         let set = self.accounts[request].set.clone();
+        let own = &self.accounts[request];
+        let may_pass = is_tiny && own.tiny + bytes <= own.overdraft.unwrap();
         // The youngest that has no room tells.
         for &account in set.iter().rev() {
-            let Numbers { limit, stats, .. } = &self.accounts[account];
-            if limit.is_some_and(|limit| stats.live_bytes + bytes > limit + overdraft) {
+            let Numbers { limit, stats, overdraft, .. } = &self.accounts[account];
+            let passes = may_pass && overdraft.is_none_or(|overdraft| overdraft > 0);
+            if limit.is_some_and(|limit| stats.live_bytes + bytes > limit) && !passes {
                 self.accounts[account].stats.refused += 1;
                 return Err(account);
             }
@@ -112,7 +137,6 @@ struct Real {
     request: Option<Request>,
     budget: Budget,
     context: Option<Context>,
-    overdraft: usize,
     after_end: AfterEnd,
     depth: usize,
 }
@@ -212,13 +236,13 @@ impl Program<'_> {
         }
         let real = builder.begin().unwrap();
         let outer = inside.filter(|_| !is_root).map(|inside| self.requests[inside].number);
-        let number = self.model.request(name, limit, budget.map(|budget| self.budgets[budget].0), outer);
+        let budget = budget.map(|budget| self.budgets[budget].0);
+        let number = self.model.request(name, limit, overdraft, budget, outer);
         self.requests.push(Real {
             number,
             budget: real.budget(),
             context: Some(Context::with_handler(real.handler())),
             request: Some(real),
-            overdraft,
             after_end,
             depth,
         });
@@ -235,19 +259,23 @@ impl Program<'_> {
             let made = context.run(|| Buffer::zeroed(size));
             (made, context)
         });
-        let Real { number, overdraft, after_end, .. } = self.requests[which];
+        let Real { number, after_end, .. } = self.requests[which];
         self.requests[which].context = Some(context);
         let is_over = self.model.accounts[number].ended;
+        let is_tiny = size <= 1024;
         match after_end {
-            AfterEnd::Refuse if is_over => {
+            AfterEnd::Refuse if is_over && !(is_tiny && self.model.accounts[number].overdraft > Some(0)) => {
                 self.model.accounts[number].stats.refused += 1;
                 assert!(matches!(made, Err(Error::RequestEnded { .. })), "{made:?}");
             }
-            AfterEnd::Detach if is_over => {
+            AfterEnd::Detach if is_over && !self.model.is_inside_of_an_open_one(number) => {
                 self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: false });
             }
-            _ => match self.model.charge(number, size, 1, if size <= 1024 { overdraft } else { 0 }) {
-                Ok(()) => self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: true }),
+            _ => match self.model.charge(number, size, 1, is_tiny) {
+                Ok(()) => {
+                    self.model.accounts[number].tiny += if is_tiny { size } else { 0 };
+                    self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: true });
+                }
                 Err(refusing) => {
                     let Numbers { limit, stats, name, .. } = &self.model.accounts[refusing];
                     let expected = Error::BudgetExceeded {
@@ -273,16 +301,24 @@ impl Program<'_> {
         let (done, buffer) = self.hands.run(&mut self.random, move || (buffer.resize(size), buffer));
         if counted {
             let real = self.requests.iter().find(|real| real.number == request).unwrap();
-            let overdraft = if size <= 1024 { real.overdraft } else { 0 };
-            let refuses = real.after_end == AfterEnd::Refuse && self.model.accounts[request].ended && size > old;
+            let has_overdraft = self.model.accounts[request].overdraft > Some(0);
+            let refuses = real.after_end == AfterEnd::Refuse
+                && self.model.accounts[request].ended
+                && size > old
+                && !(size <= 1024 && has_overdraft);
             if refuses {
                 self.model.accounts[request].stats.refused += 1;
                 assert!(done.is_err());
             } else {
-                let expected = self.model.charge(request, size.saturating_sub(old), 0, overdraft);
+                let grown = size.saturating_sub(old);
+                // What is given back is never refused.
+                let expected = if grown > 0 { self.model.charge(request, grown, 0, size <= 1024) } else { Ok(()) };
                 assert_eq!(done.is_ok(), expected.is_ok());
                 if expected.is_ok() {
                     self.model.give_back(request, old.saturating_sub(size), 0);
+                    let tiny = &mut self.model.accounts[request].tiny;
+                    *tiny += if size <= 1024 { size } else { 0 };
+                    *tiny -= if old <= 1024 { old } else { 0 };
                 }
             }
         } else {
@@ -299,6 +335,7 @@ impl Program<'_> {
         let Block { buffer, request, counted } = self.blocks.swap_remove(which);
         if counted {
             self.model.give_back(request, buffer.len(), 1);
+            self.model.accounts[request].tiny -= if buffer.len() <= 1024 { buffer.len() } else { 0 };
         }
         self.hands.run(&mut self.random, move || drop(buffer));
     }

@@ -40,7 +40,8 @@ pub enum AfterEnd {
     Charge,
     /// It is refused: [`Error::RequestEnded`], MemoryError in Python.
     Refuse,
-    /// It is served from the shared pool, neither counted nor limited.
+    /// It is neither counted nor limited; unless the request is inside of one that is not over: then it is charged as
+    /// before.
     Detach,
 }
 
@@ -52,7 +53,8 @@ pub struct Terms {
     pub name: Option<String>,
     /// The most bytes that may be alive at one time.
     pub limit_bytes: Option<usize>,
-    /// How far blocks of up to [`TINY_BYTES`] may go beyond limits.
+    /// So many bytes in blocks of up to [`TINY_BYTES`] may be alive beyond limits; none goes beyond that of a request around
+    /// it that grants none.
     pub overdraft_bytes: usize,
     /// What the request is charged to besides.
     pub budget: Option<Budget>,
@@ -67,7 +69,7 @@ pub struct Terms {
 }
 
 /// The largest block that an overdraft is granted to, in bytes.
-pub const TINY_BYTES: usize = 1024;
+pub const TINY_BYTES: usize = crate::strategy::account::TINY_BYTES;
 
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where it is refused some of its scalars
 /// (it does not check what `PyArray_FromScalar` returns), so that the refusal has to meet something larger.
@@ -117,17 +119,24 @@ impl Begun {
         {
             return Err(Error::BadAlignment { align: strategy.alignment(), least: MIN_ALIGN, most: Aligned::MOST });
         }
-        BEGUN.fetch_add(1, Ordering::Relaxed);
         // Held while we look at it: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();
-        let chain = Chain::of_request(name.as_deref(), limit_bytes, budget.as_ref(), around, is_of_this_thread)?;
+        let chain = Chain::of_request(
+            name.as_deref(),
+            limit_bytes,
+            overdraft_bytes,
+            budget.as_ref(),
+            around,
+            is_of_this_thread,
+        )?;
         let chain = Arc::new(chain);
         let memory = Memory::new(strategy);
-        let state = State { chain: Arc::clone(&chain), memory, overdraft_bytes, after_end, _budget: budget };
+        let state = State { chain: Arc::clone(&chain), memory, after_end, _budget: budget };
         let number = chain.own().number();
         let held = Slot::begin(name.as_deref(), number, state);
+        BEGUN.fetch_add(1, Ordering::Relaxed);
         Ok(Self { handler: held.handler(), held: Some(held), chain })
     }
 
@@ -268,6 +277,9 @@ impl RequestHandle {
         let state = slot
             .map(Slot::state)
             .ok_or_else(|| Error::RequestEnded { request: self.name().into_owned(), requested_bytes: bytes })?;
+        if bytes == 0 {
+            return Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.chain), bytes });
+        }
         let is_counted = state.charge_external(bytes).map_err(|refused| {
             self.chain.remember(refused);
             self.chain.error(refused)

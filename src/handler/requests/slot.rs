@@ -18,9 +18,11 @@ use super::super::trampoline;
 use super::MIN_ALIGN;
 use super::state::State;
 use crate::sync::{AtomicPtr as SharedPtr, ForkLock, HeldAcrossFork, Locked, Made};
+use crate::trace;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, offset_of};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -106,13 +108,13 @@ unsafe extern "C" fn hold_function(slot: *const c_void, what: u32, generation: u
 
 /// Getting hold of the slot behind a request's handler, and letting go of it, whichever copy of the crate made it.
 pub(in crate::handler) mod hold {
-    use super::{HOLD_AGAIN, Handler, LET_GO, TRY_HOLD, generation_in};
+    use super::{HOLD_AGAIN, Handler, LET_GO, TRY_HOLD, generation_in, slot_at};
 
     fn call(handler: Handler, what: u32) -> bool {
         let entry = handler.entry();
         let Some(function) = entry.hold else { return true };
         // SAFETY: the function stands in the slot's own entry; who lets go, or holds again, holds it.
-        unsafe { function(std::ptr::from_ref(entry).cast(), what, generation_in(handler.word())) }
+        unsafe { function(slot_at(handler.word()).as_ptr().cast(), what, generation_in(handler.word())) }
     }
 
     /// One more holder, unless the request is gone.
@@ -139,8 +141,8 @@ impl Slot {
     #[inline]
     pub(super) fn behind(handler: Handler) -> Option<&'static Self> {
         (handler.is_request() && handler.entry().made_here()).then(|| {
-            // SAFETY: entries of this copy that are a request's stand at the beginning of a slot.
-            unsafe { &*std::ptr::from_ref(handler.entry()).cast::<Self>() }
+            // SAFETY: a request's word leads to a slot, of this copy's own layout.
+            unsafe { slot_at(handler.word()).cast::<Self>().as_ref() }
         })
     }
 
@@ -216,8 +218,14 @@ impl Slot {
         // After the last generation a slot is left alone: no word is ever used twice.
         if generation < MAX_GENERATION {
             slots().free.with(|free| free.push(self));
+        } else {
+            slots().count.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(state); // last: a strategy of the user's may do anything
+        // Last: a strategy of the user's may do anything, and this may be below a function that C calls.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(state))) {
+            std::mem::forget(payload);
+            trace::strategy_panicked("drop");
+        }
     }
 }
 
@@ -352,22 +360,25 @@ impl Chunks {
 impl Chunk {
     /// So many slots, immortal.
     fn make(count: usize) -> &'static [Slot] {
-        let places: &'static mut [MaybeUninit<Slot>] = Box::leak(Box::new_uninit_slice(count));
-        let start = places.as_mut_ptr();
+        // A pointer all along: handlers find their slots again by their exposed addresses, which no reference may narrow.
+        let start: *mut Slot = Box::into_raw(Box::<[Slot]>::new_uninit_slice(count)).cast();
         start.expose_provenance();
-        for place in &mut *places {
-            let slot = place.as_mut_ptr();
+        for number in 0..count {
+            // SAFETY: inside of the chunk.
+            let slot = unsafe { start.add(number) };
             // SAFETY: the place of a field of a slot that is being made.
             let face = unsafe { &raw mut (*slot).face };
             // SAFETY: the slot is immortal and is a strategy once it is complete, before anybody knows of it.
             let functions = unsafe { trampoline::functions_at::<Slot>(slot) };
-            place.write(Slot {
+            let fresh = Slot {
                 entry: Entry::of_slot::<Slot>(functions, face.cast(), hold_function, MIN_ALIGN),
                 face: UnsafeCell::new(functions.face_named(name::field_of("request"))),
                 holders: AtomicU64::new(0),
                 generation: AtomicU32::new(0),
                 state: UnsafeCell::new(MaybeUninit::uninit()),
-            });
+            };
+            // SAFETY: a place of ours that nothing was written to yet.
+            unsafe { slot.write(fresh) };
         }
         let chunk = Box::into_raw(Box::new(Self { start: start.cast(), bytes: count * SLOT, next: null_mut() }));
         let chunks = table().chunks();
@@ -381,7 +392,7 @@ impl Chunk {
                 Err(newer) => last = newer,
             }
         }
-        // SAFETY: all of them were written.
-        unsafe { &*(std::ptr::from_ref(places) as *const [Slot]) }
+        // SAFETY: all of them were written, and are immortal.
+        unsafe { std::slice::from_raw_parts(start, count) }
     }
 }

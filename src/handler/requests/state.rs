@@ -1,8 +1,8 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
 use super::slot::Slot;
-use super::{AfterEnd, MIN_ALIGN, TINY_BYTES};
-use crate::strategy::account::{Chain, Refused};
+use super::{AfterEnd, MIN_ALIGN};
+use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
 use crate::strategy::{Budget, Fronted, LiveBlock, Pool, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
@@ -12,7 +12,6 @@ use std::sync::Arc;
 pub(super) struct State {
     pub(super) chain: Arc<Chain>,
     pub(super) memory: Memory,
-    pub(super) overdraft_bytes: usize,
     pub(super) after_end: AfterEnd,
     /// The budget that it was given: while it is here, requests inside of this one are charged to it too.
     pub(super) _budget: Option<Budget>,
@@ -26,8 +25,7 @@ pub(super) enum Memory {
     Chosen(Fronted<Arc<dyn Strategy>, usize>),
 }
 
-/// No block is asked for with zero bytes: the handler layer makes them one.
-const UNCOUNTED: usize = 0;
+// No block is asked for with zero bytes, which stand for `UNCOUNTED`: the handler layer makes them one.
 
 impl Memory {
     pub(super) fn new(strategy: Option<Arc<dyn Strategy>>) -> Self {
@@ -124,12 +122,6 @@ impl Memory {
 }
 
 impl State {
-    /// What a block of this size may go beyond limits.
-    #[inline]
-    fn overdraft_for(&self, size_bytes: usize) -> usize {
-        if size_bytes <= TINY_BYTES { self.overdraft_bytes } else { 0 }
-    }
-
     /// Whether a block of so many bytes is to be counted, or is refused.
     #[inline]
     fn is_counted(&self, size_bytes: usize) -> Result<bool, Refused> {
@@ -137,44 +129,49 @@ impl State {
             return Ok(true);
         }
         match self.after_end {
+            // NumPy crashes where it is refused some scalars, after the end too.
+            AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.has_overdraft() => Ok(true),
             AfterEnd::Refuse => Err(self.chain.refuse_after_end(size_bytes)),
-            _ => Ok(false),
+            // It lets go of nothing that is not its own: whoever is around it and not over is charged.
+            _ => Ok(self.chain.is_inside_of_a_live_one()),
         }
     }
 
     pub(super) fn charge_external(&self, bytes: usize) -> Result<bool, Refused> {
         let is_counted = self.is_counted(bytes)?;
         if is_counted {
-            self.chain.take(bytes, 1, self.overdraft_for(bytes))?;
+            self.chain.take(bytes, 1)?;
         }
         Ok(is_counted)
     }
 
     fn make(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        if self.after_end == AfterEnd::Charge || !self.chain.has_ended() {
-            return if matches!(self.memory, Memory::Shared(_)) && size_bytes <= SMALL_BYTES {
-                self.make_small(slot, size_bytes, zeroed)
-            } else {
-                self.make_large(slot, size_bytes, zeroed)
-            };
+        if self.after_end != AfterEnd::Charge && self.chain.has_ended() {
+            match self.is_counted(size_bytes) {
+                Ok(true) => {}
+                Ok(false) => return self.make_uncounted(slot, size_bytes, zeroed),
+                Err(refused) => {
+                    self.chain.remember(refused);
+                    return None;
+                }
+            }
         }
-        self.make_after_the_end(slot, size_bytes, zeroed)
-    }
-
-    #[cold]
-    fn make_after_the_end(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        if self.after_end == AfterEnd::Detach {
-            return self.make_uncounted(slot, size_bytes, zeroed);
+        if matches!(self.memory, Memory::Shared(_)) && size_bytes <= SMALL_BYTES {
+            return self.make_small(slot, size_bytes, zeroed);
         }
-        self.chain.remember(self.chain.refuse_after_end(size_bytes));
-        None
+        // What the user's code does meanwhile may let go of whatever else holds the request.
+        let _kept = Kept::on(slot);
+        self.make_large(slot, size_bytes, zeroed)
     }
 
     /// One visit to the accounts: a block of the pool's is soon made, and soon given back where it was too much.
     #[inline]
     fn make_small(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let block = self.memory.allocate(size_bytes, zeroed)?;
-        if self.chain.take_block(size_bytes, self.overdraft_for(size_bytes), || slot.hold_again()) {
+        let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
+            self.chain.remember_no_memory(size_bytes);
+            return None;
+        };
+        if self.chain.take_block(size_bytes, || slot.hold_again()) {
             return Some(block);
         }
         // SAFETY: made above, and nobody else has it.
@@ -184,7 +181,7 @@ impl State {
 
     /// Two visits: what is refused is not even asked for, and what could not be made changes no number.
     fn make_large(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        if let Err(refused) = self.chain.reserve(size_bytes, self.overdraft_for(size_bytes)) {
+        if let Err(refused) = self.chain.reserve(size_bytes, size_bytes <= TINY_BYTES) {
             self.chain.remember(refused);
             return None;
         }
@@ -194,6 +191,8 @@ impl State {
         if block.is_some() {
             std::mem::forget(pending);
             self.chain.commit_block(size_bytes, || slot.hold_again());
+        } else {
+            self.chain.remember_no_memory(size_bytes);
         }
         block
     }
@@ -216,17 +215,24 @@ impl State {
             return unsafe { self.memory.resize(block, new_size_bytes, false) };
         }
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
-        let allowed = if growth == 0 { Ok(true) } else { self.is_counted(new_size_bytes) };
-        let reserved = allowed.and_then(|_| self.chain.reserve(growth, self.overdraft_for(new_size_bytes)));
-        if let Err(refused) = reserved {
-            self.chain.remember(refused);
-            return None;
+        // What is given back is never refused.
+        if growth > 0 {
+            let allowed = self.is_counted(new_size_bytes);
+            let reserved = allowed.and_then(|_| self.chain.reserve(growth, new_size_bytes <= TINY_BYTES));
+            if let Err(refused) = reserved {
+                self.chain.remember(refused);
+                return None;
+            }
         }
         let pending = Pending { chain: &self.chain, bytes: growth };
         // SAFETY: says the caller.
-        let moved = unsafe { self.memory.resize(block, new_size_bytes, true) }?;
+        let Some(moved) = (unsafe { self.memory.resize(block, new_size_bytes, true) }) else {
+            self.chain.remember_no_memory(growth);
+            return None;
+        };
         std::mem::forget(pending);
         self.chain.commit(growth, 0);
+        self.chain.resized(old_size_bytes, new_size_bytes);
         if new_size_bytes < old_size_bytes {
             self.chain.give_back(old_size_bytes - new_size_bytes, 0);
         }
@@ -247,6 +253,22 @@ impl State {
 
 /// The largest block that is made before it is charged: the pool's small ones.
 const SMALL_BYTES: usize = 256 << 10;
+
+/// One more holder of a slot, for as long as this lives.
+struct Kept(&'static Slot);
+
+impl Kept {
+    fn on(slot: &'static Slot) -> Self {
+        slot.hold_again();
+        Self(slot)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
 
 /// Bytes that are set aside; dropping it cancels them.
 struct Pending<'a> {
@@ -278,6 +300,7 @@ unsafe impl Strategy for Slot {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        let _kept = Kept::on(self.immortal());
         // SAFETY: says the caller; a block holds its request's slot, so the state is that request's.
         unsafe { self.state().resize(block, new_size_bytes) }
     }

@@ -3,7 +3,7 @@
 use crate::strategy::Budget;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyString};
 use std::borrow::Cow;
 
 /// A limit in bytes, perhaps under another one: request under tenant under process.
@@ -114,6 +114,12 @@ impl PyBudget {
         self.budget.peak_bytes()
     }
 
+    /// How far it is beyond its limit: because that was lowered, or because requests used their overdrafts.
+    #[getter]
+    fn overdraft_bytes(&self) -> usize {
+        self.budget.overdraft_bytes()
+    }
+
     /// How many charges this budget refused (not those that one above it refused).
     #[getter]
     fn refused(&self) -> u64 {
@@ -138,11 +144,16 @@ pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
     } else {
         given.extract()
     };
+    // The largest one stands for no limit.
+    let extracted = extracted.and_then(|limit: usize| match limit {
+        usize::MAX => Err(PyValueError::new_err("too large")),
+        limit => Ok(limit),
+    });
     extracted.map(Some).map_err(|error: PyErr| {
         let message = format!(
             "{function}(limit_bytes={}): give a number of bytes, an int from 0 to {}, or None for no limit",
             shown(given),
-            usize::MAX
+            usize::MAX - 1
         );
         // A number out of range is a wrong value (OverflowError here); anything else is of a wrong type.
         let wrong_type = error.is_instance_of::<PyTypeError>(given.py());
@@ -153,10 +164,10 @@ pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
 /// A name as users give it.
 pub(super) fn name_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
     let Some(given) = given else { return Ok(None) };
-    given
-        .extract()
-        .map(Some)
-        .map_err(|_| PyTypeError::new_err(format!("{function}(name={}): give a str, or None", shown(given))))
+    given.extract().map(Some).map_err(|_| {
+        let message = format!("{function}(name={}): give a str that UTF-8 can hold, or None", shown(given));
+        if given.is_instance_of::<PyString>() { PyValueError::new_err(message) } else { PyTypeError::new_err(message) }
+    })
 }
 
 fn shown(given: &Bound<'_, PyAny>) -> String {

@@ -90,16 +90,16 @@ enum Phase {
 /// bytes. RuntimeError on entering: inside of thousands of other requests.
 #[pyfunction]
 #[pyo3(signature = (
-    *, limit_bytes = None, strategy = None, name = None, budget = None, root = false, after_end = None, strict = false
+    *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None
 ))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
     strategy: Option<&Bound<'_, PyAny>>,
     name: Option<&Bound<'_, PyAny>>,
     budget: Option<&Bound<'_, PyAny>>,
-    root: bool,
+    root: Option<&Bound<'_, PyAny>>,
     after_end: Option<&Bound<'_, PyAny>>,
-    strict: bool,
+    strict: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
     let wanted = Wanted {
         limit_bytes: budget::limit_in("request", limit_bytes)?,
@@ -116,17 +116,22 @@ pub(super) fn request(
                 Err(_) => Err(wrong("budget", given, "a ctxalloc.Budget, or None")),
             })
             .transpose()?,
-        is_root: root,
+        is_root: flag_in("root", root)?,
         after_end: after_end.map(after_end_in).transpose()?.unwrap_or_default(),
-        is_strict: strict,
+        is_strict: flag_in("strict", strict)?,
     };
     Ok(PyRequest::new(wanted))
+}
+
+fn flag_in(option: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+    let Some(given) = given else { return Ok(false) };
+    given.extract().map_err(|_| wrong(option, given, "True or False"))
 }
 
 fn after_end_in(given: &Bound<'_, PyAny>) -> PyResult<AfterEnd> {
     const WANTED: &str = "'charge', 'refuse' or 'detach'";
     let Ok(text) = given.cast::<PyString>() else { return Err(wrong("after_end", given, WANTED)) };
-    match &*text.to_cow()? {
+    match &*text.to_string_lossy() {
         "charge" => Ok(AfterEnd::Charge),
         "refuse" => Ok(AfterEnd::Refuse),
         "detach" => Ok(AfterEnd::Detach),
@@ -424,7 +429,7 @@ impl PyRequest {
         self.with_request(|request| PyStats::from(request.stats()))
     }
 
-    /// What was alive at its end. None before.
+    /// What was alive at its end. None before, and in what ``current_request()`` gave: ask the Request that began it.
     #[getter]
     fn escaped(&self) -> Option<PyEscaped> {
         match &*self.phase() {

@@ -63,7 +63,7 @@ class Aligned(Strategy):
 class Arena(Strategy):
     """Memory of its own from the process's pool, which is used again and again but by nobody else; 64-byte alignment.
 
-    What a ``request()`` has unless it is given another strategy. One that is given to several requests is theirs
+    Memory that goes as a whole. One that is given to several requests is theirs
     together. ``Handler.trim()`` gives back what is not alive.
     """
 

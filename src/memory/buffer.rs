@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 /// let mut buffer = scope(aligned, || Buffer::zeroed(100))?;
 /// buffer[0] = 7;
 /// buffer.resize(100_000)?; // still by `aligned64`, though the scope is over
-/// assert_eq!((buffer[0], buffer[99_999], buffer.handler().name()), (7, 0, "aligned64"));
+/// assert_eq!((buffer[0], buffer[99_999], &*buffer.handler().name()), (7, 0, "aligned64"));
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Buffer {

@@ -79,9 +79,9 @@ pub struct Stats {
     pub total_bytes: u64,
     /// How many blocks were ever made.
     pub total_blocks: u64,
-    /// How many requests for memory its own limit refused.
+    /// How many requests for memory its own limit refused, or the request itself after its end.
     pub refused: u64,
-    /// How far beyond its limit it is: blocks of up to 1 KiB may be, see
+    /// How far beyond its own limit it is: blocks of up to 1 KiB may be, or the limit was lowered, see
     /// [`Builder::overdraft_bytes`](crate::request::Builder::overdraft_bytes).
     pub overdraft_bytes: usize,
 }

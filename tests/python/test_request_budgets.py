@@ -59,7 +59,7 @@ def test_exactly_the_limit_fits() -> None:
             del array
     with pytest.raises(BudgetExceeded), request(limit_bytes=0, strict=True):
         np.empty(0)
-    with request(limit_bytes=(1 << 64) - 1, strict=True):
+    with request(limit_bytes=(1 << 64) - 2, strict=True):
         np.empty(1000)
 
 

@@ -1,7 +1,6 @@
 """What a request promises, in the shapes that services have: each of these was broken once, and is a test since."""
 
 import asyncio
-import collections
 import contextvars
 import copy
 import gc
@@ -283,26 +282,83 @@ print(top.in_use_bytes)
     assert printed == "0"
 
 
-def test_inner_requests_of_ended_ones_are_charged_to_budgets_that_somebody_holds() -> None:
-    tenant = Budget(MiB, name="tenant")
+def test_a_request_begun_where_one_is_over_pays_for_nobody_else_and_for_nobody_before_it() -> None:
+    first, second = Budget(1000, name="first"), Budget(name="second")
+    for after_end in ("charge", "detach", "refuse"):
+        with request(budget=first, after_end=after_end):  # type: ignore[arg-type]
+            context = contextvars.copy_context()
 
-    async def goes_on(wait: asyncio.Event, seen: collections.deque[int]) -> None:
-        await wait.wait()
-        async with request():
-            array = np.ones(1000)
-            seen.append(tenant.in_use_bytes)
-            with pytest.raises(MemoryError):
-                np.empty(2 * MiB, np.uint8)
-            del array
+        def late() -> None:
+            with request(budget=second):
+                np.empty(70_000, np.uint8)
 
-    async def main() -> None:
-        wait: asyncio.Event = asyncio.Event()
-        seen: collections.deque[int] = collections.deque()
-        async with request(budget=tenant):
-            task = asyncio.create_task(goes_on(wait, seen))
-        wait.set()
-        await task
-        assert list(seen) == [8000]
+        context.run(late)
+    assert (first.peak_bytes, second.peak_bytes) == (0, 70_000)
 
-    asyncio.run(main())
-    assert tenant.in_use_bytes == 0
+
+LOWERED = """
+t = ctxalloc.Budget(10 * ctxalloc.MiB)
+with ctxalloc.request(budget=t):
+    a = np.ones(1_000_000)
+    t.limit_bytes = ctxalloc.MiB
+    np.float64(1)[()]
+"""
+REFUSED = """
+with ctxalloc.request(after_end="refuse"):
+    context = contextvars.copy_context()
+context.run(lambda: np.float64(1)[()])
+"""
+USED_UP = """
+t = ctxalloc.Budget(ctxalloc.MiB)
+cache = []
+with ctxalloc.request(budget=t, root=True):
+    try:
+        while True: cache.append(np.zeros(1024, "u1"))
+    except MemoryError: pass
+with ctxalloc.request(budget=t, root=True):
+    np.float64(1)[()]
+"""
+
+
+@pytest.mark.parametrize("program", [LOWERED, REFUSED, USED_UP], ids=["lowered", "refused", "used up by a neighbour"])
+def test_no_limit_turns_into_a_crash_of_numpys(program: str) -> None:
+    assert subprocesses.says(f"import contextvars, ctxalloc, numpy as np\n{program}\nprint('alive')") == "alive"
+
+
+def test_a_strict_request_has_no_overdraft_for_those_inside_of_it() -> None:
+    with request(limit_bytes=0, strict=True) as outer:
+        with request(), pytest.raises(MemoryError):
+            np.empty(1000, np.uint8)
+        assert outer.stats.peak_bytes == 0
+
+
+def test_a_part_of_an_ended_requests_budget_charges_what_is_above_it() -> None:
+    tenant = Budget(10_000, name="tenant")
+    with request(budget=tenant, limit_bytes=5_000) as outer:
+        part = Budget(parent=outer.budget, name="part")
+    for budget in (part, outer.budget):
+        with pytest.raises(BudgetExceeded), request(budget=budget):
+            np.ones(1_000_000)
+
+
+def test_an_array_may_always_shrink() -> None:
+    budget = Budget(name="b")
+    with request(budget=budget):
+        array = np.ones(100_000)
+        budget.limit_bytes = 100
+        assert budget.overdraft_bytes == 799_900
+        array.resize(5000, refcheck=False)
+        assert budget.in_use_bytes == 40_000
+    del array
+
+
+def test_flags_and_limits_say_what_is_wanted() -> None:
+    for option in ("root", "strict"):
+        with pytest.raises(TypeError, match=rf"request\({option}=1\): give True or False"):
+            request(**{option: 1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="an int from 0 to 18446744073709551614"):
+        Budget(2**64 - 1)
+    with pytest.raises(ValueError, match="a str that UTF-8 can hold"):
+        request(name="\ud800")
+    with pytest.raises(ValueError, match="after_end"):
+        request(after_end="\ud800")  # type: ignore[arg-type]

@@ -444,7 +444,7 @@ impl Chain {
         let Kind::Request { tiny_bytes, overdraft_bytes, .. } = &self.own.kind else { return Some(0) };
         let is_within = tiny_bytes.load(RELAXED) + bytes <= *overdraft_bytes;
         let refuses =
-            |account: &Arc<Account>| !account.has_room_for(bytes) && !(is_within && account.lets_tiny_blocks_pass());
+            |account: &Arc<Account>| !(account.has_room_for(bytes) || is_within && account.lets_tiny_blocks_pass());
         self.accounts().iter().position(refuses)
     }
 

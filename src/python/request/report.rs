@@ -60,6 +60,7 @@ impl PyStats {
 }
 
 type StatsNumbers = (usize, usize, usize, u64, u64, u64, usize);
+type EscapedNumbers = (usize, usize);
 
 /// What a pickled Stats is made from again.
 #[pyfunction]
@@ -72,7 +73,7 @@ pub(in crate::python) fn stats_of(numbers: StatsNumbers) -> PyStats {
 /// What a pickled Escaped is made from again.
 #[pyfunction]
 #[pyo3(name = "_escaped", signature = (numbers, /))]
-pub(in crate::python) fn escaped_of(numbers: (usize, usize)) -> PyEscaped {
+pub(in crate::python) fn escaped_of(numbers: EscapedNumbers) -> PyEscaped {
     PyEscaped::new(numbers.0, numbers.1, None)
 }
 
@@ -135,7 +136,7 @@ impl PyEscaped {
     }
 
     /// Numbers: pickles and copies; the blocks stay behind, whose addresses are this process's.
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, ((usize, usize),))> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (EscapedNumbers,))> {
         Ok((py.import("ctxalloc._native")?.getattr("_escaped")?, ((self.count, self.bytes),)))
     }
 }

@@ -203,6 +203,8 @@ may_fail := allocator_may_return_null=1
 # Sanitizers need mappings themselves where a test takes them all, make nothing of mlock, and keep memory that tests measure.
 measured := memory_of_a_burst dropped_pools an_arena_ a_million_requests a_fork_costs an_idle_process trim_gives_back \
 	a_child_of_fork an_end_with_an_escape
+# They bring a signal stack of their own for the one that a test measures, and take minutes for a million of anything.
+measured += signals_in_the_middle a_chain_of_successors budgets_a_million requests_nested forgotten_contexts limits_hold_after
 skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room $(measured),--skip $(test))
 
 # The standard library keeps no frame pointers: only the slow unwinder sees every function that leaks.supp may name.

@@ -608,7 +608,8 @@ impl Chain {
         }
     }
 
-    /// Gives the charge of a block back; says whether it was the last one of a request that is over.
+    /// Gives the charge of a block back; says whether it was the last one of a request that is over. If not, nothing of the
+    /// chain is touched after its own lock is let go, which is the last one: the request may end, and the chain be freed.
     #[inline]
     #[must_use]
     pub(crate) fn give_block_back(&self, bytes: usize) -> bool {

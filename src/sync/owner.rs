@@ -386,7 +386,8 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
         }
     }
     let answer = work();
-    for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate() {
+    // The first one last: whoever gets it may be the one who frees all of them (the end of a request).
+    for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate().rev() {
         if number >= u64::BITS as usize || taken & 1 << number != 0 {
             lock.release();
         }

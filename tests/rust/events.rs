@@ -430,14 +430,14 @@ fn a_resize_is_heard_before_what_others_do_at_the_address_it_left() {
         let hearing = Hearing::begin();
         let handler = over(two, name, foreign);
         let block = handler.allocate(7).expect("one of two").expose_provenance().get();
-        let moved: &'static AtomicUsize = Box::leak(Box::default());
+        static MOVED: AtomicUsize = AtomicUsize::new(0);
         let again = while_another_takes_it(two, handler, move || {
             let block = NonNull::new(std::ptr::with_exposed_provenance_mut(block)).expect("a block");
             // SAFETY: a live block of this handler, given up.
             let new = unsafe { handler.resize(block, 9) }.expect("the other one");
-            moved.store(new.addr().get(), Ordering::SeqCst);
+            MOVED.store(new.addr().get(), Ordering::SeqCst);
         });
-        let moved = moved.load(Ordering::SeqCst);
+        let moved = MOVED.load(Ordering::SeqCst);
         assert_eq!(again, block);
         assert_eq!(hearing.heard(), [(0, block, 7), (block, moved, 9), (0, block, 10)], "{name}");
     }

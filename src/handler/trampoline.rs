@@ -64,7 +64,7 @@ fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Opt
 }
 
 #[cold]
-fn panicked<R>(name: &'static str, payload: Box<dyn Any + Send>) -> Option<R> {
+pub(super) fn panicked<R>(name: &'static str, payload: Box<dyn Any + Send>) -> Option<R> {
     // A payload that panics while it is dropped has another one, which is leaked: this has to end somewhere.
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(another);

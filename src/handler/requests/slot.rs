@@ -18,7 +18,6 @@ use super::super::trampoline;
 use super::MIN_ALIGN;
 use super::state::State;
 use crate::sync::{AtomicPtr as SharedPtr, ForkLock, HeldAcrossFork, Locked, Made};
-use crate::trace;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, offset_of};
@@ -223,8 +222,7 @@ impl Slot {
         }
         // Last: a strategy of the user's may do anything, and this may be below a function that C calls.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(state))) {
-            std::mem::forget(payload);
-            trace::strategy_panicked("drop");
+            let _: Option<()> = trampoline::panicked("drop", payload);
         }
     }
 }

@@ -22,12 +22,13 @@ use super::entry::Handler;
 use super::held::Held;
 use super::table::table;
 use crate::error::Error;
-use crate::strategy::account::{Account, Chain, Refusal, Stats};
+use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
 use slot::Slot;
 use state::{Memory, State};
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -82,6 +83,12 @@ const MIN_ALIGN: usize = 16;
 pub struct Begun {
     /// Until the end.
     held: Option<Held>,
+    seen: Seen,
+}
+
+/// What can be asked of a request by whoever began it or carries it, also after its end. Holds nothing but its numbers.
+#[derive(Clone)]
+pub struct Seen {
     handler: Handler,
     chain: Arc<Chain>,
 }
@@ -137,9 +144,63 @@ impl Begun {
         let number = chain.own().number();
         let held = Slot::begin(name.as_deref(), number, state);
         BEGUN.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { handler: held.handler(), held: Some(held), chain })
+        Ok(Self { seen: Seen { handler: held.handler(), chain }, held: Some(held) })
     }
 
+    /// The last refusals that may have led to what ended the request, the youngest first; told once.
+    #[must_use]
+    pub fn take_refusals(&self) -> Vec<Refusal> {
+        self.seen.chain.take_refusals()
+    }
+
+    /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside of
+    /// it are theirs. A strategy that several requests share lists the blocks of all of them.
+    #[must_use]
+    pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        Held::try_on(self.seen.handler).and_then(|held| Slot::behind(held.handler())?.state().memory.live_blocks())
+    }
+
+    /// A handle of it, for others.
+    #[must_use]
+    pub fn handle(&self) -> RequestHandle {
+        let held = self.held.clone().or_else(|| Held::try_on(self.seen.handler));
+        RequestHandle { _held: held, seen: self.seen.clone() }
+    }
+
+    /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A second
+    /// time only reads them.
+    pub fn end(&mut self) -> Stats {
+        let Some(held) = self.held.take() else { return self.stats() };
+        let (stats, blocks_are_alive) = self.seen.chain.end();
+        if blocks_are_alive {
+            // From now on this hold is that of its blocks: the last of them lets it go (`State::let_go_of_block`).
+            std::mem::forget(held);
+        }
+        stats
+    }
+}
+
+impl Deref for Begun {
+    type Target = Seen;
+
+    fn deref(&self) -> &Seen {
+        &self.seen
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Begun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("name", &self.name()).field("stats", &self.stats()).finish()
+    }
+}
+
+impl Seen {
     /// The handler to select for the request.
     #[must_use]
     pub fn handler(&self) -> Handler {
@@ -152,7 +213,7 @@ impl Begun {
         self.chain.own().name()
     }
 
-    /// Its numbers; those of requests inside of it are part of them.
+    /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.chain.own().stats()
@@ -169,50 +230,6 @@ impl Begun {
     pub fn has_ended(&self) -> bool {
         self.chain.has_ended()
     }
-
-    /// The last refusals that may have led to what ended the request, the youngest first; told once.
-    #[must_use]
-    pub fn take_refusals(&self) -> Vec<Refusal> {
-        self.chain.take_refusals()
-    }
-
-    /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside of
-    /// it are theirs. A strategy that several requests share lists the blocks of all of them.
-    #[must_use]
-    pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
-        Held::try_on(self.handler).and_then(|held| Slot::behind(held.handler())?.state().memory.live_blocks())
-    }
-
-    /// A handle of it, for others.
-    #[must_use]
-    pub fn handle(&self) -> RequestHandle {
-        let held = self.held.clone().or_else(|| Held::try_on(self.handler));
-        RequestHandle { _held: held, handler: self.handler, chain: Arc::clone(&self.chain) }
-    }
-
-    /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A second
-    /// time only reads them.
-    pub fn end(&mut self) -> Stats {
-        let Some(held) = self.held.take() else { return self.stats() };
-        let (stats, blocks_are_alive) = self.chain.end();
-        if blocks_are_alive {
-            // From now on this hold is that of its blocks: the last of them lets it go (`State::let_go_of_block`).
-            std::mem::forget(held);
-        }
-        stats
-    }
-}
-
-impl Drop for Begun {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl fmt::Debug for Begun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("name", &self.name()).field("stats", &self.stats()).finish()
-    }
 }
 
 /// A request as whoever carries its handler sees it: a task, a thread, a helper function. Keeps its numbers readable, and
@@ -220,8 +237,7 @@ impl fmt::Debug for Begun {
 #[derive(Clone)]
 pub struct RequestHandle {
     _held: Option<Held>,
-    handler: Handler,
-    chain: Arc<Chain>,
+    seen: Seen,
 }
 
 impl RequestHandle {
@@ -229,41 +245,43 @@ impl RequestHandle {
     #[must_use]
     pub fn by(handler: Handler) -> Option<Self> {
         let held = Held::try_on(handler).filter(|held| held.handler().is_request())?;
-        Some(Self { handler, chain: chain_of(handler)?, _held: Some(held) })
+        Some(Self { seen: Seen { handler, chain: chain_of(handler)? }, _held: Some(held) })
     }
 
     /// Its handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.handler
+        self.seen.handler()
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> Cow<'_, str> {
-        self.account().name()
+        self.seen.name()
     }
 
     /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.account().stats()
+        self.seen.stats()
     }
 
     /// Its own budget: what it may be given more of, and what a part of it may be charged to.
     #[must_use]
     pub fn budget(&self) -> Budget {
-        Budget::of(Arc::clone(self.account()))
+        self.seen.budget()
     }
 
     /// Whether it has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.chain.has_ended()
+        self.seen.has_ended()
     }
 
-    fn account(&self) -> &Arc<Account> {
-        self.chain.own()
+    /// All of that, for whoever may have either.
+    #[cfg(feature = "python")]
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.seen
     }
 
     /// Charges bytes that come from elsewhere (memory of a device, a library's own) to it, until the charge is dropped.
@@ -272,19 +290,23 @@ impl RequestHandle {
     /// [`Error::BudgetExceeded`]; it counts among the request's refusals. [`Error::RequestEnded`] where it has ended and
     /// refuses what comes after ([`AfterEnd::Refuse`]).
     pub fn charge(&self, bytes: usize) -> Result<ExternalCharge, Error> {
-        let held = Held::try_on(self.handler);
+        let held = Held::try_on(self.seen.handler);
         let slot = held.as_ref().and_then(|held| Slot::behind(held.handler()));
         let state = slot
             .map(Slot::state)
             .ok_or_else(|| Error::RequestEnded { request: self.name().into_owned(), requested_bytes: bytes })?;
         if bytes == 0 {
-            return Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.chain), bytes });
+            return Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.seen.chain), bytes });
         }
         let is_counted = state.charge_external(bytes).map_err(|refused| {
-            self.chain.remember(refused);
-            self.chain.error(refused)
+            self.seen.chain.remember(refused);
+            self.seen.chain.error(refused)
         })?;
-        Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.chain), bytes: if is_counted { bytes } else { 0 } })
+        Ok(ExternalCharge {
+            _held: held,
+            chain: Arc::clone(&self.seen.chain),
+            bytes: if is_counted { bytes } else { 0 },
+        })
     }
 }
 

@@ -18,14 +18,13 @@ use super::scope::{deselect, entered_already, not_entered};
 use super::step::{Step, Work};
 use super::strategies::PyStrategy;
 use crate::handler::Handler;
-use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, RequestHandle, Terms};
+use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, RequestHandle, Seen, Terms};
 use crate::strategy::account::Stats;
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -164,44 +163,6 @@ fn wrong(option: &str, given: &Bound<'_, PyAny>, wanted: &str) -> PyErr {
     PyTypeError::new_err(format!("request({option}={shown}): give {wanted}"))
 }
 
-/// What can be asked of a request, by whoever began it or carries it.
-trait Seen {
-    fn name(&self) -> Cow<'_, str>;
-    fn handler(&self) -> Handler;
-    fn stats(&self) -> Stats;
-    fn budget(&self) -> Budget;
-}
-
-impl Seen for Begun {
-    fn name(&self) -> Cow<'_, str> {
-        self.name()
-    }
-    fn handler(&self) -> Handler {
-        self.handler()
-    }
-    fn stats(&self) -> Stats {
-        self.stats()
-    }
-    fn budget(&self) -> Budget {
-        self.budget()
-    }
-}
-
-impl Seen for RequestHandle {
-    fn name(&self) -> Cow<'_, str> {
-        self.name()
-    }
-    fn handler(&self) -> Handler {
-        self.handler()
-    }
-    fn stats(&self) -> Stats {
-        self.stats()
-    }
-    fn budget(&self) -> Budget {
-        self.budget()
-    }
-}
-
 impl PartialEq for PyRequest {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other) || self.handler_word().is_some_and(|own| other.handler_word() == Some(own))
@@ -279,24 +240,28 @@ impl PyRequest {
         }
     }
 
-    fn with_request<R>(&self, read: impl FnOnce(&dyn Seen) -> R) -> PyResult<R> {
+    /// What `read` says of the request; None before it is entered.
+    fn if_begun<R>(&self, read: impl FnOnce(&Seen) -> R) -> Option<R> {
         match &*self.phase() {
-            Phase::New => Err(PyRuntimeError::new_err(format!(
+            Phase::New => None,
+            Phase::Entered(begun) | Phase::Left { begun, .. } => Some(read(begun)),
+            Phase::Carried(handle) => Some(read(handle.seen())),
+        }
+    }
+
+    /// The same; an error before it is entered.
+    fn with_request<R>(&self, read: impl FnOnce(&Seen) -> R) -> PyResult<R> {
+        self.if_begun(read).ok_or_else(|| {
+            PyRuntimeError::new_err(format!(
                 "{} is not entered yet, so there is nothing to tell; enter it with `with` or `async with`",
                 self.text()
-            ))),
-            Phase::Entered(begun) | Phase::Left { begun, .. } => Ok(read(begun)),
-            Phase::Carried(handle) => Ok(read(handle)),
-        }
+            ))
+        })
     }
 
     /// What no other request has, once it is begun.
     fn handler_word(&self) -> Option<Handler> {
-        match &*self.phase() {
-            Phase::New => None,
-            Phase::Entered(begun) | Phase::Left { begun, .. } => Some(begun.handler()),
-            Phase::Carried(handle) => Some(handle.handler()),
-        }
+        self.if_begun(|request| request.handler())
     }
 
     /// How it is called in messages: takes no lock.

@@ -6,6 +6,8 @@ mod fork;
 mod made;
 mod owner;
 
+#[cfg(not(any(ctxalloc_loom, miri)))]
+pub(crate) use fork::{AroundFork, around_fork};
 pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, hold_across_fork, hold_across_fork_until};
 #[cfg_attr(
     any(ctxalloc_loom, miri),

@@ -96,10 +96,25 @@ impl Drop for HeldUntilDropped {
     }
 }
 
+/// What is called around the locks of all holders: before the first is taken, and after the last is let go.
+#[derive(Debug)]
+#[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "neither forks"))]
+pub(crate) struct AroundFork {
+    pub(crate) before: fn(),
+    pub(crate) in_parent: fn(),
+    pub(crate) in_child: fn(),
+}
+
+/// From now on these are called at each `fork`. There is one such set of functions: a second one is ignored.
+#[cfg(not(any(ctxalloc_loom, miri)))]
+pub(crate) fn around_fork(calls: AroundFork) {
+    holders::around(calls);
+}
+
 #[cfg(not(any(ctxalloc_loom, miri)))]
 #[allow(unsafe_code, reason = "pthread_atfork")]
 mod holders {
-    use super::{FORKS, ForkLock, HeldAcrossFork, Locked};
+    use super::{AroundFork, FORKS, ForkLock, HeldAcrossFork, Locked};
     use crate::sync::Made;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -117,9 +132,13 @@ mod holders {
         looked_at: usize,
     }
 
-    type Held = Vec<Arc<dyn HeldAcrossFork>>;
+    struct Held {
+        holders: Vec<Arc<dyn HeldAcrossFork>>,
+        around: Option<&'static AroundFork>,
+    }
 
     static HOLDERS: Made<Locked<Holders>> = Made::new();
+    static AROUND: Made<AroundFork> = Made::new();
     thread_local! {
         /// What the forking thread holds between `before` and `after`. A plain pointer: threads may fork in their last
         /// destructors.
@@ -129,25 +148,52 @@ mod holders {
     extern "C" fn before() {
         // Racers of the first use may each hook in: the first of them has done it then.
         let Some(holders) = HOLDERS.get().filter(|_| HELD.get().is_null()) else { return };
+        let around = AROUND.get();
+        if let Some(around) = around {
+            (around.before)();
+        }
         holders.lock.acquire();
         // SAFETY: the lock is held by us alone.
-        let holders = unsafe { &*holders.value.get() };
+        let all = unsafe { &(*holders.value.get()).all };
         // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
         // In its box before any lock is taken: what allocates may be one of them.
-        let held: Box<Held> = Box::new(holders.all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect());
-        held.iter().for_each(|holder| holder.before_fork());
+        let holders = all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect();
+        let held = Box::new(Held { holders, around });
+        held.holders.iter().for_each(|holder| holder.before_fork());
         HELD.set(Box::into_raw(held));
     }
 
-    extern "C" fn after() {
+    /// Lets all locks go; nothing where `before` took none.
+    fn after() -> Option<Box<Held>> {
         FORKS.fetch_add(1, Ordering::Relaxed);
         let held = HELD.replace(null_mut());
-        let Some(holders) = HOLDERS.get().filter(|_| !held.is_null()) else { return };
+        let holders = HOLDERS.get().filter(|_| !held.is_null())?;
         // SAFETY: made by `before` on this thread, and taken out of its place.
         let held = unsafe { Box::from_raw(held) };
-        held.iter().rev().for_each(|holder| holder.after_fork());
+        held.holders.iter().rev().for_each(|holder| holder.after_fork());
         ForkLock::release(&holders.lock);
-        // `held` goes last: the last reference to a holder may be here, and its end takes locks.
+        Some(held)
+    }
+
+    extern "C" fn in_parent() {
+        let Some(held) = after() else { return };
+        if let Some(around) = held.around {
+            (around.in_parent)();
+        }
+        // Last, when nothing is locked any more: another thread may have left us the last reference to a holder, whose
+        // end takes locks.
+        drop(held);
+    }
+
+    extern "C" fn in_child() {
+        let Some(held) = after() else { return };
+        let Held { holders, around } = *held;
+        if let Some(around) = around {
+            (around.in_child)();
+        }
+        // Those that only we have were being dropped by a thread that is not here. They stay: their end may need what
+        // others set right in their own functions for `fork`, which may come after this one.
+        holders.into_iter().filter(|holder| Arc::strong_count(holder) == 1).for_each(std::mem::forget);
     }
 
     fn holders() -> &'static Locked<Holders> {
@@ -155,9 +201,14 @@ mod holders {
             // Before anybody can see the list: no fork falls between it and its hold.
             // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
             // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
-            let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+            let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
             Locked::new(Holders::default())
         })
+    }
+
+    pub(super) fn around(calls: AroundFork) {
+        holders();
+        AROUND.get_or_make(|| calls);
     }
 
     pub(super) fn enter(holder: Weak<dyn HeldAcrossFork>, is_left_to_us: bool) -> u64 {

@@ -47,7 +47,6 @@ fn with_keepers<R>(work: impl FnOnce(&mut Keepers) -> R) -> R {
 fn keepers() -> &'static Locked<Keepers> {
     static KEEPERS: Made<Locked<Keepers>> = Made::new();
     KEEPERS.get_or_make(|| {
-        // Registered after the holders of locks, and so called before them: the thread ends before its locks are taken.
         #[cfg(not(any(ctxalloc_loom, miri)))]
         timer::watch_forks();
         Locked::new(Keepers::default())
@@ -173,7 +172,7 @@ static RESTART: Made<fn()> = Made::new();
 mod timer {
     use super::{Duration, Ordering, RESTART, keepers, pass};
     use crate::strategy::pool::clock;
-    use std::cell::Cell;
+    use crate::sync::{AroundFork, around_fork};
     use std::ffi::c_void;
     use std::ptr::null_mut;
     use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -275,21 +274,12 @@ mod timer {
         };
     }
 
+    /// The thread ends before the locks of the holders are taken.
     pub(super) fn watch_forks() {
-        // Fails only for want of memory; then a child of fork may find locks that nobody lets go of.
-        // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
-        let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        around_fork(AroundFork { before, in_parent, in_child: after });
     }
 
-    thread_local! {
-        /// How often `before` was called for this fork: each thread that raced for the first use has hooked it in.
-        static CALLED: Cell<u32> = const { Cell::new(0) };
-    }
-
-    extern "C" fn before() {
-        if CALLED.replace(CALLED.get() + 1) > 0 {
-            return;
-        }
+    fn before() {
         loop {
             // Acquire pairs with the Release in `wake`: the thread is known.
             let found = STATE.compare_exchange(RUNNING, FORKING, Ordering::AcqRel, Ordering::Acquire);
@@ -313,17 +303,7 @@ mod timer {
         keepers().lock().acquire();
     }
 
-    /// Whether this is the last call for this fork.
-    fn is_last_call() -> bool {
-        let left = CALLED.get().saturating_sub(1);
-        CALLED.set(left);
-        left == 0
-    }
-
-    extern "C" fn in_parent() {
-        if !is_last_call() {
-            return;
-        }
+    fn in_parent() {
         let was_running = WAS_RUNNING.load(Ordering::Relaxed);
         after();
         if was_running {
@@ -331,14 +311,93 @@ mod timer {
         }
     }
 
-    extern "C" fn in_child() {
-        if is_last_call() {
-            after();
-        }
-    }
-
     fn after() {
         keepers().lock().release();
         STATE.store(NONE, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(any(ctxalloc_loom, miri))))]
+mod tests {
+    use super::{Keeper, Kept, enter};
+    use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, hold_across_fork_until};
+    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{Arc, Mutex, Weak};
+    use std::time::Duration;
+    use std::{hint, thread};
+
+    /// Something whose last owner but for the forking thread goes away during the fork.
+    struct Leaving {
+        forked: Mutex<Option<Sender<()>>>,
+        own: Weak<Self>,
+        _held: HeldUntilDropped,
+        _kept: Kept,
+    }
+
+    impl Keeper for Leaving {
+        fn decay(&self, _now: Duration) -> Option<Duration> {
+            None
+        }
+
+        fn give_back(&self) -> usize {
+            0
+        }
+    }
+
+    impl HeldAcrossFork for Leaving {
+        fn for_each_lock(&self, _visit: &mut dyn FnMut(&ForkLock)) {}
+
+        fn before_fork(&self) {
+            let forked = self.forked.lock().expect("no panic").take().expect("one fork");
+            forked.send(()).expect("the owner waits");
+            while self.own.strong_count() > 1 {
+                hint::spin_loop();
+            }
+        }
+
+        fn after_fork(&self) {}
+    }
+
+    #[test]
+    #[allow(unsafe_code, reason = "fork")]
+    fn what_another_thread_drops_during_a_fork_ends_after_it() {
+        // In a child, whose other threads hold nothing; and the timer ends one that hangs.
+        // SAFETY: the child only runs the code below, and ends.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: a timer whose signal nobody handles.
+            unsafe { libc::alarm(20) };
+            let (forked, has_forked) = channel();
+            let leaving = Arc::new_cyclic(|leaving: &Weak<Leaving>| Leaving {
+                forked: Mutex::new(Some(forked)),
+                own: leaving.clone(),
+                _held: hold_across_fork_until(leaving.clone()),
+                _kept: enter(leaving.clone()),
+            });
+            let weak = Arc::downgrade(&leaving);
+            let owner = thread::spawn(move || {
+                has_forked.recv().expect("a fork");
+                drop(leaving);
+            });
+            // SAFETY: the grandchild ends at once.
+            let grandchild = unsafe { libc::fork() };
+            if grandchild == 0 {
+                // SAFETY: ends the grandchild.
+                unsafe { libc::_exit(0) };
+            }
+            owner.join().expect("no panic");
+            while weak.strong_count() > 0 {
+                hint::spin_loop();
+            }
+            let mut status = -1;
+            // SAFETY: our child, and a place for its status.
+            let found = unsafe { libc::waitpid(grandchild, &raw mut status, 0) };
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(found != grandchild || status != 0)) };
+        }
+        let mut status = -1;
+        // SAFETY: our child, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0, "a child or its child hung or crashed");
     }
 }

@@ -227,8 +227,8 @@ class Locked(Strategy):
     """A ``Pool`` whose blocks are locked in memory (``mlock``): never swapped out, and used without page faults.
 
     For keys and passwords, and for work that cannot wait for a disk. All blocks are locked, in spans of 64 KiB and
-    more, and so is the memory that the pool keeps for later. In a child of ``fork`` the copies are not locked. MemoryError is
-    raised where the limit (``ulimit -l``) leaves no room.
+    more, and so is the memory that the pool keeps for later. In a child of ``fork`` the copies are not locked.
+    MemoryError is raised where the limit (``ulimit -l``) leaves no room.
 
     RuntimeError: not even one span can be locked; the message says what the limit is and how to raise it.
     ``warm_bytes`` and ``decay_seconds``: as for ``Pool``. The handler ``locked`` is a ``Locked()``, checked only when

@@ -24,6 +24,7 @@ pub(super) fn import(py: Python<'_>) -> PyResult<()> {
     UnknownHandlerError::type_object(py);
     RustPanic::type_object(py);
     BudgetExceeded::type_object(py);
+    RequestEnded::type_object(py);
     Ok(())
 }
 

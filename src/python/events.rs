@@ -51,12 +51,12 @@ pub(super) fn set_event_hook<'py>(
     // from whoever promised the same of it.
     let before = unsafe { set(hook) };
     let before = before.map(|before| from_c(py, before)).transpose()?;
-    let deaf = unwatched();
-    if !deaf.is_empty() {
+    let unheard = unwatched();
+    if !unheard.is_empty() {
         let message = format!(
-            "the event hook hears nothing of NumPy arrays in these handlers: {}; their structs are read-only, or they are \
-             past the first {MOST_WATCHED} foreign ones",
-            deaf.join(", ")
+            "the event hook is not called for NumPy arrays of these handlers: {}; their structs are read-only, or they \
+             are not among the first {MOST_WATCHED} foreign ones",
+            unheard.join(", ")
         );
         let message = CString::new(message).expect("names have no NUL");
         PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)?;

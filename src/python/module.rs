@@ -20,8 +20,8 @@ use pyo3::prelude::*;
 /// beneath that cache, the C heap. The two never mix: whichever made a block also frees it.
 fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
     let capsule = Numpy::get(py)?.default_capsule(py);
-    let c_struct =
-        struct_in(capsule).ok_or_else(|| PyImportError::new_err("NumPy's default handler is no mem_handler"))?;
+    let c_struct = struct_in(capsule)
+        .ok_or_else(|| PyImportError::new_err("NumPy's default handler is not a capsule 'mem_handler'"))?;
     let system = handler("system").expect("built in");
     let extras = Extras { alignment: system.alignment(), ..Extras::default() };
     // SAFETY: NumPy's struct is static. Rust calls `system`'s functions in its place, from any thread, and has their

@@ -118,7 +118,7 @@ fn entered_elsewhere(py: Python<'_>, name: &str, cause: PyErr) -> PyErr {
     let (function, _) = name.split_once('(').unwrap_or((name, ""));
     let error = PyValueError::new_err(format!(
         "{name} was entered in another Context than the one that leaves it; nothing was restored. \
-         Enter and leave it in the same task or thread; a generator wants @{function}(...) instead of a \
+         Enter and leave it in the same task or thread; for a generator, use @{function}(...) instead of a \
          `with` across its yield"
     ));
     error.set_cause(py, Some(cause));

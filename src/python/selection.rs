@@ -56,20 +56,20 @@ pub(super) enum Calls {
 
 /// The environment variable that asks for one way (`contextvar`, `contextvar-methods` or `sethandler`): for tests, and
 /// where the way chosen by itself makes trouble.
-const WISH: &str = "CTXALLOC_SELECTION";
+const VARIABLE: &str = "CTXALLOC_SELECTION";
 
 impl Selection {
     /// Chooses the way for this process. `default` is the capsule of NumPy's default handler.
     pub(super) fn find(set_handler: SetHandler, default: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = default.py();
-        let wish = std::env::var_os(WISH).unwrap_or_default();
-        let wish = wish.to_string_lossy();
-        let var = match wish.as_ref() {
+        let asked = std::env::var_os(VARIABLE).unwrap_or_default();
+        let asked = asked.to_string_lossy();
+        let var = match asked.as_ref() {
             "" | "contextvar" | "contextvar-methods" => Self::numpys_variable(set_handler, default)?,
             "sethandler" => None,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "{WISH}={other:?} is not a way to select handlers; \
+                    "{VARIABLE}={other:?} is not a way to select handlers; \
                      unset it, or set it to contextvar, contextvar-methods or sethandler"
                 )));
             }
@@ -77,13 +77,13 @@ impl Selection {
         match var {
             Some(var) => {
                 let calls = match Calls::in_c() {
-                    Some(calls) if wish != "contextvar-methods" => calls,
+                    Some(calls) if asked != "contextvar-methods" => calls,
                     _ => Calls::Methods { set: var.getattr("set")?.unbind(), reset: var.getattr("reset")?.unbind() },
                 };
                 Ok(Self::ContextVar { var: var.unbind(), calls })
             }
-            None if wish.starts_with("contextvar") => Err(PyRuntimeError::new_err(format!(
-                "{WISH}={wish} was asked for, but this NumPy keeps its handler in no ContextVar that can be found; unset it"
+            None if asked.starts_with("contextvar") => Err(PyRuntimeError::new_err(format!(
+                "{VARIABLE}={asked} cannot be used, as the ContextVar of this NumPy's handler was not found; unset it"
             ))),
             None => {
                 let marker = py.import("contextvars")?.getattr("ContextVar")?.call1(("ctxalloc_witness",))?;

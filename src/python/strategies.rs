@@ -4,7 +4,7 @@ use super::budget::PyBudget;
 use super::callbacks::callbacks;
 use super::options::{Options, no_bool};
 use super::text::in_python_syntax;
-use super::tracked;
+use super::tracked::attribution;
 use super::usm::PyQueue;
 use crate::error::Error;
 use crate::source::{HugePages, LockedPages, NumaPages, NumaPolicy, PrivatePages, UsmPages};
@@ -50,31 +50,8 @@ impl PyStrategy {
                 Arc::new(Pool::over(source, options.of_pool()?))
             }
             "Arena" => Arc::new(Arena::over(Pool::shared())),
-            "Budgeted" => {
-                let upstream = options.upstream()?;
-                let budget = options.maybe("budget", "a ctxalloc.Budget", |value| {
-                    Ok(value.cast::<PyBudget>()?.get().budget().clone())
-                })?;
-                let budget = match (options.maybe_size("limit_bytes")?, budget) {
-                    (Some(limit_bytes), None) => Budget::new("strategies.Budgeted", Some(limit_bytes)),
-                    (None, Some(budget)) => budget,
-                    (given, _) => return Err(options.not_one_of(["limit_bytes=", "budget="], given.is_some())),
-                };
-                Arc::new(Budgeted::new(upstream, budget))
-            }
-            "Fallback" => {
-                let (first, second) = (options.strategy("first")?, options.strategy("second")?);
-                // All strategies of one of these kinds are interchangeable.
-                let stateless = |kind: &str| matches!(kind, "System" | "SharedMemory");
-                let kinds = (options.kind_of("first")?, options.kind_of("second")?);
-                if Arc::ptr_eq(&first, &second) || (kinds.0 == kinds.1 && kinds.0.as_deref().is_some_and(stateless)) {
-                    return Err(PyValueError::new_err(
-                        "Fallback(): both strategies are the same one, and what it refused it refuses again; \
-                         give another one as the second",
-                    ));
-                }
-                Arc::new(Fallback::new(first, second))
-            }
+            "Budgeted" => budgeted(&options)?,
+            "Fallback" => fallback(&options)?,
             "Numa" => {
                 let nodes = options.maybe_nodes("node")?.unwrap_or_default();
                 let source = NumaPages::new(&nodes, options.policy()?)?;
@@ -90,39 +67,9 @@ impl PyStrategy {
             "Usm" => Arc::new(options.usm_pool()?),
             "UsmArena" => Arc::new(Arena::over(&options.usm_pool()?)),
             "Callbacks" => callbacks(&options)?,
-            "Faulty" => {
-                let upstream = options.upstream()?;
-                match (options.maybe_count("every")?, options.maybe_number("probability")?) {
-                    (Some(every), None) => Arc::new(Faulty::every(upstream, every)?),
-                    (None, Some(probability)) => {
-                        let seed = options.maybe_count("seed")?.unwrap_or(0);
-                        Arc::new(Faulty::with_probability(upstream, probability, seed)?)
-                    }
-                    (given, _) => return Err(options.not_one_of(["every=", "probability="], given.is_some())),
-                }
-            }
-            "Tracked" => {
-                let upstream = options.maybe_strategy("upstream")?.unwrap_or_else(|| Arc::new(Pool::shared().clone()));
-                let frames = options.maybe_count("traceback")?.unwrap_or(0) as usize;
-                let tasks = options.maybe_flag("tasks")?.unwrap_or(false);
-                if frames == 0 && !tasks {
-                    Arc::new(Tracked::new(upstream).map_err(in_python_words)?)
-                } else {
-                    let attribution = tracked::attribution(py, frames, tasks)?;
-                    Arc::new(Tracked::telling(upstream, attribution).map_err(in_python_words)?)
-                }
-            }
-            "Zeroing" => {
-                let reason = match options.kind_of("upstream")?.as_deref() {
-                    Some("Zeroing") => Some("upstream is a Zeroing, which wipes its blocks already"),
-                    Some("Guard") => Some("nothing can be read in a block that a Guard took back: its memory is gone"),
-                    _ => None,
-                };
-                if let Some(reason) = reason {
-                    return Err(PyValueError::new_err(format!("Zeroing(): {reason}; use upstream as it is")));
-                }
-                Arc::new(Zeroing::new(options.upstream()?))
-            }
+            "Faulty" => faulty(&options)?,
+            "Tracked" => tracked(py, &options)?,
+            "Zeroing" => zeroing(&options)?,
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "there is no strategy of kind {kind:?}; use the classes in ctxalloc.strategies"
@@ -142,6 +89,64 @@ impl PyStrategy {
         let text = in_python_syntax(&format!("{:?}", self.strategy));
         if text.ends_with(')') { text } else { text + "()" }
     }
+}
+
+fn budgeted(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
+    let upstream = options.upstream()?;
+    let budget =
+        options.maybe("budget", "a ctxalloc.Budget", |value| Ok(value.cast::<PyBudget>()?.get().budget().clone()))?;
+    let budget = match (options.maybe_size("limit_bytes")?, budget) {
+        (Some(limit_bytes), None) => Budget::new("strategies.Budgeted", Some(limit_bytes)),
+        (None, Some(budget)) => budget,
+        (given, _) => return Err(options.not_one_of(["limit_bytes=", "budget="], given.is_some())),
+    };
+    Ok(Arc::new(Budgeted::new(upstream, budget)))
+}
+
+fn fallback(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
+    let (first, second) = (options.strategy("first")?, options.strategy("second")?);
+    // All strategies of one of these kinds are the same one.
+    let is_stateless = |kind: &str| matches!(kind, "System" | "SharedMemory");
+    let kinds = (options.kind_of("first")?, options.kind_of("second")?);
+    if Arc::ptr_eq(&first, &second) || (kinds.0 == kinds.1 && kinds.0.as_deref().is_some_and(is_stateless)) {
+        return Err(PyValueError::new_err(
+            "Fallback(): both strategies are the same one, and what it refused it refuses again; give another one as \
+             the second",
+        ));
+    }
+    Ok(Arc::new(Fallback::new(first, second)))
+}
+
+fn faulty(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
+    let upstream = options.upstream()?;
+    Ok(match (options.maybe_count("every")?, options.maybe_number("probability")?) {
+        (Some(every), None) => Arc::new(Faulty::every(upstream, every)?),
+        (None, Some(probability)) => {
+            let seed = options.maybe_count("seed")?.unwrap_or(0);
+            Arc::new(Faulty::with_probability(upstream, probability, seed)?)
+        }
+        (given, _) => return Err(options.not_one_of(["every=", "probability="], given.is_some())),
+    })
+}
+
+fn tracked(py: Python<'_>, options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
+    let upstream = options.maybe_strategy("upstream")?.unwrap_or_else(|| Arc::new(Pool::shared().clone()));
+    let frames = options.maybe_count("traceback")?.unwrap_or(0) as usize;
+    let tasks = options.maybe_flag("tasks")?.unwrap_or(false);
+    if frames == 0 && !tasks {
+        return Ok(Arc::new(Tracked::new(upstream).map_err(in_python_words)?));
+    }
+    let attribution = attribution(py, frames, tasks)?;
+    Ok(Arc::new(Tracked::telling(upstream, attribution).map_err(in_python_words)?))
+}
+
+fn zeroing(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
+    let reason = match options.kind_of("upstream")?.as_deref() {
+        Some("Zeroing") => "upstream is a Zeroing, which wipes its blocks already",
+        Some("Guard") => "nothing can be read in a block that a Guard took back: its memory is gone",
+        _ => return Ok(Arc::new(Zeroing::new(options.upstream()?))),
+    };
+    Err(PyValueError::new_err(format!("Zeroing(): {reason}; use upstream as it is")))
 }
 
 /// The same error with the strategy that it shows in Python's syntax.

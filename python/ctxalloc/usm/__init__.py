@@ -1,5 +1,4 @@
-"""SYCL's unified shared memory (USM): NumPy arrays that a device can read too, shared with dpctl and dpnp without a
-copy.
+"""SYCL's unified shared memory (USM): NumPy arrays that a device, dpctl and dpnp use without a copy.
 
 ::
 

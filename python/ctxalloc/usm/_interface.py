@@ -156,8 +156,7 @@ def _check_usm(found: Found, offset: int) -> Found:
 
 
 def refused_as_ours(found: Found) -> str | None:
-    """Why the elements cannot be in memory of this package: it is freed, too short, or another device's; None: they
-    can.
+    """Why the elements cannot be in memory of this package (freed, too short, another device's); None if they can.
 
     SYCL knows only whole allocations, of which a pool makes many blocks. In a pool under handlers or strategies it is
     not known which blocks are free and how long they are.

@@ -43,8 +43,10 @@ pub(super) struct PyRequest {
 }
 
 enum Phase {
+    /// It was not entered yet.
     New,
     Entered(Begun),
+    /// It was left; `end` and `blocks` are what was alive then.
     Left {
         begun: Begun,
         end: Stats,
@@ -121,7 +123,7 @@ pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
 
 impl PartialEq for PyRequest {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other) || self.handler_word().is_some_and(|own| other.handler_word() == Some(own))
+        std::ptr::eq(self, other) || self.begun_handler().is_some_and(|own| other.begun_handler() == Some(own))
     }
 }
 
@@ -137,7 +139,7 @@ impl PyRequest {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, py: Python<'_>) -> PyResult<()> {
+    fn enter(&self, py: Python<'_>) -> PyResult<()> {
         if !self.token.begin() {
             return Err(entered_already(&self.text()));
         }
@@ -170,7 +172,7 @@ impl PyRequest {
         Ok(handler)
     }
 
-    pub(super) fn exit(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn exit(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Some(token) = self.token.take(py) else { return Err(not_entered(&self.text())) };
         let left = deselect(py, &self.token, token, &|| self.text());
         if self.token.is_in_use() {
@@ -215,7 +217,7 @@ impl PyRequest {
     }
 
     /// Its handler, which no other request has; None before it is entered.
-    fn handler_word(&self) -> Option<Handler> {
+    fn begun_handler(&self) -> Option<Handler> {
         self.if_begun(|request| request.handler())
     }
 
@@ -351,7 +353,7 @@ impl PyRequest {
 
     /// The hash of the request. TypeError: it is not entered yet.
     fn __hash__(&self) -> PyResult<u64> {
-        let Some(handler) = self.handler_word() else {
+        let Some(handler) = self.begun_handler() else {
             return Err(PyTypeError::new_err(format!("{} is not entered yet, so it has no hash yet", self.text())));
         };
         let mut hasher = std::hash::DefaultHasher::new();

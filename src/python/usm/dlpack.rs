@@ -126,11 +126,11 @@ pub(in crate::python) fn usm_dlpack<'py>(
     let ((address, offset_bytes), (shape, strides)) = (place, layout);
     let (is_versioned, is_readonly, is_copied) = flags;
     if shape.len() != strides.len() {
-        return Err(PyValueError::new_err("as many strides as there are axes"));
+        return Err(PyValueError::new_err("the shape and the strides have different lengths"));
     }
     if is_readonly && !is_versioned {
         return Err(PyBufferError::new_err(
-            "the array is read-only, which DLPack says from version 1.0 on; ask with max_version=(1, 0)",
+            "the array is read-only, which only DLPack 1.0 and later can say; ask with max_version=(1, 0)",
         ));
     }
     let mut exported = Box::new(Exported { owner: Some(owner), shape: shape.into(), strides: strides.into() });

@@ -67,7 +67,7 @@ impl PyQueue {
 pub(super) fn kind_named(kind: &str) -> PyResult<UsmKind> {
     let all = [UsmKind::Host, UsmKind::Device, UsmKind::Shared];
     all.into_iter().find(|known| known.name() == kind).ok_or_else(|| {
-        PyValueError::new_err(format!("kind={kind:?} is no kind of USM; give 'host', 'device' or 'shared'"))
+        PyValueError::new_err(format!("kind={kind:?} is not a kind of USM; give 'host', 'device' or 'shared'"))
     })
 }
 

@@ -65,7 +65,7 @@ impl PyView {
     ) -> PyResult<Self> {
         let ((address, shape, strides), (item_bytes, item_format)) = (layout, element);
         if shape.len() != strides.len() || shape.iter().any(|&length| length < 0) || item_bytes < 1 {
-            return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit")));
+            return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit together")));
         }
         if shape.len() > MAX_AXES {
             return Err(PyValueError::new_err(format!("an array has at most {MAX_AXES} axes, not {}", shape.len())));

@@ -184,7 +184,7 @@ class Array(Placed):
     __hash__ = None  # type: ignore[assignment]  # as for an ndarray
 
     def __bool__(self) -> bool:
-        msg = "the truth value of a ctxalloc.usm.Array: it computes nothing; ask array.size, or array.asnumpy()"
+        msg = "the truth of a ctxalloc.usm.Array: it computes nothing; ask array.size, or array.asnumpy()"
         raise TypeError(msg)
 
     def __reduce__(self) -> NoReturn:

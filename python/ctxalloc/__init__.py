@@ -1,7 +1,7 @@
 """Which allocator serves this piece of work?
 
-ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task or one request, exactly as
-``contextvars`` select values, and carries the selection into Rust and back::
+ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task or one request, by the rules of
+``contextvars``, and carries the selection into Rust code and back::
 
     >>> with ctxalloc.use("aligned64"):
     ...     array = numpy.ones(1000)
@@ -10,13 +10,14 @@ ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task o
 
 An array stays with the handler that made it, wherever it goes and however long it lives.
 
-- select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
-- request: ``request`` for memory, numbers and a limit of its own, ``current_request``, ``Budget`` for limits in a tree
+- select: ``use`` for a block or a function, ``set_handler`` and ``reset`` anywhere else, ``asgi`` for a web application
+- request: ``request`` for work with memory, numbers and a limit of its own; ``current_request``; ``Budget`` for limits
+  of several requests together
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
   ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
 - watch: ``tracking``, with ``strategies.Tracked``; ``set_event_hook``; ``tracemalloc``, with ``tracemalloc_domain``
-- set: ``configure`` for what pools keep and how long, ``trim`` to give it back now; in the environment
+- set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
   ``CTXALLOC_HANDLER``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
 """

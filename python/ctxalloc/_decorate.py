@@ -1,9 +1,9 @@
 """``@ctxalloc.use(...)`` and ``@ctxalloc.request(...)``: functions and generators of all kinds, run in a scope.
 
-A generator's scope must not leak into its caller across a ``yield``, nor the caller's into it. So each step runs in
-a scope of its own, and what the body itself selected is taken along from step to step: a generator behaves like
-a task with a context of its own (what PEP 568 wanted). All other ContextVars stay the caller's, as Python has it. Its
-request, if it has one, lasts from the first step to its end.
+A generator's selection must not reach its caller across a ``yield``, nor the caller's selection the generator. So each
+step runs in a scope of its own, and what the body selects is kept from one step to the next: a generator behaves like a
+task with a context of its own (as PEP 568 proposed). All other ContextVars are the caller's, as always in Python. The
+request of a decorated generator lasts from its first step to its end.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from ctxalloc._native import Handler, Request, _anext_unhooked, current, use
 
 
 class _How(NamedTuple):
-    """What a decorator does at each call."""
+    """What a decorator does for each call."""
 
     name: str
     block: Callable[[], contextlib.AbstractContextManager[object]]
     """A block with the handler selected."""
     steps: Callable[[], contextlib.AbstractContextManager[Handler]]
-    """A block that selects nothing; it gives the handler to select in each step of a generator."""
+    """A block that selects nothing, and whose ``as`` is the handler to select in each step of a generator."""
 
 
 class _Steps:
-    """A request whose handler others select."""
+    """A request for a generator, whose steps select its handler themselves."""
 
     __slots__ = ("_request",)
 
@@ -35,23 +35,23 @@ class _Steps:
         self._request = request
 
     def __enter__(self) -> Handler:
-        return self._request._begin()  # noqa: SLF001 - made for this
+        return self._request._begin()  # noqa: SLF001 - it exists for this call
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None:
-        self._request._end(error)  # noqa: SLF001 - as above
+        self._request._end(error)  # noqa: SLF001 - it exists for this call
 
 
 def in_scope(handler: Handler, function: Any) -> Any:
-    """Make ``function`` run with ``handler`` selected; it stays of its kind, for ``inspect`` too."""
+    """Make ``function`` run with ``handler`` selected. ``inspect`` sees the same kind of function."""
     block = functools.partial(use, handler)
     return _decorated(_How(f"use({handler.name!r})", block, lambda: contextlib.nullcontext(handler)), function)
 
 
 def in_request(request: Request, function: Any) -> Any:
     """Make each call of ``function`` a request of its own, on the terms of ``request``."""
-    again = request._again  # noqa: SLF001 - as above
+    again = request._again  # noqa: SLF001 - it exists for this call
     return _decorated(_How("request(...)", again, lambda: _Steps(again())), function)
 
 
@@ -62,7 +62,7 @@ def _decorated(how: _How, function: Any) -> Any:
         raise TypeError(
             f"@ctxalloc.{how.name} decorates functions, coroutine functions and (async) generators, not {function!r}"
         )
-    # An object with `async def __call__` is none of these itself.
+    # Of an object with `async def __call__` only the method is a coroutine function.
     body = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     for is_kind, wrap in _KINDS:
         if is_kind(function) or is_kind(body):
@@ -126,8 +126,8 @@ def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., A
             selected = handler
             with use(selected):
                 body = function(*args, **kwargs)
-            # The event loop must not know `body`: it closes all generators that it knows at once when it shuts down;
-            # body and wrapper would meet there, and one would find the other running. It knows the wrapper.
+            # The event loop must know the wrapper only: when it shuts down it closes all generators that it knows at
+            # the same time. If it closed `body` too, one of the two would find the other one running.
             step: Callable[[], Any] = functools.partial(_anext_unhooked, body)
             while True:
                 with use(selected):
@@ -137,7 +137,7 @@ def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., A
                         return
                     finally:
                         selected = current()
-                        del step  # as above
+                        del step  # it may hold an exception, whose traceback holds this frame
                 try:
                     sent = yield item
                 except BaseException as error:

@@ -5,14 +5,14 @@ import os
 from ctxalloc._errors import UnknownHandlerError
 from ctxalloc._native import set_handler
 
-#: The name of a handler that is there from the start.
+#: The variable; its value is the name of a built-in handler.
 HANDLER = "CTXALLOC_HANDLER"
 
 
 def select() -> None:
     """Select the handler that the environment names, in the context that imports the package.
 
-    ImportError: there is none of that name; it lists those there are.
+    ImportError: there is no handler of that name; the message lists those that there are.
     """
     name = os.environ.get(HANDLER)
     if not name:

@@ -1,11 +1,11 @@
-"""The exceptions of ctxalloc, in Python so that they are the same classes in every extension module built on it.
+"""The exceptions of ctxalloc: Python classes, so that every extension module built on it raises the same ones.
 
 `src/python/errors.rs` says which error becomes which exception.
 """
 
 
 class RegistrationError(ValueError):
-    """A handler could not be entered into the table: its name or its struct is not as it must be."""
+    """A handler could not be registered: its name or its struct is invalid, or the name is taken."""
 
     __module__ = "ctxalloc"
 
@@ -17,15 +17,16 @@ class UnknownHandlerError(ValueError):
 
 
 class RustPanic(RuntimeError):  # noqa: N818 - it is not the caller's error
-    """A Rust future that Python awaited has panicked. The message is the panic's."""
+    """Rust code panicked, most often a future that Python awaited. The message is the panic's."""
 
     __module__ = "ctxalloc"
 
 
-class BudgetExceeded(MemoryError):  # noqa: N818 - as the standard library's own, it says what happened
-    """A budget had no room for what was asked for. The MemoryError that came of it is the cause.
+class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like names in the standard library
+    """A budget had no room for an allocation. ``__cause__`` is the MemoryError that it led to.
 
-    ``budget`` is the name of the one whose limit it was, perhaps one above that of the request.
+    ``budget`` is the name of the budget that refused, which may be one above the request's own; ``limit_bytes``, its
+    limit; ``in_use_bytes``, what was charged to it; ``requested_bytes``, the size of the allocation.
     """
 
     __module__ = "ctxalloc"
@@ -44,7 +45,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - as the standard library's own
         )
 
 
-class RequestEnded(MemoryError):  # noqa: N818 - as above
-    """A request that has ended was asked for memory, and was begun with ``after_end="refuse"``."""
+class RequestEnded(MemoryError):  # noqa: N818 - for the same reason
+    """An allocation was refused: its request has ended, and was begun with ``after_end="refuse"``."""
 
     __module__ = "ctxalloc"

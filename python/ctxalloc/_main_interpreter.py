@@ -1,7 +1,7 @@
-"""Refuses to be imported in a subinterpreter, before anything else of ctxalloc is.
+"""Raises ImportError in a subinterpreter, before anything else of ctxalloc is imported.
 
-Handlers live for the process, and Python's objects for them in the main interpreter: its event hook, its ``atexit``,
-its NumPy. One made in a subinterpreter would go with it, and ctxalloc would be deaf to Python from then on.
+Handlers live as long as the process. What they use of Python belongs to the main interpreter: the event hook,
+``atexit``, NumPy. If they used those of a subinterpreter, they would have none after its end.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def _interpreters() -> ModuleType | None:
-    """CPython's own module for it, which has had two names; None where a build leaves it out (then Rust looks)."""
+    """CPython's module for interpreters, which has had two names; None in a build without it (then Rust checks)."""
     for name in ("_interpreters", "_xxsubinterpreters"):
         try:
             return importlib.import_module(name)

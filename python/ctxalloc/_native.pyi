@@ -1,4 +1,4 @@
-"""Types of the native module; `make lint` compares them with it (stubtest)."""
+"""Types of the native module, which stubtest compares with it (`make types`). The docs are in `src/python`."""
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence

@@ -8,10 +8,10 @@ from ctxalloc import _native
 
 
 class SharedBlock(NamedTuple):
-    """Where another process finds an array: it maps ``size`` bytes of ``fd``, and there the array begins at ``offset``.
+    """Where another process finds an array: it maps ``size`` bytes of ``fd``, and the array begins ``offset`` bytes in.
 
-    ``fd`` belongs to the memory: it is open while an array lives there, and is closed then. To keep it longer,
-    ``os.dup`` it; sending it over a socket duplicates it too.
+    ``fd`` belongs to the memory: it is closed when the last array in it is freed. To keep it longer, duplicate it
+    (``os.dup``); sending it over a socket duplicates it too.
     """
 
     fd: int
@@ -37,9 +37,9 @@ def shared_memory_of(arr: np.ndarray[Any, Any], /) -> SharedBlock:
 
         b = numpy.ndarray(1000, float, buffer=mmap.mmap(fd, size), offset=offset)
 
-    Both see what either writes. Pass ``strides=a.strides`` too where the array is not contiguous.
+    Each sees what the other writes. Pass ``strides=a.strides`` too where the array is not contiguous.
 
-    ValueError: the array is not in shared memory.
+    ValueError: the array is not in shared memory. TypeError: it is not an ndarray.
     """
     found = _native.shared_memory_at(_address(arr))
     if found is None:
@@ -51,7 +51,8 @@ def shared_memory_of(arr: np.ndarray[Any, Any], /) -> SharedBlock:
 
 
 def _address(arr: Any) -> int:
-    if not issubclass(type(arr), np.ndarray):  # by its real type: a mock says what it likes of its class
+    """Where its data begins. TypeError: not an ndarray."""
+    if not issubclass(type(arr), np.ndarray):  # its real type: a mock sets `__class__` as it likes
         msg = f"shared_memory_of() takes a numpy.ndarray, got '{type(arr).__qualname__}'"
         raise TypeError(msg)
     address: int = arr.__array_interface__["data"][0]

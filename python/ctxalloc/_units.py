@@ -1,4 +1,4 @@
-"""Sizes are ints in bytes everywhere; these make them readable: ``4 * MiB``."""
+"""Units for sizes, which are ints in bytes everywhere: ``4 * MiB``."""
 
 from typing import Final
 

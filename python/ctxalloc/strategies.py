@@ -1,7 +1,8 @@
-"""How memory is handed out: what stands behind a handler.
+"""Strategies: how a handler gets and hands out memory.
 
-Construct one, give it a name with ``ctxalloc.register(name, strategy)``, and select it with ``ctxalloc.use(name)``.
-Options are keywords, sizes are ints in bytes. Each class here is one arm of ``src/python/strategies.rs``.
+Construct one, register it under a name with ``ctxalloc.register(name, strategy)``, and select it with
+``ctxalloc.use(name)``. Options are keywords, and sizes are ints in bytes. Each class is one arm of
+``src/python/strategies.rs``.
 """
 
 import ctypes
@@ -40,7 +41,7 @@ _CFunction: TypeAlias = int | _HasAddress | CFuncPtr | None
 
 
 class System(Strategy):
-    """The C heap as it is: ``malloc``, ``calloc``, ``realloc`` and ``free`` of the process; 16-byte alignment."""
+    """The C heap: ``malloc``, ``calloc``, ``realloc`` and ``free`` of the process, with 16-byte alignment."""
 
     __slots__ = ()
 
@@ -49,9 +50,9 @@ class System(Strategy):
 
 
 class Aligned(Strategy):
-    """Blocks that start at a multiple of ``align`` bytes: a power of two from 16 to 2 MiB.
+    """Blocks whose address is a multiple of ``align`` bytes: a power of two from 16 to 2 MiB.
 
-    Each block costs up to ``align + 16`` bytes more than asked for. ValueError: another alignment.
+    Each block takes up to ``align + 16`` bytes more than its size. ValueError: ``align`` is another number.
     """
 
     __slots__ = ()
@@ -61,10 +62,10 @@ class Aligned(Strategy):
 
 
 class Arena(Strategy):
-    """Memory of its own from the process's pool, which is used again and again but by nobody else; 64-byte alignment.
+    """Memory of its own from the process's pool, which it uses again and shares with nobody; 64-byte alignment.
 
-    Memory that goes as a whole. One that is given to several requests is theirs
-    together. ``Handler.trim()`` gives back what is not alive.
+    All of it goes back to the pool when the arena goes. Requests that are given the same arena share it.
+    ``Handler.trim()`` gives back what is not in use.
     """
 
     __slots__ = ()
@@ -74,11 +75,12 @@ class Arena(Strategy):
 
 
 class Budgeted(Strategy):
-    """``upstream``, but no more than ``limit_bytes`` at a time: more is refused, a MemoryError in NumPy.
+    """``upstream`` with a limit: at most ``limit_bytes`` are alive at one time, and more is a MemoryError in NumPy.
 
-    Or charged to a ``budget``, which may be others' too, and under a higher one.
-    ``Fallback(Budgeted(HugePages(), limit_bytes=256 * MiB), System())``: so much of what is scarce, then the heap. Each
-    array costs 8 bytes more, rounded up to the upstream's alignment, not charged. TypeError: neither or both are given.
+    Instead of a limit of its own it may have a ``budget``, which others are charged to as well, and which may be part
+    of a larger one. ``Fallback(Budgeted(HugePages(), limit_bytes=256 * MiB), System())`` uses that much of scarce
+    memory, and then the heap. Each array takes 8 bytes more, rounded up to the upstream's alignment and not charged.
+    TypeError: neither or both of ``limit_bytes`` and ``budget`` are given.
     """
 
     __slots__ = ()
@@ -88,10 +90,11 @@ class Budgeted(Strategy):
 
 
 class Fallback(Strategy):
-    """``first``, and ``second`` where it refuses; each array goes back to the one that made it.
+    """``first``, or ``second`` when the first one refuses. Each array is freed by the one that made it.
 
-    An array is resized by its own, and moves to the other one only where that refuses. Aligned to the lesser of both
-    alignments; each array costs 16 bytes more, rounded up to its maker's alignment. ValueError: both are the same.
+    The one that made an array also resizes it; only if it refuses does the array move to the other one. The alignment
+    is the smaller one of the two. Each array takes 16 bytes more, rounded up to the alignment of the one that made it.
+    ValueError: both are the same strategy.
     """
 
     __slots__ = ()
@@ -101,10 +104,11 @@ class Fallback(Strategy):
 
 
 class Faulty(Strategy):
-    """``upstream``, but some requests for memory fail on purpose: MemoryError in NumPy.
+    """``upstream``, but some allocations fail on purpose, with a MemoryError in NumPy.
 
-    ``every``: each request whose number is a multiple of it fails (1: all). Or ``probability`` (0 to 1): at random, the
-    same ones each time for one ``seed`` in a single-threaded program. Freeing never fails.
+    ``every=n``: every nth allocation fails (1: all). Or ``probability`` (0 to 1): allocations fail at random; with the
+    same ``seed`` a single-threaded program sees the same ones fail each time. Freeing never fails. TypeError: neither
+    or both of ``every`` and ``probability`` are given.
     """
 
     __slots__ = ()
@@ -122,11 +126,11 @@ class Faulty(Strategy):
 
 
 class Pool(Strategy):
-    """Size classes with a cache for each thread, and large blocks whose memory is kept; 64-byte alignment.
+    """Size classes with a cache for each thread, and large blocks whose memory is used again; 64-byte alignment.
 
-    The memory of large blocks (above 256 KiB) that nobody uses is kept for the next ones of any size, as much as will
-    be wanted. ``warm_bytes``: how much at most; an eighth of the machine's memory by default. ``decay_seconds``: for
-    how long; ten by default. ``Handler.trim()`` gives everything back at once.
+    The memory of freed large blocks (above 256 KiB) is kept for new ones of any size, as much as they are likely to
+    need. ``warm_bytes``: how many bytes at most; an eighth of the machine's memory by default. ``decay_seconds``: for
+    how long; ten seconds by default. ``Handler.trim()`` gives everything back at once.
     """
 
     __slots__ = ()
@@ -136,19 +140,19 @@ class Pool(Strategy):
 
 
 class Tracked(Strategy):
-    """Knows each live block of ``upstream``: its size, its age and the thread that made it.
+    """Keeps a list of the live blocks of ``upstream``: the size, the age, and the thread that made each.
 
-    ``Handler.live_blocks()`` lists them, ``ctxalloc.tracking`` has more. ``upstream`` is the process's own pool where
-    there is none.
+    ``Handler.live_blocks()`` returns them, and ``ctxalloc.tracking`` works with them. ``upstream`` is the process's
+    pool by default.
 
-    ``traceback``: how many calls of the Python stack are kept with each block, 0 for none; about 0.2 us a block and
-    0.15 us a call, where the rest costs 0.02 us. ``tasks``: the name of the asyncio task too, if it is of asyncio's own
-    type; a tokio task has its number. Neither runs any Python code, nor waits for the GIL: what is allocated without it
-    has none of both.
+    ``traceback``: how many calls of the Python stack are kept with each block, 0 for none. That takes about 0.2 us for
+    each block and 0.15 us for each call; the rest takes 0.02 us. ``tasks``: also the name of the asyncio task, if it is
+    of asyncio's own type; a tokio task has its number. Neither runs Python code or waits for the GIL: a block that is
+    allocated without the GIL has neither.
 
-    Each block costs 64 bytes more. The handler ``tracked`` is one without options. A request wants one of its own:
-    those that share one see all its blocks. ValueError: ``upstream`` is tracked already, or aligns to less than 8
-    bytes.
+    Each block takes 64 bytes more. The handler ``tracked`` is a ``Tracked()``. Give each request one of its own:
+    requests that share one see each other's blocks. ValueError: ``upstream`` is tracked already, or aligns to less than
+    8 bytes.
     """
 
     __slots__ = ()
@@ -158,11 +162,12 @@ class Tracked(Strategy):
 
 
 class Zeroing(Strategy):
-    """Wipes each array's memory when the array goes, or is resized: for keys, passwords, and other people's data.
+    """Overwrites each array's memory with zeros when the array is freed or resized: for keys and personal data.
 
-    ``Zeroing(Locked())`` keeps them out of the swap too. It costs what it takes to fill the array once more, and each
-    array 8 bytes more, rounded up to the upstream's alignment. Copies (temporaries made elsewhere, pickles, what was
-    printed) it cannot reach. ValueError: ``upstream`` is a ``Zeroing``, or a ``Guard``, which keep nothing anyway.
+    ``Zeroing(Locked())`` also keeps them out of the swap. It takes the time to fill the array once more, and 8 bytes
+    more for each array, rounded up to the upstream's alignment. It cannot reach copies: temporaries made elsewhere,
+    pickles, printed text. ValueError: ``upstream`` is a ``Zeroing`` or a ``Guard``, of whose freed blocks nothing can
+    be read anyway.
     """
 
     __slots__ = ()
@@ -172,15 +177,15 @@ class Zeroing(Strategy):
 
 
 class HugePages(Strategy):
-    """A ``Pool`` whose blocks of 2 MiB and more lie on huge pages, at a multiple of 2 MiB; the others on ordinary ones.
+    """A ``Pool`` with its blocks of 2 MiB and more on huge pages, at a multiple of 2 MiB, and others on ordinary pages.
 
-    One entry of the processor's address cache covers 2 MiB instead of 4 KiB, one page fault does the work of 512. By
-    default the kernel finds such pages where it can (``MADV_HUGEPAGE``), else ordinary ones do. With ``reserved`` they
-    come from those that the administrator set aside (``vm.nr_hugepages``): they are there, or MemoryError is raised;
-    blocks take whole ones then, and a process with such arrays must not fork and write to them in the child.
+    One entry of the processor's TLB covers 2 MiB instead of 4 KiB, and one page fault does the work of 512. By default
+    the kernel provides such pages if it can (``MADV_HUGEPAGE``), and ordinary ones if not. With ``reserved`` they are
+    those that the administrator has set aside (``vm.nr_hugepages``), and MemoryError is raised if none is left; each
+    block then takes whole huge pages, and a process with such arrays must not fork and write to them in the child.
 
-    RuntimeError: ``reserved`` where none is free; it says how many there are and how to get some. ``warm_bytes`` and
-    ``decay_seconds`` as for ``Pool``. The handler ``hugepages`` is one without options.
+    RuntimeError: ``reserved``, and no such page is free; the message says how many there are and how to get some.
+    ``warm_bytes`` and ``decay_seconds``: as for ``Pool``. The handler ``hugepages`` is a ``HugePages()``.
     """
 
     __slots__ = ()
@@ -192,14 +197,15 @@ class HugePages(Strategy):
 
 
 class Numa(Strategy):
-    """A ``Pool`` whose memory lies on NUMA nodes of your choice, whatever thread touches it first.
+    """A ``Pool`` whose memory is on NUMA nodes of your choice, whichever thread touches it first.
 
-    ``node``: the number of one, or several; None for all there are (``interleave`` only). ``policy``: ``"bind"`` takes
-    memory of these nodes and no other (where they have none left, the kernel ends a process); ``"preferred"`` of one
-    node while it has some; ``"interleave"`` of all in turn, page by page.
+    ``node``: the number of a node, or several; None for all nodes (``interleave`` only). ``policy``: ``"bind"`` uses
+    memory of these nodes alone (if they have none left, the kernel kills a process); ``"preferred"``, of one node while
+    it has some; ``"interleave"``, of all nodes in turn, page by page.
 
-    ValueError: a node that is not there (those that are, are listed), or several for ``preferred``. RuntimeError: the
-    system refuses ``mbind``, as some containers do. ``warm_bytes`` and ``decay_seconds`` as for ``Pool``.
+    ValueError: a node does not exist (the message lists those that do), or there are several for ``preferred``.
+    RuntimeError: the system refuses ``mbind``, as some containers do. ``warm_bytes`` and ``decay_seconds``: as for
+    ``Pool``.
     """
 
     __slots__ = ()
@@ -218,14 +224,15 @@ class Numa(Strategy):
 
 
 class Locked(Strategy):
-    """A ``Pool`` whose blocks are locked in memory (``mlock``): never swapped out, no page fault when they are used.
+    """A ``Pool`` whose blocks are locked in memory (``mlock``): never swapped out, and used without page faults.
 
-    For keys and passwords, and for work that cannot wait for a disk. What is locked is what is handed out, in spans of
-    64 KiB and more, and what the pool keeps for next time. A child of ``fork`` has copies that are not locked. Where
-    the limit (``ulimit -l``) leaves no room, MemoryError is raised.
+    For keys and passwords, and for work that cannot wait for a disk. All blocks are locked, in spans of 64 KiB and
+    more, and so is the memory that the pool keeps for later. In a child of ``fork`` the copies are not locked.
+    MemoryError is raised where the limit (``ulimit -l``) leaves no room.
 
-    RuntimeError: not even one span can be locked; it says what the limit is and how to raise it. ``warm_bytes`` and
-    ``decay_seconds`` as for ``Pool``. The handler ``locked`` is one without options, not tried out before its use.
+    RuntimeError: not even one span can be locked; the message says what the limit is and how to raise it.
+    ``warm_bytes`` and ``decay_seconds``: as for ``Pool``. The handler ``locked`` is a ``Locked()``, checked only when
+    it is used.
     """
 
     __slots__ = ()
@@ -235,21 +242,21 @@ class Locked(Strategy):
 
 
 class Guard(Strategy):
-    """An electric fence: every block ends at an unreadable page, to find code that reads or writes where it must not.
+    """An electric fence: each block ends at an unreadable page, to find code that reads or writes out of bounds.
 
-    An access past the end, or to a block that was freed, stops at that instruction: a few lines on standard error say
-    what was touched, how far from which block, and which threads made and freed it; then the process gets the SIGSEGV
-    that it would have got (``python -X faulthandler`` adds the Python traceback). Bytes overwritten within ``align`` of
-    the end, or before the start, are reported when the block is freed; so are a double free and the free of a foreign
+    An access past the end, or to a freed block, stops at that instruction. A few lines on standard error say which
+    address it was, how far from which block, and which threads made and freed that block; then the process gets the
+    SIGSEGV as usual (``python -X faulthandler`` adds the Python traceback). Overwritten bytes within ``align`` of the
+    end, or before the start, are reported when the block is freed. So are a double free and the free of a foreign
     pointer, which then do nothing.
 
-    ``align``: every block's alignment, and how exact its end is; a power of two from 1 to 4096. With 1 the end is
-    exact, and a block as aligned as its size is. ``underrun``: a page before the block is unreadable too.
-    ``quarantine_bytes``: how many bytes of addresses of freed blocks stay unreadable. ``report``: whether to write to
-    standard error, for which a handler of SIGSEGV and SIGBUS is installed with the first block.
+    ``align``: the alignment of each block, and how closely its end is checked, in bytes; a power of two from 1 to 4096.
+    With 1 the end is exact, and a block is only as aligned as its size. ``underrun``: a page before each block is
+    unreadable too. ``quarantine_bytes``: how many bytes of freed blocks stay unreadable. ``report``: whether to write
+    to standard error; for that a handler of SIGSEGV and SIGBUS is installed with the first block.
 
-    A block costs some microseconds and a page of memory, and before Linux 6.13 two of the process's 65530 mappings. The
-    handler ``guard`` is one without options.
+    A block takes some microseconds and a page of memory, and before Linux 6.13 two of the process's 65530 mappings. The
+    handler ``guard`` is a ``Guard()``.
     """
 
     __slots__ = ()
@@ -268,19 +275,19 @@ class Guard(Strategy):
 
     @property
     def misuses(self) -> int:
-        """How often misuse was found when a block was freed or resized. A fault is not counted: few survive one."""
+        """How often misuse was found when a block was freed or resized; without faults, which end most processes."""
         return self._misuses()
 
 
 class SharedMemory(Strategy):
-    """Each block in a file of memory of its own (``memfd``), which another process can map without a copy.
+    """Each block in a memory file of its own (``memfd``), which another process can map without a copy.
 
-    ``ctxalloc.shared_memory_of(array)`` tells the descriptor and offset of an array or a view.
+    ``ctxalloc.shared_memory_of(array)`` returns the descriptor and offset of an array or a view.
 
-    Each block costs some ten microseconds, whole pages, and a descriptor while it lives (``ulimit -n``); without one,
-    MemoryError is raised. So: for a few large arrays. After ``os.fork`` parent and child write to the *same* memory,
-    other than under every other strategy; each may let go of it by itself. Resizing an array may move it to another
-    descriptor.
+    Use it for a few large arrays: each block takes some ten microseconds, whole pages, and a file descriptor while it
+    lives (``ulimit -n``); if there is none left, MemoryError is raised. Unlike under any other strategy, parent and
+    child write to the *same* memory after ``os.fork``; each may free it independently. Resizing an array may move it to
+    another descriptor.
     """
 
     __slots__ = ()
@@ -299,15 +306,16 @@ class Callbacks(Strategy):
         void *realloc(void *ctx, void *ptr, size_t new_size);
         void free(void *ctx, void *ptr, size_t size);
 
-    Each is an address, anything with an ``address`` (a numba ``cfunc``), or a ctypes function; from cffi it is
-    ``int(ffi.cast("uintptr_t", function))``. Objects are kept as long as the strategy; a handler's is kept for ever.
-    ``free`` gets the true size of each block, other than from NumPy. ``align``: what every block is aligned to, that of
-    ``realloc`` too; 1 says that nothing is known. A new block that is less aligned is a MemoryError.
+    Each is an address, an object with an ``address`` (a numba ``cfunc``), or a ctypes function; for one of cffi's give
+    ``int(ffi.cast("uintptr_t", function))``. The objects are kept as long as the strategy, and that of a handler for
+    ever. ``free`` gets the true size of each block, which NumPy does not promise. ``align``: the alignment in bytes of
+    every block, also after ``realloc``; 1 if nothing is known. MemoryError: a new block is less aligned than that.
 
-    What is at an address cannot be checked: a wrong one crashes the process. It must stay callable for ever, on any
-    thread, several at once, without the GIL, in a child of ``fork``, and while Python exits. A ctypes function may be
-    Python's, so it is called with the GIL, and not any more when Python exits: what is alive then is never freed. To
-    call C without the GIL, give its address: ``ctypes.cast(function, ctypes.c_void_p).value``.
+    An address cannot be checked, and a wrong one crashes the process. The function there must be callable for ever, on
+    any thread, by several threads at once, without the GIL, in a child of ``fork``, and while Python exits. A ctypes
+    function may run Python code, so it is called with the GIL, and not at all once Python exits: blocks that are alive
+    then are never freed. To call a C function without the GIL, give its address:
+    ``ctypes.cast(function, ctypes.c_void_p).value``.
 
     RegistrationError (a ValueError): a function is None or NULL; all four are needed.
     """

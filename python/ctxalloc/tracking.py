@@ -1,6 +1,6 @@
-"""What is alive under a handler whose strategy is ``strategies.Tracked``: the handler ``tracked``, or one of your own.
+"""Which blocks are alive under a handler with a ``strategies.Tracked``: the handler ``tracked``, or one of your own.
 
-``Handler.live_blocks()`` lists the blocks; ``report`` groups a list; ``LeakCheck`` finds what a stretch of code left
+``Handler.live_blocks()`` lists them, ``report`` groups a list, ``LeakCheck`` finds those that a piece of code left
 behind.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["Block", "LeakCheck", "report"]
 
 
 class LeakCheck:
-    """Selects a tracked handler for a block of code, and lists what was made in it and outlives it.
+    """Selects a tracked handler for a ``with`` block, and lists the allocations made in it that outlive it.
 
     ::
 
@@ -23,9 +23,10 @@ class LeakCheck:
         del answer
         assert not leaks.blocks(), leaks.report()
 
-    ``handler`` is ``tracked`` unless you name another; with ``register("where", strategies.Tracked(traceback=5))`` the
-    report says where. Garbage in cycles is collected first, so that what is left is held by somebody. What other
-    threads and tasks make under the same handler meanwhile counts too. ValueError: the handler does not track.
+    ``handler`` is ``tracked`` by default; with one of ``register("where", strategies.Tracked(traceback=5))`` the report
+    says where the blocks were made. Garbage is collected first, so that something refers to whatever is left.
+    Allocations that other threads and tasks make under the same handler meanwhile count too. ValueError: the handler
+    does not track its blocks.
     """
 
     __slots__ = ("_before", "_handler", "_inside", "_scope")
@@ -33,7 +34,7 @@ class LeakCheck:
     def __init__(self, *, handler: Handler | str = "tracked") -> None:
         self._scope: Scope = use(handler)
         self._handler = self._scope.handler
-        self._handler.live_blocks()  # it says so if it knows none
+        self._handler.live_blocks()  # raises ValueError here if it tracks none
         self._before: frozenset[Block] = frozenset()
         self._inside: frozenset[Block] | None = None
 
@@ -55,11 +56,11 @@ class LeakCheck:
         return self._handler
 
     def blocks(self) -> list[Block]:
-        """What was made inside and is still alive now, the oldest first; inside, all of it so far."""
+        """The blocks that were made in the ``with`` block and are alive now, the oldest first."""
         gc.collect()
         alive = [block for block in self._handler.live_blocks() if block not in self._before]
         return alive if self._inside is None else [block for block in alive if block in self._inside]
 
     def report(self) -> str:
-        """The same, grouped by where they were made, as text."""
+        """The same blocks as text, grouped by where they were made."""
         return report(self.blocks())

@@ -1,11 +1,11 @@
-//! The first step of an asynchronous generator of which the event loop must not know.
+//! The first step of an asynchronous generator that the event loop must not learn of.
 
 use pyo3::intern;
 use pyo3::prelude::*;
 
-/// ``anext(body)`` with no hooks of asynchronous generators meanwhile: the thread's own are there again when it returns.
+/// ``anext(body)`` while the thread has no hooks for asynchronous generators; it gets its own back before this returns.
 ///
-/// Here and not in Python, where an exception of a signal handler (KeyboardInterrupt) may come between any two
+/// This is Rust because a signal handler's exception (KeyboardInterrupt) may interrupt Python code between any two
 /// instructions, and would leave the thread without its hooks.
 #[pyfunction]
 #[pyo3(name = "_anext_unhooked", signature = (body, /))]
@@ -15,7 +15,7 @@ pub(super) fn anext_unhooked<'py>(body: &Bound<'py, PyAny>) -> PyResult<Bound<'p
     let hooks = sys.call_method0(intern!(py, "get_asyncgen_hooks"))?;
     let (first, last) = (hooks.get_item(0)?, hooks.get_item(1)?);
     let set = sys.getattr(intern!(py, "set_asyncgen_hooks"))?;
-    // From here on C functions alone, in which no signal handler runs.
+    // From here on only C functions run, and Python calls no signal handler in them.
     set.call1((py.None(), py.None()))?;
     let step = body.call_method0(intern!(py, "__anext__"));
     set.call1((first, last))?;

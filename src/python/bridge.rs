@@ -1,7 +1,7 @@
-//! Crossings one and three: synchronous code that goes from Python into Rust, or from Rust into Python.
+//! Crossings one and three: synchronous code that calls from Python into Rust, or from Rust into Python.
 //!
-//! On a Python thread NumPy's ContextVar is the truth, in Rust the thread-local is; here, and in `asyncio.rs`,
-//! the one becomes the other for a stretch of code, and nowhere else.
+//! On a Python thread NumPy's ContextVar is the selection, in Rust a thread-local is. Only here and in `asyncio` is the
+//! value of one given to the other, for a stretch of code.
 
 use super::exit;
 use super::foreign::handler_in;
@@ -39,7 +39,7 @@ pub fn scope<R>(py: Python<'_>, work: impl FnOnce() -> R) -> PyResult<R> {
 }
 
 /// Crossing three, a Rust task attaches to Python: [`Python::attach`], with the running context's handler selected
-/// in this thread's Python context until `work` is over.
+/// in this thread's Python context while `work` runs.
 ///
 /// Where Rust has selected nothing, Python's own selection stays. What `work` selects in Python ends with it.
 ///
@@ -50,14 +50,14 @@ pub fn scope<R>(py: Python<'_>, work: impl FnOnce() -> R) -> PyResult<R> {
 /// ```
 ///
 /// # Panics
-/// Where Python is not running, or shutting down (then without a report); see [`try_attach`]. Where NumPy cannot be
-/// imported.
+/// Where Python is not running, or is shutting down (then no panic hook is called); see [`try_attach`]. Where NumPy
+/// cannot be imported.
 pub fn attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> R {
     let attached = exit::try_attach(|py| with_selection(py, &Context::copy_current(), work));
     attached.unwrap_or_else(|| exit::unwind()).expect("NumPy was imported by `init`")
 }
 
-/// [`attach`], or `None` where Python is not running or shutting down.
+/// [`attach`], or `None` where Python is not running or is shutting down.
 pub fn try_attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
     exit::try_attach(|py| with_selection(py, &Context::copy_current(), work).ok()).flatten()
 }
@@ -69,13 +69,13 @@ pub(super) fn with_selection<'py, R>(
     work: impl FnOnce(Python<'py>) -> R,
 ) -> PyResult<R> {
     let numpy = Numpy::get(py)?;
-    // Where Rust has no wish Python's own selection is selected once more, so that what `work` does to it ends too.
+    // Where Rust has selected nothing, Python's own selection is set once more: so what `work` selects ends with it.
     let capsule = if context.is_unset() { numpy.current_capsule(py)? } else { capsule_of(py, context.handler())? };
-    let _restored = Restored { numpy, token: numpy.selection().set(numpy, &capsule)? };
+    let _restored = Restored { numpy, token: numpy.selection().set(&capsule)? };
     Ok(work(py))
 }
 
-/// Puts the Python context's selection back, also when `work` panics.
+/// Restores the Python context's selection when it is dropped, also when `work` panics.
 struct Restored<'py> {
     numpy: &'static Numpy,
     token: Bound<'py, PyAny>,
@@ -83,8 +83,9 @@ struct Restored<'py> {
 
 impl Drop for Restored<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.numpy.selection().reset(self.numpy, &self.token) {
-            // Only if `work` left the thread in another Context than it found, which Python's API does not allow.
+        if let Err(error) = self.numpy.selection().reset(&self.token) {
+            // Happens only if `work` left the thread in another Context than it found, which Python's API does not
+            // allow.
             error.write_unraisable(self.token.py(), None);
         }
     }

@@ -1,11 +1,11 @@
-//! `Callbacks` from Python: four addresses, or ctypes functions that lead back into Python.
+//! `Callbacks` from Python: four addresses of C functions, or ctypes functions, which may call back into Python.
 //!
-//! Functions that are Python's can only be called while it runs. Once it exits their blocks stay where they are: the
-//! process is ending, and the modules that they would use are being taken apart.
+//! A function that runs Python code can be called only while Python runs. When Python exits its blocks are not freed
+//! any more: the process is ending, and the modules that the function would use are being taken apart.
 #![allow(unsafe_code, reason = "addresses become functions")]
 
 use super::exit;
-use super::strategies::{Options, no_bool};
+use super::options::{Options, no_bool};
 use crate::strategy::{CallbackFunctions, Callbacks, Strategy};
 use pyo3::prelude::*;
 use std::ffi::c_void;
@@ -17,25 +17,26 @@ use std::sync::Arc;
 pub(super) fn callbacks(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
     let at = |name| address(options, name);
     let (ctx, malloc, calloc, realloc, free) = (at("ctx")?, at("malloc")?, at("calloc")?, at("realloc")?, at("free")?);
-    // SAFETY: whoever gave the addresses vouches for what is there; the class says so.
+    // SAFETY: the class demands that each address is 0 or that of a C function with this signature.
     let functions = unsafe { CallbackFunctions::at(ctx, malloc, calloc, realloc, free) };
     let align = options.maybe_size("align")?.unwrap_or(1);
-    // SAFETY: the duties are written down in the class, for whoever has addresses of C functions. The objects behind them
-    // are kept below, and those that are Python's are called as these want to be.
+    // SAFETY: the class states what `Callbacks` requires of the functions, and whoever gives an address promises it.
+    // The objects that own the functions are kept below; functions that may run Python code are called attached
+    // (`OfObjects`).
     let callbacks = unsafe { Callbacks::new(functions, align) }?;
     let Some(objects) = options.given("keep")? else { return Ok(Arc::new(callbacks)) };
     let in_python = options.maybe_flag("in_python")?.unwrap_or(false);
     Ok(Arc::new(OfObjects { callbacks, in_python, _objects: objects.unbind() }))
 }
 
-/// An address that C code gave out; NULL where there is none.
+/// The address in an option; NULL if it was not given.
 fn address(options: &Options<'_, '_>, name: &str) -> PyResult<*mut c_void> {
     let address = options.maybe(name, "an address, an int from 0 up", |value| no_bool(value)?.extract::<usize>())?;
     Ok(std::ptr::with_exposed_provenance_mut(address.unwrap_or(0)))
 }
 
-/// Functions of Python objects, which live as long as the strategy: a handler's is for ever. Where they are Python's they
-/// are called attached, and not any more when Python exits.
+/// Callbacks whose functions belong to Python objects, which live as long as the strategy. Functions that may run
+/// Python code are called attached, and not at all when Python exits.
 struct OfObjects {
     callbacks: Callbacks,
     in_python: bool,
@@ -52,7 +53,8 @@ impl OfObjects {
     }
 }
 
-// SAFETY: what is not refused is the upstream's; a refusal changes nothing, and a block that is not released stays.
+// SAFETY: every call is passed on to `Callbacks`, which keeps the contract, or refused. A refused allocation or resize
+// changes nothing, and a block whose release is refused stays allocated.
 unsafe impl Strategy for OfObjects {
     fn alignment(&self) -> usize {
         self.callbacks.alignment()
@@ -67,12 +69,13 @@ unsafe impl Strategy for OfObjects {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: `block` is one of `callbacks`, which made all blocks of this strategy, and not in use during the
+        // call.
         self.call(|callbacks| unsafe { callbacks.resize(block, new_size_bytes) })?
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: `block` is one of `callbacks`, which made all blocks of this strategy, and is never used again.
         let _ = self.call(|callbacks| unsafe { callbacks.release(block) });
     }
 }

@@ -1,5 +1,7 @@
-//! From [`Error`] to exceptions. The one place: out of memory is a MemoryError, misuse a ValueError or a RuntimeError.
+//! Turns [`Error`] into exceptions, here and nowhere else: out of memory is a MemoryError, misuse a ValueError or a
+//! RuntimeError.
 
+use super::text::type_name;
 use crate::error::Error;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -14,24 +16,24 @@ import_exception!(ctxalloc._errors, RustPanic);
 import_exception!(ctxalloc._errors, BudgetExceeded);
 import_exception!(ctxalloc._errors, RequestEnded);
 
-/// Finds the classes above, while an import may fail and say so: later there may be an exception on its way, or no import
-/// any more, and pyo3 panics where it does not find one.
+/// Finds the classes above at import, where a failure can be reported. Later an exception may be pending, or Python may
+/// be shutting down; then an import fails, and pyo3 panics where it does not find a class.
 pub(super) fn import(py: Python<'_>) -> PyResult<()> {
     py.import("ctxalloc._errors")?;
     RegistrationError::type_object(py);
     UnknownHandlerError::type_object(py);
     RustPanic::type_object(py);
     BudgetExceeded::type_object(py);
+    RequestEnded::type_object(py);
     Ok(())
 }
 
-/// TypeError for an argument: which function, what it takes, and the type of what it got.
+/// A TypeError for an argument, which says what the function takes and the type of what it was given.
 pub(super) fn wrong_type(function: &str, wanted: &str, given: &Bound<'_, PyAny>) -> PyErr {
-    let kind = given.get_type().qualname().map_or_else(|_| "?".to_owned(), |name| name.to_string());
-    PyTypeError::new_err(format!("{function}() takes {wanted}, got '{kind}'"))
+    PyTypeError::new_err(format!("{function}() takes {wanted}, got '{}'", type_name(given)))
 }
 
-/// The str that an argument must be; else as [`wrong_type`].
+/// The text of an argument that must be a str; [`wrong_type`] for anything else.
 pub(super) fn text_of<'a>(function: &str, wanted: &str, given: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, str>> {
     given.cast::<PyString>().map_err(|_| wrong_type(function, wanted, given))?.to_cow()
 }

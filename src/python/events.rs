@@ -1,11 +1,13 @@
 //! The event hook from Python: `ctxalloc.set_event_hook`.
 //!
-//! A Python hook is [`call`] with the callable as its user data: the hook owns a reference. A hook from C comes back from
-//! `set_event_hook` in a capsule, which it takes again: whoever sets a hook for a while can put the old one back.
+//! A Python hook is the C function [`call`] with the callable as its user data, to which the hook owns a reference.
+//! `set_event_hook` returns a hook that C code set in a capsule, and accepts that capsule again: whoever sets a hook
+//! for a while can restore the one before.
 #![allow(unsafe_code, reason = "a C hook, and the references that it holds")]
 
-use super::pending::PutAside;
-use super::{bridge, exit};
+use super::pending::SetAside;
+use super::text::type_name;
+use super::{bridge, capsule, exit};
 use crate::handler::events::{EventHook, Hook, MOST_WATCHED, set_event_hook as set, unwatched};
 use pyo3::exceptions::{PyRuntimeWarning, PyTypeError};
 use pyo3::ffi;
@@ -13,20 +15,21 @@ use pyo3::prelude::*;
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a C hook is wrapped in on its way through Python.
+/// The name of the capsule in which a C hook passes through Python.
 const CAPSULE: &CStr = c"ctxalloc.event_hook";
 
-/// Has ``hook(inp, outp, size)`` called for every block that any handler makes, resizes or frees; None ends it.
+/// Calls ``hook(inp, outp, size)`` for every block that any handler makes, resizes or frees; None ends that.
 ///
-/// A new block: ``(None, address, size)``, and ``(None, None, size)`` where there was no memory. A resized one:
-/// ``(old_address, new_address, size)``. One that is about to be freed: ``(address, None, 0)``; no other block has its
-/// address before the hook returns. NumPy's arrays under every handler, its own
-/// default included, and Rust's Buffers are all told; threads without Python wait for the GIL to tell. What the hook
-/// itself allocates or frees is not told. An exception in it goes to ``sys.unraisablehook``.
+/// A new block: ``(None, address, size)``, or ``(None, None, size)`` if there was no memory. A resized one:
+/// ``(old_address, new_address, size)``. One that is about to be freed: ``(address, None, 0)``; no other block gets its
+/// address before the hook returns. Sizes are in bytes. The hook is called for NumPy's arrays under every handler,
+/// NumPy's default included, and for Rust's Buffers; a thread that is not attached to Python waits for the GIL to call
+/// it. It is not called for what it allocates or frees itself. An exception in it goes to ``sys.unraisablehook``.
 ///
-/// Returns the hook that was there before, or None. (One that C code set comes in a capsule, which can be set again.)
-/// TypeError: neither callable nor None. RuntimeWarning: there are handlers of whose arrays it will hear nothing, see
-/// the C guide::
+/// Returns the hook before, or None. A hook that C code set is returned in a capsule, which can be set again.
+///
+/// TypeError: neither a callable nor None. RuntimeWarning: the hook is not called for arrays of some handlers, which
+/// the message lists; the C guide says why::
 ///
 ///     >>> events = []
 ///     >>> before = ctxalloc.set_event_hook(lambda *event: events.append(event))
@@ -41,18 +44,19 @@ pub(super) fn set_event_hook<'py>(
     py: Python<'py>,
     hook: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    // A foreign handler that C selected is in the table from now on: the hook is to hear of it.
+    // Takes a foreign handler that C code selected into the table, so that the hook hears of its blocks.
     bridge::current(py)?;
     let hook = hook.map(to_c).transpose()?;
-    // SAFETY: `call` may be called by any thread that is attached, for ever; what a capsule of ours holds was a hook.
+    // SAFETY: any attached thread may call `call`, at any time. A hook from one of our capsules was accepted before,
+    // from whoever promised the same of it.
     let before = unsafe { set(hook) };
     let before = before.map(|before| from_c(py, before)).transpose()?;
-    let deaf = unwatched();
-    if !deaf.is_empty() {
+    let unheard = unwatched();
+    if !unheard.is_empty() {
         let message = format!(
-            "the event hook hears nothing of NumPy arrays in these handlers: {}; their structs are read-only, or they are \
-             past the first {MOST_WATCHED} foreign ones",
-            deaf.join(", ")
+            "the event hook is not called for NumPy arrays of these handlers: {}; their structs are read-only, or they \
+             are not among the first {MOST_WATCHED} foreign ones",
+            unheard.join(", ")
         );
         let message = CString::new(message).expect("names have no NUL");
         PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)?;
@@ -61,42 +65,39 @@ pub(super) fn set_event_hook<'py>(
 }
 
 fn to_c(hook: Bound<'_, PyAny>) -> PyResult<Hook> {
-    // SAFETY: any object may be asked; anything but a capsule of this name gives 0.
-    if unsafe { ffi::PyCapsule_IsValid(hook.as_ptr(), CAPSULE.as_ptr()) } != 0 {
-        // SAFETY: a valid capsule of this name, which only `from_c` makes.
-        let function = unsafe { ffi::PyCapsule_GetPointer(hook.as_ptr(), CAPSULE.as_ptr()) };
-        // SAFETY: as above.
-        let user_data = unsafe { ffi::PyCapsule_GetContext(hook.as_ptr()) };
-        // SAFETY: `from_c` put a hook's function there.
-        let function = unsafe { std::mem::transmute::<*mut c_void, EventHook>(function) };
+    if let Some(function) = capsule::pointer_in(&hook, CAPSULE) {
+        // SAFETY: only `from_c` makes capsules of this name: around a hook's function, with its user data as the
+        // context.
+        let (function, user_data) = unsafe {
+            let function = std::mem::transmute::<*mut c_void, EventHook>(function.as_ptr());
+            (function, ffi::PyCapsule_GetContext(hook.as_ptr()))
+        };
         return Ok(Hook { function, user_data });
     }
     if !hook.is_callable() {
-        let kind = hook.get_type().qualname()?;
         return Err(PyTypeError::new_err(format!(
-            "an event hook is a callable(inp, outp, size) or None, which ends it; got '{kind}'"
+            "an event hook is a callable(inp, outp, size) or None, which ends it; got '{}'",
+            type_name(&hook)
         )));
     }
     Ok(Hook { function: call, user_data: hook.into_ptr().cast() })
 }
 
-/// The hook that was taken out: the callable, whose reference the caller gets, or a capsule around a C hook.
+/// The Python object for a hook that was replaced: the callable, or a capsule around a C hook.
 fn from_c(py: Python<'_>, hook: Hook) -> PyResult<Bound<'_, PyAny>> {
     if std::ptr::fn_addr_eq(hook.function, call as EventHook) {
         let callable: *mut ffi::PyObject = hook.user_data.cast();
         if !runs_with_the_gil(py)? {
-            // A thread may have read the hook and not called it yet: this reference stays for it.
-            // SAFETY: a callable that the hook held; attached.
+            // Another thread may have read the hook and be about to call it: one reference is left for it, and never
+            // dropped.
+            // SAFETY: the callable is alive, as the hook still owns a reference; attached.
             unsafe { ffi::Py_INCREF(callable) };
         }
-        // SAFETY: the reference that the hook held.
+        // SAFETY: the reference that the hook owned, which is ours now that the hook was replaced.
         return Ok(unsafe { Bound::from_owned_ptr(py, callable) });
     }
-    // SAFETY: a function is not NULL, the name is static, no destructor.
-    let capsule = unsafe { ffi::PyCapsule_New(hook.function as *mut c_void, CAPSULE.as_ptr(), None) };
-    // SAFETY: a new reference, or NULL with an exception set.
-    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?;
-    // SAFETY: a capsule; any pointer may be its context.
+    let capsule = capsule::new(py, hook.function as *const c_void, CAPSULE)?;
+    // SAFETY: a capsule; its context may be any pointer.
     unsafe { ffi::PyCapsule_SetContext(capsule.as_ptr(), hook.user_data) };
     Ok(capsule)
 }
@@ -108,29 +109,32 @@ fn runs_with_the_gil(py: Python<'_>) -> PyResult<bool> {
     }
 }
 
-/// The C hook behind a Python one.
+/// The C hook that calls a Python one.
 ///
 /// # Safety
-/// - attached; `user_data` is a callable that the hook holds.
+/// - this thread is attached to Python;
+/// - `user_data` is the callable to which the hook owns a reference.
 unsafe extern "C" fn call(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, user_data: *mut c_void) {
     if exit::is_closed() {
         return;
     }
-    // SAFETY: attached, says the caller.
-    let py = unsafe { Python::assume_attached() };
-    // SAFETY: a callable that the hook holds until it is replaced, which needs what we hold.
-    let hook = unsafe { Bound::from_borrowed_ptr(py, user_data.cast()) };
-    // An array may die while an exception is on its way.
-    let _pending = PutAside::new(py);
+    // SAFETY: attached, by contract. The callable stays alive during the call: replacing the hook takes the GIL, or
+    // leaves a reference where there is none (`from_c`); and `hook` is one more.
+    let (py, hook) = unsafe {
+        let py = Python::assume_attached();
+        (py, Bound::from_borrowed_ptr(py, user_data.cast()))
+    };
+    // An array may be freed while an exception is pending.
+    let _pending = SetAside::new(py);
     let address = |block: *mut c_void| (!block.is_null()).then(|| block.addr());
-    // A panic of Rust that the hook called comes out of pyo3 as a panic again. It was reported, and must not reach C.
-    let told = catch_unwind(AssertUnwindSafe(|| {
+    // pyo3 turns a Rust panic inside of the hook into a panic here again. It was reported, and must not unwind into C.
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
         if let Err(error) = hook.call1((address(inp), address(outp), size_bytes)) {
             error.write_unraisable(py, Some(&hook));
         }
     }));
-    if let Err(payload) = told {
-        // What a panic carries may itself panic when it is dropped: it stays.
+    if let Err(payload) = outcome {
+        // The payload may panic when it is dropped, so it is not.
         std::mem::forget(payload);
     }
 }

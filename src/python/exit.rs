@@ -1,8 +1,8 @@
-//! The gate through which Rust threads enter Python, closed before the interpreter goes down.
+//! The gate through which Rust threads attach to Python; it is closed before the interpreter shuts down.
 //!
-//! A tokio worker that attaches, or is attached, while the interpreter is being torn down takes the process with it
-//! (CPython up to 3.13 ends such threads in the middle of their Rust frames). So an `atexit` function, which runs
-//! while everything still works, closes the gate and waits for those inside. Each copy of this crate has its own.
+//! A tokio worker that is attached, or attaches, while the interpreter is torn down crashes the process: CPython up to
+//! 3.13 ends such threads in the middle of their Rust frames. So an `atexit` function, which runs while everything
+//! still works, closes the gate and waits for the threads inside. Each copy of this crate has a gate of its own.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
@@ -12,27 +12,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How many threads are inside, and whether the gate is closed.
+/// How many threads are inside, and in the highest bit whether the gate is closed.
 static GATE: AtomicUsize = AtomicUsize::new(0);
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-/// How long an exiting interpreter waits for threads inside of the gate. Whoever needs longer is left to CPython,
-/// as daemon threads are.
+/// How long an exiting interpreter waits for the threads inside. A thread that needs longer is treated by CPython as a
+/// daemon thread is.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// This thread is inside already, or may pass at any time: the one that closed the gate runs the interpreter.
+    /// Set while this thread is inside, and for ever on the thread that closed the gate, which runs the interpreter: it
+    /// may always pass.
     static PASSES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// [`Python::try_attach`] until Python exits; then `None`, for ever.
+/// [`Python::try_attach`] until Python exits, and `None` from then on.
 pub(super) fn try_attach<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
-    let _inside = Inside::enter()?;
+    let _inside = Inside::pass()?;
     Python::try_attach(work)
 }
 
-/// As [`try_attach`], but for everybody, the exiting thread too: for work that needs an interpreter as it was, with its
-/// modules.
+/// As [`try_attach`], but `None` on the exiting thread too: for work that needs Python's modules intact.
 pub(super) fn try_attach_before_exit<R>(work: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
     if is_closed() {
         return None;
@@ -40,13 +40,13 @@ pub(super) fn try_attach_before_exit<R>(work: impl for<'py> FnOnce(Python<'py>) 
     try_attach(work)
 }
 
-/// Whether the interpreter is on its way out.
+/// Whether the interpreter is shutting down.
 pub(super) fn is_closed() -> bool {
     GATE.load(Ordering::Acquire) & CLOSED != 0
 }
 
-/// For a thread that cannot go on without Python: a panic, which is nobody's fault if the gate is closed and then
-/// reaches no panic hook.
+/// Panics, for a thread that cannot go on without Python. If the gate is closed that is nobody's mistake, so no panic
+/// hook is called.
 #[cold]
 pub(super) fn unwind() -> ! {
     const MESSAGE: &str = "Python is not running in this process, or is shutting down";
@@ -56,18 +56,19 @@ pub(super) fn unwind() -> ! {
     resume_unwind(Box::new(MESSAGE))
 }
 
-/// A thread that went through the gate.
+/// Exists while a thread is inside.
 struct Inside {
-    /// Whether it was counted: not where the thread passed before.
+    /// Whether this one counted the thread: not if the thread was inside already.
     counted: bool,
 }
 
 impl Inside {
-    fn enter() -> Option<Self> {
+    fn pass() -> Option<Self> {
         if PASSES.get() {
             return Some(Self { counted: false });
         }
-        // Counting and asking are one step: whoever is not refused here is waited for in `close`.
+        // One atomic step counts the thread and reads the bit, so `close` waits for every thread that was not refused
+        // here.
         if GATE.fetch_add(1, Ordering::AcqRel) & CLOSED != 0 {
             GATE.fetch_sub(1, Ordering::AcqRel);
             return None;
@@ -86,7 +87,7 @@ impl Drop for Inside {
     }
 }
 
-/// Has the gate closed when the interpreter exits. Called once for each copy of this crate.
+/// Registers `close` with `atexit`, and `count_anew` for children of `fork`. Called once by each copy of this crate.
 pub(super) fn close_at_exit(py: Python<'_>) -> PyResult<()> {
     let close = PyCFunction::new_closure(py, None, None, |arguments, _| arguments.py().detach(close))?;
     py.import("atexit")?.call_method1("register", (close,))?;
@@ -96,18 +97,18 @@ pub(super) fn close_at_exit(py: Python<'_>) -> PyResult<()> {
     py.import("os")?.call_method("register_at_fork", (), Some(&options)).map(drop)
 }
 
-/// Refuses newcomers and waits for those inside, who may need the GIL to get out: the caller has let go of it.
+/// Closes the gate and waits for the threads inside. They may need the GIL to get out, so the caller must not hold it.
 fn close() {
     let begun = Instant::now();
     PASSES.set(true);
     GATE.fetch_or(CLOSED, Ordering::AcqRel);
-    // Acquire pairs with the AcqRel of those who leave.
+    // Acquire pairs with the AcqRel of each thread that leaves.
     while GATE.load(Ordering::Acquire) != CLOSED && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }
 }
 
-/// In the child of a fork there is one thread, whoever was inside in the parent.
+/// In a child of `fork` only the forking thread exists, whichever threads were inside in the parent.
 fn count_anew() {
     let closed = GATE.load(Ordering::Relaxed) & CLOSED;
     GATE.store(closed + usize::from(PASSES.get()), Ordering::Relaxed);

@@ -1,12 +1,12 @@
-//! Something of a Python module that is looked up once.
+//! An attribute of a Python module that is looked up once.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-/// `module.name`, kept from the first use on.
+/// `module.name`, looked up at its first use and kept.
 ///
-/// Found outside of the cell, which is filled in one step: an import lets other threads run, and one of them may fork. In
-/// a child that was born in the middle of a look-up inside of the cell everybody would wait for it.
+/// It is found before the cell is filled. An import lets other threads run, and one of them may fork: if the cell were
+/// being filled then, every thread of the child that needs it would wait for ever.
 pub(super) struct Imported {
     module: &'static str,
     name: &'static str,

@@ -1,20 +1,20 @@
-//! Questions: which handler is current, which one owns this array, which ones are there.
+//! The functions that look up, list, register and adopt handlers, and that tell which one owns an array.
 
 use super::errors::{text_of, wrong_type};
 use super::foreign::{adopt_capsule, handler_in};
 use super::handler::PyHandler;
+use super::lookup::handler_named;
 use super::numpy::Numpy;
 use super::strategies::{PyStrategy, class_of_strategies};
-use super::usm;
-use crate::handler::{Handler, handler as handler_named, handlers as all, register as enter, unknown};
+use crate::handler::{self as table, Handler};
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-/// The handler that the next array of the running context will live in: what NumPy's own ContextVar holds.
+/// The handler of the next array that the running context makes: the value of NumPy's own ContextVar.
 ///
-/// A foreign handler, which C code selected, is taken into the table when it is first seen.
+/// A foreign handler, selected by C code, is taken into the table when it is first seen.
 #[pyfunction]
 pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyHandler>> {
     PyHandler::of(py, super::bridge::current(py)?)
@@ -22,24 +22,24 @@ pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyHandler>> {
 
 /// The handler with that name.
 ///
-/// UnknownHandlerError (a ValueError) lists the names there are.
+/// UnknownHandlerError (a ValueError): there is none; the message lists the names that there are.
 #[pyfunction]
 #[pyo3(signature = (name, /))]
 pub(super) fn handler<'py>(name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyHandler>> {
     let py = name.py();
     let name = text_of("handler", "the name of a handler, a str", name)?;
-    PyHandler::of(py, usm::handler_named(py, &name)?.ok_or_else(|| unknown(&name))?)
+    PyHandler::of(py, handler_named(py, &name)?)
 }
 
-/// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and what came since;
-/// not those of requests.
+/// All handlers, in the order in which they were registered: the built-in ones, NumPy's default, and those that a
+/// program added. Handlers of requests are not among them.
 #[pyfunction]
 pub(super) fn handlers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyHandler>>> {
-    all().map(|handler| PyHandler::of(py, handler)).collect()
+    table::handlers().map(|handler| PyHandler::of(py, handler)).collect()
 }
 
-/// Registers a strategy under a name, for ever: handlers must outlive every array that they made. So a program
-/// registers a few when it starts, and not one for each piece of work::
+/// Registers a strategy under a name, for ever: a handler must outlive every array that it made. So a program registers
+/// a few handlers when it starts, not one for each piece of work::
 ///
 ///     >>> ctxalloc.register("page", ctxalloc.strategies.Aligned(align=4 * ctxalloc.KiB))
 ///     <ctxalloc.Handler "page": Aligned(align=4096), version 1>
@@ -53,7 +53,7 @@ pub(super) fn register<'py>(name: &Bound<'py, PyAny>, strategy: &Bound<'py, PyAn
         Ok(strategy) => strategy.get().strategy(),
         Err(_) => return Err(no_strategy(&text, strategy)),
     };
-    PyHandler::of(name.py(), enter(&text, strategy)?)
+    PyHandler::of(name.py(), table::register(&text, strategy)?)
 }
 
 fn no_strategy(name: &str, given: &Bound<'_, PyAny>) -> PyErr {
@@ -66,13 +66,13 @@ fn no_strategy(name: &str, given: &Bound<'_, PyAny>) -> PyErr {
     }
 }
 
-/// Takes a foreign handler into the table: any capsule ``mem_handler`` that ``PyDataMem_SetHandler`` would take.
+/// Takes a foreign handler into the table: any capsule ``mem_handler`` that ``PyDataMem_SetHandler`` accepts.
 ///
-/// ``name`` is its name in the table, instead of its own. The capsule is kept for ever. The same capsule, or another
-/// one around the same struct, is the same Handler.
+/// ``name`` is its name in the table, instead of its own. The capsule is kept for ever. Adopting the same capsule
+/// again, or another one around the same struct, returns the same Handler.
 ///
-/// TypeError: no capsule. ValueError: a capsule of another name. RegistrationError (a ValueError): the name is taken or
-/// impossible, the struct lacks a function, or it is in the table under another name.
+/// TypeError: not a capsule. ValueError: a capsule with another name. RegistrationError (a ValueError): the name is
+/// taken or invalid, the struct lacks a function, or it is in the table under another name.
 #[pyfunction]
 #[pyo3(signature = (capsule, /, *, name = None))]
 pub(super) fn adopt<'py>(
@@ -85,7 +85,8 @@ pub(super) fn adopt<'py>(
 
 /// The handler that owns an array's bytes: its own, or that of the array it is a view of.
 ///
-/// None where no handler does: memory from a file map, a buffer, a pickle, or another library. TypeError: no ndarray::
+/// None where no handler does: memory of a mapped file, a buffer, a pickle, or another library. TypeError: not an
+/// ndarray::
 ///
 ///     >>> with ctxalloc.use("aligned64"):
 ///     ...     array = numpy.ones((10, 10))
@@ -96,11 +97,11 @@ pub(super) fn adopt<'py>(
 #[pyfunction]
 #[pyo3(signature = (arr, /))]
 pub(super) fn handler_of<'py>(arr: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyHandler>>> {
-    // While `arr` is here its block is, and holds its request.
+    // A request's handler stays valid meanwhile: `arr` keeps its block, and the block holds the request.
     owner_of(arr)?.map(|handler| PyHandler::of(arr.py(), handler)).transpose()
 }
 
-/// [`handler_of`], without an object for it.
+/// [`handler_of`] without the Python object.
 pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     let numpy = Numpy::get(arr.py())?;
     if !numpy.is_array(arr) {
@@ -123,8 +124,8 @@ pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
     }
 }
 
-/// Whether this is what stands between an array and its strided view (`as_strided`, `sliding_window_view`): NumPy's own
-/// class, and no other that is called so (whose `base` could lead round in a circle).
+/// Whether this object is what links a strided view (`as_strided`, `sliding_window_view`) to its array. It must be
+/// NumPy's own class: the `base` of another class with that name could lead in a circle.
 fn is_numpys_dummy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     const NAME: &str = "DummyArray";
     let kind = object.get_type();
@@ -140,30 +141,31 @@ fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<
     if numpy.knows_array_handlers() {
         return numpy.capsule_of(array)?.map(|capsule| handler_in(&capsule)).transpose();
     }
-    // An array object laid out in another way than NumPy's headers say: by the name that NumPy itself tells.
+    // The array object is not laid out as NumPy's headers say: ask NumPy for the handler's name instead.
     let name: Option<String> = numpy.multiarray(array.py()).call_method1("get_handler_name", (array,))?.extract()?;
-    Ok(name.and_then(|name| handler_named(&name)))
+    Ok(name.and_then(|name| table::handler(&name)))
 }
 
-/// The descriptor, offset and size of the SharedMemory block in which an address lies; None for other addresses.
+/// The file descriptor of the SharedMemory block that an address is in, the offset of the address and the block's size,
+/// both in bytes. None for other addresses.
 #[pyfunction]
 #[pyo3(signature = (address, /))]
 pub(super) fn shared_memory_at(address: usize) -> Option<(i32, usize, usize)> {
     SharedMemory::locate(address).map(|found| (found.descriptor, found.offset_bytes, found.size_bytes))
 }
 
-/// NumPy's name for the handler of an array, or of the next array where None is given. None: the array owns no data.
+/// NumPy's own function of that name: the name of an array's handler, or without an array that of the current one.
 ///
-/// NumPy's own function of that name. ``handler_of()`` follows views to the array that owns the data.
+/// None: the array owns no data. ``handler_of()`` follows views to the array that does.
 #[pyfunction]
 #[pyo3(signature = (arr = None, /))]
 pub(super) fn get_handler_name<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     ask_numpy(py, "get_handler_name", arr)
 }
 
-/// NumPy's version of the handler of an array, or of the next array where None is given. None: it owns no data.
+/// NumPy's own function of that name: the version of an array's handler, or without an array that of the current one.
 ///
-/// NumPy's own function of that name.
+/// None: the array owns no data.
 #[pyfunction]
 #[pyo3(signature = (arr = None, /))]
 pub(super) fn get_handler_version<'py>(py: Python<'py>, arr: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {

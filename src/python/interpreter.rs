@@ -1,11 +1,11 @@
-//! What the table is told of Python: how to attach to it, and how tracemalloc hears of Buffers.
+//! What the table learns of Python: how to attach to it, and how tracemalloc is told of Buffers.
 //!
-//! NumPy tells tracemalloc of its arrays itself, in a domain of its own, whatever handler made them; [`DOMAIN`] is for
-//! what Rust and C own. Neither is counted twice.
+//! NumPy itself tells tracemalloc of its arrays, whatever handler made them, in a domain of its own. [`DOMAIN`] is for
+//! what Rust and C own, so that nothing is counted twice.
 #![allow(unsafe_code, reason = "CPython's C functions, found by name: in no limited API, but in every CPython")]
 
 use super::exit;
-use super::numpy::symbol;
+use super::symbol::symbol;
 use crate::handler::interpreter::is_there;
 use crate::sync::Made;
 use pyo3::exceptions::PyImportError;
@@ -14,16 +14,16 @@ use pyo3::prelude::*;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
-/// tracemalloc's domain of Buffers and of blocks from the C face: "cxal" in ASCII. NumPy's is 389047.
+/// tracemalloc's domain of Buffers and of blocks from the C API: "cxal" in ASCII. NumPy's is 389047.
 pub(super) const DOMAIN: c_uint = 0x6378_616c;
 
-/// ImportError unless this is the main interpreter: what Python gives us lives as long as the process. The package asks
-/// first, in `_main_interpreter.py`, before any class of ours is made; this is for builds of CPython where it cannot.
+/// ImportError unless this is the main interpreter: what we keep of Python is kept as long as the process. The package
+/// checks first, in `_main_interpreter.py`, before any class of ours is made; this check is for builds of CPython where
+/// that one cannot be made.
 pub(super) fn require_main() -> PyResult<()> {
-    // SAFETY: attached, as everybody is who imports a module.
-    let interpreter = unsafe { ffi::PyInterpreterState_Get() };
-    // SAFETY: the running interpreter. The main one has the number 0.
-    if unsafe { ffi::PyInterpreterState_GetID(interpreter) } == 0 {
+    // SAFETY: this thread is attached, as it is importing a module, so there is a running interpreter to ask.
+    let number = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+    if number == 0 {
         return Ok(());
     }
     Err(PyImportError::new_err(
@@ -31,7 +31,7 @@ pub(super) fn require_main() -> PyResult<()> {
     ))
 }
 
-/// Tells the table. Once, when the package is imported.
+/// Gives the table its two functions. Called once, when the package is imported.
 pub(super) fn announce(py: Python<'_>) -> PyResult<()> {
     let tracing: bool = py.import("tracemalloc")?.call_method0("is_tracing")?.extract()?;
     let tracer = Tracer::find(tracing).map(|tracer| TRACER.get_or_make(|| tracer));
@@ -39,28 +39,30 @@ pub(super) fn announce(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// Calls `run` attached to Python; not at all once Python exits.
+///
 /// # Safety
-/// - `run` may be called with `data` on this thread, now.
+/// - `run` may be called with `data`, on this thread, before this function returns.
 unsafe extern "C" fn attach(run: unsafe extern "C" fn(data: *mut c_void), data: *mut c_void) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: `run` is called once, with its `data`, on this thread, as this function's own contract allows.
     let _ = exit::try_attach(|_| unsafe { run(data) });
 }
 
 static TRACER: Made<Tracer> = Made::new();
 
-/// tracemalloc's functions, and how to see cheaply, without the GIL, that nobody traces.
+/// tracemalloc's functions, and what tells cheaply, without the GIL, that it is not tracing.
 struct Tracer {
     track: unsafe extern "C" fn(c_uint, usize, usize) -> c_int,
     untrack: unsafe extern "C" fn(c_uint, usize) -> c_int,
     get_allocator: unsafe extern "C" fn(c_int, *mut Allocator),
-    /// The `malloc` of CPython's raw domain without tracemalloc, which puts its own there; unknown where it traced
-    /// already when the package was imported.
+    /// The `malloc` of CPython's raw domain while tracemalloc is off: when it starts it puts its own there. None if it
+    /// was tracing already when the package was imported.
     untraced: Option<*mut c_void>,
 }
 
-// SAFETY: functions, and an address that is only compared.
+// SAFETY: C functions may be called from any thread, and `untraced` is compared, never read through.
 unsafe impl Send for Tracer {}
-// SAFETY: as above.
+// SAFETY: nothing in it changes after it is made.
 unsafe impl Sync for Tracer {}
 
 /// CPython's `PyMemAllocatorEx`.
@@ -99,33 +101,33 @@ impl Tracer {
     fn raw_malloc(&self) -> *mut c_void {
         const PYMEM_DOMAIN_RAW: c_int = 0;
         let mut allocator = MaybeUninit::uninit();
-        // SAFETY: fills the struct; may be called without the GIL.
-        unsafe { (self.get_allocator)(PYMEM_DOMAIN_RAW, allocator.as_mut_ptr()) };
-        // SAFETY: filled.
-        unsafe { allocator.assume_init_ref() }.malloc
+        // SAFETY: `PyMem_GetAllocator` may be called without the GIL, and writes all of the struct.
+        unsafe {
+            (self.get_allocator)(PYMEM_DOMAIN_RAW, allocator.as_mut_ptr());
+            allocator.assume_init_ref().malloc
+        }
     }
 
-    /// False where tracemalloc traces nothing for certain. True costs time and nothing else: others change that
-    /// function too.
+    /// False if tracemalloc is certainly off. True may be wrong, as others replace that `malloc` too; that costs only
+    /// time.
     fn may_trace(&self) -> bool {
         self.untraced != Some(self.raw_malloc())
     }
 }
 
-/// [`crate::handler::interpreter::Trace`]. Attaches only where somebody may trace.
+/// [`crate::handler::interpreter::Trace`]. It attaches only where tracemalloc may be on.
 unsafe extern "C" fn trace(block: *mut c_void, size_bytes: usize) {
     let Some(tracer) = TRACER.get() else { return };
     if exit::is_closed() || !tracer.may_trace() {
         return;
     }
-    // Whether they trace is their answer, of no interest here: -2 where not.
-    let _ = exit::try_attach(|_| {
+    // SAFETY: attached; both functions take any number as an address, and dereference none. What they return (-2 where
+    // tracemalloc is off) is of no use here.
+    let _ = exit::try_attach(|_| unsafe {
         if size_bytes > 0 {
-            // SAFETY: any address may be tracked; attached.
-            unsafe { (tracer.track)(DOMAIN, block.addr(), size_bytes) }
+            (tracer.track)(DOMAIN, block.addr(), size_bytes)
         } else {
-            // SAFETY: as above.
-            unsafe { (tracer.untrack)(DOMAIN, block.addr()) }
+            (tracer.untrack)(DOMAIN, block.addr())
         }
     });
 }

@@ -1,7 +1,7 @@
-//! The Python face: NumPy's ContextVar as the selection, and the crossings between it and Rust.
+//! The Python binding: NumPy's ContextVar as the selection, and the crossings between it and Rust.
 //!
-//! Two kinds of users. The package `ctxalloc` is the module [`_native`](self) built from here. And Rust
-//! extension modules of others call the functions below, one line for each crossing:
+//! It has two kinds of users. The package `ctxalloc` is built from here, as the module `ctxalloc._native`. And Rust
+//! extension modules of others call the functions below, one for each crossing:
 //!
 //! | crossing | function |
 //! | --- | --- |
@@ -10,26 +10,29 @@
 //! | a Rust task attaches to Python | [`attach`], [`try_attach`] |
 //! | a Rust task awaits a Python awaitable | [`into_future`] |
 //!
-//! Nothing else carries a handler across. An extension calls [`init`] in its `#[pymodule]` first, so that it uses
-//! the table of the package and not one of its own.
+//! Nothing else carries a handler across. An extension calls [`init`] first in its `#[pymodule]`, so that it uses the
+//! table of the package and not one of its own.
 
 mod asyncgen;
 mod asyncio;
 mod attached;
 mod bridge;
+mod budget;
 mod callbacks;
 mod capi;
+mod capsule;
 mod errors;
 mod events;
 mod exit;
 mod foreign;
 mod handler;
-mod held;
 mod imported;
 mod inspect;
 mod interpreter;
+mod lookup;
 mod module;
 mod numpy;
+mod options;
 mod pending;
 mod request;
 mod scope;
@@ -39,7 +42,10 @@ mod settings;
 mod shared;
 mod step;
 mod strategies;
+mod symbol;
+mod text;
 mod token;
+mod token_cell;
 mod tracked;
 mod usm;
 

@@ -16,15 +16,17 @@ use pyo3::prelude::*;
 
 /// Takes NumPy's default handler into the table under its own name, and makes it the default of Rust contexts too.
 ///
-/// NumPy's functions keep a cache that only the GIL protects. Rust, which may not hold it, goes to what is beneath
-/// them, the C heap; a block goes back the way it came, so the two never mix.
+/// NumPy's functions keep a cache that only the GIL protects. Rust code may not hold the GIL, so it uses what is
+/// beneath that cache, the C heap. The two never mix: whichever made a block also frees it.
 fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
     let capsule = Numpy::get(py)?.default_capsule(py);
-    let face = struct_in(capsule).ok_or_else(|| PyImportError::new_err("NumPy's default handler is no mem_handler"))?;
+    let c_struct = struct_in(capsule)
+        .ok_or_else(|| PyImportError::new_err("NumPy's default handler is not a capsule 'mem_handler'"))?;
     let system = handler("system").expect("built in");
     let extras = Extras { alignment: system.alignment(), ..Extras::default() };
-    // SAFETY: NumPy's struct is static; `system`'s functions may be called on any thread, with its alignment.
-    let default = unsafe { adopt(face, Reach::By(system), None, extras) }?;
+    // SAFETY: NumPy's struct is static. Rust calls `system`'s functions in its place, from any thread, and has their
+    // alignment.
+    let default = unsafe { adopt(c_struct, Reach::By(system), None, extras) }?;
     keep(default, capsule.clone().unbind());
     shared::use_default(default);
     Ok(())
@@ -34,6 +36,8 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
 mod _native {
     #[pymodule_export]
     use super::super::asyncgen::anext_unhooked;
+    #[pymodule_export]
+    use super::super::budget::PyBudget;
     #[pymodule_export]
     use super::super::events::set_event_hook;
     #[pymodule_export]
@@ -45,8 +49,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::super::request::{
-        PyBudget, PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, escaped_of, request,
-        request_metrics, stats_of,
+        PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, escaped_of, request, request_metrics,
+        stats_of,
     };
     #[pymodule_export]
     use super::super::settings::{configure, trim};
@@ -72,7 +76,7 @@ mod _native {
         exit::close_at_exit(py)?;
         interpreter::announce(py)?;
         scope_type::add_to(module)?;
-        module.add(shared::ATTRIBUTE, shared::capsule(py)?)?;
+        module.add(shared::ATTRIBUTE, shared::table_capsule(py)?)?;
         module.add("_C_API", capi::api(py)?)?;
         module.add("tracemalloc_domain", interpreter::DOMAIN)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -1,32 +1,17 @@
-//! NumPy's side, read by hand from its array-API capsule: the two functions that reach its ContextVar, its default
-//! handler, and where an array keeps its own. rust-numpy leaves these slots out.
+//! What we need of NumPy's C API, read by hand from its capsule `_ARRAY_API`: the two functions that reach its
+//! ContextVar, its default handler, and where an array keeps its own. rust-numpy leaves these slots out.
 #![allow(unsafe_code, reason = "NumPy's C API is a table of pointers")]
 
-use super::selection::Selection;
+use super::capsule;
+use super::selection::{Selection, SetHandler, SetHandlerFunction};
 use crate::handler::abi;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyType};
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
-
-/// `PyDataMem_SetHandler` of the process's NumPy.
-#[derive(Clone, Copy)]
-pub(super) struct SetHandler(SetHandlerFunction);
-
-type SetHandlerFunction = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
-
-impl SetHandler {
-    /// Selects a capsule in the running Context; returns the one that was there. NumPy checks the capsule's name.
-    pub(super) fn call<'py>(self, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: attached; a borrowed reference to any object, which NumPy checks.
-        let old = unsafe { (self.0)(capsule.as_ptr()) };
-        // SAFETY: a new reference, or NULL with an exception set.
-        unsafe { Bound::from_owned_ptr_or_err(capsule.py(), old) }
-    }
-}
 
 type GetHandler = unsafe extern "C" fn() -> *mut ffi::PyObject;
 
@@ -41,14 +26,13 @@ const WORDS_BEFORE_HANDLER: usize = 9;
 
 /// What this process's NumPy offers, found once.
 pub(super) struct Numpy {
-    set_handler: SetHandler,
     get_handler: GetHandler,
     default_handler: Py<PyAny>,
     ndarray: Py<PyType>,
-    /// `ndarray.base` itself: a subclass may have something else under that name.
+    /// The getter of `ndarray.base`: a subclass may have another attribute of that name.
     base: Py<PyAny>,
     multiarray: Py<PyAny>,
-    /// Where `mem_handler` stands in an array object, in bytes; `None` where a trial array had it elsewhere.
+    /// Offset of `mem_handler` in an array object, in bytes; `None` where a trial array did not have it there.
     handler_offset: Option<usize>,
     selection: Selection,
 }
@@ -66,7 +50,8 @@ impl Numpy {
 
     #[cold]
     fn first<'a>(py: Python<'_>, place: &'a PyOnceLock<Self>) -> PyResult<&'a Self> {
-        // Found outside of the cell: an import lets other threads run, and one of them may fork. Its child would wait here.
+        // Found before the cell is filled: an import lets other threads run, and one of them may fork. If the cell were
+        // being filled then, every thread of the child would wait for it for ever.
         let found = Self::find(py)?;
         Ok(place.get_or_init(py, || found))
     }
@@ -78,10 +63,9 @@ impl Numpy {
         let api = core("_multiarray_umath")?.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
         let table = api.pointer_checked(None)?.cast::<*const c_void>();
         let slot = |index: usize| -> PyResult<NonNull<c_void>> {
-            // SAFETY: NumPy 1.22 and later fill these slots; 1.26 is required by the package.
-            let place = unsafe { table.add(index) };
-            // SAFETY: as above; the table lives as long as the process.
-            let pointer = unsafe { place.read() };
+            // SAFETY: NumPy has these slots since 1.22, and the package requires 1.26. The table lives as long as the
+            // process.
+            let pointer = unsafe { table.add(index).read() };
             NonNull::new(pointer.cast_mut()).ok_or_else(|| {
                 PyImportError::new_err(format!(
                     "NumPy's C API has nothing in slot {index}, where NEP 49's functions are from NumPy 1.22 on; \
@@ -90,34 +74,33 @@ impl Numpy {
             })
         };
         // SAFETY: slot 304 is `PyObject *PyDataMem_SetHandler(PyObject *)`.
-        let set_handler =
-            SetHandler(unsafe { std::mem::transmute::<NonNull<c_void>, SetHandlerFunction>(slot(SLOT_SET_HANDLER)?) });
+        let set_handler = unsafe {
+            let function = std::mem::transmute::<NonNull<c_void>, SetHandlerFunction>(slot(SLOT_SET_HANDLER)?);
+            SetHandler::new(function)
+        };
         // SAFETY: slot 305 is `PyObject *PyDataMem_GetHandler(void)`.
         let get_handler = unsafe { std::mem::transmute::<NonNull<c_void>, GetHandler>(slot(SLOT_GET_HANDLER)?) };
         let default_place = slot(SLOT_DEFAULT_HANDLER)?.cast::<*mut ffi::PyObject>();
-        // SAFETY: slot 306 is the address of `PyObject *PyDataMem_DefaultHandler`.
-        let default_handler = unsafe { default_place.read() };
-        // SAFETY: NumPy holds a reference to it for ever.
-        let default_handler = unsafe { Bound::from_borrowed_ptr(py, default_handler) };
+        // SAFETY: slot 306 is the address of `PyObject *PyDataMem_DefaultHandler`, a capsule that NumPy holds for ever.
+        let default_handler = unsafe { Bound::from_borrowed_ptr(py, default_place.read()) };
+        let selection = Selection::find(set_handler, &default_handler)?;
 
         let multiarray = core("multiarray")?;
         let ndarray = multiarray.getattr("ndarray")?.cast_into::<PyType>()?;
         let mut numpy = Self {
-            set_handler,
             get_handler,
             default_handler: default_handler.unbind(),
             base: ndarray.getattr("base")?.getattr("__get__")?.unbind(),
             ndarray: ndarray.unbind(),
             multiarray: multiarray.into_any().unbind(),
             handler_offset: None,
-            selection: Selection::SetHandler { marker: py.None() },
+            selection,
         };
-        numpy.selection = Selection::find(py, &numpy)?;
         numpy.handler_offset = numpy.find_handler_offset(py)?;
         Ok(numpy)
     }
 
-    /// Looks into a new array for the capsule that is current, where NumPy's headers say it is.
+    /// Looks in a new array for the current capsule, where NumPy's headers say it is.
     fn find_handler_offset(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         let header: usize = py.get_type::<PyAny>().getattr("__basicsize__")?.extract()?;
         let size: usize = self.ndarray.bind(py).getattr("__basicsize__")?.extract()?;
@@ -131,29 +114,19 @@ impl Numpy {
         Ok(std::ptr::eq(found, current.as_ptr()).then_some(offset))
     }
 
+    /// The word at an offset in bytes; `object` is an ndarray.
     fn read_word(object: &Bound<'_, PyAny>, offset: usize) -> *mut ffi::PyObject {
-        // SAFETY: the callers checked that an ndarray has this many bytes.
-        let place = unsafe { object.as_ptr().byte_add(offset) }.cast::<*mut ffi::PyObject>();
-        // SAFETY: as above; words in objects are aligned.
-        unsafe { place.read() }
+        // SAFETY: the callers checked that an ndarray is larger than that. The offset is a multiple of a word's size,
+        // and so the word is aligned.
+        unsafe { object.as_ptr().byte_add(offset).cast::<*mut ffi::PyObject>().read() }
     }
 
     /// The capsule in NumPy's ContextVar: the selection of the running Python context.
     #[inline]
     pub(super) fn current_capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: attached (`py`); the function takes nothing.
-        let capsule = unsafe { (self.get_handler)() };
-        // SAFETY: a new reference, or NULL with an exception set.
-        unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
-    }
-
-    /// Calls NumPy's `PyDataMem_SetHandler`; returns the capsule that was there.
-    pub(super) fn set_capsule<'py>(&self, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.set_handler.call(capsule)
-    }
-
-    pub(super) fn set_handler(&self) -> SetHandler {
-        self.set_handler
+        // SAFETY: `PyDataMem_GetHandler` takes nothing and is called attached, as `py` shows. It returns a new
+        // reference, or NULL with an exception set.
+        unsafe { Bound::from_owned_ptr_or_err(py, (self.get_handler)()) }
     }
 
     pub(super) fn selection(&self) -> &Selection {
@@ -169,24 +142,24 @@ impl Numpy {
         self.multiarray.bind(py)
     }
 
-    /// Whether an object has an array's layout: by its real type. `isinstance` would believe its `__class__`, which a mock
-    /// or a proxy says as it likes.
+    /// Whether an object has an array's layout, by its real type: `isinstance` would believe its `__class__`, which a
+    /// mock or a proxy sets as it likes.
     pub(super) fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: attached, as the `Bound` shows; an object, which has a type, and the type that `find` got from NumPy.
+        // SAFETY: attached, as the `Bound` shows; `object` is an object, and `ndarray` a type.
         unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), self.ndarray.as_ptr().cast()) != 0 }
     }
 
-    /// What an array's memory belongs to; None where it is the array's own.
+    /// The object that owns an array's memory; Python's None where the array itself does.
     pub(super) fn base_of<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.base.bind(array.py()).call1((array,))
     }
 
-    /// The capsule that an array frees its data with; `None` where it owns none. `array` is an ndarray.
+    /// The capsule through which an array frees its data; `None` where it owns none. `array` is an ndarray.
     pub(super) fn capsule_of<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         debug_assert!(self.is_array(array));
         let Some(offset) = self.handler_offset else { return Ok(None) };
         let capsule = Self::read_word(array, offset);
-        // SAFETY: NULL, or a reference that the array holds while we hold the array.
+        // SAFETY: NULL, or a capsule that the array holds, as we hold the array.
         Ok(unsafe { Bound::from_borrowed_ptr_or_opt(array.py(), capsule) })
     }
 
@@ -196,29 +169,15 @@ impl Numpy {
     }
 }
 
-/// The struct in a capsule, if it is one of NEP 49's.
+/// NEP 49's struct in a capsule, if it is a capsule of such a struct.
 pub(super) fn struct_in(capsule: &Bound<'_, PyAny>) -> Option<NonNull<abi::PyDataMem_Handler>> {
-    // SAFETY: any object may be asked; anything but a capsule of this name gives 0.
-    let valid = unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), abi::CAPSULE_NAME.as_ptr()) };
-    if valid == 0 {
-        return None;
-    }
-    // SAFETY: a valid capsule of this name, as just seen.
-    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), abi::CAPSULE_NAME.as_ptr()) };
-    NonNull::new(pointer.cast())
+    capsule::pointer_in(capsule, abi::CAPSULE_NAME).map(NonNull::cast)
 }
 
 /// A capsule around a struct that lives for ever.
-pub(super) fn capsule_around<'py>(py: Python<'py>, face: *const abi::PyDataMem_Handler) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the pointer is not NULL, the name is static, no destructor: the struct is immortal.
-    let capsule = unsafe { ffi::PyCapsule_New(face.cast_mut().cast(), abi::CAPSULE_NAME.as_ptr(), None) };
-    // SAFETY: a new reference, or NULL with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
-}
-
-/// The address of a C function that this process has loaded: CPython's own that are in no limited API.
-pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a NUL-terminated name, looked up in what the process has loaded.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!address.is_null()).then_some(address)
+pub(super) fn capsule_around<'py>(
+    py: Python<'py>,
+    c_struct: *const abi::PyDataMem_Handler,
+) -> PyResult<Bound<'py, PyAny>> {
+    capsule::new(py, c_struct.cast(), abi::CAPSULE_NAME)
 }

@@ -1,12 +1,12 @@
-//! What a scope does: it selects its handler when it is entered and puts the old one back when it is left.
+//! What a scope does: entering selects its handler, leaving restores the one before.
 //!
-//! A scope keeps its token while it is entered, and refuses to be entered twice. What leaves in another Context
-//! changes nothing there and may still be left in its own: `contextvars` decides, we only say it clearly.
-//! `scope_type.rs` makes it a Python object, `step.rs` an asynchronous one.
+//! A scope keeps its token while it is entered, and refuses to be entered twice. Leaving it in another Context changes
+//! nothing there, and it may still be left in its own: `contextvars` decides that, and we explain it.
+//! `scope_type.rs` makes it a Python object.
 
 use super::handler::PyHandler;
-use super::held::Held as TokenHeld;
 use super::numpy::Numpy;
+use super::token_cell::TokenCell;
 use crate::handler::{Handler, Held};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -15,15 +15,15 @@ use pyo3::prelude::*;
 /// A handler selected for a block or a function.
 pub(super) struct Scope {
     handler: Handler,
-    /// As long as there is this scope a request's handler stays good.
-    _kept: Held,
-    held: TokenHeld,
+    /// Keeps a request's handler valid for as long as this scope exists.
+    _held: Held,
+    token: TokenCell,
 }
 
 impl Scope {
     pub(super) fn new(handler: Handler) -> Self {
-        let kept = Held::on(handler);
-        Self { handler: kept.handler(), _kept: kept, held: TokenHeld::new() }
+        let held = Held::on(handler);
+        Self { handler: held.handler(), _held: held, token: TokenCell::new() }
     }
 
     /// The handler it selects.
@@ -34,23 +34,23 @@ impl Scope {
 
     /// The token of an entered scope, for the collector.
     pub(super) fn token(&self) -> Option<*mut ffi::PyObject> {
-        self.held.token()
+        self.token.token()
     }
 
     #[inline]
     pub(super) fn enter<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
         let numpy = Numpy::get(py)?;
         let handler = self.handler(py)?;
-        if !self.held.begin() {
+        if !self.token.begin() {
             return Err(entered_already(&self.name()));
         }
-        match numpy.selection().set(numpy, handler.get().capsule(py)) {
+        match numpy.selection().set(handler.get().capsule(py)) {
             Ok(token) => {
-                self.held.put(token);
+                self.token.put(token);
                 Ok(handler)
             }
             Err(error) => {
-                self.held.clear();
+                self.token.clear();
                 Err(error)
             }
         }
@@ -58,44 +58,44 @@ impl Scope {
 
     #[inline]
     pub(super) fn exit(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(token) = self.held.take(py) else { return Err(not_entered(&self.name())) };
-        deselect(py, &self.held, token, &|| self.name())
+        let Some(token) = self.token.take(py) else { return Err(not_entered(&self.name())) };
+        deselect(py, &self.token, token, &|| self.name())
     }
 
-    /// How it is called in messages.
+    /// Its name in messages.
     #[cold]
     fn name(&self) -> String {
         format!("ctxalloc.use({:?})", self.handler.name())
     }
 
-    /// What `repr` says.
+    /// Its `repr`.
     pub(super) fn text(&self) -> String {
-        let entered = if self.held.is_in_use() { ", entered" } else { "" };
+        let entered = if self.token.is_in_use() { ", entered" } else { "" };
         format!("<{}{entered}>", self.name())
     }
 }
 
-/// Puts back what was selected before the token that was taken from `held`. In a foreign Context nothing changes, and
-/// `held` keeps it: what is called `name` may still be left in its own.
+/// Restores what was selected before the token that was taken from `cell`. In a foreign Context nothing changes, and
+/// the token goes back into `cell`: the scope or request called `name` may still be left in its own Context.
 #[inline]
 pub(super) fn deselect(
     py: Python<'_>,
-    held: &TokenHeld,
+    cell: &TokenCell,
     token: Bound<'_, PyAny>,
     name: &dyn Fn() -> String,
 ) -> PyResult<()> {
     let numpy = Numpy::get(py)?;
-    match numpy.selection().reset(numpy, &token) {
+    match numpy.selection().reset(&token) {
         Ok(()) => {
-            held.clear();
+            cell.clear();
             Ok(())
         }
         Err(error) if error.is_instance_of::<PyValueError>(py) => {
-            held.put(token);
+            cell.put(token);
             Err(entered_elsewhere(py, &name(), error))
         }
         Err(error) => {
-            held.clear();
+            cell.clear();
             Err(error)
         }
     }
@@ -118,7 +118,7 @@ fn entered_elsewhere(py: Python<'_>, name: &str, cause: PyErr) -> PyErr {
     let (function, _) = name.split_once('(').unwrap_or((name, ""));
     let error = PyValueError::new_err(format!(
         "{name} was entered in another Context than the one that leaves it; nothing was restored. \
-         Enter and leave it in the same task or thread; a generator wants @{function}(...) instead of a \
+         Enter and leave it in the same task or thread; for a generator, use @{function}(...) instead of a \
          `with` across its yield"
     ));
     error.set_cause(py, Some(cause));

@@ -1,15 +1,18 @@
-//! `ctxalloc.Scope` and `ctxalloc.use` as Python has them: a type made by hand from CPython's C API.
+//! `ctxalloc.Scope` and `ctxalloc.use` for Python: a type made by hand with CPython's C API.
 //!
-//! Entering and leaving a scope is the hot path of the Python face, and half of what it took as a `#[pyclass]` went
-//! into making, calling and freeing the object (docs/decisions/0011-scope-by-hand.md). What a scope does is in
-//! `scope.rs`; here are the entry points, each of which turns errors and panics into exceptions.
+//! Entering and leaving a scope is the hot path of the Python binding. As a `#[pyclass]` half of its time went into
+//! making, calling and freeing the object (docs/decisions/0011-scope-by-hand.md). What a scope does is in `scope.rs`;
+//! the entry points are here, and each turns errors and panics into exceptions.
 //!
-//! pyo3 does not count this thread as attached here, so a `Py` that is dropped waits until it does: nothing on the way
-//! of a `with` drops one, and `raise` lets pyo3 count.
+//! pyo3 does not know that this thread is attached while Python calls these functions, so it would delay the release of
+//! a `Py` that is dropped in them. No `with` block drops one, and `raise` makes pyo3 know.
+//!
+//! Python calls each entry point attached, with borrowed references to its arguments, and the method descriptors have
+//! checked that `object` is a Scope. That is what the `# Safety` sections below state, and the proofs refer to.
 #![allow(unsafe_code, reason = "a type from CPython's C API")]
 
 use super::errors::RustPanic;
-use super::handler::handler_meant;
+use super::lookup::handler_meant;
 use super::scope::Scope;
 use super::step::{Step, Work};
 use pyo3::IntoPyObjectExt;
@@ -31,7 +34,7 @@ struct Object {
     scope: Scope,
 }
 
-/// The memory of the last Scope that went, for the next one: most programs make one at a time, again and again.
+/// The memory of the last Scope that was freed, for the next one: most programs use one at a time, again and again.
 static SPARE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(null_mut());
 
 static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -42,16 +45,20 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Scope", TYPE.get_or_try_init(py, || new_type(py))?)?;
     let definition = method(c"use", ffi::METH_O, ffi::PyMethodDefPointer { PyCFunction: use_ }, USE_DOC);
     let name = module.name()?;
-    // SAFETY: attached; the definition is immortal, the other two are borrowed.
-    let function = unsafe { ffi::PyCFunction_NewEx(Box::leak(Box::new(definition)), module.as_ptr(), name.as_ptr()) };
-    // SAFETY: a new reference, or NULL with an exception set.
-    module.add("use", unsafe { Bound::from_owned_ptr_or_err(py, function) }?)
+    let definition = Box::leak(Box::new(definition));
+    // SAFETY: attached; the definition lives for ever, and the function takes its own references to the other two. It
+    // is a new reference, or NULL with an exception set.
+    let function = unsafe {
+        let function = ffi::PyCFunction_NewEx(definition, module.as_ptr(), name.as_ptr());
+        Bound::from_owned_ptr_or_err(py, function)
+    }?;
+    module.add("use", function)
 }
 
-/// The scope inside of a Scope.
-pub(super) fn scope_in<'a>(object: &'a Bound<'_, PyAny>) -> &'a Scope {
+/// The scope in a Scope.
+fn scope_in<'a>(object: &'a Bound<'_, PyAny>) -> &'a Scope {
     debug_assert!(TYPE.get(object.py()).is_some_and(|kind| object.is_exact_instance(kind.bind(object.py()))));
-    // SAFETY: only Scopes come here (`Step` and the methods below); the object is borrowed as long as the reference.
+    // SAFETY: the methods below and their steps pass Scopes only; the object is borrowed for as long as the reference.
     unsafe { scope_at(object.as_ptr()) }
 }
 
@@ -59,14 +66,15 @@ pub(super) fn scope_in<'a>(object: &'a Bound<'_, PyAny>) -> &'a Scope {
 /// - `object` is a Scope that lives for `'a`.
 #[inline]
 unsafe fn scope_at<'a>(object: *mut ffi::PyObject) -> &'a Scope {
-    // SAFETY: a Scope is an `Object`, initialised before anybody saw it; its scope is only ever shared.
+    // SAFETY: a Scope is an `Object`, which `new_object` initialised before anybody saw it, and only shared references
+    // to its scope exist until it is freed.
     unsafe { &(*object.cast::<Object>()).scope }
 }
 
 const TYPE_DOC: &CStr = c"A handler selected for a block or a function: what ``ctxalloc.use()`` makes.
 
-It may be entered again after it was left. RuntimeError: it is entered already. ValueError on leaving: this is
-another Context than the one that entered it; nothing changes, and it may still be left in its own.";
+It may be entered again after it was left. RuntimeError: it is entered already. ValueError on leaving: this is not
+the Context that entered it; nothing changes, and it may still be left in its own.";
 
 const USE_DOC: &CStr = c"use(handler, /)
 --
@@ -74,9 +82,8 @@ const USE_DOC: &CStr = c"use(handler, /)
 Selects a handler for a ``with`` or ``async with`` block, or as a decorator for a function, a coroutine function,
 a generator or an async generator.
 
-``handler`` is a Handler, the name of one, or None for NumPy's default. The block gets the Handler (``as``). Arrays
-made inside live in it, for as long as they live; tasks that are started inside, and ``asyncio.to_thread``, inherit
-it::
+``handler`` is a Handler, the name of one, or None for NumPy's default. ``as`` binds the Handler. Arrays that are made
+inside belong to it for as long as they live; tasks that are started inside, and ``asyncio.to_thread``, inherit it::
 
     >>> with ctxalloc.use(\"aligned64\") as handler:
     ...     array = numpy.ones(10)
@@ -88,8 +95,8 @@ it::
     >>> ctxalloc.handler_of(asyncio.run(request())) is handler
     True
 
-UnknownHandlerError (a ValueError): no handler has that name. TypeError: something else was given. What leaving in
-another task or thread does, and entering twice, says ``help(ctxalloc.Scope)``.";
+UnknownHandlerError (a ValueError): no handler has that name. TypeError: something else was given.
+``help(ctxalloc.Scope)`` says what happens where a scope is entered twice, or left in another task or thread.";
 
 fn new_type(py: Python<'_>) -> PyResult<Py<PyType>> {
     use ffi::PyMethodDefPointer as Pointer;
@@ -130,14 +137,13 @@ fn new_type(py: Python<'_>) -> PyResult<Py<PyType>> {
         flags: flags as _,
         slots: slots.as_mut_ptr(),
     };
-    // SAFETY: the spec is complete; what the type keeps of it (methods, attributes) is immortal, the rest is copied.
-    let kind = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
-    // SAFETY: a new reference, or NULL with an exception set.
-    let kind = unsafe { Bound::from_owned_ptr_or_err(py, kind) }?;
+    // SAFETY: attached, and the spec is complete. The type keeps pointers to the methods and attributes, which live for
+    // ever, and copies the rest. It is a new reference, or NULL with an exception set.
+    let kind = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&raw mut spec)) }?;
     Ok(kind.cast_into::<PyType>()?.unbind())
 }
 
-/// Nothing but the signatures, which `inspect` reads.
+/// These have only the signatures, which `inspect` reads.
 const LEAVING_DOC: [&CStr; 2] =
     [c"__exit__($self, kind, error, traceback, /)\n--\n\n", c"__aexit__($self, kind, error, traceback, /)\n--\n\n"];
 
@@ -154,53 +160,52 @@ const fn slot(number: c_int, value: *mut c_void) -> ffi::PyType_Slot {
 fn new_object(py: Python<'_>, scope: Scope) -> PyResult<*mut ffi::PyObject> {
     let kind = TYPE.get(py).expect("made together with `use`");
     let object = match NonNull::new(SPARE.swap(null_mut(), Ordering::AcqRel)) {
-        // SAFETY: the memory of a Scope that is gone, known to us alone; this counts as the first reference to it.
+        // SAFETY: the memory of a Scope that was freed, which the exchange made ours alone; it is large enough for
+        // another one.
         Some(spare) => unsafe { ffi::PyObject_Init(spare.as_ptr(), kind.as_ptr().cast()) }.cast(),
-        // SAFETY: attached; a type of fixed size that the collector tracks.
+        // SAFETY: attached; the type has a fixed size, and its instances are tracked by the collector.
         None => unsafe { ffi::PyObject_GC_New::<Object>(kind.as_ptr().cast()) },
     };
     if object.is_null() {
         return Err(PyErr::fetch(py));
     }
-    // SAFETY: inside of the new object, which is as large as an `Object`.
-    let place = unsafe { object.byte_add(offset_of!(Object, scope)) }.cast::<Scope>();
-    // SAFETY: not initialised yet, and nobody else knows it.
-    unsafe { place.write(scope) };
-    // SAFETY: complete now: `traverse` may see it.
-    unsafe { ffi::PyObject_GC_Track(object.cast()) };
+    // SAFETY: the object is as large as an `Object`, and nobody else has seen it: its scope is written for the first
+    // time. Then it is complete, so the collector may call `traverse` on it.
+    unsafe {
+        object.byte_add(offset_of!(Object, scope)).cast::<Scope>().write(scope);
+        ffi::PyObject_GC_Track(object.cast());
+    }
     Ok(object.cast())
 }
 
 /// # Safety
-/// - `object` is a Scope without references.
+/// - attached; `object` is a Scope without references, which nobody uses afterwards.
 unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: tracked since `new_object`; from now on `traverse` does not see it.
-    unsafe { ffi::PyObject_GC_UnTrack(object.cast()) };
-    // SAFETY: inside of the object.
-    let place = unsafe { object.byte_add(offset_of!(Object, scope)) }.cast::<Scope>();
-    // SAFETY: initialised by `new_object`, never used again.
-    unsafe { ptr::drop_in_place(place) };
-    // SAFETY: the object still has its head.
-    let kind = unsafe { ffi::Py_TYPE(object) };
-    if SPARE.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        // SAFETY: it came from `PyObject_GC_New`, and nobody refers to it.
-        unsafe { ffi::PyObject_GC_Del(object.cast()) };
+    // SAFETY: `new_object` made the object with `PyObject_GC_New`, tracked it and wrote its scope. First the collector
+    // forgets it, so `traverse` never sees it without its scope. Its type is read while the object has its head; each
+    // instance of a heap type owns a reference to it, which is dropped last. The memory is kept for the next Scope, or
+    // else freed.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(object.cast());
+        ptr::drop_in_place(object.byte_add(offset_of!(Object, scope)).cast::<Scope>());
+        let kind = ffi::Py_TYPE(object);
+        if SPARE.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            ffi::PyObject_GC_Del(object.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
     }
-    // SAFETY: each instance of a heap type holds a reference to it.
-    unsafe { ffi::Py_DECREF(kind.cast()) };
 }
 
-/// A token refers to its Context, which may hold whoever holds this scope.
+/// Visits the token, which refers to its Context, which may refer to whoever holds this scope.
 ///
 /// # Safety
-/// - `object` is a Scope; `visit` and `argument` are the collector's.
+/// - attached; `object` is a Scope; `visit` and `argument` are the collector's.
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
-    // SAFETY: a Scope, says the collector; nothing enters or leaves it meanwhile.
-    let token = unsafe { scope_at(object) }.token();
-    // SAFETY: the object has its head.
-    let kind = unsafe { ffi::Py_TYPE(object) }.cast();
+    // SAFETY: a Scope, which is complete while it is tracked. No other thread enters or leaves it while the collector
+    // runs.
+    let (kind, token) = unsafe { (ffi::Py_TYPE(object).cast(), scope_at(object).token()) };
     for referred in [Some(kind), token].into_iter().flatten() {
-        // SAFETY: a reference that this object holds.
+        // SAFETY: `visit` takes its own argument and an object that this one owns a reference to.
         let stop = unsafe { visit(referred, argument) };
         if stop != 0 {
             return stop;
@@ -210,38 +215,30 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 }
 
 /// # Safety
-/// - attached; `subject` is an object.
+/// - attached; `subject` is an object, borrowed for the call.
 unsafe extern "C" fn use_(_module: *mut ffi::PyObject, subject: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by Python.
-    let py = unsafe { Python::assume_attached() };
-    answer(|| {
-        // SAFETY: borrowed for the call.
-        let subject = unsafe { Bound::ref_from_ptr(py, &subject) };
-        new_object(py, Scope::new(handler_meant(subject)?))
-    })
+    // SAFETY: attached, and `subject` is an object that is borrowed for this call, by contract.
+    let subject = unsafe { Bound::ref_from_ptr(Python::assume_attached(), &subject) };
+    answer(|| new_object(subject.py(), Scope::new(handler_meant(subject)?)))
 }
 
 /// # Safety
-/// - attached; `object` is a Scope.
+/// - attached; `object` is a Scope, borrowed for the call.
 unsafe extern "C" fn enter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by Python.
-    let py = unsafe { Python::assume_attached() };
-    // SAFETY: the descriptor checked its type; borrowed for the call.
-    let scope = unsafe { scope_at(object) };
+    // SAFETY: attached, and `object` is a Scope that is borrowed for this call, by contract.
+    let (py, scope) = unsafe { (Python::assume_attached(), scope_at(object)) };
     answer(|| Ok(scope.enter(py)?.into_ptr()))
 }
 
 /// # Safety
-/// - attached; `object` is a Scope.
+/// - attached; `object` is a Scope, borrowed for the call.
 unsafe extern "C" fn exit(
     object: *mut ffi::PyObject,
     _arguments: *mut *mut ffi::PyObject,
     count: ffi::Py_ssize_t,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by Python.
-    let py = unsafe { Python::assume_attached() };
-    // SAFETY: the descriptor checked its type; borrowed for the call.
-    let scope = unsafe { scope_at(object) };
+    // SAFETY: attached, and `object` is a Scope that is borrowed for this call, by contract.
+    let (py, scope) = unsafe { (Python::assume_attached(), scope_at(object)) };
     answer(|| {
         check_count("__exit__", count)?;
         scope.exit(py)?;
@@ -250,49 +247,47 @@ unsafe extern "C" fn exit(
 }
 
 /// # Safety
-/// - attached; `object` is a Scope.
+/// - attached; `object` is a Scope, borrowed for the call.
 unsafe extern "C" fn aenter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by Python; `object` is borrowed for the call.
+    // SAFETY: attached, and `object` is borrowed for this call, by contract.
     let object = unsafe { borrowed(object) };
-    answer(|| step(&object, Work::EnterScope))
+    answer(|| step(&object, |scope, _| Ok(Some(scope_in(scope).enter(scope.py())?.into_any().unbind()))))
 }
 
 /// # Safety
-/// - attached; `object` is a Scope.
+/// - attached; `object` is a Scope, borrowed for the call.
 unsafe extern "C" fn aexit(
     object: *mut ffi::PyObject,
     _arguments: *mut *mut ffi::PyObject,
     count: ffi::Py_ssize_t,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by Python; `object` is borrowed for the call.
+    // SAFETY: attached, and `object` is borrowed for this call, by contract.
     let object = unsafe { borrowed(object) };
     answer(|| {
         check_count("__aexit__", count)?;
-        step(&object, Work::ExitScope)
+        step(&object, |scope, _| scope_in(scope).exit(scope.py()).map(|()| None))
     })
 }
 
 fn step(object: &Bound<'_, PyAny>, work: Work) -> PyResult<*mut ffi::PyObject> {
-    let step = Step { subject: object.clone().unbind(), work };
+    let step = Step::new(object.clone().unbind(), None, work);
     Ok(step.into_bound_py_any(object.py())?.into_ptr())
 }
 
-/// The function, run in this scope at each call; works for coroutine functions and (async) generators too.
+/// Decorates a function: each call runs in this scope. Works for coroutine functions and (async) generators too.
 ///
 /// # Safety
-/// - attached; `object` is a Scope, `arguments` a tuple, `options` a dict or NULL.
+/// - attached; `object` is a Scope, `arguments` a tuple, `options` a dict or NULL; all are borrowed for the call.
 unsafe extern "C" fn call(
     object: *mut ffi::PyObject,
     arguments: *mut ffi::PyObject,
     options: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by Python; borrowed for the call, as are the next two.
-    let object = unsafe { borrowed(object) };
-    // SAFETY: as above.
-    let arguments = unsafe { borrowed(arguments) };
-    let py = object.py();
-    // SAFETY: as above; NULL where there are none.
-    let options = unsafe { Bound::from_borrowed_ptr_or_opt(py, options) };
+    // SAFETY: attached, and all three are borrowed for this call, by contract; only `options` may be NULL.
+    let (py, object, arguments, options) = unsafe {
+        let py = Python::assume_attached();
+        (py, borrowed(object), borrowed(arguments), Bound::from_borrowed_ptr_or_opt(py, options))
+    };
     answer(|| {
         let arguments = arguments.cast::<PyTuple>()?;
         let named = options.map_or(Ok(0), |options| options.len())?;
@@ -308,28 +303,26 @@ unsafe extern "C" fn call(
 }
 
 /// # Safety
-/// - attached; `object` is a Scope.
+/// - attached; `object` is a Scope, borrowed for the call.
 unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by Python; borrowed for the call.
+    // SAFETY: attached, and `object` is borrowed for this call, by contract.
     let object = unsafe { borrowed(object) };
     answer(|| Ok(PyString::new(object.py(), &scope_in(&object).text()).into_ptr()))
 }
 
 /// # Safety
-/// - attached; `object` is a Scope.
+/// - attached; `object` is a Scope, borrowed for the call.
 unsafe extern "C" fn handler(object: *mut ffi::PyObject, _closure: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called by Python; borrowed for the call.
+    // SAFETY: attached, and `object` is borrowed for this call, by contract.
     let object = unsafe { borrowed(object) };
     answer(|| Ok(scope_in(&object).handler(object.py())?.into_ptr()))
 }
 
 /// # Safety
-/// - attached; `object` is an object, borrowed for `'py`.
+/// - this thread is attached for `'py`; `object` is an object that is borrowed for this call.
 unsafe fn borrowed<'py>(object: *mut ffi::PyObject) -> Bound<'py, PyAny> {
-    // SAFETY: attached, says the caller.
-    let py = unsafe { Python::assume_attached() };
-    // SAFETY: an object, says the caller.
-    unsafe { Bound::from_borrowed_ptr(py, object) }
+    // SAFETY: attached and an object, by contract; the `Bound` takes a reference of its own.
+    unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), object) }
 }
 
 fn check_count(method: &str, count: ffi::Py_ssize_t) -> PyResult<()> {
@@ -339,7 +332,7 @@ fn check_count(method: &str, count: ffi::Py_ssize_t) -> PyResult<()> {
     Err(PyTypeError::new_err(format!("Scope.{method}() takes kind, error and traceback, 3 arguments; got {count}")))
 }
 
-/// What an entry point returns: the object, or NULL and an exception. Panics end here.
+/// What an entry point returns: the object, or NULL with an exception set. No panic gets past it.
 #[inline]
 fn answer(work: impl FnOnce() -> PyResult<*mut ffi::PyObject>) -> *mut ffi::PyObject {
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -349,14 +342,15 @@ fn answer(work: impl FnOnce() -> PyResult<*mut ffi::PyObject>) -> *mut ffi::PyOb
     }
 }
 
-/// Sets the exception, with pyo3 counting this thread as attached, as it is: so it lets go at once of what it drops.
+/// Sets the exception. `try_attach` makes pyo3 know that this thread is attached, so that it releases at once what it
+/// drops.
 #[cold]
 fn raise(error: PyErr) -> *mut ffi::PyObject {
     let mut error = Some(error);
     Python::try_attach(|py| error.take().map(|error| error.restore(py)));
     if let Some(error) = error {
-        // The interpreter is shutting down, and pyo3 attaches nobody any more.
-        // SAFETY: called by Python, as all that answer.
+        // The interpreter is shutting down, when pyo3 attaches no thread any more.
+        // SAFETY: attached all the same: only the entry points call this.
         error.restore(unsafe { Python::assume_attached() });
     }
     null_mut()

@@ -1,17 +1,39 @@
 //! How a handler is selected in the running Python context: NumPy's own ContextVar, set and reset with real Tokens.
 //!
-//! `PyDataMem_SetHandler` throws the Token away, but the ContextVar it sets can be had: after one call it is in
-//! `contextvars.copy_context()`, named `current_allocator`. NumPy calls that an implementation detail; where it
-//! is not found, `SetHandler` selects, and a ContextVar of our own, set and reset beside it, knows the Contexts
-//! and Tokens (it says who may reset, never which handler is selected). Chosen once, at import.
+//! `PyDataMem_SetHandler` discards the Token, but the ContextVar that it sets can be found: after one call it is in
+//! `contextvars.copy_context()` under the name `current_allocator`. NumPy calls that an implementation detail. Where it
+//! is not found, `PyDataMem_SetHandler` selects, and a ContextVar of our own is set and reset beside it: its Tokens
+//! tell which Context may reset, never which handler is selected. The way is chosen once, at import.
 #![allow(unsafe_code, reason = "PyContextVar_Set is in no limited API, but in every CPython")]
 
-use super::numpy::{Numpy, symbol};
+use super::symbol::symbol;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyTuple};
 use std::ffi::{c_int, c_void};
+
+/// `PyDataMem_SetHandler` of the process's NumPy.
+#[derive(Clone, Copy)]
+pub(super) struct SetHandler(SetHandlerFunction);
+
+pub(super) type SetHandlerFunction = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
+
+impl SetHandler {
+    /// # Safety
+    /// - `function` is NumPy's `PyDataMem_SetHandler`.
+    pub(super) unsafe fn new(function: SetHandlerFunction) -> Self {
+        Self(function)
+    }
+
+    /// Selects a capsule in the running Context; returns the one that was selected before. NumPy checks the capsule's
+    /// name.
+    fn call<'py>(self, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: this is NumPy's function, as `new` requires, called attached with a borrowed object, which NumPy
+        // checks. It returns a new reference, or NULL with an exception set.
+        unsafe { Bound::from_owned_ptr_or_err(capsule.py(), (self.0)(capsule.as_ptr())) }
+    }
+}
 
 type VarSet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
 type VarReset = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int;
@@ -20,78 +42,78 @@ type VarReset = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> 
 pub(super) enum Selection {
     /// NumPy's ContextVar itself.
     ContextVar { var: Py<PyAny>, calls: Calls },
-    /// `PyDataMem_SetHandler`, with a ContextVar of our own as the witness of Contexts.
-    SetHandler { marker: Py<PyAny> },
+    /// `PyDataMem_SetHandler`, and a ContextVar of our own for the Tokens.
+    SetHandler { set_handler: SetHandler, marker: Py<PyAny> },
 }
 
 /// How `ContextVar.set` and `reset` are called.
 pub(super) enum Calls {
-    /// CPython's C functions, found by name: they are public and unchanged since 3.7.1, if not in the limited API.
+    /// CPython's C functions, found by name: public and unchanged since 3.7.1, though not in the limited API.
     C { set: VarSet, reset: VarReset },
     /// The methods of the object, where there are no such functions.
     Methods { set: Py<PyAny>, reset: Py<PyAny> },
 }
 
-/// The environment variable that asks for one way (`contextvar`, `contextvar-methods`, `sethandler`); for tests and
-/// for trouble.
-const WISH: &str = "CTXALLOC_SELECTION";
+/// The environment variable that asks for one way (`contextvar`, `contextvar-methods` or `sethandler`): for tests, and
+/// where the way chosen by itself makes trouble.
+const VARIABLE: &str = "CTXALLOC_SELECTION";
 
 impl Selection {
-    /// Finds the way for this process.
-    pub(super) fn find(py: Python<'_>, numpy: &Numpy) -> PyResult<Self> {
-        let wish = std::env::var_os(WISH).unwrap_or_default();
-        let wish = wish.to_string_lossy();
-        let var = match wish.as_ref() {
-            "" | "contextvar" | "contextvar-methods" => Self::numpys_variable(py, numpy)?,
+    /// Chooses the way for this process. `default` is the capsule of NumPy's default handler.
+    pub(super) fn find(set_handler: SetHandler, default: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = default.py();
+        let asked = std::env::var_os(VARIABLE).unwrap_or_default();
+        let asked = asked.to_string_lossy();
+        let var = match asked.as_ref() {
+            "" | "contextvar" | "contextvar-methods" => Self::numpys_variable(set_handler, default)?,
             "sethandler" => None,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "{WISH}={other:?} is not a way to select handlers; \
-                     unset it, or say contextvar, contextvar-methods or sethandler"
+                    "{VARIABLE}={other:?} is not a way to select handlers; \
+                     unset it, or set it to contextvar, contextvar-methods or sethandler"
                 )));
             }
         };
         match var {
             Some(var) => {
                 let calls = match Calls::in_c() {
-                    Some(calls) if wish != "contextvar-methods" => calls,
+                    Some(calls) if asked != "contextvar-methods" => calls,
                     _ => Calls::Methods { set: var.getattr("set")?.unbind(), reset: var.getattr("reset")?.unbind() },
                 };
                 Ok(Self::ContextVar { var: var.unbind(), calls })
             }
-            None if wish.starts_with("contextvar") => Err(PyRuntimeError::new_err(format!(
-                "{WISH}={wish} was asked for, but this NumPy keeps its handler in no ContextVar that can be found; unset it"
+            None if asked.starts_with("contextvar") => Err(PyRuntimeError::new_err(format!(
+                "{VARIABLE}={asked} cannot be used, as the ContextVar of this NumPy's handler was not found; unset it"
             ))),
             None => {
                 let marker = py.import("contextvars")?.getattr("ContextVar")?.call1(("ctxalloc_witness",))?;
-                Ok(Self::SetHandler { marker: marker.unbind() })
+                Ok(Self::SetHandler { set_handler, marker: marker.unbind() })
             }
         }
     }
 
-    /// NumPy's `current_allocator`, looked for in a scratch Context in which a handler was just set.
-    fn numpys_variable<'py>(py: Python<'py>, numpy: &Numpy) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let default = numpy.default_capsule(py).clone();
-        let set = numpy.set_handler();
+    /// NumPy's `current_allocator`, looked for in a new Context in which a handler was just set.
+    fn numpys_variable<'py>(
+        set_handler: SetHandler,
+        default: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = default.py();
         let probe = PyCFunction::new_closure(py, None, None, {
             let default = default.clone().unbind();
-            move |arguments, _| -> PyResult<()> {
-                let py = arguments.py();
-                set.call(default.bind(py)).map(drop)
-            }
+            move |arguments, _| set_handler.call(default.bind(arguments.py())).map(drop)
         })?;
         let scratch = py.import("contextvars")?.call_method0("copy_context")?;
         scratch.call_method1("run", (probe,))?;
         for item in scratch.call_method0("items")?.try_iter()? {
             let (var, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            if value.is(&default) && var.getattr("name")?.eq("current_allocator")? {
+            if value.is(default) && var.getattr("name")?.eq("current_allocator")? {
                 return Ok(Some(var));
             }
         }
         Ok(None)
     }
 
-    /// What tests and bug reports call the way.
+    /// The name of the way, for tests and bug reports.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::ContextVar { calls: Calls::C { .. }, .. } => "contextvar",
@@ -100,30 +122,29 @@ impl Selection {
         }
     }
 
-    /// Selects the capsule's handler in the running Context. The answer is what [`reset`](Self::reset) wants.
+    /// Selects the capsule's handler in the running Context. Returns the token that [`reset`](Self::reset) takes.
     #[inline]
-    pub(super) fn set<'py>(&self, numpy: &Numpy, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn set<'py>(&self, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let Self::ContextVar { var, calls: Calls::C { set, .. } } = self else {
-            return self.set_by_methods(numpy, capsule);
+            return self.set_by_methods(capsule);
         };
-        // SAFETY: attached; a ContextVar and any object, both borrowed.
-        let token = unsafe { set(var.as_ptr(), capsule.as_ptr()) };
-        // SAFETY: a new reference, or NULL with an exception set.
-        unsafe { Bound::from_owned_ptr_or_err(capsule.py(), token) }
+        // SAFETY: `PyContextVar_Set` is called attached, with a ContextVar and any object, both borrowed. It returns a
+        // new reference, or NULL with an exception set.
+        unsafe { Bound::from_owned_ptr_or_err(capsule.py(), set(var.as_ptr(), capsule.as_ptr())) }
     }
 
     #[cold]
-    fn set_by_methods<'py>(&self, numpy: &Numpy, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn set_by_methods<'py>(&self, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = capsule.py();
         match self {
             Self::ContextVar { var, calls } => match calls {
                 Calls::Methods { set, .. } => set.bind(py).call1((capsule,)),
                 Calls::C { .. } => var.bind(py).call_method1("set", (capsule,)),
             },
-            Self::SetHandler { marker } => {
+            Self::SetHandler { set_handler, marker } => {
                 let marker = marker.bind(py);
                 let token = marker.call_method1("set", (py.None(),))?;
-                match numpy.set_capsule(capsule) {
+                match set_handler.call(capsule) {
                     Ok(old) => Ok(PyTuple::new(py, [&token, &old])?.into_any()),
                     Err(error) => {
                         marker.call_method1("reset", (token,))?;
@@ -134,35 +155,36 @@ impl Selection {
         }
     }
 
-    /// Puts back what was selected before the `set` that gave this token: once, in the same Context.
+    /// Restores what was selected before the `set` that returned this token: once, in the same Context.
     ///
-    /// RuntimeError and ValueError are those of `ContextVar.reset`; nothing has changed then.
+    /// # Errors
+    /// RuntimeError and ValueError of `ContextVar.reset`, after which nothing has changed.
     #[inline]
-    pub(super) fn reset(&self, numpy: &Numpy, token: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub(super) fn reset(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self::ContextVar { var, calls: Calls::C { reset, .. } } = self else {
-            return self.reset_by_methods(numpy, token);
+            return self.reset_by_methods(token);
         };
-        // SAFETY: attached; a ContextVar and a Token, both borrowed.
+        // SAFETY: `PyContextVar_Reset` is called attached, with a ContextVar and a Token, both borrowed.
         if unsafe { reset(var.as_ptr(), token.as_ptr()) } == 0 { Ok(()) } else { Err(PyErr::fetch(token.py())) }
     }
 
     #[cold]
-    fn reset_by_methods(&self, numpy: &Numpy, token: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn reset_by_methods(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = token.py();
         match self {
             Self::ContextVar { var, calls } => match calls {
                 Calls::Methods { reset, .. } => reset.bind(py).call1((token,)).map(drop),
                 Calls::C { .. } => var.bind(py).call_method1("reset", (token,)).map(drop),
             },
-            Self::SetHandler { marker } => {
+            Self::SetHandler { set_handler, marker } => {
                 let (witness, old): (Bound<'_, PyAny>, Bound<'_, PyAny>) = token.extract()?;
                 marker.bind(py).call_method1("reset", (witness,))?;
-                numpy.set_capsule(&old).map(drop)
+                set_handler.call(&old).map(drop)
             }
         }
     }
 
-    /// The capsule that a token would put back; `None` where nothing had been selected.
+    /// The capsule that a token would restore; `None` where nothing had been selected.
     pub(super) fn old_capsule<'py>(&self, token: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self {
             Self::ContextVar { .. } => {

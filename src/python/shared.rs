@@ -1,10 +1,11 @@
-//! One table for a process, though every Rust extension module carries its own copy of this crate.
+//! One table for the process, although every Rust extension module carries its own copy of this crate.
 //!
-//! The package's module owns the table and offers it in a capsule; [`init`] in another module joins it. The layout
-//! (`#[repr(C)]` all through) is versioned by the capsule's name: a copy that knows another layout does not
-//! find its name and says so.
+//! The package's module owns the table and offers it in a capsule; [`init`] makes another module use it. The capsule's
+//! name has the version of the layout (`#[repr(C)]` throughout): a copy that was built for another layout finds no
+//! capsule of its name, and says so.
 #![allow(unsafe_code, reason = "a pointer from another copy of this crate")]
 
+use super::capsule;
 use crate::handler::{Handler, Table};
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::ffi;
@@ -16,12 +17,8 @@ pub(super) const ATTRIBUTE: &str = "_table_3";
 const CAPSULE: &CStr = c"ctxalloc._native._table_3";
 
 /// The capsule that [`init`] looks for.
-pub(super) fn capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let table = std::ptr::from_ref(Table::share()).cast_mut();
-    // SAFETY: not NULL, a static name, no destructor: the table is immortal.
-    let capsule = unsafe { ffi::PyCapsule_New(table.cast(), CAPSULE.as_ptr(), None) };
-    // SAFETY: a new reference, or NULL with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+pub(super) fn table_capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    capsule::new(py, std::ptr::from_ref(Table::share()).cast(), CAPSULE)
 }
 
 /// Makes this extension module use the table of the package `ctxalloc`. The first line of your `#[pymodule]`.
@@ -39,7 +36,7 @@ pub(super) fn capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 pub fn init(py: Python<'_>) -> PyResult<()> {
     super::interpreter::require_main()?;
     py.import("ctxalloc")?;
-    // SAFETY: a NUL-terminated name; attached.
+    // SAFETY: this thread is attached, and the name ends with NUL.
     let table = unsafe { ffi::PyCapsule_Import(CAPSULE.as_ptr(), 0) };
     if table.is_null() {
         let cause = PyErr::take(py);
@@ -51,7 +48,7 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
         error.set_cause(py, cause);
         return Err(error);
     }
-    // SAFETY: the package put an immortal `Table` of this layout there (the capsule's name says so).
+    // SAFETY: only the package makes a capsule of this name, around its immortal `Table`, whose layout the name tells.
     if !Table::join(unsafe { &*table.cast::<Table>() }) {
         return Err(PyRuntimeError::new_err(
             "this extension used ctxalloc before ctxalloc::python::init(); make that the first line of its #[pymodule]",
@@ -62,7 +59,7 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
     super::exit::close_at_exit(py)
 }
 
-/// From now on a context in which nothing was selected uses NumPy's own default.
+/// Makes NumPy's own default the handler of Rust contexts in which nothing was selected.
 pub(super) fn use_default(handler: Handler) {
     Table::set_default(handler);
 }

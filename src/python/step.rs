@@ -1,29 +1,25 @@
-//! `async with ctxalloc.use(...)` and `ctxalloc.request(...)`: what `__aenter__` and `__aexit__` return.
+//! What `__aenter__` and `__aexit__` of a Scope or a Request return.
 
-use super::request::PyRequest;
-use super::scope_type::scope_in;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-/// A coroutine that enters or leaves a scope in the Context of whoever awaits it, and never waits. One that is not
-/// awaited does nothing.
+/// Enters or leaves `subject`, and returns what `await` evaluates to. `error` is the exception that ended the block.
+pub(super) type Work = fn(subject: &Bound<'_, PyAny>, error: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Py<PyAny>>>;
+
+/// A coroutine that does its work in the Context of the task that awaits it, and never suspends. Unless it is awaited
+/// it does nothing.
 #[pyclass(frozen, name = "_Step", module = "ctxalloc")]
 pub(super) struct Step {
-    /// A Scope or a Request, as the work says.
-    pub(super) subject: Py<PyAny>,
-    pub(super) work: Work,
+    subject: Py<PyAny>,
+    error: Option<Py<PyAny>>,
+    work: Work,
 }
 
-/// What there is to do.
-pub(super) enum Work {
-    EnterScope,
-    ExitScope,
-    EnterRequest,
-    /// With the exception that ended the block.
-    ExitRequest {
-        error: Option<Py<PyAny>>,
-    },
+impl Step {
+    pub(super) fn new(subject: Py<PyAny>, error: Option<Py<PyAny>>, work: Work) -> Self {
+        Self { subject, error, work }
+    }
 }
 
 #[pymethods]
@@ -37,23 +33,12 @@ impl Step {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<()> {
-        let subject = self.subject.bind(py);
-        let value = match &self.work {
-            Work::EnterScope => Some(scope_in(subject).enter(py)?.into_any().unbind()),
-            Work::ExitScope => scope_in(subject).exit(py).map(|()| None)?,
-            Work::EnterRequest => {
-                subject.cast::<PyRequest>()?.get().enter(py)?;
-                Some(self.subject.clone_ref(py))
-            }
-            Work::ExitRequest { error } => {
-                let error = error.as_ref().map(|error| error.bind(py));
-                subject.cast::<PyRequest>()?.get().exit(py, error).map(|()| None)?
-            }
-        };
+        let error = self.error.as_ref().map(|error| error.bind(py));
+        let value = (self.work)(self.subject.bind(py), error)?;
         Err(PyStopIteration::new_err(value))
     }
 
-    /// `send`, `throw` and `close` make it a `collections.abc.Coroutine`, which asyncio and type checkers ask for.
+    /// `send`, `throw` and `close` make it a `collections.abc.Coroutine`, which asyncio and type checkers require.
     #[pyo3(signature = (_value, /))]
     fn send(&self, py: Python<'_>, _value: &Bound<'_, PyAny>) -> PyResult<()> {
         self.__next__(py)
@@ -73,9 +58,7 @@ impl Step {
     fn close(&self) {}
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        if let Work::ExitRequest { error: Some(error) } = &self.work {
-            visit.call(error)?;
-        }
+        visit.call(&self.error)?;
         visit.call(&self.subject)
     }
 }

@@ -2,7 +2,8 @@
 
 use super::errors::wrong_type;
 use super::foreign::handler_in;
-use super::handler::{PyHandler, handler_for};
+use super::handler::PyHandler;
+use super::lookup::handler_for;
 use super::numpy::Numpy;
 use crate::error::Error;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -10,17 +11,17 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Puts back what was selected before one ``set_handler()``: once, in the same Context (PEP 567).
+/// Restores what was selected before one ``set_handler()``: once, in the same Context (PEP 567).
 #[pyclass(frozen, name = "Token", module = "ctxalloc")]
 pub(super) struct PyToken {
-    /// What `Selection::reset` wants.
+    /// What `Selection::reset` takes.
     token: Py<PyAny>,
     used: AtomicBool,
 }
 
 #[pymethods]
 impl PyToken {
-    /// The handler that ``reset()`` puts back.
+    /// The handler that ``reset()`` restores.
     #[getter]
     fn old_handler<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
         let numpy = Numpy::get(py)?;
@@ -28,7 +29,7 @@ impl PyToken {
         PyHandler::of(py, handler_in(old.as_ref().unwrap_or(numpy.default_capsule(py)))?)
     }
 
-    /// Whether ``reset()`` took it.
+    /// Whether ``reset()`` has used it.
     #[getter]
     fn used(&self) -> bool {
         self.used.load(Ordering::Relaxed)
@@ -40,7 +41,7 @@ impl PyToken {
         Ok(format!("<ctxalloc.Token {used}old_handler={:?}>", old.get().handler().name()))
     }
 
-    /// Its Context may hold it: a token kept in a ContextVar.
+    /// For the garbage collector: a token refers to its Context, which holds the token if a ContextVar does.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.token)
     }
@@ -48,8 +49,8 @@ impl PyToken {
 
 /// Selects a handler in the running context, and in no other one; None selects NumPy's default.
 ///
-/// Returns the Token that ``reset()`` takes; without it the selection lasts as long as the context. ``handler`` is a
-/// Handler or the name of one. For a block or a function ``use()`` is simpler::
+/// Returns the Token that ``reset()`` takes; without a ``reset()`` the selection lasts as long as the context.
+/// ``handler`` is a Handler or the name of one. For a block or a function ``use()`` is simpler::
 ///
 ///     >>> token = ctxalloc.set_handler("aligned64")
 ///     >>> ctxalloc.current().name
@@ -65,14 +66,14 @@ pub(super) fn set_handler(handler: &Bound<'_, PyAny>) -> PyResult<PyToken> {
     let py = handler.py();
     let numpy = Numpy::get(py)?;
     let handler = handler_for(handler)?;
-    let token = numpy.selection().set(numpy, handler.get().capsule(py))?.unbind();
+    let token = numpy.selection().set(handler.get().capsule(py))?.unbind();
     Ok(PyToken { token, used: AtomicBool::new(false) })
 }
 
-/// Puts back what was selected before the ``set_handler()`` that gave this token, in whatever order tokens are used.
+/// Restores what was selected before the ``set_handler()`` that returned this token. Tokens may be used in any order.
 ///
-/// RuntimeError: the token was used already. ValueError: this is another Context than the token's own; it stays
-/// good there. Nothing changes then.
+/// RuntimeError: the token was used already. ValueError: this is not the Context of the token, which may still be used
+/// in its own. After either error the selection is unchanged.
 #[pyfunction]
 #[pyo3(signature = (token, /))]
 pub(super) fn reset(token: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -80,12 +81,12 @@ pub(super) fn reset(token: &Bound<'_, PyAny>) -> PyResult<()> {
     let wanted = "the Token that set_handler() returned";
     let token = token.cast::<PyToken>().map_err(|_| wrong_type("reset", wanted, token))?;
     let numpy = Numpy::get(py)?;
-    numpy.selection().reset(numpy, token.get().token.bind(py)).map_err(|error| explain(py, error))?;
+    numpy.selection().reset(token.get().token.bind(py)).map_err(|error| explain(py, error))?;
     token.get().used.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-/// `ContextVar.reset`'s errors in our words, with the original as the cause.
+/// Explains an error of `ContextVar.reset`, which becomes the cause.
 fn explain(py: Python<'_>, error: PyErr) -> PyErr {
     let explained = if error.is_instance_of::<PyRuntimeError>(py) {
         PyErr::from(Error::TokenUsed)

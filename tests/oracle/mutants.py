@@ -47,9 +47,9 @@ SCOPE: Final = "src/python/scope.rs"
 PY_TOKEN: Final = "src/python/token.rs"
 SELECTION: Final = "src/python/selection.rs"
 DECORATE: Final = "python/ctxalloc/_decorate.py"
-EXIT: Final = "    match numpy.selection().reset(numpy, &token) {\n"
+EXIT: Final = "    match numpy.selection().reset(&token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
-    let outcome = numpy.set_capsule(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
+    let outcome = numpy.selection().set(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
 POLL: Final = """        let _inside = this.context.swap_in();
         let inner = this.inner.as_mut().as_pin_mut().expect"""
 POLLED: Final = """("a `Scoped` future was polled after it was complete");
@@ -181,7 +181,7 @@ MUTANTS: Final = (
     Mutant("use() says nothing where it is left in another Context", SCOPE,
         "            Err(entered_elsewhere(py, &name(), error))", "            Ok(drop(error))", "python"),
     Mutant("reset() throws the Token away, as PyDataMem_SetHandler does", PY_TOKEN,
-        "    numpy.selection().reset(numpy, token.get().token.bind(py)).map_err(|error| explain(py, error))?;\n",
+        "    numpy.selection().reset(token.get().token.bind(py)).map_err(|error| explain(py, error))?;\n",
         "    let token_bound = token.get().token.bind(py);\n    "
         + UNCHECKED.replace("token.bind(py)", "token_bound") + "\n    outcome.map_err(|error| explain(py, error))?;\n",
         "python"),

@@ -101,6 +101,24 @@ def test_a_refusal_that_was_handled_does_not_explain_a_later_error() -> None:
     assert type(raised.value) is not BudgetExceeded
 
 
+def test_an_error_without_a_message_counts_if_it_follows_a_refusal() -> None:
+    with pytest.raises(BudgetExceeded), request(limit_bytes=1000, strict=True):  # noqa: PT012
+        with pytest.raises(MemoryError):
+            np.empty(5000, np.uint8)
+        raise MemoryError
+
+    with pytest.raises(MemoryError) as raised, request(limit_bytes=1000, strict=True):  # noqa: PT012
+        with pytest.raises(MemoryError):
+            np.empty(5000, np.uint8)
+        np.empty(10)  # it went on
+        raise MemoryError
+    assert type(raised.value) is MemoryError
+
+    # NumPy's own words, where an array that it fills cannot grow.
+    with pytest.raises(BudgetExceeded), request(limit_bytes=1000, strict=True):
+        np.fromiter(iter(range(1000)), np.float64)
+
+
 def test_a_smaller_refusal_while_cleaning_up_does_not_hide_the_one_that_ended_the_block() -> None:
     def work() -> None:
         kept = np.empty(900, np.uint8)

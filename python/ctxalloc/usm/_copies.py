@@ -1,8 +1,9 @@
-"""Copies between host and device, and from device to device: always asked for, never made behind anybody's back.
+"""Copies between host and device, and between devices. A copy is made only where the user asks for one.
 
-Only the elements that are meant are written, for what lies between them may be somebody else's. Bytes in one stretch go
-by one copy of SYCL's, long rows by one each, other elements by a kernel of dpnp's where that is installed. A queue is
-given only memory that it reaches: that of its context and device, and the host's. All else goes by way of the host.
+Only the elements of the target are written: what is between them may belong to another array. Contiguous bytes are one
+copy of SYCL's, long rows are one copy each, and other elements are copied by a kernel of dpnp, if that is installed. A
+queue gets only memory that it can reach: that of its context and device, and the host's. Other copies pass through the
+host.
 """
 
 import importlib
@@ -15,23 +16,22 @@ import numpy as np
 from ctxalloc import _native
 from ctxalloc.usm._geometry import Found, Host, Placed, check_dtype, geometry, row_strides
 from ctxalloc.usm._runtime import UsmKind, native_queue
+from ctxalloc.usm._runtime import tensors as _tensors
 
 _Side: TypeAlias = Placed | Host
 
-# Few rows, or long ones, are better copied one by one than by a kernel.
+# If there are few rows, or they are long, one copy for each is faster than a kernel.
 _MAX_ROWS = 8
 _MIN_ROW_BYTES = 16 << 10
-# One copy may read so many times the bytes that are meant, or so few that it does not matter.
+# One copy may read this many times the bytes of the elements, or this many bytes in any case.
 _MAX_SPREAD = 2
 _SMALL_BYTES = 64 << 10
-# Up to here dpnp itself copies an ndarray faster than by way of USM of our own.
+# Up to this size dpnp copies an ndarray faster than a copy through USM of our own would.
 _DPNP_BYTES = 64 << 10
-
-_found_tensors: list[Any] = []
 
 
 def _found(side: object, what: str) -> Found:
-    """Where the elements of one side are."""
+    """Where the elements of the target or the source are."""
     if isinstance(side, Placed):
         return side._found
     if not isinstance(side, np.ndarray):
@@ -67,19 +67,19 @@ def _both(target: _Side, source: _Side) -> tuple[Found, Found]:
 
 
 def _overlap(one: Found, two: Found) -> bool:
-    """Whether an element of one is also an element of the other; or that is hard to tell."""
+    """Whether the two share an element. True also if that would take too long to find out."""
     (start, end), (other_start, other_end) = one.span, two.span
     if end <= other_start or other_end <= start:
         return False
     try:
-        # By address: nothing is read. The types know of two amounts of work only.
+        # It compares addresses and reads nothing. The type stubs allow only two values for max_work.
         return np.shares_memory(geometry(one), geometry(two), max_work=1000)  # type: ignore[arg-type,unused-ignore]
     except np.exceptions.TooHardError:
         return True
 
 
 def _reaches(queue: Any, side: Found) -> bool:
-    """Whether work on a queue may use the elements. Another device's memory would never let it end."""
+    """Whether work on a queue may use the elements. Work on the memory of another device may never end."""
     native = native_queue(queue)
     if side.queue is None:
         return native.reaches(side.address)
@@ -89,7 +89,7 @@ def _reaches(queue: Any, side: Found) -> bool:
 
 
 def _queue_for(to: Found, from_: Found) -> Any:
-    """The queue that a copy goes by; None where there is none that reaches both."""
+    """The queue that can make the copy; None if neither reaches both sides."""
     for queue in (to.queue, from_.queue):
         if queue is not None and _reaches(queue, to) and _reaches(queue, from_):
             return queue
@@ -99,8 +99,9 @@ def _queue_for(to: Found, from_: Found) -> Any:
 def copy(target: _Side, source: _Side, /) -> None:
     """Copies all elements of ``source`` to ``target`` and waits until they are there. Nothing else is written.
 
-    Each is an ``Array`` or an ndarray, of the same shape and dtype. It comes after all that was submitted to their
-    queues. ValueError: they differ, or the target is read-only. RuntimeError: SYCL refused.
+    Each is an ``Array`` or an ndarray; both have the same shape and dtype. The copy comes after all work that was
+    submitted to their queues before. TypeError: one is neither. ValueError: shape or dtype differ, or the target is
+    read-only. RuntimeError: SYCL refused.
     """
     to, from_ = _both(target, source)
     for queue in {from_.queue, to.queue} - {None}:
@@ -110,7 +111,7 @@ def copy(target: _Side, source: _Side, /) -> None:
 
 
 def _move(to: Found, from_: Found) -> None:
-    """One to the other, at least one element; what was submitted before is over."""
+    """Copies at least one element. Work that was submitted before has ended."""
     queue = _queue_for(to, from_)
     if queue is not None and to.is_contiguous and from_.is_contiguous and not _overlap(to, from_):
         native_queue(queue).copy(to.address, from_.address, to.nbytes)
@@ -131,7 +132,7 @@ def _move(to: Found, from_: Found) -> None:
 
 
 def _read_all(to: Found, from_: Found, queue: Any) -> None:
-    """To the host: all bytes from the first to the last in one copy, of which the host takes what is meant."""
+    """To the host: copies all bytes from the first element to the last at once; the host picks the elements."""
     first, behind = from_.span
     there = _on_host((behind - first,), np.dtype(np.uint8))
     native_queue(queue).copy(there.address, first, behind - first)
@@ -139,7 +140,7 @@ def _read_all(to: Found, from_: Found, queue: Any) -> None:
 
 
 def _write_all(to: Found, from_: Found, queue: Any) -> None:
-    """From the host: elements that lie one behind the other, in whatever order, in one copy."""
+    """From the host: the target's elements have no gaps, so they are written in one copy."""
     first, behind = to.span
     here = _on_host((behind - first,), np.dtype(np.uint8))
     np.copyto(geometry(to._replace(address=here.address + to.address - first, owner=here.owner)), geometry(from_))
@@ -147,7 +148,10 @@ def _write_all(to: Found, from_: Found, queue: Any) -> None:
 
 
 def _move_parts(to: Found, from_: Found, queue: Any) -> None:
-    """What is meant and nothing between, by rows or by a kernel. At least one side is a device's; they are apart."""
+    """Copies the elements and nothing between them, by rows or by a kernel.
+
+    At least one side is memory of a device, and the sides do not overlap.
+    """
     row_bytes, axes = _rows(to, from_)
     native = native_queue(queue)
     are_rows_good = math.prod(count for count, _, _ in axes) <= _MAX_ROWS or row_bytes >= _MIN_ROW_BYTES
@@ -171,20 +175,20 @@ def _move_parts(to: Found, from_: Found, queue: Any) -> None:
 
 
 def _move_by(between: Found, to: Found, from_: Found) -> None:
-    """The same by way of elements in one stretch, elsewhere."""
+    """Copies through contiguous memory elsewhere."""
     _move(between, from_)
     _move(to, between)
 
 
 def _rows(to: Found, from_: Found) -> tuple[int, list[tuple[int, int, int]]]:
-    """The bytes in one stretch on both sides; for each other axis how many there are, and the steps in bytes."""
+    """The bytes that are contiguous on both sides; for each other axis its length and its steps in bytes."""
     item = to.dtype.itemsize
     axes = [
         (length, there * item, here * item)
         for length, there, here in zip(to.shape, to.strides, from_.strides, strict=True)
         if length > 1
     ]
-    # In the order of the target's memory: what is one stretch there is found whatever the axes' order, and reversals.
+    # Sorted as in the target's memory, so that contiguous bytes are found in any order and direction of the axes.
     axes.sort(key=lambda axis: -abs(axis[1]))
     row_bytes = item
     while axes and axes[-1][1] == axes[-1][2] == row_bytes:
@@ -193,14 +197,14 @@ def _rows(to: Found, from_: Found) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 def _on_host(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Found:
-    """Room on the host, in one stretch; not in USM, whatever handler is selected."""
+    """Contiguous memory on the host, not in USM, whichever handler is selected."""
     with _native.use("default_allocator"):
         made: Host = np.empty(shape, dtype)
     return _found(made, "target")
 
 
 def _on_host_as(like: Found) -> Found:
-    """Room on the host for elements in the order in which those lie, so that rows are as long as can be."""
+    """Memory on the host for elements in the order in which ``like`` has them, so that rows are as long as possible."""
     order = sorted(range(len(like.shape)), key=lambda axis: -abs(like.strides[axis]))
     made = _on_host(tuple(like.shape[axis] for axis in order), like.dtype)
     strides = dict(zip(order, made.strides, strict=True))
@@ -208,7 +212,7 @@ def _on_host_as(like: Found) -> Found:
 
 
 def _in_usm(like: Found, queue: Any) -> Found:
-    """Room that a queue's kernels and, where the device has such memory, the host use; in one stretch."""
+    """Contiguous memory that a queue's kernels can use, and the host too if the device has such memory."""
     native = native_queue(queue)
     kind = next(kind for kind in (UsmKind.HOST, UsmKind.SHARED, UsmKind.DEVICE) if native.has(kind))
     memory = _native.UsmMemory(native, str(kind), like.nbytes, zeroed=False, charged=False)
@@ -216,7 +220,7 @@ def _in_usm(like: Found, queue: Any) -> Found:
 
 
 class _Bytes:
-    """An interface of plain bytes, and what keeps them alive."""
+    """An object with the interface of plain bytes that keeps their memory alive."""
 
     def __init__(self, found: Found, queue: Any) -> None:
         first, behind = found.span
@@ -232,7 +236,7 @@ class _Bytes:
 
 
 def _tensor(found: Found, queue: Any) -> Any:
-    """Dpnp's array over the elements, as unsigned numbers: any device can copy those."""
+    """Dpnp's array over the elements, as unsigned ints, which any device can copy."""
     dtype = _tensor_dtype(found)
     shape = _tensor_shape(found)
     strides = found.strides if len(shape) == len(found.shape) else (*(2 * stride for stride in found.strides), 1)
@@ -250,33 +254,20 @@ def _tensor_dtype(found: Found) -> np.dtype[Any]:
 
 
 def _tensor_shape(found: Found) -> tuple[int, ...]:
-    """One axis more for elements of two such numbers."""
+    """One axis more for elements of 16 bytes, which are two such ints."""
     return found.shape if found.dtype.itemsize <= 8 else (*found.shape, 2)
 
 
-def _tensors() -> Any:
-    """The module of usm_ndarray: dpnp's, or dpctl's before 0.22; None where there is none. Looked for once."""
-    if not _found_tensors:
-        for name in ("dpnp.tensor", "dpctl.tensor"):
-            try:
-                _found_tensors.append(importlib.import_module(name))
-                break
-            except ImportError:
-                continue
-        else:
-            _found_tensors.append(None)
-    return _found_tensors[0]
-
-
 def copy_async(target: _Side, source: _Side, /) -> Awaitable[None]:
-    """Begins a copy of all elements of ``source`` to ``target``; await what it returns before you look at them.
+    """Begins to copy all elements of ``source`` to ``target``; await the result before you read or write either.
 
-    At least one is an ``Array``; both are contiguous, of the same shape and dtype, and do not overlap. The copy comes
-    after all that was submitted to the queue and after the copies that were asked for before, on another thread; what
-    is submitted meanwhile may come before it. Both arrays are kept until it is over, also where the awaiting task is
-    cancelled: the copy itself cannot be.
+    At least one is an ``Array``; both are contiguous, of the same shape and dtype, and do not overlap. The copy runs on
+    another thread, after all work that was submitted to the queue before, and after earlier asynchronous copies. Work
+    that is submitted meanwhile may run before it. Both arrays are kept alive until it ends, even if the awaiting task
+    is cancelled: the copy itself cannot be cancelled.
 
-    ValueError: as said, and where no queue reaches both. RuntimeError: no event loop is running, or SYCL refused.
+    ValueError: the arrays are not as described, or no queue reaches both. RuntimeError: no event loop is running, or
+    SYCL refused.
     """
     to, from_ = _both(target, source)
     if to.queue is None and from_.queue is None:

@@ -1,4 +1,4 @@
-"""DLPack: which device and which type code; the capsules are made and consumed in Rust."""
+"""DLPack: devices and type codes. Rust makes and consumes the capsules."""
 
 import math
 from typing import Any
@@ -17,14 +17,14 @@ _KINDS = {code: kind for kind, code in _CODES.items()}
 
 
 def device_id(queue: Any) -> int:
-    """The number of a queue's device: its place in ``dpctl.get_devices()``, as dpctl counts."""
+    """The number of a queue's device: its index in ``dpctl.get_devices()``."""
     number: int = queue.sycl_device.get_device_id()
     return number
 
 
 def capsule(owner: object, found: Found, device: tuple[int, int], *, is_versioned: bool, is_copied: bool) -> object:
-    """A capsule over the elements, which keeps ``owner``."""
-    # dpnp looks for the memory at the lowest address, as its own arrays have it.
+    """A capsule over the elements, which keeps ``owner`` alive."""
+    # dpnp expects the data pointer at the lowest address, as in its own arrays.
     first = found.span[0]
     return _native.usm_dlpack(
         owner,
@@ -37,7 +37,7 @@ def capsule(owner: object, found: Found, device: tuple[int, int], *, is_versione
 
 
 def consume(obj: Any) -> Found:
-    """What a producer's tensor says. BufferError: not in USM, or of a type that SYCL has not."""
+    """The elements of a producer's tensor. BufferError: not in USM, or of a type that SYCL does not have."""
     if not hasattr(obj, "__dlpack__"):
         msg = f"from_dlpack() takes what has __dlpack__, got '{type(obj).__qualname__}'"
         raise TypeError(msg)
@@ -77,7 +77,7 @@ def consume(obj: Any) -> Found:
 
 
 def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
-    """BufferError: not one that an array has."""
+    """The dtype for a type of DLPack. BufferError: no array has it."""
     try:
         if lanes == 1 and bits % 8 == 0 and (bits == 8 or code != _CODES["b"]):
             return check_dtype(np.dtype("?" if code == _CODES["b"] else f"{_KINDS[code]}{bits // 8}"))
@@ -88,7 +88,7 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
 
 
 def _queues(obj: Any, device: tuple[int, int], address: int) -> list[Any]:
-    """Those that the memory may belong to."""
+    """The queues that the memory may belong to."""
     sycl = dpctl()
     own = getattr(obj, "sycl_queue", None)
     if isinstance(own, sycl.SyclQueue):

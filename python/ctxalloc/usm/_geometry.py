@@ -1,4 +1,4 @@
-"""Where elements lie: geometry is NumPy's, over addresses whose elements nobody reads where the host cannot."""
+"""Where elements are in memory. NumPy does the geometry, on addresses alone: the host may not be able to read them."""
 
 from typing import Any, NamedTuple, TypeAlias
 
@@ -8,13 +8,13 @@ from ctxalloc import _native
 from ctxalloc.usm._runtime import UsmKind
 
 MAX_AXES = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
-"""As many axes as NumPy's arrays have, whose geometry ours is."""
+"""As many axes as NumPy's arrays may have, as NumPy does the geometry."""
 
 Host: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 class Found(NamedTuple):
-    """Elements in memory: where, of what, and who keeps them."""
+    """Elements in memory: where they are, of what type, and what keeps the memory alive. Strides are in elements."""
 
     owner: object
     queue: Any
@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         count = 1
         for length in self.shape:
             count *= length
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether they lie one behind the other, in C's order."""
+        """Whether the elements follow one another without gaps, in C's order."""
         expected = 1
         for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if length > 1 and stride != expected:
@@ -45,12 +45,12 @@ class Found(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements have."""
+        """The size of all elements in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def is_dense(self) -> bool:
-        """Whether they are all that lies between the first and the last, in whatever order, each once."""
+        """Whether the elements follow one another without gaps, in any order of the axes, each once."""
         expected = 1
         axes = zip(self.strides, self.shape, strict=True)
         for stride, length in sorted((abs(stride), length) for stride, length in axes if length > 1):
@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first byte, and the one behind the last."""
+        """The address of the first byte, and the address after the last."""
         if self.size == 0:
             return self.address, self.address
         reach = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 
 def row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of elements one behind the other in C's order, in elements."""
+    """The strides in elements of a contiguous array in C's order."""
     strides: tuple[int, ...] = ()
     count = 1
     for length in reversed(shape):
@@ -82,14 +82,14 @@ def row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_possible(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are numbers or bools in the machine's own byte order: all that SYCL's interface knows."""
+    """Whether elements are numbers or bools in native byte order: SYCL's interface knows no others."""
     # C's long double is 80 bits wide on the host, and no device has it.
     is_wide = dtype.kind in "fc" and dtype.itemsize > (16 if dtype.kind == "c" else 8)
     return dtype.kind in "biufc" and dtype.isnative and not dtype.hasobject and not is_wide
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """TypeError: not possible."""
+    """The same dtype. TypeError: USM cannot have elements of it."""
     if not is_possible(dtype):
         msg = (
             f"dtype {dtype} cannot live in a USM array; give bools or numbers in native byte order, floats of at most "
@@ -100,7 +100,7 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class _Laid:
-    """An ``__array_interface__``, and what keeps its memory alive."""
+    """An object with ``__array_interface__`` that keeps the memory alive."""
 
     def __init__(self, found: Found) -> None:
         self.__array_interface__ = {
@@ -114,15 +114,15 @@ class _Laid:
 
 
 def geometry(found: Found) -> Host:
-    """An ndarray over the elements. Where the host cannot read them, nobody may."""
+    """An ndarray over the elements. If the host cannot read them, it may be used for its geometry only."""
     return np.asarray(_Laid(found))
 
 
 def found_in(view: Host, found: Found) -> Found:
-    """The part of ``found`` that a view of its geometry shows."""
+    """The elements of ``found`` that a view of its geometry has."""
     item = found.dtype.itemsize
     return found._replace(
-        # A view without elements may begin behind the memory's end.
+        # The address of a view without elements may be past the end of the memory.
         address=found.address if view.size == 0 else view.__array_interface__["data"][0],
         shape=view.shape,
         strides=tuple(stride // item for stride in view.strides),
@@ -130,7 +130,7 @@ def found_in(view: Host, found: Found) -> Found:
 
 
 class Placed(_native.UsmView):
-    """The base of ``Array``: what copies need to know of one."""
+    """The base class of ``Array``, with what copies need of one."""
 
     __slots__ = ("_found", "_memory")
 

@@ -1,6 +1,6 @@
-"""The SYCL USM Array Interface of others, read with care: each field that is wrong is an error which names it.
+"""Reads the SYCL USM Array Interface of other objects. A field that is invalid is an error that names it.
 
-Strides and offset count elements, as dpctl and dpnp have it (the document says bytes).
+Strides and offset count elements, as in dpctl and dpnp (the specification says bytes).
 """
 
 import importlib
@@ -34,7 +34,7 @@ def _dtype(interface: dict[str, Any]) -> np.dtype[Any]:
     if not isinstance(typestr, str) or re.fullmatch(r"[<>=|][a-zA-Z]\d+", typestr) is None:
         raise _wrong("typestr", typestr, wanted)
     try:
-        # dpnp writes '|' where the order matters; it means the machine's own.
+        # dpnp writes '|' even where the byte order matters, and means the native one.
         dtype = check_dtype(np.dtype(typestr.removeprefix("|")))
     except TypeError as error:
         raise _wrong("typestr", typestr, wanted) from error
@@ -50,7 +50,7 @@ def _dtype(interface: dict[str, Any]) -> np.dtype[Any]:
 
 
 def queue_of(syclobj: object) -> Any:
-    """The queue that ``syclobj`` names: one, a context, a capsule of either, what has one, or a filter string."""
+    """The queue that ``syclobj`` means: it is one, a context, a capsule of either, has one, or is a filter string."""
     sycl = dpctl()
     if isinstance(syclobj, sycl.SyclQueue):
         return syclobj
@@ -74,10 +74,10 @@ def queue_of(syclobj: object) -> Any:
 
 
 def consume(obj: Any) -> Found:
-    """What an object's interface says, looked at. The object is kept.
+    """The elements that an object's interface describes, checked. They keep the object alive.
 
-    The kind is UNKNOWN only where there is no ``data`` and the object's buffer is the host's own memory. ValueError and
-    TypeError name the field that is wrong.
+    The kind is UNKNOWN only if there is no ``data``, and the object's buffer is memory of the host. ValueError and
+    TypeError name the field that is invalid.
     """
     interface = obj.__sycl_usm_array_interface__
     if not isinstance(interface, dict):
@@ -123,7 +123,7 @@ def consume(obj: Any) -> Found:
         raise _wrong("data", data, wanted)
     if not 0 <= data[0] < 1 << 63:
         raise _wrong("data", data, wanted)
-    # dpctl's own memory says True, and can be written to.
+    # dpctl's own memory objects say True, and can be written to all the same.
     readonly = bool(data[1]) and not isinstance(obj, importlib.import_module("dpctl.memory")._memory._Memory)
     return _check_usm(
         found._replace(address=int(data[0]) + int(offset) * dtype.itemsize, readonly=readonly), int(offset)
@@ -131,7 +131,7 @@ def consume(obj: Any) -> Found:
 
 
 def _check_usm(found: Found, offset: int) -> Found:
-    """With the kind of its memory. ValueError: not all of it is USM of the queue's context that is in use."""
+    """Adds the kind of the memory. ValueError: some of it is not USM of the queue's context, or is not allocated."""
     said = f"shape={found.shape}, strides={found.strides}, offset={offset} in elements of {found.dtype.itemsize} bytes"
     native = native_queue(found.queue)
     first, behind = found.span
@@ -156,10 +156,10 @@ def _check_usm(found: Found, offset: int) -> Found:
 
 
 def refused_as_ours(found: Found) -> str | None:
-    """Why elements cannot be in memory that this package allocated: freed, too short, another device's. None: they can.
+    """Why the elements cannot be in memory of this package (freed, too short, another device's); None if they can.
 
-    SYCL knows whole allocations, of which a pool makes many blocks. What is free in a pool with handlers or strategies,
-    and how long their blocks are, cannot be told.
+    SYCL knows only whole allocations, of which a pool makes many blocks. In a pool under handlers or strategies it is
+    not known which blocks are free and how long they are.
     """
     native = native_queue(found.queue)
     first, behind = found.span
@@ -177,7 +177,7 @@ def refused_as_ours(found: Found) -> str | None:
 
 
 def _in_buffer(found: Found, offset: int) -> Found:
-    """Without ``data`` the elements are in the object's buffer (PEP 3118), as the document has it."""
+    """Without ``data`` the elements are in the object's buffer (PEP 3118), as the specification says."""
     try:
         view = memoryview(found.owner)  # type: ignore[arg-type]  # whether it has one is the question
         flat = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)

@@ -1,4 +1,4 @@
-"""dpctl and its library, found when first asked for; the queues and handlers that stand on them."""
+"""dpctl and its library, loaded when first needed; and the queues and handlers over them."""
 
 import collections
 import enum
@@ -16,43 +16,43 @@ from ctxalloc import _native
 
 
 class UsmKind(enum.StrEnum):
-    """Who can reach an allocation: as ``sycl::usm::alloc`` has them."""
+    """Who can access an allocation: the kinds of ``sycl::usm::alloc``."""
 
     HOST = "host"
-    """On the host; devices read it from there."""
+    """On the host; devices access it there."""
     DEVICE = "device"
-    """On a device; the host cannot read it."""
+    """On a device; the host cannot access it."""
     SHARED = "shared"
-    """Moves to whoever touches it."""
+    """Moves between host and device to where it is used."""
     UNKNOWN = "unknown"
-    """No USM, or that of another context."""
+    """Not USM, or USM of another context."""
 
 
 UsmKind.__module__ = "ctxalloc.usm"
 
 Kind: TypeAlias = UsmKind | Literal["host", "device", "shared"]
 
-# A context, a device and a kind: what has one handler, and one pool.
+# A context, a device and a kind: each such place has one handler and one pool.
 _Place: TypeAlias = tuple[Any, Any, UsmKind]
 
 _lock = threading.Lock()
 _handlers: dict[_Place, _native.Handler] = {}
 _places: dict[_native.Handler, tuple[Any, UsmKind]] = {}
-# The queue, by context and device, of the handlers and strategies that there are, which stay for ever.
+# The queue of the handlers and strategies in each context and on each device. Entries stay for ever.
 _kept: dict[tuple[Any, Any], tuple[Any, _native.UsmQueue]] = {}
 
 _found: dict[str, Any] = {}
 _MAX_RECENT = 16
-# Our side of each queue that an array is on, and of the last ones besides: contexts come and go.
+# The native object of each queue that an array is on; `_recent` keeps those of the last few other queues alive.
 _native_queues: "weakref.WeakValueDictionary[Any, _native.UsmQueue]" = weakref.WeakValueDictionary()
 _recent: "collections.deque[_native.UsmQueue]" = collections.deque(maxlen=_MAX_RECENT)
 _contexts: "collections.OrderedDict[Any, Any]" = collections.OrderedDict()
 
 
 def _find_opencl() -> None:
-    """Tells OpenCL's loader of the CPU runtime in this environment, where nobody told it of another.
+    """Tells OpenCL's loader where this environment's CPU runtime is, unless it was told of another.
 
-    The loader reads the variable at its first use: nothing of SYCL may have been used so far.
+    The loader reads the variable when it is first used, so this works only before SYCL is first used.
     """
     library = Path(sys.prefix) / "lib" / "libintelocl.so"
     if "OCL_ICD_FILENAMES" not in os.environ and library.exists():
@@ -60,7 +60,7 @@ def _find_opencl() -> None:
 
 
 def is_loaded() -> bool:
-    """Whether dpctl was wanted so far."""
+    """Whether dpctl has been loaded."""
     return "dpctl" in _found
 
 
@@ -76,8 +76,22 @@ def dpctl() -> Any:
         raise ImportError(msg, name="dpctl") from error
 
 
+def tensors() -> Any:
+    """The module that has ``usm_ndarray``: dpnp's, or dpctl's before 0.22; None if there is none. Looked for once."""
+    if "tensors" not in _found:
+        found = None
+        for name in ("dpnp.tensor", "dpctl.tensor"):
+            try:
+                found = importlib.import_module(name)
+                break
+            except ImportError:
+                continue
+        _found["tensors"] = found
+    return _found["tensors"]
+
+
 def default_queue() -> Any:
-    """The queue that dpctl and dpnp use where none is named: arrays on the same one can be mixed."""
+    """The queue that dpctl and dpnp use by default. dpnp can use arrays together if they are on the same queue."""
     if "queue" in _found:
         return _found["queue"]
     sycl = dpctl()
@@ -94,7 +108,7 @@ def default_queue() -> Any:
 
 
 def queue_meant(queue: object) -> Any:
-    """A dpctl.SyclQueue for what users may say: one, a filter string, or None for the default.
+    """The dpctl.SyclQueue that a user means: one, a filter string, or None for the default.
 
     TypeError: something else. RuntimeError: there is no such device.
     """
@@ -118,7 +132,7 @@ def queue_meant(queue: object) -> Any:
 
 
 def native_queue(queue: Any) -> _native.UsmQueue:
-    """Our side of a dpctl.SyclQueue; they share it."""
+    """The native object for a dpctl.SyclQueue; both share the SYCL queue."""
     native = _native_queues.get(queue)
     if native is None:
         library = Path(dpctl().__file__).parent / "libDPCTLSyclInterface.so"
@@ -130,24 +144,24 @@ def native_queue(queue: Any) -> _native.UsmQueue:
 
 
 def _is_own_context(queue: Any) -> bool:
-    """Whether a queue's context is its device's own, which SYCL keeps for ever; so a pool may stay in it."""
+    """Whether a queue's context is its device's own. SYCL keeps that for ever, so a pool may be made in it."""
     return _is_own(queue.sycl_context, queue.sycl_device)
 
 
 def _is_own(context: Any, device: Any) -> bool:
     try:
         return device.parent_device is None and bool(device.sycl_platform.default_context == context)
-    except RuntimeError:  # SYCL may be told to have no such contexts
+    except RuntimeError:  # SYCL can be configured to have no such contexts
         return False
 
 
 def queue_in(context: Any) -> Any:
-    """A queue in a dpctl.SyclContext, on its first device: the same one for as long as it is not forgotten."""
+    """A queue in a dpctl.SyclContext, on its first device. The queues of the last few contexts are remembered."""
     known = _contexts.get(context)
     if known is None:
         device = context.get_devices()[0]
         cached = importlib.import_module("dpctl._sycl_queue_manager").get_device_cached_queue
-        # The queue that dpctl and dpnp use, where there is one: arrays on the same one can be mixed.
+        # The queue that dpctl and dpnp use for this device, if there is one, so that arrays can be used together.
         known = cached(device) if _is_own(context, device) else dpctl().SyclQueue(context, device)
         with _lock:
             known = _contexts.setdefault(context, known)
@@ -157,7 +171,7 @@ def queue_in(context: Any) -> Any:
 
 
 def kind_meant(kind: object) -> UsmKind:
-    """ValueError: no kind that can be allocated."""
+    """The kind that a user means. ValueError: none that can be allocated."""
     if isinstance(kind, str) and kind in ("host", "device", "shared"):
         return UsmKind(kind)
     msg = f"kind={kind!r} is no kind of USM to allocate; give 'host', 'device' or 'shared'"
@@ -165,11 +179,11 @@ def kind_meant(kind: object) -> UsmKind:
 
 
 def handler(queue: object = None, kind: Kind = "shared") -> _native.Handler:
-    """The handler over USM of a kind in a queue's context: pooled, registered when it is first asked for, and for ever.
+    """The handler over pooled USM of a kind in a queue's context, registered for ever when it is first asked for.
 
-    Queues with the same context and device have the same one. ``usm_shared``, ``usm_host`` and ``usm_device`` are
-    those of the default queue; those of others have a number behind their name, as ``usm_shared:1``. RuntimeError:
-    there is no such device, or it has no such memory.
+    Queues with the same context and device have the same handler. ``usm_shared``, ``usm_host`` and ``usm_device`` are
+    those of the default queue; the names of others end with a number, such as ``usm_shared:1``. RuntimeError: there is
+    no such device, or it has no such memory. ValueError: the kind is invalid.
     """
     owner, wanted = queue_meant(queue), kind_meant(kind)
     found = _handlers.get((owner.sycl_context, owner.sycl_device, wanted))
@@ -186,7 +200,7 @@ def handler(queue: object = None, kind: Kind = "shared") -> _native.Handler:
 
 
 def handler_over(queue: Any, kind: UsmKind) -> _native.Handler | None:
-    """The handler over the memory of arrays on a queue; None where there is none, and nobody asked for one."""
+    """The handler over the memory of arrays on a queue; None if its context is the user's own, and has none."""
     if _is_own_context(queue):
         return handler(queue, kind)
     return _handlers.get((queue.sycl_context, queue.sycl_device, kind))
@@ -195,7 +209,7 @@ def handler_over(queue: Any, kind: UsmKind) -> _native.Handler | None:
 def keep(queue: Any) -> tuple[int, Any, _native.UsmQueue]:
     """Remembers a context and a device for ever, for a handler or a strategy.
 
-    Returns their number (0 is the default queue's), the queue that stands for them, and our side of it.
+    Returns their number (0 is the default queue's), the queue that represents them, and its native object.
     """
     sides = [(one, native_queue(one)) for one in (default_queue(), queue)]
     with _lock:
@@ -206,9 +220,9 @@ def keep(queue: Any) -> tuple[int, Any, _native.UsmQueue]:
 
 
 def register_defaults(wanted: str) -> None:
-    """Registers what the default queue's device has of ``usm_shared``, ``usm_host`` and ``usm_device``.
+    """Registers those of ``usm_shared``, ``usm_host`` and ``usm_device`` that the default queue's device has.
 
-    RuntimeError: it has not the one that is wanted.
+    RuntimeError: it does not have the one that is wanted.
     """
     queue = default_queue()
     native = native_queue(queue)
@@ -218,14 +232,14 @@ def register_defaults(wanted: str) -> None:
 
 
 def place_of(owner: _native.Handler | None) -> tuple[Any, UsmKind] | None:
-    """The queue and kind of a handler that is one of ours."""
+    """The queue and kind of a handler over USM; None for any other handler."""
     return None if owner is None else _places.get(owner)
 
 
 def known_queues(address: int) -> list[Any]:
-    """Those whose contexts an address may belong to, the default first: one for each context and device.
+    """One queue for each context and device that an address may belong to, the default queue first.
 
-    Contexts of handlers and strategies only where the address is in memory of this package: there may be many.
+    Contexts of handlers and strategies are among them only if this package allocated the memory: there may be many.
     """
     default = default_queue()
     known = {(default.sycl_context, default.sycl_device): default}
@@ -237,7 +251,7 @@ def known_queues(address: int) -> list[Any]:
 
 
 def where(address: int) -> tuple[Any, UsmKind]:
-    """The queue and the kind of the memory at an address, of all that are known; (None, UNKNOWN) where it is no USM."""
+    """The queue and kind of the memory at an address, among all known queues; (None, UNKNOWN) if it is not USM."""
     found: tuple[Any, UsmKind] = (None, UsmKind.UNKNOWN)
     for queue in known_queues(address):
         native = native_queue(queue)
@@ -245,29 +259,30 @@ def where(address: int) -> tuple[Any, UsmKind]:
         if kind is not UsmKind.UNKNOWN:
             if native.reaches(address):
                 return queue, kind
-            found = (queue, kind)  # of its context; perhaps another device's
+            found = (queue, kind)  # the context is right, the device may be another one
     return found
 
 
 def use(*, queue: object = None, kind: Kind = "shared") -> _native.Scope:
-    """``ctxalloc.use`` for USM: NumPy's arrays live in it, on the device of a queue.
+    """``ctxalloc.use`` for USM: NumPy's arrays are allocated in it, for the device of a queue.
 
     ::
 
         with ctxalloc.usm.use(kind="host"):
             a = numpy.zeros(1000)
 
-    ``queue`` is a ``dpctl.SyclQueue``, a filter string, or None for the one that dpctl and dpnp use by default. It
-    is an ``async with`` and a decorator too. ValueError: ``kind="device"``, which the host cannot read.
+    ``queue`` is a ``dpctl.SyclQueue``, a filter string, or None for the one that dpctl and dpnp use by default. It also
+    works with ``async with`` and as a decorator. ValueError: ``kind="device"``, which the host cannot access.
     """
     return _native.use(handler(queue, kind))
 
 
 def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
-    """The kind of memory at an address (an int), or of an array's: what SYCL says of it.
+    """The kind of memory at an address (an int) or of an array, according to SYCL.
 
-    ``queue`` names the context that is asked; else it is the array's own, or those of the default queue, of all arrays
-    that there are and of the last few queues that were used here. TypeError: neither an int nor anything with memory.
+    SYCL is asked about the context of ``queue``. Without one that is the context of the array; for an address and for
+    an ndarray, it is those of the default queue, of all arrays, and of the last few queues that were used here.
+    TypeError: neither an int nor an object with memory.
     """
     address: object = subject
     if isinstance(subject, _native.UsmView):
@@ -292,10 +307,10 @@ def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
 
 
 class Pool(_native.Strategy):
-    """USM of a kind on a queue, pooled: for ``register``, or under ``Budgeted``, ``Tracked`` and what else wraps.
+    """Pooled USM of a kind on a queue: for ``register``, or as the upstream of ``Budgeted``, ``Tracked`` and others.
 
-    All in one context, on one device and of one kind are the same pool. RuntimeError: the device has no such memory,
-    or the kind is 'device', which strategies cannot stand on.
+    There is one pool for each context, device and kind. RuntimeError: the device has no such memory, or the kind is
+    'device', which strategies cannot use. ValueError: the kind is invalid.
     """
 
     __slots__ = ()
@@ -308,7 +323,7 @@ class Pool(_native.Strategy):
 class Arena(_native.Strategy):
     """Memory of its own from the pool of a queue and kind: for one ``ctxalloc.request(strategy=...)``.
 
-    RuntimeError: as ``Pool``.
+    RuntimeError, ValueError: as for ``Pool``.
     """
 
     __slots__ = ()

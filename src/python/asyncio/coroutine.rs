@@ -1,6 +1,6 @@
-//! Crossing four: a Rust future for a Python awaitable, which runs on its event loop in the task's handler.
+//! Crossing four: a Rust future for a Python awaitable, which runs on its event loop with the task's handler selected.
 
-use super::{call_soon, lock, take};
+use super::event_loop::{call_soon, lock, take};
 use crate::python::exit;
 use crate::python::handler::capsule_of;
 use crate::python::imported::Imported;
@@ -22,8 +22,8 @@ use tokio::sync::oneshot;
 /// Crossing four, a Rust task awaits Python: runs `awaitable` on the event loop of the running task, in a copy of
 /// its Python context in which the Rust task's handler is selected.
 ///
-/// Dropping the future cancels the Python task; a Python task that is cancelled makes it `CancelledError`. The
-/// event loop is that of [`future_into_py`](super::future_into_py)'s caller, or the one running on this thread.
+/// Dropping the future cancels the Python task; if the Python task is cancelled the future returns `CancelledError`.
+/// The event loop is that of [`future_into_py`](super::future_into_py)'s caller, or the one running on this thread.
 ///
 /// ```ignore
 /// // In a future that `future_into_py` was given; `load` is a Python coroutine function.
@@ -67,7 +67,7 @@ fn python_context<'py>(base: &Bound<'py, PyAny>, rust: &Context) -> PyResult<Bou
         let numpy = Numpy::get(py)?;
         let capsule = capsule_of(py, rust.handler())?.unbind();
         let select = PyCFunction::new_closure(py, None, None, move |arguments, _| -> PyResult<()> {
-            numpy.selection().set(numpy, capsule.bind(arguments.py())).map(drop)
+            numpy.selection().set(capsule.bind(arguments.py())).map(drop)
         })?;
         copy.call_method1("run", (select,))?;
     }
@@ -76,8 +76,8 @@ fn python_context<'py>(base: &Bound<'py, PyAny>, rust: &Context) -> PyResult<Bou
 
 type Outcome = PyResult<Py<PyAny>>;
 
-/// Called once on the event loop's thread, in the context prepared for the awaitable: makes the asyncio task, which
-/// copies that context.
+/// Called once on the event loop's thread, in the context that was prepared for the awaitable. It makes the asyncio
+/// task, which copies that context.
 #[pyclass(frozen, module = "ctxalloc")]
 struct Start {
     awaitable: Py<PyAny>,
@@ -92,7 +92,7 @@ impl Start {
         static ENSURE_FUTURE: Imported = Imported::new("asyncio", "ensure_future");
         let Some(sender) = take(&self.sender) else { return Ok(()) };
         if sender.is_closed() && self.end(py)? {
-            return Ok(()); // dropped before it began: no task, not even an eager one's first step
+            return Ok(()); // dropped before it began: no task is made, as an eager one would run its first step
         }
         let options = PyDict::new(py);
         options.set_item("loop", &self.event_loop)?;
@@ -100,8 +100,8 @@ impl Start {
         let task = match task {
             Ok(task) => task,
             Err(error) => {
-                let _ = sender.send(Err(error)); // nobody waits: nothing to tell
-                return self.end(py).map(drop); // a task factory that refused has not begun it
+                let _ = sender.send(Err(error)); // fails if nobody waits any more
+                return self.end(py).map(drop); // the task factory refused, so the coroutine has not begun
             }
         };
         *lock(&self.task) = Some(task.clone().unbind());
@@ -116,8 +116,8 @@ impl Start {
 }
 
 impl Start {
-    /// Ends a coroutine that never began, as the cancellation of a task does that had no step yet. False for
-    /// awaitables of other kinds.
+    /// Closes a coroutine that never began, as cancelling a task before its first step does. False: the awaitable is
+    /// not a coroutine.
     fn end(&self, py: Python<'_>) -> PyResult<bool> {
         static IS_COROUTINE: Imported = Imported::new("asyncio", "iscoroutine");
         let is_coroutine = IS_COROUTINE.get(py)?.call1((&self.awaitable,))?.is_truthy()?;
@@ -129,7 +129,7 @@ impl Start {
 }
 
 impl Drop for Start {
-    /// Never called: the event loop was closed before, or refused. The coroutine is not forgotten but ended.
+    /// Closes the coroutine if this was never called: the event loop was closed first, or refused the callback.
     fn drop(&mut self) {
         if take(&self.sender).is_some() {
             let _ = Python::try_attach(|py| match self.end(py) {
@@ -150,7 +150,7 @@ struct Done {
 impl Done {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
         let Some(sender) = take(&self.sender) else { return };
-        let _ = sender.send(task.call_method0("result").map(Bound::unbind)); // as above
+        let _ = sender.send(task.call_method0("result").map(Bound::unbind)); // fails if nobody waits any more
     }
 }
 
@@ -159,9 +159,9 @@ impl Done {
 #[derive(Debug)]
 pub struct PythonTask {
     outcome: oneshot::Receiver<Outcome>,
-    /// Filled on the event loop's thread; read there.
+    /// Written and read on the event loop's thread.
     task: Arc<Mutex<Option<Py<PyAny>>>>,
-    /// Gone once there is an outcome: nothing to cancel any more.
+    /// None once there is an outcome, when there is nothing to cancel any more.
     event_loop: Option<Py<PyAny>>,
 }
 
@@ -181,12 +181,12 @@ impl Drop for PythonTask {
     fn drop(&mut self) {
         let Some(event_loop) = self.event_loop.take() else { return };
         let task = Arc::clone(&self.task);
-        // Without an interpreter there is no task left to cancel.
+        // Without an interpreter no task is left to cancel.
         let _ = exit::try_attach(|py| -> PyResult<()> {
             let cancel = PyCFunction::new_closure(py, None, None, move |arguments, _| -> PyResult<()> {
                 take(&task).map_or(Ok(()), |task| task.call_method0(arguments.py(), "cancel").map(drop))
             })?;
-            // It runs after `Start`: callbacks keep their order. A closed loop refuses, and has no tasks.
+            // It runs after `Start`, as callbacks keep their order. A closed loop refuses it, and has no tasks.
             call_soon(event_loop.bind(py), cancel.into_any(), None)
         });
     }

@@ -1,6 +1,6 @@
-//! Crossing two: an asyncio future for a Rust future, which runs on tokio in the handler of the call.
+//! Crossing two: an asyncio future for a Rust future, which runs on tokio with the caller's handler selected.
 
-use super::{call_soon, take};
+use super::event_loop::{call_soon, take};
 use crate::python::bridge::{current, with_selection};
 use crate::python::errors::RustPanic;
 use crate::python::exit;
@@ -22,11 +22,12 @@ use std::task::{Context as TaskContext, Poll};
 use tokio::sync::oneshot;
 
 /// Crossing two, Python awaits a Rust future: an asyncio future for `future`, which runs on the tokio runtime of
-/// `pyo3-async-runtimes` in the handler of the call, on whatever worker.
+/// `pyo3-async-runtimes` with the caller's handler selected, on any worker.
 ///
-/// Its output becomes a Python object in that handler too. Cancelling the asyncio future drops `future`, in its
-/// context; where `future` answers `CancelledError`, the asyncio future is cancelled. A panic becomes
-/// `ctxalloc.RustPanic`. What is not done when the event loop is closed, or Python exits, ends unheard.
+/// Its output is converted to a Python object under that handler too. Cancelling the asyncio future drops `future`, in
+/// its context; if `future` returns `CancelledError`, the asyncio future is cancelled. A panic becomes
+/// `ctxalloc.RustPanic`. The outcome of a future that is not done when the event loop is closed, or when Python exits,
+/// is discarded.
 ///
 /// ```ignore
 /// #[pyfunction]
@@ -41,8 +42,8 @@ use tokio::sync::oneshot;
 /// ```
 ///
 /// # Errors
-/// Outside of a running event loop; RuntimeError in a forked child whose parent used the runtime, for its worker
-/// threads are not there; as [`current`].
+/// RuntimeError outside of a running event loop, and in a child of `fork` whose parent used the runtime, as its worker
+/// threads do not exist there; those of [`current`].
 pub fn future_into_py<'py, F, T>(py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
 where
     F: Future<Output = PyResult<T>> + Send + 'static,
@@ -70,12 +71,12 @@ where
     Ok(asyncio_future)
 }
 
-/// A runtime's threads do not survive `fork`: a future given to it would wait for ever.
+/// RuntimeError in a child of `fork`: the runtime's threads do not exist there, so a future would wait for ever.
 fn refuse_after_fork() -> PyResult<()> {
-    /// The first one that asked; 0 until then.
+    /// The first process that called this; 0 before.
     static PROCESS: AtomicU32 = AtomicU32::new(0);
     let own = std::process::id();
-    // Relaxed: a number, and nothing that stands behind it.
+    // Relaxed: the number is all that is shared.
     let Err(first) = PROCESS.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) else { return Ok(()) };
     if own == first {
         return Ok(());
@@ -87,12 +88,12 @@ fn refuse_after_fork() -> PyResult<()> {
     )))
 }
 
-/// A future that ends when it is done, when it panics, and when Python has cancelled it (`None`).
+/// A future that ends when its work is done or panics, and with `None` when Python has cancelled it.
 #[pin_project]
 struct Running<F> {
     #[pin]
     work: F,
-    /// Gone once nobody can cancel any more.
+    /// None once nobody can cancel any more.
     cancelled: Option<oneshot::Receiver<()>>,
 }
 
@@ -101,7 +102,7 @@ impl<F: Future<Output = PyResult<T>>, T> Future for Running<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        // What a panic leaves behind is dropped and not looked at again.
+        // Unwind safety: after a panic the future is dropped, and never polled again.
         match catch_unwind(AssertUnwindSafe(|| this.work.poll(cx))) {
             Ok(Poll::Ready(outcome)) => return Poll::Ready(Some(outcome)),
             Ok(Poll::Pending) => {}
@@ -123,7 +124,7 @@ fn panicked(panic: &(dyn Any + Send)) -> PyErr {
     RustPanic::new_err(format!("a Rust future panicked: {}", text.unwrap_or("no message")))
 }
 
-/// The done callback of the asyncio future: tells the Rust future if it was cancelled.
+/// The done callback of the asyncio future: it tells the Rust future if that was cancelled.
 #[pyclass(frozen, module = "ctxalloc")]
 struct Cancel {
     sender: Mutex<Option<oneshot::Sender<()>>>,
@@ -136,21 +137,21 @@ impl Cancel {
         if future.call_method0(intern!(future.py(), "cancelled"))?.is_truthy()?
             && let Some(sender) = sender
         {
-            let _ = sender.send(()); // it is done by now: nothing to cancel
+            let _ = sender.send(()); // fails if the Rust future is done, and cannot be cancelled any more
         }
         Ok(())
     }
 }
 
-/// What owes an asyncio future its outcome. Dropped with its debt (a destructor or a conversion panicked), it says
-/// so there: whoever waits must not wait for ever.
+/// Gives an asyncio future its outcome. If it is dropped before it did, because a destructor or a conversion panicked,
+/// the asyncio future fails with a RustPanic: whoever awaits it must not wait for ever.
 struct Answer(Option<Places>);
 
 impl Answer {
     /// Gives the outcome, if somebody waits for it, on a thread that may wait for the GIL.
     ///
-    /// By now the future is gone. What it dropped of Python's on a thread that is not attached, pyo3 has set aside until
-    /// somebody attaches: that happens here, or the last request would live until the next call.
+    /// By now the future was dropped. If that happened on a thread that is not attached, pyo3 releases what it held of
+    /// Python's only when a thread attaches again: this does, or the request would stay alive until the next call.
     fn give<T>(mut self, outcome: Option<PyResult<(T, Context)>>)
     where
         T: for<'a> IntoPyObject<'a> + Send + 'static,
@@ -176,7 +177,7 @@ impl Drop for Answer {
     }
 }
 
-/// Where an outcome goes.
+/// Where an outcome is delivered.
 struct Places {
     event_loop: Py<PyAny>,
     future: Py<PyAny>,
@@ -191,7 +192,7 @@ impl Places {
         let settle = Settle { future, outcome: Mutex::new(Some(outcome)) };
         let posted = settle.into_bound_py_any(py).and_then(|settle| call_soon(event_loop, settle, None));
         if let Err(error) = posted {
-            // Refused because the loop is closed: the program chose not to wait.
+            // A closed loop refuses: then the program chose not to wait, and there is nothing to report.
             let closed = event_loop.call_method0(intern!(py, "is_closed")).and_then(|closed| closed.is_truthy());
             if !closed.unwrap_or(false) {
                 error.write_unraisable(py, Some(event_loop));
@@ -201,7 +202,7 @@ impl Places {
     }
 }
 
-/// Called once on the event loop's thread: the outcome becomes that of the asyncio future.
+/// Called once on the event loop's thread: it gives the asyncio future its outcome.
 #[pyclass(frozen, module = "ctxalloc")]
 struct Settle {
     future: Py<PyAny>,
@@ -224,9 +225,11 @@ impl Settle {
             return future.call_method0(intern!(py, "cancel")).map(drop);
         }
         let set_exception = |error: PyErr| future.call_method1(intern!(py, "set_exception"), (error,)).map(drop);
-        // asyncio refuses StopIteration, which would look like the end of whoever awaits.
+        // asyncio refuses StopIteration, which would end the coroutine that awaits it.
         set_exception(error.clone_ref(py)).or_else(|refusal| {
-            let refused = PyRuntimeError::new_err(format!("a Rust future failed with what no future may: {refusal}"));
+            let refused = PyRuntimeError::new_err(format!(
+                "a Rust future failed with an exception that no asyncio future accepts: {refusal}"
+            ));
             refused.set_cause(py, Some(error));
             set_exception(refused)
         })

@@ -1,92 +1,82 @@
 //! `ctxalloc.request()`: a request for a `with` block. Entering begins it, leaving ends it.
 //!
-//! A Request is for one block: its numbers stay readable after it. What selects, `scope.rs` shares with `use`; which
-//! MemoryError is a refusal of ours, `refusal.rs` says.
+//! A Request is for one block, and its numbers stay readable afterwards. It selects its handler as a scope does
+//! (`scope.rs`). `refusal.rs` tells which MemoryErrors come from its limits.
 
-mod budget;
 mod refusal;
 mod report;
+mod terms;
 
-pub(super) use budget::PyBudget;
 pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, escaped_of, request_metrics, stats_of};
 
-use super::bridge;
+use super::budget::PyBudget;
+use super::foreign::handler_in;
 use super::handler::{PyHandler, capsule_of};
-use super::held::Held;
 use super::numpy::Numpy;
 use super::scope::{deselect, entered_already, not_entered};
-use super::step::{Step, Work};
-use super::strategies::PyStrategy;
+use super::step::Step;
+use super::token_cell::TokenCell;
 use crate::handler::Handler;
-use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, RequestHandle, Seen, Terms};
+use crate::handler::requests::{Begun, RequestHandle, Seen};
+use crate::strategy::LiveBlock;
 use crate::strategy::account::Stats;
-use crate::strategy::{Budget, LiveBlock, Strategy};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use terms::Wanted;
 
 /// A stretch of work with memory, numbers and a limit of its own: what ``ctxalloc.request()`` makes.
 ///
-/// For one ``with`` or ``async with`` block (RuntimeError: entered a second time); as a decorator it is a new one at
-/// each call. ValueError on leaving: this is another Context than the one that entered it; nothing changes, and it may
+/// It is for one ``with`` or ``async with`` block; as a decorator it makes a new request for each call. RuntimeError:
+/// it was entered before. ValueError on leaving: this is not the Context that entered it; nothing changes, and it may
 /// still be left in its own. BudgetExceeded on leaving: the block ended with a MemoryError because a budget refused.
 ///
-/// Two are equal where they are the same request: ``ctxalloc.current_request()`` is equal to what began it.
+/// Two are equal if they are the same request: ``ctxalloc.current_request()`` equals the Request that began it.
 #[pyclass(frozen, eq, weakref, name = "Request", module = "ctxalloc")]
 pub(super) struct PyRequest {
     wanted: Wanted,
-    held: Held,
+    token: TokenCell,
     phase: Mutex<Phase>,
 }
 
-/// What it was asked for.
-#[derive(Clone, Default)]
-struct Wanted {
-    limit_bytes: Option<usize>,
-    strategy: Option<Arc<dyn Strategy>>,
-    name: Option<String>,
-    budget: Option<Budget>,
-    is_root: bool,
-    after_end: AfterEnd,
-    is_strict: bool,
-}
-
 enum Phase {
+    /// It was not entered yet.
     New,
     Entered(Begun),
+    /// It was left; `end` and `blocks` are what was alive then.
     Left {
         begun: Begun,
         end: Stats,
         blocks: Option<Vec<LiveBlock>>,
     },
-    /// It was begun elsewhere, and is seen by who carries its handler.
+    /// Another Request began it; this one was made by `current_request()`.
     Carried(RequestHandle),
 }
 
-/// A request: memory, numbers and perhaps a limit of its own for a ``with`` or ``async with`` block, or for each call of a
-/// function that it decorates::
+/// A request: memory, numbers and perhaps a limit of its own for a ``with`` or ``async with`` block, or for each call
+/// of a function that it decorates::
 ///
 ///     >>> with ctxalloc.request(limit_bytes=ctxalloc.MiB, name="thumbnail") as scope:
 ///     ...     kept = numpy.zeros(100_000).sum(keepdims=True)
 ///     >>> scope.stats.peak_bytes, scope.escaped.count, scope.escaped.bytes
 ///     (800008, 1, 8)
 ///
-/// ``limit_bytes``: the most that may be alive at one time. ``strategy``: where its blocks come from, instead of the
-/// process's pool. ``name``: for messages. ``budget``: what it is charged to besides; inside of another request it is
-/// charged to that one too, unless it is a root (``root=True``): what a server begins for each of its requests should be
-/// one. Its arrays may outlive it for as long as they like, and are charged to it until they end.
+/// ``limit_bytes``: the most bytes that may be alive at one time. ``strategy``: where its blocks come from, instead of
+/// the process's pool. ``name``: for messages. ``budget``: a Budget that is charged too. A request inside of another
+/// one is charged to that one as well, unless it is a root (``root=True``), as the requests that a server begins should
+/// be. Its arrays may outlive it for any length of time, and stay charged to it until they are freed.
 ///
-/// ``after_end``: what becomes of arrays that are made under it after its end, by tasks that go on: ``"charge"`` counts and
-/// limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them.
+/// ``after_end``: what happens to arrays that are made under it after its end, by tasks that continue: ``"charge"``
+/// counts and limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them.
 ///
-/// Arrays of up to 1 KiB may go up to 64 KiB beyond a limit (``stats.overdraft_bytes`` tells): NumPy crashes where it is
-/// refused some of its scalars. ``strict=True`` does without.
+/// Arrays of up to 1 KiB may exceed a limit by up to 64 KiB in all (``stats.overdraft_bytes`` tells how far they do),
+/// because NumPy crashes if some of its scalars are refused. ``strict=True`` allows no excess.
 ///
-/// TypeError, ValueError: an argument is not as it must be; also on entering, where the strategy aligns to less than 16
-/// bytes. RuntimeError on entering: inside of thousands of other requests.
+/// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
+/// on entering: it is inside of thousands of other requests.
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None
@@ -100,45 +90,18 @@ pub(super) fn request(
     after_end: Option<&Bound<'_, PyAny>>,
     strict: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
-    let wanted = Wanted {
-        limit_bytes: budget::limit_in("request", limit_bytes)?,
-        strategy: strategy
-            .map(|given| match given.cast::<PyStrategy>() {
-                Ok(strategy) => Ok(strategy.get().strategy()),
-                Err(_) => Err(wrong("strategy", given, "one of ctxalloc.strategies, or None for the process's pool")),
-            })
-            .transpose()?,
-        name: budget::name_in("request", name)?,
-        budget: budget
-            .map(|given| match given.cast::<PyBudget>() {
-                Ok(budget) => Ok(budget.get().budget().clone()),
-                Err(_) => Err(wrong("budget", given, "a ctxalloc.Budget, or None")),
-            })
-            .transpose()?,
-        is_root: flag_in("root", root)?,
-        after_end: after_end.map(after_end_in).transpose()?.unwrap_or_default(),
-        is_strict: flag_in("strict", strict)?,
-    };
-    Ok(PyRequest::new(wanted))
+    Ok(PyRequest::new(Wanted {
+        limit_bytes: terms::limit(limit_bytes)?,
+        strategy: terms::strategy(strategy)?,
+        name: terms::name(name)?,
+        budget: terms::budget(budget)?,
+        is_root: terms::flag("root", root)?,
+        after_end: terms::after_end(after_end)?,
+        is_strict: terms::flag("strict", strict)?,
+    }))
 }
 
-fn flag_in(option: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-    let Some(given) = given else { return Ok(false) };
-    given.extract().map_err(|_| wrong(option, given, "True or False"))
-}
-
-fn after_end_in(given: &Bound<'_, PyAny>) -> PyResult<AfterEnd> {
-    const WANTED: &str = "'charge', 'refuse' or 'detach'";
-    let Ok(text) = given.cast::<PyString>() else { return Err(wrong("after_end", given, WANTED)) };
-    match &*text.to_string_lossy() {
-        "charge" => Ok(AfterEnd::Charge),
-        "refuse" => Ok(AfterEnd::Refuse),
-        "detach" => Ok(AfterEnd::Detach),
-        other => Err(PyValueError::new_err(format!("request(after_end={other:?}): give {WANTED}"))),
-    }
-}
-
-/// The request that the running context is in, from whatever depth, task or thread carries it; None in none::
+/// The request that the running context is in, at any depth and in any task or thread that inherited it; else None::
 ///
 ///     >>> def helper():
 ///     ...     return ctxalloc.current_request().stats.live_bytes
@@ -147,25 +110,20 @@ fn after_end_in(given: &Bound<'_, PyAny>) -> PyResult<AfterEnd> {
 ///     ...     helper()
 ///     8000
 ///
-/// Equal to the Request that began it.
+/// It equals the Request that began it.
 #[pyfunction]
 pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
-    let capsule = Numpy::get(py)?.current_capsule(py)?; // holds the request while we look at it
-    let handler = super::foreign::handler_in(&capsule)?;
+    let capsule = Numpy::get(py)?.current_capsule(py)?; // keeps the request while its handler is looked up
+    let handler = handler_in(&capsule)?;
     Ok(RequestHandle::by(handler).map(|handle| {
         let wanted = Wanted { name: Some(handle.name().into_owned()), ..Wanted::default() };
-        PyRequest { wanted, held: Held::new(), phase: Mutex::new(Phase::Carried(handle)) }
+        PyRequest { wanted, token: TokenCell::new(), phase: Mutex::new(Phase::Carried(handle)) }
     }))
-}
-
-fn wrong(option: &str, given: &Bound<'_, PyAny>, wanted: &str) -> PyErr {
-    let shown = given.repr().map_or_else(|_| "?".to_owned(), |shown| shown.to_string());
-    PyTypeError::new_err(format!("request({option}={shown}): give {wanted}"))
 }
 
 impl PartialEq for PyRequest {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other) || self.handler_word().is_some_and(|own| other.handler_word() == Some(own))
+        std::ptr::eq(self, other) || self.begun_handler().is_some_and(|own| other.begun_handler() == Some(own))
     }
 }
 
@@ -173,38 +131,37 @@ impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(wanted: Wanted) -> Self {
-        Self { wanted, held: Held::new(), phase: Mutex::new(Phase::New) }
+        Self { wanted, token: TokenCell::new(), phase: Mutex::new(Phase::New) }
     }
 
-    /// Never locked while Python runs.
+    /// Never locked while Python code runs.
     fn phase(&self) -> MutexGuard<'_, Phase> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, py: Python<'_>) -> PyResult<()> {
-        if !self.held.begin() {
+    fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.token.begin() {
             return Err(entered_already(&self.text()));
         }
         match self.select(py) {
             Ok(token) => {
-                self.held.put(token);
+                self.token.put(token);
                 Ok(())
             }
             Err(error) => {
-                self.held.clear();
+                self.token.clear();
                 Err(error)
             }
         }
     }
 
-    /// Begins it and selects its handler; or does nothing.
+    /// Begins the request and selects its handler. After an error nothing has changed.
     fn select<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let capsule = capsule_of(py, self.begin(py)?)?;
-        let numpy = Numpy::get(py)?;
-        numpy.selection().set(numpy, &capsule).inspect_err(|_| *self.phase() = Phase::New)
+        Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
     }
 
-    /// Begins it; for the one that may enter.
+    /// Begins the request. The caller is the one that may enter.
     fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
         if !matches!(*self.phase(), Phase::New) {
             return Err(self.used());
@@ -215,17 +172,17 @@ impl PyRequest {
         Ok(handler)
     }
 
-    pub(super) fn exit(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let Some(token) = self.held.take(py) else { return Err(not_entered(&self.text())) };
-        let left = deselect(py, &self.held, token, &|| self.text());
-        if self.held.is_in_use() {
+    fn exit(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(token) = self.token.take(py) else { return Err(not_entered(&self.text())) };
+        let left = deselect(py, &self.token, token, &|| self.text());
+        if self.token.is_in_use() {
             return left; // still entered, in another Context
         }
         let refused = self.end(py, error);
         left.and(refused)
     }
 
-    /// Ends the request, and says whether `error` is one of its refusals.
+    /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
     fn end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut phase = self.phase();
         let Phase::Entered(mut begun) = std::mem::replace(&mut *phase, Phase::New) else { return Ok(()) };
@@ -240,7 +197,7 @@ impl PyRequest {
         }
     }
 
-    /// What `read` says of the request; None before it is entered.
+    /// What `read` returns for the request; None before it is entered.
     fn if_begun<R>(&self, read: impl FnOnce(&Seen) -> R) -> Option<R> {
         match &*self.phase() {
             Phase::New => None,
@@ -249,7 +206,7 @@ impl PyRequest {
         }
     }
 
-    /// The same; an error before it is entered.
+    /// The same; RuntimeError before it is entered.
     fn with_request<R>(&self, read: impl FnOnce(&Seen) -> R) -> PyResult<R> {
         self.if_begun(read).ok_or_else(|| {
             PyRuntimeError::new_err(format!(
@@ -259,12 +216,12 @@ impl PyRequest {
         })
     }
 
-    /// What no other request has, once it is begun.
-    fn handler_word(&self) -> Option<Handler> {
+    /// Its handler, which no other request has; None before it is entered.
+    fn begun_handler(&self) -> Option<Handler> {
         self.if_begun(|request| request.handler())
     }
 
-    /// How it is called in messages: takes no lock.
+    /// Its name in messages. Takes no lock.
     fn text(&self) -> String {
         match &self.wanted.name {
             Some(name) => format!("ctxalloc.request(name={name:?})"),
@@ -278,22 +235,6 @@ impl PyRequest {
             "{} was entered and left before, and is for one block; call request() again for a second one",
             self.text()
         ))
-    }
-}
-
-impl Wanted {
-    /// A request on these terms: a root, or inside of the running context's request.
-    fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
-        Ok(Begun::begin(Terms {
-            name: self.name.clone(),
-            limit_bytes: self.limit_bytes,
-            overdraft_bytes: if self.is_strict { 0 } else { OVERDRAFT_BYTES },
-            budget: self.budget.clone(),
-            strategy: self.strategy.clone(),
-            outer: if self.is_root { None } else { Some(bridge::current(py)?) },
-            after_end: self.after_end,
-            is_of_this_thread: true,
-        })?)
     }
 }
 
@@ -317,7 +258,10 @@ impl PyRequest {
     }
 
     fn __aenter__(slf: Py<Self>) -> Step {
-        Step { subject: slf.into_any(), work: Work::EnterRequest }
+        Step::new(slf.into_any(), None, |request, _| {
+            request.cast::<Self>()?.get().enter(request.py())?;
+            Ok(Some(request.clone().unbind()))
+        })
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]
@@ -328,11 +272,14 @@ impl PyRequest {
         traceback: &Bound<'_, PyAny>,
     ) -> Step {
         let _ = (kind, traceback);
-        Step { subject: slf.into_any(), work: Work::ExitRequest { error } }
+        Step::new(slf.into_any(), error, |request, error| {
+            request.cast::<Self>()?.get().exit(request.py(), error)?;
+            Ok(None)
+        })
     }
 
-    /// The function, each of whose calls is a request of its own on these terms; works for coroutine functions and (async)
-    /// generators too.
+    /// Decorates a function: each call is a request of its own on these terms. Works for coroutine functions and
+    /// (async) generators too.
     #[pyo3(signature = (function, /))]
     fn __call__<'py>(slf: &Bound<'py, Self>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("ctxalloc._decorate")?.getattr("in_request")?.call1((slf, function))
@@ -343,14 +290,14 @@ impl PyRequest {
         Self::new(self.wanted.clone())
     }
 
-    /// Begins it without selecting its handler, for one that is selected a step at a time.
+    /// Begins the request without selecting its handler, for a generator, which selects it in each of its steps.
     fn _begin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
-        if !self.held.begin() {
+        if !self.token.begin() {
             return Err(entered_already(&self.text()));
         }
         let begun = self.begin(py).and_then(|handler| PyHandler::of(py, handler));
         if begun.is_err() {
-            self.held.clear();
+            self.token.clear();
         }
         begun
     }
@@ -359,17 +306,17 @@ impl PyRequest {
     #[pyo3(signature = (error, /))]
     fn _end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let refused = self.end(py, error);
-        self.held.clear();
+        self.token.clear();
         refused
     }
 
-    /// Its name: the one it was given, or a number. RuntimeError before it is entered, here and below.
+    /// The name that it was given, or a number. RuntimeError: it is not entered yet; so for the other attributes.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
         self.with_request(|request| PyString::new(py, &request.name()))
     }
 
-    /// The handler that it selects. RuntimeError after its end where nothing is left of it.
+    /// The handler that it selects. RuntimeError: it has ended, and nothing of it is left.
     #[getter]
     fn handler<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
         let handler = self.with_request(|request| request.handler())?;
@@ -382,19 +329,20 @@ impl PyRequest {
         PyHandler::of(py, handler)
     }
 
-    /// Its own budget, under what it is charged to: what a part of it may be charged to.
+    /// Its own budget, which is below those that it is charged to. Parts of the request can be charged to it.
     #[getter]
     fn budget(&self) -> PyResult<PyBudget> {
         self.with_request(|request| PyBudget::from(request.budget()))
     }
 
-    /// Its numbers so far, after its end too: then they go on to change with what outlives it.
+    /// Its numbers so far. They can be read after its end too, and change then with the blocks that outlive it.
     #[getter]
     fn stats(&self) -> PyResult<PyStats> {
         self.with_request(|request| PyStats::from(request.stats()))
     }
 
-    /// What was alive at its end. None before, and in what ``current_request()`` gave: ask the Request that began it.
+    /// What was alive at its end. None before its end, and always for what ``current_request()`` returned: ask the
+    /// Request that began it.
     #[getter]
     fn escaped(&self) -> Option<PyEscaped> {
         match &*self.phase() {
@@ -403,9 +351,9 @@ impl PyRequest {
         }
     }
 
-    /// By the request that it is: TypeError before it is one.
+    /// The hash of the request. TypeError: it is not entered yet.
     fn __hash__(&self) -> PyResult<u64> {
-        let Some(handler) = self.handler_word() else {
+        let Some(handler) = self.begun_handler() else {
             return Err(PyTypeError::new_err(format!("{} is not entered yet, so it has no hash yet", self.text())));
         };
         let mut hasher = std::hash::DefaultHasher::new();
@@ -423,8 +371,8 @@ impl PyRequest {
         format!("<{}, {state}>", self.text())
     }
 
-    /// A token refers to its Context, which may hold whoever holds this.
+    /// For the garbage collector: the token refers to its Context, which may refer to this Request.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.held.traverse(&visit)
+        self.token.traverse(&visit)
     }
 }

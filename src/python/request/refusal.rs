@@ -1,8 +1,15 @@
-//! Which MemoryErrors are refusals of a request's budget, and what becomes of them.
+//! Which MemoryErrors come from a refusal of the request's budgets; those become a BudgetExceeded.
 //!
-//! NumPy learns nothing but NULL, and so does the exception. What it says of itself must fit: NumPy's own error knows
-//! the bytes of the array that it could not make. One that knows nothing counts where the refusal was the last thing
-//! that the request asked for, unless a `raise` statement made it: that is the program's own.
+//! A budget refuses inside of a C function, which can only return NULL. NumPy or other C code then raises a
+//! MemoryError, and that error knows nothing of the budget. So it is recognised by what it says of itself:
+//!
+//! - NumPy's error for a new array has the array's size. It comes from a refusal of that many bytes.
+//! - An error without a message is C's (`PyErr_NoMemory`), and one of NumPy's messages names no size. It comes from a
+//!   refusal if nothing was allocated in the request since that refusal.
+//! - An error with any other message was raised by the program, or by another library. It is left as it is.
+//!
+//! So a program's own `raise MemoryError` without a message, right after a refusal that it handled, becomes a
+//! BudgetExceeded too: nothing in the error tells it from C's.
 
 use crate::error::Error;
 use crate::python::errors::BudgetExceeded;
@@ -10,53 +17,44 @@ use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
-/// Raises BudgetExceeded from `error` if one of these refusals led to it.
+/// NumPy's messages where an array could not grow (`array.resize`, `numpy.fromiter`).
+const OF_NUMPY: [&str; 2] = ["cannot allocate memory for array", "cannot allocate array memory"];
+
+/// Raises BudgetExceeded from `error` if it comes from one of these refusals, the youngest of which is first.
 #[cold]
 pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal]) -> PyResult<()> {
-    if refusals.is_empty()
-        || !error.is_instance_of::<PyMemoryError>()
-        || error.is_instance(&py.get_type::<BudgetExceeded>())?
-    {
+    let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
+    if refusals.is_empty() || is_budgets || !error.is_instance_of::<PyMemoryError>() {
         return Ok(());
     }
-    let size = size_of(error);
-    if size.is_none() && raised_by_python(error).unwrap_or(false) {
-        return Ok(());
-    }
-    let Some(refusal) = refusals.iter().find(|refusal| led_to(refusal, size)) else { return Ok(()) };
+    let refusal = match size_of_array(error) {
+        Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
+        None if is_of_c(error) => refusals.iter().find(|refusal| refusal.is_last),
+        None => None,
+    };
+    let Some(refusal) = refusal else { return Ok(()) };
     let exceeded = PyErr::from(refusal.error.clone());
     exceeded.set_cause(py, Some(PyErr::from_value(error.clone())));
     Err(exceeded)
 }
 
-/// The bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.
-fn size_of(error: &Bound<'_, PyAny>) -> Option<usize> {
+/// The size in bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.
+fn size_of_array(error: &Bound<'_, PyAny>) -> Option<usize> {
     error.getattr("_total_size").and_then(|size| size.extract()).ok()
 }
 
-/// Whether the traceback begins at a `raise` statement, and not at a call of C or Rust code.
-fn raised_by_python(error: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let mut place = error.getattr("__traceback__")?;
-    loop {
-        let next = place.getattr("tb_next")?;
-        if next.is_none() {
-            break;
-        }
-        place = next;
-    }
-    let code = place.getattr("tb_frame")?.getattr("f_code")?.getattr("co_code")?;
-    let instruction = code.get_item(place.getattr("tb_lasti")?)?;
-    let raise = error.py().import("opcode")?.getattr("opmap")?.get_item("RAISE_VARARGS")?;
-    instruction.eq(raise)
+/// Whether the error was raised by `PyErr_NoMemory`, or by NumPy with one of its messages.
+fn is_of_c(error: &Bound<'_, PyAny>) -> bool {
+    let message = error.str().map(|message| message.to_string());
+    message.is_ok_and(|message| message.is_empty() || OF_NUMPY.contains(&message.as_str()))
 }
 
-fn led_to(refusal: &Refusal, size: Option<usize>) -> bool {
-    let (Error::BudgetExceeded { requested_bytes, .. } | Error::RequestEnded { requested_bytes, .. }) = refusal.error
-    else {
-        return false;
-    };
-    match size {
-        Some(size) => size == requested_bytes || size == 0, // an array without elements takes a byte or more
-        None => refusal.is_last,
+/// Whether an array of that size was refused here.
+fn fits(refusal: &Refusal, size_bytes: usize) -> bool {
+    match refusal.error {
+        Error::BudgetExceeded { requested_bytes, .. } | Error::RequestEnded { requested_bytes, .. } => {
+            size_bytes == requested_bytes || size_bytes == 0 // an array without elements takes a byte or more
+        }
+        _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! What a request says of itself: its numbers, and what outlived it. Plain values.
+//! What a request reports: its numbers, and what outlived it. Plain values.
 
 use crate::handler::requests;
 use crate::python::tracked::{self, PyBlock};
@@ -6,8 +6,8 @@ use crate::strategy::LiveBlock;
 use crate::strategy::account::Stats;
 use pyo3::prelude::*;
 
-/// A request's numbers at one moment. Bytes are those that were asked for; the numbers of requests inside of it are part
-/// of them.
+/// A request's numbers at one moment. Bytes are the sizes that were asked for. The numbers include those of requests
+/// inside of this one.
 #[pyclass(frozen, eq, hash, get_all, name = "Stats", module = "ctxalloc")]
 #[derive(PartialEq, Eq, Hash)]
 pub(in crate::python) struct PyStats {
@@ -17,13 +17,13 @@ pub(in crate::python) struct PyStats {
     live_blocks: usize,
     /// The most bytes that were alive at one time.
     peak_bytes: usize,
-    /// All bytes that were ever allocated; a resize counts what it grew by.
+    /// All bytes that were ever allocated; a resize adds what the block grew by.
     total_bytes: u64,
-    /// How many blocks were ever made.
+    /// How many blocks were ever allocated.
     count: u64,
-    /// How many of them its own limit refused.
+    /// How many allocations its own limit refused.
     refused: u64,
-    /// How far it is beyond its limit: arrays of up to 1 KiB may be, see ``request()``.
+    /// How many bytes it is above its limit, which arrays of up to 1 KiB may exceed: see ``request()``.
     overdraft_bytes: usize,
 }
 
@@ -51,7 +51,7 @@ impl PyStats {
         )
     }
 
-    /// Numbers: pickles and copies, so that a worker may send them home.
+    /// Numbers can be pickled and copied, so that a worker process can send them to its parent.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (StatsNumbers,))> {
         let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes } = *self;
         let numbers = (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes);
@@ -62,7 +62,7 @@ impl PyStats {
 type StatsNumbers = (usize, usize, usize, u64, u64, u64, usize);
 type EscapedNumbers = (usize, usize);
 
-/// What a pickled Stats is made from again.
+/// Makes a pickled Stats again.
 #[pyfunction]
 #[pyo3(name = "_stats", signature = (numbers, /))]
 pub(in crate::python) fn stats_of(numbers: StatsNumbers) -> PyStats {
@@ -70,22 +70,22 @@ pub(in crate::python) fn stats_of(numbers: StatsNumbers) -> PyStats {
     PyStats { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes }
 }
 
-/// What a pickled Escaped is made from again.
+/// Makes a pickled Escaped again.
 #[pyfunction]
 #[pyo3(name = "_escaped", signature = (numbers, /))]
 pub(in crate::python) fn escaped_of(numbers: EscapedNumbers) -> PyEscaped {
     PyEscaped::new(numbers.0, numbers.1, None)
 }
 
-/// How many requests there are, and were.
+/// How many requests there are and were, in this process.
 #[pyclass(frozen, eq, hash, get_all, name = "RequestMetrics", module = "ctxalloc")]
 #[derive(PartialEq, Eq, Hash)]
 pub(in crate::python) struct PyRequestMetrics {
-    /// How many were begun.
+    /// How many were ever begun.
     begun: u64,
-    /// How many are there: not ended, or still reached by arrays, tasks, capsules.
+    /// How many exist now: those that have not ended, and those that arrays, tasks or capsules still refer to.
     present: usize,
-    /// Slots that were made, some 512 bytes each: as many as were ever present at one time.
+    /// How many slots were made, of some 512 bytes each: as many as there were ever requests at one time.
     slots: usize,
 }
 
@@ -97,7 +97,7 @@ impl PyRequestMetrics {
     }
 }
 
-/// How many requests there are, and were.
+/// How many requests there are and were, in this process.
 #[pyfunction]
 pub(in crate::python) fn request_metrics() -> PyRequestMetrics {
     let now = requests::metrics();
@@ -124,8 +124,8 @@ impl PyEscaped {
 
 #[pymethods]
 impl PyEscaped {
-    /// The blocks that the request itself made, a list of ``tracking.Block``, where its strategy knows them
-    /// (``strategies.Tracked``, one of its own: several requests that share one see the blocks of all). Else None.
+    /// The blocks that the request itself made, a list of ``tracking.Block``. None if its strategy does not know them:
+    /// give it a ``strategies.Tracked`` of its own (requests that share one see each other's blocks).
     #[getter]
     fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Option<Vec<Bound<'py, PyBlock>>>> {
         self.blocks.clone().map(|blocks| tracked::to_python(py, blocks)).transpose()
@@ -135,7 +135,7 @@ impl PyEscaped {
         format!("<ctxalloc.Escaped: {} blocks, {} bytes>", self.count, self.bytes)
     }
 
-    /// Numbers: pickles and copies; the blocks stay behind, whose addresses are this process's.
+    /// Pickles and copies the numbers, without the blocks, whose addresses mean nothing in another process.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (EscapedNumbers,))> {
         Ok((py.import("ctxalloc._native")?.getattr("_escaped")?, ((self.count, self.bytes),)))
     }

@@ -1,11 +1,11 @@
-//! `strategies.Tracked` for Python: what is told of a block's maker (`teller`), and live blocks as objects.
+//! `strategies.Tracked` for Python: live blocks as objects, and which code and task made them (`attribution`).
 
-mod teller;
+mod attribution;
 
-pub(super) use teller::teller;
+pub(super) use attribution::attribution;
 
 use super::errors::wrong_type;
-use super::handler::PyHandler;
+use crate::handler::Handler;
 use crate::strategy::{LiveBlock, Report};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// A live block of memory, as it was when it was listed by ``Handler.live_blocks()``: most often an array's data.
+/// A live block of memory, most often an array's data, as it was when ``Handler.live_blocks()`` listed it.
 ///
-/// Equal to another one where both are the same block, whatever its age or size by then: the difference of two sets
-/// of them is what was made in between.
+/// Two are equal if they are the same block, even if its age or size differs: the difference of two sets of blocks is
+/// what was made in between.
 #[pyclass(frozen, name = "Block", module = "ctxalloc.tracking")]
 pub(super) struct PyBlock {
     block: LiveBlock,
@@ -24,43 +24,43 @@ pub(super) struct PyBlock {
 
 #[pymethods]
 impl PyBlock {
-    /// Where it starts: ``array.ctypes.data`` of the array that owns it. 0 while it was being resized.
+    /// The address where it starts: ``array.ctypes.data`` of the array that owns it. 0 if it was just being resized.
     #[getter]
     fn address(&self) -> usize {
         self.block.address
     }
 
-    /// Its size in bytes, as asked for.
+    /// Its size in bytes, as it was asked for.
     #[getter]
     fn size_bytes(&self) -> usize {
         self.block.size_bytes
     }
 
-    /// How long ago it was made, right to a few milliseconds.
+    /// How many seconds ago it was made, accurate to a few milliseconds.
     #[getter]
     fn age_seconds(&self) -> f64 {
         self.block.age.as_secs_f64()
     }
 
-    /// The thread that made it, by the system's number: ``threading.get_native_id()``.
+    /// The number that the system gave the thread that made it: ``threading.get_native_id()``.
     #[getter]
     fn thread_id(&self) -> u32 {
         self.block.thread.id
     }
 
-    /// Its name in ``threading`` where it lived when the block was listed, else what the system called it.
+    /// The name of that thread: in ``threading`` if it was running when the block was listed, else the system's.
     #[getter]
     fn thread_name(&self) -> &str {
         &self.block.thread.name
     }
 
-    /// The name of the asyncio task that made it, where ``tasks=True`` asked for it; None outside of tasks.
+    /// The name of the asyncio task that made it, with ``tasks=True``; None outside of tasks.
     #[getter]
     fn task(&self) -> Option<&str> {
         self.block.task.as_deref()
     }
 
-    /// Where it was made, a ``traceback.StackSummary``, the innermost call last; empty where none was asked for.
+    /// Where it was made: a ``traceback.StackSummary``, the innermost call last; empty without ``traceback=``.
     #[getter]
     fn traceback<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let frames = self.block.place.iter().flat_map(|place| place.frames.iter().rev());
@@ -87,7 +87,7 @@ impl PyBlock {
     }
 }
 
-/// Live blocks as Python's objects, the threads that live under their names in ``threading``.
+/// Live blocks as Python objects. Threads that are running have their names in ``threading``.
 pub(super) fn to_python(py: Python<'_>, mut blocks: Vec<LiveBlock>) -> PyResult<Vec<Bound<'_, PyBlock>>> {
     if !blocks.is_empty() {
         let names = thread_names(py)?;
@@ -104,7 +104,7 @@ fn thread_names(py: Python<'_>) -> PyResult<HashMap<u32, String>> {
     let mut names = HashMap::new();
     for thread in py.import("threading")?.call_method0("enumerate")?.try_iter()? {
         let thread = thread?;
-        // None for a thread that is just starting; nothing at all for some dummies.
+        // `native_id` is None for a thread that is just starting, and some dummy threads have none.
         if let Ok(Some(id)) = thread.getattr("native_id").and_then(|id| id.extract::<Option<u32>>()) {
             names.insert(id, thread.getattr("name")?.str()?.to_string_lossy().into_owned());
         }
@@ -112,9 +112,8 @@ fn thread_names(py: Python<'_>) -> PyResult<HashMap<u32, String>> {
     Ok(names)
 }
 
-/// A handler's live blocks; ValueError where its strategy does not know them.
-pub(super) fn of_handler<'py>(py: Python<'py>, handler: &PyHandler) -> PyResult<Vec<Bound<'py, PyBlock>>> {
-    let handler = handler.handler();
+/// A handler's live blocks. ValueError: its strategy does not know them.
+pub(super) fn of_handler(py: Python<'_>, handler: Handler) -> PyResult<Vec<Bound<'_, PyBlock>>> {
     let Some(blocks) = py.detach(|| handler.live_blocks()) else {
         return Err(PyValueError::new_err(format!(
             "handler '{}' does not track its blocks; use 'tracked', or register one with a strategies.Tracked()",
@@ -124,7 +123,8 @@ pub(super) fn of_handler<'py>(py: Python<'py>, handler: &PyHandler) -> PyResult<
     to_python(py, blocks)
 }
 
-/// Live blocks in groups, as text: by the place where they were made, else by thread; the largest group first::
+/// Groups live blocks by the place where they were made, else by thread, and returns the groups as text, the largest
+/// first::
 ///
 ///     >>> print(ctxalloc.tracking.report(ctxalloc.handler("tracked").live_blocks()))
 ///     2 live blocks, 8800 bytes

@@ -1,9 +1,10 @@
-//! DLPack, both ways: tensors in capsules, unversioned and of version 1 (dlpack.h).
+//! DLPack in both directions: tensors in capsules, without a version and of version 1 (dlpack.h).
 //!
-//! A capsule that nobody consumed calls the tensor's deleter; one that was consumed has another name, and its consumer
-//! calls it.
+//! A consumer renames the capsule, and calls the tensor's deleter when it is done with it. The destructor of a capsule
+//! that nobody consumed calls it instead.
 #![allow(unsafe_code, reason = "DLPack is C's")]
 
+use crate::python::capsule::pointer_in;
 use crate::python::exit;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -41,7 +42,7 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// As many as NumPy has.
+/// As many axes as an array of NumPy may have.
 const MAX_AXES: usize = 64;
 
 const READ_ONLY: u64 = 1;
@@ -49,7 +50,7 @@ const IS_COPIED: u64 = 2;
 const PLAIN: (&CStr, &CStr) = (c"dltensor", c"used_dltensor");
 const VERSIONED: (&CStr, &CStr) = (c"dltensor_versioned", c"used_dltensor_versioned");
 
-/// What our tensors' contexts point to.
+/// What the context of a tensor of ours points to.
 struct Exported {
     owner: Option<Py<PyAny>>,
     shape: Box<[i64]>,
@@ -57,49 +58,60 @@ struct Exported {
 }
 
 impl Drop for Exported {
-    /// On any thread, perhaps one that is not attached to Python.
+    /// May run on any thread, attached to Python or not.
     fn drop(&mut self) {
         let mut owner = self.owner.take();
         if exit::try_attach(|_| drop(owner.take())).is_none() {
-            std::mem::forget(owner); // Python is gone
+            std::mem::forget(owner); // Python is gone, so nobody can release it
         }
     }
 }
 
+/// The deleter of a tensor without a version.
+///
+/// # Safety
+/// - `usm_dlpack` made the tensor; nobody uses it afterwards, or calls its deleter a second time (DLPack's rule).
 unsafe extern "C" fn delete_plain(tensor: *mut Managed) {
-    // SAFETY: made by `usm_dlpack`, and deleted once (DLPack's rule).
-    let tensor = unsafe { Box::from_raw(tensor) };
-    // SAFETY: as above.
-    drop(unsafe { Box::from_raw(tensor.context.cast::<Exported>()) });
+    // SAFETY: `usm_dlpack` took both pointers from boxes of these types, and they are freed once, by contract.
+    unsafe {
+        let tensor = Box::from_raw(tensor);
+        drop(Box::from_raw(tensor.context.cast::<Exported>()));
+    }
 }
 
+/// The deleter of a tensor of version 1.
+///
+/// # Safety
+/// - As for `delete_plain`.
 unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
-    // SAFETY: as in `delete_plain`.
-    let tensor = unsafe { Box::from_raw(tensor) };
-    // SAFETY: as above.
-    drop(unsafe { Box::from_raw(tensor.context.cast::<Exported>()) });
+    // SAFETY: `usm_dlpack` took both pointers from boxes of these types, and they are freed once, by contract.
+    unsafe {
+        let tensor = Box::from_raw(tensor);
+        drop(Box::from_raw(tensor.context.cast::<Exported>()));
+    }
 }
 
-/// The end of a capsule: where nobody consumed it, the tensor's too.
+/// The destructor of our capsules: it deletes the tensor unless a consumer renamed the capsule.
+///
+/// # Safety
+/// - attached; `capsule` is one that `usm_dlpack` made, without references.
 unsafe extern "C" fn end_of_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: any object may be asked.
-    if unsafe { ffi::PyCapsule_IsValid(capsule, PLAIN.0.as_ptr()) } != 0 {
-        // SAFETY: a capsule of this name has such a tensor.
-        let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule, PLAIN.0.as_ptr()) }.cast::<Managed>();
-        // SAFETY: ours, not consumed.
-        unsafe { delete_plain(tensor) };
-    }
-    // SAFETY: as above.
-    if unsafe { ffi::PyCapsule_IsValid(capsule, VERSIONED.0.as_ptr()) } != 0 {
-        // SAFETY: as above.
-        let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule, VERSIONED.0.as_ptr()) }.cast::<Versioned>();
-        // SAFETY: ours, not consumed.
-        unsafe { delete_versioned(tensor) };
+    // SAFETY: `usm_dlpack` gave each of the two names to capsules around a tensor of its type alone. A capsule that
+    // still has it was not consumed, so the tensor is ours to delete, once.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, PLAIN.0.as_ptr()) != 0 {
+            delete_plain(ffi::PyCapsule_GetPointer(capsule, PLAIN.0.as_ptr()).cast());
+        } else if ffi::PyCapsule_IsValid(capsule, VERSIONED.0.as_ptr()) != 0 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED.0.as_ptr()).cast());
+        }
     }
 }
 
-/// A capsule with a tensor, which keeps `owner`. `place` is an address and an offset in bytes, `layout` the shape and the
-/// strides in elements, `dtype` code and bits, `flags` whether it is of version 1, read-only, and a copy.
+/// A capsule with a tensor, which keeps `owner` alive.
+///
+/// `place` is an address and an offset in bytes; `layout`, the shape and the strides in elements; `dtype`, DLPack's
+/// type code and the bits of an element; `device`, DLPack's device type and number; `flags`, whether the tensor is of
+/// version 1, is read-only, and is a copy. BufferError: read-only without a version, which cannot say so.
 #[pyfunction]
 #[pyo3(signature = (owner, place, layout, dtype, device, flags, /))]
 pub(in crate::python) fn usm_dlpack<'py>(
@@ -114,11 +126,11 @@ pub(in crate::python) fn usm_dlpack<'py>(
     let ((address, offset_bytes), (shape, strides)) = (place, layout);
     let (is_versioned, is_readonly, is_copied) = flags;
     if shape.len() != strides.len() {
-        return Err(PyValueError::new_err("as many strides as there are axes"));
+        return Err(PyValueError::new_err("the shape and the strides have different lengths"));
     }
     if is_readonly && !is_versioned {
         return Err(PyBufferError::new_err(
-            "the array is read-only, which DLPack says from version 1.0 on; ask with max_version=(1, 0)",
+            "the array is read-only, which only DLPack 1.0 and later can say; ask with max_version=(1, 0)",
         ));
     }
     let mut exported = Box::new(Exported { owner: Some(owner), shape: shape.into(), strides: strides.into() });
@@ -143,68 +155,67 @@ pub(in crate::python) fn usm_dlpack<'py>(
         let deleter = Some(delete_plain as unsafe extern "C" fn(*mut Managed));
         (Box::into_raw(Box::new(Managed { tensor, context, deleter })).cast(), PLAIN.0)
     };
-    // SAFETY: not NULL, a static name, and a destructor that fits both names.
-    let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_of_capsule)) };
-    // SAFETY: a new reference, or NULL with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+    // SAFETY: attached; the pointer is not NULL and fits the name, which is static, and the destructor knows both
+    // names. The capsule is a new reference, or NULL with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_of_capsule))) }
 }
 
-/// What was consumed: keeps the producer's tensor until it goes.
+/// Owns a tensor that was consumed: its producer may free the memory when this is dropped.
 #[pyclass(frozen, weakref, name = "DlpackOwner", module = "ctxalloc._native")]
 pub(in crate::python) struct DlpackOwner {
     tensor: *mut c_void,
     is_versioned: bool,
 }
 
-// SAFETY: a tensor may be deleted on any thread; nobody else has it.
+// SAFETY: it alone owns the tensor, which may be deleted on any thread (DLPack's rule).
 unsafe impl Send for DlpackOwner {}
-// SAFETY: nothing can be done with it but dropping it.
+// SAFETY: a shared reference to it allows nothing.
 unsafe impl Sync for DlpackOwner {}
 
 impl Drop for DlpackOwner {
     fn drop(&mut self) {
-        if self.is_versioned {
-            let tensor = self.tensor.cast::<Versioned>();
-            // SAFETY: consumed, and so ours alone.
-            if let Some(deleter) = unsafe { (*tensor).deleter } {
-                // SAFETY: DLPack's rule: called once, by the consumer.
-                unsafe { deleter(tensor) };
-            }
-        } else {
-            let tensor = self.tensor.cast::<Managed>();
-            // SAFETY: as above.
-            if let Some(deleter) = unsafe { (*tensor).deleter } {
-                // SAFETY: as above.
-                unsafe { deleter(tensor) };
+        // SAFETY: `usm_from_dlpack` consumed the tensor, which is of the type that `is_versioned` says. The consumer
+        // calls the deleter, if there is one, and nobody else does (DLPack's rule).
+        unsafe {
+            if self.is_versioned {
+                let tensor = self.tensor.cast::<Versioned>();
+                if let Some(deleter) = (*tensor).deleter {
+                    deleter(tensor);
+                }
+            } else {
+                let tensor = self.tensor.cast::<Managed>();
+                if let Some(deleter) = (*tensor).deleter {
+                    deleter(tensor);
+                }
             }
         }
     }
 }
 
-/// Address, shape, strides in elements (or None), dtype (code, bits, lanes), device, whether it is read-only, the owner.
+/// Address, shape, strides in elements (or None), dtype (code, bits, lanes), device, whether it is read-only, the
+/// owner.
 type Consumed = (usize, Vec<i64>, Option<Vec<i64>>, (u8, u8, u16), (i32, i32), bool, Py<DlpackOwner>);
 
-/// Consumes a capsule.
+/// Consumes a capsule, and says what its tensor describes.
+///
+/// ValueError: not a capsule of DLPack's, or consumed already. BufferError: a version that is not known, or a tensor
+/// that describes no memory.
 #[pyfunction]
 #[pyo3(signature = (capsule, /))]
 pub(in crate::python) fn usm_from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Consumed> {
     let py = capsule.py();
-    // SAFETY: any object may be asked.
-    let has = |name: &CStr| unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) } != 0;
-    let (names, is_versioned) = if has(VERSIONED.0) {
-        (VERSIONED, true)
-    } else if has(PLAIN.0) {
-        (PLAIN, false)
+    let (pointer, names, is_versioned) = if let Some(pointer) = pointer_in(capsule, VERSIONED.0) {
+        (pointer.as_ptr(), VERSIONED, true)
+    } else if let Some(pointer) = pointer_in(capsule, PLAIN.0) {
+        (pointer.as_ptr(), PLAIN, false)
     } else {
         return Err(PyValueError::new_err(format!(
             "{} is no capsule 'dltensor' or 'dltensor_versioned', or was consumed already; call __dlpack__() again",
             capsule.repr()?
         )));
     };
-    // SAFETY: a valid capsule of this name.
-    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), names.0.as_ptr()) };
     let (tensor, is_readonly): (&Tensor, bool) = if is_versioned {
-        // SAFETY: a capsule of this name has such a tensor.
+        // SAFETY: a capsule of this name has a tensor of version 1 or later, which lives until it is deleted.
         let versioned = unsafe { &*pointer.cast::<Versioned>() };
         if versioned.major > 1 {
             return Err(PyBufferError::new_err(format!(
@@ -214,7 +225,7 @@ pub(in crate::python) fn usm_from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult
         }
         (&versioned.tensor, versioned.flags & READ_ONLY != 0)
     } else {
-        // SAFETY: as above.
+        // SAFETY: a capsule of this name has a tensor without a version, which lives until it is deleted.
         (unsafe { &(*pointer.cast::<Managed>()).tensor }, false)
     };
     let axes = usize::try_from(tensor.axes).ok().filter(|&axes| axes <= MAX_AXES).ok_or_else(|| {
@@ -227,7 +238,7 @@ pub(in crate::python) fn usm_from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult
         if axes == 0 {
             return Some(Vec::new());
         }
-        // SAFETY: not NULL, so as many as `ndim` says (dlpack.h); no more than `MAX_AXES`, as just seen.
+        // SAFETY: a pointer that is not NULL leads to `ndim` numbers (dlpack.h), which are `axes`, at most `MAX_AXES`.
         (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, axes) }.to_vec())
     };
     let shape = numbers(tensor.shape).filter(|shape| shape.iter().all(|&length| length >= 0)).ok_or_else(|| {
@@ -252,8 +263,7 @@ pub(in crate::python) fn usm_from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult
     let strides = numbers(tensor.strides);
     let dtype = (tensor.code, tensor.bits, tensor.lanes);
     let device = (tensor.device_type, tensor.device_id);
-    // From here on it is ours.
-    // SAFETY: a capsule, and a static name.
+    // SAFETY: `pointer_in` accepted the capsule, and the name is static. From here on the tensor is ours.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), names.1.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }

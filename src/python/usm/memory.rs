@@ -1,5 +1,5 @@
-//! `UsmMemory`: a block of USM, for arrays that are not NumPy's. It is charged to the request that it is made in, whose
-//! limits and budgets hold for it, until it is freed.
+//! `UsmMemory`: a block of USM for an array that is not NumPy's. Until it is freed it is charged to the request that it
+//! is made in, so the limits of the request and its budgets apply to it.
 #![allow(unsafe_code, reason = "an address for Python")]
 
 use super::queue::PyQueue;
@@ -9,11 +9,11 @@ use crate::request::{ExternalCharge, charge_current};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A block, freed with this object.
+/// A block of USM, which is freed with this object.
 #[pyclass(frozen, weakref, name = "UsmMemory", module = "ctxalloc._native")]
 pub(in crate::python) struct PyMemory {
     block: UsmBlock,
-    /// Given back when the block is: fields are dropped in this order.
+    /// Given back after the block is freed: fields are dropped in this order.
     _charge: Option<ExternalCharge>,
 }
 
@@ -27,8 +27,9 @@ impl Drop for PyMemory {
 
 #[pymethods]
 impl PyMemory {
-    /// `size_bytes` of a kind on a queue, which are at least one: an array without elements has an address too. Charged to
-    /// the request around it; what is only there while a copy runs is not.
+    /// Allocates `size_bytes` of a kind on a queue; 0 becomes 1, as an array without elements has an address too. The
+    /// running context's request is charged, unless `charged` is false, as for memory that exists only while a copy
+    /// runs.
     #[new]
     #[pyo3(signature = (queue, kind, size_bytes, /, *, zeroed, charged=true))]
     fn new(
@@ -46,7 +47,7 @@ impl PyMemory {
         Ok(Self { block, _charge: charge })
     }
 
-    /// How many there are in this process.
+    /// How many blocks there are in this process.
     #[staticmethod]
     fn live() -> usize {
         LIVE.load(Ordering::Relaxed)

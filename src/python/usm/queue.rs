@@ -1,4 +1,4 @@
-//! `UsmQueue`: a SYCL queue that is dpctl's too.
+//! `UsmQueue`: a SYCL queue that dpctl uses too.
 #![allow(unsafe_code, reason = "addresses from dpctl")]
 
 use crate::error::Error;
@@ -15,15 +15,15 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tokio::sync::oneshot;
 
-/// A queue of dpctl's, shared with it.
+/// A queue that is shared with dpctl.
 #[pyclass(frozen, eq, weakref, name = "UsmQueue", module = "ctxalloc._native")]
 pub(in crate::python) struct PyQueue {
     queue: Queue,
-    /// Whether its context is for ever, and so may have pools.
+    /// Whether its context lives for ever, so that pools may be made in it.
     is_kept: bool,
-    /// The pools that blocks are from, once they are known: they are never given up.
+    /// The pool of each kind that blocks come from, once it is known. Pools are never freed.
     block_pools: [OnceLock<&'static UsmPool>; 3],
-    /// Ends with the last asynchronous copy: they take turns, in the order of the calls.
+    /// Resolves when the last asynchronous copy has ended: copies run one after the other, in the order of the calls.
     last: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
@@ -38,7 +38,8 @@ impl PyQueue {
         &self.queue
     }
 
-    /// The pool that blocks of a kind are from: made where the context stays, else only where a handler has one.
+    /// The pool for blocks of a kind. In a context that lives for ever it is made if there is none; in another context
+    /// it is that of a handler, if there is one.
     pub(super) fn block_pool(&self, kind: UsmKind) -> Result<Option<&'static UsmPool>, Error> {
         let known = &self.block_pools[match kind {
             UsmKind::Device => 0,
@@ -55,10 +56,10 @@ impl PyQueue {
         Ok(found.map(|pool| *known.get_or_init(|| pool)))
     }
 
-    /// The pool that strategies on this queue stand on.
+    /// The pool under the strategies on this queue.
     pub(in crate::python) fn pool(&self, kind: &str) -> PyResult<Pool<UsmPages>> {
         let kind = kind_named(kind)?;
-        UsmPages::new(&self.queue, kind)?; // says so where no strategy can stand on it
+        UsmPages::new(&self.queue, kind)?; // an error where strategies cannot use this kind
         Ok(UsmPool::of(&self.queue, kind)?.lent())
     }
 }
@@ -66,22 +67,21 @@ impl PyQueue {
 pub(super) fn kind_named(kind: &str) -> PyResult<UsmKind> {
     let all = [UsmKind::Host, UsmKind::Device, UsmKind::Shared];
     all.into_iter().find(|known| known.name() == kind).ok_or_else(|| {
-        PyValueError::new_err(format!("kind={kind:?} is no kind of USM; give 'host', 'device' or 'shared'"))
+        PyValueError::new_err(format!("kind={kind:?} is not a kind of USM; give 'host', 'device' or 'shared'"))
     })
 }
 
 #[pymethods]
 impl PyQueue {
-    /// `library` is dpctl's own, `address` what `addressof_ref()` of a live `dpctl.SyclQueue` gives. `keep` says that its
-    /// context is one that stays, such as a device's own.
+    /// `library` is dpctl's own, `address` is what `addressof_ref()` of a live `dpctl.SyclQueue` returns. `keep` says
+    /// that the queue's context lives for ever, as a device's own does.
     #[new]
     #[pyo3(signature = (library, address, /, *, keep))]
     fn new(py: Python<'_>, library: PathBuf, address: usize, keep: bool) -> PyResult<Self> {
         let queue = py.detach(|| {
-            // SAFETY: `python/ctxalloc/usm` gives the library in dpctl's own folder.
-            let runtime = unsafe { Runtime::load(&library) }?;
-            // SAFETY: as above; it asks a live queue.
-            unsafe { Queue::share(runtime, address) }
+            // SAFETY: `python/ctxalloc/usm` is the only caller: it gives the library in dpctl's own folder, and the
+            // address of a queue that it holds.
+            unsafe { Queue::share(Runtime::load(&library)?, address) }
         })?;
         Ok(Self { queue, is_kept: keep, block_pools: Default::default(), last: Mutex::new(None) })
     }
@@ -104,8 +104,8 @@ impl PyQueue {
         self.queue.shares_memory_with(&other.get().queue)
     }
 
-    /// Whether its work may use the memory at an address: that of its context and device, and the host's; where nobody
-    /// can say whose it is, it may not. Work on another device's memory may never end.
+    /// Whether work on this queue may use the memory at an address: it may use that of its context and device, and the
+    /// host's. Work on another device's memory may never end, so the answer is no where the device is unknown.
     fn reaches(&self, address: usize) -> bool {
         match self.queue.kind_of(address) {
             Some(UsmKind::Device | UsmKind::Shared) => match UsmBlock::told(&self.queue, address) {
@@ -116,8 +116,8 @@ impl PyQueue {
         }
     }
 
-    /// What is known of an address in memory that this package allocated: its kind, and the bytes from there to its
-    /// block's end, which are 0 where no block is and None where that cannot be told.
+    /// What is known of an address in memory that this package allocated, else None: its kind, and the bytes from there
+    /// to the end of its block, which are 0 if there is no block and None if that is not known.
     fn told(&self, address: usize) -> Option<(&'static str, Option<usize>)> {
         UsmBlock::told(&self.queue, address).map(|told| (told.kind.name(), told.room_bytes))
     }
@@ -126,25 +126,26 @@ impl PyQueue {
         PyHandler::of(py, register_usm(name, &self.queue, kind_named(kind)?)?)
     }
 
-    /// Until all is done that was submitted so far. RuntimeError: in a child of `fork`.
+    /// Waits until all work that was submitted so far is done. RuntimeError: in a child of `fork`.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         self.queue.require_usable()?;
         py.detach(|| self.queue.wait());
         Ok(())
     }
 
-    /// Copies and waits. The addresses are those of memory that the caller holds.
+    /// Copies and waits. The caller holds the memory on both sides.
     fn copy(&self, py: Python<'_>, to: usize, from_: usize, size_bytes: usize) -> PyResult<()> {
         py.detach(|| {
             let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
-            // SAFETY: the package holds both, with that many bytes, and has looked that they do not overlap.
+            // SAFETY: the package, the only caller, holds that many bytes on both sides, and has checked that they do
+            // not overlap.
             unsafe { self.queue.copy(to, from, size_bytes) }
         })?;
         Ok(())
     }
 
-    /// Copies rows and waits. `axes` has, for each axis, how many rows there are and the bytes from one to the next where
-    /// they are written and where they are read.
+    /// Copies rows and waits. `axes` has for each axis the number of rows, and the bytes from one row to the next in
+    /// the target and in the source.
     fn copy_rows(
         &self,
         py: Python<'_>,
@@ -157,14 +158,16 @@ impl PyQueue {
             axes.into_iter().map(|(count, to_step, from_step)| RowAxis { count, to_step, from_step }).collect();
         py.detach(|| {
             let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
-            // SAFETY: the package holds both sides, of which these are the rows, and has looked that they do not overlap.
+            // SAFETY: the package, the only caller, holds the memory of these rows on both sides, and has checked that
+            // the sides do not overlap.
             unsafe { self.queue.copy_rows(to, from, row_bytes, &axes) }
         })?;
         Ok(())
     }
 
-    /// A copy that can be awaited: it comes after all that was submitted, and after those that were asked for before.
-    /// `keep` has the memory; it is let go of when the copy is done, also where nobody waits any more.
+    /// A copy that can be awaited. It comes after all work that was submitted before, and after earlier asynchronous
+    /// copies. `keep` owns the memory on both sides, and is released when the copy is done, even if nobody awaits it
+    /// any more.
     fn copy_async<'py>(
         slf: Bound<'py, Self>,
         to: usize,
@@ -173,28 +176,30 @@ impl PyQueue {
         keep: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        runtimes::get_current_locals(py)?; // says so before anything is begun where there is no event loop
+        runtimes::get_current_locals(py)?; // an error before anything has begun, if there is no event loop
         let queue = slf.get().queue.clone();
-        let this = slf.clone().unbind(); // the turns are this object's
+        let this = slf.clone().unbind(); // the order of copies is kept in this object
         let hold = queue.hold();
         let (turn, next) = oneshot::channel();
         let before = slf.get().last.lock().unwrap_or_else(PoisonError::into_inner).replace(next);
         let done = runtimes::get_runtime().spawn_blocking(move || {
             let _held = (hold, turn);
             if let Some(before) = before {
-                let _ = before.blocking_recv(); // an error too is its end
+                let _ = before.blocking_recv(); // it has ended, with an error or without
             }
             let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
-            // SAFETY: as for `copy`; `keep` holds both until it is done.
+            // SAFETY: the package, the only caller, gives that many bytes on both sides, which do not overlap. `keep`
+            // owns both until the copy is done.
             let outcome = unsafe { queue.copy(to, from, size_bytes) };
             let mut keep = Some((keep, this));
             if exit::try_attach(|_| drop(keep.take())).is_none() {
-                std::mem::forget(keep); // Python is gone: nobody can let go of it
+                std::mem::forget(keep); // Python is gone, so nobody can release it
             }
             outcome
         });
         future_into_py(py, async move {
-            // A drop of this future leaves the thread that copies alone: it keeps the memory until SYCL is done with it.
+            // Dropping this future does not stop the thread that copies: it keeps the memory until SYCL is done with
+            // it.
             Ok(done.await.map_err(|error| PyRuntimeError::new_err(error.to_string()))??)
         })
     }

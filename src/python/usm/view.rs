@@ -1,4 +1,5 @@
-//! `UsmView`: the base of `ctxalloc.usm.Array`, with what Python 3.11 has only C for: the buffer protocol (PEP 3118).
+//! `UsmView`: the base class of `ctxalloc.usm.Array`. It has the buffer protocol (PEP 3118), which in Python 3.11 only
+//! C code can implement.
 #![allow(unsafe_code, reason = "Py_buffer is C's")]
 
 use super::queue::PyQueue;
@@ -23,7 +24,7 @@ pub(in crate::python) struct PyView {
     is_readonly: bool,
 }
 
-/// As many as NumPy has.
+/// As many axes as an array of NumPy may have.
 const MAX_AXES: usize = 64;
 
 impl PyView {
@@ -31,7 +32,8 @@ impl PyView {
         if self.shape.contains(&0) { 0 } else { self.shape.iter().product() }
     }
 
-    /// Whether the elements lie one behind the other, in the order in which `dimensions` names the axes, the fastest first.
+    /// Whether the elements follow one another without gaps, in the order of `dimensions`, which names the fastest axis
+    /// first.
     fn is_contiguous(&self, dimensions: impl Iterator<Item = usize>) -> bool {
         if self.shape.contains(&0) {
             return true;
@@ -49,7 +51,8 @@ impl PyView {
 
 #[pymethods]
 impl PyView {
-    /// `layout` is the first element's address, the shape and the strides in bytes; `element` its size and PEP 3118 format.
+    /// `layout` is the first element's address, the shape, and the strides in bytes; `element` is the size of an
+    /// element in bytes and its format (PEP 3118).
     #[new]
     #[pyo3(signature = (owner, queue, kind, layout, element, is_readonly, /))]
     fn new(
@@ -62,7 +65,7 @@ impl PyView {
     ) -> PyResult<Self> {
         let ((address, shape, strides), (item_bytes, item_format)) = (layout, element);
         if shape.len() != strides.len() || shape.iter().any(|&length| length < 0) || item_bytes < 1 {
-            return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit")));
+            return Err(PyValueError::new_err(format!("shape={shape:?} and strides={strides:?} do not fit together")));
         }
         if shape.len() > MAX_AXES {
             return Err(PyValueError::new_err(format!("an array has at most {MAX_AXES} axes, not {}", shape.len())));
@@ -88,19 +91,19 @@ impl PyView {
         self.queue.clone_ref(py)
     }
 
-    /// Where its first element is.
+    /// The address of its first element.
     #[getter]
     fn address(&self) -> usize {
         self.address
     }
 
-    /// PEP 3118, after all that was submitted to the queue.
+    /// PEP 3118: waits for the queue first.
     ///
     /// # Safety
-    /// - `view` is as Python's C API gives it to `bf_getbuffer`.
+    /// - `view` is a `Py_buffer` that may be written to, as for `bf_getbuffer`.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: a struct to be filled, says the caller; without an object nothing is released where we fail.
+        // SAFETY: `view` may be written to, by contract. Where this fails, NULL says that there is nothing to release.
         unsafe { (*view).obj = null_mut() };
         if this.kind == "device" {
             return Err(PyTypeError::new_err(
@@ -141,7 +144,8 @@ impl PyView {
             suboffsets: null_mut(),
             internal: null_mut(),
         };
-        // SAFETY: as above; shape, strides and format live as long as the object, which the view holds.
+        // SAFETY: `view` may be written to, by contract. Shape, strides and format live as long as this object, to
+        // which the view owns a reference.
         unsafe { view.write(filled) };
         Ok(())
     }

@@ -1,10 +1,10 @@
-//! Who makes this block? Asked inside of an allocation, so nothing here runs Python code of anybody's: it reads the
-//! running thread's frames and asyncio's current task through C functions of exact built-in types, which neither
-//! raise events nor look up what users could replace. It does nothing unless this thread is attached to the interpreter
-//! and no exception is under way.
+//! Finds out which Python code and which asyncio task are allocating a block. This runs inside of an allocation, so it
+//! must run nobody's Python code: it reads the thread's frames and asyncio's current task through C functions and
+//! getters of exact built-in types, which raise no audit or trace events and use nothing that a program could replace.
+//! It does nothing unless this thread is attached to Python and no exception is pending.
 //!
-//! Before CPython 3.12 a frame object that is made may start the garbage collector, which runs finalizers: it is
-//! stopped meanwhile. Later ones collect between instructions only.
+//! Before CPython 3.12 making a frame object may start the garbage collector, which runs finalizers, so it is paused
+//! meanwhile. Later versions collect only between instructions.
 #![allow(unsafe_code, reason = "CPython's frames, and whether this thread is attached")]
 
 use super::super::attached;
@@ -20,9 +20,9 @@ use std::collections::hash_map::{DefaultHasher, Entry};
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-/// What [`Tracked::telling`](crate::strategy::Tracked::telling) wants: the innermost `frames` of the Python stack, and
-/// the running task's name where `tasks` says so.
-pub(crate) fn teller(
+/// The function for [`Tracked::telling`](crate::strategy::Tracked::telling): it returns the innermost `frames` calls of
+/// the Python stack, and with `tasks` the name of the running task.
+pub(crate) fn attribution(
     py: Python<'_>,
     frames: usize,
     tasks: bool,
@@ -31,13 +31,13 @@ pub(crate) fn teller(
     let tasks = if tasks { Some(Tasks::find(py)?) } else { None };
     let places = Places::new();
     Ok(move || {
-        let told = attached_at_ease().and_then(|py| {
-            let _paused = collects_anywhere.then(Paused::new);
+        let origin = attached_without_exception().and_then(|py| {
+            let _paused = collects_anywhere.then(|| Paused::new(py));
             let place = if frames > 0 { places.here(py, frames) } else { None };
             let task = tasks.as_ref().and_then(|tasks| tasks.name(py));
             (place.is_some() || task.is_some()).then_some(Origin { task, place })
         });
-        match told {
+        match origin {
             Some(origin) => Told::Origin(Arc::new(origin)),
             None if tasks.is_some() => task::number().into(),
             None => Told::Nothing,
@@ -45,21 +45,21 @@ pub(crate) fn teller(
     })
 }
 
-/// The proof, where this thread is attached and no exception is under way.
-fn attached_at_ease<'py>() -> Option<Python<'py>> {
+/// The token that this thread is attached, unless an exception is pending.
+fn attached_without_exception<'py>() -> Option<Python<'py>> {
     let py = attached::here()?;
-    // SAFETY: attached.
+    // SAFETY: attached, as `py` shows.
     unsafe { ffi::PyErr_Occurred() }.is_null().then_some(py)
 }
 
-/// The garbage collector does not start while this lives.
+/// Keeps the garbage collector from starting until it is dropped.
 struct Paused {
     was_enabled: bool,
 }
 
 impl Paused {
-    fn new() -> Self {
-        // SAFETY: attached, see `attached_at_ease`.
+    fn new(_: Python<'_>) -> Self {
+        // SAFETY: attached, as the argument shows.
         Self { was_enabled: unsafe { ffi::PyGC_Disable() } != 0 }
     }
 }
@@ -67,13 +67,13 @@ impl Paused {
 impl Drop for Paused {
     fn drop(&mut self) {
         if self.was_enabled {
-            // SAFETY: attached, as when it was made.
+            // SAFETY: attached: the guard is a local variable of a function that stays attached until it returns.
             unsafe { ffi::PyGC_Enable() };
         }
     }
 }
 
-/// The places that blocks come from, each kept once. Those of which no block is left go when the table has doubled.
+/// The places that blocks come from, each kept once. Places without blocks are removed when the table has doubled.
 struct Places {
     known: Arc<Known>,
 }
@@ -84,10 +84,10 @@ struct Known {
 
 #[derive(Default)]
 struct Table {
-    /// By hash.
+    /// By the hash of their frames.
     places: HashMap<u64, Vec<Arc<Place>>>,
     count: usize,
-    /// How many there were after the last time that some went.
+    /// How many there were after the last removal.
     kept: usize,
 }
 
@@ -97,7 +97,7 @@ impl HeldAcrossFork for Known {
     }
 }
 
-/// A call of the running stack, still Python's.
+/// A call on the running stack, in Python's own objects.
 struct Call<'py> {
     file: Bound<'py, PyString>,
     function: Bound<'py, PyString>,
@@ -111,13 +111,13 @@ impl Places {
         Self { known }
     }
 
-    /// The place where this thread is.
-    fn here(&self, py: Python<'_>, most: usize) -> Option<Arc<Place>> {
-        let calls = calls(py, most);
+    /// The place where this thread is now.
+    fn here(&self, py: Python<'_>, max_frames: usize) -> Option<Arc<Place>> {
+        let calls = calls(py, max_frames);
         if calls.is_empty() {
             return None;
         }
-        // Text is taken before the lock: no Python runs under it.
+        // The text is read before the lock is taken: nothing of Python runs under it.
         let text: Vec<_> = calls
             .iter()
             .map(|call| (call.file.to_string_lossy(), call.function.to_string_lossy(), call.line))
@@ -171,28 +171,28 @@ impl Table {
 }
 
 /// The innermost calls of this thread's Python stack.
-fn calls(py: Python<'_>, most: usize) -> Vec<Call<'_>> {
+fn calls(py: Python<'_>, max_frames: usize) -> Vec<Call<'_>> {
     let mut calls = Vec::new();
-    // SAFETY: attached.
-    let running = unsafe { ffi::PyEval_GetFrame() };
-    // SAFETY: a borrowed reference to a running frame, or NULL where no Python code runs.
-    let mut next = unsafe { Bound::from_borrowed_ptr_or_opt(py, running.cast()) };
-    while let Some(frame) = next.filter(|_| calls.len() < most) {
+    // SAFETY: attached, as `py` shows. `PyEval_GetFrame` returns a borrowed reference to the running frame, or NULL
+    // where no Python code runs.
+    let mut next = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
+    while let Some(frame) = next.filter(|_| calls.len() < max_frames) {
         let Some(call) = call(py, &frame) else { break };
         calls.push(call);
-        // A getter of an exact built-in type, as those in `call`.
+        // A getter of an exact built-in type, like those in `call`: it runs no Python code.
         next = frame.getattr(intern!(py, "f_back")).ok().filter(|back| !back.is_none());
     }
     calls
 }
 
 fn call<'py>(py: Python<'py>, frame: &Bound<'py, PyAny>) -> Option<Call<'py>> {
-    // SAFETY: a frame, and attached.
-    let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
-    // SAFETY: as above.
-    let code = unsafe { ffi::PyFrame_GetCode(frame.as_ptr().cast()) };
-    // SAFETY: a new reference.
-    let code = unsafe { Bound::from_owned_ptr_or_opt(py, code.cast()) }?;
+    let pointer = frame.as_ptr().cast::<ffi::PyFrameObject>();
+    // SAFETY: attached, and `frame` is a frame: the running one, or the `f_back` of another. `PyFrame_GetCode` returns
+    // a new reference.
+    let (line, code) = unsafe {
+        let code = Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetCode(pointer).cast());
+        (ffi::PyFrame_GetLineNumber(pointer), code?)
+    };
     let text = |name| code.getattr(name).ok()?.cast_into::<PyString>().ok();
     Some(Call {
         file: text(intern!(py, "co_filename"))?,
@@ -201,7 +201,8 @@ fn call<'py>(py: Python<'py>, frame: &Bound<'py, PyAny>) -> Option<Call<'py>> {
     })
 }
 
-/// asyncio's own C functions for the running task; a task of another type than asyncio's own has no name here.
+/// asyncio's C functions for the running task. Only tasks of asyncio's own type have a name here: the method of another
+/// could run Python code.
 struct Tasks {
     running_loop: Py<PyAny>,
     current: Current,

@@ -1,0 +1,151 @@
+//! `ctxalloc.Budget`: a node of the tree of budgets, and how functions read the arguments that describe one.
+
+use super::options::{argument, no_bool};
+use crate::strategy::Budget;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::borrow::Cow;
+
+/// A limit in bytes, which may be part of another one: request under tenant under process.
+///
+/// ``limit_bytes``: None only counts. ``parent``: what is charged to this budget is charged to that one too; either
+/// both take a charge or none does. ``name``: for messages. ``ctxalloc.request(budget=...)`` charges a request's blocks
+/// to a budget, and ``strategies.Budgeted`` all blocks of a handler::
+///
+///     >>> process = ctxalloc.Budget(8 * ctxalloc.GiB, name="process")
+///     >>> tenant = ctxalloc.Budget(ctxalloc.GiB, parent=process, name="tenant")
+///     >>> with ctxalloc.request(budget=tenant):
+///     ...     array = numpy.ones(1000)
+///     >>> tenant.in_use_bytes, process.in_use_bytes
+///     (8000, 8000)
+///
+/// TypeError, ValueError: an argument is invalid.
+#[pyclass(frozen, eq, hash, weakref, name = "Budget", module = "ctxalloc")]
+pub(super) struct PyBudget {
+    budget: Budget,
+}
+
+impl PyBudget {
+    pub(super) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+}
+
+impl From<Budget> for PyBudget {
+    fn from(budget: Budget) -> Self {
+        Self { budget }
+    }
+}
+
+impl PartialEq for PyBudget {
+    fn eq(&self, other: &Self) -> bool {
+        self.budget.is(&other.budget)
+    }
+}
+
+impl Eq for PyBudget {}
+
+impl std::hash::Hash for PyBudget {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.budget.identity().hash(state);
+    }
+}
+
+#[pymethods]
+impl PyBudget {
+    #[new]
+    #[pyo3(signature = (limit_bytes = None, *, parent = None, name = None))]
+    fn new(
+        limit_bytes: Option<&Bound<'_, PyAny>>,
+        parent: Option<&Bound<'_, PyAny>>,
+        name: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let limit_bytes = limit_in("Budget", limit_bytes)?;
+        let name = name_in("Budget", name)?.unwrap_or_else(|| "unnamed".to_owned());
+        let budget = match budget_in("Budget", "parent", parent)? {
+            None => Budget::new(&name, limit_bytes),
+            Some(parent) => parent.child(&name, limit_bytes),
+        };
+        Ok(Self { budget })
+    }
+
+    /// Its name, for messages.
+    #[getter]
+    fn name(&self) -> Cow<'_, str> {
+        self.budget.name()
+    }
+
+    /// Its limit in bytes; None if it only counts. It may be changed at any time: a new limit applies from the next
+    /// charge on, and what is charged already stays charged.
+    #[getter]
+    fn limit_bytes(&self) -> Option<usize> {
+        self.budget.limit_bytes()
+    }
+
+    #[setter]
+    fn set_limit_bytes(&self, limit_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.budget.set_limit_bytes(limit_in("Budget", limit_bytes)?);
+        Ok(())
+    }
+
+    /// The budget above it, or None.
+    #[getter]
+    fn parent(&self) -> Option<Self> {
+        self.budget.parent().map(Self::from)
+    }
+
+    /// How many bytes are charged now.
+    #[getter]
+    fn in_use_bytes(&self) -> usize {
+        self.budget.in_use_bytes()
+    }
+
+    /// The most bytes that were ever charged at one time.
+    #[getter]
+    fn peak_bytes(&self) -> usize {
+        self.budget.peak_bytes()
+    }
+
+    /// How many bytes it is above its limit: because the limit was lowered, or because requests used their overdrafts.
+    #[getter]
+    fn overdraft_bytes(&self) -> usize {
+        self.budget.overdraft_bytes()
+    }
+
+    /// How many charges this budget refused; not counting those that a budget above it refused.
+    #[getter]
+    fn refused(&self) -> u64 {
+        self.budget.refused()
+    }
+
+    fn __repr__(&self) -> String {
+        let in_use = self.budget.in_use_bytes();
+        let state = match self.budget.limit_bytes() {
+            Some(limit) => format!("{in_use} of {limit} bytes in use"),
+            None => format!("{in_use} bytes in use, no limit"),
+        };
+        format!("<ctxalloc.Budget {:?}: {state}>", self.budget.name())
+    }
+}
+
+/// A limit in bytes as users give it; None for no limit.
+pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
+    // The largest `usize` stands for no limit.
+    let wanted = format!("a number of bytes, an int from 0 to {}, or None for no limit", usize::MAX - 1);
+    argument(function, "limit_bytes", given, &wanted, |value| match no_bool(value)?.extract()? {
+        usize::MAX => Err(PyValueError::new_err(())),
+        limit_bytes => Ok(limit_bytes),
+    })
+}
+
+/// A name as users give it.
+pub(super) fn name_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
+    argument(function, "name", given, "a str that UTF-8 can hold, or None", |value| value.extract())
+}
+
+/// A budget as users give it.
+pub(super) fn budget_in(function: &str, option: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Budget>> {
+    argument(function, option, given, "a ctxalloc.Budget, or None", |value| {
+        Ok(value.cast::<PyBudget>()?.get().budget.clone())
+    })
+}

@@ -1,0 +1,79 @@
+//! The terms on which a request is begun: the arguments of `ctxalloc.request()`.
+
+use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Terms};
+use crate::python::bridge;
+use crate::python::budget::{budget_in, limit_in, name_in};
+use crate::python::options::argument;
+use crate::python::strategies::PyStrategy;
+use crate::python::text::repr_of;
+use crate::strategy::{Budget, Strategy};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use std::sync::Arc;
+
+/// What a Request was asked for; each block or call that it is entered for begins a request on these terms.
+#[derive(Clone, Default)]
+pub(super) struct Wanted {
+    pub(super) limit_bytes: Option<usize>,
+    pub(super) strategy: Option<Arc<dyn Strategy>>,
+    pub(super) name: Option<String>,
+    pub(super) budget: Option<Budget>,
+    pub(super) is_root: bool,
+    pub(super) after_end: AfterEnd,
+    pub(super) is_strict: bool,
+}
+
+impl Wanted {
+    /// Begins a request on these terms: a root, or inside of the running context's request.
+    pub(super) fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
+        Ok(Begun::begin(Terms {
+            name: self.name.clone(),
+            limit_bytes: self.limit_bytes,
+            overdraft_bytes: if self.is_strict { 0 } else { OVERDRAFT_BYTES },
+            budget: self.budget.clone(),
+            strategy: self.strategy.clone(),
+            outer: if self.is_root { None } else { Some(bridge::current(py)?) },
+            after_end: self.after_end,
+            is_of_this_thread: true,
+        })?)
+    }
+}
+
+type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+
+pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
+    limit_in("request", given)
+}
+
+pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<String>> {
+    name_in("request", given)
+}
+
+pub(super) fn budget(given: Given<'_, '_>) -> PyResult<Option<Budget>> {
+    budget_in("request", "budget", given)
+}
+
+pub(super) fn strategy(given: Given<'_, '_>) -> PyResult<Option<Arc<dyn Strategy>>> {
+    argument("request", "strategy", given, "one of ctxalloc.strategies, or None for the process's pool", |value| {
+        Ok(value.cast::<PyStrategy>()?.get().strategy())
+    })
+}
+
+pub(super) fn flag(option: &str, given: Given<'_, '_>) -> PyResult<bool> {
+    Ok(argument("request", option, given, "True or False", |value| value.extract())?.unwrap_or(false))
+}
+
+pub(super) fn after_end(given: Given<'_, '_>) -> PyResult<AfterEnd> {
+    const WANTED: &str = "'charge', 'refuse' or 'detach'";
+    let Some(given) = given else { return Ok(AfterEnd::default()) };
+    let text = given
+        .cast::<PyString>()
+        .map_err(|_| PyTypeError::new_err(format!("request(after_end={}): give {WANTED}", repr_of(given))))?;
+    match &*text.to_string_lossy() {
+        "charge" => Ok(AfterEnd::Charge),
+        "refuse" => Ok(AfterEnd::Refuse),
+        "detach" => Ok(AfterEnd::Detach),
+        other => Err(PyValueError::new_err(format!("request(after_end={other:?}): give {WANTED}"))),
+    }
+}

@@ -3,9 +3,9 @@
 //! Append-only: a newer ctxalloc serves an extension that was built for an older one. What cannot be done so gets
 //! another [`ABI_VERSION`], and another name for the capsule's users to ask for.
 
-use super::draft::{self, Draft1, Draft2};
+use super::forms::{Draft1, Draft2};
 use super::register::ExtrasInC;
-use super::{Selection, VERSION, blocks, error, hook, register, select};
+use super::{Selection, VERSION, blocks, draft, error, hook, register, select};
 use crate::handler::abi::PyDataMem_Handler;
 use crate::handler::events::EventHook;
 use std::ffi::{c_char, c_int, c_void};
@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_int, c_void};
 /// `CTXALLOC_ABI_VERSION`.
 const ABI_VERSION: u32 = 1;
 
-type Face = *const PyDataMem_Handler;
+type Struct = *const PyDataMem_Handler;
 
 /// The table. The order is the header's, for ever.
 #[repr(C)]
@@ -24,14 +24,14 @@ pub(crate) struct Api {
     error_code: extern "C" fn() -> c_int,
     error_message: extern "C" fn() -> *const c_char,
     clear_error: extern "C" fn(),
-    register: unsafe extern "C" fn(Face, *const ExtrasInC) -> Face,
-    find: unsafe extern "C" fn(*const c_char) -> Face,
-    default_handler: extern "C" fn() -> Face,
-    set_handler: extern "C" fn(Face) -> Face,
-    get_handler: extern "C" fn() -> Face,
-    handler_name: extern "C" fn(Face) -> *const c_char,
-    handler_version: extern "C" fn(Face) -> c_int,
-    handler_alignment: extern "C" fn(Face) -> usize,
+    register: unsafe extern "C" fn(Struct, *const ExtrasInC) -> Struct,
+    find: unsafe extern "C" fn(*const c_char) -> Struct,
+    default_handler: extern "C" fn() -> Struct,
+    set_handler: extern "C" fn(Struct) -> Struct,
+    get_handler: extern "C" fn() -> Struct,
+    handler_name: extern "C" fn(Struct) -> *const c_char,
+    handler_version: extern "C" fn(Struct) -> c_int,
+    handler_alignment: extern "C" fn(Struct) -> usize,
     draft1_set_handler: unsafe extern "C" fn(*const Draft1) -> *const Draft1,
     draft1_get_handler_name: unsafe extern "C" fn(*mut c_void) -> *const c_char,
     draft2_set_handler: unsafe extern "C" fn(*const Draft2) -> *const Draft2,
@@ -41,7 +41,7 @@ pub(crate) struct Api {
     new_zeroed: extern "C" fn(usize, usize) -> *mut c_void,
     renew: extern "C" fn(*mut c_void, usize) -> *mut c_void,
     free: extern "C" fn(*mut c_void) -> c_int,
-    block_handler: extern "C" fn(*mut c_void) -> Face,
+    block_handler: extern "C" fn(*mut c_void) -> Struct,
     copy_in: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
     copy_out: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
     copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
@@ -61,9 +61,9 @@ pub(crate) struct PythonFunctions {
     pub(crate) adopt: unsafe extern "C" fn(*mut c_void, *const c_char) -> *const PyDataMem_Handler,
 }
 
-// SAFETY: functions and an immortal string.
+// SAFETY: functions that may be called on any thread, and an immortal string. Nothing of it changes.
 unsafe impl Sync for Api {}
-// SAFETY: as above.
+// SAFETY: see `Sync`.
 unsafe impl Send for Api {}
 
 impl Api {

@@ -8,7 +8,7 @@ use super::error::{Refusal, answer};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::handler::abi::PyDataMem_Handler;
-use crate::handler::interpreter::trace;
+use crate::handler::trace;
 use crate::layout::array;
 use crate::strategy::ledger::ProcessLedger;
 use std::ffi::{c_int, c_void};

@@ -2,7 +2,7 @@
 
 use super::error::answer;
 use crate::error::Error;
-use crate::handler::abi::{Copies, Copy, PyDataMem_Handler, VERSION};
+use crate::handler::abi::{Copies, CopyFunction, PyDataMem_Handler, VERSION};
 use crate::handler::{Extras, Reach, adopt, handler, unknown};
 use std::ffi::{CStr, c_char};
 use std::ptr::{NonNull, null};
@@ -13,9 +13,9 @@ pub(super) struct ExtrasInC {
     size_bytes: usize,
     alignment: usize,
     flags: usize,
-    host2obj: Option<Copy>,
-    obj2host: Option<Copy>,
-    obj2obj: Option<Copy>,
+    host2obj: Option<CopyFunction>,
+    obj2host: Option<CopyFunction>,
+    obj2obj: Option<CopyFunction>,
 }
 
 /// `CTXALLOC_ANY_THREAD`.

@@ -1,8 +1,8 @@
 //! How bytes get into a handler's blocks and out of them: by the copy functions it may have (the second draft of
 //! NEP 49), by `memcpy` where it has none.
 
-use super::abi::Copy as CopyFunction;
-use super::entry::Handler;
+use super::abi::CopyFunction;
+use super::word::Handler;
 use crate::error::Error;
 use std::ptr::NonNull;
 

@@ -6,7 +6,7 @@
 
 use super::pending::PutAside;
 use super::{bridge, exit};
-use crate::handler::events::{EventHook, Hook, MOST_WATCHED, set_event_hook as set, unwatched};
+use crate::handler::events::{EventHook, Hook, MAX_WATCHED, set_event_hook as set, unwatched};
 use pyo3::exceptions::{PyRuntimeWarning, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -51,7 +51,7 @@ pub(super) fn set_event_hook<'py>(
     if !deaf.is_empty() {
         let message = format!(
             "the event hook hears nothing of NumPy arrays in these handlers: {}; their structs are read-only, or they are \
-             past the first {MOST_WATCHED} foreign ones",
+             past the first {MAX_WATCHED} foreign ones",
             deaf.join(", ")
         );
         let message = CString::new(message).expect("names have no NUL");

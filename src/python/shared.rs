@@ -64,5 +64,5 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
 
 /// From now on a context in which nothing was selected uses NumPy's own default.
 pub(super) fn use_default(handler: Handler) {
-    Table::set_default(handler);
+    Table::use_as_default(handler);
 }

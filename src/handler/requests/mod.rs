@@ -11,40 +11,28 @@
 //! slot is free for another request. A [`Handler`] carries the generation that it was made for, so one that nobody held
 //! is told from the next request's and refused. Nothing that an ended request left behind ever reaches another one.
 
-mod ended;
+pub(super) mod chunks;
+pub(super) mod ended;
 mod slot;
 mod state;
 
-pub(super) use ended::Ended;
-pub(super) use slot::{Chunks, HoldFunction, at_face, hold, is_request, slot_at};
+pub(super) use slot::at_struct;
+pub use state::AfterEnd;
 
-use super::entry::Handler;
 use super::held::Held;
-use super::table::table;
+use super::process::table;
+use super::word::Handler;
 use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
+use ended::Ended;
 use slot::Slot;
-use state::{Memory, State};
+use state::{MIN_ALIGN, Memory, State};
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// What becomes of memory that is asked for under a request's handler after the request has ended: by a task that goes
-/// on, a stream, a callback. What was made before is never touched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum AfterEnd {
-    /// It is still counted, and limited, by the request and whatever it is charged to.
-    #[default]
-    Charge,
-    /// It is refused: [`Error::RequestEnded`], MemoryError in Python.
-    Refuse,
-    /// It is neither counted nor limited; unless the request is inside of one that is not over: then it is charged as
-    /// before.
-    Detach,
-}
 
 /// What a request is begun with.
 #[derive(Debug, Default)]
@@ -75,9 +63,6 @@ pub const TINY_BYTES: usize = crate::strategy::account::TINY_BYTES;
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where it is refused some of its scalars
 /// (it does not check what `PyArray_FromScalar` returns), so that the refusal has to meet something larger.
 pub const OVERDRAFT_BYTES: usize = 64 << 10;
-
-/// The least that a strategy must align to for a request to be given it.
-const MIN_ALIGN: usize = 16;
 
 /// A request that was begun, and what is known of it after its end. Dropping it ends the request.
 pub struct Begun {
@@ -360,13 +345,13 @@ pub(super) fn refusal_of(handler: Handler, requested_bytes: Option<usize>) -> Op
 /// Nothing is left of the request that was asked for memory.
 #[cold]
 pub(super) fn gone(requested_bytes: usize) -> Error {
-    Error::RequestEnded { request: table().ended().name().into_owned(), requested_bytes }
+    Error::RequestEnded { request: Ended::NAME.to_owned(), requested_bytes }
 }
 
 /// What a request's handler is called.
 #[cold]
 pub(super) fn name_of(handler: Handler) -> Cow<'static, str> {
-    let Some(held) = Held::try_on(handler) else { return table().ended().name() };
+    let Some(held) = Held::try_on(handler) else { return Ended::NAME.into() };
     match chain_of(held.handler()) {
         Some(chain) => chain.own().name().into_owned().into(),
         // Another copy of this crate began it, and wrote its name where NumPy reads it.

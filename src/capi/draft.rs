@@ -48,15 +48,13 @@ impl Adapted {
 
     fn leak(mut self) -> &'static Self {
         self.next = LAST.load(Ordering::Acquire);
-        let leaked = Box::into_raw(Box::new(self));
-        loop {
-            // SAFETY: leaked, and until the exchange succeeds nobody else knows it.
-            let adapted = unsafe { &mut *leaked };
-            match LAST.compare_exchange(adapted.next.cast_mut(), adapted, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return adapted,
-                Err(newer) => adapted.next = newer,
-            }
+        let adapted = Box::leak(Box::new(self));
+        while let Err(newer) =
+            LAST.compare_exchange(adapted.next.cast_mut(), adapted, Ordering::AcqRel, Ordering::Acquire)
+        {
+            adapted.next = newer;
         }
+        adapted
     }
 
     /// Its handler; none where its name was taken at the last moment.

@@ -294,8 +294,11 @@ fn zeroed_alloc(number: usize, nelem: usize, elsize: usize) -> *mut c_void {
 #[inline(never)]
 unsafe fn free(number: usize, ptr: *mut c_void, size: usize) {
     let Some(block) = NonNull::new(ptr.cast()) else { return };
-    // SAFETY: the caller gives up a block of this handler.
-    served((), || Ok(unsafe { numbered(number)?.release(block, size) }));
+    served((), || {
+        // SAFETY: the caller gives up a block of this handler.
+        unsafe { numbered(number)?.release(block, size) };
+        Ok(())
+    });
 }
 
 /// # Safety

@@ -5,7 +5,8 @@ use super::super::forms::Draft1;
 use super::super::thread::OfThread;
 use super::super::view::MAX_REQUESTS;
 use super::set_handler;
-use crate::{Request, current, request, set};
+use crate::request::{Request, request};
+use crate::scope::{current, set};
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
 

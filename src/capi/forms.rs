@@ -24,7 +24,10 @@ pub(super) type DraftCopy = unsafe extern "C" fn(dst: *mut c_void, src: *const c
 /// `ctxalloc_draft2_handler`: the second draft's.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq)]
-#[allow(unpredictable_function_pointer_comparisons, reason = "as above")]
+#[allow(
+    unpredictable_function_pointer_comparisons,
+    reason = "to see whether C changed a struct: the same word, or not"
+)]
 pub(super) struct Draft2 {
     pub(super) first: Draft1,
     pub(super) host2obj: Option<DraftCopy>,

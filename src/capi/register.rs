@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn register(
         // SAFETY: the caller passes NULL or such a struct.
         let (reach, extras) = match unsafe { extras.as_ref() } {
             None => (Reach::WithGil, Extras::default()),
-            // SAFETY: a struct, as above.
+            // SAFETY: `place` is not NULL, so the caller passes a struct.
             Some(given) => unsafe { given.read(place) }?,
         };
         // SAFETY: the caller promises an immortal struct whose functions keep C's contract where its flags say.

@@ -56,8 +56,6 @@ pub(crate) use usm::{UsmBlock, UsmPool};
 pub use word::Handler;
 
 #[cfg(feature = "python")]
-pub(crate) use interpreter::Attach;
-#[cfg(feature = "python")]
 pub(crate) use table::Table;
 
 use crate::error::Error;

@@ -44,7 +44,7 @@ pub(super) fn empty() -> Table {
 /// [`Error::NameTaken`].
 pub(super) fn check_free(name: Name<'_>) -> Result<(), Error> {
     let taken = table().named(name.as_str()).is_some();
-    if taken { Err(Error::NameTaken { name: name.as_str().to_owned().into() }) } else { Ok(()) }
+    if taken { Err(Error::NameTaken { name: name.as_str().into() }) } else { Ok(()) }
 }
 
 /// Registers a handler in the process's table, and reports it if it is new.

@@ -178,7 +178,7 @@ impl Table {
                 Err(Error::AlreadyAdopted { name: known_as.into() })
             });
         }
-        self.named(name).map(|_| Err(Error::NameTaken { name: name.to_owned().into() }))
+        self.named(name).map(|_| Err(Error::NameTaken { name: name.into() }))
     }
 
     /// Makes an entry visible: by struct, by name, in the list. Only under the lock.

@@ -46,6 +46,7 @@ pub(super) unsafe fn functions_at<S: Strategy>(strategy: *const S) -> Functions 
 }
 
 /// What NumPy is shown where it could not write to the blocks: functions that give it no memory.
+#[cfg(feature = "usm")]
 pub(super) fn refusing() -> Functions {
     unsafe extern "C" fn malloc(_ctx: *mut c_void, _size: usize) -> *mut c_void {
         null_mut()

@@ -81,12 +81,13 @@ mod linux {
             std::thread::yield_now();
         }
         let place = PLACE.load(Ordering::Acquire);
-        // SAFETY: a page of ours, that nobody else uses.
-        unsafe { libc::mprotect(place.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE) };
-        // SAFETY: as above: writable, and touched so that processors may know of it.
-        unsafe { place.write_volatile(1) };
-        // SAFETY: as above. To take a right away, every processor has to forget it.
-        unsafe { libc::mprotect(place.cast(), PAGE, libc::PROT_NONE) };
+        // SAFETY: a page of ours, which nobody else uses meanwhile. It is written to while it is writable, so that processors may
+        // know of it; to take that right away again, every one of them has to forget it.
+        unsafe {
+            libc::mprotect(place.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE);
+            place.write_volatile(1);
+            libc::mprotect(place.cast(), PAGE, libc::PROT_NONE);
+        }
         ALONE.store(false, Ordering::Release);
     }
 

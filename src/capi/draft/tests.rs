@@ -1,6 +1,6 @@
 //! `SetHandler` of a draft under requests, over the selection of this thread.
 
-use super::super::error::error_code;
+use super::super::error::{clear, error_code};
 use super::super::forms::Draft1;
 use super::super::thread::OfThread;
 use super::super::view::MAX_REQUESTS;
@@ -9,6 +9,7 @@ use crate::request::{Request, request};
 use crate::scope::{current, set};
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
+use std::sync::Mutex;
 
 /// A draft over the C heap.
 static HEAP: Draft1 = {
@@ -43,7 +44,7 @@ fn select(draft: *const Draft1) -> *const Draft1 {
 /// Begins a request, and selects the draft under it; what was selected before it.
 fn begun() -> (Request, *const Draft1) {
     let begun = request().begin().expect("no strategy of its own, and none around it");
-    set(begun.handler());
+    drop(set(begun.handler()));
     let before = select(&raw const HEAP);
     assert!(!before.is_null());
     (begun, before)
@@ -59,26 +60,36 @@ fn free(draft: *const Draft1, block: *mut c_void) {
     unsafe { (*draft).free.expect("complete")(block, 0) };
 }
 
+/// Structs are recycled among requests, hence among the threads of these tests.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn any_number_of_requests_at_once_is_selected_again() {
+    let _alone = ALONE.lock();
     let all: Vec<_> = (0..3 * MAX_REQUESTS).map(|_| begun()).collect();
     for (request, before) in &all {
         select(*before);
         assert_eq!(current(), request.handler());
     }
+    let with_functions = all.iter().filter(|(request, before)| {
+        let block = alloc(*before, 1000);
+        assert_eq!(request.stats().live_bytes, if block.is_null() { 0 } else { 1000 });
+        assert_eq!(block.is_null(), error_code() != 0, "the reason is kept");
+        free(*before, block);
+        clear();
+        !block.is_null()
+    });
+    assert_eq!(with_functions.count(), MAX_REQUESTS);
 }
 
 #[test]
 fn the_functions_of_a_struct_serve_its_own_request() {
+    let _alone = ALONE.lock();
     // One after the other, many more than there are functions for.
     for _ in 0..3 * MAX_REQUESTS {
         let (request, before) = begun();
         let block = alloc(before, 1000);
-        if block.is_null() {
-            // The other tests have all functions at this moment: refused, and the reason is kept.
-            assert_ne!(error_code(), 0);
-            continue;
-        }
+        assert!(!block.is_null());
         assert_eq!(request.stats().live_bytes, 1000);
         free(before, block);
         assert_eq!(request.stats().live_bytes, 0);
@@ -87,14 +98,15 @@ fn the_functions_of_a_struct_serve_its_own_request() {
 
 #[test]
 fn a_struct_of_an_ended_request_selects_no_other() {
+    let _alone = ALONE.lock();
     let (request, before) = begun();
-    let handler = request.handler();
     drop(request);
-    // SAFETY: a struct that `select` gave.
-    let refused = unsafe { set_handler::<OfThread, Draft1>(before) };
-    assert!(refused.is_null());
-    assert_ne!(error_code(), 0);
-    assert_ne!(current(), handler);
-    // The slot may have another request by now.
-    assert_eq!(alloc(before, 10), null_mut());
+    for _ in 0..2 {
+        // SAFETY: a struct that `select` gave.
+        let refused = unsafe { set_handler::<OfThread, Draft1>(before) };
+        assert!(refused.is_null());
+        assert_ne!(error_code(), 0);
+        assert_eq!(current().name(), "d1", "nothing has changed");
+        assert_eq!(alloc(before, 10), null_mut());
+    }
 }

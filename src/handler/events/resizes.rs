@@ -52,7 +52,7 @@ impl UnderTheLock {
     /// - the caller holds the table's lock while it has the reference, and has no other one.
     #[expect(clippy::mut_from_ref, reason = "the table's lock makes it unique")]
     pub(super) unsafe fn get(&self) -> &mut Resizes {
-        // SAFETY: nobody else has a reference: the lock is held by one thread, which has no other, says the caller.
+        // SAFETY: one thread at a time holds the table's lock, and the caller promises that it has no other reference.
         unsafe { &mut *self.0.get() }
     }
 }

@@ -42,8 +42,8 @@ pub struct Terms {
     pub name: Option<String>,
     /// The most bytes that may be alive at one time.
     pub limit_bytes: Option<usize>,
-    /// So many bytes in blocks of up to [`TINY_BYTES`] may be alive beyond limits; none goes beyond that of a request around
-    /// it that grants none.
+    /// How many bytes in blocks of up to [`TINY_BYTES`] may be alive beyond the limit. The limit of a request around it that
+    /// grants no overdraft is never exceeded.
     pub overdraft_bytes: usize,
     /// What the request is charged to besides.
     pub budget: Option<Budget>,
@@ -53,15 +53,15 @@ pub struct Terms {
     pub outer: Option<Handler>,
     /// What becomes of work that goes on after it.
     pub after_end: AfterEnd,
-    /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer where it is not so.
+    /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
 }
 
 /// The largest block that an overdraft is granted to, in bytes.
 pub const TINY_BYTES: usize = crate::strategy::account::TINY_BYTES;
 
-/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where it is refused some of its scalars
-/// (it does not check what `PyArray_FromScalar` returns), so that the refusal has to meet something larger.
+/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is refused (it
+/// does not check what `PyArray_FromScalar` returns), so only larger blocks may be refused.
 pub const OVERDRAFT_BYTES: usize = 64 << 10;
 
 /// A request that was begun, and what is known of it after its end. Dropping it ends the request.
@@ -71,7 +71,7 @@ pub struct Begun {
     seen: Seen,
 }
 
-/// What can be asked of a request by whoever began it or carries it, also after its end. Holds nothing but its numbers.
+/// What can be asked of a request by whoever began it or carries it, also after its end. Keeps nothing alive but its numbers.
 #[derive(Clone)]
 pub struct Seen {
     handler: Handler,
@@ -158,7 +158,7 @@ impl Begun {
         let Some(held) = self.held.take() else { return self.stats() };
         let (stats, blocks_are_alive) = self.seen.chain.end();
         if blocks_are_alive {
-            // From now on this hold is that of its blocks: the last of them lets it go (`State::let_go_of_block`).
+            // This hold is its blocks' from now on: the release of the last one lets it go (`Slot::release`).
             std::mem::forget(held);
         }
         stats

@@ -31,7 +31,7 @@ pub(super) struct State {
     pub(super) _budget: Option<Budget>,
 }
 
-/// Where blocks come from. Each knows how many bytes were asked for; [`UNCOUNTED`] stands for one that no account has.
+/// Where blocks come from. Each block's size as it was asked for is on record; [`UNCOUNTED`] for one that no account counts.
 pub(super) enum Memory {
     /// The process's own pool, which notes the bytes beside its pages: an escape costs its own block and nothing else.
     Shared(&'static Pool),
@@ -62,9 +62,9 @@ impl Memory {
     #[inline]
     unsafe fn asked_bytes(&self, block: NonNull<u8>) -> usize {
         match self {
-            // SAFETY: made by `allocate_sized`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
             Self::Shared(_) => unsafe { Pool::asked_bytes(block) },
-            // SAFETY: made by `allocate`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::read(block) },
         }
     }
@@ -73,9 +73,9 @@ impl Memory {
     /// - `block` is a live block of this memory.
     unsafe fn mark_as_uncounted(&self, block: NonNull<u8>) {
         match self {
-            // SAFETY: made by `allocate_sized`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
             Self::Shared(_) => unsafe { Pool::note_asked(block, UNCOUNTED) },
-            // SAFETY: made by `allocate`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
         }
     }
@@ -84,11 +84,11 @@ impl Memory {
     /// - `block` is a live block of this memory; after `Some` it is not used again.
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize, is_counted: bool) -> Option<NonNull<u8>> {
         let moved = match self {
-            // SAFETY: live, says the caller; its note says how many bytes it has.
+            // SAFETY: the caller passes a live block of this pool, whose note says how many bytes were asked for.
             Self::Shared(pool) if is_counted => return unsafe { pool.resize_sized(block, new_size_bytes) },
-            // SAFETY: live, says the caller; its class says how much room it has.
+            // SAFETY: the caller passes a live block of this pool; the pool knows how much room it has.
             Self::Shared(pool) => unsafe { pool.resize(block, new_size_bytes) }?,
-            // SAFETY: live, says the caller.
+            // SAFETY: the caller passes a live block of this strategy.
             Self::Chosen(blocks) => unsafe { blocks.resize(block, new_size_bytes) }?,
         };
         if is_counted {
@@ -108,14 +108,15 @@ impl Memory {
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) -> usize {
         match self {
-            // SAFETY: given up, says the caller.
+            // SAFETY: the caller gives up a live block of this pool.
             Self::Shared(pool) => unsafe { pool.release_sized(block) },
             Self::Chosen(blocks) => {
-                // SAFETY: live until the next step, says the caller.
-                let size_bytes = unsafe { self.asked_bytes(block) };
-                // SAFETY: given up, says the caller.
-                unsafe { blocks.release(block) };
-                size_bytes
+                // SAFETY: the caller gives up a live block of this strategy. Its record is read before it goes.
+                unsafe {
+                    let size_bytes = self.asked_bytes(block);
+                    blocks.release(block);
+                    size_bytes
+                }
             }
         }
     }
@@ -146,7 +147,7 @@ impl State {
             // NumPy crashes where it is refused some scalars, after the end too.
             AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.has_overdraft() => Ok(true),
             AfterEnd::Refuse => Err(self.chain.refuse_after_end(size_bytes)),
-            // It lets go of nothing that is not its own: whoever is around it and not over is charged.
+            // Detaching is its own affair: a request around it that is not over is charged.
             _ => Ok(self.chain.is_inside_of_a_live_one()),
         }
     }
@@ -185,7 +186,7 @@ impl State {
         }
     }
 
-    /// One visit to the accounts: a block of the pool's is soon made, and soon given back where it was too much.
+    /// Makes a small block of the pool's, then charges it: one visit to the accounts. It is quickly given back where that fails.
     #[inline]
     fn make_small(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
@@ -200,7 +201,8 @@ impl State {
         None
     }
 
-    /// Two visits: what is refused is not even asked for, and what could not be made changes no number.
+    /// Reserves the bytes first, and commits them when the block is there: what is refused is not even asked for, and what could
+    /// not be made changes no number.
     fn make_large(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         if let Err(refused) = self.chain.reserve(size_bytes, size_bytes <= TINY_BYTES) {
             self.chain.remember(refused);
@@ -229,10 +231,10 @@ impl State {
     /// # Safety
     /// - `block` is a live block of this request; after `Some` it is not used again.
     pub(super) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: says the caller.
+        // SAFETY: the caller passes a live block of this request.
         let old_size_bytes = unsafe { self.memory.asked_bytes(block) };
         if old_size_bytes == UNCOUNTED {
-            // SAFETY: says the caller.
+            // SAFETY: the caller passes a live block of this request, which is not counted.
             return unsafe { self.memory.resize(block, new_size_bytes, false) };
         }
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
@@ -246,7 +248,7 @@ impl State {
             }
         }
         let pending = Pending { chain: &self.chain, bytes: growth };
-        // SAFETY: says the caller.
+        // SAFETY: the caller passes a live block of this request, which is counted.
         let Some(moved) = (unsafe { self.memory.resize(block, new_size_bytes, true) }) else {
             self.chain.remember_no_memory(growth);
             return None;
@@ -266,7 +268,7 @@ impl State {
     /// - `block` is a live block of this request, and not used again.
     #[inline]
     pub(super) unsafe fn release(&self, block: NonNull<u8>) -> bool {
-        // SAFETY: says the caller.
+        // SAFETY: the caller gives up a live block of this request.
         let size_bytes = unsafe { self.memory.release(block) };
         if size_bytes == UNCOUNTED { self.chain.remove_uncounted() } else { self.chain.give_block_back(size_bytes) }
     }

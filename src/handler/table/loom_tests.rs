@@ -123,13 +123,13 @@ fn loom_one_struct_adopted_by_two_threads_is_one_handler() {
     model.check(|| {
         // A foreign struct: one that another table made, immortal as NEP 49 wants it.
         let elsewhere = trampoline::draft(Name::new("foreign").expect("a good name"), Aligned::CACHE_LINE);
-        let face = empty().register(elsewhere).expect("an empty table").0.as_ptr();
-        let face = face.expose_provenance();
+        let foreign = empty().register(elsewhere).expect("an empty table").0.as_ptr();
+        let address = foreign.expose_provenance();
         let adopt_it = move || {
-            let face: *mut super::PyDataMem_Handler = std::ptr::with_exposed_provenance_mut(face);
-            let face = NonNull::new(face).expect("not NULL");
+            let foreign: *mut super::PyDataMem_Handler = std::ptr::with_exposed_provenance_mut(address);
+            let foreign = NonNull::new(foreign).expect("not NULL");
             // SAFETY: an immortal struct with good functions.
-            unsafe { adopt(face, Reach::AnyThread, None, Extras::default()) }
+            unsafe { adopt(foreign, Reach::AnyThread, None, Extras::default()) }
         };
         let other = thread::spawn(adopt_it);
         let mine = adopt_it().expect("a good struct");

@@ -19,6 +19,7 @@ mod error;
 mod exports;
 mod forms;
 mod hook;
+mod list;
 mod register;
 mod select;
 #[cfg(feature = "capi")]

@@ -1,4 +1,4 @@
-//! The handlers that are in the table from the start. One line each.
+//! The handlers that are in every table from the start, a line for each.
 
 use super::name::Name;
 use super::requests::ended::Ended;

@@ -1,5 +1,5 @@
-//! `Held`: a handler that stays what it is while this lives. A named one does so for ever; a request's slot is not
-//! recycled.
+//! `Held`: a handler that stays what it is for as long as this value lives: a request's slot is not recycled meanwhile. A named
+//! handler stays what it is in any case.
 
 use super::entry::{HOLD_AGAIN, LET_GO, TRY_HOLD};
 use super::process::table;
@@ -23,10 +23,10 @@ impl Held {
         (!handler.is_request() || call(handler, TRY_HOLD)).then(|| Self(handler))
     }
 
-    /// The hold that somebody has already.
+    /// Makes a hold that was forgotten a value again.
     ///
     /// # Safety
-    /// - a hold on `handler` was made, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it go.
+    /// - a hold on `handler` was counted, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it go.
     #[inline]
     pub(crate) unsafe fn assume(handler: Handler) -> Self {
         Self(handler)

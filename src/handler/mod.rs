@@ -1,4 +1,4 @@
-//! Layer 3: the immortal table. A handler is registered once, under one name, and never freed or changed.
+//! Layer 3: the table of handlers. A handler is registered once, under one name, and never freed or changed.
 //!
 //! ```text
 //!   Handler ──► Entry ──► Functions {ctx, malloc, calloc, realloc, free}   what Rust calls
@@ -8,7 +8,7 @@
 //! For a handler of our own both are the same functions. For a foreign one ([`adopt`]) the struct is the foreign one itself,
 //! so that NumPy sees what it knows, and the functions are how Rust may safely reach it.
 //!
-//! The files from the bottom up; each imports only files above it in this list, and `tests/rust/layers.rs` sees to that:
+//! The files from the bottom up: each imports only files above it in this list (`tests/rust/circles.rs` refuses circles).
 //!
 //! ```text
 //!   abi, name                       NEP 49's structs; what a name may be
@@ -71,7 +71,7 @@ use std::ptr::NonNull;
 
 /// Registers a strategy under a name, for ever.
 ///
-/// Many threads may register at once; of two with the same name one wins.
+/// Many threads may register at the same time; of two registrations of one name, one succeeds.
 ///
 /// # Errors
 /// [`Error::NameEmpty`], [`Error::NameTooLong`] (126 bytes of UTF-8 fit NEP 49's struct),

@@ -1,7 +1,7 @@
-//! The word that says what the running context has selected. It stands in this layer, below `scope`, because whoever
-//! allocates under it need not get hold of it: what is selected is held.
+//! The word that says what the running context has selected. It is in this layer, below `scope`, because allocating under the
+//! selected handler needs no hold of its own: the selection holds it.
 //!
-//! A word and not a value: it can be read while thread-locals are torn down, and reading it takes no destructor.
+//! It is a word without a destructor, so that it can be read while thread-locals are torn down.
 
 use super::held::Held;
 use super::word::Handler;

@@ -1,5 +1,5 @@
-//! Requests: how each gets a handler, an account and memory of its own, and how all of that goes when nothing can reach it
-//! any more.
+//! Requests: each gets a handler, an account and memory of its own, and all of that is released when nothing can reach it any
+//! more.
 //!
 //! ```text
 //!   Handler ── generation ──► Slot  (type-stable, immortal, recycled)       what C sees: PyDataMem_Handler { name, ctx, .. }
@@ -7,9 +7,9 @@
 //!                              └──► State (one request's own)               account chain, memory, what happens after its end
 //! ```
 //! A slot is held by capsules, contexts, guards, containers, and by its blocks; the request itself holds it until its end.
-//! Each is one of its `holders`. When the last one lets go the state is dropped, the generation counts one up, and the
-//! slot is free for another request. A [`Handler`] carries the generation that it was made for, so one that nobody held
-//! is told from the next request's and refused. Nothing that an ended request left behind ever reaches another one.
+//! Each of these is one of its `holders`. When the last one lets go, the state is dropped, the generation is counted up, and
+//! the slot is free for another request. A [`Handler`] carries the generation that it was made for: one that outlived its
+//! request is recognised by that, and refused. Nothing that an ended request left behind ever reaches another one.
 
 pub(super) mod chunks;
 pub(super) mod ended;
@@ -78,15 +78,15 @@ pub struct Seen {
     chain: Arc<Chain>,
 }
 
-/// How many requests there are.
+/// Counts of requests, and of their slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metrics {
     /// How many were begun.
     pub begun: u64,
-    /// How many are there: not ended, or still reached by blocks, tasks, capsules.
+    /// How many are present: not ended, or still reachable by blocks, tasks, capsules.
     pub present: usize,
-    /// Slots that were made, some 512 bytes each: as many as were ever present at one time.
+    /// Slots that were made, 512 bytes each: as many as requests were ever present at one time.
     pub slots: usize,
 }
 
@@ -111,7 +111,7 @@ impl Begun {
         {
             return Err(Error::BadAlignment { align: strategy.alignment(), least: MIN_ALIGN, most: Aligned::MOST });
         }
-        // Held while we look at it: it may end meanwhile.
+        // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();

@@ -112,7 +112,7 @@ impl Handler {
         }
     }
 
-    /// Gives memory that its strategy keeps but nobody uses back to the system; see [`Strategy::trim`]. Returns how
+    /// Gives memory that its strategy keeps but nobody uses back to the system; see [`Strategy::trim`](crate::strategy::Strategy::trim). Returns how
     /// many bytes went, as far as is known.
     ///
     /// Meant for a quiet moment and a thread of its own: it takes the strategy's locks one by one.
@@ -123,7 +123,7 @@ impl Handler {
     }
 
     /// Its live blocks, the oldest first, where its strategy knows them ([`Tracked`](crate::strategy::Tracked), also
-    /// behind others): see [`Strategy::live_blocks`]. Nothing for any other, and for a handler that another copy of this
+    /// behind others): see [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks). Nothing for any other, and for a handler that another copy of this
     /// crate made (another extension module of the process).
     #[must_use]
     pub fn live_blocks(self) -> Option<Vec<LiveBlock>> {

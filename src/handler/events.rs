@@ -1,6 +1,6 @@
 //! The event hook: one function that is told of every block that any handler of the table makes, moves or frees.
 //!
-//! NumPy had it from 1.7 to 1.26 (`PyDataMem_SetEventHook`). Our own handlers call [`tell`] in each call. NumPy calls a
+//! NumPy had it from 1.7 to 1.26 (`PyDataMem_SetEventHook`). Our own handlers call `tell` in each of their functions. NumPy calls a
 //! foreign struct's functions directly, its own default among them: while there is a hook, functions of ours (`watched`) take
 //! their place in the struct (docs/decisions/0016). Without a hook every struct has its own functions.
 

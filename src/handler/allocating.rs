@@ -112,8 +112,8 @@ impl Handler {
         }
     }
 
-    /// Gives memory that its strategy keeps but nobody uses back to the system; see [`Strategy::trim`](crate::strategy::Strategy::trim). Returns how
-    /// many bytes went, as far as is known.
+    /// Gives memory that its strategy keeps but nobody uses back to the system; see
+    /// [`Strategy::trim`](crate::strategy::Strategy::trim). Returns how many bytes went, as far as is known.
     ///
     /// Meant for a quiet moment and a thread of its own: it takes the strategy's locks one by one.
     pub fn trim(self) -> usize {
@@ -123,8 +123,8 @@ impl Handler {
     }
 
     /// Its live blocks, the oldest first, where its strategy knows them ([`Tracked`](crate::strategy::Tracked), also
-    /// behind others): see [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks). Nothing for any other, and for a handler that another copy of this
-    /// crate made (another extension module of the process).
+    /// behind others): see [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks). Nothing for any other, and for
+    /// a handler that another copy of this crate made (another extension module of the process).
     #[must_use]
     pub fn live_blocks(self) -> Option<Vec<LiveBlock>> {
         let _held = Held::try_on(self)?;

@@ -18,7 +18,8 @@ use std::ptr::NonNull;
 ///
 /// A named handler is immortal. That of a request is the request's own; to keep it, keep a [`Context`](crate::Context), a
 /// [`RequestHandle`](crate::RequestHandle), a container or a block. A `Handler` keeps nothing: when all that held the
-/// request is gone, memory that it is asked for is refused ([`Error::RequestEnded`](crate::Error::RequestEnded)). It never refers to another request.
+/// request is gone, memory that it is asked for is refused
+/// ([`Error::RequestEnded`](crate::Error::RequestEnded)). It never refers to another request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handler(NonNull<c_void>);
 

@@ -2,9 +2,12 @@
 //! A leaf: imports no layer.
 
 mod fork;
+mod locked;
 #[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "as below"))]
 mod made;
+mod membarrier;
 mod owner;
+mod threads;
 
 #[cfg(not(any(ctxalloc_loom, miri)))]
 pub(crate) use fork::{AroundFork, around_fork};
@@ -28,9 +31,9 @@ use std::thread::yield_now;
 
 /// A lock for short, rare, infallible work: it spins, then yields.
 ///
-/// `std`'s mutex would do but for `fork`: a child born while another thread holds it could never register
-/// again. This one can be taken before `fork` and let go on both sides, see `handler::table`. Laid out for C:
-/// it is part of the table that copies of this crate share.
+/// `std`'s mutex would do but for `fork`: a child born while another thread holds it could never register again. This one can
+/// be taken before `fork` and released on both sides, see `handler::table`. Laid out for C: it is part of the table that
+/// copies of this crate share.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct ForkLock(AtomicU32);
@@ -64,7 +67,7 @@ impl ForkLock {
         let mut turns = 0;
         // Acquire pairs with the Release below: the next holder sees all of the last one's writes.
         while self.0.compare_exchange_weak(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            // Where it is held for the usual moment, to yield would cost a time slice.
+            // It is usually held for a moment: yielding would cost a time slice.
             if turns < SPINS {
                 turns += 1;
                 std::hint::spin_loop();
@@ -76,19 +79,19 @@ impl ForkLock {
 
     /// Takes the lock if nobody holds it, and says whether it did. Waits for nobody: fit for a signal handler.
     pub(crate) fn try_acquire(&self) -> bool {
-        // Acquire: as above.
+        // Acquire pairs with the Release below, as in `acquire`.
         self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Lets the lock go.
+    /// Releases the lock.
     pub(crate) fn release(&self) {
         self.0.store(FREE, Ordering::Release);
     }
 }
 
-/// Stands for the plain fields of a value that is published through an atomic. Loom sees no plain memory; it sees
-/// this: to [`look`](Self::look) from a thread that cannot have seen the value being made fails the model. Elsewhere
-/// it is nothing at all.
+/// A placeholder for the plain fields of a value that is published through an atomic. Loom sees no plain memory; it sees this:
+/// a [`look`](Self::look) from a thread that cannot have seen the value being made fails the model. Elsewhere it is nothing at
+/// all.
 #[derive(Debug)]
 pub(crate) struct Witness(#[cfg(ctxalloc_loom)] loom::cell::UnsafeCell<()>);
 

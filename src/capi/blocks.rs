@@ -1,6 +1,6 @@
 //! `ctxalloc_new` and its kin: blocks that C owns by their address alone, as `PyDataMem_NEW` gave them out.
 //!
-//! Who frees one tells no handler and no size, so both are on record here. An address that is on no record is refused,
+//! Whoever frees one names neither handler nor size, so both are recorded here. An address that is not on record is refused,
 //! and not followed.
 
 use super::Selection;
@@ -8,7 +8,7 @@ use super::error::{Refusal, answer};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::handler::abi::PyDataMem_Handler;
-use crate::handler::interpreter::trace;
+use crate::handler::trace;
 use crate::layout::array;
 use crate::strategy::ledger::ProcessLedger;
 use std::ffi::{c_int, c_void};
@@ -22,14 +22,15 @@ struct Record {
 
 static BLOCKS: ProcessLedger<Record> = ProcessLedger::new();
 
-fn enter(block: NonNull<u8>, record: Record) -> *mut c_void {
+/// Records a block, and gives C its address.
+fn handed_out(block: NonNull<u8>, record: Record) -> *mut c_void {
     trace(block.as_ptr(), record.size_bytes.max(1));
     BLOCKS.get().insert(block, record);
     block.as_ptr().cast()
 }
 
-/// Takes a block off the record, before anything happens to it: by the time it is freed, its address may be another's.
-fn leave(block: *mut c_void) -> Result<(NonNull<u8>, Record), Error> {
+/// Takes a block off the record, before anything happens to it: once it is freed, its address may be another's.
+fn taken_back(block: *mut c_void) -> Result<(NonNull<u8>, Record), Error> {
     let unknown = Error::NotABlock { address: block.addr(), size_bytes: 0 };
     let Some(start) = NonNull::new(block.cast::<u8>()) else { return Err(unknown) };
     let record = BLOCKS.get().remove(start).ok_or(unknown)?;
@@ -41,7 +42,7 @@ fn leave(block: *mut c_void) -> Result<(NonNull<u8>, Record), Error> {
 pub(super) extern "C" fn new<S: Selection>(size_bytes: usize) -> *mut c_void {
     answer(null_mut(), || {
         let handler = S::current()?;
-        Ok(enter(handler.allocate(size_bytes)?, Record { handler, size_bytes }))
+        Ok(handed_out(handler.allocate(size_bytes)?, Record { handler, size_bytes }))
     })
 }
 
@@ -51,7 +52,7 @@ pub(super) extern "C" fn new_zeroed<S: Selection>(nelem: usize, elsize: usize) -
         let handler = S::current()?;
         // A product that overflows is more than any handler has.
         let size_bytes = array(nelem, elsize).unwrap_or(usize::MAX);
-        Ok(enter(handler.allocate_zeroed(size_bytes)?, Record { handler, size_bytes }))
+        Ok(handed_out(handler.allocate_zeroed(size_bytes)?, Record { handler, size_bytes }))
     })
 }
 
@@ -61,12 +62,13 @@ pub(super) extern "C" fn renew<S: Selection>(block: *mut c_void, size_bytes: usi
         return new::<S>(size_bytes);
     }
     answer(null_mut(), || {
-        let (start, record) = leave(block)?;
-        // SAFETY: a live block of this handler, which only we know: it is on no record. On success the old one is forgotten.
+        let (start, record) = taken_back(block)?;
+        // SAFETY: a live block of this handler. It is on no record, so nobody else frees or resizes it meanwhile; where this
+        // succeeds it is not used again.
         match unsafe { record.handler.resize(start, size_bytes) } {
-            Ok(moved) => Ok(enter(moved, Record { size_bytes, ..record })),
+            Ok(moved) => Ok(handed_out(moved, Record { size_bytes, ..record })),
             Err(error) => {
-                enter(start, record);
+                handed_out(start, record);
                 Err(error.into())
             }
         }
@@ -79,8 +81,8 @@ pub(super) extern "C" fn free(block: *mut c_void) -> c_int {
         return answer(-1, || Ok(0));
     }
     answer(-1, || {
-        let (start, Record { handler, size_bytes }) = leave(block)?;
-        // SAFETY: a live block of this handler with this size, which only we know.
+        let (start, Record { handler, size_bytes }) = taken_back(block)?;
+        // SAFETY: a live block of this handler with this size. It is on no record any more, so nobody else frees it.
         unsafe { handler.release(start, size_bytes) };
         Ok(0)
     })
@@ -121,7 +123,7 @@ pub(super) unsafe extern "C" fn copy_in(dst: *mut c_void, src: *const c_void, si
     answer(-1, || {
         let handler = around(dst, size_bytes)?;
         let (dst, src) = (start(dst, "dst")?, start(src, "src")?);
-        // SAFETY: inside of a live block, as just seen; the rest says the caller.
+        // SAFETY: `around` found all of `dst` in a block of this handler. The caller keeps that alive, and `src` readable.
         unsafe { handler.copy_in(dst, src.as_ptr(), size_bytes) }?;
         Ok(0)
     })
@@ -135,7 +137,7 @@ pub(super) unsafe extern "C" fn copy_out(dst: *mut c_void, src: *const c_void, s
     answer(-1, || {
         let handler = around(src, size_bytes)?;
         let (dst, src) = (start(dst, "dst")?, start(src, "src")?);
-        // SAFETY: inside of a live block, as just seen; the rest says the caller.
+        // SAFETY: `around` found all of `src` in a block of this handler. The caller keeps that alive, and `dst` writable.
         unsafe { handler.copy_out(dst.as_ptr(), src, size_bytes) }?;
         Ok(0)
     })
@@ -154,7 +156,7 @@ pub(super) unsafe extern "C" fn copy(dst: *mut c_void, src: *const c_void, size_
         }
         let (dst, src) = (start(dst, "dst")?, start(src, "src")?);
         if to == from {
-            // SAFETY: inside of live blocks of this handler, apart from each other, as just seen.
+            // SAFETY: `around` found both in blocks of this handler, which the caller keeps alive; they do not overlap.
             unsafe { to.copy_across(dst, src, size_bytes) }?;
             return Ok(0);
         }
@@ -162,14 +164,12 @@ pub(super) unsafe extern "C" fn copy(dst: *mut c_void, src: *const c_void, size_
         let mut between = [0_u8; 16 * 1024];
         for offset in (0..size_bytes).step_by(between.len()) {
             let some = between.len().min(size_bytes - offset);
-            // SAFETY: inside of the block, as just seen.
-            let piece = unsafe { src.add(offset) };
-            // SAFETY: as above, into a place of ours.
-            unsafe { from.copy_out(between.as_mut_ptr(), piece, some) }?;
-            // SAFETY: inside of the block, as just seen.
-            let piece = unsafe { dst.add(offset) };
-            // SAFETY: as above, out of a place of ours.
-            unsafe { to.copy_in(piece, between.as_ptr(), some) }?;
+            // SAFETY: `around` found `size_bytes` from `src` and from `dst` on in blocks of these two handlers, which the caller
+            // keeps alive; `offset + some` is within that, and `between` has room for `some`.
+            unsafe {
+                from.copy_out(between.as_mut_ptr(), src.add(offset), some)?;
+                to.copy_in(dst.add(offset), between.as_ptr(), some)?;
+            }
         }
         Ok(0)
     })

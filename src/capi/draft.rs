@@ -1,85 +1,23 @@
-//! The two drafts of NEP 49: structs whose functions know no context. The first has four of them, the second three more
-//! that copy.
-//!
-//! Into the table goes a copy of the struct, with functions that call it ([`Adapted`]): as many as there are. Out of the
-//! table, as the previous handler of `SetHandler`, comes the user's own struct, or for any other handler one of the
-//! [`view`]s, of which there are so many.
+//! The drafts' `SetHandler`. Into the table goes a copy of the struct that it is given, with functions that call those of the
+//! struct ([`Adapted`]): there is no limit to them. What it returns is the user's own struct, or for any other handler one of
+//! the [`view`]s.
 
 use super::error::{Refusal, answer};
+use super::forms::{Draft2, DraftCopy, Form};
 use super::select::name_in_c;
 use super::{Selection, view};
 use crate::error::Error;
-use crate::handler::abi::{Copies, Copy as CopyFunction, Functions};
+use crate::handler::abi::{Copies, CopyFunction, Functions};
 use crate::handler::events::{resizing, tell};
 use crate::handler::{
-    Extras, Handler, check_name, default_handler, handler as handler_named, interpreter, name_at, register_functions,
+    Extras, Handler, attached, check_name, default_handler, handler as handler_named, name_at, register_functions,
 };
 use crate::layout::{array, request};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// `ctxalloc_draft1_handler`: the first draft's `PyDataMem_Handler`.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq)]
-#[allow(
-    unpredictable_function_pointer_comparisons,
-    reason = "to see whether C changed a struct: the same word, or not"
-)]
-pub(super) struct Draft1 {
-    pub(super) name: [c_char; 128],
-    pub(super) alloc: Option<unsafe extern "C" fn(usize) -> *mut c_void>,
-    pub(super) zeroed_alloc: Option<unsafe extern "C" fn(usize, usize) -> *mut c_void>,
-    pub(super) free: Option<unsafe extern "C" fn(*mut c_void, usize)>,
-    pub(super) realloc: Option<unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void>,
-}
-
-/// `dst`, or NULL where it failed.
-pub(super) type DraftCopy = unsafe extern "C" fn(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void;
-
-/// `ctxalloc_draft2_handler`: the second draft's.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq)]
-#[allow(unpredictable_function_pointer_comparisons, reason = "as above")]
-pub(super) struct Draft2 {
-    pub(super) first: Draft1,
-    pub(super) host2obj: Option<DraftCopy>,
-    pub(super) obj2host: Option<DraftCopy>,
-    pub(super) obj2obj: Option<DraftCopy>,
-}
-
-const _: () = assert!(size_of::<Draft1>() == 128 + 4 * size_of::<usize>());
-const _: () = assert!(size_of::<Draft2>() == 128 + 7 * size_of::<usize>());
-
-/// One of the two.
-pub(super) trait Form {
-    const NUMBER: u8;
-    /// The struct as the longer of the two.
-    ///
-    /// # Safety
-    /// - `draft` points to a struct of this form.
-    unsafe fn read(draft: *const Self) -> Draft2;
-}
-
-impl Form for Draft1 {
-    const NUMBER: u8 = 1;
-
-    unsafe fn read(draft: *const Self) -> Draft2 {
-        // SAFETY: says the caller.
-        Draft2 { first: unsafe { draft.read() }, host2obj: None, obj2host: None, obj2obj: None }
-    }
-}
-
-impl Form for Draft2 {
-    const NUMBER: u8 = 2;
-
-    unsafe fn read(draft: *const Self) -> Draft2 {
-        // SAFETY: says the caller.
-        unsafe { draft.read() }
-    }
-}
-
-/// A draft's struct in the table: what stands behind the functions below. Immortal, in a list of all of them.
+/// A draft's struct in the table: the context of the functions below. Immortal, in a list of all of them.
 struct Adapted {
     address: usize,
     form: u8,
@@ -102,25 +40,21 @@ static LAST: AtomicPtr<Adapted> = AtomicPtr::new(null_mut());
 
 impl Adapted {
     fn all() -> impl Iterator<Item = &'static Self> {
-        // SAFETY: `enter` alone puts pointers here, of immortal values.
+        // SAFETY: `leak` alone stores pointers here, of values that live for ever.
         let get = |pointer: *const Self| -> Option<&'static Self> { unsafe { pointer.as_ref() } };
-        // Acquire pairs with the Release in `enter`.
+        // Acquire pairs with the exchange in `leak`.
         std::iter::successors(get(LAST.load(Ordering::Acquire)), move |adapted| get(adapted.next))
     }
 
-    fn enter(mut self) -> &'static Self {
+    fn leak(mut self) -> &'static Self {
         self.next = LAST.load(Ordering::Acquire);
-        let entered = Box::into_raw(Box::new(self));
-        loop {
-            // SAFETY: nobody else knows it yet.
-            let next = unsafe { (*entered).next }.cast_mut();
-            match LAST.compare_exchange(next, entered, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: immortal from now on.
-                Ok(_) => return unsafe { &*entered },
-                // SAFETY: as above: nobody else knows it yet.
-                Err(newer) => unsafe { (*entered).next = newer },
-            }
+        let adapted = Box::leak(Box::new(self));
+        while let Err(newer) =
+            LAST.compare_exchange(adapted.next.cast_mut(), adapted, Ordering::AcqRel, Ordering::Acquire)
+        {
+            adapted.next = newer;
         }
+        adapted
     }
 
     /// Its handler; none where its name was taken at the last moment.
@@ -153,10 +87,10 @@ fn name_of(draft: &Draft2) -> Result<&str, Error> {
 /// # Safety
 /// - `draft` points to an immortal struct of this form, whose functions keep C's contract, attached to Python.
 unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
-    if let Some(handler) = view::handler_at(draft.cast()) {
+    if let Some(handler) = view::handler_at(draft.cast())? {
         return Ok(handler);
     }
-    // SAFETY: says the caller.
+    // SAFETY: the caller passes a struct of this form.
     let contents = unsafe { F::read(draft) };
     let known = |adapted: &&'static Adapted| adapted.address == draft.addr() && adapted.form == F::NUMBER;
     if let Some((adapted, handler)) =
@@ -182,7 +116,7 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
         Err(Error::NameTaken { .. }) => {} // it gets another one below
         possible => possible?,             // before anything is made immortal
     }
-    let adapted = Adapted { address: draft.addr(), form: F::NUMBER, contents, functions, next: null() }.enter();
+    let adapted = Adapted { address: draft.addr(), form: F::NUMBER, contents, functions, next: null() }.leak();
     let ctx = adapted.ctx();
     let copies = Copies {
         ctx,
@@ -193,7 +127,7 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
     let description = format!("struct of NEP 49's draft {} at {draft:p}", F::NUMBER);
     let functions = Functions { ctx, malloc, calloc, realloc, free };
     let extras = Extras { alignment: 1, copies };
-    // SAFETY: the functions below go to those of the struct, which keep C's contract, says the caller.
+    // SAFETY: the functions below call those of the struct, and the caller promises that these keep C's contract.
     match unsafe { register_functions(name, description.clone(), functions, extras) } {
         Err(Error::NameTaken { .. }) => {}
         outcome => return outcome,
@@ -203,7 +137,7 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
         return Ok(handler);
     }
     // The drafts know no unique names: two libraries may carry one allocator, each with its own copy of the struct.
-    // SAFETY: as above.
+    // SAFETY: the functions below call those of the struct, and the caller promises that these keep C's contract.
     unsafe { register_functions(&name_at(name, draft.addr()), description, functions, extras) }
 }
 
@@ -221,7 +155,7 @@ fn given<F: Form>(handler: Handler) -> Result<*const F, Error> {
 /// - `draft` is NULL or as [`adapt`] wants it.
 pub(super) unsafe extern "C" fn set_handler<S: Selection, F: Form>(draft: *const F) -> *const F {
     answer(null(), || {
-        // SAFETY: not NULL; the rest says the caller.
+        // SAFETY: the caller passes NULL or a struct as `adapt` wants it.
         let handler = if draft.is_null() { default_handler() } else { unsafe { adapt(draft) }? };
         draft.expose_provenance();
         let before = S::current()?;
@@ -240,7 +174,7 @@ pub(super) unsafe extern "C" fn get_handler_name<S: Selection>(object: *mut c_vo
     answer(null(), || {
         let handler = match NonNull::new(object) {
             None => Some(S::current()?),
-            // SAFETY: says the caller.
+            // SAFETY: the caller passes an object of that kind.
             Some(object) => unsafe { S::handler_of(object.as_ptr()) }?,
         };
         Ok::<_, Refusal>(handler.map_or(null(), name_in_c))
@@ -248,46 +182,43 @@ pub(super) unsafe extern "C" fn get_handler_name<S: Selection>(object: *mut c_vo
 }
 
 /// # Safety
-/// - `ctx` is an [`Adapted`].
+/// - `ctx` is an [`Adapted`], which is the context that all functions below are registered with.
 unsafe fn adapted(ctx: *mut c_void) -> &'static Adapted {
-    // SAFETY: immortal.
+    // SAFETY: the caller passes an `Adapted`, and those live for ever.
     unsafe { &*ctx.cast() }
 }
 
 /// # Safety
-/// - `ctx` is an [`Adapted`]. So below; and blocks are its own.
+/// - `ctx` as for [`adapted`]; blocks are of this handler. So the functions below.
 unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let alloc = unsafe { adapted(ctx) }.functions.alloc;
-    let block = request(size).and_then(|size| {
-        // SAFETY: it takes any size; attached, as NumPy calls it.
-        interpreter::attached(|| unsafe { alloc(size) })
-    });
+    // SAFETY: the caller passes the context that belongs to this function. The draft's takes any size, attached, as from NumPy.
+    let block = unsafe {
+        let alloc = adapted(ctx).functions.alloc;
+        request(size).and_then(|size| attached(|| alloc(size)))
+    };
     let block = block.unwrap_or(null_mut());
     tell(null_mut(), block, size);
     block
 }
 
 unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let zeroed_alloc = unsafe { adapted(ctx) }.functions.zeroed_alloc;
-    let block = array(nelem, elsize).and_then(request).and_then(|_| {
-        // SAFETY: it takes any sizes; attached, as NumPy calls it.
-        interpreter::attached(|| unsafe { zeroed_alloc(nelem.max(1), elsize.max(1)) })
-    });
+    // SAFETY: the caller passes the context that belongs to this function. The draft's takes any sizes, attached, as from NumPy.
+    let block = unsafe {
+        let zeroed_alloc = adapted(ctx).functions.zeroed_alloc;
+        array(nelem, elsize).and_then(request).and_then(|_| attached(|| zeroed_alloc(nelem.max(1), elsize.max(1))))
+    };
     let block = block.unwrap_or(null_mut());
     tell(null_mut(), block, nelem.saturating_mul(elsize));
     block
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let realloc = unsafe { adapted(ctx) }.functions.realloc;
     let resizing = resizing(ptr);
-    let moved = request(new_size).and_then(|size| {
-        // SAFETY: a block of its own, or NULL; attached, as NumPy calls it.
-        interpreter::attached(|| unsafe { realloc(ptr, size) })
-    });
+    // SAFETY: the caller passes the context that belongs to this function, and NULL or a block that the draft's functions made.
+    let moved = unsafe {
+        let realloc = adapted(ctx).functions.realloc;
+        request(new_size).and_then(|size| attached(|| realloc(ptr, size)))
+    };
     let moved = moved.unwrap_or(null_mut());
     resizing.done(moved, new_size);
     moved
@@ -297,38 +228,39 @@ unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
     if ptr.is_null() {
         return;
     }
-    // SAFETY: says the caller.
-    let free = unsafe { adapted(ctx) }.functions.free;
-    tell(ptr, null_mut(), 0); // first: once it is freed its address may be another's
-    // SAFETY: a block of its own; attached, as NumPy calls it. Where Python is gone it stays.
-    let _ = interpreter::attached(|| unsafe { free(ptr, size) });
+    tell(ptr, null_mut(), 0); // first: once it is freed, its address may be another's
+    // SAFETY: the caller passes the context that belongs to this function, and gives up a block that the draft's functions made.
+    // Where Python is gone the block stays.
+    let _ = unsafe {
+        let free = adapted(ctx).functions.free;
+        attached(|| free(ptr, size))
+    };
 }
 
 /// # Safety
-/// - the pointers are as the copy function wants them. So below.
+/// - the pointers are as the copy function wants them.
 unsafe fn copy(function: Option<DraftCopy>, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
     let Some(function) = function else { return null_mut() };
-    // SAFETY: says the caller.
-    interpreter::attached(|| unsafe { function(dst, src, size) }).unwrap_or(null_mut())
+    // SAFETY: the caller passes what the function wants.
+    attached(|| unsafe { function(dst, src, size) }).unwrap_or(null_mut())
 }
 
+/// # Safety
+/// - `ctx` as for [`adapted`]; the rest as for [`copy`]. So the two below.
 unsafe extern "C" fn host2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let function = unsafe { adapted(ctx) }.contents.host2obj;
-    // SAFETY: says the caller.
-    unsafe { copy(function, dst, src, size) }
+    // SAFETY: the caller passes the context that belongs to this function, and what the draft's function wants.
+    unsafe { copy(adapted(ctx).contents.host2obj, dst, src, size) }
 }
 
 unsafe extern "C" fn obj2host(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let function = unsafe { adapted(ctx) }.contents.obj2host;
-    // SAFETY: says the caller.
-    unsafe { copy(function, dst, src, size) }
+    // SAFETY: the caller passes the context that belongs to this function, and what the draft's function wants.
+    unsafe { copy(adapted(ctx).contents.obj2host, dst, src, size) }
 }
 
 unsafe extern "C" fn obj2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let function = unsafe { adapted(ctx) }.contents.obj2obj;
-    // SAFETY: says the caller.
-    unsafe { copy(function, dst, src, size) }
+    // SAFETY: the caller passes the context that belongs to this function, and what the draft's function wants.
+    unsafe { copy(adapted(ctx).contents.obj2obj, dst, src, size) }
 }
+
+#[cfg(all(test, feature = "capi", not(ctxalloc_loom)))]
+mod tests;

@@ -48,11 +48,17 @@ thread_local! {
 /// Runs the work of a C function; keeps what went wrong and answers `failure` then.
 pub(crate) fn answer<R>(failure: R, work: impl FnOnce() -> Result<R, Refusal>) -> R {
     // What is done with an error is shielded too: to tell it may run destructors, and Python.
-    let worked = shielded(None, || {
+    shielded(None, || {
         clear();
-        Some(work().map_err(keep).ok())
-    });
-    worked.flatten().unwrap_or(failure)
+        work().map_err(keep).ok()
+    })
+    .unwrap_or(failure)
+}
+
+/// The same for a function that C calls by a struct. It is no call of the header's: where it succeeds it leaves alone what the
+/// last one of those kept.
+pub(super) fn served<R>(failure: R, work: impl FnOnce() -> Result<R, Refusal>) -> R {
+    shielded(None, || work().map_err(keep).ok()).unwrap_or(failure)
 }
 
 /// Runs what C called, and lets no panic out to it: that is kept as an error, and the answer is `failure`.

@@ -16,12 +16,12 @@ pub(super) unsafe extern "C" fn set_event_hook<S: Selection>(
     old_data: *mut *mut c_void,
 ) -> Option<EventHook> {
     answer(None, || {
-        // A foreign handler that C selected is in the table from now on: the hook is to hear of it.
+        // This adopts a foreign handler that C selected: the hook is to hear of it.
         S::current()?;
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller passes a hook as `set_event_hook` wants it.
         let before = unsafe { set(hook.map(|function| Hook { function, user_data })) };
         if !old_data.is_null() {
-            // SAFETY: room for a pointer, says the caller.
+            // SAFETY: not NULL, so the caller passes room for a pointer.
             unsafe { *old_data = before.map_or(null_mut(), |before| before.user_data) };
         }
         Ok(before.map(|before| before.function))

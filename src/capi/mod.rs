@@ -17,9 +17,13 @@ mod draft;
 mod error;
 #[cfg(feature = "capi")]
 mod exports;
+mod forms;
 mod hook;
+mod list;
 mod register;
 mod select;
+#[cfg(feature = "capi")]
+mod thread;
 mod view;
 
 pub(crate) use error::Refusal;
@@ -44,30 +48,10 @@ pub(crate) trait Selection {
     unsafe fn handler_of(object: *mut c_void) -> Result<Option<Handler>, Refusal>;
 }
 
-/// The selection of a process without Python: this thread's. Its objects are blocks of `ctxalloc_new`.
-#[cfg(feature = "capi")]
-pub(crate) struct OfThread;
-
-#[cfg(feature = "capi")]
-impl Selection for OfThread {
-    fn current() -> Result<Handler, Refusal> {
-        Ok(crate::scope::current())
-    }
-
-    fn select(handler: Handler) -> Result<(), Refusal> {
-        drop(crate::scope::set(handler));
-        Ok(())
-    }
-
-    unsafe fn handler_of(object: *mut c_void) -> Result<Option<Handler>, Refusal> {
-        blocks::handler_of(object).map(Some)
-    }
-}
-
 /// The crate's version, as `ctxalloc_version()` tells it.
 const VERSION: *const std::ffi::c_char = concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast();
 
 /// The handler with this struct.
-fn registered(face: *const PyDataMem_Handler) -> Result<Handler, Refusal> {
-    Ok(handler_at(face).ok_or(Error::NotRegistered { address: face.addr() })?)
+fn registered(c_struct: *const PyDataMem_Handler) -> Result<Handler, Refusal> {
+    Ok(handler_at(c_struct).ok_or(Error::NotRegistered { address: c_struct.addr() })?)
 }

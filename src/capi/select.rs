@@ -1,4 +1,4 @@
-//! Which handler: set, get, and what one is called.
+//! Selects handlers, and says which is selected and what it is called.
 
 use super::error::{Refusal, answer};
 use super::{Selection, registered};
@@ -9,9 +9,9 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// `ctxalloc_set_handler`.
-pub(super) extern "C" fn set_handler<S: Selection>(face: *const PyDataMem_Handler) -> *const PyDataMem_Handler {
+pub(super) extern "C" fn set_handler<S: Selection>(c_struct: *const PyDataMem_Handler) -> *const PyDataMem_Handler {
     answer(null(), || {
-        let handler = if face.is_null() { default_handler() } else { registered(face)? };
+        let handler = if c_struct.is_null() { default_handler() } else { registered(c_struct)? };
         Ok(replace::<S>(handler)?.as_ptr())
     })
 }
@@ -33,16 +33,17 @@ pub(super) extern "C" fn get_default() -> *const PyDataMem_Handler {
     answer(null(), || Ok(default_handler().as_ptr()))
 }
 
-fn meant<S: Selection>(face: *const PyDataMem_Handler) -> Result<Handler, Refusal> {
-    if face.is_null() { S::current() } else { registered(face) }
+/// The handler with this struct; the current one for NULL.
+fn meant<S: Selection>(c_struct: *const PyDataMem_Handler) -> Result<Handler, Refusal> {
+    if c_struct.is_null() { S::current() } else { registered(c_struct) }
 }
 
 /// `ctxalloc_handler_name`.
-pub(super) extern "C" fn handler_name<S: Selection>(face: *const PyDataMem_Handler) -> *const c_char {
-    answer(null(), || Ok(name_in_c(meant::<S>(face)?)))
+pub(super) extern "C" fn handler_name<S: Selection>(c_struct: *const PyDataMem_Handler) -> *const c_char {
+    answer(null(), || Ok(name_in_c(meant::<S>(c_struct)?)))
 }
 
-/// A name of the table that does not stand in its handler's struct: it was adopted under another one than its own.
+/// A name in the table that is not in its handler's struct: it was adopted under another name than its own.
 struct Renamed {
     handler: Handler,
     name: CString,
@@ -54,19 +55,18 @@ static RENAMED: AtomicPtr<Renamed> = AtomicPtr::new(null_mut());
 
 /// The name of a handler in the table, by which `find` finds it: NUL-terminated, for ever.
 pub(super) fn name_in_c(handler: Handler) -> *const c_char {
-    // SAFETY: the struct is immortal; only the address of its first field is taken.
-    let field = unsafe { &raw const (*handler.as_ptr()).name };
+    let field = handler.as_ptr().cast::<c_char>(); // the name is the first field
     if handler.is_request() {
-        return field.cast(); // no table has its name; that in its struct stays while the request is held
+        return field; // it is in no table; the name in its struct stays while the request is held
     }
-    // SAFETY: as above; nobody writes to a name.
+    // SAFETY: the struct of a named handler is immortal, and nobody writes to its name.
     let own = unsafe { &*field.cast::<[u8; NAME_BYTES]>() };
     if CStr::from_bytes_until_nul(own).is_ok_and(|own| own.to_bytes() == handler.name().as_bytes()) {
-        return field.cast();
+        return field;
     }
     // Acquire pairs with the exchange below.
     let mut last = RENAMED.load(Ordering::Acquire);
-    // SAFETY: only the exchange below puts pointers here, of immortal values.
+    // SAFETY: only the exchange below stores pointers here, of leaked values that do not change any more.
     let get = |renamed: *const Renamed| -> Option<&'static Renamed> { unsafe { renamed.as_ref() } };
     let known = |last| {
         let mut all = std::iter::successors(get(last), |renamed| get(renamed.next));
@@ -76,25 +76,21 @@ pub(super) fn name_in_c(handler: Handler) -> *const c_char {
         return known.name.as_ptr();
     }
     let name = CString::new(&*handler.name()).expect("names have no NUL");
-    let fresh = Box::into_raw(Box::new(Renamed { handler, name, next: last }));
-    loop {
-        // Two threads may enter one name, each its own: both are right.
-        match RENAMED.compare_exchange(last, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: immortal from now on.
-            Ok(_) => return unsafe { &*fresh }.name.as_ptr(),
-            Err(newer) => last = newer,
-        }
-        // SAFETY: nobody else knows it yet.
-        unsafe { (*fresh).next = last };
+    let fresh = Box::leak(Box::new(Renamed { handler, name, next: last }));
+    // Two threads may each add a copy of one name: both are right.
+    while let Err(newer) = RENAMED.compare_exchange(last, fresh, Ordering::AcqRel, Ordering::Acquire) {
+        last = newer;
+        fresh.next = last;
     }
+    fresh.name.as_ptr()
 }
 
 /// `ctxalloc_handler_version`.
-pub(super) extern "C" fn handler_version<S: Selection>(face: *const PyDataMem_Handler) -> c_int {
-    answer(-1, || Ok(c_int::from(meant::<S>(face)?.version())))
+pub(super) extern "C" fn handler_version<S: Selection>(c_struct: *const PyDataMem_Handler) -> c_int {
+    answer(-1, || Ok(c_int::from(meant::<S>(c_struct)?.version())))
 }
 
 /// `ctxalloc_handler_alignment`.
-pub(super) extern "C" fn handler_alignment<S: Selection>(face: *const PyDataMem_Handler) -> usize {
-    answer(0, || Ok(meant::<S>(face)?.alignment()))
+pub(super) extern "C" fn handler_alignment<S: Selection>(c_struct: *const PyDataMem_Handler) -> usize {
+    answer(0, || Ok(meant::<S>(c_struct)?.alignment()))
 }

@@ -1,63 +1,92 @@
-//! Structs of the drafts for handlers that are not drafts: what `SetHandler` of a draft gives back when, say, `pool` was
-//! selected before.
+//! Structs of the drafts for handlers that are no drafts: what `SetHandler` of a draft returns when, say, `pool` was selected
+//! before. Given to `SetHandler` again, such a struct selects its handler again.
 //!
-//! Their functions know no context, so there is one set for each handler, made at compile time: [`MOST`] of them. A struct
-//! once given out stands for its handler for ever.
+//! Its functions know no context, so each struct needs functions of its own, and those are made at compile time: there are
+//! [`SETS`] of them, known by their number.
+//!
+//! - A named handler has a struct and a set for ever. There are [`MAX_NAMED`]; past them it is an error.
+//! - A request has a struct, which is made for its slot and recycled with it: any number of requests have one at a time. As
+//!   long as the request is there it also has one of [`MAX_REQUESTS`] sets; a request that comes while others have all of them
+//!   gets a struct whose functions give no memory, and is selected by it as by any other.
 
-use super::draft::{Draft1, Draft2};
+use super::error::served;
+use super::forms::{Draft1, Draft2};
 use crate::error::Error;
-use crate::handler::Handler;
-use std::ffi::{c_char, c_void};
+use crate::handler::{Handler, handler_at as handler_with_struct};
+use crate::layout::array;
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, hold_across_fork};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// How many handlers can be given out as drafts. In the header: `CTXALLOC_DRAFT_VIEWS`.
-pub(super) const MOST: usize = 64;
+/// How many named handlers can be given out as drafts. In the header: `CTXALLOC_DRAFT_VIEWS`.
+pub(super) const MAX_NAMED: usize = 256;
+/// How many requests can have functions at a time. In the header: `CTXALLOC_DRAFT_REQUESTS`.
+pub(super) const MAX_REQUESTS: usize = 256;
 
-/// A handler, and the struct that stands for it.
-struct View {
-    /// `Handler::into_pointer`.
-    handler: AtomicPtr<c_void>,
-    /// Leaked. There as soon as the handler is, or a moment later.
-    draft: AtomicPtr<Draft2>,
+/// The handlers behind the sets: `Handler::into_pointer`, or NULL. First those of named handlers, each set once; then those of
+/// requests, which are set under [`Requests`]'s lock, and only where there is none or it is gone.
+static HANDLERS: [AtomicPtr<c_void>; MAX_NAMED + MAX_REQUESTS] =
+    [const { AtomicPtr::new(null_mut()) }; MAX_NAMED + MAX_REQUESTS];
+
+/// The structs of named handlers, leaked. Each is there as soon as the handler is, or a moment later.
+static NAMED: [AtomicPtr<Draft2>; MAX_NAMED] = [const { AtomicPtr::new(null_mut()) }; MAX_NAMED];
+
+/// The set of a request that has none of its own: it is past the end of [`HANDLERS`].
+const NO_HANDLER: usize = MAX_NAMED + MAX_REQUESTS;
+
+fn handler_behind(place: &AtomicPtr<c_void>) -> Option<Handler> {
+    // Acquire pairs with the stores in `of_named` and `lend`.
+    let pointer = NonNull::new(place.load(Ordering::Acquire))?;
+    // SAFETY: only those two store pointers here, from `into_pointer`.
+    Some(unsafe { Handler::from_pointer(pointer) })
 }
 
-static VIEWS: [View; MOST] =
-    [const { View { handler: AtomicPtr::new(null_mut()), draft: AtomicPtr::new(null_mut()) } }; MOST];
+/// The handler whose functions have this number.
+fn numbered(number: usize) -> Result<Handler, Error> {
+    let handler = HANDLERS.get(number).and_then(handler_behind);
+    handler.ok_or(Error::TooManyViews { handler: "a request".into(), most: MAX_REQUESTS })
+}
 
-impl View {
-    fn handler(&self) -> Option<Handler> {
-        // Acquire pairs with the exchange in `of`.
-        let pointer = NonNull::new(self.handler.load(Ordering::Acquire))?;
-        // SAFETY: `of` alone puts pointers here, from `into_pointer`.
-        Some(unsafe { Handler::from_pointer(pointer) })
+/// The handler that a struct of ours stands for; nothing where it is none of ours.
+///
+/// # Errors
+/// [`Error::RequestEnded`] where its request is gone.
+pub(super) fn handler_at(draft: *const Draft2) -> Result<Option<Handler>, Error> {
+    let named = NAMED.iter().position(|place| std::ptr::eq(place.load(Ordering::Acquire), draft) && !draft.is_null());
+    match named {
+        Some(number) => Ok(handler_behind(&HANDLERS[number])),
+        None => REQUESTS.get().map_or(Ok(None), |requests| requests.with_struct(draft)),
     }
 }
 
-/// The handler that a struct of ours stands for.
-pub(super) fn handler_at(draft: *const Draft2) -> Option<Handler> {
-    let ours = |view: &&View| std::ptr::eq(view.draft.load(Ordering::Acquire), draft) && !draft.is_null();
-    VIEWS.iter().find(ours).and_then(View::handler)
+/// The struct that stands for a handler. Both forms: the first draft's is the beginning of the second's.
+///
+/// # Errors
+/// [`Error::TooManyViews`] for a named handler past [`MAX_NAMED`].
+pub(super) fn of(handler: Handler) -> Result<*const Draft2, Error> {
+    if handler.is_request() { Ok(requests().struct_of(handler)) } else { of_named(handler) }
 }
 
-/// The struct that stands for a handler. Both forms: the first draft's is the beginning of the second's.
-pub(super) fn of(handler: Handler) -> Result<*const Draft2, Error> {
+fn of_named(handler: Handler) -> Result<*const Draft2, Error> {
     let wanted = handler.into_pointer().as_ptr();
-    let free_or_own = |view: &View| {
+    let free_or_own = |place: &AtomicPtr<c_void>| {
         // AcqRel: takes the place, or sees who has it.
-        match view.handler.compare_exchange(null_mut(), wanted, Ordering::AcqRel, Ordering::Acquire) {
+        match place.compare_exchange(null_mut(), wanted, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => true,
             Err(present) => std::ptr::eq(present, wanted),
         }
     };
-    let number = VIEWS.iter().position(free_or_own);
-    let number = number.ok_or(Error::TooManyViews { handler: handler.name(), most: MOST })?;
-    let place = &VIEWS[number].draft;
+    let number = HANDLERS[..MAX_NAMED].iter().position(free_or_own);
+    let number = number.ok_or_else(|| Error::TooManyViews { handler: handler.name(), most: MAX_NAMED })?;
+    let place = &NAMED[number];
     let present = place.load(Ordering::Acquire);
     if !present.is_null() {
         return Ok(present);
     }
-    let fresh = Box::into_raw(Box::new(SETS[number].draft(handler)));
+    let fresh = Box::into_raw(Box::new(set(number).named(&handler.name())));
     match place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(fresh),
         Err(faster) => {
@@ -68,7 +97,98 @@ pub(super) fn of(handler: Handler) -> Result<*const Draft2, Error> {
     }
 }
 
-/// The functions of one view.
+/// The structs of requests, each with the request that it was given out for last.
+struct Requests(Locked<Structs>);
+
+#[derive(Default)]
+struct Structs {
+    /// By the address of the struct that NumPy sees, which is that of a slot: the address of ours.
+    by_slot: BTreeMap<usize, usize>,
+    by_address: BTreeMap<usize, Given>,
+}
+
+struct Given {
+    /// Leaked.
+    draft: NonNull<Draft2>,
+    request: Handler,
+}
+
+// SAFETY: the struct is written under the lock only, and `Handler` may be sent.
+unsafe impl Send for Given {}
+
+static REQUESTS: Made<Arc<Requests>> = Made::new();
+
+fn requests() -> &'static Requests {
+    REQUESTS.get_or_make(|| {
+        let requests = Arc::new(Requests(Locked::new(Structs::default())));
+        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&requests) as _;
+        hold_across_fork(Arc::downgrade(&holder));
+        requests
+    })
+}
+
+impl HeldAcrossFork for Requests {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.0.lock());
+    }
+}
+
+/// Whether anything still holds a request. Takes no hold, whose end would run whatever a strategy does in its destructor.
+fn is_there(request: Handler) -> bool {
+    handler_with_struct(request.as_ptr()) == Some(request)
+}
+
+impl Requests {
+    /// The struct for a request, which the caller holds: it is selected.
+    fn struct_of(&self, request: Handler) -> *const Draft2 {
+        let (slot, name) = (request.as_ptr().addr(), request.name());
+        self.0.with(|structs| {
+            let Structs { by_slot, by_address } = structs;
+            let given = by_slot.get(&slot).and_then(|address| by_address.get_mut(address));
+            if let Some(given) = given {
+                if given.request != request {
+                    given.request = request;
+                    // SAFETY: leaked, and written under the lock. The request that it was given out for is gone; by then C
+                    // must not look at it any more (the header).
+                    unsafe { given.draft.write(set(lend(request)).named(&name)) };
+                }
+                return given.draft.as_ptr().cast_const();
+            }
+            let draft = NonNull::from(Box::leak(Box::new(set(lend(request)).named(&name))));
+            by_slot.insert(slot, draft.addr().get());
+            by_address.insert(draft.addr().get(), Given { draft, request });
+            draft.as_ptr().cast_const()
+        })
+    }
+
+    fn with_struct(&self, draft: *const Draft2) -> Result<Option<Handler>, Error> {
+        self.0.with(|structs| {
+            let Some(given) = structs.by_address.get(&draft.addr()) else { return Ok(None) };
+            if is_there(given.request) {
+                return Ok(Some(given.request));
+            }
+            // SAFETY: leaked, written under the lock, which is held; the name ends with a NUL.
+            let name = unsafe { CStr::from_ptr((&raw const (*given.draft.as_ptr()).first.name).cast()) };
+            Err(Error::RequestEnded { request: name.to_string_lossy().into_owned(), requested_bytes: 0 })
+        })
+    }
+}
+
+/// The number of a set for a request; [`NO_HANDLER`] where all of them are those of requests that are there. Only under the
+/// lock. A block holds its request, so a set that made one is nobody else's before the block is freed.
+fn lend(request: Handler) -> usize {
+    let is_free = |place: &AtomicPtr<c_void>| handler_behind(place).is_none_or(|other| !is_there(other));
+    match HANDLERS[MAX_NAMED..].iter().position(is_free) {
+        Some(number) => {
+            // Release pairs with the Acquire in `handler_behind`.
+            HANDLERS[MAX_NAMED + number].store(request.into_pointer().as_ptr(), Ordering::Release);
+            MAX_NAMED + number
+        }
+        None => NO_HANDLER,
+    }
+}
+
+/// The functions of one struct.
 #[derive(Clone, Copy)]
 struct Set {
     alloc: unsafe extern "C" fn(usize) -> *mut c_void,
@@ -81,14 +201,16 @@ struct Set {
 }
 
 impl Set {
-    fn draft(&self, handler: Handler) -> Draft2 {
-        let mut name: [c_char; 128] = [0; 128];
-        for (place, byte) in name.iter_mut().zip(handler.name().bytes()) {
-            *place = byte as c_char;
+    fn named(&self, name: &str) -> Draft2 {
+        let mut field: [c_char; 128] = [0; 128];
+        // A request's name may be longer than the struct has room for, and have a NUL in it.
+        let end = (0..field.len().min(name.len() + 1)).rev().find(|&end| name.is_char_boundary(end)).unwrap_or(0);
+        for (place, byte) in field.iter_mut().zip(name[..end].bytes()) {
+            *place = if byte == 0 { b'_' as c_char } else { byte as c_char };
         }
         Draft2 {
             first: Draft1 {
-                name,
+                name: field,
                 alloc: Some(self.alloc),
                 zeroed_alloc: Some(self.zeroed_alloc),
                 free: Some(self.free),
@@ -101,10 +223,11 @@ impl Set {
     }
 }
 
-/// The functions with number `N`.
-struct Numbered<const N: usize>;
+/// The functions whose number is written `HIGH`, `LOW` in base 16. They pass it on, so that each is a few instructions.
+struct Numbered<const HIGH: usize, const LOW: usize>;
 
-impl<const N: usize> Numbered<N> {
+impl<const HIGH: usize, const LOW: usize> Numbered<HIGH, LOW> {
+    const NUMBER: usize = HIGH * 16 + LOW;
     const SET: Set = Set {
         alloc: Self::alloc,
         zeroed_alloc: Self::zeroed_alloc,
@@ -115,63 +238,162 @@ impl<const N: usize> Numbered<N> {
         obj2obj: Self::obj2obj,
     };
 
-    fn handler() -> Handler {
-        VIEWS[N].handler().expect("a view has a handler before anybody has its functions")
-    }
-
-    /// # Safety
-    /// - as the handler's own function; so below.
     unsafe extern "C" fn alloc(size: usize) -> *mut c_void {
-        let own = Self::handler().functions();
-        // SAFETY: the context belongs to the function; the rest is passed on from the caller. So below.
-        unsafe { (own.malloc)(own.ctx, size) }
+        alloc(Self::NUMBER, size)
     }
 
     unsafe extern "C" fn zeroed_alloc(nelem: usize, elsize: usize) -> *mut c_void {
-        let own = Self::handler().functions();
-        // SAFETY: as above.
-        unsafe { (own.calloc)(own.ctx, nelem, elsize) }
+        zeroed_alloc(Self::NUMBER, nelem, elsize)
     }
 
+    /// # Safety
+    /// - `ptr` is NULL or a live block of the struct's handler, given up; in `realloc` unless that fails.
     unsafe extern "C" fn free(ptr: *mut c_void, size: usize) {
-        let own = Self::handler().functions();
-        // SAFETY: as above.
-        unsafe { (own.free)(own.ctx, ptr, size) }
+        // SAFETY: the caller gives up a block of the handler with this number.
+        unsafe { free(Self::NUMBER, ptr, size) };
     }
 
     unsafe extern "C" fn realloc(ptr: *mut c_void, size: usize) -> *mut c_void {
-        let own = Self::handler().functions();
-        // SAFETY: as above.
-        unsafe { (own.realloc)(own.ctx, ptr, size) }
+        // SAFETY: the caller gives up a block of the handler with this number, unless this fails.
+        unsafe { realloc(Self::NUMBER, ptr, size) }
     }
 
+    /// # Safety
+    /// - as the second draft has it: both sides have `size` bytes and do not overlap, `dst` is in a live block of the struct's
+    ///   handler; in `obj2host` it is `src`, in `obj2obj` both are.
     unsafe extern "C" fn host2obj(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-        let Some(to) = NonNull::new(dst.cast()) else { return null_mut() };
-        // SAFETY: passed on from the caller. So below.
-        unsafe { Self::handler().copy_in(to, src.cast(), size) }.map_or(null_mut(), |()| dst)
+        // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
+        unsafe { host2obj(Self::NUMBER, dst, src, size) }
     }
 
     unsafe extern "C" fn obj2host(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-        let Some(from) = NonNull::new(src.cast_mut().cast()) else { return null_mut() };
-        // SAFETY: as above.
-        unsafe { Self::handler().copy_out(dst.cast(), from, size) }.map_or(null_mut(), |()| dst)
+        // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
+        unsafe { obj2host(Self::NUMBER, dst, src, size) }
     }
 
     unsafe extern "C" fn obj2obj(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-        let (Some(to), Some(from)) = (NonNull::new(dst.cast()), NonNull::new(src.cast_mut().cast())) else {
-            return null_mut();
-        };
-        // SAFETY: as above.
-        unsafe { Self::handler().copy_across(to, from, size) }.map_or(null_mut(), |()| dst)
+        // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
+        unsafe { obj2obj(Self::NUMBER, dst, src, size) }
     }
 }
 
-/// One set after the other: `sets!(0 1 2)`.
-macro_rules! sets {
-    ($($n:literal)*) => { [$(Numbered::<$n>::SET),*] };
+#[inline(never)]
+fn alloc(number: usize, size: usize) -> *mut c_void {
+    served(null_mut(), || Ok(numbered(number)?.allocate(size)?.as_ptr().cast()))
 }
-#[rustfmt::skip]
-static SETS: [Set; MOST] = sets!(
-    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
-);
+
+#[inline(never)]
+fn zeroed_alloc(number: usize, nelem: usize, elsize: usize) -> *mut c_void {
+    // A product that overflows is more than any handler has.
+    let size_bytes = array(nelem, elsize).unwrap_or(usize::MAX);
+    served(null_mut(), || Ok(numbered(number)?.allocate_zeroed(size_bytes)?.as_ptr().cast()))
+}
+
+/// # Safety
+/// - `ptr` is NULL or a live block of the handler with this number, given up.
+#[inline(never)]
+unsafe fn free(number: usize, ptr: *mut c_void, size: usize) {
+    let Some(block) = NonNull::new(ptr.cast()) else { return };
+    served((), || {
+        // SAFETY: the caller gives up a block of this handler.
+        unsafe { numbered(number)?.release(block, size) };
+        Ok(())
+    });
+}
+
+/// # Safety
+/// - `ptr` is NULL or a live block of the handler with this number, given up unless NULL is returned.
+#[inline(never)]
+unsafe fn realloc(number: usize, ptr: *mut c_void, size: usize) -> *mut c_void {
+    let Some(block) = NonNull::new(ptr.cast()) else { return alloc(number, size) };
+    // SAFETY: the caller gives up a block of this handler, unless this fails.
+    served(null_mut(), || Ok(unsafe { numbered(number)?.resize(block, size) }?.as_ptr().cast()))
+}
+
+/// # Safety
+/// - as the second draft has it, for blocks of the handler with this number. So the two below.
+#[inline(never)]
+unsafe fn host2obj(number: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+    let Some(to) = NonNull::new(dst.cast()) else { return null_mut() };
+    // SAFETY: the caller keeps the draft's contract.
+    served(null_mut(), || Ok(unsafe { numbered(number)?.copy_in(to, src.cast(), size) }.map(|()| dst)?))
+}
+
+#[inline(never)]
+unsafe fn obj2host(number: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+    let Some(from) = NonNull::new(src.cast_mut().cast()) else { return null_mut() };
+    // SAFETY: the caller keeps the draft's contract.
+    served(null_mut(), || Ok(unsafe { numbered(number)?.copy_out(dst.cast(), from, size) }.map(|()| dst)?))
+}
+
+#[inline(never)]
+unsafe fn obj2obj(number: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+    let (Some(to), Some(from)) = (NonNull::new(dst.cast()), NonNull::new(src.cast_mut().cast())) else {
+        return null_mut();
+    };
+    // SAFETY: the caller keeps the draft's contract.
+    served(null_mut(), || Ok(unsafe { numbered(number)?.copy_across(to, from, size) }.map(|()| dst)?))
+}
+
+/// The set with this number, or that of [`NO_HANDLER`].
+fn set(number: usize) -> &'static Set {
+    const LAST: Set = Numbered::<{ NO_HANDLER / 16 }, { NO_HANDLER % 16 }>::SET;
+    if number == NO_HANDLER { &LAST } else { &SETS[number / 16][number % 16] }
+}
+
+/// All of them, by their digits.
+static SETS: [[Set; 16]; (MAX_NAMED + MAX_REQUESTS) / 16] = [
+    row::<0x00>(),
+    row::<0x01>(),
+    row::<0x02>(),
+    row::<0x03>(),
+    row::<0x04>(),
+    row::<0x05>(),
+    row::<0x06>(),
+    row::<0x07>(),
+    row::<0x08>(),
+    row::<0x09>(),
+    row::<0x0a>(),
+    row::<0x0b>(),
+    row::<0x0c>(),
+    row::<0x0d>(),
+    row::<0x0e>(),
+    row::<0x0f>(),
+    row::<0x10>(),
+    row::<0x11>(),
+    row::<0x12>(),
+    row::<0x13>(),
+    row::<0x14>(),
+    row::<0x15>(),
+    row::<0x16>(),
+    row::<0x17>(),
+    row::<0x18>(),
+    row::<0x19>(),
+    row::<0x1a>(),
+    row::<0x1b>(),
+    row::<0x1c>(),
+    row::<0x1d>(),
+    row::<0x1e>(),
+    row::<0x1f>(),
+];
+
+const fn row<const HIGH: usize>() -> [Set; 16] {
+    [
+        Numbered::<HIGH, 0x0>::SET,
+        Numbered::<HIGH, 0x1>::SET,
+        Numbered::<HIGH, 0x2>::SET,
+        Numbered::<HIGH, 0x3>::SET,
+        Numbered::<HIGH, 0x4>::SET,
+        Numbered::<HIGH, 0x5>::SET,
+        Numbered::<HIGH, 0x6>::SET,
+        Numbered::<HIGH, 0x7>::SET,
+        Numbered::<HIGH, 0x8>::SET,
+        Numbered::<HIGH, 0x9>::SET,
+        Numbered::<HIGH, 0xa>::SET,
+        Numbered::<HIGH, 0xb>::SET,
+        Numbered::<HIGH, 0xc>::SET,
+        Numbered::<HIGH, 0xd>::SET,
+        Numbered::<HIGH, 0xe>::SET,
+        Numbered::<HIGH, 0xf>::SET,
+    ]
+}

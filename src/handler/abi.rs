@@ -4,7 +4,7 @@
 #![allow(non_camel_case_types, reason = "PyDataMem_Handler is NumPy's own spelling, which users search for")]
 
 use std::ffi::{c_char, c_void};
-use std::mem::offset_of;
+use std::mem::{offset_of, transmute};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -18,7 +18,7 @@ pub type Realloc = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_
 pub type Free = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize);
 
 /// `copy(ctx, dst, src, size)`: `dst`, or NULL where the copy failed. As the second draft of NEP 49 had it, with a context.
-pub type Copy =
+pub type CopyFunction =
     unsafe extern "C" fn(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void;
 
 /// NEP 49's `PyDataMemAllocator`: four functions and what they are called with. In a struct from C each
@@ -79,48 +79,37 @@ impl PyDataMem_Handler {
     /// `malloc`, `calloc`, `realloc` or `free`.
     ///
     /// # Safety
-    /// - `face` points to an immortal struct.
-    pub(super) unsafe fn functions(face: *const Self) -> Result<Functions, &'static str> {
-        let face = face.cast_mut();
+    /// - `c_struct` points to an immortal struct, whose functions nobody but [`set_functions`](Self::set_functions) changes.
+    pub(super) unsafe fn functions(c_struct: *const Self) -> Result<Functions, &'static str> {
         let word = |offset: usize| {
-            // SAFETY: the offset of a field, one word wide and aligned.
-            let field = unsafe { face.byte_add(offset) }.cast::<*mut c_void>();
-            // SAFETY: as above; immortal, says the caller; who writes meanwhile writes by atomics too.
-            unsafe { AtomicPtr::from_ptr(field) }.load(Ordering::Acquire)
+            // SAFETY: `offset` is that of a field of `allocator`, which is one aligned word of an immortal struct.
+            // `set_functions` writes by atomics too.
+            unsafe { AtomicPtr::from_ptr(c_struct.cast_mut().byte_add(ALLOCATOR + offset).cast()) }
+                .load(Ordering::Acquire)
         };
-        const AT: usize = offset_of!(PyDataMem_Handler, allocator);
-        Functions::of(&PyDataMemAllocator {
-            ctx: word(AT + offset_of!(PyDataMemAllocator, ctx)),
-            // SAFETY: such a function or NULL; an `Option` of a function has a place for NULL. So the three below.
-            malloc: unsafe {
-                std::mem::transmute::<*mut c_void, Option<Malloc>>(word(AT + offset_of!(PyDataMemAllocator, malloc)))
-            },
-            // SAFETY: as above.
-            calloc: unsafe {
-                std::mem::transmute::<*mut c_void, Option<Calloc>>(word(AT + offset_of!(PyDataMemAllocator, calloc)))
-            },
-            // SAFETY: as above.
-            realloc: unsafe {
-                std::mem::transmute::<*mut c_void, Option<Realloc>>(word(AT + offset_of!(PyDataMemAllocator, realloc)))
-            },
-            // SAFETY: as above.
-            free: unsafe {
-                std::mem::transmute::<*mut c_void, Option<Free>>(word(AT + offset_of!(PyDataMemAllocator, free)))
-            },
+        // SAFETY: each field holds NULL or a function of its type, and an `Option` of a function is NULL for `None`.
+        Functions::of(&unsafe {
+            PyDataMemAllocator {
+                ctx: word(offset_of!(PyDataMemAllocator, ctx)),
+                malloc: transmute::<*mut c_void, Option<Malloc>>(word(offset_of!(PyDataMemAllocator, malloc))),
+                calloc: transmute::<*mut c_void, Option<Calloc>>(word(offset_of!(PyDataMemAllocator, calloc))),
+                realloc: transmute::<*mut c_void, Option<Realloc>>(word(offset_of!(PyDataMemAllocator, realloc))),
+                free: transmute::<*mut c_void, Option<Free>>(word(offset_of!(PyDataMemAllocator, free))),
+            }
         })
     }
 
     /// Puts functions into a struct, word by word, and leaves its context alone.
     ///
     /// # Safety
-    /// - `face` points to an immortal struct that can be written to; only one thread at a time.
+    /// - `c_struct` points to an immortal struct that can be written to; only one thread at a time.
     /// - the functions do for its blocks what those before them did, with the same context.
-    pub(super) unsafe fn set_functions(face: *mut Self, functions: &Functions) {
+    pub(super) unsafe fn set_functions(c_struct: *mut Self, functions: &Functions) {
         let put = |offset: usize, function: *mut c_void| {
-            // SAFETY: the offset of a field, one word wide and aligned.
-            let field = unsafe { face.byte_add(offset_of!(PyDataMem_Handler, allocator) + offset) };
-            // SAFETY: as above; immortal and writable, says the caller.
-            unsafe { AtomicPtr::from_ptr(field.cast::<*mut c_void>()) }.store(function, Ordering::Release);
+            // SAFETY: `offset` is that of a field of `allocator`, which is one aligned word of an immortal, writable struct.
+            // Other threads read it by atomics (`functions`) or, in NumPy, as one aligned word.
+            unsafe { AtomicPtr::from_ptr(c_struct.byte_add(ALLOCATOR + offset).cast()) }
+                .store(function, Ordering::Release);
         };
         put(offset_of!(PyDataMemAllocator, malloc), functions.malloc as *mut c_void);
         put(offset_of!(PyDataMemAllocator, calloc), functions.calloc as *mut c_void);
@@ -128,6 +117,9 @@ impl PyDataMem_Handler {
         put(offset_of!(PyDataMemAllocator, free), functions.free as *mut c_void);
     }
 }
+
+/// Where the functions of a struct begin.
+const ALLOCATOR: usize = offset_of!(PyDataMem_Handler, allocator);
 
 /// How bytes get into the blocks of a handler, out of them, and from one to another: the second draft of NEP 49's three
 /// functions. Where one is missing, bytes are copied by `memcpy`. NumPy knows nothing of them; [`Buffer`](crate::Buffer)
@@ -138,11 +130,11 @@ pub struct Copies {
     /// Passed as the first argument to each function.
     pub ctx: *mut c_void,
     /// Copies from the host into a block.
-    pub host2obj: Option<self::Copy>,
+    pub host2obj: Option<CopyFunction>,
     /// Copies from a block to the host.
-    pub obj2host: Option<self::Copy>,
+    pub obj2host: Option<CopyFunction>,
     /// Copies from one block into another; of the same handler both.
-    pub obj2obj: Option<self::Copy>,
+    pub obj2obj: Option<CopyFunction>,
 }
 
 impl Copies {
@@ -185,13 +177,8 @@ impl Functions {
         })
     }
 
-    /// The struct that NumPy reads.
-    pub(super) fn face(&self, name: &super::Name) -> PyDataMem_Handler {
-        self.face_named(name.field())
-    }
-
-    /// The same, with the name as it stands there.
-    pub(super) fn face_named(&self, name: [c_char; NAME_BYTES]) -> PyDataMem_Handler {
+    /// The struct that NumPy reads, with this name.
+    pub(super) fn named(&self, name: [c_char; NAME_BYTES]) -> PyDataMem_Handler {
         PyDataMem_Handler {
             name,
             version: VERSION,

@@ -1,13 +1,15 @@
-//! The handlers that are in the table from the start. One line each.
+//! The handlers that are in every table from the start, a line for each.
 
-use super::entry::{Draft, Handler};
 use super::name::Name;
-use super::requests::Ended;
+use super::requests::ended::Ended;
 use super::table::Table;
+use super::trampoline;
+use super::word::Handler;
 use crate::source::{HugePages, LockedPages};
 use crate::strategy::{Aligned, Guard, GuardOptions, Pool, PoolOptions, Strategy, System, Tracked};
 
-/// Registers them all; returns the default of a process without NumPy, and what stands for a request that is gone.
+/// Registers them all; returns the default of a process without NumPy, and what stands for a request of which nothing is
+/// left.
 ///
 /// Cheaply: nothing is mapped, locked or installed before the first block is asked for.
 pub(super) fn register_all(table: &Table) -> (Handler, Handler) {
@@ -26,7 +28,7 @@ pub(super) fn register_all(table: &Table) -> (Handler, Handler) {
 
 fn add<S: Strategy>(table: &Table, name: &str, strategy: S) -> Handler {
     Name::new(name)
-        .and_then(|name| table.register(Draft::of_strategy(name, strategy)))
+        .and_then(|name| table.register(trampoline::draft(name, strategy)))
         .expect("built-in names are valid and distinct, and the table is new")
         .0
 }

@@ -1,8 +1,8 @@
 //! How bytes get into a handler's blocks and out of them: by the copy functions it may have (the second draft of
 //! NEP 49), by `memcpy` where it has none.
 
-use super::abi::Copy as CopyFunction;
-use super::entry::Handler;
+use super::abi::CopyFunction;
+use super::word::Handler;
 use crate::error::Error;
 use std::ptr::NonNull;
 
@@ -17,7 +17,7 @@ impl Handler {
     /// - `to` points into a live block of this handler, with room for that many bytes; `from` to as many on the host.
     ///   They do not overlap.
     pub unsafe fn copy_in(self, to: NonNull<u8>, from: *const u8, size_bytes: usize) -> Result<(), Error> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller promises what the function and `memcpy` want: a block of this handler, room, no overlap.
         unsafe { self.copy("host2obj", self.copies().host2obj, to.as_ptr(), from, size_bytes) }
     }
 
@@ -30,7 +30,7 @@ impl Handler {
     /// - `from` points into a live block of this handler that has that many bytes from there on, `to` to room for as
     ///   many on the host. They do not overlap.
     pub unsafe fn copy_out(self, to: *mut u8, from: NonNull<u8>, size_bytes: usize) -> Result<(), Error> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller promises what the function and `memcpy` want: a block of this handler, room, no overlap.
         unsafe { self.copy("obj2host", self.copies().obj2host, to, from.as_ptr(), size_bytes) }
     }
 
@@ -43,7 +43,7 @@ impl Handler {
     /// - `from` and `to` point into live blocks of this handler that have that many bytes from there on. They do not
     ///   overlap.
     pub unsafe fn copy_across(self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> Result<(), Error> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller promises what the function and `memcpy` want: blocks of this handler, room, no overlap.
         unsafe { self.copy("obj2obj", self.copies().obj2obj, to.as_ptr(), from.as_ptr(), size_bytes) }
     }
 
@@ -58,11 +58,11 @@ impl Handler {
         size_bytes: usize,
     ) -> Result<(), Error> {
         let Some(function) = function else {
-            // SAFETY: passed on from the caller.
+            // SAFETY: the caller's pointers are valid for that many bytes and do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from, to, size_bytes) };
             return Ok(());
         };
-        // SAFETY: the context belongs to the function; the rest is passed on from the caller.
+        // SAFETY: the context is the one that belongs to the function, and the caller's pointers are as it wants them.
         let answer = unsafe { function(self.copies().ctx, to.cast(), from.cast(), size_bytes) };
         if answer.is_null() {
             return Err(Error::CopyFailed { handler: self.name(), function: name, size_bytes });

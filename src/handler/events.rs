@@ -1,112 +1,22 @@
 //! The event hook: one function that is told of every block that any handler of the table makes, moves or frees.
 //!
-//! NumPy had it from 1.7 to 1.26 (`PyDataMem_SetEventHook`). Our own handlers ask `tell` after each call. NumPy calls a
-//! foreign struct's functions directly, its own default among them; while there is a hook, functions of ours
-//! (`watched`) stand in the struct in place of them (docs/decisions/0016). Without a hook nothing stands anywhere.
-//!
-//! What is told when: the end of a block before it ends, so that nobody can have its address yet; what was made, when it
-//! is there; a resize when it is done, and what others do at the address that it left behind it (`resizes`).
-//!
-//! The state is a part of the table, and what runs is the code of the copy of this crate that made the table:
-//! so there is one flag for each thread that says whether it is inside of the hook.
+//! NumPy had it from 1.7 to 1.26 (`PyDataMem_SetEventHook`). Our own handlers call `tell` in each of their functions. NumPy calls a
+//! foreign struct's functions directly, its own default among them: while there is a hook, functions of ours (`watched`) take
+//! their place in the struct (docs/decisions/0016). Without a hook every struct has its own functions.
 
 mod resizes;
-mod watched;
+pub(super) mod state;
+pub(super) mod tell;
+pub(super) mod watched;
 
 use super::abi::PyDataMem_Handler;
-use super::interpreter;
-use super::table::{Table, table};
-use crate::sync::{AtomicU32, Ordering};
-use resizes::{Event, RESIZES};
-use std::cell::{Cell, UnsafeCell};
-use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut};
+use super::process::table;
+use super::table::Table;
 
-pub use watched::MOST_WATCHED;
-
-/// What is called for each event, as NumPy's `PyDataMem_EventHookFunc`:
-///
-/// | event | `inp` | `outp` | `size` |
-/// | --- | --- | --- | --- |
-/// | a block was made, or refused | NULL | the block, or NULL | its size in bytes |
-/// | a block was resized, or refused to be | the block as it was | as it is, or NULL | the new size |
-/// | a block is about to be freed | the block as it was | NULL | 0 |
-///
-/// The order is that of the addresses: the calls for the end of a block return before the first call for the next block at
-/// its address begins, whatever threads the two are of. A free is told first and done afterwards. A resize is told when it
-/// is done; where another thread got the address that it left before that, what that thread does there is told right after,
-/// by the thread that resized.
-pub type EventHook =
-    unsafe extern "C" fn(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, user_data: *mut c_void);
-
-/// A hook and what it is called with.
-#[derive(Debug, Clone, Copy)]
-pub struct Hook {
-    /// The function.
-    pub function: EventHook,
-    /// Its last argument.
-    pub user_data: *mut c_void,
-}
-
-/// The hook as it stands in the table, and the code of the copy of this crate that made the table.
-#[repr(C)]
-pub(super) struct Events {
-    /// Whether there is a hook: what every call asks.
-    armed: AtomicU32,
-    /// Only under the table's lock.
-    function: UnsafeCell<Option<EventHook>>,
-    user_data: UnsafeCell<*mut c_void>,
-    tell: extern "C" fn(*mut c_void, *mut c_void, usize),
-    begin_resize: extern "C" fn(*mut c_void) -> bool,
-    watch: unsafe extern "C" fn(*mut PyDataMem_Handler, bool) -> bool,
-}
-
-// SAFETY: the cells are only touched under the table's lock; `user_data` is only handed to the hook, of which
-// `set_event_hook` is told that it may be called on any thread.
-unsafe impl Sync for Events {}
-// SAFETY: as above.
-unsafe impl Send for Events {}
-
-impl Events {
-    pub(super) fn none() -> Self {
-        Self {
-            armed: AtomicU32::new(0),
-            function: UnsafeCell::new(None),
-            user_data: UnsafeCell::new(null_mut()),
-            tell: deliver,
-            begin_resize,
-            watch: watched::watch,
-        }
-    }
-
-    /// Stands in a foreign struct that has just entered the table, where there is a hook. Only under the table's lock.
-    pub(super) fn entered(&self, face: NonNull<PyDataMem_Handler>) {
-        if self.armed.load(Ordering::Relaxed) != 0 {
-            // SAFETY: an immortal struct, under the lock.
-            unsafe { (self.watch)(face.as_ptr(), true) };
-        }
-    }
-
-    /// # Safety
-    /// - the caller holds the table's lock.
-    unsafe fn hook(&self) -> Option<Hook> {
-        // SAFETY: under the lock.
-        let function = unsafe { *self.function.get() }?;
-        // SAFETY: under the lock.
-        Some(Hook { function, user_data: unsafe { *self.user_data.get() } })
-    }
-
-    /// # Safety
-    /// - the caller holds the table's lock.
-    unsafe fn set(&self, hook: Option<Hook>) {
-        // SAFETY: under the lock.
-        unsafe { *self.function.get() = hook.map(|hook| hook.function) };
-        // SAFETY: under the lock.
-        unsafe { *self.user_data.get() = hook.map_or(null_mut(), |hook| hook.user_data) };
-        // Relaxed: whoever sees it looks at the rest under the lock.
-        self.armed.store(u32::from(hook.is_some()), Ordering::Relaxed);
-    }
-}
+pub use state::{EventHook, Hook};
+#[cfg(any(feature = "capi", feature = "python"))]
+pub(crate) use tell::{resizing, tell};
+pub use watched::MAX_WATCHED;
 
 /// Has `hook` told of every block that any handler makes, resizes or frees from now on; `None` ends it. Returns the hook
 /// that was there before.
@@ -116,8 +26,8 @@ impl Events {
 /// itself, on its thread, is not told. `free(NULL)` is no event. Without Python a hook on another thread may be running
 /// still when this returns.
 ///
-/// The structs of [foreign handlers](super::adopt) are changed while there is a hook: functions that tell it stand in
-/// them. Of more than [`MOST_WATCHED`] such handlers, and of one whose struct cannot be written to, it hears nothing;
+/// The structs of [foreign handlers](super::adopt) are changed while there is a hook: functions that tell it take the place
+/// of theirs. It hears nothing of more than [`MAX_WATCHED`] such handlers, nor of one whose struct cannot be written to;
 /// [`unwatched`] lists them.
 ///
 /// # Safety
@@ -126,15 +36,15 @@ impl Events {
 pub unsafe fn set_event_hook(hook: Option<Hook>) -> Option<Hook> {
     let table = table();
     table.lock.with(|| {
-        // SAFETY: under the lock.
-        let before = unsafe { table.events.hook() };
-        // SAFETY: under the lock.
-        unsafe { table.events.set(hook) };
-        for face in foreign_faces(table) {
-            // SAFETY: an immortal struct, under the lock.
-            unsafe { (table.events.watch)(face, hook.is_some()) };
+        // SAFETY: all of this happens under the table's lock, and the table's structs are immortal and complete.
+        unsafe {
+            let before = table.events.hook();
+            table.events.set(hook);
+            for c_struct in foreign_structs(table) {
+                table.events.watch(c_struct, hook.is_some());
+            }
+            before
         }
-        before
     })
 }
 
@@ -143,106 +53,19 @@ pub unsafe fn set_event_hook(hook: Option<Hook>) -> Option<Hook> {
 pub fn unwatched() -> Vec<std::borrow::Cow<'static, str>> {
     let table = table();
     table.lock.with(|| {
-        if table.events.armed.load(Ordering::Relaxed) == 0 {
+        if !table.events.is_armed() {
             return Vec::new();
         }
+        // SAFETY: under the lock; the table's structs are immortal and complete. To watch what is watched changes nothing.
+        let is_watched = |c_struct| unsafe { table.events.watch(c_struct, true) };
         let foreign = table.iter().filter(|handler| handler.is_foreign());
-        // SAFETY: immortal structs, under the lock; to watch what is watched changes nothing.
         foreign
-            .filter(|handler| unsafe { !(table.events.watch)(handler.as_ptr().cast_mut(), true) })
-            .map(super::Handler::name)
+            .filter(|handler| !is_watched(handler.as_ptr().cast_mut()))
+            .map(|handler| handler.entry().name().into())
             .collect()
     })
 }
 
-fn foreign_faces(table: &Table) -> impl Iterator<Item = *mut PyDataMem_Handler> {
+fn foreign_structs(table: &Table) -> impl Iterator<Item = *mut PyDataMem_Handler> {
     table.iter().filter(|handler| handler.is_foreign()).map(|handler| handler.as_ptr().cast_mut())
-}
-
-/// Tells the hook, if there is one: of a block that was made, when it is there; of one that is freed, before it is.
-#[inline]
-pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
-    let events = &table().events;
-    // Relaxed: a hook that is set at this moment may miss this event.
-    if events.armed.load(Ordering::Relaxed) != 0 {
-        (events.tell)(inp, outp, size_bytes);
-    }
-}
-
-/// Before a block is resized; NULL is none. [`Resizing::done`] tells the hook.
-#[inline]
-pub(crate) fn resizing(block: *mut c_void) -> Resizing {
-    let events = &table().events;
-    let hook_is_there = events.armed.load(Ordering::Relaxed) != 0;
-    Resizing { block, begun: hook_is_there && !block.is_null() && (events.begin_resize)(block) }
-}
-
-/// A resize that is under way.
-#[must_use = "a resize that is not told as done holds back what others do at its address"]
-pub(crate) struct Resizing {
-    block: *mut c_void,
-    /// Whether what others do at its address is held back until it is told.
-    begun: bool,
-}
-
-impl Resizing {
-    /// Tells the hook of the block as it is now; NULL where the resize was refused.
-    #[inline]
-    pub(crate) fn done(self, moved: *mut c_void, size_bytes: usize) {
-        if self.begun {
-            (table().events.tell)(self.block, moved, size_bytes);
-        } else {
-            tell(self.block, moved, size_bytes);
-        }
-    }
-}
-
-thread_local! {
-    /// Whether this thread is inside of the hook: what it does there is not told. Its address is the thread's name.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-fn this_thread() -> usize {
-    INSIDE.with(|inside| std::ptr::from_ref(inside).addr())
-}
-
-/// Holds back what other threads do at the address of a block that is being resized, until that is told.
-extern "C" fn begin_resize(block: *mut c_void) -> bool {
-    if INSIDE.get() {
-        return false;
-    }
-    // SAFETY: under the table's lock.
-    table().lock.with(|| unsafe { RESIZES.get() }.begin(block.addr(), this_thread()));
-    true
-}
-
-/// Calls the hook, unless this thread is inside of it, or the event's turn has not come.
-#[cold]
-extern "C" fn deliver(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
-    if INSIDE.replace(true) {
-        return;
-    }
-    let (event, thread) = (Event { inp, outp, size_bytes }, this_thread());
-    let lock = &table().lock;
-    let told = interpreter::attached(|| {
-        // SAFETY: under the table's lock, here and below.
-        let mut next = lock.with(|| unsafe { RESIZES.get() }.turn(event, thread));
-        while let Some(now) = next {
-            // Read attached: who changes the hook is attached too, so an old one is not called after the change.
-            // SAFETY: under the table's lock.
-            let hook = lock.with(|| unsafe { table().events.hook() });
-            if let Some(Hook { function, user_data }) = hook {
-                // SAFETY: callable for ever, on any thread, said who set it.
-                unsafe { function(now.inp, now.outp, now.size_bytes, user_data) };
-            }
-            // SAFETY: as above.
-            next = lock.with(|| unsafe { RESIZES.get() }.after(event, thread));
-        }
-    });
-    if told.is_none() {
-        // Python is shutting down: nobody is told any more, and nobody waits to be.
-        // SAFETY: as above.
-        lock.with(|| unsafe { RESIZES.get() }.end(event, thread));
-    }
-    INSIDE.set(false);
 }

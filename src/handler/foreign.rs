@@ -1,10 +1,13 @@
 //! Foreign handlers: structs that somebody else made, and how Rust reaches the functions in them.
 //!
-//! A struct is read at each call and never copied: an event hook may stand in its functions for a while
-//! (see [`events`](super::events)), and then hears of what Rust does too.
+//! A struct is read at each call and never copied: while there is an event hook, other functions take the place of its own
+//! ([`events`](super::events)), and the hook hears of what Rust does too.
 
-use super::abi::{Copies, Functions, PyDataMem_Handler};
-use super::{Handler, interpreter};
+use super::abi::{Copies, CopyFunction, Functions, PyDataMem_Handler};
+use super::entry::Draft;
+use super::name::Name;
+use super::table::attached;
+use super::word::Handler;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
@@ -17,8 +20,8 @@ pub enum Reach {
     /// Attached to Python, as NumPy calls them; directly in a process without Python. Once Python is gone the functions
     /// are not called any more: NULL is the answer, and what is freed then stays.
     WithGil,
-    /// Not at all: this handler stands for it where Rust allocates (NumPy's default keeps a cache that only the GIL
-    /// protects; the C heap stands for it). A block goes back the way it came, so the two never mix.
+    /// Not at all: Rust allocates from this handler instead (NumPy's default keeps a cache that only the GIL protects, so
+    /// Rust uses the C heap). A block goes back the way it came, so the two never mix.
     By(Handler),
 }
 
@@ -37,9 +40,19 @@ impl Default for Extras {
     }
 }
 
-/// The functions that stand in the table for a foreign struct.
-pub(super) fn functions(face: NonNull<PyDataMem_Handler>, reach: Reach) -> Functions {
-    let ctx = face.as_ptr().cast();
+/// A handler that somebody else made.
+pub(super) fn draft(name: Name<'_>, c_struct: NonNull<PyDataMem_Handler>, reach: Reach, extras: Extras) -> Draft<'_> {
+    Draft {
+        alignment: extras.alignment,
+        copies: copies(extras.copies, reach),
+        foreign: Some(c_struct),
+        ..Draft::new(name, format!("foreign handler at {c_struct:p}"), move || functions(c_struct, reach))
+    }
+}
+
+/// The functions by which Rust reaches those of a foreign struct. Their context is the struct.
+fn functions(c_struct: NonNull<PyDataMem_Handler>, reach: Reach) -> Functions {
+    let ctx = c_struct.as_ptr().cast();
     match reach {
         Reach::AnyThread => Functions {
             ctx,
@@ -59,106 +72,88 @@ pub(super) fn functions(face: NonNull<PyDataMem_Handler>, reach: Reach) -> Funct
     }
 }
 
-/// The copy functions that stand in the table for those of a foreign handler.
-pub(super) fn copies(copies: Copies, reach: Reach) -> Copies {
+/// The copy functions by which Rust reaches those of a foreign handler.
+fn copies(copies: Copies, reach: Reach) -> Copies {
     if !matches!(reach, Reach::WithGil) || copies.are_none() {
         return copies;
     }
     let original: &'static Copies = Box::leak(Box::new(copies));
     Copies {
         ctx: std::ptr::from_ref(original).cast_mut().cast(),
-        host2obj: copies.host2obj.map(|_| host2obj as super::abi::Copy),
-        obj2host: copies.obj2host.map(|_| obj2host as super::abi::Copy),
-        obj2obj: copies.obj2obj.map(|_| obj2obj as super::abi::Copy),
+        host2obj: copies.host2obj.map(|_| host2obj as CopyFunction),
+        obj2host: copies.obj2host.map(|_| obj2host as CopyFunction),
+        obj2obj: copies.obj2obj.map(|_| obj2obj as CopyFunction),
     }
 }
 
-/// The functions of a struct as they are now.
+/// Runs `call` on the functions of a struct as they are now, attached to Python where `GIL` says so. `None`: it was not
+/// called, because a function is missing or Python is shutting down.
 ///
 /// # Safety
-/// - `ctx` is the struct that [`functions`] put there: immortal and complete.
+/// - `ctx` is a struct that [`functions`] was given: immortal, and changed by event hooks only.
 #[inline]
-unsafe fn own(ctx: *mut c_void) -> Option<Functions> {
-    // SAFETY: immortal, says the caller.
-    unsafe { PyDataMem_Handler::functions(ctx.cast()) }.ok()
-}
-
-/// Runs `call`, attached to Python where `GIL` says so.
-#[inline]
-fn reach<const GIL: bool, R>(call: impl FnOnce() -> R) -> Option<R> {
-    if GIL { interpreter::attached(call) } else { Some(call()) }
+unsafe fn reach<const GIL: bool, R>(ctx: *mut c_void, call: impl FnOnce(Functions) -> R) -> Option<R> {
+    // SAFETY: an immortal struct that only event hooks change.
+    let own = unsafe { PyDataMem_Handler::functions(ctx.cast()) }.ok()?;
+    if GIL { attached(|| call(own)) } else { Some(call(own)) }
 }
 
 /// # Safety
-/// - as [`own`].
+/// - `ctx` as for [`reach`]. So the three below.
 unsafe extern "C" fn malloc<const GIL: bool>(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let Some(own) = (unsafe { own(ctx) }) else { return null_mut() };
-    // SAFETY: with their own context; the rest is passed on from the caller. So below.
-    reach::<GIL, _>(|| unsafe { (own.malloc)(own.ctx, size) }).unwrap_or(null_mut())
+    // SAFETY: the caller passes the context that belongs to this function; the struct's own function gets its own.
+    unsafe { reach::<GIL, _>(ctx, |own| (own.malloc)(own.ctx, size)) }.unwrap_or(null_mut())
 }
 
-/// # Safety
-/// - as [`own`].
 unsafe extern "C" fn calloc<const GIL: bool>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let Some(own) = (unsafe { own(ctx) }) else { return null_mut() };
-    // SAFETY: as in `malloc`.
-    reach::<GIL, _>(|| unsafe { (own.calloc)(own.ctx, nelem, elsize) }).unwrap_or(null_mut())
+    // SAFETY: the caller passes the context that belongs to this function; the struct's own function gets its own.
+    unsafe { reach::<GIL, _>(ctx, |own| (own.calloc)(own.ctx, nelem, elsize)) }.unwrap_or(null_mut())
 }
 
 /// # Safety
-/// - as [`own`].
+/// - `ctx` as for [`reach`].
 /// - `ptr` is NULL or a live block of the handler, given up unless NULL is returned.
 unsafe extern "C" fn realloc<const GIL: bool>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    // SAFETY: says the caller.
-    let Some(own) = (unsafe { own(ctx) }) else { return null_mut() };
-    // SAFETY: as in `malloc`.
-    reach::<GIL, _>(|| unsafe { (own.realloc)(own.ctx, ptr, new_size) }).unwrap_or(null_mut())
+    // SAFETY: the caller passes the context that belongs to this function, and a block of the struct's handler.
+    unsafe { reach::<GIL, _>(ctx, |own| (own.realloc)(own.ctx, ptr, new_size)) }.unwrap_or(null_mut())
 }
 
 /// # Safety
-/// - as [`own`].
+/// - `ctx` as for [`reach`].
 /// - `ptr` is NULL or a live block of the handler, given up.
 unsafe extern "C" fn free<const GIL: bool>(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-    // SAFETY: says the caller.
-    let Some(own) = (unsafe { own(ctx) }) else { return };
-    // Without an interpreter the block stays: a foreign free may need Python, and the process is ending.
-    // SAFETY: as in `malloc`.
-    let _ = reach::<GIL, _>(|| unsafe { (own.free)(own.ctx, ptr, size) });
+    // Where Python is shutting down the block stays: a foreign free may need Python, and the process is ending.
+    // SAFETY: the caller passes the context that belongs to this function, and a block of the struct's handler.
+    let _ = unsafe { reach::<GIL, _>(ctx, |own| (own.free)(own.ctx, ptr, size)) };
 }
 
 /// # Safety
-/// - `ctx` is the original that [`copies`] put there; the rest is the contract of the function that `which` takes.
+/// - `ctx` is the original that [`copies`] leaked. The rest is the contract of the function that `which` takes.
 unsafe fn copy(
     ctx: *mut c_void,
-    which: impl FnOnce(&Copies) -> Option<super::abi::Copy>,
+    which: impl FnOnce(&Copies) -> Option<CopyFunction>,
     (dst, src, size): (*mut c_void, *const c_void, usize),
 ) -> *mut c_void {
-    // SAFETY: immortal, says the caller.
+    // SAFETY: `copies` leaked it, so it is valid for ever.
     let original: &Copies = unsafe { &*ctx.cast() };
     let Some(function) = which(original) else { return null_mut() };
-    // SAFETY: passed on from the caller, with the context that belongs to the function.
-    interpreter::attached(|| unsafe { function(original.ctx, dst, src, size) }).unwrap_or(null_mut())
+    // SAFETY: the caller keeps the function's contract; the context is the one that belongs to it.
+    attached(|| unsafe { function(original.ctx, dst, src, size) }).unwrap_or(null_mut())
 }
 
 /// # Safety
-/// - as [`copy`].
+/// - as for [`copy`]. So the two below.
 unsafe extern "C" fn host2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function, and keeps the original's contract.
     unsafe { copy(ctx, |copies| copies.host2obj, (dst, src, size)) }
 }
 
-/// # Safety
-/// - as [`copy`].
 unsafe extern "C" fn obj2host(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function, and keeps the original's contract.
     unsafe { copy(ctx, |copies| copies.obj2host, (dst, src, size)) }
 }
 
-/// # Safety
-/// - as [`copy`].
 unsafe extern "C" fn obj2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function, and keeps the original's contract.
     unsafe { copy(ctx, |copies| copies.obj2obj, (dst, src, size)) }
 }

@@ -1,9 +1,9 @@
-//! `Held`: a handler that stays what it is while this lives. A named one does so for ever; a request's slot is not
-//! recycled.
+//! `Held`: a handler that stays what it is for as long as this value lives: a request's slot is not recycled meanwhile. A named
+//! handler stays what it is in any case.
 
-use super::entry::Handler;
-use super::requests::hold;
-use super::table::table;
+use super::entry::{HOLD_AGAIN, LET_GO, TRY_HOLD};
+use super::process::table;
+use super::word::Handler;
 
 /// A handler, held.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,13 +20,13 @@ impl Held {
     /// A hold on `handler`, unless it is a request's of which nothing is left.
     #[inline]
     pub(crate) fn try_on(handler: Handler) -> Option<Self> {
-        (!handler.is_request() || hold::try_hold(handler)).then(|| Self(handler))
+        (!handler.is_request() || call(handler, TRY_HOLD)).then(|| Self(handler))
     }
 
-    /// The hold that somebody has already.
+    /// Makes a hold that was forgotten a value again.
     ///
     /// # Safety
-    /// - a hold on `handler` was made, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it go.
+    /// - a hold on `handler` was counted, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it go.
     #[inline]
     pub(crate) unsafe fn assume(handler: Handler) -> Self {
         Self(handler)
@@ -45,11 +45,21 @@ impl Held {
     }
 }
 
+/// Calls the hold function of a request's slot, whichever copy of the crate made it. Callers of [`HOLD_AGAIN`] and
+/// [`LET_GO`] hold the slot.
+#[inline]
+fn call(request: Handler, what: u32) -> bool {
+    let slot = request.place();
+    let Some(function) = request.entry().hold else { return true };
+    // SAFETY: a slot is immortal, and the function in its entry is its own; callers hold the slot where it says so.
+    unsafe { function(slot.as_ptr().cast(), what, request.generation()) }
+}
+
 impl Clone for Held {
     #[inline]
     fn clone(&self) -> Self {
         if self.0.is_request() {
-            hold::again(self.0);
+            call(self.0, HOLD_AGAIN);
         }
         Self(self.0)
     }
@@ -59,7 +69,7 @@ impl Drop for Held {
     #[inline]
     fn drop(&mut self) {
         if self.0.is_request() {
-            hold::let_go(self.0);
+            call(self.0, LET_GO);
         }
     }
 }

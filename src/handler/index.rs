@@ -65,7 +65,7 @@ pub(super) fn hash_name(name: &str) -> u64 {
     fnv.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Fibonacci hashing of an address. Part of the table's layout, as above.
+/// Fibonacci hashing of an address. Part of the table's layout: copies of this crate must agree.
 pub(super) fn hash_address(address: usize) -> u64 {
     (address as u64 >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,16 +1,31 @@
-//! Layer 3: the immortal table. A handler is registered once, under one name, and never freed or changed.
+//! Layer 3: the table of handlers. A handler is registered once, under one name, and never freed or changed.
 //!
 //! ```text
 //!   Handler ──► Entry ──► Functions {ctx, malloc, calloc, realloc, free}   what Rust calls
 //!   (Copy)        │
 //!                 └─────► PyDataMem_Handler {name, version, functions}     what NumPy calls
 //! ```
-//! For a handler of our own both are the same functions. For a foreign one ([`adopt`]) the struct is the
-//! foreign one itself, so that NumPy sees what it knows, and the functions are how Rust may safely reach it.
+//! For a handler of our own both are the same functions. For a foreign one ([`adopt`]) the struct is the foreign one itself,
+//! so that NumPy sees what it knows, and the functions are how Rust may safely reach it.
+//!
+//! The files from the bottom up: each imports only files above it in this list (`tests/rust/circles.rs` refuses circles).
+//!
+//! ```text
+//!   abi, name                       NEP 49's structs; what a name may be
+//!   entry, word                     Entry, which the table holds; Handler, the word that refers to one
+//!   interpreter, events::state      what the table knows of Python, and of the event hook
+//!   index, requests::chunks, table  the table
+//!   events::{tell, watched}         how the hook is told
+//!   trampoline, foreign             the C functions of a strategy, and of somebody else's struct
+//!   builtin, process                the handlers that are always there; the table of this process
+//!   held, selected, requests        a handler that stays what it is; what is selected; requests
+//!   allocating, copying, usm        what a Handler does
+//! ```
 #![allow(unsafe_code, reason = "NEP 49 is a table of C functions")]
 
 pub mod abi;
 
+mod allocating;
 mod builtin;
 mod copying;
 mod entry;
@@ -18,39 +33,45 @@ pub mod events;
 mod foreign;
 mod held;
 mod index;
-pub(crate) mod interpreter;
+mod interpreter;
 mod name;
+mod process;
 pub mod requests;
 pub(crate) mod selected;
 mod table;
 mod trampoline;
 #[cfg(feature = "usm")]
 mod usm;
+mod word;
 
-pub use entry::Handler;
 pub use foreign::{Extras, Reach};
 pub(crate) use held::Held;
+#[cfg(any(feature = "capi", feature = "python"))]
+pub(crate) use table::attached;
+pub(crate) use table::trace;
 #[cfg(feature = "usm")]
 pub use usm::register_usm;
 #[cfg(feature = "python")]
 pub(crate) use usm::{UsmBlock, UsmPool};
+pub use word::Handler;
 
 #[cfg(feature = "python")]
 pub(crate) use table::Table;
 
 use crate::error::Error;
 use crate::strategy::Strategy;
-use crate::trace;
 use abi::PyDataMem_Handler;
+#[cfg(any(feature = "capi", feature = "python"))]
 use entry::Draft;
 use name::Name;
 #[cfg(any(feature = "capi", feature = "python"))]
 pub(crate) use name::name_at;
+use process::table;
 use std::ptr::NonNull;
 
 /// Registers a strategy under a name, for ever.
 ///
-/// Many threads may register at once; of two with the same name one wins.
+/// Many threads may register at the same time; of two registrations of one name, one succeeds.
 ///
 /// # Errors
 /// [`Error::NameEmpty`], [`Error::NameTooLong`] (126 bytes of UTF-8 fit NEP 49's struct),
@@ -67,12 +88,9 @@ use std::ptr::NonNull;
 /// ```
 pub fn register<S: Strategy>(name: &str, strategy: S) -> Result<Handler, Error> {
     let name = Name::new(name)?;
-    let table = table::table();
-    if table.named(name.as_str()).is_some() {
-        return Err(Error::NameTaken { name: name.as_str().into() }); // before anything is made immortal
-    }
+    process::check_free(name)?; // before anything is made immortal
     check_alignment(strategy.alignment())?;
-    enter(table, Draft::of_strategy(name, strategy))
+    process::register(trampoline::draft(name, strategy))
 }
 
 /// Takes a handler that somebody else made into the table: any struct with NEP 49's layout.
@@ -86,40 +104,38 @@ pub fn register<S: Strategy>(name: &str, strategy: S) -> Result<Handler, Error> 
 /// [`Error::BadAlignment`] where `extras.alignment` is no power of two up to 1 GiB. The table is as before.
 ///
 /// # Safety
-/// - `face` points to a `PyDataMem_Handler` that stays valid for ever, as NEP 49 requires, and that nobody changes (but
+/// - `c_struct` points to a `PyDataMem_Handler` that stays valid for ever, as NEP 49 requires, and that nobody changes (but
 ///   for an [event hook](events), which is ours).
 /// - its functions keep C's contract for `malloc`, `calloc`, `realloc` and `free`, where `reach` says, and never unwind;
 ///   so do the copy functions, for blocks of the handler.
 /// - blocks are aligned to `extras.alignment`.
 pub unsafe fn adopt(
-    face: NonNull<PyDataMem_Handler>,
+    c_struct: NonNull<PyDataMem_Handler>,
     reach: Reach,
     name: Option<&str>,
     extras: Extras,
 ) -> Result<Handler, Error> {
-    let table = table::table();
-    if let Some(request) = requests::at_face(face.as_ptr()) {
+    if let Some(request) = requests::at_struct(c_struct.as_ptr()) {
         // A request's is its own, under its own name: it never enters the table.
         let is_asked_for = name.is_none_or(|name| name == request.name());
         return if is_asked_for { Ok(request) } else { Err(Error::AlreadyAdopted { name: request.name() }) };
     }
-    // SAFETY: the caller vouches for the struct.
-    let own = unsafe { &raw const (*face.as_ptr()).name };
-    // SAFETY: as above. A copy of this field alone: an event hook may write to others.
-    let own = unsafe { own.read() };
+    // SAFETY: the caller promises an immortal struct. Its name is copied, and only that: an event hook may write to the
+    // functions at this moment.
+    let own = unsafe { (&raw const (*c_struct.as_ptr()).name).read() };
     let name = match name {
         Some(name) => Name::new(name)?,
-        None => match table.with_face(face.as_ptr()) {
-            Some(entry) => return Ok(entry), // perhaps under an alias: the caller has no wish
+        None => match table().with_struct(c_struct.as_ptr()) {
+            Some(known) => return Ok(known), // perhaps under an alias: the caller has no wish
             None => Name::read(&own)?,
         },
     };
-    // SAFETY: the caller vouches for the struct.
-    if let Err(function) = unsafe { PyDataMem_Handler::functions(face.as_ptr()) } {
+    // SAFETY: the caller promises an immortal struct that only event hooks change.
+    if let Err(function) = unsafe { PyDataMem_Handler::functions(c_struct.as_ptr()) } {
         return Err(Error::FunctionMissing { handler: name.as_str().into(), function });
     }
     check_alignment(extras.alignment)?;
-    enter(table, Draft::foreign(name, face, reach, extras))
+    process::register(foreign::draft(name, c_struct, reach, extras))
 }
 
 /// Whether a handler could be registered under this name now: before anything is made immortal for it.
@@ -128,9 +144,7 @@ pub unsafe fn adopt(
 /// Those of [`register`] that concern names.
 #[cfg(any(feature = "capi", feature = "python"))]
 pub(crate) fn check_name(name: &str) -> Result<(), Error> {
-    let name = Name::new(name)?;
-    let taken = table::table().named(name.as_str()).is_some();
-    if taken { Err(Error::NameTaken { name: name.as_str().into() }) } else { Ok(()) }
+    process::check_free(Name::new(name)?)
 }
 
 /// Registers four functions that tell the event hook themselves, as a handler of our own.
@@ -149,26 +163,19 @@ pub(crate) unsafe fn register_functions(
 ) -> Result<Handler, Error> {
     let name = Name::new(name)?;
     check_alignment(extras.alignment)?;
-    enter(table::table(), Draft::of_functions(name, description, functions, extras))
+    let Extras { alignment, copies } = extras;
+    process::register(Draft { alignment, copies, ..Draft::new(name, description, move || functions) })
 }
 
 /// What blocks are aligned to is a power of two, up to the largest page there is (1 GiB): whoever asks for less than
 /// that gets it, which is what [`ContextAlloc`](crate::ContextAlloc) concludes from it.
 fn check_alignment(align: usize) -> Result<(), Error> {
-    const MOST: usize = 1 << 30;
-    if align.is_power_of_two() && align <= MOST {
+    const MAX: usize = 1 << 30;
+    if align.is_power_of_two() && align <= MAX {
         Ok(())
     } else {
-        Err(Error::BadAlignment { align, least: 1, most: MOST })
+        Err(Error::BadAlignment { align, least: 1, most: MAX })
     }
-}
-
-fn enter(table: &table::Table, draft: Draft<'_>) -> Result<Handler, Error> {
-    let (handler, is_new) = table.register(draft)?;
-    if is_new {
-        trace::registered(&handler.name());
-    }
-    Ok(handler)
 }
 
 /// The handler with that name. Takes no lock.
@@ -176,21 +183,21 @@ fn enter(table: &table::Table, draft: Draft<'_>) -> Result<Handler, Error> {
 /// Requests are not found: they are not in the table.
 #[must_use]
 pub fn handler(name: &str) -> Option<Handler> {
-    let table = table::table();
+    let table = table();
     table.named(name).filter(|&handler| handler != table.ended())
 }
 
-/// The handler whose C struct stands at `face`, the address in a `mem_handler` capsule. Takes no lock.
+/// The handler with this C struct: the address in a `mem_handler` capsule. Takes no lock.
 ///
 /// For the struct of a request: its handler while anything holds the request (the capsule does), none when all is gone.
 #[must_use]
-pub fn handler_at(face: *const PyDataMem_Handler) -> Option<Handler> {
-    table::table().with_face(face).or_else(|| requests::at_face(face))
+pub fn handler_at(c_struct: *const PyDataMem_Handler) -> Option<Handler> {
+    table().with_struct(c_struct).or_else(|| requests::at_struct(c_struct))
 }
 
 /// All handlers, in the order of their registration; those of requests are not among them. Takes no lock.
 pub fn handlers() -> impl Iterator<Item = Handler> {
-    let table = table::table();
+    let table = table();
     table.iter().filter(|&handler| handler != table.ended())
 }
 
@@ -199,7 +206,7 @@ pub fn handlers() -> impl Iterator<Item = Handler> {
 #[inline]
 #[must_use]
 pub fn default_handler() -> Handler {
-    table::table().default()
+    table().default()
 }
 
 /// [`Error::UnknownHandler`] for a name that [`handler`] did not find.

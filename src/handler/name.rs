@@ -1,4 +1,4 @@
-//! Names: what may stand in NEP 49's `char name[127]`. Checked once, here.
+//! Names: what may be in NEP 49's `char name[127]`. Checked once, here.
 
 use super::abi::NAME_BYTES;
 use crate::error::Error;
@@ -30,7 +30,7 @@ impl<'a> Name<'a> {
         Self::new(text.to_str().map_err(|_| Error::NameUnreadable)?)
     }
 
-    /// The name as it stands in the struct: padded with NULs, at least one.
+    /// The name as it is in the struct: padded with NULs, at least one.
     pub(super) fn field(self) -> [c_char; NAME_BYTES] {
         let mut field = [0; NAME_BYTES];
         for (place, byte) in field.iter_mut().zip(self.0.bytes()) {
@@ -67,7 +67,7 @@ pub(super) fn number(field: &mut [c_char; NAME_BYTES], mut number: u64) {
     }
 }
 
-/// Any text as it can stand in the struct: without NULs, cut off where a character begins.
+/// Any text as it can be in the struct: without NULs, cut off where a character begins.
 pub(super) fn field_of(text: &str) -> [c_char; NAME_BYTES] {
     let end = (0..NAME_BYTES.min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     let mut field = [0; NAME_BYTES];
@@ -77,7 +77,7 @@ pub(super) fn field_of(text: &str) -> [c_char; NAME_BYTES] {
     field
 }
 
-/// A name that no other handler has, for one whose own is taken: something of it stands at this address for ever.
+/// A name that no other handler has, for one whose own is taken: its struct is at this address for ever.
 #[cfg(any(feature = "capi", feature = "python"))]
 pub(crate) fn name_at(name: &str, address: usize) -> String {
     let suffix = format!("@{address:#x}");

@@ -1,10 +1,10 @@
-//! The word that says what the running context has selected. It stands in this layer, below `scope`, because whoever
-//! allocates under it need not get hold of it: what is selected is held.
+//! The word that says what the running context has selected. It is in this layer, below `scope`, because allocating under the
+//! selected handler needs no hold of its own: the selection holds it.
 //!
-//! A word and not a value: it can be read while thread-locals are torn down, and reading it takes no destructor.
+//! It is a word without a destructor, so that it can be read while thread-locals are torn down.
 
-use super::entry::Handler;
 use super::held::Held;
+use super::word::Handler;
 use std::cell::Cell;
 
 thread_local! {
@@ -32,7 +32,7 @@ pub(crate) fn get() -> Option<Handler> {
 #[inline]
 pub(crate) fn held() -> Option<Held> {
     let handler = SELECTED.get()?;
-    // SAFETY: the word owns a hold; it is forgotten again below.
+    // SAFETY: the word owns a hold. `ManuallyDrop` keeps this second `Held` of it from letting it go.
     let own = std::mem::ManuallyDrop::new(unsafe { Held::assume(handler) });
     Some(Held::clone(&own))
 }
@@ -47,6 +47,6 @@ pub(crate) fn replace(selected: Option<Held>) -> Option<Held> {
     if word.is_some_and(Handler::is_request) {
         let _ = LEAVER.try_with(|_| ());
     }
-    // SAFETY: the word owned a hold, which is a value from now on.
+    // SAFETY: the word owned a hold, and is overwritten: the `Held` is its only owner from now on.
     SELECTED.replace(word).map(|handler| unsafe { Held::assume(handler) })
 }

@@ -1,16 +1,16 @@
-//! The table: one for each process, made at first use, never freed, shared by every copy of this crate that
-//! calls `python::init`.
+//! The table of handlers: one for each process, never freed, shared by every copy of this crate that calls
+//! `python::init`.
 //!
-//! Registering takes a lock; looking up takes none. The lock is held across `fork`, so that a child is never
-//! born with somebody else's half-done registration.
+//! Registering takes a lock; looking up takes none. The lock is held across `fork`, so that a child is never born with
+//! another thread's half-done registration. [`present`] finds the table where there is one; `process` makes it.
 
 use super::abi::PyDataMem_Handler;
-use super::builtin;
-use super::entry::{Draft, Entry, Handler};
-use super::events::Events;
+use super::entry::{Draft, Entry};
+use super::events::state::Events;
 use super::index::{Index, hash_address, hash_name};
 use super::interpreter::Interpreter;
-use super::requests::Chunks;
+use super::requests::chunks::Chunks;
+use super::word::Handler;
 use crate::error::Error;
 use crate::sync::{AtomicPtr, ForkLock, Ordering, Witness};
 use std::cell::Cell;
@@ -24,7 +24,7 @@ pub(crate) struct Table {
     pub(super) events: Events,
     pub(super) interpreter: Interpreter,
     by_name: Index,
-    by_face: Index,
+    by_struct: Index,
     first: AtomicPtr<Entry>,
     /// Read and written only under the lock.
     last: AtomicPtr<Entry>,
@@ -42,40 +42,42 @@ loom::lazy_static! {
     static ref TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 }
 
-/// The process's table.
+/// The process's table, if it was made already.
 #[inline]
-pub(super) fn table() -> &'static Table {
+pub(super) fn present() -> Option<&'static Table> {
     // Acquire pairs with the Release in `install`.
     let table = TABLE.load(Ordering::Acquire);
-    // SAFETY: only `install` puts a pointer here, of a table that lives for ever.
-    match unsafe { table.as_ref() } {
-        Some(table) => {
-            table.made.look();
-            table
-        }
-        None => first_use(),
+    // SAFETY: only `install` stores pointers here, of tables that live for ever.
+    let table = unsafe { table.as_ref() }?;
+    table.made.look();
+    Some(table)
+}
+
+/// Runs `work` attached to Python, or as it is in a process without Python. `None`: Python is shutting down, and `work` did
+/// not run. `work` must not panic.
+pub(crate) fn attached<R>(work: impl FnOnce() -> R) -> Option<R> {
+    match present() {
+        Some(table) => table.interpreter.attached(work),
+        None => Some(work()),
     }
 }
 
-#[cold]
-fn first_use() -> &'static Table {
-    hold_across_fork(); // first, so that no fork falls between a table and its hold
-    match install(Box::leak(Box::new(Table::with_builtins()))) {
-        // The only table of this process from now on.
-        Ok(table) => table,
-        // Another thread was faster, or `join`. Ours was never seen; it stays behind, at most once for each racer.
-        Err(table) => table,
+/// Tells tracemalloc, where there is Python, of a block that is there (`size_bytes > 0`) or gone (0).
+#[inline]
+pub(crate) fn trace(block: *mut u8, size_bytes: usize) {
+    if let Some(table) = present() {
+        table.interpreter.trace(block, size_bytes);
     }
 }
 
 /// Makes `candidate` the process's table; fails with the one that is there already.
-fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> {
+pub(super) fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> {
     let pointer = std::ptr::from_ref(candidate).cast_mut();
-    // AcqRel: publishes the candidate's contents, or sees the other's. Pairs with the load in `table`.
+    // AcqRel: publishes the candidate's contents, or sees the other's. Pairs with the load in `present`.
     match TABLE.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(candidate),
         Err(other) => {
-            // SAFETY: not NULL, or the exchange had succeeded; put there by this function.
+            // SAFETY: not NULL, or the exchange would have succeeded; stored by this function, of a table that lives for ever.
             let other: &'static Table = unsafe { &*other };
             other.made.look();
             Err(other)
@@ -83,18 +85,16 @@ fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> 
     }
 }
 
-/// Keeps the lock in one hand during `fork`: whoever holds it finishes first, and parent and child each let it go.
+/// Holds the table lock across `fork`: whoever has it finishes first, and parent and child each release it.
 ///
-/// The hold is remembered by the thread that forks: racers of the first use may each hook in, and a table may
-/// appear while somebody forks.
-fn hold_across_fork() {
+/// The forking thread remembers which table it locked: racing first uses may each install these functions, and a table may
+/// appear during a fork.
+pub(super) fn hold_across_fork() {
     thread_local! {
         static HELD: Cell<Option<&'static Table>> = const { Cell::new(None) };
     }
     extern "C" fn before() {
-        // SAFETY: as in `table`.
-        let table = unsafe { TABLE.load(Ordering::Acquire).as_ref() };
-        if let Some(table) = table
+        if let Some(table) = present()
             && HELD.get().is_none()
         {
             table.lock.acquire();
@@ -106,7 +106,7 @@ fn hold_across_fork() {
             table.lock.release();
         }
     }
-    // Fails only for want of memory, and then a child of a process that registers while it forks may not register.
+    // Fails only for want of memory; then a child that is forked during a registration cannot register.
     // SAFETY: the functions live as long as the process (neither executables nor extension modules are unloaded).
     #[cfg(not(any(miri, ctxalloc_loom)))]
     let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
@@ -115,14 +115,15 @@ fn hold_across_fork() {
 }
 
 impl Table {
-    fn empty() -> Self {
+    /// A table without handlers.
+    pub(super) fn empty(events: Events) -> Self {
         Self {
             made: Witness::new(),
             lock: ForkLock::new(),
-            events: Events::none(),
+            events,
             interpreter: Interpreter::none(),
             by_name: Index::new(),
-            by_face: Index::new(),
+            by_struct: Index::new(),
             first: AtomicPtr::new(null_mut()),
             last: AtomicPtr::new(null_mut()),
             default: AtomicPtr::new(null_mut()),
@@ -131,55 +132,62 @@ impl Table {
         }
     }
 
-    fn with_builtins() -> Self {
-        let table = Self::empty();
-        let (default, ended) = builtin::register_all(&table);
-        table.default.store(pointer_to(default), Ordering::Release);
-        table.ended.store(pointer_to(ended), Ordering::Release);
-        table
+    /// Names the handler of a context in which nothing was selected.
+    pub(super) fn set_default(&self, handler: Handler) {
+        self.default.store(handler.place().as_ptr(), Ordering::Release);
     }
 
-    /// Enters a handler, and says whether it is new; names and structs are unique.
+    /// Names the handler that stands for a request of which nothing is left.
+    pub(super) fn set_ended(&self, handler: Handler) {
+        self.ended.store(handler.place().as_ptr(), Ordering::Release);
+    }
+
+    /// Registers a handler, and returns whether it is new; names and structs are unique.
     ///
-    /// Reports nothing: the built-in handlers enter while there is no table yet, and whoever listens may ask for one.
+    /// Reports nothing: the built-in handlers are registered before there is a table, and a listener may look for one.
     pub(super) fn register(&self, draft: Draft<'_>) -> Result<(Handler, bool), Error> {
-        // Dropped outside of the lock where it is refused: a strategy's destructor may register another handler.
+        // A refused draft is dropped after the lock is released: a strategy's destructor may register another handler.
         let mut draft = Some(draft);
-        let entered = self.lock.with(|| {
+        let registered = self.lock.with(|| {
             if let Some(objection) = self.objection(draft.as_ref()?) {
                 return Some(Err(objection));
             }
             let draft = draft.take()?;
-            let foreign = draft.face();
+            let foreign = draft.foreign;
             let entry = draft.leak();
             self.publish(entry);
-            if let Some(face) = foreign {
-                self.events.entered(face);
+            if let Some(foreign) = foreign {
+                self.events.registered(foreign);
             }
             Some(Ok(Handler::of(entry)))
         });
-        match entered.expect("the draft was there") {
+        match registered.expect("the draft was there") {
             Ok(handler) => Ok((handler, true)),
             Err(objection) => objection.map(|twin| (twin, false)),
         }
     }
 
-    /// What a draft that may not enter is told: that it is in already, or an error.
+    /// Why a draft is not registered: it is in the table already, or it may not be.
     fn objection(&self, draft: &Draft<'_>) -> Option<Result<Handler, Error>> {
-        if let Some(twin) = draft.face().and_then(|face| self.with_face(face.as_ptr())) {
-            let same = twin.name() == draft.name();
-            return Some(if same { Ok(twin) } else { Err(Error::AlreadyAdopted { name: twin.name() }) });
+        let name = draft.name.as_str();
+        if let Some(twin) = draft.foreign.and_then(|foreign| self.with_struct(foreign.as_ptr())) {
+            let known_as = twin.entry().name();
+            return Some(if known_as == name {
+                Ok(twin)
+            } else {
+                Err(Error::AlreadyAdopted { name: known_as.into() })
+            });
         }
-        self.named(draft.name()).map(|_| Err(Error::NameTaken { name: draft.name().into() }))
+        self.named(name).map(|_| Err(Error::NameTaken { name: name.into() }))
     }
 
     /// Makes an entry visible: by struct, by name, in the list. Only under the lock.
     fn publish(&self, entry: &'static Entry) {
         let pointer = std::ptr::from_ref(entry).cast_mut();
-        self.by_face.add(hash_address(entry.face().addr()), |entry| &entry.next_by_face, entry);
+        self.by_struct.add(hash_address(entry.c_struct().addr()), |entry| &entry.next_by_struct, entry);
         self.by_name.add(hash_name(entry.name()), |entry| &entry.next_by_name, entry);
         let last = self.last.load(Ordering::Relaxed);
-        // SAFETY: only this function puts pointers here, of entries that live for ever.
+        // SAFETY: only this function stores pointers here, of entries that live for ever.
         let link = unsafe { last.as_ref() }.map_or(&self.first, |last| &last.next);
         // Release pairs with the Acquire in `iter`.
         link.store(pointer, Ordering::Release);
@@ -191,63 +199,44 @@ impl Table {
         found.map(Handler::of)
     }
 
-    pub(super) fn with_face(&self, face: *const PyDataMem_Handler) -> Option<Handler> {
-        let hash = hash_address(face.addr());
-        let found = self.by_face.find(hash, |entry| &entry.next_by_face, |entry| std::ptr::eq(entry.face(), face));
+    pub(super) fn with_struct(&self, c_struct: *const PyDataMem_Handler) -> Option<Handler> {
+        let hash = hash_address(c_struct.addr());
+        let is_it = |entry: &Entry| std::ptr::eq(entry.c_struct(), c_struct);
+        let found = self.by_struct.find(hash, |entry| &entry.next_by_struct, is_it);
         found.map(Handler::of)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Handler> + use<> {
-        // SAFETY: only `publish` puts pointers into the list, of entries that live for ever.
+        // SAFETY: only `publish` stores pointers in the list, of entries that live for ever.
         let get = |pointer: *mut Entry| -> Option<&'static Entry> { unsafe { pointer.as_ref() } };
         // Acquire pairs with the Release in `publish`.
         let first = get(self.first.load(Ordering::Acquire));
         std::iter::successors(first, move |entry| get(entry.next.load(Ordering::Acquire))).map(Handler::of)
     }
 
+    /// The handler of a context in which nothing was selected.
     #[inline]
     pub(super) fn default(&self) -> Handler {
-        let default = self.default.load(Ordering::Acquire);
-        // SAFETY: set by `with_builtins` before anyone saw the table; entries live for ever.
-        Handler::of(unsafe { &*default })
+        Self::named_once(&self.default)
     }
 
     /// What stands for a request of which nothing is left.
     pub(super) fn ended(&self) -> Handler {
-        let ended = self.ended.load(Ordering::Acquire);
-        // SAFETY: as above.
-        Handler::of(unsafe { &*ended })
+        Self::named_once(&self.ended)
+    }
+
+    #[inline]
+    fn named_once(place: &AtomicPtr<Entry>) -> Handler {
+        let entry = place.load(Ordering::Acquire);
+        // SAFETY: the process's table has both of these before anybody sees it, and only handlers of the table, whose entries
+        // live for ever, are named.
+        Handler::of(unsafe { &*entry })
     }
 
     /// The slots of requests.
     pub(super) fn chunks(&self) -> &Chunks {
         &self.chunks
     }
-}
-
-#[cfg(feature = "python")]
-impl Table {
-    /// The process's table, to be shared with another copy of this crate.
-    pub(crate) fn share() -> &'static Self {
-        table()
-    }
-
-    /// Uses the table of another copy of this crate from now on; false where this copy has one of its own already.
-    pub(crate) fn join(shared: &'static Self) -> bool {
-        match install(shared) {
-            Ok(_) => true,
-            Err(present) => std::ptr::eq(present, shared),
-        }
-    }
-
-    /// From now on contexts in which nothing was selected use `handler`: NumPy's own default.
-    pub(crate) fn set_default(handler: Handler) {
-        table().default.store(pointer_to(handler), Ordering::Release);
-    }
-}
-
-fn pointer_to(handler: Handler) -> *mut Entry {
-    std::ptr::from_ref(handler.entry()).cast_mut()
 }
 
 #[cfg(all(test, not(ctxalloc_loom)))]

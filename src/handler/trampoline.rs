@@ -6,7 +6,9 @@
 //! before it ends, of all else when it is done.
 
 use super::abi::Functions;
-use super::events::{resizing, tell};
+use super::entry::Draft;
+use super::events::tell::{resizing, tell};
+use super::name::Name;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
 use crate::trace;
@@ -15,22 +17,24 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 
-/// [`Strategy::trim`] behind a handler: how many bytes went.
-pub(super) type Trim = unsafe extern "C" fn(ctx: *mut c_void) -> usize;
-
-/// [`Strategy::live_blocks`] behind a handler. Only for the copy of this crate that made the handler: it is Rust's, not C's.
-pub(super) type LiveBlocks = unsafe fn(ctx: *mut c_void) -> Option<Vec<LiveBlock>>;
-
-/// The functions of an immortal strategy.
-pub(super) fn functions<S: Strategy>(strategy: &'static S) -> Functions {
-    // SAFETY: it is there, and immortal.
-    unsafe { functions_at::<S>(strategy) }
+/// A handler of our own, which makes its strategy immortal when it is registered.
+pub(super) fn draft<S: Strategy>(name: Name<'_>, strategy: S) -> Draft<'_> {
+    Draft {
+        alignment: strategy.alignment(),
+        trim: Some(trim::<S>),
+        live_blocks: Some(live_blocks::<S>),
+        ..Draft::new(name, format!("{strategy:?}"), move || {
+            let strategy: &'static S = Box::leak(Box::new(strategy));
+            // SAFETY: the strategy is there, and immortal.
+            unsafe { functions_at::<S>(strategy) }
+        })
+    }
 }
 
-/// The functions of an immortal strategy that is not made yet.
+/// The functions of an immortal strategy, which may not be made yet.
 ///
 /// # Safety
-/// - none of them is called before the strategy is there.
+/// - `strategy` stays valid for ever from the first call of any of them on.
 pub(super) unsafe fn functions_at<S: Strategy>(strategy: *const S) -> Functions {
     Functions {
         ctx: strategy.cast_mut().cast(),
@@ -41,8 +45,8 @@ pub(super) unsafe fn functions_at<S: Strategy>(strategy: *const S) -> Functions 
     }
 }
 
-/// The functions that stand in a struct for NumPy where it could not write to the blocks: it is told that there is no
-/// memory.
+/// What NumPy is shown where it could not write to the blocks: functions that give it no memory.
+#[cfg(feature = "usm")]
 pub(super) fn refusing() -> Functions {
     unsafe extern "C" fn malloc(_ctx: *mut c_void, _size: usize) -> *mut c_void {
         null_mut()
@@ -78,17 +82,17 @@ fn to_c(block: Option<NonNull<u8>>) -> *mut c_void {
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
-pub(super) unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
+/// - `ctx` is that of [`functions_at::<S>`](functions_at). So for all functions below, which are called with it.
+unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
     debug_assert!(!ctx.is_null());
-    // SAFETY: `functions` put an immortal `&'static S` here.
+    // SAFETY: `functions_at` was promised an `S` that is valid for ever.
     unsafe { &*ctx.cast::<S>() }
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
+/// - `ctx` as for [`strategy`].
 unsafe extern "C" fn malloc<S: Strategy>(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
     let block = to_c(shielded("malloc", || strategy.allocate(layout::request(size)?)));
     tell(null_mut(), block, size);
@@ -96,9 +100,9 @@ unsafe extern "C" fn malloc<S: Strategy>(ctx: *mut c_void, size: usize) -> *mut 
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
+/// - `ctx` as for [`strategy`].
 unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
     let block = to_c(shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?)));
     tell(null_mut(), block, nelem.saturating_mul(elsize));
@@ -106,17 +110,17 @@ unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize:
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
-/// - `ptr` is NULL or a live block of it, given up unless NULL is returned.
+/// - `ctx` as for [`strategy`].
+/// - `ptr` is NULL or a live block of that strategy, given up unless NULL is returned.
 unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
     let resizing = resizing(ptr);
     let moved = to_c(shielded("realloc", || {
         let size_bytes = layout::request(new_size)?;
         match NonNull::new(ptr.cast::<u8>()) {
             None => strategy.allocate(size_bytes),
-            // SAFETY: a live block, says the caller.
+            // SAFETY: the caller passes a live block of this strategy, and gives it up where this succeeds.
             Some(block) => unsafe { strategy.resize(block, size_bytes) },
         }
     }));
@@ -125,32 +129,32 @@ unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, ne
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
-/// - `ptr` is NULL or a live block of it, given up.
+/// - `ctx` as for [`strategy`].
+/// - `ptr` is NULL or a live block of that strategy, given up.
 unsafe extern "C" fn free<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
     let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
-    tell(ptr, null_mut(), 0); // first: once it is released its address may be another's
+    tell(ptr, null_mut(), 0); // first: once it is released, its address may be another's
     shielded("free", || {
-        // SAFETY: a live block, given up, says the caller.
+        // SAFETY: the caller passes a live block of this strategy, and gives it up.
         unsafe { strategy.release(block) };
         Some(())
     });
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
+/// - `ctx` as for [`strategy`].
 pub(super) unsafe extern "C" fn trim<S: Strategy>(ctx: *mut c_void) -> usize {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
     shielded("trim", || Some(strategy.trim())).unwrap_or(0)
 }
 
 /// # Safety
-/// - `ctx` is the strategy that [`functions`] was given.
+/// - `ctx` as for [`strategy`].
 pub(super) unsafe fn live_blocks<S: Strategy>(ctx: *mut c_void) -> Option<Vec<LiveBlock>> {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
     strategy.live_blocks()
 }

@@ -1,7 +1,7 @@
 //! Handlers over USM: a pool on a queue, with copy functions that go through that queue.
 //!
-//! One of the kind `device` has two faces: its functions serve Rust and C, the struct that NumPy sees refuses. `pool` has
-//! the pools, of which there is one for each context, device and kind; `block` what Python's arrays own.
+//! One of the kind `device` serves Rust and C by its functions, while the struct that NumPy sees refuses. `pool` has the
+//! pools, of which there is one for each context, device and kind; `block` what Python's arrays own.
 
 #[cfg(feature = "python")]
 mod block;
@@ -12,9 +12,11 @@ pub(crate) use block::UsmBlock;
 pub(crate) use pool::UsmPool;
 
 use super::abi::Copies;
-use super::entry::{Draft, Handler};
+use super::entry::Draft;
 use super::name::Name;
-use super::{enter, table};
+use super::process;
+use super::trampoline;
+use super::word::Handler;
 use crate::error::Error;
 use crate::source::{Queue, UsmKind};
 use std::ffi::c_void;
@@ -32,10 +34,7 @@ use std::ptr::null_mut;
 /// Those of [`register`](super::register); [`Error::Sycl`] where the device has no such memory.
 pub fn register_usm(name: &str, queue: &Queue, kind: UsmKind) -> Result<Handler, Error> {
     let name = Name::new(name)?;
-    let table = table::table();
-    if table.named(name.as_str()).is_some() {
-        return Err(Error::NameTaken { name: name.as_str().into() });
-    }
+    process::check_free(name)?; // before anything is made immortal
     let pool = UsmPool::of(queue, kind)?.lent();
     let queue: &'static Queue = Box::leak(Box::new(queue.clone()));
     let copies = Copies {
@@ -44,16 +43,19 @@ pub fn register_usm(name: &str, queue: &Queue, kind: UsmKind) -> Result<Handler,
         obj2host: Some(copy),
         obj2obj: Some(copy),
     };
-    enter(table, Draft::of_strategy(name, pool).with_copies(copies, kind.is_host_accessible()))
+    let host_accessible = kind.is_host_accessible();
+    // NumPy would write to the blocks.
+    let shown = (!host_accessible).then(trampoline::refusing);
+    process::register(Draft { copies, host_accessible, shown, ..trampoline::draft(name, pool) })
 }
 
 /// # Safety
-/// - `ctx` is the queue that `register_usm` put there; the rest is the contract of NEP 49's second draft.
+/// - `ctx` is the queue that `register_usm` put there. The rest is the contract of NEP 49's second draft: both sides have
+///   `size` bytes and do not overlap; one is a block of this handler, the other that or the host's.
 unsafe extern "C" fn copy(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
     // SAFETY: `register_usm` leaked the queue that `ctx` points to.
     let queue: &Queue = unsafe { &*ctx.cast() };
-    // SAFETY: the draft's contract: both sides have `size` bytes and do not overlap; one is a block of this handler, so
-    // USM of the queue's context, the other that or the host's.
+    // SAFETY: blocks of this handler are USM of the queue's context, and the caller keeps the rest of the contract.
     match unsafe { queue.copy(dst.cast(), src.cast(), size) } {
         Ok(()) => dst,
         Err(_) => null_mut(),

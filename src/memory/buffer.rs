@@ -1,7 +1,7 @@
 //! `Buffer`: owned bytes with a memory of their handler.
 
 use crate::error::Error;
-use crate::handler::interpreter::trace;
+use crate::handler::trace;
 use crate::handler::{Handler, Held};
 use crate::scope::current;
 use std::fmt;

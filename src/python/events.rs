@@ -8,7 +8,7 @@
 use super::pending::SetAside;
 use super::text::type_name;
 use super::{bridge, capsule, exit};
-use crate::handler::events::{EventHook, Hook, MOST_WATCHED, set_event_hook as set, unwatched};
+use crate::handler::events::{EventHook, Hook, MAX_WATCHED, set_event_hook as set, unwatched};
 use pyo3::exceptions::{PyRuntimeWarning, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -55,7 +55,7 @@ pub(super) fn set_event_hook<'py>(
     if !unheard.is_empty() {
         let message = format!(
             "the event hook is not called for NumPy arrays of these handlers: {}; their structs are read-only, or they \
-             are not among the first {MOST_WATCHED} foreign ones",
+             are not among the first {MAX_WATCHED} foreign ones",
             unheard.join(", ")
         );
         let message = CString::new(message).expect("names have no NUL");

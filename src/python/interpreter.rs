@@ -6,7 +6,7 @@
 
 use super::exit;
 use super::symbol::symbol;
-use crate::handler::interpreter::is_there;
+use crate::handler::Table;
 use crate::sync::Made;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -35,7 +35,7 @@ pub(super) fn require_main() -> PyResult<()> {
 pub(super) fn announce(py: Python<'_>) -> PyResult<()> {
     let tracing: bool = py.import("tracemalloc")?.call_method0("is_tracing")?.extract()?;
     let tracer = Tracer::find(tracing).map(|tracer| TRACER.get_or_make(|| tracer));
-    is_there(attach, tracer.is_some().then_some(trace));
+    Table::install_python(attach, tracer.is_some().then_some(trace));
     Ok(())
 }
 
@@ -115,7 +115,7 @@ impl Tracer {
     }
 }
 
-/// [`crate::handler::interpreter::Trace`]. It attaches only where tracemalloc may be on.
+/// The table's `Trace`. It attaches only where tracemalloc may be on.
 unsafe extern "C" fn trace(block: *mut c_void, size_bytes: usize) {
     let Some(tracer) = TRACER.get() else { return };
     if exit::is_closed() || !tracer.may_trace() {

@@ -61,5 +61,5 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
 
 /// Makes NumPy's own default the handler of Rust contexts in which nothing was selected.
 pub(super) fn use_default(handler: Handler) {
-    Table::set_default(handler);
+    Table::use_as_default(handler);
 }

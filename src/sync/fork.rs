@@ -1,51 +1,12 @@
-//! Values behind locks that are held across `fork`, so that a child is never born with another thread's half-done work.
+//! Holds locks across `fork`, so that a child is never born with another thread's half-done work.
 
 use super::ForkLock;
-use std::cell::UnsafeCell;
+use super::locked::Behind;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A value behind a [`ForkLock`].
-#[derive(Debug)]
-pub(crate) struct Locked<T> {
-    lock: ForkLock,
-    value: UnsafeCell<T>,
-}
-
-// SAFETY: the value is only reached by the one holder of the lock.
-#[allow(unsafe_code, reason = "a lock's cell")]
-unsafe impl<T: Send> Sync for Locked<T> {}
-
-impl<T> Locked<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self { lock: ForkLock::new(), value: UnsafeCell::new(value) }
-    }
-
-    /// Runs `work` on the value, alone. `work` must not lock again.
-    #[allow(unsafe_code, reason = "a lock's cell")]
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: the lock is held by us alone, and `work` cannot keep the reference.
-        self.lock.with(|| work(unsafe { &mut *self.value.get() }))
-    }
-
-    /// As [`with`](Self::with) where nobody holds the lock; else nothing, at once. For a signal handler, whose thread
-    /// may be the one that holds it.
-    #[allow(unsafe_code, reason = "a lock's cell")]
-    pub(crate) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        if !self.lock.try_acquire() {
-            return None;
-        }
-        // SAFETY: the lock is held by us alone, and `work` cannot keep the reference.
-        let answer = work(unsafe { &mut *self.value.get() });
-        self.lock.release();
-        Some(answer)
-    }
-
-    /// The lock itself, to be held across `fork`.
-    pub(crate) fn lock(&self) -> &ForkLock {
-        &self.lock
-    }
-}
+pub(crate) type Locked<T> = Behind<ForkLock, T>;
 
 /// How often this process, or one that it was forked from, forked since it first held locks across it. What a thread
 /// knows of itself by the system's numbers holds until this changes.
@@ -59,7 +20,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Something whose locks no child may be born without: whoever forks takes them all first.
 pub(crate) trait HeldAcrossFork: Send + Sync {
-    /// Shows each lock, always in the same order.
+    /// Calls `visit` with each lock, always in the same order.
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock));
 
     /// Takes them, and locks of other kinds.
@@ -67,21 +28,21 @@ pub(crate) trait HeldAcrossFork: Send + Sync {
         self.for_each_lock(&mut ForkLock::acquire);
     }
 
-    /// Lets them go, in the parent and in the child.
+    /// Releases them, in the parent and in the child.
     fn after_fork(&self) {
         self.for_each_lock(&mut ForkLock::release);
     }
 }
 
-/// From now on the locks of `holder` are taken before `fork` and let go on both sides after it, while it lives.
+/// Takes the locks of `holder` before each `fork` from now on, and releases them on both sides after it, while it lives.
 pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
-    holders::enter(holder, true);
+    holders::add(holder, true);
 }
 
-/// The same until the answer is dropped, which `holder` does with itself: a fork then pays for what is alive, and not
-/// for what once was.
+/// The same until the returned value is dropped. `holder` owns it, so that a fork pays for the holders that are alive, and
+/// not for those that were.
 pub(crate) fn hold_across_fork_until(holder: Weak<dyn HeldAcrossFork>) -> HeldUntilDropped {
-    HeldUntilDropped { number: holders::enter(holder, false) }
+    HeldUntilDropped { number: holders::add(holder, false) }
 }
 
 /// See [`hold_across_fork_until`].
@@ -92,11 +53,11 @@ pub(crate) struct HeldUntilDropped {
 
 impl Drop for HeldUntilDropped {
     fn drop(&mut self) {
-        holders::leave(self.number);
+        holders::remove(self.number);
     }
 }
 
-/// What is called around the locks of all holders: before the first is taken, and after the last is let go.
+/// What is called around the locks of all holders: before the first is taken, and after the last is released.
 #[derive(Debug)]
 #[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "neither forks"))]
 pub(crate) struct AroundFork {
@@ -105,7 +66,7 @@ pub(crate) struct AroundFork {
     pub(crate) in_child: fn(),
 }
 
-/// From now on these are called at each `fork`. There is one such set of functions: a second one is ignored.
+/// Has these called at each `fork`. There is one such set of functions: a second one is ignored.
 #[cfg(not(any(ctxalloc_loom, miri)))]
 pub(crate) fn around_fork(calls: AroundFork) {
     holders::around(calls);
@@ -114,7 +75,7 @@ pub(crate) fn around_fork(calls: AroundFork) {
 #[cfg(not(any(ctxalloc_loom, miri)))]
 #[allow(unsafe_code, reason = "pthread_atfork")]
 mod holders {
-    use super::{AroundFork, FORKS, ForkLock, HeldAcrossFork, Locked};
+    use super::{AroundFork, FORKS, HeldAcrossFork, Locked};
     use crate::sync::Made;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -126,9 +87,9 @@ mod holders {
     struct Holders {
         /// By age; and whether we have to find out when it is gone.
         all: BTreeMap<u64, (Weak<dyn HeldAcrossFork>, bool)>,
-        entered: u64,
-        /// How many are left to us to find; looked for when there are twice as many as were alive the last time.
-        left_to_us: usize,
+        added: u64,
+        /// How many of them we have to look for; done when there are twice as many as were alive the last time.
+        ours_to_find: usize,
         looked_at: usize,
     }
 
@@ -152,9 +113,9 @@ mod holders {
         if let Some(around) = around {
             (around.before)();
         }
-        holders.lock.acquire();
-        // SAFETY: the lock is held by us alone.
-        let all = unsafe { &(*holders.value.get()).all };
+        holders.lock().acquire();
+        // SAFETY: this thread took the lock just now.
+        let all = unsafe { &holders.value_while_locked().all };
         // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
         // In its box before any lock is taken: what allocates may be one of them.
         let holders = all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect();
@@ -163,15 +124,15 @@ mod holders {
         HELD.set(Box::into_raw(held));
     }
 
-    /// Lets all locks go; nothing where `before` took none.
+    /// Releases all locks; nothing where `before` took none.
     fn after() -> Option<Box<Held>> {
         FORKS.fetch_add(1, Ordering::Relaxed);
         let held = HELD.replace(null_mut());
         let holders = HOLDERS.get().filter(|_| !held.is_null())?;
-        // SAFETY: made by `before` on this thread, and taken out of its place.
+        // SAFETY: `before` made it from a box on this thread, and its place has no pointer to it any more.
         let held = unsafe { Box::from_raw(held) };
         held.holders.iter().rev().for_each(|holder| holder.after_fork());
-        ForkLock::release(&holders.lock);
+        holders.lock().release();
         Some(held)
     }
 
@@ -211,21 +172,21 @@ mod holders {
         AROUND.get_or_make(|| calls);
     }
 
-    pub(super) fn enter(holder: Weak<dyn HeldAcrossFork>, is_left_to_us: bool) -> u64 {
+    pub(super) fn add(holder: Weak<dyn HeldAcrossFork>, is_ours_to_find: bool) -> u64 {
         holders().with(|holders| {
-            if is_left_to_us && holders.left_to_us >= holders.looked_at.max(16) * 2 {
-                holders.all.retain(|_, (holder, is_left_to_us)| !*is_left_to_us || holder.strong_count() > 0);
-                holders.left_to_us = holders.all.values().filter(|(_, is_left_to_us)| *is_left_to_us).count();
-                holders.looked_at = holders.left_to_us;
+            if is_ours_to_find && holders.ours_to_find >= holders.looked_at.max(16) * 2 {
+                holders.all.retain(|_, (holder, is_ours_to_find)| !*is_ours_to_find || holder.strong_count() > 0);
+                holders.ours_to_find = holders.all.values().filter(|(_, is_ours_to_find)| *is_ours_to_find).count();
+                holders.looked_at = holders.ours_to_find;
             }
-            holders.left_to_us += usize::from(is_left_to_us);
-            holders.entered += 1;
-            holders.all.insert(holders.entered, (holder, is_left_to_us));
-            holders.entered
+            holders.ours_to_find += usize::from(is_ours_to_find);
+            holders.added += 1;
+            holders.all.insert(holders.added, (holder, is_ours_to_find));
+            holders.added
         })
     }
 
-    pub(super) fn leave(number: u64) {
+    pub(super) fn remove(number: u64) {
         // What is taken out goes outside of the lock.
         drop(holders().with(|holders| holders.all.remove(&number)));
     }
@@ -237,7 +198,7 @@ mod holders {
     use super::HeldAcrossFork;
     use std::sync::Weak;
 
-    pub(super) fn enter(holder: Weak<dyn HeldAcrossFork>, _is_left_to_us: bool) -> u64 {
+    pub(super) fn add(holder: Weak<dyn HeldAcrossFork>, _is_ours_to_find: bool) -> u64 {
         if let Some(holder) = holder.upgrade() {
             holder.before_fork();
             holder.after_fork();
@@ -245,5 +206,5 @@ mod holders {
         0
     }
 
-    pub(super) fn leave(_number: u64) {}
+    pub(super) fn remove(_number: u64) {}
 }

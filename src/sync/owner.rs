@@ -10,13 +10,14 @@
 //! ```
 //! Why this excludes: the owner stores its mark, then loads `owner`; the other thread stores `owner`, then loads the
 //! mark. One of them must see the other (Dekker). The owner's side has no fence; the other side calls `membarrier`, which
-//! runs one on every processor that runs a thread of this process (under loom both sides have a fence). Where the system has no `membarrier` (and under Miri,
-//! which does not know it) no lock is ever owned.
+//! runs one on every processor that runs a thread of this process (under loom both sides have a fence). Where the system
+//! has no `membarrier` (and under Miri, which does not know it) no lock is ever owned.
 
+use super::locked::{Behind, Lock};
+use super::membarrier;
+use super::threads::{Section, Thread, births, thread_at};
 use super::{AtomicPtr, AtomicU32, Ordering, yield_now};
-use std::cell::{Cell, UnsafeCell};
-use std::ptr::{null, null_mut, without_provenance_mut};
-use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
+use std::ptr::{null_mut, without_provenance_mut};
 
 /// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`].
 #[derive(Debug)]
@@ -26,8 +27,9 @@ pub(crate) struct OwnerLock {
     /// - set to `thread | REVOKING`: by another thread, which then waits for the owner's section. Only `SHARED` follows.
     /// - set to `SHARED`: when no section of an owner can be under way any more. Never changes again.
     owner: AtomicPtr<Thread>,
-    /// 0: free. Else the number of forks before it was taken, twice, plus one: whoever took it before the last fork is
-    /// not there in the child, which may take it over.
+    /// The spin lock. 0: free. Else twice the number of births ([`births`]) of the process that took it, plus one.
+    /// - set: from 0 by whoever takes it; in a child of `fork` also from an older number, whose thread only the parent has.
+    /// - cleared: by the thread that took it.
     spin: AtomicU32,
 }
 
@@ -40,186 +42,6 @@ fn marked(owner: *mut Thread) -> *mut Thread {
 
 fn unmarked(owner: *mut Thread) -> *mut Thread {
     owner.map_addr(|address| address & !REVOKING)
-}
-
-/// What a thread shows to those that take a lock away from it. Recycled, never freed.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Thread {
-    /// Odd while the thread is inside of a section. Written by the thread alone.
-    sections: AtomicU32,
-    /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
-    name: AtomicUsize,
-    /// Whether a thread has this record.
-    taken: AtomicBool,
-    /// The record that was made before this one. Written before this one is published.
-    next: *const Thread,
-}
-
-// SAFETY: `next` is written once before the record is published, the rest is atomic.
-#[allow(unsafe_code, reason = "a list of records that are never freed")]
-unsafe impl Sync for Thread {}
-
-static THREADS: StdAtomicPtr<Thread> = StdAtomicPtr::new(null_mut());
-
-/// How often this process was born: counted in the child of each `fork`.
-static FORKS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-
-thread_local! {
-    /// This thread's record; NULL before its first section and after its last destructor.
-    static THREAD: Cell<*const Thread> = const { Cell::new(null()) };
-    /// Gives the record back at the thread's end.
-    static LEAVER: Leaver = const { Leaver };
-}
-
-struct Leaver;
-
-impl Drop for Leaver {
-    fn drop(&mut self) {
-        if let Some(thread) = thread_at(THREAD.replace(null())) {
-            thread.name.store(0, Ordering::Relaxed); // the name may be another thread's soon
-            // Release pairs with the exchange in `open`: the next thread with this record comes after all of our sections.
-            thread.taken.store(false, Ordering::Release);
-        }
-    }
-}
-
-/// A record by its address.
-#[inline]
-#[allow(unsafe_code, reason = "a list of records that are never freed")]
-fn thread_at(pointer: *const Thread) -> Option<&'static Thread> {
-    // SAFETY: NULL, or from `Thread::leak`.
-    unsafe { pointer.as_ref() }
-}
-
-fn threads() -> impl Iterator<Item = &'static Thread> {
-    // Acquire pairs with the exchange in `open`.
-    std::iter::successors(thread_at(THREADS.load(Ordering::Acquire)), |thread| thread_at(thread.next))
-}
-
-impl Thread {
-    /// A record that somebody has.
-    fn leak(next: *const Self) -> &'static mut Self {
-        let (sections, name) = (AtomicU32::new(0), AtomicUsize::new(0));
-        Box::leak(Box::new(Self { sections, name, taken: AtomicBool::new(true), next }))
-    }
-
-    /// This thread's record; none while the thread ends.
-    #[inline]
-    fn own() -> Option<&'static Self> {
-        match thread_at(THREAD.get()) {
-            Some(thread) => Some(thread),
-            None => open(),
-        }
-    }
-
-    fn as_owner(&self) -> *mut Self {
-        std::ptr::from_ref(self).cast_mut()
-    }
-}
-
-#[cold]
-fn open() -> Option<&'static Thread> {
-    LEAVER.try_with(|_| ()).ok()?;
-    // Acquire pairs with the Release in `Leaver`.
-    let free =
-        |thread: &&Thread| thread.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-    let thread = threads().find(free).unwrap_or_else(|| {
-        forget_others_after_fork();
-        let fresh = Thread::leak(THREADS.load(Ordering::Acquire));
-        // AcqRel: publishes the record, or sees who was faster.
-        while let Err(newest) =
-            THREADS.compare_exchange(fresh.next.cast_mut(), fresh, Ordering::AcqRel, Ordering::Acquire)
-        {
-            fresh.next = newest;
-        }
-        fresh
-    });
-    THREAD.set(thread);
-    thread.name.store(name_of_this_thread(), Ordering::Relaxed);
-    Some(thread)
-}
-
-/// A word that no other thread that lives has: the address of its control block, which stands in a register. A thread-local
-/// of an extension module would cost a call each time. 0 where it is not to be had so.
-#[inline]
-fn name_of_this_thread() -> usize {
-    #[cfg(all(target_os = "linux", target_arch = "x86_64", not(any(miri, ctxalloc_loom))))]
-    {
-        let name: usize;
-        // SAFETY: reads a word: the ABI (System V, ELF TLS) has the thread pointer itself at `fs:0`.
-        #[allow(unsafe_code, reason = "a register that no function reads")]
-        unsafe {
-            std::arch::asm!("mov {}, fs:0", out(reg) name, options(nostack, preserves_flags, readonly, pure));
-        }
-        name
-    }
-    #[cfg(all(target_os = "linux", target_arch = "aarch64", not(any(miri, ctxalloc_loom))))]
-    {
-        let name: usize;
-        // SAFETY: reads a register, which holds the thread pointer.
-        #[allow(unsafe_code, reason = "a register that no function reads")]
-        unsafe {
-            std::arch::asm!("mrs {}, tpidr_el0", out(reg) name, options(nostack, preserves_flags, nomem, pure));
-        }
-        name
-    }
-    #[cfg(not(all(
-        target_os = "linux",
-        any(target_arch = "x86_64", target_arch = "aarch64"),
-        not(any(miri, ctxalloc_loom))
-    )))]
-    0
-}
-
-/// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.
-fn forget_others_after_fork() {
-    #[cfg(not(any(ctxalloc_loom, miri)))]
-    {
-        static HOOKED: AtomicBool = AtomicBool::new(false);
-        extern "C" fn in_the_child() {
-            FORKS.fetch_add(1, Ordering::Relaxed);
-            let own = THREAD.get();
-            for thread in threads().filter(|thread| !std::ptr::eq(*thread, own)) {
-                thread.sections.store(0, Ordering::Relaxed); // a child has one thread
-                thread.name.store(0, Ordering::Relaxed);
-                thread.taken.store(false, Ordering::Relaxed);
-            }
-        }
-        if !HOOKED.swap(true, Ordering::Relaxed) {
-            // Fails only for want of memory; then a child of a process with several threads may wait for one that is gone.
-            // SAFETY: the function lives as long as the process: neither executables nor extension modules are unloaded.
-            #[allow(unsafe_code, reason = "pthread_atfork")]
-            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
-        }
-    }
-}
-
-/// A stretch of work of a thread for which its mark stands. Short, and never one inside of another.
-struct Section {
-    thread: &'static Thread,
-    number: u32,
-}
-
-impl Section {
-    #[inline]
-    fn begin(thread: &'static Thread) -> Self {
-        // Relaxed: only this thread writes.
-        let number = thread.sections.load(Ordering::Relaxed);
-        debug_assert!(number.is_multiple_of(2), "a section inside of another one");
-        thread.sections.store(number.wrapping_add(1), Ordering::Relaxed);
-        // The loads of `owner` come after the store.
-        membarrier::light();
-        Self { thread, number }
-    }
-}
-
-impl Drop for Section {
-    #[inline]
-    fn drop(&mut self) {
-        // Release pairs with the Acquire in `revoke`: who waited sees what was done inside.
-        self.thread.sections.store(self.number.wrapping_add(2), Ordering::Release);
-    }
 }
 
 impl OwnerLock {
@@ -255,8 +77,7 @@ impl OwnerLock {
         if owner.addr() & (SHARED.addr() | REVOKING) != 0 {
             return None;
         }
-        let name = name_of_this_thread();
-        thread_at(owner).filter(|owner| name != 0 && owner.name.load(Ordering::Relaxed) == name)
+        thread_at(owner).filter(|owner| owner.is_this_thread())
     }
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.
@@ -292,17 +113,14 @@ impl OwnerLock {
         // Whoever comes second finds the mark, and does the same.
         let _ = self.owner.compare_exchange(owner, marked(owner), Ordering::AcqRel, Ordering::Relaxed);
         membarrier::heavy();
-        let Some(owner) = thread_at(owner) else { return };
-        let number = owner.sections.load(Ordering::Acquire);
-        // A later section, should there be one, has seen the mark.
-        while !number.is_multiple_of(2) && owner.sections.load(Ordering::Acquire) == number {
-            yield_now();
+        if let Some(owner) = thread_at(owner) {
+            owner.wait_for_section(); // a later one, should there be one, sees the mark
         }
     }
 
     /// Takes the spin lock, which was settled. In a child of `fork` also from a thread that only the parent has.
     fn acquire(&self) {
-        let own = FORKS.load(Ordering::Relaxed).wrapping_mul(2) | 1;
+        let own = births().wrapping_mul(2) | 1;
         loop {
             // Acquire, here and below, pairs with the Release in `release`.
             match self.spin.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
@@ -397,136 +215,19 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
 }
 
 /// A value behind an [`OwnerLock`].
-#[derive(Debug)]
-pub(crate) struct Owned<T> {
-    lock: OwnerLock,
-    value: UnsafeCell<T>,
-}
+pub(crate) type Owned<T> = Behind<OwnerLock, T>;
 
-// SAFETY: the value is only reached by the one who has the lock.
-#[allow(unsafe_code, reason = "a lock's cell")]
-unsafe impl<T: Send> Sync for Owned<T> {}
-
-impl<T> Owned<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self { lock: OwnerLock::new(), value: UnsafeCell::new(value) }
+// SAFETY: `with` runs `work` in a section of the owner, or under the spin lock after the last section of an owner is over; see
+// the top of this file for why these exclude each other.
+#[allow(unsafe_code, reason = "a lock")]
+unsafe impl Lock for OwnerLock {
+    fn new() -> Self {
+        Self::new()
     }
 
-    /// Runs `work` on the value, alone. `work` takes no such lock and does not panic.
     #[inline]
-    #[allow(unsafe_code, reason = "a lock's cell")]
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: the lock excludes everybody else, and `work` cannot keep the reference.
-        self.lock.with(|| work(unsafe { &mut *self.value.get() }))
-    }
-
-    /// The lock itself, to be held across `fork`.
-    pub(crate) fn lock(&self) -> &OwnerLock {
-        &self.lock
-    }
-}
-
-/// The two sides of the fence: `light` costs nothing and is only good against `heavy`, which is the system call
-/// `membarrier`.
-mod membarrier {
-    #[cfg(any(ctxalloc_loom, miri, not(target_os = "linux")))]
-    pub(super) use fences::{heavy, is_there, light};
-    #[cfg(not(any(ctxalloc_loom, miri, not(target_os = "linux"))))]
-    pub(super) use linux::{heavy, is_there, light};
-
-    #[cfg(any(ctxalloc_loom, miri, not(target_os = "linux")))]
-    mod fences {
-        /// Only where it costs nothing to have a fence on both sides, in a model.
-        pub(in super::super) fn is_there() -> bool {
-            cfg!(ctxalloc_loom)
-        }
-
-        pub(in super::super) fn light() {
-            heavy();
-        }
-
-        pub(in super::super) fn heavy() {
-            #[cfg(ctxalloc_loom)]
-            loom::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        }
-    }
-
-    #[cfg(not(any(ctxalloc_loom, miri, not(target_os = "linux"))))]
-    mod linux {
-        use std::ptr::null_mut;
-        use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering, compiler_fence};
-
-        /// 0: not asked yet; 1: it is there; 2: it is not.
-        static ANSWER: AtomicU8 = AtomicU8::new(0);
-
-        /// Whether this process may use it: from Linux 4.14 on, unless a sandbox forbids it.
-        pub(in super::super) fn is_there() -> bool {
-            match ANSWER.load(Ordering::Relaxed) {
-                0 => {
-                    // Both are tried: a sandbox may allow the registration and refuse the call.
-                    let is_there = register() && call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) && map();
-                    let answer = if is_there { 1 } else { 2 };
-                    ANSWER.store(answer, Ordering::Relaxed);
-                    answer == 1
-                }
-                answer => answer == 1,
-            }
-        }
-
-        #[inline]
-        pub(in super::super) fn light() {
-            compiler_fence(Ordering::SeqCst);
-        }
-
-        /// Once it was there it stays, registered for the process and its children; unless the process went into a sandbox
-        /// since. Then memory is protected: the system tells every processor that runs a thread of this process.
-        pub(in super::super) fn heavy() {
-            let is_done = call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
-                || (register() && call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED));
-            if is_there() && !is_done {
-                protect();
-            }
-        }
-
-        const PAGE: usize = 4096;
-        static PLACE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-
-        /// Maps a page for `protect`, while that is allowed.
-        #[allow(unsafe_code, reason = "mmap")]
-        fn map() -> bool {
-            let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: a new mapping, wherever there is room.
-            let place = unsafe { libc::mmap(null_mut(), PAGE, read_write, private, -1, 0) };
-            PLACE.store(place.cast(), Ordering::Release);
-            place != libc::MAP_FAILED
-        }
-
-        #[cold]
-        #[allow(unsafe_code, reason = "mprotect")]
-        fn protect() {
-            static ALONE: AtomicBool = AtomicBool::new(false);
-            while ALONE.swap(true, Ordering::Acquire) {
-                std::thread::yield_now();
-            }
-            let place = PLACE.load(Ordering::Acquire);
-            // SAFETY: a page of ours, that nobody else uses.
-            unsafe { libc::mprotect(place.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE) };
-            // SAFETY: as above: writable, and touched so that processors may know of it.
-            unsafe { place.write_volatile(1) };
-            // SAFETY: as above. To take a right away, every processor has to forget it.
-            unsafe { libc::mprotect(place.cast(), PAGE, libc::PROT_NONE) };
-            ALONE.store(false, Ordering::Release);
-        }
-
-        fn register() -> bool {
-            call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
-        }
-
-        #[allow(unsafe_code, reason = "a system call without a wrapper in libc")]
-        fn call(command: libc::c_int) -> bool {
-            // SAFETY: it takes numbers only and touches no memory.
-            unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
-        }
+    fn with<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.with(work)
     }
 }
 

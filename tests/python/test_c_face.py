@@ -1,6 +1,7 @@
 """The C face from extensions that know nothing of Rust: NEP 49's final interface and both drafts (`tests/c/`)."""
 
 import asyncio
+import contextvars
 import ctypes
 import gc
 import sys
@@ -204,6 +205,22 @@ def test_the_first_draft_sets_and_gives_back(draft1: ModuleType) -> None:
         assert draft1.pop() == "headed, first draft"
     assert ctxalloc.current().name == "default_allocator"
     assert ctxalloc.handler_of(array) is ctxalloc.handler("headed, first draft")
+
+
+def test_a_draft_is_set_under_any_number_of_requests(draft1: ModuleType) -> None:
+    def begin(request: ctxalloc.Request) -> None:
+        request.__enter__()
+        assert draft1.push(1) == request.handler.name
+        assert ctxalloc.current().name == "headed, first draft"
+        assert draft1.pop() == "headed, first draft"
+        assert ctxalloc.current() == request.handler
+
+    for _ in range(2):  # the second time after as many have ended
+        begun = [(contextvars.copy_context(), ctxalloc.request()) for _ in range(600)]
+        for context, request in begun:
+            context.run(begin, request)
+        for context, request in begun:
+            context.run(request.__exit__, None, None, None)
 
 
 def test_two_libraries_may_carry_one_draft(draft1: ModuleType) -> None:

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "hooks and foreign structs are C")]
 
 use ctxalloc::handler::abi::{Copies, PyDataMem_Handler, PyDataMemAllocator};
-use ctxalloc::handler::events::{Hook, MOST_WATCHED, set_event_hook, unwatched};
+use ctxalloc::handler::events::{Hook, MAX_WATCHED, set_event_hook, unwatched};
 use ctxalloc::handler::{Extras, Reach, adopt};
 use ctxalloc::strategy::Strategy;
 use ctxalloc::{Buffer, Error, Handler, handler, register, request, scope};
@@ -260,10 +260,10 @@ fn past_the_most_that_can_be_watched_handlers_work_unheard() {
 #[test]
 #[ignore = "a child of the test above: it takes all there are"]
 fn child_past_the_most() {
-    let all: Vec<_> = (0..=MOST_WATCHED).map(|n| adopted(&format!("one of many {n}"), Copies::NONE)).collect();
+    let all: Vec<_> = (0..=MAX_WATCHED).map(|n| adopted(&format!("one of many {n}"), Copies::NONE)).collect();
     let hearing = Hearing::begin();
     let deaf = unwatched();
-    let last = all[MOST_WATCHED];
+    let last = all[MAX_WATCHED];
     assert!(deaf.contains(&last.name()), "{deaf:?}");
     drop(Buffer::zeroed_in(last, 10).expect("10 bytes"));
     assert_eq!(hearing.heard(), []);

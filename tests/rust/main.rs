@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 mod auto_traits;
+mod circles;
 mod layers;
 mod memory;
 mod selection;

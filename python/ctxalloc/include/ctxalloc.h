@@ -104,14 +104,19 @@ typedef struct {
     ctxalloc_draft_copy_func *obj2obj;
 } ctxalloc_draft2_handler;
 
-/* For how many handlers that are no drafts themselves a draft's set_handler can give a struct back. */
-#define CTXALLOC_DRAFT_VIEWS 64
+/* For how many named handlers that are no drafts themselves a draft's set_handler can give a struct back; one more is an
+ * error. */
+#define CTXALLOC_DRAFT_VIEWS 256
+
+/* Requests get such a struct without a limit to their number. Its functions, which know no context, work for so many
+ * requests at a time; for one more they give no memory, and ctxalloc_error_message() says so. */
+#define CTXALLOC_DRAFT_REQUESTS 256
 
 /* What PyDataMem_EventHookFunc was in NumPy 1.7 to 1.26. */
 typedef void (ctxalloc_event_hook)(void *inp, void *outp, size_t size, void *user_data);
 
 /* How many handlers whose struct is not ctxalloc's own an event hook can hear of. */
-#define CTXALLOC_WATCHED_HANDLERS 64
+#define CTXALLOC_WATCHED_HANDLERS 256
 
 enum ctxalloc_error {
     CTXALLOC_NO_ERROR = 0,
@@ -167,6 +172,8 @@ CTXALLOC_FUNCTION size_t ctxalloc_handler_alignment(const ctxalloc_handler *hand
  * taken under name@address: two libraries may carry the same allocator. NULL resets. Returns the struct
  * of the handler before, NULL if that was the default, and NULL on an error: then ctxalloc_error_code() is not 0. A
  * handler that is no draft of this form is given back as a struct of ctxalloc's own, which selects that handler again.
+ * A request's is borrowed: it is good while the request is selected, has not ended, or has a block; given back later it is
+ * an error, or another request's.
  * Functions are called with the GIL where there is Python. */
 CTXALLOC_FUNCTION const ctxalloc_draft1_handler *ctxalloc_draft1_set_handler(const ctxalloc_draft1_handler *handler);
 CTXALLOC_FUNCTION const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(const ctxalloc_draft2_handler *handler);

@@ -1,8 +1,8 @@
 //! Resizes that are under way while there is a hook, and the events that wait for them.
 //!
-//! A resize gives the old address up somewhere in the middle, and is told at its end. Another thread may be given that
-//! address in between and would be heard first: as if one block began in another. So its event is laid behind the
-//! resize, and the thread that resized tells it after its own. Nobody waits: the other thread may hold the GIL.
+//! A resize gives the old address up somewhere in the middle, and is told at its end. Another thread may get that address in
+//! between, and its event would come first: as if one block began inside of another. So that event is queued behind the
+//! resize, and the thread that resized delivers it after its own. Nobody waits: the other thread may hold the GIL.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -52,7 +52,7 @@ impl UnderTheLock {
     /// - the caller holds the table's lock while it has the reference, and has no other one.
     #[expect(clippy::mut_from_ref, reason = "the table's lock makes it unique")]
     pub(super) unsafe fn get(&self) -> &mut Resizes {
-        // SAFETY: nobody else has a reference: the lock is held by one thread, which has no other, says the caller.
+        // SAFETY: one thread at a time holds the table's lock, and the caller promises that it has no other reference.
         unsafe { &mut *self.0.get() }
     }
 }
@@ -64,7 +64,7 @@ impl Resizes {
         self.0.push(Resize { old, thread, process, waiting: VecDeque::new() });
     }
 
-    /// The event, if it may be told now. Else it waits for another thread's resize, and what waits for it does too.
+    /// The event, if it may be told now. Otherwise it is queued behind another thread's resize, with all that waits for it.
     pub(super) fn turn(&mut self, event: Event, thread: usize) -> Option<Event> {
         let Some(mut other) = self.holder(&event, thread) else { return Some(event) };
         let mut behind = VecDeque::new();

@@ -1,5 +1,5 @@
-//! Requests: how each gets a handler, an account and memory of its own, and how all of that goes when nothing can reach it
-//! any more.
+//! Requests: each gets a handler, an account and memory of its own, and all of that is released when nothing can reach it any
+//! more.
 //!
 //! ```text
 //!   Handler ── generation ──► Slot  (type-stable, immortal, recycled)       what C sees: PyDataMem_Handler { name, ctx, .. }
@@ -7,44 +7,32 @@
 //!                              └──► State (one request's own)               account chain, memory, what happens after its end
 //! ```
 //! A slot is held by capsules, contexts, guards, containers, and by its blocks; the request itself holds it until its end.
-//! Each is one of its `holders`. When the last one lets go the state is dropped, the generation counts one up, and the
-//! slot is free for another request. A [`Handler`] carries the generation that it was made for, so one that nobody held
-//! is told from the next request's and refused. Nothing that an ended request left behind ever reaches another one.
+//! Each of these is one of its `holders`. When the last one lets go, the state is dropped, the generation is counted up, and
+//! the slot is free for another request. A [`Handler`] carries the generation that it was made for: one that outlived its
+//! request is recognised by that, and refused. Nothing that an ended request left behind ever reaches another one.
 
-mod ended;
+pub(super) mod chunks;
+pub(super) mod ended;
 mod slot;
 mod state;
 
-pub(super) use ended::Ended;
-pub(super) use slot::{Chunks, HoldFunction, at_face, hold, is_request, slot_at};
+pub(super) use slot::at_struct;
+pub use state::AfterEnd;
 
-use super::entry::Handler;
 use super::held::Held;
-use super::table::table;
+use super::process::table;
+use super::word::Handler;
 use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
+use ended::Ended;
 use slot::Slot;
-use state::{Memory, State};
+use state::{MIN_ALIGN, Memory, State};
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// What becomes of memory that is asked for under a request's handler after the request has ended: by a task that goes
-/// on, a stream, a callback. What was made before is never touched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum AfterEnd {
-    /// It is still counted, and limited, by the request and whatever it is charged to.
-    #[default]
-    Charge,
-    /// It is refused: [`Error::RequestEnded`], MemoryError in Python.
-    Refuse,
-    /// It is neither counted nor limited; unless the request is inside of one that is not over: then it is charged as
-    /// before.
-    Detach,
-}
 
 /// What a request is begun with.
 #[derive(Debug, Default)]
@@ -54,8 +42,8 @@ pub struct Terms {
     pub name: Option<String>,
     /// The most bytes that may be alive at one time.
     pub limit_bytes: Option<usize>,
-    /// So many bytes in blocks of up to [`TINY_BYTES`] may be alive beyond limits; none goes beyond that of a request around
-    /// it that grants none.
+    /// How many bytes in blocks of up to [`TINY_BYTES`] may be alive beyond the limit. The limit of a request around it that
+    /// grants no overdraft is never exceeded.
     pub overdraft_bytes: usize,
     /// What the request is charged to besides.
     pub budget: Option<Budget>,
@@ -65,19 +53,16 @@ pub struct Terms {
     pub outer: Option<Handler>,
     /// What becomes of work that goes on after it.
     pub after_end: AfterEnd,
-    /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer where it is not so.
+    /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
 }
 
 /// The largest block that an overdraft is granted to, in bytes.
 pub const TINY_BYTES: usize = crate::strategy::account::TINY_BYTES;
 
-/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where it is refused some of its scalars
-/// (it does not check what `PyArray_FromScalar` returns), so that the refusal has to meet something larger.
+/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is refused (it
+/// does not check what `PyArray_FromScalar` returns), so only larger blocks may be refused.
 pub const OVERDRAFT_BYTES: usize = 64 << 10;
-
-/// The least that a strategy must align to for a request to be given it.
-const MIN_ALIGN: usize = 16;
 
 /// A request that was begun, and what is known of it after its end. Dropping it ends the request.
 pub struct Begun {
@@ -86,22 +71,22 @@ pub struct Begun {
     seen: Seen,
 }
 
-/// What can be asked of a request by whoever began it or carries it, also after its end. Holds nothing but its numbers.
+/// What can be asked of a request by whoever began it or carries it, also after its end. Keeps nothing alive but its numbers.
 #[derive(Clone)]
 pub struct Seen {
     handler: Handler,
     chain: Arc<Chain>,
 }
 
-/// How many requests there are.
+/// Counts of requests, and of their slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metrics {
     /// How many were begun.
     pub begun: u64,
-    /// How many are there: not ended, or still reached by blocks, tasks, capsules.
+    /// How many are present: not ended, or still reachable by blocks, tasks, capsules.
     pub present: usize,
-    /// Slots that were made, some 512 bytes each: as many as were ever present at one time.
+    /// Slots that were made, 512 bytes each: as many as requests were ever present at one time.
     pub slots: usize,
 }
 
@@ -126,7 +111,7 @@ impl Begun {
         {
             return Err(Error::BadAlignment { align: strategy.alignment(), least: MIN_ALIGN, most: Aligned::MOST });
         }
-        // Held while we look at it: it may end meanwhile.
+        // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();
@@ -173,7 +158,7 @@ impl Begun {
         let Some(held) = self.held.take() else { return self.stats() };
         let (stats, blocks_are_alive) = self.seen.chain.end();
         if blocks_are_alive {
-            // From now on this hold is that of its blocks: the last of them lets it go (`State::let_go_of_block`).
+            // This hold is its blocks' from now on: the release of the last one lets it go (`Slot::release`).
             std::mem::forget(held);
         }
         stats
@@ -360,13 +345,13 @@ pub(super) fn refusal_of(handler: Handler, requested_bytes: Option<usize>) -> Op
 /// Nothing is left of the request that was asked for memory.
 #[cold]
 pub(super) fn gone(requested_bytes: usize) -> Error {
-    Error::RequestEnded { request: table().ended().name().into_owned(), requested_bytes }
+    Error::RequestEnded { request: Ended::NAME.to_owned(), requested_bytes }
 }
 
 /// What a request's handler is called.
 #[cold]
 pub(super) fn name_of(handler: Handler) -> Cow<'static, str> {
-    let Some(held) = Held::try_on(handler) else { return table().ended().name() };
+    let Some(held) = Held::try_on(handler) else { return Ended::NAME.into() };
     match chain_of(held.handler()) {
         Some(chain) => chain.own().name().into_owned().into(),
         // Another copy of this crate began it, and wrote its name where NumPy reads it.

@@ -1,28 +1,29 @@
-//! `Slot`: type-stable memory for one request after the other, and the words that refer to one.
+//! `Slot`: type-stable memory for one request after the other.
 //!
-//! A [`Handler`] of a request is no pointer but a word of three parts; only whoever holds the slot may follow it:
+//! `holders` is the whole state of a slot:
+//! - set to 1: when a request begins in it. Cannot be set while anybody holds it, for it is taken from the list of free ones.
+//! - above 0: the request and its state are there, `generation` and `c_struct` do not change, and holders may hold it again.
+//! - counted up by others than holders (`try_hold`): only while it is above 0, and kept only if the generation is right.
+//! - set to 0: by the last holder, which then recycles the slot. Nobody gets hold of it until the next request begins.
 //!
-//! ```text
-//!   63                                     25 24             1  0
-//!   | address of the slot / 512 (39 bits)    | generation      | 1 |      a named handler's word is a pointer: bit 0 is 0
-//! ```
-//! `holders` is the whole state. 0: free, being recycled, or being begun, and nobody gets hold of it. Above: held, and
-//! the generation does not change. It counts 64 bits, which no program can run over.
+//! It counts 64 bits, which no program can run over.
 
-use super::super::abi::PyDataMem_Handler;
-use super::super::entry::{Entry, Handler};
+use super::super::abi::{Functions, PyDataMem_Handler};
+use super::super::entry::{Entry, HOLD_AGAIN, TRY_HOLD};
 use super::super::held::Held;
 use super::super::name;
-use super::super::table::table;
+use super::super::process::table;
 use super::super::trampoline;
-use super::MIN_ALIGN;
-use super::state::State;
-use crate::sync::{AtomicPtr as SharedPtr, ForkLock, HeldAcrossFork, Locked, Made};
+use super::super::word::{Handler, MAX_GENERATION, SLOT_BYTES};
+use super::state::{MIN_ALIGN, State};
+use crate::strategy::{LiveBlock, Strategy};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
+use std::fmt;
 use std::mem::{MaybeUninit, offset_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -32,70 +33,28 @@ pub(in crate::handler) struct Slot {
     /// What all handlers have. First: the address of the slot is that of its entry.
     entry: Entry,
     /// What NumPy sees. Its name is the request's, written while nobody holds the slot.
-    face: UnsafeCell<PyDataMem_Handler>,
+    c_struct: UnsafeCell<PyDataMem_Handler>,
     holders: AtomicU64,
     generation: AtomicU32,
     /// There while somebody holds the slot.
     state: UnsafeCell<MaybeUninit<State>>,
 }
 
-// SAFETY: `face` and `state` are written by the one who recycles or begins, while nobody holds the slot.
+// SAFETY: `c_struct` and `state` are written by the thread that begins or recycles, while nobody holds the slot; `try_hold`
+// and `let_go` order that before and after all that holders do. The rest is atomic, or never changes.
 unsafe impl Sync for Slot {}
-// SAFETY: as above.
+// SAFETY: see `Sync`; `State` may be sent.
 unsafe impl Send for Slot {}
 
-const SLOT: usize = 512;
-const _: () = assert!(size_of::<Slot>() == SLOT);
-const _: () = assert!(size_of::<usize>() == 8, "a handler's word has 64 bits");
+const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
+const _: () = assert!(offset_of!(Slot, entry) == 0, "the address of a slot is that of its entry");
 
-const GENERATION_BITS: u32 = 24;
-const ADDRESS_SHIFT: u32 = GENERATION_BITS + 1;
-const MAX_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
-
-/// The word of a request's handler.
-fn word(slot: *const Slot, generation: u32) -> NonNull<c_void> {
-    let word = (slot.addr() / SLOT) << ADDRESS_SHIFT | (generation as usize) << 1 | 1;
-    NonNull::without_provenance(word.try_into().expect("bit 0 is set"))
-}
-
-/// Whether a handler's word is a request's.
-#[inline]
-pub(in crate::handler) fn is_request(word: NonNull<c_void>) -> bool {
-    word.addr().get() & 1 == 1
-}
-
-/// The slot that a request's word refers to.
-#[inline]
-pub(in crate::handler) fn slot_at(word: NonNull<c_void>) -> NonNull<Entry> {
-    let address = (word.addr().get() >> ADDRESS_SHIFT) * SLOT;
-    // `Chunk::make` exposed it.
-    NonNull::new(std::ptr::with_exposed_provenance_mut(address)).expect("a slot's address is not zero")
-}
-
-#[inline]
-fn generation_in(word: NonNull<c_void>) -> u32 {
-    (word.addr().get() >> 1) as u32 & MAX_GENERATION
-}
-
-/// What a copy of this crate does with slots that another one made: `word` is the handler's.
-/// - [`TRY_HOLD`]: one more holder, if the generation is the word's and somebody holds it; says whether.
-/// - [`HOLD_AGAIN`]: one more; somebody holds it, says the caller.
-/// - [`LET_GO`]: one less.
-///
-/// For the functions of one slot, so that it is found without looking at the word.
-pub(in crate::handler) type HoldFunction =
-    unsafe extern "C" fn(slot: *const c_void, what: u32, generation: u32) -> bool;
-
-const TRY_HOLD: u32 = 0;
-const HOLD_AGAIN: u32 = 1;
-const LET_GO: u32 = 2;
-
-/// [`HoldFunction`] of this copy.
+/// The hold function of this copy's slots.
 ///
 /// # Safety
-/// - `slot` is a slot of this copy; `HOLD_AGAIN` and `LET_GO` come from a holder.
-unsafe extern "C" fn hold_function(slot: *const c_void, what: u32, generation: u32) -> bool {
-    // SAFETY: says the caller; slots are immortal.
+/// - `slot` is a slot of this copy; callers of `HOLD_AGAIN` and `LET_GO` hold it.
+unsafe extern "C" fn hold(slot: *const c_void, what: u32, generation: u32) -> bool {
+    // SAFETY: the caller passes a slot of this copy, and those are immortal.
     let slot: &'static Slot = unsafe { &*slot.cast() };
     match what {
         TRY_HOLD => return slot.try_hold(generation),
@@ -105,43 +64,13 @@ unsafe extern "C" fn hold_function(slot: *const c_void, what: u32, generation: u
     true
 }
 
-/// Getting hold of the slot behind a request's handler, and letting go of it, whichever copy of the crate made it.
-pub(in crate::handler) mod hold {
-    use super::{HOLD_AGAIN, Handler, LET_GO, TRY_HOLD, generation_in, slot_at};
-
-    fn call(handler: Handler, what: u32) -> bool {
-        let entry = handler.entry();
-        let Some(function) = entry.hold else { return true };
-        // SAFETY: the function stands in the slot's own entry; who lets go, or holds again, holds it.
-        unsafe { function(slot_at(handler.word()).as_ptr().cast(), what, generation_in(handler.word())) }
-    }
-
-    /// One more holder, unless the request is gone.
-    #[inline]
-    pub(in crate::handler) fn try_hold(handler: Handler) -> bool {
-        call(handler, TRY_HOLD)
-    }
-
-    /// One more holder of what is held.
-    #[inline]
-    pub(in crate::handler) fn again(handler: Handler) {
-        call(handler, HOLD_AGAIN);
-    }
-
-    /// One holder less.
-    #[inline]
-    pub(in crate::handler) fn let_go(handler: Handler) {
-        call(handler, LET_GO);
-    }
-}
-
 impl Slot {
     /// The slot behind a request's handler, if this copy of the crate made it. Whoever asks holds it.
     #[inline]
     pub(super) fn behind(handler: Handler) -> Option<&'static Self> {
         (handler.is_request() && handler.entry().made_here()).then(|| {
-            // SAFETY: a request's word leads to a slot, of this copy's own layout.
-            unsafe { slot_at(handler.word()).cast::<Self>().as_ref() }
+            // SAFETY: a request's word refers to a slot, this copy made it, and slots are immortal.
+            unsafe { handler.place().cast::<Self>().as_ref() }
         })
     }
 
@@ -150,33 +79,39 @@ impl Slot {
     pub(super) fn state(&self) -> &State {
         debug_assert!(self.holders.load(Ordering::Relaxed) > 0, "nobody holds this slot");
         // SAFETY: callers hold the slot, so the state is there and nobody writes to it.
-        let state = unsafe { &*self.state.get() };
-        // SAFETY: as above.
-        unsafe { state.assume_init_ref() }
+        unsafe { (*self.state.get()).assume_init_ref() }
     }
 
     #[inline]
     pub(super) fn immortal(&self) -> &'static Self {
-        // SAFETY: slots are made by `Chunk::make` alone, which leaks them.
+        // SAFETY: `make` alone makes slots, and leaks them.
         unsafe { &*std::ptr::from_ref(self) }
     }
 
     /// Begins a request in a slot that nobody has.
     pub(super) fn begin(name: Option<&str>, number: u64, state: State) -> Held {
         let slot = slots().take();
-        // SAFETY: nobody holds it, and only we took it from the list: nobody looks at its face or state.
-        let field = unsafe { &mut (*slot.face.get()).name };
+        // SAFETY: nobody holds the slot, and only we took it from the list: nobody else reads or writes these cells.
+        let field = unsafe {
+            (*slot.state.get()).write(state);
+            &mut (*slot.c_struct.get()).name
+        };
         match name {
             Some(name) => *field = name::field_of(name),
             None => name::number(field, number),
         }
-        // SAFETY: as above.
-        unsafe { (*slot.state.get()).write(state) };
         let generation = slot.generation.load(Ordering::Relaxed);
         // Release pairs with the Acquire in `try_hold`: who gets hold of it sees all of the above.
         slot.holders.store(1, Ordering::Release);
-        // SAFETY: the hold that was just made.
-        unsafe { Held::assume(Handler::of_word(word(slot, generation))) }
+        // SAFETY: an immortal slot of `make`'s with its own generation, and the hold that was just counted.
+        unsafe { Held::assume(slot.handler(generation)) }
+    }
+
+    /// # Safety
+    /// - `generation` is one that the slot has or had.
+    unsafe fn handler(&'static self, generation: u32) -> Handler {
+        // SAFETY: `make` exposed the slot, which is immortal and begins with its entry.
+        unsafe { Handler::of_slot(std::ptr::from_ref(self).cast(), generation) }
     }
 
     fn try_hold(&self, generation: u32) -> bool {
@@ -210,7 +145,8 @@ impl Slot {
 
     #[cold]
     fn recycle(&'static self) {
-        // SAFETY: the last holder is gone, and nobody gets hold of it while there is none.
+        // SAFETY: the last holder is gone, and nobody gets hold of the slot again before the next `begin`: the state is there,
+        // nobody else looks at it, and it is not read again.
         let state = unsafe { (*self.state.get()).assume_init_read() };
         let generation = self.generation.load(Ordering::Relaxed);
         self.generation.store(generation + 1, Ordering::Relaxed);
@@ -227,20 +163,24 @@ impl Slot {
     }
 }
 
-/// The request's handler behind a struct, while somebody holds it.
-pub(in crate::handler) fn at_face(face: *const PyDataMem_Handler) -> Option<Handler> {
-    let slot = table().chunks().slot_at(face)?;
-    // SAFETY: a slot of this layout, immortal.
-    let slot = unsafe { slot.as_ref() };
+/// The handler of the request whose struct this is, while somebody holds it.
+pub(in crate::handler) fn at_struct(c_struct: *const PyDataMem_Handler) -> Option<Handler> {
+    let (slot, offset) = table().chunks().slot_around(c_struct.cast())?;
+    if offset != offset_of!(Slot, c_struct) {
+        return None;
+    }
+    // SAFETY: a slot, which is immortal; of another copy perhaps, which lays it out in the same way up to `state`.
+    let slot: &'static Slot = unsafe { slot.cast().as_ref() };
+    // Acquire pairs with the Release in `begin`: the generation is that of the holders, or a newer one.
     let is_held = slot.holders.load(Ordering::Acquire) > 0;
-    // SAFETY: a slot and its generation.
-    is_held.then(|| unsafe { Handler::of_word(word(slot, slot.generation.load(Ordering::Relaxed))) })
+    // SAFETY: its own generation.
+    is_held.then(|| unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) })
 }
 
 /// The name that NumPy sees of a request's handler that somebody holds.
 pub(super) fn name_in(handler: Handler) -> String {
-    // SAFETY: the struct of a held slot, which nobody writes to.
-    let name = unsafe { std::ffi::CStr::from_ptr((&raw const (*handler.entry().face()).name).cast()) };
+    // SAFETY: the struct is immortal, has a NUL in its name, and nobody writes to it while the slot is held.
+    let name = unsafe { std::ffi::CStr::from_ptr((&raw const (*handler.as_ptr()).name).cast()) };
     name.to_string_lossy().into_owned()
 }
 
@@ -286,7 +226,7 @@ impl Slots {
     #[cold]
     fn grow(&'static self) {
         let count = self.count.load(Ordering::Relaxed) as usize;
-        let chunk = Chunk::make(count.clamp(MIN_CHUNK, MAX_CHUNK));
+        let chunk = make(count.clamp(MIN_CHUNK, MAX_CHUNK));
         // Room for all there may be, so that giving one back never allocates. Not under the lock.
         let all = self.count.fetch_add(chunk.len() as u64, Ordering::Relaxed) as usize + chunk.len();
         loop {
@@ -318,79 +258,111 @@ impl HeldAcrossFork for Slots {
     }
 }
 
-/// Slots side by side, in the list that all copies of the crate share.
-#[repr(C)]
-struct Chunk {
-    start: *const c_void,
-    bytes: usize,
-    next: *mut Chunk,
-}
-
-/// All chunks of all copies: by it a struct is known to be a request's. Part of the table.
-#[repr(C)]
-pub(in crate::handler) struct Chunks {
-    last: SharedPtr<c_void>,
-}
-
-impl Chunks {
-    pub(in crate::handler) fn none() -> Self {
-        Self { last: SharedPtr::new(null_mut()) }
-    }
-
-    /// The slot whose struct stands at this address, which may be any.
-    fn slot_at(&self, face: *const PyDataMem_Handler) -> Option<NonNull<Slot>> {
-        // Acquire pairs with the exchange in `Chunk::make`.
-        let mut next = self.last.load(Ordering::Acquire).cast::<Chunk>();
-        loop {
-            // SAFETY: `Chunk::make` alone puts pointers here, of immortal values.
-            let chunk = unsafe { next.as_ref() }?;
-            let offset = face.addr().wrapping_sub(chunk.start.addr());
-            if offset < chunk.bytes {
-                let is_face = offset % SLOT == offset_of!(Slot, face);
-                let slot = chunk.start.wrapping_byte_add(offset - offset % SLOT);
-                return NonNull::new(slot.cast_mut().cast()).filter(|_| is_face);
-            }
-            next = chunk.next;
+/// So many slots, immortal, in the table's list of chunks.
+fn make(count: usize) -> &'static [Slot] {
+    // A pointer throughout: handlers find their slots again by their exposed addresses, which no reference may narrow.
+    let start: *mut Slot = Box::into_raw(Box::<[Slot]>::new_uninit_slice(count)).cast();
+    start.expose_provenance();
+    for number in 0..count {
+        // SAFETY: a slot inside of the chunk, to which nothing was written yet. Nobody knows it before all are complete, and
+        // from then on it is an immortal strategy.
+        unsafe {
+            let slot = start.add(number);
+            slot.write(Slot::fresh(trampoline::functions_at::<Slot>(slot), (&raw mut (*slot).c_struct).cast()));
         }
     }
+    table().chunks().add(start.cast(), count * SLOT_BYTES);
+    // SAFETY: `count` slots that were all written, are immortal, and are only changed through their cells.
+    unsafe { std::slice::from_raw_parts(start, count) }
 }
 
-impl Chunk {
-    /// So many slots, immortal.
-    fn make(count: usize) -> &'static [Slot] {
-        // A pointer all along: handlers find their slots again by their exposed addresses, which no reference may narrow.
-        let start: *mut Slot = Box::into_raw(Box::<[Slot]>::new_uninit_slice(count)).cast();
-        start.expose_provenance();
-        for number in 0..count {
-            // SAFETY: inside of the chunk.
-            let slot = unsafe { start.add(number) };
-            // SAFETY: the place of a field of a slot that is being made.
-            let face = unsafe { &raw mut (*slot).face };
-            // SAFETY: the slot is immortal and is a strategy once it is complete, before anybody knows of it.
-            let functions = unsafe { trampoline::functions_at::<Slot>(slot) };
-            let fresh = Slot {
-                entry: Entry::of_slot::<Slot>(functions, face.cast(), hold_function, MIN_ALIGN),
-                face: UnsafeCell::new(functions.face_named(name::field_of("request"))),
-                holders: AtomicU64::new(0),
-                generation: AtomicU32::new(0),
-                state: UnsafeCell::new(MaybeUninit::uninit()),
-            };
-            // SAFETY: a place of ours that nothing was written to yet.
-            unsafe { slot.write(fresh) };
+impl Slot {
+    fn fresh(functions: Functions, c_struct: *const PyDataMem_Handler) -> Self {
+        const NAME: &str = "request";
+        Self {
+            entry: Entry {
+                hold: Some(hold),
+                trim: Some(trampoline::trim::<Self>),
+                live_blocks: Some(trampoline::live_blocks::<Self>),
+                alignment: MIN_ALIGN,
+                ..Entry::new(functions, c_struct, NAME)
+            },
+            c_struct: UnsafeCell::new(functions.named(name::field_of(NAME))),
+            holders: AtomicU64::new(0),
+            generation: AtomicU32::new(0),
+            state: UnsafeCell::new(MaybeUninit::uninit()),
         }
-        let chunk = Box::into_raw(Box::new(Self { start: start.cast(), bytes: count * SLOT, next: null_mut() }));
-        let chunks = table().chunks();
-        let mut last = chunks.last.load(Ordering::Relaxed);
-        loop {
-            // SAFETY: nobody else knows it yet.
-            unsafe { (*chunk).next = last.cast() };
-            // AcqRel: publishes the slots. Pairs with the load in `slot_at`.
-            match chunks.last.compare_exchange(last, chunk.cast(), Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(newer) => last = newer,
-            }
+    }
+}
+
+/// One more holder of a slot, for as long as this lives.
+struct Kept(&'static Slot);
+
+impl Kept {
+    fn on(slot: &Slot) -> Self {
+        slot.hold_again();
+        Self(slot.immortal())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
+
+impl Slot {
+    #[inline]
+    fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let state = self.state();
+        // What the user's code does meanwhile may let go of whatever else holds the request.
+        let _kept = state.may_run_user_code(size_bytes).then(|| Kept::on(self));
+        state.make(size_bytes, zeroed, || self.hold_again())
+    }
+}
+
+// SAFETY: blocks are those of the state's memory, which stays while any of them does, and go back to it. Callers hold the
+// slot: by a capsule, a context or whatever else selected it, or by the block that they give.
+unsafe impl Strategy for Slot {
+    /// What every strategy that a request may be given promises.
+    fn alignment(&self) -> usize {
+        MIN_ALIGN
+    }
+
+    #[inline]
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.make(size_bytes, false)
+    }
+
+    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.make(size_bytes, true)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        let _kept = Kept::on(self);
+        // SAFETY: the caller gives a live block of this slot. It holds the slot, so the state is that of its own request.
+        unsafe { self.state().resize(block, new_size_bytes) }
+    }
+
+    #[inline]
+    unsafe fn release(&self, block: NonNull<u8>) {
+        // SAFETY: the caller gives up a live block of this slot. It held the slot, so the state is that of its own request.
+        if unsafe { self.state().release(block) } {
+            self.immortal().let_go(); // the hold of its blocks; the state may go with it
         }
-        // SAFETY: all of them were written, and are immortal.
-        unsafe { std::slice::from_raw_parts(start, count) }
+    }
+
+    fn trim(&self) -> usize {
+        self.state().memory.trim()
+    }
+
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.state().memory.live_blocks()
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Request")
     }
 }

@@ -1,12 +1,26 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
-use super::slot::Slot;
-use super::{AfterEnd, MIN_ALIGN};
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
 use crate::strategy::{Budget, Fronted, LiveBlock, Pool, Strategy};
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// What becomes of memory that is asked for under a request's handler after the request has ended: by a task that goes
+/// on, a stream, a callback. What was made before is never touched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AfterEnd {
+    /// It is still counted, and limited, by the request and whatever it is charged to.
+    #[default]
+    Charge,
+    /// It is refused: [`Error::RequestEnded`](crate::Error::RequestEnded), MemoryError in Python.
+    Refuse,
+    /// It is neither counted nor limited; unless the request is inside of one that is not over: then it is charged as
+    /// before.
+    Detach,
+}
+
+/// The least that a strategy must align to for a request to be given it.
+pub(super) const MIN_ALIGN: usize = 16;
 
 /// One request's own. Lives in its slot while anybody holds that.
 pub(super) struct State {
@@ -17,7 +31,7 @@ pub(super) struct State {
     pub(super) _budget: Option<Budget>,
 }
 
-/// Where blocks come from. Each knows how many bytes were asked for; [`UNCOUNTED`] stands for one that no account has.
+/// Where blocks come from. Each block's size as it was asked for is on record; [`UNCOUNTED`] for one that no account counts.
 pub(super) enum Memory {
     /// The process's own pool, which notes the bytes beside its pages: an escape costs its own block and nothing else.
     Shared(&'static Pool),
@@ -48,9 +62,9 @@ impl Memory {
     #[inline]
     unsafe fn asked_bytes(&self, block: NonNull<u8>) -> usize {
         match self {
-            // SAFETY: made by `allocate_sized`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
             Self::Shared(_) => unsafe { Pool::asked_bytes(block) },
-            // SAFETY: made by `allocate`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::read(block) },
         }
     }
@@ -59,9 +73,9 @@ impl Memory {
     /// - `block` is a live block of this memory.
     unsafe fn mark_as_uncounted(&self, block: NonNull<u8>) {
         match self {
-            // SAFETY: made by `allocate_sized`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
             Self::Shared(_) => unsafe { Pool::note_asked(block, UNCOUNTED) },
-            // SAFETY: made by `allocate`; live, says the caller.
+            // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
         }
     }
@@ -70,11 +84,11 @@ impl Memory {
     /// - `block` is a live block of this memory; after `Some` it is not used again.
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize, is_counted: bool) -> Option<NonNull<u8>> {
         let moved = match self {
-            // SAFETY: live, says the caller; its note says how many bytes it has.
+            // SAFETY: the caller passes a live block of this pool, whose note says how many bytes were asked for.
             Self::Shared(pool) if is_counted => return unsafe { pool.resize_sized(block, new_size_bytes) },
-            // SAFETY: live, says the caller; its class says how much room it has.
+            // SAFETY: the caller passes a live block of this pool; the pool knows how much room it has.
             Self::Shared(pool) => unsafe { pool.resize(block, new_size_bytes) }?,
-            // SAFETY: live, says the caller.
+            // SAFETY: the caller passes a live block of this strategy.
             Self::Chosen(blocks) => unsafe { blocks.resize(block, new_size_bytes) }?,
         };
         if is_counted {
@@ -94,14 +108,15 @@ impl Memory {
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) -> usize {
         match self {
-            // SAFETY: given up, says the caller.
+            // SAFETY: the caller gives up a live block of this pool.
             Self::Shared(pool) => unsafe { pool.release_sized(block) },
             Self::Chosen(blocks) => {
-                // SAFETY: live until the next step, says the caller.
-                let size_bytes = unsafe { self.asked_bytes(block) };
-                // SAFETY: given up, says the caller.
-                unsafe { blocks.release(block) };
-                size_bytes
+                // SAFETY: the caller gives up a live block of this strategy. Its record is read before it goes.
+                unsafe {
+                    let size_bytes = self.asked_bytes(block);
+                    blocks.release(block);
+                    size_bytes
+                }
             }
         }
     }
@@ -113,7 +128,7 @@ impl Memory {
         }
     }
 
-    fn trim(&self) -> usize {
+    pub(super) fn trim(&self) -> usize {
         match self {
             Self::Shared(_) => 0, // others use it too
             Self::Chosen(blocks) => blocks.upstream.trim(),
@@ -132,7 +147,7 @@ impl State {
             // NumPy crashes where it is refused some scalars, after the end too.
             AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.has_overdraft() => Ok(true),
             AfterEnd::Refuse => Err(self.chain.refuse_after_end(size_bytes)),
-            // It lets go of nothing that is not its own: whoever is around it and not over is charged.
+            // Detaching is its own affair: a request around it that is not over is charged.
             _ => Ok(self.chain.is_inside_of_a_live_one()),
         }
     }
@@ -145,33 +160,40 @@ impl State {
         Ok(is_counted)
     }
 
-    fn make(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    /// Whether [`make`](Self::make) may run code of the user's: a strategy, or what the pool calls for large blocks.
+    #[inline]
+    pub(super) fn may_run_user_code(&self, size_bytes: usize) -> bool {
+        size_bytes > SMALL_BYTES || !matches!(self.memory, Memory::Shared(_))
+    }
+
+    /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.
+    #[inline]
+    pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         if self.after_end != AfterEnd::Charge && self.chain.has_ended() {
             match self.is_counted(size_bytes) {
                 Ok(true) => {}
-                Ok(false) => return self.make_uncounted(slot, size_bytes, zeroed),
+                Ok(false) => return self.make_uncounted(size_bytes, zeroed, hold),
                 Err(refused) => {
                     self.chain.remember(refused);
                     return None;
                 }
             }
         }
-        if matches!(self.memory, Memory::Shared(_)) && size_bytes <= SMALL_BYTES {
-            return self.make_small(slot, size_bytes, zeroed);
+        if self.may_run_user_code(size_bytes) {
+            self.make_large(size_bytes, zeroed, hold)
+        } else {
+            self.make_small(size_bytes, zeroed, hold)
         }
-        // What the user's code does meanwhile may let go of whatever else holds the request.
-        let _kept = Kept::on(slot);
-        self.make_large(slot, size_bytes, zeroed)
     }
 
-    /// One visit to the accounts: a block of the pool's is soon made, and soon given back where it was too much.
+    /// Makes a small block of the pool's, then charges it: one visit to the accounts. It is quickly given back where that fails.
     #[inline]
-    fn make_small(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    fn make_small(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
             self.chain.remember_no_memory(size_bytes);
             return None;
         };
-        if self.chain.take_block(size_bytes, || slot.hold_again()) {
+        if self.chain.take_block(size_bytes, hold) {
             return Some(block);
         }
         // SAFETY: made above, and nobody else has it.
@@ -179,8 +201,9 @@ impl State {
         None
     }
 
-    /// Two visits: what is refused is not even asked for, and what could not be made changes no number.
-    fn make_large(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    /// Reserves the bytes first, and commits them when the block is there: what is refused is not even asked for, and what could
+    /// not be made changes no number.
+    fn make_large(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         if let Err(refused) = self.chain.reserve(size_bytes, size_bytes <= TINY_BYTES) {
             self.chain.remember(refused);
             return None;
@@ -190,28 +213,28 @@ impl State {
         let block = self.memory.allocate(size_bytes, zeroed);
         if block.is_some() {
             std::mem::forget(pending);
-            self.chain.commit_block(size_bytes, || slot.hold_again());
+            self.chain.commit_block(size_bytes, hold);
         } else {
             self.chain.remember_no_memory(size_bytes);
         }
         block
     }
 
-    fn make_uncounted(&self, slot: &'static Slot, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    fn make_uncounted(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         let block = self.memory.allocate(size_bytes, zeroed)?;
         // SAFETY: just made.
         unsafe { self.memory.mark_as_uncounted(block) };
-        self.chain.add_uncounted(|| slot.hold_again());
+        self.chain.add_uncounted(hold);
         Some(block)
     }
 
     /// # Safety
     /// - `block` is a live block of this request; after `Some` it is not used again.
-    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: says the caller.
+    pub(super) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the caller passes a live block of this request.
         let old_size_bytes = unsafe { self.memory.asked_bytes(block) };
         if old_size_bytes == UNCOUNTED {
-            // SAFETY: says the caller.
+            // SAFETY: the caller passes a live block of this request, which is not counted.
             return unsafe { self.memory.resize(block, new_size_bytes, false) };
         }
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
@@ -225,7 +248,7 @@ impl State {
             }
         }
         let pending = Pending { chain: &self.chain, bytes: growth };
-        // SAFETY: says the caller.
+        // SAFETY: the caller passes a live block of this request, which is counted.
         let Some(moved) = (unsafe { self.memory.resize(block, new_size_bytes, true) }) else {
             self.chain.remember_no_memory(growth);
             return None;
@@ -244,8 +267,8 @@ impl State {
     /// # Safety
     /// - `block` is a live block of this request, and not used again.
     #[inline]
-    unsafe fn release(&self, block: NonNull<u8>) -> bool {
-        // SAFETY: says the caller.
+    pub(super) unsafe fn release(&self, block: NonNull<u8>) -> bool {
+        // SAFETY: the caller gives up a live block of this request.
         let size_bytes = unsafe { self.memory.release(block) };
         if size_bytes == UNCOUNTED { self.chain.remove_uncounted() } else { self.chain.give_block_back(size_bytes) }
     }
@@ -253,22 +276,6 @@ impl State {
 
 /// The largest block that is made before it is charged: the pool's small ones.
 const SMALL_BYTES: usize = 256 << 10;
-
-/// One more holder of a slot, for as long as this lives.
-struct Kept(&'static Slot);
-
-impl Kept {
-    fn on(slot: &'static Slot) -> Self {
-        slot.hold_again();
-        Self(slot)
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.0.let_go();
-    }
-}
 
 /// Bytes that are set aside; dropping it cancels them.
 struct Pending<'a> {
@@ -279,51 +286,5 @@ struct Pending<'a> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         self.chain.cancel(self.bytes);
-    }
-}
-
-// SAFETY: blocks are those of the state's memory, which stays while any of them does, and go back to it. Callers hold the
-// slot: by a capsule, a context or whatever else selected it, or by the block that they give.
-unsafe impl Strategy for Slot {
-    /// What every strategy that a request may be given promises.
-    fn alignment(&self) -> usize {
-        MIN_ALIGN
-    }
-
-    #[inline]
-    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.state().make(self.immortal(), size_bytes, false)
-    }
-
-    fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.state().make(self.immortal(), size_bytes, true)
-    }
-
-    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        let _kept = Kept::on(self.immortal());
-        // SAFETY: says the caller; a block holds its request's slot, so the state is that request's.
-        unsafe { self.state().resize(block, new_size_bytes) }
-    }
-
-    #[inline]
-    unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: as in `resize`.
-        if unsafe { self.state().release(block) } {
-            self.immortal().let_go(); // the hold of its blocks; the state may go with it
-        }
-    }
-
-    fn trim(&self) -> usize {
-        self.state().memory.trim()
-    }
-
-    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
-        self.state().memory.live_blocks()
-    }
-}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Request")
     }
 }

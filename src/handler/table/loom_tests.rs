@@ -5,19 +5,22 @@
 //! other way round it forgets a reader's load over the writer's own, and explores a single order.
 
 use super::super::name::Name;
-use super::super::{Error, Extras, Reach, adopt, handler};
-use super::{Draft, Handler, Table, table};
+use super::super::process::{empty, table};
+use super::super::trampoline;
+use super::super::{Extras, Reach, adopt, handler};
+use super::{Draft, Handler, Table};
+use crate::error::Error;
 use crate::strategy::{Aligned, System};
 use loom::sync::Arc;
 use loom::thread;
 use std::ptr::NonNull;
 
 fn draft(name: &'static str) -> Draft<'static> {
-    Draft::of_strategy(Name::new(name).expect("a good name"), System)
+    trampoline::draft(Name::new(name).expect("a good name"), System)
 }
 
 fn with_one() -> Arc<Table> {
-    let table = Table::empty();
+    let table = empty();
     table.register(draft("first")).expect("a new name");
     Arc::new(table)
 }
@@ -31,7 +34,7 @@ fn loom_who_finds_an_entry_by_name_finds_all_of_it() {
             move || {
                 let early = table.named("second");
                 if let Some(found) = early {
-                    assert_eq!(table.with_face(found.as_ptr()), Some(found), "by struct before by name");
+                    assert_eq!(table.with_struct(found.as_ptr()), Some(found), "by struct before by name");
                 }
                 // Perhaps behind the newer one by now.
                 assert!(table.named("first").is_some_and(|found| found.name() == "first"));
@@ -48,7 +51,7 @@ fn loom_who_finds_an_entry_by_name_finds_all_of_it() {
 #[test]
 fn loom_who_walks_the_list_sees_whole_entries_in_the_order_of_registration() {
     loom::model(|| {
-        let table = Arc::new(Table::empty());
+        let table = Arc::new(empty());
         let reader = thread::spawn({
             let table = Arc::clone(&table);
             move || table.iter().map(|handler| handler.name().into_owned()).collect::<Vec<_>>()
@@ -65,7 +68,7 @@ fn loom_who_walks_the_list_sees_whole_entries_in_the_order_of_registration() {
 #[test]
 fn loom_of_two_registrations_of_one_name_one_wins() {
     loom::model(|| {
-        let table = Arc::new(Table::empty());
+        let table = Arc::new(empty());
         let rival = thread::spawn({
             let table = Arc::clone(&table);
             move || table.register(draft("wanted"))
@@ -86,7 +89,7 @@ fn loom_of_two_registrations_of_one_name_one_wins() {
 #[test]
 fn loom_two_registrations_of_two_names_both_stay() {
     loom::model(|| {
-        let table = Arc::new(Table::empty());
+        let table = Arc::new(empty());
         let other = thread::spawn({
             let table = Arc::clone(&table);
             move || table.register(draft("theirs")).expect("a new name").0
@@ -119,14 +122,14 @@ fn loom_one_struct_adopted_by_two_threads_is_one_handler() {
     model.preemption_bound = Some(2);
     model.check(|| {
         // A foreign struct: one that another table made, immortal as NEP 49 wants it.
-        let elsewhere = Draft::of_strategy(Name::new("foreign").expect("a good name"), Aligned::CACHE_LINE);
-        let face = Table::empty().register(elsewhere).expect("an empty table").0.as_ptr();
-        let face = face.expose_provenance();
+        let elsewhere = trampoline::draft(Name::new("foreign").expect("a good name"), Aligned::CACHE_LINE);
+        let foreign = empty().register(elsewhere).expect("an empty table").0.as_ptr();
+        let address = foreign.expose_provenance();
         let adopt_it = move || {
-            let face: *mut super::PyDataMem_Handler = std::ptr::with_exposed_provenance_mut(face);
-            let face = NonNull::new(face).expect("not NULL");
+            let foreign: *mut super::PyDataMem_Handler = std::ptr::with_exposed_provenance_mut(address);
+            let foreign = NonNull::new(foreign).expect("not NULL");
             // SAFETY: an immortal struct with good functions.
-            unsafe { adopt(face, Reach::AnyThread, None, Extras::default()) }
+            unsafe { adopt(foreign, Reach::AnyThread, None, Extras::default()) }
         };
         let other = thread::spawn(adopt_it);
         let mine = adopt_it().expect("a good struct");

@@ -1,8 +1,11 @@
 //! The table from the inside: what only a caller of `Table::register` can bring about.
 
 use super::super::name::Name;
-use super::super::{Error, handler, handlers, register};
+use super::super::process::empty;
+use super::super::trampoline;
+use super::super::{handler, handlers, register};
 use super::{Draft, Handler, Table};
+use crate::error::Error;
 use crate::strategy::{Strategy, System};
 use std::ptr::NonNull;
 use std::sync::{Barrier, mpsc};
@@ -68,12 +71,12 @@ impl Drop for Parting {
 }
 
 fn draft<S: Strategy>(name: &'static str, strategy: S) -> Draft<'static> {
-    Draft::of_strategy(Name::new(name).expect("a good name"), strategy)
+    trampoline::draft(Name::new(name).expect("a good name"), strategy)
 }
 
 #[test]
 fn a_refused_strategy_may_register_another_one_in_its_destructor() {
-    let table: &'static Table = Box::leak(Box::new(Table::empty()));
+    let table: &'static Table = Box::leak(Box::new(empty()));
     table.register(draft("twice", System)).expect("the first");
     let (done, is_done) = mpsc::channel();
     // On a thread of its own: should the destructor wait for the lock that its own thread holds, the test ends by
@@ -88,18 +91,18 @@ fn a_refused_strategy_may_register_another_one_in_its_destructor() {
 fn entries_that_share_a_bucket_are_all_found() {
     // More entries than the index has buckets: chains form whatever the hashes are.
     let count = if cfg!(miri) { 40 } else { 3000 };
-    let table = Table::empty();
+    let table = empty();
     let names: Vec<String> = (0..count).map(|number| format!("handler {number}")).collect();
     let entered: Vec<Handler> = names
         .iter()
         .map(|name| {
-            let draft = Draft::of_strategy(Name::new(name).expect("a good name"), System);
+            let draft = trampoline::draft(Name::new(name).expect("a good name"), System);
             table.register(draft).expect("a new name").0
         })
         .collect();
     for (name, &handler) in names.iter().zip(&entered) {
         assert_eq!(table.named(name), Some(handler));
-        assert_eq!(table.with_face(handler.as_ptr()), Some(handler));
+        assert_eq!(table.with_struct(handler.as_ptr()), Some(handler));
     }
     assert!(table.iter().eq(entered), "the order of registration");
     assert_eq!(table.named("handler"), None);

@@ -1,0 +1,122 @@
+//! `Events`: the hook as it stands in the table, and the functions of the copy of this crate that made the table. So there is
+//! one flag for each thread that says whether it is inside of the hook, whichever copy's handler was called.
+
+use super::super::abi::PyDataMem_Handler;
+use crate::sync::{AtomicU32, Ordering};
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+
+/// What is called for each event, as NumPy's `PyDataMem_EventHookFunc`:
+///
+/// | event | `inp` | `outp` | `size` |
+/// | --- | --- | --- | --- |
+/// | a block was made, or refused | NULL | the block, or NULL | its size in bytes |
+/// | a block was resized, or refused to be | the block as it was | as it is, or NULL | the new size |
+/// | a block is about to be freed | the block as it was | NULL | 0 |
+///
+/// The order is that of the addresses: the calls for the end of a block return before the first call for the next block at
+/// its address begins, whatever threads the two are of. A free is told first and done afterwards. A resize is told when it
+/// is done; where another thread got the address that it left before that, what that thread does there is told right after,
+/// by the thread that resized.
+pub type EventHook =
+    unsafe extern "C" fn(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, user_data: *mut c_void);
+
+/// A hook and what it is called with.
+#[derive(Debug, Clone, Copy)]
+pub struct Hook {
+    /// The function.
+    pub function: EventHook,
+    /// Its last argument.
+    pub user_data: *mut c_void,
+}
+
+/// Delivers an event: `inp`, `outp`, size in bytes.
+pub(in crate::handler) type Deliver = extern "C" fn(*mut c_void, *mut c_void, usize);
+/// Announces the resize of a block; returns whether its end must be delivered.
+pub(in crate::handler) type BeginResize = extern "C" fn(*mut c_void) -> bool;
+/// Puts functions of ours into a foreign struct (true), or its own back; returns whether ours are in it.
+pub(in crate::handler) type Watch = unsafe extern "C" fn(*mut PyDataMem_Handler, bool) -> bool;
+
+/// Part of the table, hence laid out for C.
+#[repr(C)]
+pub(in crate::handler) struct Events {
+    /// Whether there is a hook: what every call looks at.
+    armed: AtomicU32,
+    /// Only under the table's lock.
+    function: UnsafeCell<Option<EventHook>>,
+    user_data: UnsafeCell<*mut c_void>,
+    deliver: Deliver,
+    begin_resize: BeginResize,
+    watch: Watch,
+}
+
+// SAFETY: the cells are only touched under the table's lock. `user_data` is only handed to the hook, and whoever set that
+// promised that it may be called on any thread (`set_event_hook`).
+unsafe impl Sync for Events {}
+// SAFETY: see `Sync`.
+unsafe impl Send for Events {}
+
+impl Events {
+    /// No hook, and the functions that serve one.
+    pub(in crate::handler) fn none(deliver: Deliver, begin_resize: BeginResize, watch: Watch) -> Self {
+        Self {
+            armed: AtomicU32::new(0),
+            function: UnsafeCell::new(None),
+            user_data: UnsafeCell::new(null_mut()),
+            deliver,
+            begin_resize,
+            watch,
+        }
+    }
+
+    /// Whether there is a hook. Relaxed: one that is set at this moment may miss the event at hand, and whoever goes on reads
+    /// the rest under the table's lock.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn deliver(&self, inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
+        (self.deliver)(inp, outp, size_bytes);
+    }
+
+    pub(super) fn begin_resize(&self, block: *mut c_void) -> bool {
+        (self.begin_resize)(block)
+    }
+
+    /// Puts functions that tell the hook into a foreign struct, or takes them out; returns whether they are in it.
+    ///
+    /// # Safety
+    /// - `c_struct` is an immortal, complete struct of a foreign handler; the caller holds the table's lock.
+    pub(super) unsafe fn watch(&self, c_struct: *mut PyDataMem_Handler, on: bool) -> bool {
+        // SAFETY: the caller's promises are those of the function.
+        unsafe { (self.watch)(c_struct, on) }
+    }
+
+    /// Watches a foreign struct that was just registered, where there is a hook. Only under the table's lock.
+    pub(in crate::handler) fn registered(&self, c_struct: NonNull<PyDataMem_Handler>) {
+        if self.is_armed() {
+            // SAFETY: the table holds immortal, complete structs only; the caller holds its lock.
+            unsafe { self.watch(c_struct.as_ptr(), true) };
+        }
+    }
+
+    /// # Safety
+    /// - the caller holds the table's lock.
+    pub(super) unsafe fn hook(&self) -> Option<Hook> {
+        // SAFETY: nobody writes to the cells meanwhile: `set` holds the same lock.
+        unsafe { Some(Hook { function: (*self.function.get())?, user_data: *self.user_data.get() }) }
+    }
+
+    /// # Safety
+    /// - the caller holds the table's lock.
+    pub(super) unsafe fn set(&self, hook: Option<Hook>) {
+        // SAFETY: nobody else reads or writes the cells meanwhile: all do so under the same lock.
+        unsafe {
+            *self.function.get() = hook.map(|hook| hook.function);
+            *self.user_data.get() = hook.map_or(null_mut(), |hook| hook.user_data);
+        }
+        self.armed.store(u32::from(hook.is_some()), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,98 @@
+//! Tells the hook: of the end of a block before it ends, so that nobody can have its address yet; of what was made when it is
+//! there; of a resize when it is done, and then of what others did at the address that it left (`resizes`).
+
+use super::super::table::{Table, attached, present};
+use super::resizes::{Event, RESIZES};
+use super::state::Hook;
+use std::cell::Cell;
+use std::ffi::c_void;
+
+/// The table, if it has a hook.
+#[inline]
+fn armed() -> Option<&'static Table> {
+    present().filter(|table| table.events.is_armed())
+}
+
+/// Tells the hook, if there is one: of a block that was made, when it is there; of one that is freed, before it is.
+#[inline]
+pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
+    if let Some(table) = armed() {
+        table.events.deliver(inp, outp, size_bytes);
+    }
+}
+
+/// Before a block is resized; NULL is none. [`Resizing::done`] tells the hook.
+#[inline]
+pub(crate) fn resizing(block: *mut c_void) -> Resizing {
+    let begun = !block.is_null() && armed().is_some_and(|table| table.events.begin_resize(block));
+    Resizing { block, begun }
+}
+
+/// A resize that is under way.
+#[must_use = "a resize that is not told as done holds back what others do at its address"]
+pub(crate) struct Resizing {
+    block: *mut c_void,
+    /// Whether what others do at its address is held back until it is told.
+    begun: bool,
+}
+
+impl Resizing {
+    /// Tells the hook of the block as it is now; NULL where the resize was refused.
+    #[inline]
+    pub(crate) fn done(self, moved: *mut c_void, size_bytes: usize) {
+        // What was begun must end, though the hook may be gone by now.
+        let table = if self.begun { present() } else { armed() };
+        if let Some(table) = table {
+            table.events.deliver(self.block, moved, size_bytes);
+        }
+    }
+}
+
+thread_local! {
+    /// Whether this thread is inside of the hook: what it does there is not told. Its address identifies the thread.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+fn this_thread() -> usize {
+    INSIDE.with(|inside| std::ptr::from_ref(inside).addr())
+}
+
+/// Holds back what other threads do at the address of a block that is being resized, until the resize is told.
+pub(in crate::handler) extern "C" fn begin_resize(block: *mut c_void) -> bool {
+    let Some(table) = present().filter(|_| !INSIDE.get()) else { return false };
+    // SAFETY: under the table's lock, and the reference does not leave the closure.
+    table.lock.with(|| unsafe { RESIZES.get() }.begin(block.addr(), this_thread()));
+    true
+}
+
+/// Calls the hook, unless this thread is inside of it, or the event has to wait for a resize.
+#[cold]
+pub(in crate::handler) extern "C" fn deliver(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
+    let Some(table) = present() else { return };
+    if INSIDE.replace(true) {
+        return;
+    }
+    let (event, thread) = (Event { inp, outp, size_bytes }, this_thread());
+    // SAFETY: here and below `RESIZES` and the hook are reached under the table's lock, and no reference leaves the closure.
+    let due = || table.lock.with(|| unsafe { RESIZES.get() }.turn(event, thread));
+    let told = attached(|| {
+        let mut next = due();
+        while let Some(now) = next {
+            // Read while attached: whoever changes the hook is attached too, so an old hook is not called after the change.
+            // SAFETY: under the table's lock.
+            let hook = table.lock.with(|| unsafe { table.events.hook() });
+            if let Some(Hook { function, user_data }) = hook {
+                // SAFETY: whoever set the hook promised that it stays callable, on any thread.
+                unsafe { function(now.inp, now.outp, now.size_bytes, user_data) };
+            }
+            // SAFETY: under the table's lock, and the reference does not leave the closure.
+            next = table.lock.with(|| unsafe { RESIZES.get() }.after(event, thread));
+        }
+    });
+    if told.is_none() {
+        // Python is shutting down: nobody is told any more, and nobody waits to be.
+        // SAFETY: under the table's lock, and the reference does not leave the closure.
+        table.lock.with(|| unsafe { RESIZES.get() }.end(event, thread));
+    }
+    INSIDE.set(false);
+}

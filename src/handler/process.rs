@@ -1,0 +1,83 @@
+//! The table of this process: made at its first use with the built-in handlers in it, or another copy's.
+
+use super::builtin;
+use super::entry::Draft;
+use super::events::{state::Events, tell, watched};
+use super::name::Name;
+use super::table::{Table, hold_across_fork, install, present};
+use super::word::Handler;
+use crate::error::Error;
+use crate::trace;
+
+#[cfg(feature = "python")]
+use super::interpreter::{Attach, Trace};
+
+/// The process's table.
+#[inline]
+pub(super) fn table() -> &'static Table {
+    present().unwrap_or_else(first_use)
+}
+
+#[cold]
+fn first_use() -> &'static Table {
+    hold_across_fork(); // first, so that no fork falls between a table and its hold
+    let table = empty();
+    let (default, ended) = builtin::register_all(&table);
+    table.set_default(default);
+    table.set_ended(ended);
+    match install(Box::leak(Box::new(table))) {
+        // The only table of this process from now on.
+        Ok(table) => table,
+        // Another thread was faster, or `join`. Ours was never seen; it stays behind, at most once for each racer.
+        Err(table) => table,
+    }
+}
+
+/// A table without handlers, whose events this copy of the crate delivers.
+pub(super) fn empty() -> Table {
+    Table::empty(Events::none(tell::deliver, tell::begin_resize, watched::watch))
+}
+
+/// Whether a handler could be registered under this name now.
+///
+/// # Errors
+/// [`Error::NameTaken`].
+pub(super) fn check_free(name: Name<'_>) -> Result<(), Error> {
+    let taken = table().named(name.as_str()).is_some();
+    if taken { Err(Error::NameTaken { name: name.as_str().into() }) } else { Ok(()) }
+}
+
+/// Registers a handler in the process's table, and reports it if it is new.
+pub(super) fn register(draft: Draft<'_>) -> Result<Handler, Error> {
+    let (handler, is_new) = table().register(draft)?;
+    if is_new {
+        trace::registered(handler.entry().name());
+    }
+    Ok(handler)
+}
+
+#[cfg(feature = "python")]
+impl Table {
+    /// The process's table, to be shared with another copy of this crate.
+    pub(crate) fn share() -> &'static Self {
+        table()
+    }
+
+    /// Uses the table of another copy of this crate from now on; false where this copy has one of its own already.
+    pub(crate) fn join(shared: &'static Self) -> bool {
+        match install(shared) {
+            Ok(_) => true,
+            Err(present) => std::ptr::eq(present, shared),
+        }
+    }
+
+    /// Contexts in which nothing was selected use `handler` from now on: NumPy's own default.
+    pub(crate) fn use_as_default(handler: Handler) {
+        table().set_default(handler);
+    }
+
+    /// Installs Python's callbacks in the table. The functions stay callable for ever.
+    pub(crate) fn install_python(attach: Attach, trace: Option<Trace>) {
+        table().interpreter.install(attach, trace);
+    }
+}

@@ -1,0 +1,213 @@
+//! `Thread`: what a thread shows to those that take a lock away from it (`owner`), and `Section`, the mark in it.
+//!
+//! Records are recycled and never freed, so that any thread may look at any of them at any time.
+
+use super::{AtomicU32, Ordering, membarrier};
+use std::cell::Cell;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
+
+/// What a thread shows to those that take a lock away from it. Recycled, never freed.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Thread {
+    /// - set to an odd number: when the thread begins a section, by the thread alone. Cannot be set while it is odd.
+    /// - set to an even number: when the section ends, by the thread alone; or in a child of `fork` that lacks the thread.
+    sections: AtomicU32,
+    /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
+    name: AtomicUsize,
+    /// Whether a thread has this record.
+    /// - set: by the thread that takes it, from false only.
+    /// - cleared: at the thread's end, when no section of it is under way; or in a child of `fork` that lacks the thread.
+    taken: AtomicBool,
+    /// The record that was made before this one. Written before this one is published.
+    next: *const Thread,
+}
+
+// SAFETY: `next` is written once before the record is published, the rest is atomic.
+#[allow(unsafe_code, reason = "a list of records that are never freed")]
+unsafe impl Sync for Thread {}
+
+static THREADS: StdAtomicPtr<Thread> = StdAtomicPtr::new(null_mut());
+
+/// How often this process was born: counted in the child of each `fork`, and not in the parent. (`fork::forks` counts in both:
+/// by that number the parent would take its own spin locks for those of threads that are gone.)
+static BIRTHS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
+/// See [`BIRTHS`]. Relaxed: a child has one thread, which counted itself.
+pub(super) fn births() -> u32 {
+    BIRTHS.load(Ordering::Relaxed)
+}
+
+thread_local! {
+    /// This thread's record; NULL before its first section and after its last destructor.
+    static THREAD: Cell<*const Thread> = const { Cell::new(null()) };
+    /// Gives the record back at the thread's end.
+    static LEAVER: Leaver = const { Leaver };
+}
+
+struct Leaver;
+
+impl Drop for Leaver {
+    fn drop(&mut self) {
+        if let Some(thread) = thread_at(THREAD.replace(null())) {
+            thread.name.store(0, Ordering::Relaxed); // the name may be another thread's soon
+            // Release pairs with the exchange in `open`: the next thread with this record comes after all of our sections.
+            thread.taken.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// A record by its address, which is NULL or from [`Thread::leak`].
+#[inline]
+#[allow(unsafe_code, reason = "a list of records that are never freed")]
+pub(super) fn thread_at(pointer: *const Thread) -> Option<&'static Thread> {
+    // SAFETY: the module keeps such pointers only, and records are never freed.
+    unsafe { pointer.as_ref() }
+}
+
+fn threads() -> impl Iterator<Item = &'static Thread> {
+    // Acquire pairs with the exchange in `open`.
+    std::iter::successors(thread_at(THREADS.load(Ordering::Acquire)), |thread| thread_at(thread.next))
+}
+
+impl Thread {
+    /// A record that somebody has.
+    pub(super) fn leak(next: *const Self) -> &'static mut Self {
+        let (sections, name) = (AtomicU32::new(0), AtomicUsize::new(0));
+        Box::leak(Box::new(Self { sections, name, taken: AtomicBool::new(true), next }))
+    }
+
+    /// This thread's record; none while the thread ends.
+    #[inline]
+    pub(super) fn own() -> Option<&'static Self> {
+        match thread_at(THREAD.get()) {
+            Some(thread) => Some(thread),
+            None => open(),
+        }
+    }
+
+    pub(super) fn as_owner(&self) -> *mut Self {
+        std::ptr::from_ref(self).cast_mut()
+    }
+
+    /// Whether it is this thread's, if that can be told without a thread-local.
+    #[inline]
+    pub(super) fn is_this_thread(&self) -> bool {
+        let name = name_of_this_thread();
+        name != 0 && self.name.load(Ordering::Relaxed) == name
+    }
+
+    /// Waits for the end of the section that is under way. A later one sees what was stored before `membarrier::heavy`, which
+    /// the caller has called.
+    pub(super) fn wait_for_section(&self) {
+        let number = self.sections.load(Ordering::Acquire);
+        while !number.is_multiple_of(2) && self.sections.load(Ordering::Acquire) == number {
+            super::yield_now();
+        }
+    }
+}
+
+#[cold]
+fn open() -> Option<&'static Thread> {
+    LEAVER.try_with(|_| ()).ok()?;
+    // Acquire pairs with the Release in `Leaver`.
+    let free =
+        |thread: &&Thread| thread.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    let thread = threads().find(free).unwrap_or_else(|| {
+        forget_others_after_fork();
+        let fresh = Thread::leak(THREADS.load(Ordering::Acquire));
+        // AcqRel: publishes the record, or sees who was faster.
+        while let Err(newest) =
+            THREADS.compare_exchange(fresh.next.cast_mut(), fresh, Ordering::AcqRel, Ordering::Acquire)
+        {
+            fresh.next = newest;
+        }
+        fresh
+    });
+    THREAD.set(thread);
+    thread.name.store(name_of_this_thread(), Ordering::Relaxed);
+    Some(thread)
+}
+
+/// A word that no other thread that lives has: the address of its control block, which stands in a register. A thread-local
+/// of an extension module would cost a call each time. 0 where it is not to be had so.
+#[inline]
+fn name_of_this_thread() -> usize {
+    #[cfg(all(target_os = "linux", target_arch = "x86_64", not(any(miri, ctxalloc_loom))))]
+    {
+        let name: usize;
+        // SAFETY: reads a word: the ABI (System V, ELF TLS) has the thread pointer itself at `fs:0`.
+        #[allow(unsafe_code, reason = "a register that no function reads")]
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) name, options(nostack, preserves_flags, readonly, pure));
+        }
+        name
+    }
+    #[cfg(all(target_os = "linux", target_arch = "aarch64", not(any(miri, ctxalloc_loom))))]
+    {
+        let name: usize;
+        // SAFETY: reads a register, which holds the thread pointer.
+        #[allow(unsafe_code, reason = "a register that no function reads")]
+        unsafe {
+            std::arch::asm!("mrs {}, tpidr_el0", out(reg) name, options(nostack, preserves_flags, nomem, pure));
+        }
+        name
+    }
+    #[cfg(not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(any(miri, ctxalloc_loom))
+    )))]
+    0
+}
+
+/// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.
+fn forget_others_after_fork() {
+    #[cfg(not(any(ctxalloc_loom, miri)))]
+    {
+        static HOOKED: AtomicBool = AtomicBool::new(false);
+        extern "C" fn in_the_child() {
+            BIRTHS.fetch_add(1, Ordering::Relaxed);
+            let own = THREAD.get();
+            for thread in threads().filter(|thread| !std::ptr::eq(*thread, own)) {
+                thread.sections.store(0, Ordering::Relaxed); // a child has one thread
+                thread.name.store(0, Ordering::Relaxed);
+                thread.taken.store(false, Ordering::Relaxed);
+            }
+        }
+        if !HOOKED.swap(true, Ordering::Relaxed) {
+            // Fails only for want of memory; then a child of a process with several threads may wait for one that is gone.
+            // SAFETY: the function lives as long as the process: neither executables nor extension modules are unloaded.
+            #[allow(unsafe_code, reason = "pthread_atfork")]
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
+        }
+    }
+}
+
+/// A stretch of work of a thread for which its mark stands. Short, and never one inside of another.
+pub(super) struct Section {
+    thread: &'static Thread,
+    number: u32,
+}
+
+impl Section {
+    #[inline]
+    pub(super) fn begin(thread: &'static Thread) -> Self {
+        // Relaxed: only this thread writes.
+        let number = thread.sections.load(Ordering::Relaxed);
+        debug_assert!(number.is_multiple_of(2), "a section inside of another one");
+        thread.sections.store(number.wrapping_add(1), Ordering::Relaxed);
+        // The loads of `owner` come after the store.
+        membarrier::light();
+        Self { thread, number }
+    }
+}
+
+impl Drop for Section {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `wait_for_section`: who waited sees what was done inside.
+        self.thread.sections.store(self.number.wrapping_add(2), Ordering::Release);
+    }
+}

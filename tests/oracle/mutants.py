@@ -35,6 +35,15 @@ class Mutant:
     sides: Literal["rust", "python"] = "rust"
     environment: tuple[tuple[str, str], ...] = ()
 
+    def applied(self, tree: Path) -> str:
+        """The mutated file's text. RuntimeError where the tree does not have what the mutant replaces."""
+        text = (tree / self.path).read_text()
+        if text.count(self.old) != 1:
+            raise RuntimeError(
+                f"{self.path} has the text of the mutant {self.name!r} {text.count(self.old)} times, not once: adapt it"
+            )
+        return text.replace(self.old, self.new)
+
 
 FUTURE: Final = "src/scope/future.rs"
 CONTEXT: Final = "src/scope/context.rs"
@@ -47,6 +56,7 @@ SCOPE: Final = "src/python/scope.rs"
 PY_TOKEN: Final = "src/python/token.rs"
 SELECTION: Final = "src/python/selection.rs"
 DECORATE: Final = "python/ctxalloc/_decorate.py"
+RESTORE: Final = "        drop(selected::replace(old.take()));\n"
 EXIT: Final = "    match numpy.selection().reset(numpy, &token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
     let outcome = numpy.set_capsule(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
@@ -68,8 +78,7 @@ MUTANTS: Final = (
         "let _inside = this.context.swap_in();", "std::mem::forget(this.context.swap_in());")),
     Mutant("the context is not swapped in for a poll", FUTURE, POLL, POLL.replace("_inside = ", "_ = ")),
     Mutant("what a future selects is lost at its next await", CONTEXT,
-        "        self.context.state = replace(self.context.state);\n    }\n}\n\nimpl Clone",
-        "        replace(self.context.state);\n    }\n}\n\nimpl Clone"),
+        "        self.context.state = replace(state);\n", "        drop(replace(state));\n"),
     Mutant("a cancelled future is dropped outside of its context", FUTURE, DROP, "            this.inner.set(None);\n"),
     Mutant("a completed future is dropped outside of its context", FUTURE, COMPLETE,
         "        drop(_inside);\n" + COMPLETE),
@@ -93,12 +102,14 @@ MUTANTS: Final = (
     Mutant("in_current_handler starts empty", FUTURE, "self.in_context(Context::copy_current())",
         "self.in_context(Context::new())"),
     # contexts
-    Mutant("a copy is taken for its original: identities", CONTEXT, "        Self::selecting(state().handler)\n",
-        "        Self { state: state(), ..Self::selecting(state().handler) }\n"),
-    Mutant("a clone is taken for its original: identities", CONTEXT, "        Self::selecting(self.state.handler)\n",
-        "        Self { state: self.state, ..Self::selecting(self.state.handler) }\n"),
+    Mutant("a copy is taken for its original: identities", CONTEXT, "        Self::selecting(selection())\n",
+        "        let state = replace(State::EMPTY);\n"
+        "        let copy = State { selected: state.selected.clone(), identity: state.identity };\n"
+        "        drop(replace(state));\n        Self { state: copy }\n"),
+    Mutant("a clone is taken for its original: identities", CONTEXT, "        Self::selecting(self.state.selected.clone())\n",
+        "        Self { state: State { selected: self.state.selected.clone(), identity: self.state.identity } }\n"),
     Mutant("a new context is a copy", CONTEXT,
-        "    pub const fn new() -> Self {\n        Self { state: State::EMPTY, _hold: None }",
+        "    pub const fn new() -> Self {\n        Self { state: State::EMPTY }",
         "    pub fn new() -> Self {\n        Self::copy_current()"),
     Mutant("a panic in Context::run is not undone", CONTEXT,
         "        let _inside = self.swap_in();\n        work()\n",
@@ -116,31 +127,30 @@ MUTANTS: Final = (
     Mutant("reset ignores that a token was used", TOKEN, "    if token.used.get() {",
         "    if false && token.used.get() {"),
     Mutant("a foreign token counts as used", TOKEN,
-        "    if !restore(token.old, token.context) {\n        return",
-        "    token.used.set(true);\n    if !restore(token.old, token.context) {\n        return"),
+        "    if !restore(&mut old, token.context) {\n",
+        "    token.used.set(true);\n    if !restore(&mut old, token.context) {\n"),
     Mutant("whose token it is comes before whether it was used", TOKEN, "    if token.used.get() {",
-        "    if super::current::state().identity == Some(token.context) && token.used.get() {"),
-    Mutant("reset cannot go back to nothing", CURRENT, "HANDLER.set(old);", "HANDLER.set(old.or(HANDLER.get()));"),
-    Mutant("reset goes back to the default always", CURRENT, "HANDLER.set(old);", "HANDLER.set(old.and(None));"),
-    Mutant("a context has a new identity after a reset", CURRENT, "        HANDLER.set(old);\n",
-        "        HANDLER.set(old);\n        IDENTITY.set(None);\n"),
+        "    if super::current::select(Held::on(super::current())).1 == token.context && token.used.get() {"),
+    Mutant("reset cannot go back to nothing", CURRENT, RESTORE, RESTORE.replace("old.take()", "old.take().or_else(selection)")),
+    Mutant("reset goes back to the default always", CURRENT, RESTORE, RESTORE.replace("old.take()", "old.take().and(None)")),
+    Mutant("a context has a new identity after a reset", CURRENT, RESTORE, RESTORE + "        IDENTITY.set(None);\n"),
     Mutant("a context has a new identity after a set", CURRENT, "IDENTITY.get().unwrap_or_else(|| {",
         "IDENTITY.get().filter(|_| false).unwrap_or_else(|| {"),
     Mutant("a token knows the new handler as the old one", TOKEN, "        self.old\n",
         "        Some(super::current())\n"),
     Mutant("set keeps a selection where the default is asked for", CURRENT,
-        "select(Some(handler.into().unwrap_or_else(default_handler)))", "select(handler.into().or(state().handler))"),
+        "handler.into().unwrap_or_else(default_handler)", "handler.into().unwrap_or_else(current)"),
     # scopes
     Mutant("a panic in scope() is not undone", GUARD, "    let _guard = enter(handler);\n    work()\n",
         "    let guard = std::mem::ManuallyDrop::new(enter(handler));\n    let result = work();\n"
         "    drop(std::mem::ManuallyDrop::into_inner(guard));\n    result\n"),
     Mutant("scope() does not restore", GUARD, "    let _guard = enter(handler);\n    work()\n",
         "    std::mem::forget(enter(handler));\n    work()\n"),
-    Mutant("a dropped guard does not restore", GUARD, "        if !restore(self.old, self.context) {",
+    Mutant("a dropped guard does not restore", GUARD, "        if !restore(&mut self.old, self.context) {",
         "        if false {"),
     Mutant("a guard restores in whatever context it goes", GUARD,
-        "        let own = restore(self.old, self.context);\n        std::mem::forget(self);\n",
-        "        let own = restore(self.old, select(None).1);\n        std::mem::forget(self);\n"),
+        "        if restore(&mut old, context) {",
+        "        let context = select(Held::on(super::current())).1;\n        if restore(&mut old, context) {"),
     Mutant("a guard restores the default", GUARD, "    Guard { old, context, not_send: PhantomData }",
         "    Guard { old: old.and(None), context, not_send: PhantomData }"),
     # tasks and threads
@@ -276,11 +286,7 @@ def try_one(tree: Path, mutant: Mutant) -> str:
     """How a mutant was caught. RuntimeError where it was not."""
     path = tree / mutant.path
     original = path.read_text()
-    if original.count(mutant.old) != 1:
-        raise RuntimeError(
-            f"{mutant.path} has the mutant's text {original.count(mutant.old)} times, not once: adapt the mutant"
-        )
-    path.write_text(original.replace(mutant.old, mutant.new))
+    path.write_text(mutant.applied(tree))
     try:
         environment = build(tree, mutant.sides)
         if isinstance(environment, str):

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ORACLE))
 import compare  # noqa: E402
 import generate  # noqa: E402
 import language  # noqa: E402
+import mutants  # noqa: E402
 import selection  # noqa: E402
 
 
@@ -56,6 +57,11 @@ def test_programs_use_every_word() -> None:
     used = {node.word for program in programs for node in language.walk(program)}
     assert used == set(language.WORDS)
     assert used == {"main", *generate.WEIGHTS}
+
+
+def test_every_mutant_finds_the_text_that_it_breaks() -> None:
+    for mutant in mutants.MUTANTS:
+        assert mutant.applied(mutants.TREE) != (mutants.TREE / mutant.path).read_text()
 
 
 class TokensOfAnybody(selection.Bare):

@@ -12,7 +12,7 @@ from line import Child, Frame, Line, Pool
 from steps import Run, Step
 
 
-def spawn(run: Run, frame: Frame, step: Step) -> None:
+async def spawn(run: Run, frame: Frame, step: Step) -> None:
     label, kind, with_, *gives = step.numbers
     assert frame.hub is not None
     context: contextvars.Context | None = None
@@ -34,7 +34,7 @@ def spawn(run: Run, frame: Frame, step: Step) -> None:
     return run.end(step)
 
 
-def thread(run: Run, frame: Frame, step: Step) -> None:
+async def thread(run: Run, frame: Frame, step: Step) -> None:
     label, kind, with_, *gives = step.numbers
     context: contextvars.Context | None = None
     if kind == IN_CONTEXT:
@@ -62,7 +62,7 @@ def thread(run: Run, frame: Frame, step: Step) -> None:
     return run.end(step)
 
 
-def job(run: Run, frame: Frame, step: Step) -> None:
+async def job(run: Run, frame: Frame, step: Step) -> None:
     label, kind, _, *gives = step.numbers
     assert frame.hub is not None
     line = Line(is_free=True)

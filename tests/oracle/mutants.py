@@ -106,7 +106,8 @@ MUTANTS: Final = (
         "        let state = replace(State::EMPTY);\n"
         "        let copy = State { selected: state.selected.clone(), identity: state.identity };\n"
         "        drop(replace(state));\n        Self { state: copy }\n"),
-    Mutant("a clone is taken for its original: identities", CONTEXT, "        Self::selecting(self.state.selected.clone())\n",
+    Mutant("a clone is taken for its original: identities", CONTEXT,
+        "        Self::selecting(self.state.selected.clone())\n",
         "        Self { state: State { selected: self.state.selected.clone(), identity: self.state.identity } }\n"),
     Mutant("a new context is a copy", CONTEXT,
         "    pub const fn new() -> Self {\n        Self { state: State::EMPTY }",
@@ -131,8 +132,10 @@ MUTANTS: Final = (
         "    token.used.set(true);\n    if !restore(&mut old, token.context) {\n"),
     Mutant("whose token it is comes before whether it was used", TOKEN, "    if token.used.get() {",
         "    if super::current::select(Held::on(super::current())).1 == token.context && token.used.get() {"),
-    Mutant("reset cannot go back to nothing", CURRENT, RESTORE, RESTORE.replace("old.take()", "old.take().or_else(selection)")),
-    Mutant("reset goes back to the default always", CURRENT, RESTORE, RESTORE.replace("old.take()", "old.take().and(None)")),
+    Mutant("reset cannot go back to nothing", CURRENT,
+        RESTORE, RESTORE.replace("old.take()", "old.take().or_else(selection)")),
+    Mutant("reset goes back to the default always", CURRENT,
+        RESTORE, RESTORE.replace("old.take()", "old.take().and(None)")),
     Mutant("a context has a new identity after a reset", CURRENT, RESTORE, RESTORE + "        IDENTITY.set(None);\n"),
     Mutant("a context has a new identity after a set", CURRENT, "IDENTITY.get().unwrap_or_else(|| {",
         "IDENTITY.get().filter(|_| false).unwrap_or_else(|| {"),

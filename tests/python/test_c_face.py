@@ -68,7 +68,7 @@ def test_a_struct_of_numpys_own_type_is_a_handler_of_the_table(final: ModuleType
     assert final.handler_of(np.frombuffer(b"12345678")) is None
 
 
-def test_the_c_function_too_reads_nothing_of_what_only_says_that_it_is_an_array(final: ModuleType) -> None:
+def test_the_c_function_reads_nothing_of_what_only_claims_to_be_an_array(final: ModuleType) -> None:
     for liar in (NonCallableMock(spec=np.ndarray), MagicMock(spec=np.ndarray)):
         with pytest.raises(TypeError, match=r"takes a numpy\.ndarray, got '"):
             final.handler_of(liar)
@@ -310,7 +310,7 @@ def test_buffers_of_rust_are_copied_by_the_handlers_functions(draft2: ModuleType
 
 
 @pytest.mark.parametrize("name", ["headed, final", "headed, first draft"])
-def test_functions_of_others_are_called_with_the_gil_on_threads_of_rust_too(draft1: ModuleType, name: str) -> None:
+def test_foreign_functions_are_called_with_the_gil_on_threads_of_rust_too(draft1: ModuleType, name: str) -> None:
     rust = pytest.importorskip("ctxalloc_example")
     draft1.push(1)
     draft1.pop()
@@ -341,7 +341,7 @@ def test_the_hook_hears_of_every_array(draft2: ModuleType, draft1: ModuleType, n
     assert draft2.events() == events, "the hook is gone"
 
 
-def test_the_hook_hears_of_requests_and_of_what_is_adopted_while_it_is_there(
+def test_the_hook_hears_of_requests_and_of_what_is_adopted_meanwhile(
     draft2: ModuleType, fresh_name: Callable[[], str]
 ) -> None:
     foreign = ForeignHandler(fresh_name())
@@ -361,7 +361,7 @@ def test_the_hook_hears_of_requests_and_of_what_is_adopted_while_it_is_there(
         draft2.end_hook()
 
 
-def test_the_hook_hears_of_a_foreign_handler_that_is_selected_when_it_is_set(
+def test_the_hook_hears_of_the_foreign_handler_selected_when_it_is_set(
     draft2: ModuleType, fresh_name: Callable[[], str]
 ) -> None:
     foreign = ForeignHandler(fresh_name())
@@ -549,9 +549,7 @@ FAIL_WHILE_RAISING = {
 
 
 @pytest.mark.parametrize("what", FAIL_WHILE_RAISING)
-def test_a_call_that_fails_while_an_exception_is_on_its_way_raises_its_own_after_that_one(
-    final: ModuleType, what: str
-) -> None:
+def test_a_call_that_fails_during_an_exception_raises_its_own_after_it(final: ModuleType, what: str) -> None:
     arguments, kind, message = FAIL_WHILE_RAISING[what]
     with pytest.raises(kind, match=message) as caught:
         final.while_raising(what, *arguments)
@@ -560,14 +558,14 @@ def test_a_call_that_fails_while_an_exception_is_on_its_way_raises_its_own_after
 
 
 @pytest.mark.parametrize("what", ["find", "select", "capsule", "blocks", "handler_of", "adopt"])
-def test_a_call_that_succeeds_while_an_exception_is_on_its_way_leaves_it_there(final: ModuleType, what: str) -> None:
+def test_a_call_that_succeeds_during_an_exception_leaves_it_there(final: ModuleType, what: str) -> None:
     arguments = {"handler_of": (np.ones(3),), "adopt": (ctxalloc.handler("pool").capsule,)}.get(what, ())
     with pytest.raises(KeyError, match="the first") as caught:
         final.while_raising(what, *arguments)
     assert caught.value.__context__ is None
 
 
-def test_the_first_failure_of_a_process_may_come_while_an_exception_is_on_its_way() -> None:
+def test_the_first_failure_of_a_process_may_come_during_an_exception() -> None:
     program = f"""
 import sys; sys.path.insert(0, {str(c_extensions.HERE)!r})
 import c_extensions

@@ -239,7 +239,7 @@ def test_an_attached_task_leaves_nothing_selected_on_its_thread(run: Any) -> Non
     run(main())
 
 
-def test_rust_that_comes_back_to_python_on_the_same_thread_selects_for_that_long_only() -> None:
+def test_rust_that_calls_back_into_python_selects_for_that_call_only() -> None:
     def inside() -> tuple[str, str, Any]:
         seen = (current().name, example.handler_here(), handler_of(np.ones(10)))
         set_handler("system")  # ends with the call
@@ -273,7 +273,7 @@ async def tells() -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", HANDLERS)
-def test_an_awaited_coroutine_runs_in_the_tasks_handler_and_the_callers_context(name: str, run: Any) -> None:
+def test_an_awaited_coroutine_has_the_tasks_handler_and_callers_context(name: str, run: Any) -> None:
     async def main() -> None:
         set_handler("aligned64")
         witness.set("the caller")

@@ -116,7 +116,7 @@ atexit.register(go.set)   # runs before the gate is closed: it was registered la
 
 
 @pytest.mark.skipif(not FORK, reason="needs fork")
-def test_a_forked_child_uses_frees_and_registers_while_its_parent_does_the_same() -> None:
+def test_a_forked_child_uses_frees_and_registers_as_its_parent_does() -> None:
     printed = subprocesses.says(
         f"""
 import os, sys, threading, numpy as np, ctxalloc

@@ -84,7 +84,7 @@ def test_handlers_that_were_looked_up_are_let_go() -> None:
     assert held() == before
 
 
-def test_a_context_of_a_request_that_has_ended_is_still_charged_and_limited() -> None:
+def test_a_context_of_an_ended_request_is_still_charged_and_limited() -> None:
     with request(limit_bytes=100_000, name="over") as scope:
         context = contextvars.copy_context()
     array = context.run(np.ones, 10_000)

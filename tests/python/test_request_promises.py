@@ -282,7 +282,7 @@ print(top.in_use_bytes)
     assert printed == "0"
 
 
-def test_a_request_begun_where_one_is_over_pays_for_nobody_else_and_for_nobody_before_it() -> None:
+def test_a_request_begun_where_one_is_over_pays_for_itself_only() -> None:
     first, second = Budget(1000, name="first"), Budget(name="second")
     for after_end in ("charge", "detach", "refuse"):
         with request(budget=first, after_end=after_end):  # type: ignore[arg-type]

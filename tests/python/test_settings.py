@@ -127,7 +127,7 @@ print(ctxalloc.current().name, ctxalloc.handler_of(np.ones(3)).name)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_the_thread_that_gives_memory_back_is_no_thread_that_fork_warns_of() -> None:
+def test_fork_does_not_warn_of_the_thread_that_gives_memory_back() -> None:
     program = f"""{RSS}
 ctxalloc.configure(decay_seconds=1)
 with ctxalloc.use("pool"):

@@ -97,7 +97,7 @@ def test_faulty_fails_each_third_request_with_memory_error_and_goes_on() -> None
     assert failures == [3, 6, 9]
 
 
-def test_fallback_serves_what_the_first_refuses_and_moves_what_outgrows_it() -> None:
+def test_fallback_serves_what_the_first_refuses_and_moves_what_outgrows() -> None:
     # Every request fails in the first but the odd ones.
     handler = ctxalloc.register("test fallback", Fallback(Faulty(Aligned(align=4096), every=2), System()))
     with ctxalloc.use(handler):
@@ -302,7 +302,7 @@ print("forked")
 """
 
 
-def test_a_child_goes_on_though_other_threads_were_in_the_pool_when_it_was_born() -> None:
+def test_a_forked_child_goes_on_though_other_threads_were_in_the_pool() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "forked"), done.stderr

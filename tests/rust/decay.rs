@@ -297,12 +297,12 @@ fn child_that_forks_beside_busy_requests() {
 }
 
 #[test]
-fn a_million_requests_that_each_leave_a_block_in_a_cache_run_in_flat_memory() {
+fn a_million_requests_that_leave_blocks_in_a_cache_run_in_flat_memory() {
     in_a_process_of_its_own("child_with_a_cache_of_escapes", &[]);
 }
 
 #[test]
-#[ignore = "a child of a_million_requests_that_each_leave_a_block_in_a_cache_run_in_flat_memory"]
+#[ignore = "a child of a_million_requests_that_leave_blocks_in_a_cache_run_in_flat_memory"]
 fn child_with_a_cache_of_escapes() {
     killed_after(300);
     let mut cache = VecDeque::new();

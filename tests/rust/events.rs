@@ -152,7 +152,7 @@ fn the_hook_hears_of_every_block_once() {
 }
 
 #[test]
-fn the_hook_hears_what_is_done_through_a_foreign_struct_and_the_struct_is_as_before_without_it() {
+fn the_hook_hears_a_foreign_struct_which_is_as_before_without_it() {
     let turn = Turn::take();
     let handler = adopted("heard through its struct", Copies::NONE);
     let (without_hook, own_free) = by_struct(handler);

@@ -1,7 +1,7 @@
 """One run of one program on CPython: its trace, and how bodies and lines are run.
 
 A step writes two entries into the trace, an outcome and the current handler each: when its body begins, and when it
-ends. What a word does is in words.py and start.py.
+ends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
@@ -35,11 +35,10 @@ class Step:
 
 
 class Run:
-    """One run of one program."""
+    """One run of one program. What a word does, with its outcome, is a method of words.Words: `do_look`, ..."""
 
-    def __init__(self, selection: Selection, steps: int, words: Mapping[str, Word]) -> None:
+    def __init__(self, selection: Selection, steps: int) -> None:
         self.selection = selection
-        self.words = words
         self.trace = [NOTHING] * (2 * steps)
         self.threads: list[Child] = []
         self.pools: list[Pool] = []
@@ -106,7 +105,9 @@ class Run:
 
     async def run(self, frame: Frame, body: tuple[Step, ...]) -> None:
         for step in body:
-            await self.words[step.word](self, frame, step)
+            outcome = await getattr(self, f"do_{step.word}")(frame, step)
+            if outcome is not None:  # else the word wrote its end itself
+                self.end(step, outcome)
 
     def call_inner(self, frame: Frame, step: Step) -> None:
         """The same as a synchronous function."""
@@ -123,6 +124,3 @@ def finish(steps: Coroutine[Any, Any, None]) -> None:
         steps.send(None)
         steps.close()
         raise AssertionError("a synchronous body suspended: language.py should not allow that")
-
-
-Word = Callable[[Run, Frame, Step], Awaitable[None]]

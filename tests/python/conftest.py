@@ -39,6 +39,16 @@ def fresh_handler(fresh_name: Callable[[], str]) -> Callable[[], ctxalloc.Handle
 
 
 @pytest.fixture
+def may_lock() -> None:
+    """Skips the test where this process may not lock memory."""
+    with ctxalloc.use("locked"):
+        try:
+            np.empty(64 * ctxalloc.MiB, np.uint8)
+        except MemoryError:
+            pytest.skip("this process may not lock 64 MiB (ulimit -l)")
+
+
+@pytest.fixture
 def collect() -> Callable[[], None]:
     """Collects garbage, and what its finalizers leave."""
 

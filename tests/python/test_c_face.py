@@ -18,6 +18,7 @@ from numpy_c import ForeignHandler, numpys_name, set_handler
 from subprocesses import run, says
 
 import ctxalloc
+import ctxalloc_example as example
 
 pytestmark = pytest.mark.skipif(not c_extensions.compiler(), reason="there is no C compiler")
 
@@ -298,11 +299,10 @@ def test_the_second_drafts_copy_functions_copy(draft2: ModuleType) -> None:
 
 
 def test_buffers_of_rust_are_copied_by_the_handlers_functions(draft2: ModuleType) -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     draft2.set(True)
     try:
         before = draft2.copied_bytes()
-        assert rust.copied_buffer(b"0123456789") == (b"0123456789", "headed, second draft")
+        assert example.copied_buffer(b"0123456789") == (b"0123456789", "headed, second draft")
         host2obj, obj2host, obj2obj = (now - then for now, then in zip(draft2.copied_bytes(), before, strict=True))
         assert (host2obj, obj2obj, obj2host) == (10, 10, 10)
     finally:
@@ -311,11 +311,10 @@ def test_buffers_of_rust_are_copied_by_the_handlers_functions(draft2: ModuleType
 
 @pytest.mark.parametrize("name", ["headed, final", "headed, first draft"])
 def test_foreign_functions_are_called_with_the_gil_on_threads_of_rust_too(draft1: ModuleType, name: str) -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     draft1.push(1)
     draft1.pop()
     with ctxalloc.use(name):
-        assert rust.buffers_on_threads(4, 50) == 200  # who held the GIL is counted: `all_is_in_order`
+        assert example.buffers_on_threads(4, 50) == 200  # who held the GIL is counted: `all_is_in_order`
 
 
 # ---- the event hook
@@ -388,11 +387,10 @@ def test_the_hook_does_not_hear_itself(draft2: ModuleType) -> None:
 
 
 def test_the_hook_hears_of_buffers_that_threads_without_python_make(draft2: ModuleType) -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     draft2.set_hook(False)
     try:
         with ctxalloc.use("system"):
-            assert rust.buffers_on_threads(4, 100) == 400
+            assert example.buffers_on_threads(4, 100) == 400
         events = draft2.events()
     finally:
         draft2.end_hook()
@@ -427,11 +425,10 @@ def test_tracemalloc_counts_arrays_once_in_numpys_domain(draft1: ModuleType, nam
 
 
 def test_tracemalloc_counts_buffers_and_blocks_of_c_in_our_domain() -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     tracemalloc.start()
     try:
         before = bytes_in(NUMPYS_DOMAIN), bytes_in(ctxalloc.tracemalloc_domain)
-        kept = rust.KeptBuffer(123_456)
+        kept = example.KeptBuffer(123_456)
         assert bytes_in(ctxalloc.tracemalloc_domain) - before[1] == 123_456
         kept.resize(1_000_000)
         assert bytes_in(ctxalloc.tracemalloc_domain) - before[1] == 1_000_000
@@ -446,13 +443,12 @@ def test_tracemalloc_counts_buffers_and_blocks_of_c_in_our_domain() -> None:
 
 
 def test_a_buffer_from_before_tracing_does_no_harm() -> None:
-    rust = pytest.importorskip("ctxalloc_example")
-    kept = rust.KeptBuffer(10_000)
+    kept = example.KeptBuffer(10_000)
     tracemalloc.start()
     try:
         del kept
         assert bytes_in(ctxalloc.tracemalloc_domain) == 0
-        kept = rust.KeptBuffer(10_000)
+        kept = example.KeptBuffer(10_000)
     finally:
         tracemalloc.stop()
     del kept
@@ -465,7 +461,6 @@ kept = ctxalloc_example.KeptBuffer(5000)
 only = tracemalloc.DomainFilter(inclusive=True, domain=ctxalloc.tracemalloc_domain)
 print(sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([only]).traces))
 """
-    pytest.importorskip("ctxalloc_example")
     assert says(program, "-X", "tracemalloc") == "5000"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import patience
 import pytest
+import uvloop
 from built_in import HANDLERS
 
 import ctxalloc
@@ -23,17 +24,7 @@ from ctxalloc import current, handler_of, set_handler, use
 witness = contextvars.ContextVar("witness", default="nobody")
 
 
-def loop_factories() -> list[Any]:
-    """Asyncio's own event loop, and uvloop's where that is installed."""
-    try:
-        import uvloop  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        missing = pytest.mark.skip(reason="uvloop is not installed")
-        return [pytest.param(None, id="asyncio"), pytest.param(None, id="uvloop", marks=missing)]
-    return [pytest.param(None, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
-
-
-@pytest.fixture(params=loop_factories())
+@pytest.fixture(params=[pytest.param(None, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")])
 def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
     """`asyncio.run` on each kind of event loop."""
 

@@ -7,7 +7,6 @@ import pytest
 import subprocesses
 from built_in import HANDLERS
 
-FORK = hasattr(os, "fork")
 # Python 3.12 and later warn of what is tested here: a fork in a process with threads.
 FORK_IN_PEACE = ("-W", "ignore:This process:DeprecationWarning")
 
@@ -115,7 +114,6 @@ atexit.register(go.set)   # runs before the gate is closed: it was registered la
     assert printed == "finished aligned64"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_forked_child_uses_frees_and_registers_as_its_parent_does() -> None:
     printed = subprocesses.says(
         f"""
@@ -160,7 +158,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_child_forked_while_others_register_can_register_itself() -> None:
     printed = subprocesses.says(
         """
@@ -187,7 +184,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_forked_child_refuses_rust_futures_if_its_parent_had_some() -> None:
     printed = subprocesses.says(
         """
@@ -214,7 +210,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_child_forked_inside_of_an_attached_task_exits() -> None:
     # Its gate must not wait for threads that the child does not have.
     printed = subprocesses.says(

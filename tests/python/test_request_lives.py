@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import gc
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ import ctxalloc_example as example
 from ctxalloc import current, handler_of, request
 from ctxalloc.strategies import Tracked
 
-FORK = hasattr(os, "fork")
 FORK_IN_PEACE = ("-W", "ignore:This process:DeprecationWarning")
 
 
@@ -233,7 +231,6 @@ def test_a_tracked_request_lists_its_blocks_and_not_those_of_a_later_one() -> No
     del kept
 
 
-@pytest.mark.skipif(not FORK, reason="there is no fork")
 def test_parent_and_child_both_go_on_after_a_fork_inside_a_request() -> None:
     printed = subprocesses.says(
         """
@@ -323,7 +320,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")  # noqa: PTH110
 def test_memory_around_an_escape_goes_back() -> None:
     printed = subprocesses.says(
         """

@@ -1,6 +1,5 @@
 """What is set once for the process: by `configure`, by the environment; and what is given back."""
 
-import os
 import re
 
 import pytest
@@ -126,7 +125,6 @@ print(ctxalloc.current().name, ctxalloc.handler_of(np.ones(3)).name)
     assert subprocesses.says(program, CTXALLOC_HANDLER="") == "default_allocator default_allocator"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_fork_does_not_warn_of_the_thread_that_gives_memory_back() -> None:
     program = f"""{RSS}
 ctxalloc.configure(decay_seconds=1)

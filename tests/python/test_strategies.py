@@ -30,32 +30,6 @@ from ctxalloc.strategies import (
 )
 
 SAME = System()
-SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
-
-
-@pytest.mark.parametrize("name", ["system", "aligned64", "pool", "tracked"])
-def test_arrays_of_every_size_keep_their_contents_under(name: str) -> None:
-    with ctxalloc.use(name) as handler:
-        arrays = [np.full(size, number, np.uint8) for number, size in enumerate(SIZES * 3)]
-        zeros = [np.zeros(size, np.uint8) for size in SIZES]
-    for number, array in enumerate(arrays):
-        assert ctxalloc.handler_of(array) is handler
-        assert (array == number).all()
-        assert array.ctypes.data % handler.alignment == 0
-    assert not any(array.any() for array in zeros)
-
-
-@pytest.mark.parametrize("name", ["system", "aligned64", "pool", "tracked"])
-def test_a_resized_array_keeps_its_first_items_under(name: str) -> None:
-    with ctxalloc.use(name) as handler:
-        array = np.arange(10)
-        for size in (1000, 100_000, 3, 2_000_000, 5):
-            kept = min(array.size, size)
-            before = array[:kept].copy()
-            array.resize(size, refcheck=False)
-            assert (array[:kept] == before).all()
-            assert not array[kept:].any()
-            assert ctxalloc.handler_of(array) is handler
 
 
 def test_a_zeroed_array_is_zero_though_its_memory_was_used_before() -> None:

@@ -324,10 +324,8 @@ def test_memory_around_an_escape_goes_back() -> None:
     printed = subprocesses.says(
         """
 import os, ctxalloc, numpy as np
+from resident import rss
 MIB = 1 << 20
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 with ctxalloc.request():
     np.ones(10)
 before = rss()

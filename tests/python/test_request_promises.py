@@ -109,10 +109,7 @@ def test_a_job_that_starts_its_successor_runs_in_flat_memory() -> None:
     printed = subprocesses.says(
         """
 import asyncio, os, time, ctxalloc, numpy as np
-
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from resident import rss
 
 async def job(left, done, times):
     async with ctxalloc.request():
@@ -224,10 +221,7 @@ def test_memory_stays_flat_over_a_cache_of_escapes() -> None:
     printed = subprocesses.says(
         """
 import collections, os, time, ctxalloc, numpy as np
-
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from resident import rss
 
 cache = collections.deque(maxlen=20_000)
 def requests(count):

@@ -7,9 +7,7 @@ import subprocesses
 
 RSS = """
 import os, time, numpy as np, ctxalloc
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from resident import rss
 def comes_back_to(before, meanwhile=lambda: None):
     end = time.monotonic() + 1 + 5  # decay, and what the promise has beyond it
     while rss() > before * 1.2:

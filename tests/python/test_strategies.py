@@ -1,16 +1,15 @@
 """Strategies as Python sees them: constructed, registered, selected, and refused with a reason."""
 
 import ctypes
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy_c import struct_in
+from resident import rss
 
 import ctxalloc
 from ctxalloc import Budget
@@ -290,9 +289,6 @@ def test_blocks_of_ended_threads_are_given_again() -> None:
             for _ in range(200):
                 np.ones(5000)
 
-    def resident_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
     def round_of_threads() -> None:
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
@@ -301,8 +297,8 @@ def test_blocks_of_ended_threads_are_given_again() -> None:
             thread.join()
 
     round_of_threads()
-    before = resident_bytes()
+    before = rss()
     for _ in range(20):
         round_of_threads()
     # 160 threads kept 20 blocks of 40 kB each: 128 MB if they were lost with their threads.
-    assert resident_bytes() - before < 64 * ctxalloc.MiB
+    assert rss() - before < 64 * ctxalloc.MiB

@@ -1,4 +1,4 @@
-"""The ends and the twins of a process: interpreter exit with live arrays and live Rust futures, fork, subprocesses."""
+"""How a process ends or forks: interpreter exit with live arrays and live Rust futures, fork, subprocesses."""
 
 import os
 import sys

@@ -164,7 +164,7 @@ test-newest: $(WHEELS)/stamp ## pytest with the same wheels on the newest CPytho
 	[ "$$(readlink -f $(NEWEST)/bin/python)" = "$$(readlink -f "$$newest")" ] || "$$newest" -m venv --clear $(NEWEST); \
 	$(NEWEST)/bin/python $(pip_install) -r requirements/test.txt -r requirements/demo.txt; \
 	$(NEWEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
-	$(NEWEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+	$(NEWEST)/bin/python -m pytest -p no:cacheprovider -m "not once" $(PYTEST_ARGS)
 
 test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest supported NumPy
 	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
@@ -172,7 +172,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 	[ -x $(OLDEST)/bin/python ] || $(PY) -m venv $(OLDEST); \
 	$(OLDEST)/bin/python $(pip_install) -r requirements/numpy-oldest.txt -r requirements/test.txt; \
 	$(OLDEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
-	$(OLDEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+	$(OLDEST)/bin/python -m pytest -p no:cacheprovider -m "not once" $(PYTEST_ARGS)
 
 # ---- the heavy suites -------------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.once
 TREE = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "tests", "examples", "benches")
 MAX_LENGTH = 69

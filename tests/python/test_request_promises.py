@@ -217,6 +217,7 @@ with ctxalloc.request(limit_bytes=0, strict=True):
     assert printed.split() == ["refused", "True", "strict"]
 
 
+@pytest.mark.once
 def test_memory_stays_flat_over_a_cache_of_escapes() -> None:
     printed = subprocesses.says(
         """
@@ -262,6 +263,7 @@ def test_numbers_pickle_and_copy() -> None:
     del kept
 
 
+@pytest.mark.once
 def test_budgets_may_be_a_million_deep() -> None:
     printed = subprocesses.says(
         """

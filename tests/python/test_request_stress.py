@@ -6,6 +6,7 @@
 import json
 import os
 
+import pytest
 import subprocesses
 
 REQUESTS = 2000 * int(os.environ.get("CTXALLOC_STRESS", "1"))
@@ -58,6 +59,7 @@ print(json.dumps(dict(grown=after - before, alive=alive, kept=kept, slots=full.s
 """
 
 
+@pytest.mark.once
 def test_stress_memory_stays_with_what_is_alive() -> None:
     printed = json.loads(subprocesses.says(PROGRAM.format(requests=REQUESTS)))
     assert printed["begun"] == REQUESTS

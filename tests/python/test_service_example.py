@@ -211,6 +211,7 @@ def test_a_table_that_cannot_be_is_refused(change: str, message: str) -> None:
         routes.changed([change])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", ["examples.service", "examples.service.server"])
 def test_what_there_is_not_is_refused_before_anything_starts(module: str) -> None:
     started = subprocess.run(
@@ -352,6 +353,7 @@ def few(small: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "pictures", lambda: small)
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("few")
 def test_the_demo_runs_to_its_end_prints_its_table_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

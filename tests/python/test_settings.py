@@ -17,6 +17,7 @@ def comes_back_to(before, meanwhile=lambda: None):
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("meanwhile", ["None", "np.ones(1000)"])
 @pytest.mark.parametrize("burst", ["range(300), 100_000", "range(1_000_000), 12"])
 def test_memory_of_a_burst_comes_back(burst: str, meanwhile: str) -> None:

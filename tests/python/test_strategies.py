@@ -275,6 +275,7 @@ print("forked")
 """
 
 
+@pytest.mark.once
 def test_a_forked_child_goes_on_though_other_threads_were_in_the_pool() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

@@ -234,6 +234,7 @@ def test_without_descriptors_there_is_a_memory_error_and_nothing_is_lost(shared:
     assert descriptors() == before
 
 
+@pytest.mark.once
 def test_large_arrays_lie_on_huge_pages_and_small_ones_do_not() -> None:
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     if "[never]" in mode:

@@ -4,8 +4,8 @@
 
 mod interleaved;
 
-use ctxalloc::handler;
 use ctxalloc::Scratch;
+use ctxalloc::handler;
 use ctxalloc::strategy::{Arena, Budget, Budgeted, Fallback, Pool, Strategy, System, Tracked};
 use interleaved::{Group, keep};
 use std::hint::black_box;

@@ -137,10 +137,12 @@ types: $(DONE)/tools $(DONE)/extension ## mypy --strict, and stubtest: the stubs
 	$(PY) -m mypy
 	MYPYPATH=python $(PY) -m mypy.stubtest ctxalloc
 
-# The Python face is tested from Python: a test binary with it would have to link libpython.
-test-rust: ## cargo test: the core alone, then with tokio and tracing
-	$(CARGO) test --quiet --locked --no-default-features
+# The Python face is tested from Python: a test binary with it would have to link libpython. The core alone has no tokio
+# and tells tracing nothing (src/trace.rs): what takes long and touches neither is not run a second time.
+core_alone := --lib --test rust --test requests --test process --test events --test guard --test global
+test-rust: ## cargo test: with tokio and tracing, then the core alone
 	$(CARGO) test --quiet --locked
+	$(CARGO) test --quiet --locked --no-default-features $(core_alone)
 
 # By itself and, where there is a valgrind, under it: no error, and nothing lost but what is immortal, which is reachable.
 test-c: c-library ## a program in C without Python, linked both ways: threads, the drafts, the hook, bad input
@@ -164,7 +166,7 @@ test-newest: $(WHEELS)/stamp ## pytest with the same wheels on the newest CPytho
 	[ "$$(readlink -f $(NEWEST)/bin/python)" = "$$(readlink -f "$$newest")" ] || "$$newest" -m venv --clear $(NEWEST); \
 	$(NEWEST)/bin/python $(pip_install) -r requirements/test.txt -r requirements/demo.txt; \
 	$(NEWEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
-	$(NEWEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+	$(NEWEST)/bin/python -m pytest -p no:cacheprovider -m "not once" $(PYTEST_ARGS)
 
 test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest supported NumPy
 	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
@@ -172,7 +174,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 	[ -x $(OLDEST)/bin/python ] || $(PY) -m venv $(OLDEST); \
 	$(OLDEST)/bin/python $(pip_install) -r requirements/numpy-oldest.txt -r requirements/test.txt; \
 	$(OLDEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
-	$(OLDEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+	$(OLDEST)/bin/python -m pytest -p no:cacheprovider -m "not once" $(PYTEST_ARGS)
 
 # ---- the heavy suites -------------------------------------------------------------------------------
 

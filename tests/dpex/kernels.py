@@ -1,8 +1,8 @@
 """numba-dpex runs kernels over our memory without a copy. `make test-dpex` sets up its environment and runs this.
 
 numba-dpex ended with 0.23.0 (2024) and wants the NumPy, Numba and dpctl of its time, so it has an environment of its
-own. Its kernel language has local memory as `LocalAccessor`; what 0.23 calls so was `numba_dpex.local.array` before.
-Each line printed is a check that holds, or the script ends with an AssertionError.
+own. Local memory is a `LocalAccessor` in 0.23; before that it was `numba_dpex.local.array`. Each line printed is a
+check that held; one that does not hold ends the script with an AssertionError.
 """
 
 import gc

@@ -7,12 +7,11 @@ import contextvars
 import sys
 from typing import Final
 
-from awaited import AWAITED
-from called import CALLED
 from language import Node
 from line import Hub, Pool
 from selection import Selection
-from steps import Run, Step
+from steps import Step
+from words import Words
 
 THREADS_INHERIT: Final = bool(getattr(sys.flags, "thread_inherit_context", False))
 """Python 3.14's flag, on in free-threaded builds: a plain thread starts with a copy of its starter's context."""
@@ -30,7 +29,7 @@ class Interpreter:
         """The trace of a program."""
         count = [0]
         root = Step(program, count)
-        run = Run(selection, count[0], CALLED, AWAITED)
+        run = Words(selection, count[0])
         hub = Hub(self.loop, contextvars.Context(), self.pool)
         self.loop.run_until_complete(run.main(root, hub))
         return "".join(run.trace)

@@ -140,10 +140,8 @@ class Child:
     async def outcome(self) -> str:
         """Waits for its end: k (returned), p (raised) or c (cancelled)."""
         if self.future is None:
-            assert self.thread is not None
-            outcome = await asyncio.wrap_future(self.ended)
-            self.thread.join()
-            return outcome
+            await asyncio.wrap_future(self.ended)
+            return self.outcome_by_blocking()
         await asyncio.wait([self.future])
         if self.future.cancelled():
             return "c"
@@ -151,6 +149,13 @@ class Child:
         if isinstance(error, Boom):
             return "p"
         return self.future.result()
+
+    def outcome_by_blocking(self) -> str:
+        """A thread's."""
+        assert self.thread is not None
+        outcome = self.ended.result()
+        self.thread.join()
+        return outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -184,3 +189,5 @@ class Frame:
     stream: Any = None
     by_hand: bool = False
     """It is stepped by hand: only `yield` may suspend it."""
+    is_sync: bool = False
+    """Nothing may suspend it: it waits by blocking."""

@@ -35,6 +35,15 @@ class Mutant:
     sides: Literal["rust", "python"] = "rust"
     environment: tuple[tuple[str, str], ...] = ()
 
+    def applied(self, tree: Path) -> str:
+        """The mutated file's text. RuntimeError where the tree does not have what the mutant replaces."""
+        text = (tree / self.path).read_text()
+        if text.count(self.old) != 1:
+            raise RuntimeError(
+                f"{self.path} has the text of the mutant {self.name!r} {text.count(self.old)} times, not once: adapt it"
+            )
+        return text.replace(self.old, self.new)
+
 
 FUTURE: Final = "src/scope/future.rs"
 CONTEXT: Final = "src/scope/context.rs"
@@ -47,6 +56,7 @@ SCOPE: Final = "src/python/scope.rs"
 PY_TOKEN: Final = "src/python/token.rs"
 SELECTION: Final = "src/python/selection.rs"
 DECORATE: Final = "python/ctxalloc/_decorate.py"
+RESTORE: Final = "        drop(selected::replace(old.take()));\n"
 EXIT: Final = "    match numpy.selection().reset(&token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
     let outcome = numpy.selection().set(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
@@ -67,9 +77,8 @@ MUTANTS: Final = (
     Mutant("the context is not swapped out after a poll", FUTURE, POLL, POLL.replace(
         "let _inside = this.context.swap_in();", "std::mem::forget(this.context.swap_in());")),
     Mutant("the context is not swapped in for a poll", FUTURE, POLL, POLL.replace("_inside = ", "_ = ")),
-    Mutant("what a future selects is lost at its next await", CONTEXT,
-        "        self.context.state = replace(self.context.state);\n    }\n}\n\nimpl Clone",
-        "        replace(self.context.state);\n    }\n}\n\nimpl Clone"),
+    Mutant("what a future selects is lost at its next await", CONTEXT, "self.context.state = replace(state);",
+        "drop(replace(state));"),
     Mutant("a cancelled future is dropped outside of its context", FUTURE, DROP, "            this.inner.set(None);\n"),
     Mutant("a completed future is dropped outside of its context", FUTURE, COMPLETE,
         "        drop(_inside);\n" + COMPLETE),
@@ -82,94 +91,84 @@ MUTANTS: Final = (
     Mutant("a stream's context is not swapped out", FUTURE, NEXT, NEXT.replace(
         "let _inside = this.context.swap_in();", "std::mem::forget(this.context.swap_in());")),
     Mutant("a stream's context is not swapped in", FUTURE, NEXT, NEXT.replace("_inside = ", "_ = ")),
-    Mutant("a finished stream is dropped outside of its context", FUTURE,
-        "            this.inner.set(None); // as above",
-        "            drop(_inside);\n            this.inner.set(None); // as above"),
+    Mutant("a finished stream is dropped outside of its context", FUTURE, "this.inner.set(None); // as above",
+        "drop(_inside);\n            this.inner.set(None); // as above"),
     Mutant("with_handler selects nothing", FUTURE,
         "self.in_context(Context::with_handler(handler))", "{ let _ = handler; self.in_context(Context::new()) }"),
-    Mutant("with_handler selects for the caller too", FUTURE,
-        "self.in_context(Context::with_handler(handler))",
+    Mutant("with_handler selects for the caller too", FUTURE, "self.in_context(Context::with_handler(handler))",
         "{ let _ = super::set(handler); self.in_context(Context::with_handler(handler)) }"),
     Mutant("in_current_handler starts empty", FUTURE, "self.in_context(Context::copy_current())",
         "self.in_context(Context::new())"),
     # contexts
-    Mutant("a copy is taken for its original: identities", CONTEXT, "        Self::selecting(state().handler)\n",
-        "        Self { state: state(), ..Self::selecting(state().handler) }\n"),
-    Mutant("a clone is taken for its original: identities", CONTEXT, "        Self::selecting(self.state.handler)\n",
-        "        Self { state: self.state, ..Self::selecting(self.state.handler) }\n"),
-    Mutant("a new context is a copy", CONTEXT,
-        "    pub const fn new() -> Self {\n        Self { state: State::EMPTY, _hold: None }",
-        "    pub fn new() -> Self {\n        Self::copy_current()"),
+    Mutant("a copy is taken for its original: identities", CONTEXT, "        Self::selecting(selection())\n",
+        "        let state = replace(State::EMPTY);\n"
+        "        let copy = State { selected: state.selected.clone(), identity: state.identity };\n"
+        "        drop(replace(state));\n        Self { state: copy }\n"),
+    Mutant("a clone is taken for its original: identities", CONTEXT, "Self::selecting(self.state.selected.clone())",
+        "Self { state: State { selected: self.state.selected.clone(), identity: self.state.identity } }"),
+    Mutant("a new context is a copy", CONTEXT, "pub const fn new() -> Self {\n        Self { state: State::EMPTY }",
+        "pub fn new() -> Self {\n        Self::copy_current()"),
     Mutant("a panic in Context::run is not undone", CONTEXT,
         "        let _inside = self.swap_in();\n        work()\n",
         "        let inside = std::mem::ManuallyDrop::new(self.swap_in());\n        let result = work();\n"
         "        drop(std::mem::ManuallyDrop::into_inner(inside));\n        result\n"),
-    Mutant("Context::run runs outside", CONTEXT, "        let _inside = self.swap_in();\n        work()\n",
-        "        drop(self.swap_in());\n        work()\n"),
-    Mutant("wrapped work runs outside", CONTEXT, "            context.run(work)\n",
-        "            let _ = context;\n            work()\n"),
-    Mutant("all contexts have one identity", CURRENT,
-        "        Self(NonZeroU64::new(next).expect(", "        Self(NonZeroU64::new(next.min(1)).expect("),
+    Mutant("Context::run runs outside", CONTEXT, "let _inside = self.swap_in();\n        work()",
+        "drop(self.swap_in());\n        work()"),
+    Mutant("wrapped work runs outside", CONTEXT, "context.run(work)", "let _ = context;\n            work()"),
+    Mutant("all contexts have one identity", CURRENT, "Self(NonZeroU64::new(next).expect(",
+        "Self(NonZeroU64::new(next.min(1)).expect("),
     # tokens
     Mutant("reset ignores whose token it is", CURRENT, "let own = IDENTITY.get() == Some(context);",
         "let own = IDENTITY.get() == Some(context) || true;"),
-    Mutant("reset ignores that a token was used", TOKEN, "    if token.used.get() {",
-        "    if false && token.used.get() {"),
-    Mutant("a foreign token counts as used", TOKEN,
-        "    if !restore(token.old, token.context) {\n        return",
-        "    token.used.set(true);\n    if !restore(token.old, token.context) {\n        return"),
-    Mutant("whose token it is comes before whether it was used", TOKEN, "    if token.used.get() {",
-        "    if super::current::state().identity == Some(token.context) && token.used.get() {"),
-    Mutant("reset cannot go back to nothing", CURRENT, "HANDLER.set(old);", "HANDLER.set(old.or(HANDLER.get()));"),
-    Mutant("reset goes back to the default always", CURRENT, "HANDLER.set(old);", "HANDLER.set(old.and(None));"),
-    Mutant("a context has a new identity after a reset", CURRENT, "        HANDLER.set(old);\n",
-        "        HANDLER.set(old);\n        IDENTITY.set(None);\n"),
+    Mutant("reset ignores that a token was used", TOKEN, "if token.used.get() {", "if false && token.used.get() {"),
+    Mutant("a foreign token counts as used", TOKEN, "if !restore(&mut old, token.context) {",
+        "token.used.set(true);\n    if !restore(&mut old, token.context) {"),
+    Mutant("whose token it is comes before whether it was used", TOKEN, "if token.used.get() {",
+        "if super::current::select(Held::on(super::current())).1 == token.context && token.used.get() {"),
+    Mutant("reset cannot go back to nothing", CURRENT,
+        RESTORE, RESTORE.replace("old.take()", "old.take().or_else(selection)")),
+    Mutant("reset goes back to the default always", CURRENT,
+        RESTORE, RESTORE.replace("old.take()", "old.take().and(None)")),
+    Mutant("a context has a new identity after a reset", CURRENT, RESTORE, RESTORE + "        IDENTITY.set(None);\n"),
     Mutant("a context has a new identity after a set", CURRENT, "IDENTITY.get().unwrap_or_else(|| {",
         "IDENTITY.get().filter(|_| false).unwrap_or_else(|| {"),
     Mutant("a token knows the new handler as the old one", TOKEN, "        self.old\n",
         "        Some(super::current())\n"),
     Mutant("set keeps a selection where the default is asked for", CURRENT,
-        "select(Some(handler.into().unwrap_or_else(default_handler)))", "select(handler.into().or(state().handler))"),
+        "handler.into().unwrap_or_else(default_handler)", "handler.into().unwrap_or_else(current)"),
     # scopes
     Mutant("a panic in scope() is not undone", GUARD, "    let _guard = enter(handler);\n    work()\n",
         "    let guard = std::mem::ManuallyDrop::new(enter(handler));\n    let result = work();\n"
         "    drop(std::mem::ManuallyDrop::into_inner(guard));\n    result\n"),
-    Mutant("scope() does not restore", GUARD, "    let _guard = enter(handler);\n    work()\n",
-        "    std::mem::forget(enter(handler));\n    work()\n"),
-    Mutant("a dropped guard does not restore", GUARD, "        if !restore(self.old, self.context) {",
-        "        if false {"),
-    Mutant("a guard restores in whatever context it goes", GUARD,
-        "        let own = restore(self.old, self.context);\n        std::mem::forget(self);\n",
-        "        let own = restore(self.old, select(None).1);\n        std::mem::forget(self);\n"),
-    Mutant("a guard restores the default", GUARD, "    Guard { old, context, not_send: PhantomData }",
-        "    Guard { old: old.and(None), context, not_send: PhantomData }"),
+    Mutant("scope() does not restore", GUARD, "let _guard = enter(handler);\n    work()",
+        "std::mem::forget(enter(handler));\n    work()"),
+    Mutant("a dropped guard does not restore", GUARD, "if !restore(&mut self.old, self.context) {", "if false {"),
+    Mutant("a guard restores in whatever context it goes", GUARD, "if restore(&mut old, context) {",
+        "let context = select(Held::on(super::current())).1;\n        if restore(&mut old, context) {"),
+    Mutant("a guard restores the default", GUARD, "Guard { old, context, not_send: PhantomData }",
+        "Guard { old: old.and(None), context, not_send: PhantomData }"),
     # tasks and threads
-    Mutant("spawn copies nothing", TASK, "    tokio::spawn(future.in_current_handler())\n",
-        "    tokio::spawn(future)\n"),
-    Mutant("spawn copies at the first poll, not at the call", TASK, "    tokio::spawn(future.in_current_handler())\n",
-        "    tokio::spawn(async move { future.in_current_handler().await })\n"),
-    Mutant("spawn_on copies nothing", TASK, "    runtime.spawn(future.in_current_handler())\n",
-        "    runtime.spawn(future)\n"),
-    Mutant("spawn_local copies nothing", TASK, "    tokio::task::spawn_local(future.in_current_handler())\n",
-        "    tokio::task::spawn_local(future)\n"),
-    Mutant("spawn_blocking copies nothing", TASK,
-        "    tokio::task::spawn_blocking(Context::copy_current().wrap(work))\n",
-        "    tokio::task::spawn_blocking(work)\n"),
+    Mutant("spawn copies nothing", TASK, "tokio::spawn(future.in_current_handler())", "tokio::spawn(future)"),
+    Mutant("spawn copies at the first poll, not at the call", TASK, "tokio::spawn(future.in_current_handler())",
+        "tokio::spawn(async move { future.in_current_handler().await })"),
+    Mutant("spawn_on copies nothing", TASK, "runtime.spawn(future.in_current_handler())", "runtime.spawn(future)"),
+    Mutant("spawn_local copies nothing", TASK, "tokio::task::spawn_local(future.in_current_handler())",
+        "tokio::task::spawn_local(future)"),
+    Mutant("spawn_blocking copies nothing", TASK, "tokio::task::spawn_blocking(Context::copy_current().wrap(work))",
+        "tokio::task::spawn_blocking(work)"),
     Mutant("spawn_blocking copies when it runs, not at the call", TASK,
-        "    tokio::task::spawn_blocking(Context::copy_current().wrap(work))\n",
-        "    tokio::task::spawn_blocking(|| Context::copy_current().wrap(work)())\n"),
-    Mutant("spawn_blocking_on copies nothing", TASK,
-        "    runtime.spawn_blocking(Context::copy_current().wrap(work))\n", "    runtime.spawn_blocking(work)\n"),
-    Mutant("JoinSet::spawn copies nothing", JOIN_SET, "        self.inner.spawn(task.in_current_handler())\n",
-        "        self.inner.spawn(task)\n"),
-    Mutant("JoinSet::spawn_local copies nothing", JOIN_SET,
-        "        self.inner.spawn_local(task.in_current_handler())\n", "        self.inner.spawn_local(task)\n"),
+        "tokio::task::spawn_blocking(Context::copy_current().wrap(work))",
+        "tokio::task::spawn_blocking(|| Context::copy_current().wrap(work)())"),
+    Mutant("spawn_blocking_on copies nothing", TASK, "runtime.spawn_blocking(Context::copy_current().wrap(work))",
+        "runtime.spawn_blocking(work)"),
+    Mutant("JoinSet::spawn copies nothing", JOIN_SET, "self.inner.spawn(task.in_current_handler())",
+        "self.inner.spawn(task)"),
+    Mutant("JoinSet::spawn_local copies nothing", JOIN_SET, "self.inner.spawn_local(task.in_current_handler())",
+        "self.inner.spawn_local(task)"),
     Mutant("JoinSet::spawn_blocking copies nothing", JOIN_SET,
-        "        self.inner.spawn_blocking(Context::copy_current().wrap(work))\n",
-        "        self.inner.spawn_blocking(work)\n"),
-    Mutant("thread::spawn copies nothing", "src/thread.rs",
-        "    std::thread::spawn(Context::copy_current().wrap(work))\n",
-        "    std::thread::spawn(work)\n"),
+        "self.inner.spawn_blocking(Context::copy_current().wrap(work))", "self.inner.spawn_blocking(work)"),
+    Mutant("thread::spawn copies nothing", "src/thread.rs", "std::thread::spawn(Context::copy_current().wrap(work))",
+        "std::thread::spawn(work)"),
     # memory
     Mutant("a block is made by the default handler", "src/memory/buffer.rs", "Self::zeroed_in(current(), length)",
         "Self::zeroed_in(crate::handler::default_handler(), length)"),
@@ -179,7 +178,7 @@ MUTANTS: Final = (
     Mutant("use() restores in whatever Context it is left", SCOPE, EXIT,
         UNCHECKED.replace("token.bind(py)", "&token") + "\n        match outcome {\n", "python"),
     Mutant("use() says nothing where it is left in another Context", SCOPE,
-        "            Err(entered_elsewhere(py, &name(), error))", "            Ok(drop(error))", "python"),
+        "Err(entered_elsewhere(py, &name(), error))", "Ok(drop(error))", "python"),
     Mutant("reset() throws the Token away, as PyDataMem_SetHandler does", PY_TOKEN,
         "    numpy.selection().reset(token.get().token.bind(py)).map_err(|error| explain(py, error))?;\n",
         "    let token_bound = token.get().token.bind(py);\n    "
@@ -194,18 +193,13 @@ MUTANTS: Final = (
     Mutant("a Token knows no old handler", SELECTION, "Ok((!old.is(&missing)).then_some(old))",
         "Ok((!old.is(&missing) && false).then_some(old))", "python"),
     Mutant("without the ContextVar, nobody asks whose Token it is", SELECTION,
-        '                marker.bind(py).call_method1("reset", (witness,))?;\n',
-        "                let _ = (marker, witness);\n",
-        "python", (("CTXALLOC_SELECTION", "sethandler"),)),
+        'marker.bind(py).call_method1("reset", (witness,))?;',
+        "let _ = (marker, witness);", "python", (("CTXALLOC_SELECTION", "sethandler"),)),
     # decorators in Python
-    Mutant("a decorated function does not restore", DECORATE,
-        "        with block():\n            return function(",
-        "        block().__enter__()\n        return function(",
-        "python"),
-    Mutant("a decorated coroutine does not restore", DECORATE,
-        "        with block():\n            return await",
-        "        block().__enter__()\n        return await",
-        "python"),
+    Mutant("a decorated function does not restore", DECORATE, "with block():\n            return function(",
+        "block().__enter__()\n        return function(", "python"),
+    Mutant("a decorated coroutine does not restore", DECORATE, "with block():\n            return await",
+        "block().__enter__()\n        return await", "python"),
     Mutant("what an async generator selects is lost at its yield", DECORATE,
         "                    except StopAsyncIteration:\n                        return\n                    finally:\n"
         "                        selected = current()\n",
@@ -217,8 +211,7 @@ MUTANTS: Final = (
         "                        item = await step()",
         "python"),
     Mutant("an async generator is closed outside of its scope", DECORATE,
-        "                    step = functools.partial(body.athrow, error)\n",
-        "                    await body.athrow(error)\n", "python"),
+        "step = functools.partial(body.athrow, error)", "await body.athrow(error)", "python"),
 )  # fmt: skip
 
 
@@ -276,11 +269,7 @@ def try_one(tree: Path, mutant: Mutant) -> str:
     """How a mutant was caught. RuntimeError where it was not."""
     path = tree / mutant.path
     original = path.read_text()
-    if original.count(mutant.old) != 1:
-        raise RuntimeError(
-            f"{mutant.path} has the mutant's text {original.count(mutant.old)} times, not once: adapt the mutant"
-        )
-    path.write_text(original.replace(mutant.old, mutant.new))
+    path.write_text(mutant.applied(tree))
     try:
         environment = build(tree, mutant.sides)
         if isinstance(environment, str):

@@ -1,15 +1,17 @@
 """One run of one program on CPython: its trace, and how bodies and lines are run.
 
 A step writes two entries into the trace, an outcome and the current handler each: when its body begins, and when it
-ends. What a word does is in called.py, awaited.py and start.py.
+ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Final
 
 from language import Node
 from line import Boom, Child, Frame, Hub, Line, Pool
@@ -33,14 +35,10 @@ class Step:
 
 
 class Run:
-    """One run of one program."""
+    """One run of one program. What a word does, with its outcome, is a method of words.Words: `do_look`, ..."""
 
-    def __init__(
-        self, selection: Selection, steps: int, called: Mapping[str, Called], awaited: Mapping[str, Awaited]
-    ) -> None:
+    def __init__(self, selection: Selection, steps: int) -> None:
         self.selection = selection
-        self.called = called
-        self.awaited = awaited
         self.trace = [NOTHING] * (2 * steps)
         self.threads: list[Child] = []
         self.pools: list[Pool] = []
@@ -70,9 +68,7 @@ class Run:
         await hub.drain()
         while self.threads:
             child = self.threads.pop()
-            assert child.thread is not None
-            child.ended.result()
-            child.thread.join()
+            child.outcome_by_blocking()
         for pool in self.pools:
             pool.shutdown()
 
@@ -90,39 +86,41 @@ class Run:
             await self.inner(frame, step)
         finally:
             for body in step.bodies[1:]:
-                self.run_sync(frame, body)
+                self.call(frame, body)
 
     def sync_line(self, frame: Frame, step: Step) -> str:
         """A thread or a job."""
         try:
-            self.sync_inner(frame, step)
+            self.call_inner(frame, step)
         except Boom:
             return "p"
         finally:
             frame.line.end()
         return "k"
 
-    async def inner(self, frame: Frame, step: Step, body: int = 0) -> None:
-        """One body of a step, begun in the trace."""
+    async def inner(self, frame: Frame, step: Step) -> None:
+        """The first body of a step, begun in the trace."""
         self.begin(step)
-        await self.run(frame, step.bodies[body])
-
-    def sync_inner(self, frame: Frame, step: Step, body: int = 0) -> None:
-        self.begin(step)
-        self.run_sync(frame, step.bodies[body])
+        await self.run(frame, step.bodies[0])
 
     async def run(self, frame: Frame, body: tuple[Step, ...]) -> None:
         for step in body:
-            awaited = self.awaited.get(step.word)
-            if awaited is None:
-                self.called[step.word](self, frame, step)
-            else:
-                await awaited(self, frame, step)
+            outcome = await getattr(self, f"do_{step.word}")(frame, step)
+            if outcome is not None:  # else the word wrote its end itself
+                self.end(step, outcome)
 
-    def run_sync(self, frame: Frame, body: tuple[Step, ...]) -> None:
-        for step in body:
-            self.called[step.word](self, frame, step)
+    def call_inner(self, frame: Frame, step: Step) -> None:
+        """The same as a synchronous function."""
+        self.begin(step)
+        self.call(frame, step.bodies[0])
+
+    def call(self, frame: Frame, body: tuple[Step, ...]) -> None:
+        finish(self.run(replace(frame, is_sync=True), body))
 
 
-Called = Callable[[Run, Frame, Step], None]
-Awaited = Callable[[Run, Frame, Step], Awaitable[None]]
+def finish(steps: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine that never suspends."""
+    with contextlib.suppress(StopIteration):
+        steps.send(None)
+        steps.close()
+        raise AssertionError("a synchronous body suspended: language.py should not allow that")

@@ -1,6 +1,9 @@
 """What all tests here share: each starts and ends with nothing selected, and registers under names of its own.
 
-The table lives as long as the process; tests that would spoil it for others run Python anew (`subprocesses.py`).
+The table lives as long as the process; tests that would change it for others run Python anew. Beside the fixtures here
+there are these modules: `subprocesses` (Python in a process of its own), `patience` (waiting with a limit), `resident`
+(how much memory a process has), `numpy_c` (NumPy's C side by ctypes), `c_extensions` (extensions in C, compiled),
+`built_in` (the handlers that are there from the start), `documents` (the Python in Markdown, run).
 """
 
 import gc
@@ -36,6 +39,16 @@ def fresh_name(request: pytest.FixtureRequest) -> Callable[[], str]:
 def fresh_handler(fresh_name: Callable[[], str]) -> Callable[[], ctxalloc.Handler]:
     """Handlers that nobody else uses."""
     return lambda: ctxalloc.register(fresh_name(), ctxalloc.strategies.Aligned(align=64))
+
+
+@pytest.fixture
+def may_lock() -> None:
+    """Skips the test where this process may not lock memory."""
+    with ctxalloc.use("locked"):
+        try:
+            np.empty(64 * ctxalloc.MiB, np.uint8)
+        except MemoryError:
+            pytest.skip("this process may not lock 64 MiB (ulimit -l)")
 
 
 @pytest.fixture

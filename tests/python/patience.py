@@ -1,4 +1,4 @@
-"""How long a test waits for what must come before it says that it will not: hangs become failures. Nothing is timed."""
+"""A limit for waiting, so that a test that would hang fails instead. No test depends on how long anything takes."""
 
 import threading
 import time
@@ -8,8 +8,8 @@ SECONDS = 60.0
 
 
 def wait_for(event: threading.Event, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Wait for an event of another thread; `meanwhile` is repeated."""
+    """Wait for an event that another thread sets, and call `meanwhile` again and again until then."""
     until = time.monotonic() + SECONDS
     while not event.wait(0.001):
         meanwhile()
-        assert time.monotonic() < until, "what the test waits for did not come"
+        assert time.monotonic() < until, "the event was not set in time"

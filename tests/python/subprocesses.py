@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
+
+PATH = os.pathsep.join([str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class Outcome(NamedTuple):
@@ -15,13 +18,16 @@ class Outcome(NamedTuple):
 
 
 def run(program: str, *options: str, **environment: str) -> Outcome:
-    """Run a program text; `options` are the interpreter's. Warnings are errors there too."""
+    """Run a program text; `options` are the interpreter's. Warnings are errors there too.
+
+    The program can import the modules beside this one.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-X", "faulthandler", *options, "-c", program],
         capture_output=True,
         text=True,
         timeout=300,  # it hangs
-        env={**os.environ, "RUST_BACKTRACE": "0", **environment},
+        env={**os.environ, "RUST_BACKTRACE": "0", "PYTHONPATH": PATH, **environment},
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)

@@ -19,6 +19,7 @@ from numpy_c import ForeignHandler, numpys_name, set_handler
 from subprocesses import run, says
 
 import ctxalloc
+import ctxalloc_example as example
 
 pytestmark = pytest.mark.skipif(not c_extensions.compiler(), reason="there is no C compiler")
 
@@ -69,7 +70,7 @@ def test_a_struct_of_numpys_own_type_is_a_handler_of_the_table(final: ModuleType
     assert final.handler_of(np.frombuffer(b"12345678")) is None
 
 
-def test_the_c_function_too_reads_nothing_of_what_only_says_that_it_is_an_array(final: ModuleType) -> None:
+def test_the_c_function_reads_nothing_of_what_only_claims_to_be_an_array(final: ModuleType) -> None:
     for liar in (NonCallableMock(spec=np.ndarray), MagicMock(spec=np.ndarray)):
         with pytest.raises(TypeError, match=r"takes a numpy\.ndarray, got '"):
             final.handler_of(liar)
@@ -315,11 +316,10 @@ def test_the_second_drafts_copy_functions_copy(draft2: ModuleType) -> None:
 
 
 def test_buffers_of_rust_are_copied_by_the_handlers_functions(draft2: ModuleType) -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     draft2.set(True)
     try:
         before = draft2.copied_bytes()
-        assert rust.copied_buffer(b"0123456789") == (b"0123456789", "headed, second draft")
+        assert example.copied_buffer(b"0123456789") == (b"0123456789", "headed, second draft")
         host2obj, obj2host, obj2obj = (now - then for now, then in zip(draft2.copied_bytes(), before, strict=True))
         assert (host2obj, obj2obj, obj2host) == (10, 10, 10)
     finally:
@@ -327,12 +327,11 @@ def test_buffers_of_rust_are_copied_by_the_handlers_functions(draft2: ModuleType
 
 
 @pytest.mark.parametrize("name", ["headed, final", "headed, first draft"])
-def test_functions_of_others_are_called_with_the_gil_on_threads_of_rust_too(draft1: ModuleType, name: str) -> None:
-    rust = pytest.importorskip("ctxalloc_example")
+def test_foreign_functions_are_called_with_the_gil_on_threads_of_rust_too(draft1: ModuleType, name: str) -> None:
     draft1.push(1)
     draft1.pop()
     with ctxalloc.use(name):
-        assert rust.buffers_on_threads(4, 50) == 200  # who held the GIL is counted: `all_is_in_order`
+        assert example.buffers_on_threads(4, 50) == 200  # who held the GIL is counted: `all_is_in_order`
 
 
 # ---- the event hook
@@ -358,7 +357,7 @@ def test_the_hook_hears_of_every_array(draft2: ModuleType, draft1: ModuleType, n
     assert draft2.events() == events, "the hook is gone"
 
 
-def test_the_hook_hears_of_requests_and_of_what_is_adopted_while_it_is_there(
+def test_the_hook_hears_of_requests_and_of_what_is_adopted_meanwhile(
     draft2: ModuleType, fresh_name: Callable[[], str]
 ) -> None:
     foreign = ForeignHandler(fresh_name())
@@ -378,7 +377,7 @@ def test_the_hook_hears_of_requests_and_of_what_is_adopted_while_it_is_there(
         draft2.end_hook()
 
 
-def test_the_hook_hears_of_a_foreign_handler_that_is_selected_when_it_is_set(
+def test_the_hook_hears_of_the_foreign_handler_selected_when_it_is_set(
     draft2: ModuleType, fresh_name: Callable[[], str]
 ) -> None:
     foreign = ForeignHandler(fresh_name())
@@ -405,11 +404,10 @@ def test_the_hook_does_not_hear_itself(draft2: ModuleType) -> None:
 
 
 def test_the_hook_hears_of_buffers_that_threads_without_python_make(draft2: ModuleType) -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     draft2.set_hook(False)
     try:
         with ctxalloc.use("system"):
-            assert rust.buffers_on_threads(4, 100) == 400
+            assert example.buffers_on_threads(4, 100) == 400
         events = draft2.events()
     finally:
         draft2.end_hook()
@@ -444,11 +442,10 @@ def test_tracemalloc_counts_arrays_once_in_numpys_domain(draft1: ModuleType, nam
 
 
 def test_tracemalloc_counts_buffers_and_blocks_of_c_in_our_domain() -> None:
-    rust = pytest.importorskip("ctxalloc_example")
     tracemalloc.start()
     try:
         before = bytes_in(NUMPYS_DOMAIN), bytes_in(ctxalloc.tracemalloc_domain)
-        kept = rust.KeptBuffer(123_456)
+        kept = example.KeptBuffer(123_456)
         assert bytes_in(ctxalloc.tracemalloc_domain) - before[1] == 123_456
         kept.resize(1_000_000)
         assert bytes_in(ctxalloc.tracemalloc_domain) - before[1] == 1_000_000
@@ -463,13 +460,12 @@ def test_tracemalloc_counts_buffers_and_blocks_of_c_in_our_domain() -> None:
 
 
 def test_a_buffer_from_before_tracing_does_no_harm() -> None:
-    rust = pytest.importorskip("ctxalloc_example")
-    kept = rust.KeptBuffer(10_000)
+    kept = example.KeptBuffer(10_000)
     tracemalloc.start()
     try:
         del kept
         assert bytes_in(ctxalloc.tracemalloc_domain) == 0
-        kept = rust.KeptBuffer(10_000)
+        kept = example.KeptBuffer(10_000)
     finally:
         tracemalloc.stop()
     del kept
@@ -482,7 +478,6 @@ kept = ctxalloc_example.KeptBuffer(5000)
 only = tracemalloc.DomainFilter(inclusive=True, domain=ctxalloc.tracemalloc_domain)
 print(sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([only]).traces))
 """
-    pytest.importorskip("ctxalloc_example")
     assert says(program, "-X", "tracemalloc") == "5000"
 
 
@@ -566,9 +561,7 @@ FAIL_WHILE_RAISING = {
 
 
 @pytest.mark.parametrize("what", FAIL_WHILE_RAISING)
-def test_a_call_that_fails_while_an_exception_is_on_its_way_raises_its_own_after_that_one(
-    final: ModuleType, what: str
-) -> None:
+def test_a_call_that_fails_during_an_exception_raises_its_own_after_it(final: ModuleType, what: str) -> None:
     arguments, kind, message = FAIL_WHILE_RAISING[what]
     with pytest.raises(kind, match=message) as caught:
         final.while_raising(what, *arguments)
@@ -577,14 +570,14 @@ def test_a_call_that_fails_while_an_exception_is_on_its_way_raises_its_own_after
 
 
 @pytest.mark.parametrize("what", ["find", "select", "capsule", "blocks", "handler_of", "adopt"])
-def test_a_call_that_succeeds_while_an_exception_is_on_its_way_leaves_it_there(final: ModuleType, what: str) -> None:
+def test_a_call_that_succeeds_during_an_exception_leaves_it_there(final: ModuleType, what: str) -> None:
     arguments = {"handler_of": (np.ones(3),), "adopt": (ctxalloc.handler("pool").capsule,)}.get(what, ())
     with pytest.raises(KeyError, match="the first") as caught:
         final.while_raising(what, *arguments)
     assert caught.value.__context__ is None
 
 
-def test_the_first_failure_of_a_process_may_come_while_an_exception_is_on_its_way() -> None:
+def test_the_first_failure_of_a_process_may_come_during_an_exception() -> None:
     program = f"""
 import sys; sys.path.insert(0, {str(c_extensions.HERE)!r})
 import c_extensions

@@ -1,7 +1,7 @@
 """Cancelling either side of an await across the border cancels the other: before it began, midway, and at the end.
 
-`await_python(f)` is a Rust future that awaits the coroutine `f()`. What a test waits for are events that the
-cancelled side sets; for what does not come they have patience (`patience.py`) and then fail.
+`await_python(f)` is a Rust future that awaits the coroutine `f()`. A test waits for events that the
+cancelled side sets, and fails where one is not set in time (`patience.py`).
 """
 
 import asyncio

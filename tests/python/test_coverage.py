@@ -84,7 +84,7 @@ def test_no_handler_owns_memory_of_others(code: str, names: dict[str, Any]) -> N
     assert ctxalloc.handler_of(array) is None
 
 
-def test_small_arrays_from_older_pickles_and_copies_of_large_ones_live_in_the_handler(names: dict[str, Any]) -> None:
+def test_arrays_of_older_pickles_live_in_the_handler_small_or_copied(names: dict[str, Any]) -> None:
     pickle = names["pickle"]
     with ctxalloc.use("aligned64") as handler:
         small = pickle.loads(pickle.dumps(np.ones(10), protocol=4))
@@ -107,7 +107,7 @@ def test_a_resize_asks_the_handler_that_made_the_array(counting: ForeignHandler)
     assert list(counting.live.values()) == [8000]
 
 
-def test_an_element_of_a_string_array_is_16_bytes_and_its_long_text_is_elsewhere(counting: ForeignHandler) -> None:
+def test_an_element_of_a_string_array_has_16_bytes_long_text_is_elsewhere(counting: ForeignHandler) -> None:
     if not hasattr(np.dtypes, "StringDType"):
         pytest.skip("StringDType came with NumPy 2.0")
     texts = np.empty(100, np.dtypes.StringDType())

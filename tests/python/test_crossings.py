@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import patience
 import pytest
+import uvloop
 from built_in import HANDLERS
 
 import ctxalloc
@@ -23,17 +24,7 @@ from ctxalloc import current, handler_of, set_handler, use
 witness = contextvars.ContextVar("witness", default="nobody")
 
 
-def loop_factories() -> list[Any]:
-    """Asyncio's own event loop, and uvloop's where that is installed."""
-    try:
-        import uvloop  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        missing = pytest.mark.skip(reason="uvloop is not installed")
-        return [pytest.param(None, id="asyncio"), pytest.param(None, id="uvloop", marks=missing)]
-    return [pytest.param(None, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
-
-
-@pytest.fixture(params=loop_factories())
+@pytest.fixture(params=[pytest.param(None, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")])
 def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
     """`asyncio.run` on each kind of event loop."""
 
@@ -239,7 +230,7 @@ def test_an_attached_task_leaves_nothing_selected_on_its_thread(run: Any) -> Non
     run(main())
 
 
-def test_rust_that_comes_back_to_python_on_the_same_thread_selects_for_that_long_only() -> None:
+def test_rust_that_calls_back_into_python_selects_for_that_call_only() -> None:
     def inside() -> tuple[str, str, Any]:
         seen = (current().name, example.handler_here(), handler_of(np.ones(10)))
         set_handler("system")  # ends with the call
@@ -273,7 +264,7 @@ async def tells() -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", HANDLERS)
-def test_an_awaited_coroutine_runs_in_the_tasks_handler_and_the_callers_context(name: str, run: Any) -> None:
+def test_an_awaited_coroutine_has_the_tasks_handler_and_callers_context(name: str, run: Any) -> None:
     async def main() -> None:
         set_handler("aligned64")
         witness.set("the caller")

@@ -238,7 +238,6 @@ del array
 ctxalloc.set_event_hook(None)
 print(np.ones(1000).sum())
 """
-    pytest.importorskip("ctxalloc_example")
     outcome = run(program)
     assert (outcome.code, outcome.out.strip()) == (0, "1000.0"), outcome
 

@@ -329,7 +329,6 @@ def test_impossible_sizes_are_memory_errors_with_the_numbers(name: str) -> None:
 
 
 def test_handlers_of_the_package_numpy_allocator_are_handlers_too() -> None:
-    pytest.importorskip("numpy_allocator", reason="numpy-allocator is not installed")
     # In a process of its own: it has classes for handlers, and callbacks that must not outlive the interpreter.
     printed = subprocesses.says(
         """

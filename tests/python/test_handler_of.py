@@ -205,7 +205,7 @@ def test_handler_of_takes_one_positional_argument() -> None:
         handler_of(array, array)  # type: ignore[call-arg]
 
 
-def test_an_object_that_only_says_that_it_is_an_array_is_read_as_what_it_is() -> None:
+def test_an_object_that_only_claims_to_be_an_array_is_read_as_what_it_is() -> None:
     program = """
 import unittest.mock
 import numpy as np, ctxalloc

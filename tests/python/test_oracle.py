@@ -18,6 +18,7 @@ sys.path.insert(0, str(ORACLE))
 import compare  # noqa: E402
 import generate  # noqa: E402
 import language  # noqa: E402
+import mutants  # noqa: E402
 import selection  # noqa: E402
 
 
@@ -33,16 +34,18 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.once
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="the Rust side is built with cargo")
 def test_all_sides_name_the_same_handler_at_every_step() -> None:
     check(oracle("--programs", "500", "--seed", "1", "--seed", "fresh"))
 
 
-@pytest.mark.parametrize("way", ["contextvar-methods", "sethandler"])
-def test_the_other_ways_to_select_agree_with_contextvars_too(way: str) -> None:
+@pytest.mark.parametrize("way", ["contextvar", "contextvar-methods", "sethandler"])
+def test_every_way_to_select_agrees_with_contextvars(way: str) -> None:
     check(oracle("--programs", "500", "--seed", "fresh", "--sides", "contextvars,numpy", CTXALLOC_SELECTION=way))
 
 
+@pytest.mark.once
 def test_the_text_of_a_program_is_the_program() -> None:
     for number in range(200):
         program = compare.generated("text", number)
@@ -51,11 +54,18 @@ def test_the_text_of_a_program_is_the_program() -> None:
         assert program == compare.generated("text", number)
 
 
+@pytest.mark.once
 def test_programs_use_every_word() -> None:
     programs = (compare.generated("words", number) for number in range(1500))
     used = {node.word for program in programs for node in language.walk(program)}
     assert used == set(language.WORDS)
     assert used == {"main", *generate.WEIGHTS}
+
+
+@pytest.mark.once
+def test_every_mutant_finds_the_text_that_it_breaks() -> None:
+    for mutant in mutants.MUTANTS:
+        assert mutant.applied(mutants.TREE) != (mutants.TREE / mutant.path).read_text()
 
 
 class TokensOfAnybody(selection.Bare):
@@ -102,6 +112,7 @@ def interpreter(path: Path, script: str) -> str:
     return str(path)
 
 
+@pytest.mark.once
 def test_an_interpreter_that_crashes_is_a_difference(tmp_path: Path) -> None:
     crashing = interpreter(tmp_path / "crashing", "read program; exit 1")
     done = oracle("--programs", "3", "--interpreter", crashing, "--no-shrink")
@@ -111,6 +122,7 @@ def test_an_interpreter_that_crashes_is_a_difference(tmp_path: Path) -> None:
     assert "--seed 1 --program 0" in done.stdout
 
 
+@pytest.mark.once
 def test_an_interpreter_that_hangs_is_named_with_its_program(tmp_path: Path) -> None:
     hanging = interpreter(tmp_path / "hanging", "while read program; do :; done")
     done = oracle("--programs", "3", "--interpreter", hanging, "--hang-seconds", "2")

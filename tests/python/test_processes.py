@@ -1,4 +1,4 @@
-"""The ends and the twins of a process: interpreter exit with live arrays and live Rust futures, fork, subprocesses."""
+"""How a process ends or forks: interpreter exit with live arrays and live Rust futures, fork, subprocesses."""
 
 import os
 import sys
@@ -7,7 +7,6 @@ import pytest
 import subprocesses
 from built_in import HANDLERS
 
-FORK = hasattr(os, "fork")
 # Python 3.12 and later warn of what is tested here: a fork in a process with threads.
 FORK_IN_PEACE = ("-W", "ignore:This process:DeprecationWarning")
 
@@ -115,8 +114,7 @@ atexit.register(go.set)   # runs before the gate is closed: it was registered la
     assert printed == "finished aligned64"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
-def test_a_forked_child_uses_frees_and_registers_while_its_parent_does_the_same() -> None:
+def test_a_forked_child_uses_frees_and_registers_as_its_parent_does() -> None:
     printed = subprocesses.says(
         f"""
 import os, sys, threading, numpy as np, ctxalloc
@@ -160,7 +158,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_child_forked_while_others_register_can_register_itself() -> None:
     printed = subprocesses.says(
         """
@@ -187,7 +184,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_forked_child_refuses_rust_futures_if_its_parent_had_some() -> None:
     printed = subprocesses.says(
         """
@@ -214,7 +210,6 @@ print("ends")
     assert printed == "ends"
 
 
-@pytest.mark.skipif(not FORK, reason="needs fork")
 def test_a_child_forked_inside_of_an_attached_task_exits() -> None:
     # Its gate must not wait for threads that the child does not have.
     printed = subprocesses.says(

@@ -44,7 +44,7 @@ def test_each_request_has_memory_and_numbers_of_its_own() -> None:
     assert all(scope.escaped is not None and scope.escaped.count == 0 for scope in seen)
 
 
-def test_the_terms_may_depend_on_the_scope_and_a_refusal_leaves_as_budget_exceeded() -> None:
+def test_terms_may_depend_on_the_scope_a_refusal_is_budget_exceeded() -> None:
     tenants = {"small": Budget(1000, name="small"), "large": Budget(1 << 20, name="large")}
     seen: list[str] = []
 

@@ -15,7 +15,7 @@ def numbers(error: BudgetExceeded) -> tuple[str, int, int, int]:
     return error.budget, error.limit_bytes, error.in_use_bytes, error.requested_bytes
 
 
-def test_a_refusal_is_a_memory_error_inside_and_says_whose_limit_it_was_outside() -> None:
+def test_a_refusal_is_a_memory_error_inside_and_names_its_limit_outside() -> None:
     with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="small", strict=True) as scope:  # noqa: PT012
         kept = np.empty(600, np.uint8)
         with pytest.raises(MemoryError) as inside:
@@ -119,7 +119,7 @@ def test_an_error_without_a_message_counts_if_it_follows_a_refusal() -> None:
         np.fromiter(iter(range(1000)), np.float64)
 
 
-def test_a_smaller_refusal_while_cleaning_up_does_not_hide_the_one_that_ended_the_block() -> None:
+def test_a_smaller_refusal_in_the_cleanup_does_not_hide_the_first() -> None:
     def work() -> None:
         kept = np.empty(900, np.uint8)
         try:
@@ -143,7 +143,7 @@ def test_other_errors_pass() -> None:
             raise ZeroDivisionError from refused
 
 
-def test_the_innermost_request_that_was_refused_tells_and_the_others_let_it_through() -> None:
+def test_the_innermost_refused_request_tells_and_others_let_it_through() -> None:
     with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, name="outer", strict=True) as outer:  # noqa: PT012
         kept = np.empty(700, np.uint8)
         with request(limit_bytes=5000, name="inner", strict=True) as inner:

@@ -109,10 +109,7 @@ def test_a_job_that_starts_its_successor_runs_in_flat_memory() -> None:
     printed = subprocesses.says(
         """
 import asyncio, os, time, ctxalloc, numpy as np
-
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from resident import rss
 
 async def job(left, done, times):
     async with ctxalloc.request():
@@ -220,14 +217,12 @@ with ctxalloc.request(limit_bytes=0, strict=True):
     assert printed.split() == ["refused", "True", "strict"]
 
 
+@pytest.mark.once
 def test_memory_stays_flat_over_a_cache_of_escapes() -> None:
     printed = subprocesses.says(
         """
 import collections, os, time, ctxalloc, numpy as np
-
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from resident import rss
 
 cache = collections.deque(maxlen=20_000)
 def requests(count):
@@ -268,6 +263,7 @@ def test_numbers_pickle_and_copy() -> None:
     del kept
 
 
+@pytest.mark.once
 def test_budgets_may_be_a_million_deep() -> None:
     printed = subprocesses.says(
         """
@@ -282,7 +278,7 @@ print(top.in_use_bytes)
     assert printed == "0"
 
 
-def test_a_request_begun_where_one_is_over_pays_for_nobody_else_and_for_nobody_before_it() -> None:
+def test_a_request_begun_where_one_is_over_pays_for_itself_only() -> None:
     first, second = Budget(1000, name="first"), Budget(name="second")
     for after_end in ("charge", "detach", "refuse"):
         with request(budget=first, after_end=after_end):  # type: ignore[arg-type]

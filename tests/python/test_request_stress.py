@@ -13,14 +13,11 @@ REQUESTS = 2000 * int(os.environ.get("CTXALLOC_STRESS", "1"))
 
 PROGRAM = """
 import asyncio, collections, json, os, random, threading, ctxalloc, numpy as np
+from resident import rss
 
 REQUESTS, THREADS = {requests}, 2
 tenant = ctxalloc.Budget(name="tenant")
 for_ever = []
-
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 async def one(choose, for_a_while, budget):
     async with ctxalloc.request(budget=budget) as scope:
@@ -62,7 +59,7 @@ print(json.dumps(dict(grown=after - before, alive=alive, kept=kept, slots=full.s
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")  # noqa: PTH110
+@pytest.mark.once
 def test_stress_memory_stays_with_what_is_alive() -> None:
     printed = json.loads(subprocesses.says(PROGRAM.format(requests=REQUESTS)))
     assert printed["begun"] == REQUESTS

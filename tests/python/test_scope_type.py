@@ -1,4 +1,4 @@
-"""``Scope`` and ``use`` are made by hand from CPython's C API: they keep the manners of a type all the same."""
+"""``Scope`` and ``use`` are made by hand from CPython's C API: they behave as any type does."""
 
 import contextvars
 import copy

@@ -71,7 +71,7 @@ def wrong(counts: audit.Audit) -> list[audit.Seen]:
 # ---- the selection, request by request --------------------------------------------------------------
 
 
-def test_every_array_of_interleaved_requests_is_made_by_the_handler_of_its_route(
+def test_arrays_of_interleaved_requests_are_made_by_their_routes_handler(
     small: Mapping[str, bytes], table: routes.Table
 ) -> None:
     async def scenario() -> None:
@@ -211,6 +211,7 @@ def test_a_table_that_cannot_be_is_refused(change: str, message: str) -> None:
         routes.changed([change])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", ["examples.service", "examples.service.server"])
 def test_what_there_is_not_is_refused_before_anything_starts(module: str) -> None:
     started = subprocess.run(
@@ -243,7 +244,7 @@ def test_a_handler_slots_in_by_its_name(fresh_handler: Any, small: Mapping[str, 
     asyncio.run(scenario())
 
 
-def test_the_environment_changes_the_table_and_the_command_line_has_the_last_word(
+def test_the_environment_changes_the_table_the_command_line_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(routes.ENVIRONMENT, "*=system, /edges=aligned64")
@@ -337,7 +338,7 @@ def outcome(table: routes.Table, *, found: str = "system", interleaved: int = 1,
     return demo.Outcome(table, [sample], counts, clients=1, seconds=1.0)
 
 
-def test_the_exit_status_is_1_for_a_mismatch_a_failed_request_or_a_run_that_shows_nothing(table: routes.Table) -> None:
+def test_a_mismatch_a_failed_request_or_an_empty_run_ends_with_status_1(table: routes.Table) -> None:
     good, bad = outcome(table), outcome(table, found="aligned64")
     assert demo.verdict(good, None) == 0
     assert demo.verdict(good, bad) == 0
@@ -352,6 +353,7 @@ def few(small: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "pictures", lambda: small)
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("few")
 def test_the_demo_runs_to_its_end_prints_its_table_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -368,7 +370,7 @@ def test_the_demo_runs_to_its_end_prints_its_table_and_draws(
         assert drawn.width > 1000
 
 
-def test_a_service_of_its_own_answers_and_ends_with_the_one_that_started_it(
+def test_a_service_of_its_own_answers_and_ends_with_its_starter(
     small: Mapping[str, bytes], table: routes.Table
 ) -> None:
     async def scenario() -> None:

@@ -74,7 +74,7 @@ def test_a_token_used_twice_is_a_runtime_error_and_changes_nothing() -> None:
     set_handler(None)
 
 
-def test_a_token_of_another_context_is_a_value_error_and_stays_good_in_its_own() -> None:
+def test_a_foreign_token_is_a_value_error_and_stays_good_in_its_context() -> None:
     own = contextvars.copy_context()
     token = own.run(set_handler, "aligned64")
     with pytest.raises(ValueError, match="made in another context") as caught:

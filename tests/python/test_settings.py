@@ -1,6 +1,5 @@
 """What is set once for the process: by `configure`, by the environment; and what is given back."""
 
-import os
 import re
 
 import pytest
@@ -8,9 +7,7 @@ import subprocesses
 
 RSS = """
 import os, time, numpy as np, ctxalloc
-def rss():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from resident import rss
 def comes_back_to(before, meanwhile=lambda: None):
     end = time.monotonic() + 1 + 5  # decay, and what the promise has beyond it
     while rss() > before * 1.2:
@@ -20,6 +17,7 @@ def comes_back_to(before, meanwhile=lambda: None):
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("meanwhile", ["None", "np.ones(1000)"])
 @pytest.mark.parametrize("burst", ["range(300), 100_000", "range(1_000_000), 12"])
 def test_memory_of_a_burst_comes_back(burst: str, meanwhile: str) -> None:
@@ -126,8 +124,7 @@ print(ctxalloc.current().name, ctxalloc.handler_of(np.ones(3)).name)
     assert subprocesses.says(program, CTXALLOC_HANDLER="") == "default_allocator default_allocator"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_the_thread_that_gives_memory_back_is_no_thread_that_fork_warns_of() -> None:
+def test_fork_does_not_warn_of_the_thread_that_gives_memory_back() -> None:
     program = f"""{RSS}
 ctxalloc.configure(decay_seconds=1)
 with ctxalloc.use("pool"):

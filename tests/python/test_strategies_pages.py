@@ -49,46 +49,6 @@ def made(strategy: ctxalloc.strategies.Strategy, fresh_name: Callable[[], str]) 
     return ctxalloc.register(fresh_name(), strategy)
 
 
-def may_lock(size: int) -> bool:
-    with ctxalloc.use("locked"):
-        try:
-            np.empty(size, np.uint8)
-        except MemoryError:
-            return False
-    return True
-
-
-@pytest.fixture(params=["guard", "hugepages", "locked", "shared"])
-def handler(request: pytest.FixtureRequest, fresh_name: Callable[[], str]) -> ctxalloc.Handler:
-    if request.param == "shared":
-        return made(SharedMemory(), fresh_name)
-    if request.param == "locked" and not may_lock(64 * ctxalloc.MiB):
-        pytest.skip("this process may not lock 64 MiB (ulimit -l)")
-    return ctxalloc.handler(request.param)
-
-
-def test_arrays_of_every_size_keep_their_contents(handler: ctxalloc.Handler) -> None:
-    with ctxalloc.use(handler):
-        arrays = [np.full(size, number, np.uint8) for number, size in enumerate(SIZES * 3)]
-        zeros = [np.zeros(size, np.uint8) for size in SIZES * 2]
-    for number, array in enumerate(arrays):
-        assert ctxalloc.handler_of(array) is handler
-        assert (array == number).all()
-        assert array.ctypes.data % handler.alignment == 0
-    assert not any(array.any() for array in zeros)
-
-
-def test_a_resized_array_keeps_its_first_items(handler: ctxalloc.Handler) -> None:
-    with ctxalloc.use(handler):
-        array = np.arange(10)
-        for size in (1000, 100_000, 3, 700_000, 5):
-            kept = min(array.size, size)
-            before = array[:kept].copy()
-            array.resize(size, refcheck=False)
-            assert (array[:kept] == before).all()
-            assert not array[kept:].any()
-
-
 def test_the_names_cost_nothing_before_they_are_used() -> None:
     program = """
 import ctxalloc, numpy, pathlib, re
@@ -274,6 +234,7 @@ def test_without_descriptors_there_is_a_memory_error_and_nothing_is_lost(shared:
     assert descriptors() == before
 
 
+@pytest.mark.once
 def test_large_arrays_lie_on_huge_pages_and_small_ones_do_not() -> None:
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     if "[never]" in mode:
@@ -311,9 +272,8 @@ def test_arrays_lie_on_the_node_that_was_asked_for(fresh_name: Callable[[], str]
     assert (asked, set(nodes)) == (0, {0})
 
 
+@pytest.mark.usefixtures("may_lock")
 def test_locked_arrays_count_as_locked() -> None:
-    if not may_lock(64 * ctxalloc.MiB):
-        pytest.skip("this process may not lock 64 MiB (ulimit -l)")
     handler = ctxalloc.handler("locked")
     handler.trim()
     before = locked_bytes()

@@ -127,7 +127,7 @@ def test_threads_switch_handlers_and_hand_their_arrays_around(fresh_handler: Cal
         assert current().name == "default_allocator", f"seed {seed}"
 
 
-def test_ten_thousand_tasks_keep_their_handlers_and_hand_their_arrays_around(
+def test_ten_thousand_tasks_keep_their_handlers_and_exchange_arrays(
     fresh_handler: Callable[[], ctxalloc.Handler],
 ) -> None:
     names = names_of(fresh_handler)

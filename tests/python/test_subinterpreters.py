@@ -60,7 +60,7 @@ kinds = pytest.mark.parametrize("kind", ["shared", "isolated"])
 
 
 @kinds
-def test_the_import_is_refused_with_the_reason_and_the_main_interpreter_works_on(kind: str) -> None:
+def test_the_import_is_refused_with_a_reason_and_the_main_one_works_on(kind: str) -> None:
     lines = says(program(f"the_main_one_works(); in_another({kind!r}, times=3); the_main_one_works()")).splitlines()
     assert len(lines) == 3
     assert all(line.startswith(REFUSED) for line in lines)

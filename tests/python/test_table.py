@@ -28,7 +28,7 @@ def the_table_is_unchanged() -> Any:
 # ---- what is there -----------------------------------------------------------------------------------
 
 
-def test_the_built_in_handlers_and_numpys_default_are_there_from_the_start() -> None:
+def test_built_in_handlers_and_numpys_default_are_there_from_the_start() -> None:
     names = subprocesses.says("import ctxalloc; print(*(handler.name for handler in ctxalloc.handlers()))").split()
     assert names[:2] == ["system", "aligned64"]
     assert names[-1] == "default_allocator"

@@ -63,7 +63,7 @@ def test_a_resized_array_is_the_same_block() -> None:
     assert before != object()
 
 
-def test_blocks_of_other_threads_have_their_names_also_freed_here_after_their_end() -> None:
+def test_blocks_of_ended_threads_keep_their_names_when_freed_elsewhere() -> None:
     handler = ctxalloc.handler("tracked")
     kept: list[Array] = []
     made, end = threading.Event(), threading.Event()
@@ -311,7 +311,7 @@ def test_to_track_what_is_tracked_is_refused_with_the_reason() -> None:
         Tracked(tasks="all")  # type: ignore[arg-type]
 
 
-def test_tracked_behind_and_over_others_tells_the_users_sizes_and_addresses() -> None:
+def test_tracked_under_and_over_others_tells_users_sizes_and_addresses() -> None:
     handler = ctxalloc.register("test tracked, composed", Fallback(Faulty(Tracked(Aligned()), every=2), System()))
     with ctxalloc.use(handler):
         arrays = [np.empty(size) for size in (1, 2, 3, 4)]  # nothing else allocates on the way

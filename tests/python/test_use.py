@@ -121,7 +121,7 @@ def test_scopes_left_out_of_order_restore_what_each_saved() -> None:
     ctxalloc.set_handler(None)
 
 
-def test_a_scope_left_in_another_context_changes_nothing_and_can_still_be_left_in_its_own() -> None:
+def test_a_scope_left_in_another_context_can_still_be_left_in_its_own() -> None:
     scope = use("aligned64")
     own = contextvars.copy_context()
     own.run(scope.__enter__)

@@ -1,4 +1,4 @@
-"""`@ctxalloc.use()` on functions, coroutine functions and whatever else can be called. Generators: next file."""
+"""`@ctxalloc.use()` on functions, coroutine functions and other callables. Generators: test_use_generators.py."""
 
 import asyncio
 import functools

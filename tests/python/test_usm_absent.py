@@ -1,4 +1,4 @@
-"""`ctxalloc.usm` without dpctl, which the environment of these tests has not (tests/usm has it)."""
+"""`ctxalloc.usm` where dpctl is not installed. The tests with dpctl are in tests/usm."""
 
 import importlib.util
 

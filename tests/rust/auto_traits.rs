@@ -1,4 +1,4 @@
-//! What may travel and what may not, decided at compile time: a line here that stops compiling is a broken promise.
+//! Which types are `Send` and `Sync`, checked by the compiler: a line here that stops compiling is a broken promise.
 
 use ctxalloc::{Buffer, Context, ContextAlloc, Error, Guard, Handler, Scoped, Scratch, Token};
 use std::marker::PhantomData;

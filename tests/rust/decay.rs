@@ -3,11 +3,14 @@
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "blocks are touched; processes fork")]
 
+#[path = "support/child.rs"]
+mod child;
+
+use child::{fate_in, fate_of, killed_after};
 use ctxalloc::handler::requests::metrics;
 use ctxalloc::strategy::{Arena, Budget, Pool, PoolOptions, Strategy};
 use ctxalloc::{Buffer, Error, Settings, configure, request, source::PrivatePages};
 use std::collections::VecDeque;
-use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,24 +23,6 @@ const MIB: usize = 1 << 20;
 const DECAY: Duration = Duration::from_secs(1);
 /// What the promise has beyond `decay`.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// Runs one ignored test of this binary in a process of its own, which has to end well.
-fn in_a_process_of_its_own(test: &str, environment: &[(&str, &str)]) {
-    let child = Command::new(std::env::current_exe().expect("this binary"))
-        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .envs(environment.iter().copied())
-        .output()
-        .expect("a process");
-    let said = String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success(), "{test} ended with {:?}:\n{said}", child.status);
-    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "there is no test '{test}'");
-}
-
-/// Nothing of this may hang for longer.
-fn killed_after(seconds: u32) {
-    // SAFETY: sets a timer of this process, whose signal nobody handles.
-    unsafe { libc::alarm(seconds) };
-}
 
 fn rss_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/statm").expect("readable");
@@ -83,7 +68,7 @@ fn comes_back_to(before: usize, meanwhile: impl Fn()) {
 
 #[test]
 fn memory_of_a_burst_comes_back_in_a_process_that_idles() {
-    in_a_process_of_its_own("child_that_bursts_and_idles", &[]);
+    fate_of("child_that_bursts_and_idles").ended_well();
 }
 
 #[test]
@@ -112,7 +97,7 @@ fn child_that_bursts_and_idles() {
 
 #[test]
 fn memory_of_a_burst_comes_back_under_a_small_load() {
-    in_a_process_of_its_own("child_that_bursts_and_works_a_little", &[]);
+    fate_of("child_that_bursts_and_works_a_little").ended_well();
 }
 
 #[test]
@@ -135,7 +120,7 @@ fn child_that_bursts_and_works_a_little() {
 
 #[test]
 fn an_idle_process_does_not_tick() {
-    in_a_process_of_its_own("child_that_idles", &[]);
+    fate_of("child_that_idles").ended_well();
 }
 
 /// How often the thread that gives memory back was on a processor; nothing where there is none.
@@ -165,7 +150,7 @@ fn child_that_idles() {
 
 #[test]
 fn dropped_pools_leave_nothing_behind() {
-    in_a_process_of_its_own("child_that_drops_pools", &[]);
+    fate_of("child_that_drops_pools").ended_well();
 }
 
 #[test]
@@ -199,7 +184,7 @@ fn child_that_drops_pools() {
 
 #[test]
 fn a_fork_costs_what_is_alive() {
-    in_a_process_of_its_own("child_that_forks_after_many_pools", &[]);
+    fate_of("child_that_forks_after_many_pools").ended_well();
 }
 
 /// Forks a child that ends at once; what `fork` took here, at best.
@@ -251,7 +236,7 @@ fn child_that_forks_after_many_pools() {
 
 #[test]
 fn a_child_of_fork_goes_on_with_requests_that_other_threads_own() {
-    in_a_process_of_its_own("child_that_forks_beside_busy_requests", &[]);
+    fate_of("child_that_forks_beside_busy_requests").ended_well();
 }
 
 #[test]
@@ -297,12 +282,12 @@ fn child_that_forks_beside_busy_requests() {
 }
 
 #[test]
-fn a_million_requests_that_each_leave_a_block_in_a_cache_run_in_flat_memory() {
-    in_a_process_of_its_own("child_with_a_cache_of_escapes", &[]);
+fn a_million_requests_that_leave_blocks_in_a_cache_run_in_flat_memory() {
+    fate_of("child_with_a_cache_of_escapes").ended_well();
 }
 
 #[test]
-#[ignore = "a child of a_million_requests_that_each_leave_a_block_in_a_cache_run_in_flat_memory"]
+#[ignore = "a child of a_million_requests_that_leave_blocks_in_a_cache_run_in_flat_memory"]
 fn child_with_a_cache_of_escapes() {
     killed_after(300);
     let mut cache = VecDeque::new();
@@ -336,7 +321,7 @@ fn child_with_a_cache_of_escapes() {
 
 #[test]
 fn a_child_of_fork_gives_its_own_memory_back() {
-    in_a_process_of_its_own("child_whose_child_bursts", &[]);
+    fate_of("child_whose_child_bursts").ended_well();
 }
 
 #[test]
@@ -376,7 +361,7 @@ fn child_whose_child_bursts() {
 
 #[test]
 fn trim_gives_back_what_all_pools_keep() {
-    in_a_process_of_its_own("child_that_trims", &[]);
+    fate_of("child_that_trims").ended_well();
 }
 
 #[test]
@@ -394,10 +379,8 @@ fn child_that_trims() {
 
 #[test]
 fn settings_count_until_they_are_used() {
-    in_a_process_of_its_own(
-        "child_that_configures",
-        &[("CTXALLOC_DECAY_SECONDS", "2.5"), ("CTXALLOC_WARM_BYTES", "70000000")],
-    );
+    fate_in("child_that_configures", &[("CTXALLOC_DECAY_SECONDS", "2.5"), ("CTXALLOC_WARM_BYTES", "70000000")])
+        .ended_well();
 }
 
 #[test]
@@ -426,7 +409,7 @@ fn a_bad_value_in_the_environment_is_named() {
         ("CTXALLOC_WARM_BYTES", "64MiB"),
         ("CTXALLOC_WARM_BYTES", "-5"),
     ] {
-        in_a_process_of_its_own("child_with_a_bad_value", &[(name, value), ("BAD_NAME", name), ("BAD_VALUE", value)]);
+        fate_in("child_with_a_bad_value", &[(name, value), ("BAD_NAME", name), ("BAD_VALUE", value)]).ended_well();
     }
 }
 
@@ -459,7 +442,7 @@ fn an_arena_of_many_blocks_costs_what_a_pool_costs() {
 
 #[test]
 fn an_arena_that_was_large_once_is_small_again() {
-    in_a_process_of_its_own("child_with_arenas", &[]);
+    fate_of("child_with_arenas").ended_well();
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! The event hook, and copy functions. The hook is the process's: the tests take turns.
 #![allow(unsafe_code, reason = "hooks and foreign structs are C")]
 
+#[path = "support/child.rs"]
+mod child;
+
+use child::fate_of;
 use ctxalloc::handler::abi::{Copies, PyDataMem_Handler, PyDataMemAllocator};
 use ctxalloc::handler::events::{Hook, MAX_WATCHED, set_event_hook, unwatched};
 use ctxalloc::handler::{Extras, Reach, adopt};
@@ -9,7 +13,6 @@ use ctxalloc::{Buffer, Error, Handler, handler, register, request, scope};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
 use std::fmt;
-use std::process::Command;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
@@ -152,7 +155,7 @@ fn the_hook_hears_of_every_block_once() {
 }
 
 #[test]
-fn the_hook_hears_what_is_done_through_a_foreign_struct_and_the_struct_is_as_before_without_it() {
+fn the_hook_hears_a_foreign_struct_which_is_as_before_without_it() {
     let turn = Turn::take();
     let handler = adopted("heard through its struct", Copies::NONE);
     let (without_hook, own_free) = by_struct(handler);
@@ -249,12 +252,7 @@ fn a_struct_that_cannot_be_written_to_is_named_and_works() {
 
 #[test]
 fn past_the_most_that_can_be_watched_handlers_work_unheard() {
-    let child = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["child_past_the_most", "--exact", "--ignored", "--nocapture"])
-        .output()
-        .expect("a process");
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
-    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"));
+    fate_of("child_past_the_most").ended_well();
 }
 
 #[test]

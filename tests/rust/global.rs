@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "a global allocator; fork")]
 
 use ctxalloc::strategy::{Arena, Pool, Strategy};
+use ctxalloc::{Settings, configure};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -64,6 +65,9 @@ static GLOBAL: Global = Global;
 fn a_pool_may_be_the_global_allocator() {
     // SAFETY: sets a timer of this process, whose signal nobody handles: it ends a program that hangs.
     unsafe { libc::alarm(60) };
+    let mut settings = Settings::default();
+    settings.decay = Some(Duration::from_millis(1)); // memory goes back all the while
+    configure(settings).expect("nothing was used so far");
     let pool = Pool::new();
     assert!(POOL.set(pool).is_ok());
     let work = |number: usize| {
@@ -98,6 +102,5 @@ fn a_pool_may_be_the_global_allocator() {
             assert_eq!(status, 0, "a child hung or crashed");
         }
     });
-    thread::sleep(Duration::from_millis(1)); // not for any order: the timer may run
     ctxalloc::trim();
 }

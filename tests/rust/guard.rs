@@ -3,10 +3,12 @@
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "memory is misused on purpose")]
 
+#[path = "support/child.rs"]
+mod child;
+
+use child::{fate_of, killed_after};
 use ctxalloc::strategy::{Guard, GuardOptions, Strategy};
 use std::hint::black_box;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -14,51 +16,9 @@ use std::thread;
 /// Longer than anything here takes; a child that hangs is killed by it, and that is its verdict.
 const PATIENCE_SECONDS: u32 = 60;
 
-struct Fate {
-    status: ExitStatus,
-    said: String,
-}
-
-/// How one ignored test of this binary ends, in a process of its own.
-fn fate_of(test: &str) -> Fate {
-    let child = Command::new(std::env::current_exe().expect("this binary"))
-        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .output()
-        .expect("a process");
-    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "there is no test '{test}'");
-    Fate { status: child.status, said: String::from_utf8_lossy(&child.stderr).into_owned() }
-}
-
-impl Fate {
-    #[track_caller]
-    fn says(&self, text: &str) -> &Self {
-        assert!(self.said.contains(text), "it did not say {text:?} but:\n{}", self.said);
-        self
-    }
-
-    #[track_caller]
-    fn says_nothing_of(&self, text: &str) -> &Self {
-        assert!(!self.said.contains(text), "it said {text:?}:\n{}", self.said);
-        self
-    }
-
-    #[track_caller]
-    fn ended_by(&self, signal: i32) {
-        // A sanitizer that was there before us reports in its own way and exits.
-        let sanitized = self.said.contains("Sanitizer:");
-        assert!(sanitized || self.status.signal() == Some(signal), "ended with {:?}:\n{}", self.status, self.said);
-    }
-
-    #[track_caller]
-    fn ended_well(&self) {
-        assert!(self.status.success(), "ended with {:?}:\n{}", self.status, self.said);
-    }
-}
-
 /// What every child does first.
 fn guard(align: usize, underrun: bool) -> Guard {
-    // SAFETY: sets a timer of this process, whose signal nobody handles.
-    unsafe { libc::alarm(PATIENCE_SECONDS) };
+    killed_after(PATIENCE_SECONDS);
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: no core dumps of processes that are meant to crash.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
@@ -221,7 +181,7 @@ fn child_frees_what_it_must_not() {
 fn the_handler_that_was_there_before_has_its_turn() {
     let fate = fate_of("child_with_a_handler_of_its_own");
     fate.says("past the end of a live block of 100 bytes").says("the one before");
-    assert_eq!(fate.status.code(), Some(42), "{}", fate.said);
+    fate.ended_with(42);
 }
 
 #[test]
@@ -422,7 +382,7 @@ fn child_that_forks() {
 fn a_process_without_mappings_left_is_told_what_to_do_once() {
     let fate = fate_of("child_without_mappings");
     fate.says("a block of 100 bytes is refused: the process has no mapping left (vm.max_map_count").ended_well();
-    assert_eq!(fate.said.matches("no mapping left").count(), 1, "{}", fate.said);
+    fate.says_once("no mapping left");
 }
 
 #[test]

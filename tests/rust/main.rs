@@ -1,5 +1,5 @@
 //! The tests of the Python-free core, one module for each subject; what needs a process of its own is in
-//! `process.rs`, what needs time in `stress.rs`. Names are sentences: the rule of the design that is held.
+//! `process.rs`, what needs time in `stress.rs`. A name is a sentence: the rule of the design that the test holds.
 #![allow(unsafe_code, reason = "the tests call C functions and write strategies")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 

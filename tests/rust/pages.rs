@@ -4,12 +4,15 @@
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "blocks are touched; kernels are asked")]
 
+#[path = "support/child.rs"]
+mod child;
+
+use child::{fate_in, fate_of};
 use ctxalloc::Error;
 use ctxalloc::source::{HugePages, LockedPages, NumaPages, NumaPolicy, Pages};
 use ctxalloc::strategy::{Arena, Pool, PoolOptions, SharedMemory, Strategy, conformance};
 use std::fs;
 use std::os::fd::RawFd;
-use std::process::Command;
 use std::ptr::NonNull;
 
 const MIB: usize = 1 << 20;
@@ -29,18 +32,6 @@ fn touched(strategy: &impl Strategy, size_bytes: usize) -> NonNull<u8> {
 fn release(strategy: &impl Strategy, block: NonNull<u8>) {
     // SAFETY: the tests release each live block once.
     unsafe { strategy.release(block) }
-}
-
-/// Runs one ignored test of this binary in a process of its own, which has to end well.
-fn in_a_process_of_its_own(test: &str, environment: &[(&str, String)]) {
-    let child = Command::new(std::env::current_exe().expect("this binary"))
-        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .envs(environment.iter().map(|(name, value)| (name, value)))
-        .output()
-        .expect("a process");
-    let said = String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success(), "{test} ended with {:?}:\n{said}", child.status);
-    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "there is no test '{test}'");
 }
 
 /// A number of kB after a name, in bytes.
@@ -196,7 +187,7 @@ fn may_lock(bytes: usize) -> bool {
 
 #[test]
 fn what_is_handed_out_is_locked_and_no_more() {
-    in_a_process_of_its_own("child_that_locks", &[]);
+    fate_of("child_that_locks").ended_well();
 }
 
 #[test]
@@ -232,7 +223,7 @@ fn child_that_locks() {
 
 #[test]
 fn a_limit_without_room_is_told_at_construction_and_later_a_failure() {
-    in_a_process_of_its_own("child_that_may_lock_little", &[]);
+    fate_of("child_that_may_lock_little").ended_well();
 }
 
 #[test]
@@ -301,7 +292,7 @@ fn another_process_maps_a_block_and_both_see_what_the_other_writes() {
         ("CTXALLOC_OFFSET", found.offset_bytes.to_string()),
         ("CTXALLOC_SIZE", found.size_bytes.to_string()),
     ];
-    in_a_process_of_its_own("child_that_maps_a_block", &environment);
+    fate_in("child_that_maps_a_block", &environment).ended_well();
     assert_eq!([byte(block, 4999), byte(block, 5000), byte(block, 5001)], [1, 77, 1]);
     release(&SharedMemory, block);
 }
@@ -323,7 +314,7 @@ fn child_that_maps_a_block() {
 
 #[test]
 fn after_fork_both_see_one_memory_and_each_gives_up_its_own_mapping() {
-    in_a_process_of_its_own("child_that_forks_with_shared_blocks", &[]);
+    fate_of("child_that_forks_with_shared_blocks").ended_well();
 }
 
 #[test]
@@ -363,7 +354,7 @@ fn child_that_forks_with_shared_blocks() {
 
 #[test]
 fn without_descriptors_allocations_fail_and_nothing_is_lost() {
-    in_a_process_of_its_own("child_with_few_descriptors", &[]);
+    fate_of("child_with_few_descriptors").ended_well();
 }
 
 #[test]

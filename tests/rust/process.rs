@@ -4,10 +4,12 @@
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "fork, alarm, atexit")]
 
+#[path = "support/child.rs"]
+mod child;
 mod support;
 
+use child::{fate_in, killed_after};
 use ctxalloc::{Buffer, Context, Handler, current, default_handler, handler, handlers, register, reset, scope, set};
-use std::process::Command;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -17,20 +19,9 @@ use support::{Marked, marked};
 const PATIENCE_SECONDS: u32 = 60;
 
 /// Runs one ignored test of this binary in a process of its own; it has to end with `status`.
-fn in_a_process_of_its_own(test: &str, status: i32) {
-    let child = Command::new(std::env::current_exe().expect("this binary"))
-        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .env("LSAN_OPTIONS", "exitcode=0") // racers of the first use leave their tables behind, by design
-        .output()
-        .expect("a process");
-    let text = String::from_utf8_lossy(&child.stderr);
-    assert_eq!(child.status.code(), Some(status), "{test} ended with {:?}:\n{text}", child.status);
-    assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "there is no test '{test}'");
-}
-
-fn killed_if_it_hangs() {
-    // SAFETY: sets a timer of this process, whose signal nobody handles.
-    unsafe { libc::alarm(PATIENCE_SECONDS) };
+fn in_a_process_of_its_own(test: &'static str, status: i32) {
+    // Racers of the first use leave their tables behind, by design.
+    fate_in(test, &[("LSAN_OPTIONS", "exitcode=0")]).ended_with(status);
 }
 
 #[test]
@@ -43,7 +34,7 @@ fn the_first_use_by_many_threads_at_once_makes_one_table() {
 #[test]
 #[ignore = "a child of the_first_use_by_many_threads_at_once_makes_one_table"]
 fn child_first_use() {
-    killed_if_it_hangs();
+    killed_after(PATIENCE_SECONDS);
     let threads = 16;
     let barrier = Barrier::new(threads);
     let seen: Vec<(Handler, Handler, Option<Handler>)> = thread::scope(|scope| {
@@ -81,7 +72,7 @@ fn a_child_of_a_multithreaded_process_registers_selects_and_allocates() {
 #[test]
 #[ignore = "a child of a_child_of_a_multithreaded_process_registers_selects_and_allocates"]
 fn child_that_forks() {
-    killed_if_it_hangs();
+    killed_after(PATIENCE_SECONDS);
     let (owner, _) = marked("made before the fork");
     let done = AtomicBool::new(false);
     let registered = AtomicUsize::new(0);
@@ -134,7 +125,7 @@ fn a_child_of_a_multithreaded_process_goes_on_with_tracked_blocks() {
 #[test]
 #[ignore = "a child of a_child_of_a_multithreaded_process_goes_on_with_tracked_blocks"]
 fn child_that_forks_tracked() {
-    killed_if_it_hangs();
+    killed_after(PATIENCE_SECONDS);
     let tracked = handler("tracked").expect("built in");
     let kept = Buffer::zeroed_in(tracked, 77).expect("77 bytes");
     let done = AtomicBool::new(false);
@@ -222,7 +213,7 @@ fn child_with_a_subscriber() {
         fn exit(&self, _: &Id) {}
     }
 
-    killed_if_it_hangs();
+    killed_after(PATIENCE_SECONDS);
     tracing::subscriber::set_global_default(Curious).expect("the first one");
     register("reported", Marked::new()).expect("a new name"); // the first use of the table in this process
     assert_eq!(EVENTS.load(Ordering::SeqCst), 1, "what was registered by the user is reported, once");
@@ -255,7 +246,7 @@ fn child_that_allocates_at_exit() {
         // SAFETY: ends the process here and now, with the verdict.
         unsafe { libc::_exit(if outcome.is_ok() { DONE_AT_EXIT } else { 1 }) };
     }
-    killed_if_it_hangs();
+    killed_after(PATIENCE_SECONDS);
     let (owner, _) = marked("kept to the end");
     *KEPT.lock().expect("nobody panicked") = Some(Buffer::copy_from_slice_in(owner, b"kept").expect("4 bytes"));
     // SAFETY: a function that may run at any time.

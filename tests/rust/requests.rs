@@ -264,7 +264,7 @@ fn a_request_that_left_nothing_is_gone() {
 }
 
 #[test]
-fn an_escape_stays_valid_keeps_its_name_and_is_charged_to_its_own_request() {
+fn an_escape_stays_valid_named_and_charged_to_its_own_request() {
     let _alone = alone();
     let request = request().name("thumbnail").begin().unwrap();
     let (escape, _dead) = request.run(|| {

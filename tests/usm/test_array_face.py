@@ -1,4 +1,4 @@
-"""What a user of dpctl expects of an array: it is there, or it is refused with a word on what to do."""
+"""What a user of dpctl expects of an array: it is there, or the error says what to do instead."""
 
 import copy
 import pickle

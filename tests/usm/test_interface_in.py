@@ -308,7 +308,7 @@ def test_a_block_of_ours_that_is_too_short_is_told(kind: str) -> None:
         usm.asarray(Dict(interface | {"shape": (9,), "offset": 2}))
 
 
-def test_a_block_of_ours_that_was_freed_is_told_where_no_handler_has_the_pool() -> None:
+def test_a_freed_block_of_ours_is_told_where_no_handler_has_the_pool() -> None:
     program = """if True:
         import numpy as np
         from ctxalloc import usm

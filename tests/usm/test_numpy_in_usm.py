@@ -191,7 +191,7 @@ def test_nothing_of_sycl_is_loaded_before_it_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)
 
 
-def test_what_the_user_says_of_opencl_is_left_alone_and_no_device_is_an_error() -> None:
+def test_what_the_user_says_of_opencl_stays_and_no_device_is_an_error() -> None:
     program = """if True:
         import os, numpy, ctxalloc
         from ctxalloc import usm

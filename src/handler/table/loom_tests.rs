@@ -49,7 +49,7 @@ fn loom_who_finds_an_entry_by_name_finds_all_of_it() {
 }
 
 #[test]
-fn loom_who_walks_the_list_sees_whole_entries_in_the_order_of_registration() {
+fn loom_a_walk_of_the_list_sees_whole_entries_in_order_of_registration() {
     loom::model(|| {
         let table = Arc::new(empty());
         let reader = thread::spawn({

@@ -162,7 +162,7 @@ fn no_live_block_is_ever_missed_while_others_come_and_go_and_are_resized() {
 const SEVERAL_TURNS: usize = 3 * super::ledger::AT_ONCE + 7;
 
 #[test]
-fn a_list_of_any_length_is_listed_whole_though_several_list_it_and_blocks_go_meanwhile() {
+fn several_list_a_list_of_any_length_whole_while_its_blocks_go() {
     let tracked = Tracked::new(Pool::new()).expect("not tracked");
     for length in [0, 1, super::ledger::AT_ONCE - 1, super::ledger::AT_ONCE, super::ledger::AT_ONCE + 1, SEVERAL_TURNS]
     {

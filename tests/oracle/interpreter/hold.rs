@@ -33,8 +33,8 @@ pub(crate) fn of_reset(result: Result<(), Error>) -> u8 {
 }
 
 impl Hold {
-    pub(crate) fn enter(line: &Line, label: i64, handler: i64, pinned: bool) -> Self {
-        if !pinned {
+    pub(crate) fn enter(line: &Line, label: i64, handler: i64, is_guard: bool) -> Self {
+        if !is_guard {
             return Self::Token(set(wanted(handler)));
         }
         let place = (line.id, label);
@@ -72,10 +72,9 @@ pub(crate) fn leave_all(holds: Vec<(i64, Hold)>) {
 pub(crate) struct Stretch(Option<Hold>);
 
 impl Stretch {
-    /// `flavour` 1 is a guard, where that is possible.
-    pub(crate) fn enter(line: &Line, node: usize, flavour: i64, handler: i64, pinned: bool) -> Self {
+    pub(crate) fn enter(line: &Line, node: usize, handler: i64, is_guard: bool) -> Self {
         let label = -1 - i64::try_from(node).expect("programs are small"); // no label of the program's
-        Self(Some(Hold::enter(line, label, handler, pinned && flavour == 1)))
+        Self(Some(Hold::enter(line, label, handler, is_guard)))
     }
 
     pub(crate) fn leave(mut self) -> u8 {

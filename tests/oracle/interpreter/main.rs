@@ -2,18 +2,18 @@
 //!
 //! Each program runs on every kind of runtime that the arguments name (current, multi, local; all without any). The
 //! traces come in that order, with blanks between. To the line `migrations` it answers how often tasks suspended
-//! themselves on the multi_thread runtime since the last such question, and came back on another worker. tests/oracle/README.md describes programs and traces, and
-//! tests/oracle/run.py compares the traces with CPython's.
+//! themselves on the multi_thread runtime since the last such question, and came back on another worker.
+//! tests/oracle/README.md describes programs and traces, and tests/oracle/run.py compares the traces with CPython's.
 
-mod awaited;
-mod called;
 mod hold;
 mod line;
 mod program;
 mod run;
 mod start;
 mod stream;
+mod suspend;
 mod trace;
+mod words;
 
 use program::Program;
 use run::{Mode, Runtimes};
@@ -40,7 +40,7 @@ fn answer_all() -> Result<(), String> {
     for (number, text) in stdin().lock().lines().enumerate() {
         let text = text.map_err(|error| format!("stdin ended badly: {error}"))?;
         if text == "migrations" {
-            let (suspended, migrated) = awaited::take_migrations();
+            let (suspended, migrated) = suspend::take_migrations();
             answer(&mut answers, &format!("{suspended} {migrated}"))?;
             continue;
         }

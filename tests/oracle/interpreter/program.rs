@@ -9,36 +9,9 @@ pub(crate) struct Program {
 
 /// One step: a word, numbers, and bodies of other nodes.
 pub(crate) struct Node {
-    pub(crate) word: Word,
+    pub(crate) word: String,
     pub(crate) numbers: Vec<i64>,
     pub(crate) bodies: Vec<Vec<usize>>,
-}
-
-macro_rules! words {
-    ($($word:ident $text:literal,)*) => {
-        /// What README.md says of each.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Word { $($word,)* }
-
-        impl Word {
-            fn read(text: &str) -> Result<Self, String> {
-                match text {
-                    $($text => Ok(Self::$word),)*
-                    _ => Err(format!("{text:?} is no word of the language")),
-                }
-            }
-        }
-    };
-}
-
-words! {
-    Main "main", Look "look", Set "set", Reset "reset", Enter "enter", Leave "leave", With "with",
-    Try "try", Catch "catch", Raise "raise",
-    Copy "copy", Fresh "fresh", Clone "clone", Peek "peek", Run "run",
-    Spawn "spawn", Thread "thread", Job "job", Work "work", Join "join",
-    Gate "gate", Open "open", Cancel "cancel", Yield "yield", Loop "loop",
-    Scoped "scoped", Drive "drive", Hop "hop", Both "both", Race "race",
-    Stream "stream", Emit "emit", Next "next",
 }
 
 impl Program {
@@ -55,7 +28,7 @@ impl Program {
 
     fn node<'a>(&mut self, tokens: &mut Peekable<impl Iterator<Item = &'a str>>) -> Result<usize, String> {
         expect(tokens, "(")?;
-        let word = Word::read(tokens.next().unwrap_or_default())?;
+        let word = tokens.next().unwrap_or_default().to_owned();
         let index = self.nodes.len();
         self.nodes.push(Node { word, numbers: Vec::new(), bodies: Vec::new() });
         while let Some(text) = tokens.next_if(|token| !matches!(*token, "(" | ")" | "[" | "]")) {

@@ -1,11 +1,10 @@
 //! One run of one program: its trace, the loops that it runs on, and where a body stands (`Frame`).
 
-use crate::awaited;
-use crate::called::Cleanup;
 use crate::line::{Ending, Line};
 use crate::program::{Node, Program};
 use crate::stream::Items;
 use crate::trace::{Trace, outcome, seen};
+use crate::words;
 use ctxalloc::{Context, WithHandler};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
@@ -87,40 +86,33 @@ pub(crate) struct Frame {
     pub(crate) pinned: bool,
     /// A thread of its own, which may block.
     pub(crate) blocks: bool,
+    /// Nothing may suspend it.
+    pub(crate) is_sync: bool,
 }
 
 impl Frame {
-    /// A new line that the same loop runs.
-    pub(crate) fn of_task(&self, line: &Arc<Line>, hub: &Arc<Hub>) -> Self {
+    /// A new line: a task of a loop, or a thread of its own.
+    fn new(run: &Arc<Run>, line: &Arc<Line>, hub: Option<&Arc<Hub>>) -> Self {
         Self {
-            run: self.run.clone(),
+            run: run.clone(),
             line: line.clone(),
-            hub: Some(hub.clone()),
+            hub: hub.cloned(),
             items: None,
             emitted: None,
             by_hand: false,
-            pinned: hub.mode != Mode::Multi,
-            blocks: false,
+            pinned: hub.is_none_or(|hub| hub.mode != Mode::Multi),
+            blocks: hub.is_none(),
+            is_sync: false,
         }
     }
 
-    /// A new line on a thread of its own.
-    pub(crate) fn of_thread(&self, line: &Arc<Line>) -> Self {
-        Self {
-            run: self.run.clone(),
-            line: line.clone(),
-            hub: None,
-            items: None,
-            emitted: None,
-            by_hand: false,
-            pinned: true,
-            blocks: true,
-        }
+    pub(crate) fn of_line(&self, line: &Arc<Line>, hub: Option<&Arc<Hub>>) -> Self {
+        Self::new(&self.run, line, hub)
     }
 
     /// The same, stepped by hand.
     pub(crate) fn by_hand(&self) -> Self {
-        Self { by_hand: true, blocks: false, items: None, emitted: None, ..self.clone() }
+        Self { by_hand: true, blocks: false, is_sync: false, items: None, emitted: None, ..self.clone() }
     }
 
     pub(crate) fn node(&self, node: usize) -> &Node {
@@ -165,6 +157,22 @@ impl Frame {
     }
 }
 
+/// Runs the second body of a node, if it has one, when it goes: a destructor of the program's.
+pub(crate) struct Cleanup {
+    pub(crate) frame: Frame,
+    pub(crate) node: usize,
+    /// Whether the first body was begun.
+    pub(crate) is_due: bool,
+}
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        if self.is_due && self.frame.node(self.node).bodies.len() > 1 {
+            words::call(&Frame { blocks: false, ..self.frame.clone() }, self.node, 1);
+        }
+    }
+}
+
 /// A future that owns what is to end with it: `ending` of a task or a scoped future, `cleanup` of a producer.
 ///
 /// That goes when the future is dropped, which is after its last poll: whoever drops it must do so in its context.
@@ -178,7 +186,7 @@ impl Owning {
     /// The first body of a node; the second one ends it, where there is one.
     pub(crate) fn new(frame: &Frame, node: usize, line: Option<Ending>) -> Self {
         let last = Cleanup { frame: frame.clone(), node, is_due: false };
-        Self { body: awaited::inner(frame, node, 0), last, _line: line } // these go in this order
+        Self { body: words::inner(frame, node), last, _line: line } // these go in this order
     }
 }
 
@@ -219,16 +227,7 @@ impl Runtimes {
             random: AtomicU64::new(seed),
         });
         let hub = Hub::new(mode);
-        let frame = Frame {
-            run: run.clone(),
-            line: Line::new(true),
-            hub: Some(hub.clone()),
-            items: None,
-            emitted: None,
-            by_hand: false,
-            pinned: mode != Mode::Multi,
-            blocks: false,
-        };
+        let frame = Frame::new(&run, &Line::new(true), Some(&hub));
         let main = line(&frame, 0).in_context(Context::new());
         let all = async move {
             if mode == Mode::Multi {

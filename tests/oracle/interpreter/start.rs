@@ -1,10 +1,9 @@
 //! The words that start a line of execution, by each of the ways that ctxalloc and its neighbours have.
 
-use crate::awaited::{CARRYING, IN_CONTEXT, PLAIN, WITH_HANDLER};
-use crate::called;
 use crate::line::{Child, Ending, Line, Started};
 use crate::run::{self, Frame, Hub, Mode, Owning, Worker};
 use crate::trace::{numbered, outcome};
+use crate::words::{self, CARRYING, IN_CONTEXT, PLAIN, WITH_HANDLER};
 use ctxalloc::task::{self, JoinSet};
 use ctxalloc::{Context, WithHandler};
 use std::sync::Arc;
@@ -22,16 +21,16 @@ fn hub(frame: &Frame) -> &Arc<Hub> {
     frame.hub.as_ref().expect("language.py lets tasks and jobs start on a loop only")
 }
 
-pub(crate) fn spawn(frame: &Frame, node: usize) {
+pub(crate) fn spawn(frame: &Frame, node: usize) -> u8 {
     let [label, kind, with] = frame.number(node);
     let context = (kind == IN_CONTEXT).then(|| frame.line.store().contexts.remove(&with));
     if let Some(None) = context {
-        return frame.end(node, outcome::NOTHING_THERE);
+        return outcome::NOTHING_THERE;
     }
     let line = new_line(frame, node, false);
     let hub = hub(frame);
     hub.add(&line);
-    let body = run::line(&frame.of_task(&line, hub), node);
+    let body = run::line(&frame.of_line(&line, Some(hub)), node);
     let is_local = hub.mode == Mode::Local;
     let started = match (kind, context.flatten()) {
         (CARRYING, _) if is_local => Started::Task(task::spawn_local(body)),
@@ -43,7 +42,7 @@ pub(crate) fn spawn(frame: &Frame, node: usize) {
         _ => set_of(is_local, body),
     };
     frame.line.store().children.insert(label, Child { line, hub: Some(hub.clone()), started });
-    frame.end(node, outcome::OK);
+    outcome::OK
 }
 
 /// Tokio's own way, which carries nothing.
@@ -62,19 +61,19 @@ fn sync_line(frame: Frame, node: usize) -> impl FnOnce() + Send + 'static {
     let ending = Ending(frame.line.clone());
     move || {
         let _ending = ending;
-        called::inner(&frame, node, 0);
+        words::call_inner(&frame, node);
     }
 }
 
-pub(crate) fn thread(frame: &Frame, node: usize) {
+pub(crate) fn thread(frame: &Frame, node: usize) -> u8 {
     let [label, kind, with] = frame.number(node);
     let context = (kind == IN_CONTEXT).then(|| frame.line.store().contexts.remove(&with));
     if let Some(None) = context {
-        return frame.end(node, outcome::NOTHING_THERE);
+        return outcome::NOTHING_THERE;
     }
     let line = new_line(frame, node, true);
     frame.add_thread(&line);
-    let body = sync_line(frame.of_thread(&line), node);
+    let body = sync_line(frame.of_line(&line, None), node);
     let handle = match (kind, context.flatten()) {
         (IN_CONTEXT, Some(context)) => std::thread::spawn(context.wrap(body)),
         (PLAIN, _) if !frame.threads_inherit() => std::thread::spawn(body),
@@ -85,15 +84,15 @@ pub(crate) fn thread(frame: &Frame, node: usize) {
         }
     };
     frame.line.store().children.insert(label, Child { line, hub: None, started: Started::Thread(handle) });
-    frame.end(node, outcome::OK);
+    outcome::OK
 }
 
-pub(crate) fn job(frame: &Frame, node: usize) {
+pub(crate) fn job(frame: &Frame, node: usize) -> u8 {
     let [label, kind] = frame.number(node);
     let line = new_line(frame, node, true);
     let hub = hub(frame);
     hub.add(&line);
-    let body = sync_line(frame.of_thread(&line), node);
+    let body = sync_line(frame.of_line(&line, None), node);
     let started = match kind {
         CARRYING => Started::Job(task::spawn_blocking(body)),
         PLAIN => Started::Job(tokio::task::spawn_blocking(body)),
@@ -104,7 +103,7 @@ pub(crate) fn job(frame: &Frame, node: usize) {
         }
     };
     frame.line.store().children.insert(label, Child { line, hub: Some(hub.clone()), started });
-    frame.end(node, outcome::OK);
+    outcome::OK
 }
 
 /// A job of a private worker.
@@ -118,7 +117,7 @@ pub(crate) fn work(frame: &Frame, node: usize) -> (Job, Worker) {
     let [label, kind] = frame.number(node);
     let worker = frame.line.store().workers.remove(&label).unwrap_or_else(Worker::new);
     let line = new_line(frame, node, true);
-    let body = sync_line(frame.of_thread(&line), node);
+    let body = sync_line(frame.of_line(&line, None), node);
     let handle = if kind == PLAIN {
         worker.handle().spawn_blocking(body)
     } else {

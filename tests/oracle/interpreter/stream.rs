@@ -1,9 +1,10 @@
 //! `stream`: a producer that suspends at every `emit`, with a context of its own, and `next`, which asks it.
 
-use crate::awaited;
 use crate::line::Line;
 use crate::run::{self, Frame, Owning};
+use crate::suspend::suspend_once;
 use crate::trace::{numbered, outcome};
+use crate::words;
 use ctxalloc::{Scoped, WithHandler};
 use futures::{FutureExt, Stream};
 use std::future::poll_fn;
@@ -34,7 +35,7 @@ impl Stream for Producer {
     }
 }
 
-pub(crate) async fn stream(frame: &Frame, node: usize) {
+pub(crate) async fn stream(frame: &Frame, node: usize) -> u8 {
     let [handler] = frame.number(node);
     let emitted = Arc::new(AtomicBool::new(false));
     let line = Line::new(true);
@@ -42,21 +43,21 @@ pub(crate) async fn stream(frame: &Frame, node: usize) {
     let body = run::line(&inner, node);
     let items: Items = Arc::new(Mutex::new(Some(Box::pin(Producer { body, emitted }.with_handler(numbered(handler))))));
     let frame = Frame { items: Some(items.clone()), ..frame.clone() };
-    awaited::run(&frame, node, 2).await;
+    words::run(&frame, node, 2).await;
     let ended = items.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(ended);
-    frame.end(node, outcome::OK);
+    outcome::OK
 }
 
-pub(crate) async fn emit(frame: &Frame, node: usize) {
+pub(crate) async fn emit(frame: &Frame, node: usize) -> u8 {
     frame.begin(node);
     let emitted = frame.emitted.as_ref().expect("language.py lets producers only emit");
     emitted.store(true, Ordering::Relaxed); // read by the poll that called this one
-    awaited::suspend_once(false).await;
-    frame.end(node, outcome::OK);
+    suspend_once(false).await;
+    outcome::OK
 }
 
-pub(crate) async fn next(frame: &Frame, node: usize) {
+pub(crate) async fn next(frame: &Frame, node: usize) -> u8 {
     frame.begin(node);
     let items = frame.items.as_ref().expect("language.py lets consumers only ask");
     let ask = poll_fn(|cx| match &mut *items.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -71,5 +72,5 @@ pub(crate) async fn next(frame: &Frame, node: usize) {
             std::panic::resume_unwind(payload)
         }
     };
-    frame.end(node, if item.is_some() { outcome::OK } else { outcome::ENDED });
+    if item.is_some() { outcome::OK } else { outcome::ENDED }
 }

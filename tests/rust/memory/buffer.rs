@@ -20,7 +20,7 @@ fn a_buffer_is_made_by_the_current_handler() {
 }
 
 #[test]
-fn a_buffer_outlives_its_scope_and_is_resized_and_freed_by_its_own_handler() {
+fn a_buffer_outlives_its_scope_and_keeps_its_handler_to_the_end() {
     let (owner, strategy) = marked("outlives its scope");
     let mut buffer = scope(owner, || Buffer::copy_from_slice(b"escape")).expect("6 bytes");
     drop(set(blue()));

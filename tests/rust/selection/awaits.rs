@@ -119,7 +119,7 @@ fn a_scoped_future_inside_of_another_one_returns_to_it() {
 }
 
 #[test]
-fn the_context_is_copied_when_the_future_is_wrapped_not_when_it_is_polled() {
+fn the_context_is_copied_when_a_future_is_wrapped_not_when_polled() {
     let future = scope(red(), || async { current() }.in_current_handler());
     assert_eq!(scope(green(), || block_on(future)), red());
     // Without the wrapper it is polled in whatever context the poller has.

@@ -33,7 +33,7 @@ fn a_future_that_is_complete_is_destroyed_in_its_context() {
 }
 
 #[test]
-fn a_future_that_is_cancelled_is_destroyed_in_its_context_with_what_it_selected() {
+fn a_cancelled_future_is_destroyed_in_its_context_as_it_selected() {
     let (probe, dropped) = drop_probe();
     let mut future = Box::pin(hold(probe).with_handler(red()));
     assert!(poll_once(future.as_mut()).is_pending());
@@ -52,7 +52,7 @@ fn a_future_that_was_never_polled_is_destroyed_in_its_context() {
 }
 
 #[test]
-fn a_future_dropped_on_a_foreign_thread_is_destroyed_in_its_context_there() {
+fn a_future_dropped_on_a_foreign_thread_is_destroyed_in_its_context() {
     let (probe, dropped) = drop_probe();
     let mut future = Box::pin(hold(probe).with_handler(red()));
     assert!(poll_once(future.as_mut()).is_pending());
@@ -129,7 +129,7 @@ fn a_destructor_that_panics_on_cancellation_restores_the_thread() {
 }
 
 #[test]
-fn a_destructor_that_panics_on_completion_restores_the_thread_and_runs_once() {
+fn a_destructor_that_panics_on_completion_runs_once_and_restores() {
     struct Holds(#[expect(dead_code, reason = "held for its destructor")] Bomb);
     impl Future for Holds {
         type Output = ();
@@ -249,7 +249,7 @@ mod with_tokio {
     use tokio::runtime::Builder;
 
     #[test]
-    fn a_join_set_dropped_on_a_foreign_thread_destroys_its_tasks_in_their_contexts() {
+    fn a_join_set_dropped_elsewhere_destroys_its_tasks_in_their_contexts() {
         let runtime = Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
         let (probe, dropped) = drop_probe();
         let (tell, told) = tokio::sync::oneshot::channel();

@@ -74,7 +74,7 @@ fn a_local_task_without_a_context_sees_the_ambient_one() {
 }
 
 #[test]
-fn a_local_set_driven_inside_of_a_scoped_future_lends_that_context_to_plain_tasks() {
+fn a_local_set_driven_in_a_scoped_future_lends_plain_tasks_its_context() {
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let seen = runtime.block_on(async {
         let local = LocalSet::new();

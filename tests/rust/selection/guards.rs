@@ -150,7 +150,7 @@ fn a_guard_that_was_told_is_not_reported_as_well() {
 
 #[test]
 #[cfg(all(feature = "tracing", feature = "tokio"))]
-fn a_guard_that_moves_between_tasks_of_a_local_set_changes_nothing_and_is_reported() {
+fn a_guard_that_moves_between_local_tasks_is_reported_without_effect() {
     let errors = errors_during(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         tokio::task::LocalSet::new().block_on(&runtime, async {

@@ -47,7 +47,7 @@ fn handlers_are_keys() {
 }
 
 #[test]
-fn a_name_that_nobody_has_is_not_found_and_the_error_lists_those_there_are() {
+fn the_error_for_a_name_that_nobody_has_lists_those_there_are() {
     assert_eq!(handler("nobody"), None);
     assert_eq!(handler(""), None);
     let text = ctxalloc::handler::unknown("nobody").to_string();

@@ -1,0 +1,9 @@
+"""How much memory a process has, asked of the kernel. Programs that `subprocesses` runs may import this too."""
+
+import os
+from pathlib import Path
+
+
+def rss() -> int:
+    """This process's resident memory in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

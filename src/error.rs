@@ -171,7 +171,7 @@ pub enum Error {
 
     /// There is no struct left in which a draft could be given one more handler that is not its own.
     #[error(
-        "handler '{}' cannot be given out as a struct without a context: all {most} of those are in use by other \
+        "handler '{}' cannot be given out as a struct without a context: all {max} of those are in use by other \
          handlers; use ctxalloc_get_handler(), which has no such limit",
         shown(.handler)
     )]
@@ -179,7 +179,7 @@ pub enum Error {
         /// The handler's name.
         handler: Cow<'static, str>,
         /// How many there are.
-        most: usize,
+        max: usize,
     },
 
     /// Memory that the host cannot read, where the host would.
@@ -213,14 +213,14 @@ pub enum Error {
     },
 
     /// An alignment that is no power of two, or outside the strategy's range.
-    #[error("align={align} is not possible; give a power of two from {least} to {most} bytes")]
+    #[error("align={align} is not possible; give a power of two from {min} to {max} bytes")]
     BadAlignment {
         /// The value as given, in bytes.
         align: usize,
-        /// The least alignment possible, in bytes.
-        least: usize,
-        /// The greatest alignment possible, in bytes.
-        most: usize,
+        /// The smallest alignment possible, in bytes.
+        min: usize,
+        /// The largest alignment possible, in bytes.
+        max: usize,
     },
 
     /// An option of a strategy that is out of its range.

@@ -51,7 +51,7 @@ pub(super) fn of(handler: Handler) -> Result<*const Draft2, Error> {
         }
     };
     let number = VIEWS.iter().position(free_or_own);
-    let number = number.ok_or(Error::TooManyViews { handler: handler.name(), most: MOST })?;
+    let number = number.ok_or(Error::TooManyViews { handler: handler.name(), max: MOST })?;
     let place = &VIEWS[number].draft;
     let present = place.load(Ordering::Acquire);
     if !present.is_null() {

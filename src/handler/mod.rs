@@ -159,7 +159,7 @@ fn check_alignment(align: usize) -> Result<(), Error> {
     if align.is_power_of_two() && align <= MOST {
         Ok(())
     } else {
-        Err(Error::BadAlignment { align, least: 1, most: MOST })
+        Err(Error::BadAlignment { align, min: 1, max: MOST })
     }
 }
 

@@ -46,9 +46,9 @@ impl NumaPolicy {
 }
 
 /// As many nodes as the kernel can be built for (CONFIG_NODES_SHIFT is at most 10).
-const MOST_NODES: usize = 1024;
+const MAX_NODES: usize = 1024;
 const WORD_BITS: usize = c_ulong::BITS as usize;
-type Mask = [c_ulong; MOST_NODES / WORD_BITS];
+type Mask = [c_ulong; MAX_NODES / WORD_BITS];
 
 /// Pages for a pool, on NUMA nodes of the user's choice.
 ///
@@ -108,7 +108,7 @@ impl NumaPages {
     /// The nodes, in order.
     pub fn nodes(&self) -> impl Iterator<Item = usize> {
         let mask = self.mask;
-        (0..MOST_NODES).filter(move |node| mask[node / WORD_BITS] >> (node % WORD_BITS) & 1 == 1)
+        (0..MAX_NODES).filter(move |node| mask[node / WORD_BITS] >> (node % WORD_BITS) & 1 == 1)
     }
 
     /// The policy.
@@ -124,7 +124,7 @@ impl NumaPages {
     #[cfg(not(miri))]
     unsafe fn bind(&self, start: NonNull<u8>, size_bytes: usize) -> io::Result<()> {
         // The kernel takes one bit less than it is told (mbind(2)).
-        let bits = MOST_NODES + 1;
+        let bits = MAX_NODES + 1;
         let mode = self.policy.mode();
         // SAFETY: the caller vouches for the pages; the mask has that many bits.
         match unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), size_bytes, mode, self.mask.as_ptr(), bits, 0) } {
@@ -161,13 +161,13 @@ fn online_text() -> String {
     if text.is_empty() { "0".into() } else { text.into() }
 }
 
-/// The numbers in a list like `0-3,8`; those above [`MOST_NODES`] are left out.
+/// The numbers in a list like `0-3,8`; those above [`MAX_NODES`] are left out.
 fn read_list(text: &str) -> Vec<usize> {
     let ranges = text.split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
     });
-    ranges.flatten().filter(|&node| node < MOST_NODES).collect()
+    ranges.flatten().filter(|&node| node < MAX_NODES).collect()
 }
 
 impl fmt::Debug for NumaPages {

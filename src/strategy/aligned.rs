@@ -37,20 +37,20 @@ const RECORD_BYTES: usize = size_of::<Record>();
 const _: () = assert!(RECORD_BYTES == 16 && align_of::<Record>() <= heap::ALIGNMENT);
 
 impl Aligned {
-    /// The least alignment: what the C heap gives anyway.
-    pub const LEAST: usize = heap::ALIGNMENT;
-    /// The greatest alignment: one huge page.
-    pub const MOST: usize = 2 << 20;
+    /// The smallest alignment, in bytes: what the C heap gives anyway.
+    pub const MIN: usize = heap::ALIGNMENT;
+    /// The largest alignment, in bytes: one huge page.
+    pub const MAX: usize = 2 << 20;
 
     /// Blocks aligned to `align` bytes.
     ///
     /// # Errors
     /// [`Error::BadAlignment`] unless `align` is a power of two from 16 to 2 MiB.
     pub const fn new(align: usize) -> Result<Self, Error> {
-        if align.is_power_of_two() && align >= Self::LEAST && align <= Self::MOST {
+        if align.is_power_of_two() && align >= Self::MIN && align <= Self::MAX {
             Ok(Self { align })
         } else {
-            Err(Error::BadAlignment { align, least: Self::LEAST, most: Self::MOST })
+            Err(Error::BadAlignment { align, min: Self::MIN, max: Self::MAX })
         }
     }
 
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn an_alignment_out_of_range_is_refused_with_the_range() {
         for align in [0, 1, 8, 24, 63, 65, 4 << 20, usize::MAX] {
-            let expected = Error::BadAlignment { align, least: 16, most: 2 << 20 };
+            let expected = Error::BadAlignment { align, min: 16, max: 2 << 20 };
             assert_eq!(Aligned::new(align).expect_err("out of range"), expected);
         }
     }

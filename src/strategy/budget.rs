@@ -1,7 +1,7 @@
 //! Budgets: limits in bytes, in a tree; and `Budgeted`, the strategy that keeps one.
 
 use super::account::{Account, Chain, UNLIMITED};
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
 use std::borrow::Cow;
@@ -194,7 +194,7 @@ impl fmt::Debug for Budget {
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Budgeted<S> {
-    blocks: Fronted<S, usize>,
+    blocks: Prefixed<S, usize>,
     budget: Budget,
     chain: Chain,
 }
@@ -204,7 +204,7 @@ impl<S: Strategy> Budgeted<S> {
     #[must_use]
     pub fn new(upstream: S, budget: Budget) -> Self {
         let chain = Chain::of_budget(&budget.account);
-        Self { blocks: Fronted::new(upstream), budget, chain }
+        Self { blocks: Prefixed::new(upstream), budget, chain }
     }
 
     /// The budget.
@@ -223,7 +223,7 @@ impl<S: Strategy> Budgeted<S> {
     }
 }
 
-// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Fronted`); a charge refused is a failure
+// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Prefixed`); a charge refused is a failure
 // before anything was made, and one taken for a block that could not be made is given back.
 unsafe impl<S: Strategy> Strategy for Budgeted<S> {
     fn alignment(&self) -> usize {
@@ -240,7 +240,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: a live block, says the caller.
-        let old_size_bytes = unsafe { Fronted::<S, usize>::read(block) };
+        let old_size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         // Growth is charged before, shrinkage given back after: the budget is never below what is in use.
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         if growth > 0 {
@@ -252,7 +252,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
             return None;
         };
         // SAFETY: live, just resized.
-        unsafe { Fronted::<S, usize>::write(moved, new_size_bytes) };
+        unsafe { Prefixed::<S, usize>::write(moved, new_size_bytes) };
         self.chain.commit(growth, 0);
         self.chain.give_back(old_size_bytes.saturating_sub(new_size_bytes), 0);
         Some(moved)
@@ -260,7 +260,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
 
     unsafe fn release(&self, block: NonNull<u8>) {
         // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
+        let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         // SAFETY: given up, says the caller.
         unsafe { self.blocks.release(block) };
         self.chain.give_back(size_bytes, 1);

@@ -111,9 +111,9 @@ impl Callbacks {
     /// - every block, that of `realloc` too, is aligned to `align` (C's own realloc keeps no more than 16).
     /// - none of them unwinds, or allocates through the handler that it serves.
     pub unsafe fn new(functions: CallbackFunctions, align: usize) -> Result<Self, Error> {
-        const MOST: usize = super::Aligned::MOST;
-        if !align.is_power_of_two() || align > MOST {
-            return Err(Error::BadAlignment { align, least: 1, most: MOST });
+        const MAX: usize = super::Aligned::MAX;
+        if !align.is_power_of_two() || align > MAX {
+            return Err(Error::BadAlignment { align, min: 1, max: MAX });
         }
         let missing = |function| Error::FunctionMissing { handler: "Callbacks".into(), function };
         let functions = Complete {

@@ -1,8 +1,8 @@
 //! `Fallback`: blocks from one strategy, and from another where that one refuses.
 //!
-//! Each block remembers which of the two made it, in a record in front ([`Fronted`]), and goes back there.
+//! Each block remembers which of the two made it, in a record in front ([`Prefixed`]), and goes back there.
 
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
@@ -24,8 +24,8 @@ use std::ptr::NonNull;
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Fallback<A, B> {
-    first: Fronted<A, Record>,
-    second: Fronted<B, Record>,
+    first: Prefixed<A, Record>,
+    second: Prefixed<B, Record>,
 }
 
 /// What stands in front of each block, the same for both.
@@ -46,7 +46,7 @@ impl<A: Strategy, B: Strategy> Fallback<A, B> {
     /// `first`'s blocks, and `second`'s where it refuses.
     #[must_use]
     pub fn new(first: A, second: B) -> Self {
-        Self { first: Fronted::new(first), second: Fronted::new(second) }
+        Self { first: Prefixed::new(first), second: Prefixed::new(second) }
     }
 
     /// The strategy that is asked first.
@@ -76,10 +76,10 @@ impl<A: Strategy, B: Strategy> Fallback<A, B> {
 /// - `block` is a live block of a fallback.
 unsafe fn record_of(block: NonNull<u8>) -> Record {
     // SAFETY: such a record stands right before each block, whoever made it; the strategy's type says nothing there.
-    unsafe { Fronted::<super::System, Record>::read(block) }
+    unsafe { Prefixed::<super::System, Record>::read(block) }
 }
 
-// SAFETY: each block is one of the two strategies', moved behind a record (`Fronted`), and goes back by that record. A
+// SAFETY: each block is one of the two strategies', moved behind a record (`Prefixed`), and goes back by that record. A
 // block that moves is copied to a fresh one before it is released, and stays as it was where there is none.
 unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
     fn alignment(&self) -> usize {
@@ -105,7 +105,7 @@ unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
         };
         if let Some(resized) = by_its_maker {
             // SAFETY: live, just resized; its record came along.
-            unsafe { Fronted::<A, Record>::write(resized, Record { size_bytes: new_size_bytes, maker }) };
+            unsafe { Prefixed::<A, Record>::write(resized, Record { size_bytes: new_size_bytes, maker }) };
             return Some(resized);
         }
         let other = if maker == Maker::First { Maker::Second } else { Maker::First };

@@ -11,10 +11,10 @@ mod budget;
 mod callbacks;
 mod fallback;
 mod faulty;
-mod front;
 mod guard;
 pub(crate) mod ledger;
 mod pool;
+mod prefixed;
 mod shared_memory;
 mod system;
 mod tracked;
@@ -27,12 +27,12 @@ pub use budget::{Budget, Budgeted, Charge};
 pub use callbacks::{CallbackFunctions, Callbacks};
 pub use fallback::Fallback;
 pub use faulty::Faulty;
-pub(crate) use front::Fronted;
 pub use guard::{Guard, GuardOptions};
 #[cfg(feature = "python")]
 pub(crate) use pool::restart_decay;
 pub(crate) use pool::trim_pools;
 pub use pool::{Arena, Pool, PoolOptions};
+pub(crate) use prefixed::Prefixed;
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
 pub use tracked::{Frame, Group, LiveBlock, Origin, Place, Report, Thread, Told, Totals, Tracked};
@@ -59,7 +59,7 @@ use std::sync::Arc;
 /// #[derive(Debug)]
 /// struct AtMost<S> {
 ///     upstream: S,
-///     most_bytes: usize,
+///     max_bytes: usize,
 /// }
 ///
 /// // SAFETY: the blocks are the upstream's; a refusal changes nothing.
@@ -68,11 +68,11 @@ use std::sync::Arc;
 ///         self.upstream.alignment()
 ///     }
 ///     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-///         if size_bytes > self.most_bytes { None } else { self.upstream.allocate(size_bytes) }
+///         if size_bytes > self.max_bytes { None } else { self.upstream.allocate(size_bytes) }
 ///     }
 ///     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
 ///         // SAFETY: the caller's promises are the same.
-///         if new_size_bytes > self.most_bytes { None } else { unsafe { self.upstream.resize(block, new_size_bytes) } }
+///         if new_size_bytes > self.max_bytes { None } else { unsafe { self.upstream.resize(block, new_size_bytes) } }
 ///     }
 ///     unsafe fn release(&self, block: NonNull<u8>) {
 ///         // SAFETY: the caller's promises are the same.
@@ -80,8 +80,8 @@ use std::sync::Arc;
 ///     }
 /// }
 ///
-/// conformance::check(AtMost { upstream: System, most_bytes: 64 << 20 });
-/// let careful = ctxalloc::register("careful", AtMost { upstream: System, most_bytes: 64 << 20 })?;
+/// conformance::check(AtMost { upstream: System, max_bytes: 64 << 20 });
+/// let careful = ctxalloc::register("careful", AtMost { upstream: System, max_bytes: 64 << 20 })?;
 /// assert!(careful.allocate(65 << 20).is_err());
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```

@@ -3,7 +3,7 @@
 //! A block never grows or moves in the upstream's hands, which would leave a copy behind: it moves here, by way of a
 //! fresh block, and the old one is wiped.
 
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
@@ -24,14 +24,14 @@ use std::ptr::NonNull;
 /// ```
 pub struct Zeroing<S> {
     /// Each with its size in bytes.
-    blocks: Fronted<S, usize>,
+    blocks: Prefixed<S, usize>,
 }
 
 impl<S: Strategy> Zeroing<S> {
     /// `upstream`'s blocks, wiped before they go back.
     #[must_use]
     pub fn new(upstream: S) -> Self {
-        Self { blocks: Fronted::new(upstream) }
+        Self { blocks: Prefixed::new(upstream) }
     }
 }
 
@@ -53,7 +53,7 @@ unsafe fn wipe(start: NonNull<u8>, size_bytes: usize) {
     }
 }
 
-// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Fronted`). A resize copies to a fresh
+// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Prefixed`). A resize copies to a fresh
 // block before the old one is wiped and released; where there is none, the old block keeps its first bytes.
 unsafe impl<S: Strategy> Strategy for Zeroing<S> {
     fn alignment(&self) -> usize {
@@ -70,7 +70,7 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
+        let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         if let Some(moved) = self.allocate(new_size_bytes) {
             // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
             unsafe { moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes)) };
@@ -85,13 +85,13 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
         // SAFETY: the rest of the block, which the caller gives up.
         unsafe { wipe(behind, surplus) };
         // SAFETY: live; its upstream block has room for more than that.
-        unsafe { Fronted::<S, usize>::write(block, new_size_bytes) };
+        unsafe { Prefixed::<S, usize>::write(block, new_size_bytes) };
         Some(block)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
         // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
+        let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         // SAFETY: all of the block, given up, says the caller.
         unsafe { wipe(block, size_bytes) };
         // SAFETY: given up, says the caller.

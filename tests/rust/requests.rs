@@ -160,7 +160,7 @@ fn a_strategy_that_aligns_too_little_is_refused() {
         unsafe fn release(&self, _block: NonNull<u8>) {}
     }
     let refused = request().strategy(Unaligned).begin().unwrap_err();
-    assert!(matches!(refused, Error::BadAlignment { align: 1, least: 16, .. }), "{refused}");
+    assert!(matches!(refused, Error::BadAlignment { align: 1, min: 16, .. }), "{refused}");
     assert!(none_is_present());
 }
 

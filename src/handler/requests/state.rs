@@ -3,7 +3,7 @@
 use super::slot::Slot;
 use super::{AfterEnd, MIN_ALIGN};
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
-use crate::strategy::{Budget, Fronted, LiveBlock, Pool, Strategy};
+use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) enum Memory {
     /// The process's own pool, which notes the bytes beside its pages: an escape costs its own block and nothing else.
     Shared(&'static Pool),
     /// Whatever the user chose, with a record before each block.
-    Chosen(Fronted<Arc<dyn Strategy>, usize>),
+    Chosen(Prefixed<Arc<dyn Strategy>, usize>),
 }
 
 // No block is asked for with zero bytes, which stand for `UNCOUNTED`: the handler layer makes them one.
@@ -30,7 +30,7 @@ pub(super) enum Memory {
 impl Memory {
     pub(super) fn new(strategy: Option<Arc<dyn Strategy>>) -> Self {
         match strategy {
-            Some(strategy) => Self::Chosen(Fronted::new(strategy)),
+            Some(strategy) => Self::Chosen(Prefixed::new(strategy)),
             None => Self::Shared(Pool::shared()),
         }
     }
@@ -51,7 +51,7 @@ impl Memory {
             // SAFETY: made by `allocate_sized`; live, says the caller.
             Self::Shared(_) => unsafe { Pool::asked_bytes(block) },
             // SAFETY: made by `allocate`; live, says the caller.
-            Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::read(block) },
+            Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::read(block) },
         }
     }
 
@@ -62,7 +62,7 @@ impl Memory {
             // SAFETY: made by `allocate_sized`; live, says the caller.
             Self::Shared(_) => unsafe { Pool::note_asked(block, UNCOUNTED) },
             // SAFETY: made by `allocate`; live, says the caller.
-            Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
+            Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
         }
     }
 
@@ -79,7 +79,7 @@ impl Memory {
         };
         if is_counted {
             // SAFETY: live, just resized, of the chosen strategy.
-            unsafe { Fronted::<Arc<dyn Strategy>, usize>::write(moved, new_size_bytes) };
+            unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(moved, new_size_bytes) };
         } else {
             // SAFETY: live, just resized.
             unsafe { self.mark_as_uncounted(moved) };

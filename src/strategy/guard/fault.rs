@@ -192,10 +192,10 @@ fn access(_context: *mut c_void) -> &'static str {
 /// Blocks what the kernel had blocked for the handler that was there before us, and no more: it may let a long time pass,
 /// or never return.
 fn as_if_called_by_the_kernel(signal: c_int, before: &libc::sigaction, context: *mut c_void) {
-    const MOST_SIGNALS: c_int = 64;
+    const MAX_SIGNAL: c_int = 64;
     // SAFETY: the kernel passes a valid ucontext to a handler with SA_SIGINFO; with the mask of the interrupted code.
     let mut mask = unsafe { (*context.cast::<libc::ucontext_t>()).uc_sigmask };
-    for other in 1..=MOST_SIGNALS {
+    for other in 1..=MAX_SIGNAL {
         let itself = other == signal && before.sa_flags & libc::SA_NODEFER == 0;
         // SAFETY: a set, and a number that it may have or not.
         if itself || unsafe { libc::sigismember(&raw const before.sa_mask, other) } == 1 {

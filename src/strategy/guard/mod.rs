@@ -92,8 +92,8 @@ struct Quarantine {
 unsafe impl Send for Quarantine {}
 
 impl Guard {
-    /// The greatest alignment: one page.
-    pub const MOST_ALIGN: usize = 4096;
+    /// The largest alignment, in bytes: one page.
+    pub const MAX_ALIGN: usize = 4096;
 
     /// A Guard that looks for what the options say.
     ///
@@ -101,8 +101,8 @@ impl Guard {
     /// [`Error::BadAlignment`] unless `align` is a power of two from 1 to 4096.
     pub fn new(options: GuardOptions) -> Result<Self, Error> {
         let align = options.align;
-        if !align.is_power_of_two() || align > Self::MOST_ALIGN {
-            return Err(Error::BadAlignment { align, least: 1, most: Self::MOST_ALIGN });
+        if !align.is_power_of_two() || align > Self::MAX_ALIGN {
+            return Err(Error::BadAlignment { align, min: 1, max: Self::MAX_ALIGN });
         }
         let owner = Arc::new(Owner { text: describe(&options), reports: options.report, misuses: AtomicU64::new(0) });
         let inner = Arc::new(Inner { options, owner, quarantine: Locked::new(Quarantine::default()) });
@@ -241,10 +241,10 @@ impl Inner {
         }
     }
 
-    /// Unmaps the oldest blocks until at most `most_bytes` are left; says whether there was one.
-    fn empty_quarantine(&self, most_bytes: usize) -> bool {
+    /// Unmaps the oldest blocks until at most `max_bytes` are left; says whether there was one.
+    fn empty_quarantine(&self, max_bytes: usize) -> bool {
         let mut any = false;
-        while let Some((block, mapped_bytes)) = self.quarantine.with(|quarantine| quarantine.pop_over(most_bytes)) {
+        while let Some((block, mapped_bytes)) = self.quarantine.with(|quarantine| quarantine.pop_over(max_bytes)) {
             any = true;
             // Out of the records first: the system may give the addresses to the next block at once.
             if let Some(record) = BLOCKS.get().remove(block) {
@@ -257,9 +257,9 @@ impl Inner {
 }
 
 impl Quarantine {
-    /// The oldest block and its mapping's length, while there are more than `most_bytes`.
-    fn pop_over(&mut self, most_bytes: usize) -> Option<(NonNull<u8>, usize)> {
-        if self.bytes <= most_bytes {
+    /// The oldest block and its mapping's length, while there are more than `max_bytes`.
+    fn pop_over(&mut self, max_bytes: usize) -> Option<(NonNull<u8>, usize)> {
+        if self.bytes <= max_bytes {
             return None;
         }
         let oldest = self.blocks.pop_front()?;
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn an_alignment_out_of_range_is_refused_with_the_range() {
         for align in [0, 3, 24, 8192, usize::MAX] {
-            let expected = Error::BadAlignment { align, least: 1, most: 4096 };
+            let expected = Error::BadAlignment { align, min: 1, max: 4096 };
             assert_eq!(Guard::new(options(align, false, 0)).expect_err("out of range"), expected);
         }
     }

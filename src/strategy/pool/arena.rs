@@ -357,7 +357,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
 
     #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes <= classes::MOST {
+        if size_bytes <= classes::MAX {
             self.allocate_small(size_bytes)
         } else {
             self.allocate_large(size_bytes, false)
@@ -365,7 +365,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MOST {
+        if size_bytes > classes::MAX {
             return self.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;

@@ -75,7 +75,7 @@ pub(super) struct Cache {
 struct Bin {
     length: u32,
     /// How many it may hold now: grows with use, as the thread's budget allows.
-    most: u32,
+    max: u32,
     blocks: Batch,
 }
 
@@ -89,7 +89,7 @@ impl Cache {
     fn new() -> Box<Self> {
         Box::new(Self {
             serial: 0,
-            bins: std::array::from_fn(|_| Bin { length: 0, most: 0, blocks: NO_BLOCKS }),
+            bins: std::array::from_fn(|_| Bin { length: 0, max: 0, blocks: NO_BLOCKS }),
             home: Weak::<Nowhere>::new(),
         })
     }
@@ -106,7 +106,7 @@ impl Cache {
     #[inline]
     pub(super) fn push(&mut self, class: usize, block: NonNull<u8>) -> bool {
         let bin = &mut self.bins[class];
-        if bin.length >= bin.most {
+        if bin.length >= bin.max {
             return false;
         }
         bin.blocks[bin.length as usize % ROOM] = block;
@@ -133,7 +133,7 @@ impl Cache {
 
     /// How many blocks of `class` to fetch at a time.
     pub(super) fn batch(&self, class: usize) -> usize {
-        (self.bins[class].most as usize / 2).max(1)
+        (self.bins[class].max as usize / 2).max(1)
     }
 }
 
@@ -188,15 +188,15 @@ impl Caches {
     /// Lets a bin hold twice as many, if other bins need not give up more than one of them has.
     fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
         let bytes = classes::bytes(class);
-        let most = self.get(number)?.bins[class].most as usize;
-        let wanted = (most * 2).clamp(2, classes::cached_most(class));
+        let max = self.get(number)?.bins[class].max as usize;
+        let wanted = (max * 2).clamp(2, classes::max_cached(class));
         let mut taken = None;
-        if self.room_bytes + (wanted - most) * bytes > BUDGET {
+        if self.room_bytes + (wanted - max) * bytes > BUDGET {
             taken = self.shrink_another(number.place, class);
         }
-        let wanted = wanted.min(most + BUDGET.saturating_sub(self.room_bytes) / bytes);
-        self.room_bytes += (wanted - most) * bytes;
-        self.get(number)?.bins[class].most = wanted as u32;
+        let wanted = wanted.min(max + BUDGET.saturating_sub(self.room_bytes) / bytes);
+        self.room_bytes += (wanted - max) * bytes;
+        self.get(number)?.bins[class].max = wanted as u32;
         taken
     }
 
@@ -211,13 +211,13 @@ impl Caches {
             }
             let Some(cache) = self.at(at_place) else { continue };
             let bin = &mut cache.bins[at_class];
-            if bin.most > 0 {
-                let kept = bin.most / 2;
+            if bin.max > 0 {
+                let kept = bin.max / 2;
                 let mut taken = Taken { home: cache.home.clone(), class: at_class, count: 0, blocks: NO_BLOCKS };
                 taken.count = bin.length.saturating_sub(kept) as usize;
                 bin.take_out(taken.count, &mut taken.blocks);
-                let room = (bin.most - kept) as usize * classes::bytes(at_class);
-                bin.most = kept;
+                let room = (bin.max - kept) as usize * classes::bytes(at_class);
+                bin.max = kept;
                 self.room_bytes -= room;
                 return Some(taken);
             }
@@ -236,12 +236,12 @@ impl Caches {
                 continue;
             };
             let bin = &mut cache.bins[class];
-            if bin.most > 0 {
+            if bin.max > 0 {
                 let count = bin.length as usize;
                 let mut taken = Taken { home: cache.home.clone(), class, count, blocks: NO_BLOCKS };
                 bin.take_out(count, &mut taken.blocks);
-                let room = bin.most as usize * classes::bytes(class);
-                bin.most = 0;
+                let room = bin.max as usize * classes::bytes(class);
+                bin.max = 0;
                 self.room_bytes -= room;
                 return Some(taken);
             }
@@ -407,8 +407,8 @@ fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
         // What is left of the pool before went with that pool.
         let mut room_bytes = 0;
         for (class, bin) in cache.bins.iter_mut().enumerate() {
-            room_bytes += bin.most as usize * classes::bytes(class);
-            (bin.length, bin.most) = (0, 0);
+            room_bytes += bin.max as usize * classes::bytes(class);
+            (bin.length, bin.max) = (0, 0);
         }
         cache.serial = number.serial;
         std::mem::swap(&mut cache.home, &mut home);

@@ -8,14 +8,14 @@ use super::region::PAGE;
 /// Every block's alignment.
 pub(super) const ALIGN: usize = 64;
 /// The largest small block, in bytes.
-pub(super) const MOST: usize = 256 << 10;
+pub(super) const MAX: usize = 256 << 10;
 /// How many classes there are: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
 pub(super) const COUNT: usize = 8 + 4 * 9;
 
-/// The class that serves `size_bytes`, from 1 to [`MOST`].
+/// The class that serves `size_bytes`, from 1 to [`MAX`].
 #[inline]
 pub(super) fn of(size_bytes: usize) -> usize {
-    debug_assert!((1..=MOST).contains(&size_bytes));
+    debug_assert!((1..=MAX).contains(&size_bytes));
     if size_bytes <= 512 {
         return (size_bytes - 1) / ALIGN;
     }
@@ -73,15 +73,15 @@ pub(super) const fn span_blocks(class: usize) -> usize {
 }
 
 /// No span has more blocks.
-pub(super) const MOST_BLOCKS: usize = {
-    let (mut most, mut class) = (0, 0);
+pub(super) const MAX_BLOCKS: usize = {
+    let (mut max, mut class) = (0, 0);
     while class < COUNT {
-        if span_blocks(class) > most {
-            most = span_blocks(class);
+        if span_blocks(class) > max {
+            max = span_blocks(class);
         }
         class += 1;
     }
-    most
+    max
 };
 
 /// 2^32 divided by how many times [`ALIGN`] a block of `class` has, rounded up: for [`index_by`].
@@ -97,7 +97,7 @@ pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
 }
 
 /// How many blocks of `class` a thread keeps at most: a quarter of a mebibyte of each, two at least.
-pub(super) const fn cached_most(class: usize) -> usize {
+pub(super) const fn max_cached(class: usize) -> usize {
     let by_bytes = (256 << 10) / bytes(class);
     if by_bytes > super::cache::ROOM {
         super::cache::ROOM
@@ -110,18 +110,18 @@ pub(super) const fn cached_most(class: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, divisor, index_by, of, span_blocks, span_pages};
+    use super::{ALIGN, COUNT, MAX, PAGE, bytes, divisor, index_by, max_cached, of, span_blocks, span_pages};
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
-        for size in (1..=MOST).step_by(if cfg!(miri) { 997 } else { 1 }) {
+        for size in (1..=MAX).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let class = of(size);
             assert!(class < COUNT, "{size}");
             assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));
             assert!(class == 0 || bytes(class - 1) < size, "{size} fits class {} too", class - 1);
         }
-        assert_eq!(of(MOST), COUNT - 1);
-        assert_eq!(bytes(COUNT - 1), MOST);
+        assert_eq!(of(MAX), COUNT - 1);
+        assert_eq!(bytes(COUNT - 1), MAX);
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
             let span = span_pages(class) * PAGE;
             assert!(span / bytes(class) >= 4, "class {class}");
             assert!((span % bytes(class)) * 8 <= span, "class {class} wastes more than an eighth of its span");
-            assert!(cached_most(class) >= 2);
+            assert!(max_cached(class) >= 2);
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) enum Grain {
 }
 
 /// The most that is mapped at one time beyond what was asked for, in pages: 64 MiB.
-const GROWTH_MOST: usize = (64 << 20) / PAGE;
+const MAX_GROWTH_PAGES: usize = (64 << 20) / PAGE;
 
 impl Run {
     pub(super) fn bytes(self) -> usize {
@@ -95,7 +95,7 @@ impl Extents {
         }
         let whole = PAGES * pages.div_ceil(PAGES);
         // By a quarter of what is there, so that chunks stay few; the memory behind comes with the first touch.
-        let wanted = whole.max((self.mapped_pages / 4).min(GROWTH_MOST) / PAGES * PAGES);
+        let wanted = whole.max((self.mapped_pages / 4).min(MAX_GROWTH_PAGES) / PAGES * PAGES);
         [wanted, whole].into_iter().any(|pages| self.map(source, pages))
     }
 
@@ -205,14 +205,14 @@ impl Extents {
         source: &P,
         moment: Duration,
         grain: Grain,
-        most_pages: usize,
+        max_pages: usize,
     ) -> (usize, bool) {
         let before = self.dirty_pages;
         let mut gone = Vec::new();
         let mut gone_pages = 0;
         let mut is_done = true;
         for (&first, chunk) in &mut self.chunks {
-            if before - self.dirty_pages + gone_pages >= most_pages {
+            if before - self.dirty_pages + gone_pages >= max_pages {
                 is_done = false;
                 break;
             }
@@ -248,15 +248,15 @@ impl Extents {
         self.chunks.values().flat_map(|chunk| &chunk.regions).any(|part| part.dirty != 0 && part.since >= moment)
     }
 
-    /// Empties the oldest until at most `most_bytes` are dirty.
-    pub(super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, most_bytes: usize) {
+    /// Empties the oldest until at most `max_bytes` are dirty.
+    pub(super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
         let parts = self.chunks.values().flat_map(|chunk| &chunk.regions).filter(|part| part.dirty != 0);
         let mut ages: Vec<_> = parts.map(|part| (part.since, part.dirty.count_ones() as usize * PAGE)).collect();
         ages.sort_unstable();
         let mut left = self.dirty_bytes();
         let mut moment = None;
         for (since, bytes) in ages {
-            if left <= most_bytes {
+            if left <= max_bytes {
                 break;
             }
             left -= bytes;

@@ -30,7 +30,7 @@ const AT_A_TIME: usize = (8 << 20) / PAGE;
 const CLEAR_BY_HAND: usize = 32 << 20;
 
 /// No block is larger: half of what user space can address.
-const MOST_PAGES: usize = (1 << 46) / PAGE;
+const MAX_PAGES: usize = (1 << 46) / PAGE;
 
 #[derive(Debug)]
 pub(super) struct Large {
@@ -118,8 +118,8 @@ impl Large {
         size_bytes: usize,
         zeroed: bool,
     ) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > classes::MOST);
-        if size_bytes.div_ceil(PAGE) > MOST_PAGES {
+        debug_assert!(size_bytes > classes::MAX);
+        if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
         }
         self.wishes.fix();
@@ -168,7 +168,7 @@ impl Large {
 
     /// Whether a block with room for `room_bytes` may stay where it is when it is to hold `size_bytes`.
     pub(super) fn fits(room_bytes: usize, size_bytes: usize) -> bool {
-        size_bytes <= room_bytes && size_bytes > classes::MOST && size_bytes >= room_bytes / 2
+        size_bytes <= room_bytes && size_bytes > classes::MAX && size_bytes >= room_bytes / 2
     }
 
     /// Takes a live large block back.
@@ -235,12 +235,12 @@ impl Store {
         self.demand.rise();
     }
 
-    /// Gives back what is more than the next busy moment will want, or than `most_bytes`.
-    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, most_bytes: usize) {
+    /// Gives back what is more than the next busy moment will want, or than `max_bytes`.
+    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
         let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
         // A little more may gather, so that there is something to give back.
-        let most = wanted.min(most_bytes);
+        let most = wanted.min(max_bytes);
         self.holes_bytes = self.holes_bytes.min(kept);
         if kept > most.max(self.holes_bytes) + self.demand.bytes() / SLACK {
             self.join_recent();

@@ -75,7 +75,7 @@ struct Huge {
 }
 
 /// Threads empty their caches no more often, however short memory is kept.
-const LEAST_SWEEP: Duration = Duration::from_millis(100);
+const MIN_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Gives back what all pools and arenas keep, and this thread's caches; returns how many bytes that were.
 pub(crate) fn trim_pools() -> usize {
@@ -225,7 +225,7 @@ impl<P: Pages> Pool<P> {
         let address = block.addr().get();
         // SAFETY: just made, and live.
         let region = unsafe { region::find(address) };
-        let is_small = size_bytes <= classes::MOST;
+        let is_small = size_bytes <= classes::MAX;
         if if is_small { region.note_small(address, size_bytes) } else { region.note_asked(address, size_bytes) } {
             return Some(block);
         }
@@ -286,7 +286,7 @@ impl<P: Pages> Pool<P> {
 unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
     // SAFETY: the caller vouches that the block is live.
     let room = unsafe { room(block) };
-    if room <= classes::MOST {
+    if room <= classes::MAX {
         new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
     } else {
         Large::fits(room, new_size_bytes)
@@ -390,7 +390,7 @@ impl<P: Pages> Inner<P> {
         if self.heap.is_due(now) {
             self.heap.tick(now);
         }
-        cache::sweep(now, (self.wishes.decay() / 2).max(LEAST_SWEEP));
+        cache::sweep(now, (self.wishes.decay() / 2).max(MIN_SWEEP_INTERVAL));
     }
 
     /// Takes a live large block back.
@@ -460,14 +460,14 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
 
     #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes <= classes::MOST {
+        if size_bytes <= classes::MAX {
             return self.allocate_small(size_bytes);
         }
         self.inner.allocate_large(size_bytes, false)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MOST {
+        if size_bytes > classes::MAX {
             return self.inner.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn a_block_knows_how_many_bytes_were_asked_for() {
         let pool = Pool::new();
-        let sizes = [1, 63, 64, 65, 100, 700, 4097, 65_537, classes::MOST, classes::MOST + 1, 3_000_001];
+        let sizes = [1, 63, 64, 65, 100, 700, 4097, 65_537, classes::MAX, classes::MAX + 1, 3_000_001];
         let blocks: Vec<_> =
             sizes.iter().map(|&size| (pool.allocate_sized(size, size % 2 == 0).expect("memory"), size)).collect();
         for &(block, size) in &blocks {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Words of bits, one bit a block.
 const WORDS: usize = PAGE / classes::ALIGN / 64;
-const _: () = assert!(classes::MOST_BLOCKS <= WORDS * 64);
+const _: () = assert!(classes::MAX_BLOCKS <= WORDS * 64);
 
 /// The record of the span that starts in a certain page. All zero until there is one.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ pub use blocks::{Frame, LiveBlock, Origin, Place, Thread, Told};
 pub use report::{Group, Report};
 
 use super::Strategy;
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use crate::error::Error;
 use ledger::{Ledger, Record, Teller};
 use std::fmt;
@@ -56,7 +56,7 @@ pub struct Tracked<S> {
 }
 
 struct Inner<S> {
-    blocks: Fronted<S, Record>,
+    blocks: Prefixed<S, Record>,
     ledger: Arc<Ledger>,
     tell: Option<Box<Tell>>,
 }
@@ -96,7 +96,7 @@ impl<S: Strategy> Tracked<S> {
             let wanted = "a strategy that is not tracked: its own list would be out of reach behind this one's";
             return Err(Error::BadOption { option: "upstream", value, wanted });
         }
-        let blocks = Fronted::new(upstream);
+        let blocks = Prefixed::new(upstream);
         if !blocks.aligns_records() {
             let value = format!("{:?}", blocks.upstream);
             let wanted = "a strategy whose blocks are aligned to 8 bytes or more, for the records in front of them \
@@ -122,14 +122,14 @@ impl<S: Strategy> Tracked<S> {
             return None;
         };
         // SAFETY: just made, with its record in front; nobody else has it.
-        let place = unsafe { Fronted::<S, Record>::place(block) };
+        let place = unsafe { Prefixed::<S, Record>::place(block) };
         // SAFETY: a live record that is in no list.
         unsafe { ledger.enter(place, shard) };
         Some(block)
     }
 }
 
-// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Fronted`); the lists reach the record only
+// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Prefixed`); the lists reach the record only
 // while the block is alive, and a stand-in while it is being resized.
 unsafe impl<S: Strategy> Strategy for Tracked<S> {
     fn alignment(&self) -> usize {
@@ -148,14 +148,14 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let Inner { blocks, ledger, .. } = &*self.inner;
         // SAFETY: a live block, says the caller.
-        let place = unsafe { Fronted::<S, Record>::place(block) };
+        let place = unsafe { Prefixed::<S, Record>::place(block) };
         // SAFETY: its record is in its list, and put back below, also where the upstream panics.
         let stand_in = unsafe { ledger.stand_in(place) };
         // SAFETY: a live block, says the caller; no list leads to it any more.
         let moved = unsafe { blocks.resize(block, new_size_bytes) };
         if let Some(moved) = moved {
             // SAFETY: live, just resized.
-            let place = unsafe { Fronted::<S, Record>::place(moved) };
+            let place = unsafe { Prefixed::<S, Record>::place(moved) };
             // SAFETY: its record came along.
             unsafe { stand_in.resized(place, new_size_bytes) };
         }
@@ -166,7 +166,7 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
     unsafe fn release(&self, block: NonNull<u8>) {
         let Inner { blocks, ledger, .. } = &*self.inner;
         // SAFETY: a live block, says the caller.
-        let place = unsafe { Fronted::<S, Record>::place(block) };
+        let place = unsafe { Prefixed::<S, Record>::place(block) };
         // SAFETY: its record is in its list.
         unsafe { ledger.leave(place) }.forget();
         // SAFETY: given up, says the caller; no list leads to it any more.

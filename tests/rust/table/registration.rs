@@ -114,7 +114,7 @@ fn a_strategy_whose_alignment_is_no_power_of_two_is_refused() {
             unsafe fn release(&self, _: NonNull<u8>) {}
         }
         let refused = register("says something odd", Says(align));
-        assert_eq!(refused, Err(Error::BadAlignment { align, least: 1, most: 1 << 30 }));
+        assert_eq!(refused, Err(Error::BadAlignment { align, min: 1, max: 1 << 30 }));
     }
     assert_eq!(handler("says something odd"), None);
 }

@@ -12,14 +12,14 @@ use std::ptr::NonNull;
 
 /// Blocks of `upstream` with an `R` in front of each.
 #[derive(Debug)]
-pub(crate) struct Fronted<S, R> {
+pub(crate) struct Prefixed<S, R> {
     pub(crate) upstream: S,
     /// How many bytes stand before the user's block: a multiple of the upstream's alignment.
     front: usize,
     record: PhantomData<fn() -> R>,
 }
 
-impl<S: Strategy, R: Copy> Fronted<S, R> {
+impl<S: Strategy, R: Copy> Prefixed<S, R> {
     pub(crate) fn new(upstream: S) -> Self {
         let align = upstream.alignment().max(align_of::<R>());
         Self { front: size_of::<R>().next_multiple_of(align), upstream, record: PhantomData }

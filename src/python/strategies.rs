@@ -108,7 +108,7 @@ impl PyStrategy {
                     Arc::new(Tracked::new(upstream).map_err(in_pythons_error)?)
                 } else {
                     let teller = tracked::teller(py, frames, tasks)?;
-                    Arc::new(Tracked::telling(upstream, teller).map_err(in_pythons_error)?)
+                    Arc::new(Tracked::with_attribution(upstream, teller).map_err(in_pythons_error)?)
                 }
             }
             "Zeroing" => {

@@ -127,7 +127,7 @@ impl Callbacks {
     }
 
     /// A block as the functions returned it, entered; nothing where it is NULL or not aligned as was declared.
-    fn enter(&self, block: *mut c_void, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn record(&self, block: *mut c_void, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = NonNull::new(block.cast::<u8>())?;
         if !block.addr().get().is_multiple_of(self.align) {
             let align = self.align;
@@ -158,14 +158,14 @@ unsafe impl Strategy for Callbacks {
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: `ctx` belongs to the functions; malloc takes any size.
         let block = unsafe { (self.functions.malloc)(self.functions.ctx, size_bytes) };
-        self.enter(block, size_bytes)
+        self.record(block, size_bytes)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         // NumPy asks in the same way, `(nbytes, 1)`.
         // SAFETY: `ctx` belongs to the functions; calloc takes any sizes.
         let block = unsafe { (self.functions.calloc)(self.functions.ctx, size_bytes, 1) };
-        self.enter(block, size_bytes)
+        self.record(block, size_bytes)
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
@@ -235,13 +235,13 @@ mod tests {
             }
         }
 
-        fn enter(&self, block: Option<NonNull<u8>>, size: usize) -> *mut c_void {
+        fn insert(&self, block: Option<NonNull<u8>>, size: usize) -> *mut c_void {
             let Some(block) = block else { return null_mut() };
             self.sizes.with(|sizes| sizes.insert(block.addr().get(), size));
             block.as_ptr().cast()
         }
 
-        fn leave(&self, block: *mut c_void) -> Option<usize> {
+        fn remove(&self, block: *mut c_void) -> Option<usize> {
             self.sizes.with(|sizes| sizes.remove(&block.addr()))
         }
 
@@ -271,14 +271,14 @@ mod tests {
         if book.odd.load(Ordering::Relaxed) {
             let block = heap::allocate(size + 1).expect("memory");
             // SAFETY: one byte in.
-            return book.enter(Some(unsafe { block.add(1) }), size);
+            return book.insert(Some(unsafe { block.add(1) }), size);
         }
-        book.enter(heap::allocate(size), size)
+        book.insert(heap::allocate(size), size)
     }
 
     unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
         // SAFETY: as above.
-        unsafe { book(ctx) }.enter(heap::allocate_zeroed(nelem * elsize), nelem * elsize)
+        unsafe { book(ctx) }.insert(heap::allocate_zeroed(nelem * elsize), nelem * elsize)
     }
 
     unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
@@ -287,22 +287,22 @@ mod tests {
         if book.refuses.load(Ordering::Relaxed) {
             return null_mut();
         }
-        let old = book.leave(ptr).expect("a live block");
+        let old = book.remove(ptr).expect("a live block");
         let block = NonNull::new(ptr.cast()).expect("a block");
         // SAFETY: live, says the book.
         match unsafe { heap::resize(block, new_size) } {
             None => {
-                book.enter(Some(block), old);
+                book.insert(Some(block), old);
                 null_mut()
             }
-            moved => book.enter(moved, new_size),
+            moved => book.insert(moved, new_size),
         }
     }
 
     unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
         // SAFETY: as above.
         let book = unsafe { book(ctx) };
-        if book.leave(ptr) != Some(size) {
+        if book.remove(ptr) != Some(size) {
             book.wrong_sizes.fetch_add(1, Ordering::Relaxed);
         }
         let offset = usize::from(book.odd.load(Ordering::Relaxed));

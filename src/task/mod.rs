@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 /// The number of the tokio task that runs here, as its [`Id`](tokio::task::Id) prints it; nothing outside of one.
 ///
-/// For [`Tracked::telling`](crate::strategy::Tracked::telling).
+/// For [`Tracked::with_attribution`](crate::strategy::Tracked::with_attribution).
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");

@@ -613,7 +613,7 @@ fn an_arena_of_its_own_goes_with_the_request() {
 #[test]
 fn the_request_outlives_what_its_strategys_own_code_lets_go_of() {
     let _alone = alone();
-    let telling = Tracked::telling(System, || {
+    let telling = Tracked::with_attribution(System, || {
         drop(set(None));
         None::<u64>.into()
     })

@@ -170,7 +170,7 @@ extern "C" fn end() {
     while is_ours && PENDING.load(Ordering::Acquire) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }
-    // Who calls SYCL counts itself first and looks at the flag then (`Queue::entered`); here it is the other way round. In
+    // Who calls SYCL counts itself first and looks at the flag then (`Queue::begin_call`); here it is the other way round. In
     // one order of all four, one of the two sees the other.
     ENDED.store(true, Ordering::SeqCst);
     while is_ours && PENDING.load(Ordering::SeqCst) > 0 && begun.elapsed() < PATIENCE {

@@ -103,7 +103,7 @@ unsafe impl Pages for UsmPages {
 
     unsafe fn unmap(&self, start: NonNull<u8>, _size_bytes: usize) {
         // Perhaps on the thread that gives memory back by itself.
-        let Some(_entered) = self.queue.entered() else {
+        let Some(_call) = self.queue.begin_call() else {
             return; // it stays: a child of `fork` does not call SYCL, and may find the lock held
         };
         let raw = self.chunks.with(|chunks| chunks.remove(&start.addr().get())).map_or(start, |chunk| chunk.raw);

@@ -373,7 +373,7 @@ impl Queue {
 
     /// For a call of SYCL's on a thread that the end of the process does not wait for: while there is this, it does.
     /// Nothing where SYCL may not be called any more.
-    pub(super) fn entered(&self) -> Option<Hold> {
+    pub(super) fn begin_call(&self) -> Option<Hold> {
         let hold = Hold::new();
         self.is_usable().then_some(hold)
     }

@@ -5,7 +5,7 @@
 //! needs any more is kept for the next class that needs one, or goes back to the pool at once, so that an end costs
 //! nothing for what was, and an escape nothing for what lies around it. Spans are taken and given back outside of the lock.
 
-use super::decay::{self, Keeper, Kept, Noted};
+use super::decay::{self, Keeper, Noted, Registration};
 use super::region::{self, PAGE, Region};
 use super::span::{Span, Spans};
 use super::{Pool, classes};
@@ -48,7 +48,7 @@ struct Inner<P: Pages> {
     /// Whether there may be something to give back.
     noted: Noted,
     _held: HeldUntilDropped,
-    _kept: Kept,
+    _registration: Registration,
 }
 
 struct State {
@@ -84,7 +84,7 @@ impl<P: Pages> Arena<P> {
             noted: Noted::default(),
             // In this order: see `decay`.
             _held: crate::sync::hold_across_fork_until(inner.clone()),
-            _kept: decay::enter(inner.clone()),
+            _registration: decay::register(inner.clone()),
         });
         Self { inner }
     }
@@ -136,7 +136,7 @@ impl<P: Pages> Arena<P> {
         self.inner.note_use();
         let span = self.inner.pool.inner.take_span(class)?;
         self.inner.state.with(|state| {
-            state.enter(span);
+            state.add_span(span);
             state.take(class)
         })
     }
@@ -204,7 +204,7 @@ impl State {
     }
 
     /// Enters a new span.
-    fn enter(&mut self, span: &'static Span) {
+    fn add_span(&mut self, span: &'static Span) {
         self.pages += span.pages();
         match &mut self.current[span.class()] {
             // Another thread was faster.

@@ -28,7 +28,7 @@ pub(super) trait Keeper: Send + Sync {
 #[derive(Default)]
 struct Keepers {
     all: BTreeMap<u64, Weak<dyn Keeper>>,
-    entered: u64,
+    registered: u64,
 }
 
 /// Looks at the keepers, alone.
@@ -55,20 +55,20 @@ fn keepers() -> &'static Locked<Keepers> {
 
 /// A place among the keepers; left by dropping it.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct Registration {
     number: u64,
 }
 
 /// From now on `keeper` is asked to give back what is old. It must be held across fork already.
-pub(super) fn enter(keeper: Weak<dyn Keeper>) -> Kept {
+pub(super) fn register(keeper: Weak<dyn Keeper>) -> Registration {
     with_keepers(|keepers| {
-        keepers.entered += 1;
-        keepers.all.insert(keepers.entered, keeper);
-        Kept { number: keepers.entered }
+        keepers.registered += 1;
+        keepers.all.insert(keepers.registered, keeper);
+        Registration { number: keepers.registered }
     })
 }
 
-impl Drop for Kept {
+impl Drop for Registration {
     fn drop(&mut self) {
         // What is taken out goes outside of the lock.
         drop(with_keepers(|keepers| keepers.all.remove(&self.number)));
@@ -319,7 +319,7 @@ mod timer {
 
 #[cfg(all(test, not(any(ctxalloc_loom, miri))))]
 mod tests {
-    use super::{Keeper, Kept, enter};
+    use super::{Keeper, Registration, register};
     use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, hold_across_fork_until};
     use std::sync::mpsc::{Sender, channel};
     use std::sync::{Arc, Mutex, Weak};
@@ -331,7 +331,7 @@ mod tests {
         forked: Mutex<Option<Sender<()>>>,
         own: Weak<Self>,
         _held: HeldUntilDropped,
-        _kept: Kept,
+        _registration: Registration,
     }
 
     impl Keeper for Leaving {
@@ -372,7 +372,7 @@ mod tests {
                 forked: Mutex::new(Some(forked)),
                 own: leaving.clone(),
                 _held: hold_across_fork_until(leaving.clone()),
-                _kept: enter(leaving.clone()),
+                _registration: register(leaving.clone()),
             });
             let weak = Arc::downgrade(&leaving);
             let owner = thread::spawn(move || {

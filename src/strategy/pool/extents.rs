@@ -106,13 +106,13 @@ impl Extents {
         let mut regions = Vec::with_capacity(pages.div_ceil(PAGES));
         for offset in (0..bytes).step_by(REGION) {
             let record = region::take_record();
-            let entered = record.is_some_and(|record| {
+            let inserted = record.is_some_and(|record| {
                 // SAFETY: inside of the mapping.
                 record.reset(unsafe { start.add(offset) });
-                region::enter(record)
+                region::insert(record)
             });
             regions.extend(record.map(|record| Part { record, dirty: 0, since: Duration::ZERO }));
-            if !entered {
+            if !inserted {
                 regions.iter().for_each(|part: &Part| region::give_records(part.record));
                 // SAFETY: just mapped, and nobody has it.
                 unsafe { source.unmap(start, bytes) };

@@ -110,21 +110,21 @@ impl<P: Pages> PageHeap<P> {
     fn map_region(&self, pages: usize) -> Option<Found> {
         self.wishes.fix();
         let start = self.source.map(REGION, REGION)?;
-        let entered = region::take_record().filter(|record| {
+        let inserted = region::take_record().filter(|record| {
             record.reset(start);
-            let entered = region::enter(record);
-            if !entered {
+            let inserted = region::insert(record);
+            if !inserted {
                 region::give_records(record);
             }
-            entered
+            inserted
         });
-        let Some(region) = entered else {
+        let Some(region) = inserted else {
             // SAFETY: just mapped, and nobody has it.
             unsafe { self.source.unmap(start, REGION) };
             return None;
         };
         let open = Open { region, start, free: ALL_FREE & !run(0, pages), dirty: 0, old: 0, stuck: 0 };
-        while !self.state.with(|state| state.enter(open)) {
+        while !self.state.with(|state| state.insert(open)) {
             self.grow_list();
         }
         // For the next one: the heap that the list grows in may be us, and then takes its pages from this region.
@@ -219,7 +219,7 @@ enum Purge {
 
 impl State {
     /// Enters a region; false where the list has no room for it.
-    fn enter(&mut self, open: Open) -> bool {
+    fn insert(&mut self, open: Open) -> bool {
         if self.open.len() == self.open.capacity() {
             return false;
         }

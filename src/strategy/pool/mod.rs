@@ -32,7 +32,7 @@ use crate::source::{Pages, PrivatePages, pages};
 use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
 use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
-use decay::{Keeper, Kept, Noted};
+use decay::{Keeper, Noted, Registration};
 use heap::PageHeap;
 use large::Large;
 use options::Wishes;
@@ -66,7 +66,7 @@ struct Inner<P: Pages> {
     /// Whether there may be something to give back.
     noted: Noted,
     _held: HeldUntilDropped,
-    _kept: Kept,
+    _registration: Registration,
 }
 
 struct Huge {
@@ -121,7 +121,7 @@ impl<P: Pages> Pool<P> {
             noted: Noted::default(),
             // In this order: see `decay`.
             _held: crate::sync::hold_across_fork_until(inner.clone()),
-            _kept: decay::enter(inner.clone()),
+            _registration: decay::register(inner.clone()),
         });
         Self { inner }
     }

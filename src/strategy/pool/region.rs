@@ -197,7 +197,7 @@ static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROO
 #[inline]
 pub(super) unsafe fn find(address: usize) -> &'static Region {
     let index = address / REGION;
-    // Acquire pairs with the Releases in `enter`.
+    // Acquire pairs with the Releases in `insert`.
     let leaf = MAP[index / LEAF].load(Ordering::Acquire);
     debug_assert!(!leaf.is_null());
     // SAFETY: the block's region was entered before the block was handed out; leaves live for ever.
@@ -208,7 +208,7 @@ pub(super) unsafe fn find(address: usize) -> &'static Region {
 }
 
 /// Enters a region. False where its address lies beyond what the map covers, or there is no memory for that.
-pub(super) fn enter(region: &'static Region) -> bool {
+pub(super) fn insert(region: &'static Region) -> bool {
     let index = region.start.load(Ordering::Relaxed).addr() / REGION;
     let Some(place) = MAP.get(index / LEAF) else { return false };
     let mut leaf = place.load(Ordering::Acquire);

@@ -12,8 +12,8 @@ mod chain;
 mod refusals;
 
 pub(crate) use chain::Chain;
-pub use refusals::Refusal;
-pub(crate) use refusals::Refused;
+
+pub(crate) use refusals::{Refusal, Refused};
 
 use super::Budget;
 use crate::sync::{AsOwnerLock, OwnerLock};

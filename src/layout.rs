@@ -1,10 +1,10 @@
 //! Arithmetic on sizes and addresses, checked. A leaf: imports no layer.
 
-/// The most bytes that one block may have: what a Rust slice and a pointer difference can express.
+/// The largest block, in bytes: what a Rust slice and a pointer difference can express.
 pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
 
-/// The size a strategy is asked for: zero becomes one (`malloc(0)` has to give a block that can be freed),
-/// and what no object can have is refused.
+/// The size to request from a strategy: zero becomes one (`malloc(0)` must return a block that can be freed). `None` if no
+/// object can have the size.
 #[inline]
 pub(crate) const fn request(size_bytes: usize) -> Option<usize> {
     match size_bytes {
@@ -14,7 +14,7 @@ pub(crate) const fn request(size_bytes: usize) -> Option<usize> {
     }
 }
 
-/// `count * size`, or nothing where that overflows: the product behind every `calloc`.
+/// `count * size_bytes`, the size of a `calloc`; `None` on overflow.
 #[inline]
 pub(crate) const fn array(count: usize, size_bytes: usize) -> Option<usize> {
     count.checked_mul(size_bytes)

@@ -31,7 +31,7 @@ use std::sync::Arc;
 ///   unmapped, and which is zero once it is committed;
 /// - after a [`discard`](Pages::discard) or an [`empty`](Pages::empty) that returned true the memory is zero;
 /// - [`commit`](Pages::commit) keeps contents or makes them zero;
-/// - if the host cannot access the memory, [`clear`](Pages::clear) and [`copy`](Pages::copy) do not do so either.
+/// - if the host cannot access the memory, [`clear`](Pages::clear) and [`copy`](Pages::copy) work by other means.
 pub unsafe trait Pages: Debug + Send + Sync + 'static {
     /// Maps `size_bytes` of pages at a multiple of `align`; `None` if there are none.
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>>;

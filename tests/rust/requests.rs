@@ -3,6 +3,8 @@
 #![allow(unsafe_code, reason = "the tests write a strategy")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+mod support;
+
 use ctxalloc::handler::requests::metrics;
 use ctxalloc::request::{AfterEnd, charge_current};
 use ctxalloc::strategy::{Arena, Budget, Pool, Strategy, System, Tracked};
@@ -15,6 +17,7 @@ use ctxalloc::{
 use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use support::Refusing;
 
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -144,22 +147,7 @@ fn a_request_may_have_a_strategy_of_its_own_choice() {
 #[test]
 fn a_strategy_that_aligns_too_little_is_refused() {
     let _alone = alone();
-    #[derive(Debug)]
-    struct Unaligned;
-    // SAFETY: it hands out nothing.
-    unsafe impl Strategy for Unaligned {
-        fn alignment(&self) -> usize {
-            1
-        }
-        fn allocate(&self, _size_bytes: usize) -> Option<NonNull<u8>> {
-            None
-        }
-        unsafe fn resize(&self, _block: NonNull<u8>, _new_size_bytes: usize) -> Option<NonNull<u8>> {
-            None
-        }
-        unsafe fn release(&self, _block: NonNull<u8>) {}
-    }
-    let refused = request().strategy(Unaligned).begin().unwrap_err();
+    let refused = request().strategy(Refusing::aligned_to(1)).begin().unwrap_err();
     assert!(matches!(refused, Error::BadAlignment { align: 1, min: 16, .. }), "{refused}");
     assert!(none_is_present());
 }

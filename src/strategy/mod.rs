@@ -127,8 +127,8 @@ pub unsafe trait Strategy: Debug + Send + Sync + 'static {
         0
     }
 
-    /// The live blocks, the oldest first, if this strategy or one that it wraps lists them ([`Tracked`] does). A wrapper
-    /// passes the call on to its upstream, as it does for [`trim`](Strategy::trim).
+    /// The live blocks, the oldest first, if this strategy or one that it wraps lists them ([`Tracked`] does). `None` if
+    /// not known. A wrapper passes the call on to its upstream, as it does for [`trim`](Strategy::trim).
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         None
     }

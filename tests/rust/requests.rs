@@ -729,11 +729,11 @@ fn a_strategy_that_panics_in_its_end_takes_nothing_down() {
             System.allocate(size_bytes)
         }
         unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-            // SAFETY: the caller's promises are the same.
+            // SAFETY: `allocate` made the block by System, and the caller promises that it is live.
             unsafe { System.resize(block, new_size_bytes) }
         }
         unsafe fn release(&self, block: NonNull<u8>) {
-            // SAFETY: the caller's promises are the same.
+            // SAFETY: `allocate` made the block by System, and the caller promises that it is live.
             unsafe { System.release(block) }
         }
     }

@@ -66,16 +66,17 @@ impl Marked {
         self.live_blocks.fetch_add(1, Ordering::SeqCst);
         self.live_bytes.fetch_add(size_bytes as isize, Ordering::SeqCst);
         self.made.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as above.
+        // SAFETY: the raw block has MARK_BYTES in front of the user's bytes.
         unsafe { raw.add(MARK_BYTES) }
     }
 
     /// The raw block and its size, out of the books; nothing, and a fault, where the block is not ours.
     fn unseal(&self, block: NonNull<u8>) -> Option<(NonNull<u8>, usize)> {
-        // SAFETY: where the block is ours, its mark stands before it. Where it is not, the test is about to fail.
-        let raw = unsafe { block.sub(MARK_BYTES) };
-        // SAFETY: as above.
-        let mark = unsafe { &mut *raw.cast::<Mark>().as_ptr() };
+        // SAFETY: if the block is this strategy's, its mark lies directly before it. If it is not, the test is about to fail.
+        let (raw, mark) = unsafe {
+            let raw = block.sub(MARK_BYTES);
+            (raw, &mut *raw.cast::<Mark>().as_ptr())
+        };
         if mark.owner != self.owner {
             self.faults.fetch_add(1, Ordering::SeqCst);
             return None;

@@ -1,9 +1,9 @@
-//! Every way in which ctxalloc can say no, with the numbers a user needs. A leaf: imports no layer.
+//! Every error of ctxalloc, with the numbers that a user needs. A leaf: imports no layer.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 
-/// Text that somebody gave, in one line whatever it has in it: a NUL is `\\0`, an escape `\\u{1b}`.
+/// Text from outside, shown in one line whatever it contains: a NUL is `\\0`, an escape `\\u{1b}`.
 fn shown(text: &str) -> impl Display + '_ {
     struct Shown<'a>(&'a str);
     impl Display for Shown<'_> {
@@ -17,13 +17,13 @@ fn shown(text: &str) -> impl Display + '_ {
     Shown(text)
 }
 
-/// What went wrong, with what value, and what to do about it.
+/// What failed, with which value, and what to do about it.
 ///
-/// Nothing is lost when one of these is returned: the table, the selection and every block are as before.
+/// When one of these is returned, nothing has changed: not the table, not the selection, and no block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The handler answered NULL.
+    /// The handler returned NULL.
     #[error(
         "handler '{}' could not allocate {requested_bytes} bytes; \
          ask for less, free something, or select another handler",
@@ -32,7 +32,7 @@ pub enum Error {
     OutOfMemory {
         /// The table name of the handler that refused.
         handler: Cow<'static, str>,
-        /// How many bytes were asked for.
+        /// How many bytes were requested.
         requested_bytes: usize,
     },
 
@@ -91,7 +91,7 @@ pub enum Error {
         function: &'static str,
     },
 
-    /// A handler's own copy function said no.
+    /// A handler's own copy function failed.
     #[error(
         "handler '{}' could not copy {size_bytes} bytes: its {function} returned NULL; \
          what was copied to may have some of them",
@@ -117,7 +117,7 @@ pub enum Error {
         known: u64,
     },
 
-    /// A C function was given NULL where it needs something.
+    /// A C function was given NULL for a required argument.
     #[error("{argument} is NULL; give a valid pointer")]
     NullArgument {
         /// The argument's name in the header.
@@ -145,7 +145,7 @@ pub enum Error {
         size_bytes: usize,
     },
 
-    /// Two stretches of memory that must be apart share bytes.
+    /// Two ranges of memory that must not overlap do.
     #[error("{size_bytes} bytes at {dst:#x} and at {src:#x} overlap; copy by way of another block")]
     Overlap {
         /// Where the copy would go.
@@ -169,9 +169,9 @@ pub enum Error {
         address: usize,
     },
 
-    /// There is no struct left in which a draft could be given one more handler that is not its own.
+    /// There is no struct left to give one more handler to code that uses a draft of NEP 49.
     #[error(
-        "handler '{}' cannot be given out as a struct without a context: all {most} of those are in use by other \
+        "handler '{}' cannot be given out as a struct without a context: all {max} of those are in use by other \
          handlers; use ctxalloc_get_handler(), which has no such limit",
         shown(.handler)
     )]
@@ -179,10 +179,10 @@ pub enum Error {
         /// The handler's name.
         handler: Cow<'static, str>,
         /// How many there are.
-        most: usize,
+        max: usize,
     },
 
-    /// Memory that the host cannot read, where the host would.
+    /// The handler's memory cannot be read by the host, which the operation needs.
     #[error(
         "handler '{}' has memory of a device, which the host cannot read or write, so neither NumPy nor Rust's \
          containers can live in it; use 'usm_shared' or 'usm_host' there, and for device memory \
@@ -194,7 +194,7 @@ pub enum Error {
         handler: Cow<'static, str>,
     },
 
-    /// SYCL, or dpctl's library in front of it, did not do what was asked for.
+    /// SYCL, or dpctl's library that calls it, failed.
     #[error("{what}; {advice}")]
     Sycl {
         /// What failed, with the values.
@@ -213,14 +213,14 @@ pub enum Error {
     },
 
     /// An alignment that is no power of two, or outside the strategy's range.
-    #[error("align={align} is not possible; give a power of two from {least} to {most} bytes")]
+    #[error("align={align} is not possible; give a power of two from {min} to {max} bytes")]
     BadAlignment {
         /// The value as given, in bytes.
         align: usize,
-        /// The least alignment possible, in bytes.
-        least: usize,
-        /// The greatest alignment possible, in bytes.
-        most: usize,
+        /// The smallest alignment possible, in bytes.
+        min: usize,
+        /// The largest alignment possible, in bytes.
+        max: usize,
     },
 
     /// An option of a strategy that is out of its range.
@@ -234,7 +234,7 @@ pub enum Error {
         wanted: &'static str,
     },
 
-    /// A variable of the environment has a value that it cannot have.
+    /// An environment variable has an invalid value.
     #[error("the environment says {name}={value:?}, but wanted are {wanted}: correct the variable, or remove it")]
     BadSetting {
         /// The variable's name.
@@ -245,7 +245,7 @@ pub enum Error {
         wanted: &'static str,
     },
 
-    /// [`configure`](crate::configure) came after the settings were used.
+    /// [`configure`](crate::configure) was called after the settings were used.
     #[error(
         "a pool has handed out memory already by the settings that it found; configure before the first allocation, or set \
          CTXALLOC_DECAY_SECONDS and CTXALLOC_WARM_BYTES in the environment"
@@ -263,13 +263,13 @@ pub enum Error {
         budget: String,
         /// Its limit.
         limit_bytes: usize,
-        /// How much of it is in use.
+        /// How many bytes of it are in use.
         in_use_bytes: usize,
-        /// How much more was asked for.
+        /// How many more bytes were requested.
         requested_bytes: usize,
     },
 
-    /// A request that refuses what comes after its end was asked for memory, or one of which nothing is left.
+    /// Memory was requested from a request that has ended, and that refuses this or no longer exists.
     #[error(
         "{request} has ended and gives no more memory ({requested_bytes} bytes were asked for); begin another request, or \
          keep this one until its work is done"
@@ -277,11 +277,11 @@ pub enum Error {
     RequestEnded {
         /// Its name.
         request: String,
-        /// How many bytes were asked for.
+        /// How many bytes were requested.
         requested_bytes: usize,
     },
 
-    /// A request was begun inside of too many others.
+    /// A request was begun inside too many others.
     #[error(
         "a request cannot be begun inside of {max} requests and budgets; let tasks that go on begin root requests \
          (`request().root()`, `ctxalloc.request(root=True)`)"
@@ -299,7 +299,7 @@ pub enum Error {
     NoHugePages {
         /// How many the machine has set aside.
         reserved_pages: usize,
-        /// How many of those nobody uses or was promised.
+        /// How many of those are neither used nor promised.
         free_pages: usize,
     },
 
@@ -314,7 +314,7 @@ pub enum Error {
         wanted_bytes: usize,
         /// The limit of the process.
         limit_bytes: usize,
-        /// How much of it is used.
+        /// How many bytes of it are used.
         locked_bytes: usize,
     },
 
@@ -323,7 +323,7 @@ pub enum Error {
     NoSuchNode {
         /// The node as given.
         node: usize,
-        /// Those there are, as the system writes them: `0-1,4`.
+        /// The nodes of the machine, as the system writes them: `0-1,4`.
         online: String,
     },
 
@@ -350,7 +350,7 @@ pub enum Error {
     )]
     TokenForeign,
 
-    /// Python's face could not be reached: no interpreter, or it is shutting down.
+    /// Python cannot be called: there is no interpreter, or it is shutting down.
     #[error("Python is not running in this process, or is shutting down")]
     NoPython,
 }

@@ -1,20 +1,20 @@
 //! Arithmetic on sizes and addresses, checked. A leaf: imports no layer.
 
-/// The most bytes that one block may have: what a Rust slice and a pointer difference can express.
-pub(crate) const MOST_BYTES: usize = isize::MAX as usize;
+/// The largest block, in bytes: what a Rust slice and a pointer difference can express.
+pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
 
-/// The size a strategy is asked for: zero becomes one (`malloc(0)` has to give a block that can be freed),
-/// and what no object can have is refused.
+/// The size to request from a strategy: zero becomes one (`malloc(0)` must return a block that can be freed). `None` if no
+/// object can have the size.
 #[inline]
 pub(crate) const fn request(size_bytes: usize) -> Option<usize> {
     match size_bytes {
         0 => Some(1),
-        n if n > MOST_BYTES => None,
+        n if n > MAX_BYTES => None,
         n => Some(n),
     }
 }
 
-/// `count * size`, or nothing where that overflows: the product behind every `calloc`.
+/// `count * size_bytes`, the size of a `calloc`; `None` on overflow.
 #[inline]
 pub(crate) const fn array(count: usize, size_bytes: usize) -> Option<usize> {
     count.checked_mul(size_bytes)
@@ -29,14 +29,14 @@ pub(crate) const fn padding(address: usize, align: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST_BYTES, array, padding, request};
+    use super::{MAX_BYTES, array, padding, request};
 
     #[test]
     fn a_request_for_nothing_is_a_request_for_one_byte() {
         assert_eq!(request(0), Some(1));
         assert_eq!(request(7), Some(7));
-        assert_eq!(request(MOST_BYTES), Some(MOST_BYTES));
-        assert_eq!(request(MOST_BYTES + 1), None);
+        assert_eq!(request(MAX_BYTES), Some(MAX_BYTES));
+        assert_eq!(request(MAX_BYTES + 1), None);
     }
 
     #[test]

@@ -35,11 +35,11 @@
 //!
 //! | you have | you write |
 //! | --- | --- |
-//! | a stretch of code | [`scope`](fn@scope), [`enter`], [`set`] and [`reset`] |
+//! | a block of code | [`scope`](fn@scope), [`enter`], [`set`] and [`reset`] |
 //! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
 //! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
-//! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] where the host cannot read them |
+//! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
 //! | an extension module for Python | `python` (with that feature) |
@@ -80,8 +80,8 @@ pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_requ
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 pub use settings::{Settings, check_environment, configure};
 
-/// Gives back what all pools, arenas and handlers keep for later; returns how many bytes went, as far as is known. What
-/// other threads have in their caches stays there (at most 2 MiB a thread).
+/// Returns the unused memory of all pools, arenas and handlers to the system. Returns how many bytes, as far as is known. The
+/// caches of other threads stay (at most 2 MiB per thread).
 ///
 /// ```
 /// drop(ctxalloc::Buffer::zeroed_in(ctxalloc::handler("pool").expect("built in"), 50 << 20)?);

@@ -1,4 +1,4 @@
-//! Requests: a stretch of work with memory, an account and a limit of its own. Beside `thread`, above `scope`.
+//! Requests: work with memory, an account and a limit of its own. Beside `thread`, above `scope`.
 
 use crate::error::Error;
 use crate::handler::Handler;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub use crate::handler::requests::{AfterEnd, ExternalCharge, RequestHandle};
 pub use crate::strategy::account::Stats;
 
-/// Starts to describe a request; [`begin`](Builder::begin) begins it.
+/// Describes a request, which [`begin`](Builder::begin) begins.
 ///
 /// ```
 /// use ctxalloc::{Buffer, Error, request};
@@ -27,21 +27,21 @@ pub use crate::strategy::account::Stats;
 /// let report = request.end();
 /// assert_eq!((report.escaped_blocks, report.escaped_bytes), (1, 10));
 /// assert_eq!(report.stats.peak_bytes, 100_010);
-/// assert_eq!(&*kept, [0; 10]); // an escape stays valid for as long as it likes
+/// assert_eq!(&*kept, [0; 10]); // an escaped block stays valid until it is freed
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub fn request() -> Builder {
     Builder { terms: Terms { outer: Some(current()), ..Terms::default() } }
 }
 
-/// The request that the running context is in: whose handler is selected here.
+/// The request whose handler is selected in the running context.
 #[must_use]
 pub fn current_request() -> Option<RequestHandle> {
     RequestHandle::by(current())
 }
 
-/// Charges bytes that come from elsewhere to the request that the running context is in, until the charge is dropped.
-/// None where it is in no request.
+/// Charges `bytes` that were allocated elsewhere to the [current request](current_request), until the charge is dropped. `None`
+/// if there is no current request.
 ///
 /// # Errors
 /// As [`RequestHandle::charge`].
@@ -49,7 +49,7 @@ pub fn charge_current(bytes: usize) -> Result<Option<ExternalCharge>, Error> {
     current_request().map(|request| request.charge(bytes)).transpose()
 }
 
-/// What a request is to be given.
+/// The options of a request.
 #[derive(Debug)]
 #[must_use = "nothing begins before `begin`"]
 pub struct Builder {
@@ -63,83 +63,83 @@ impl Builder {
         self
     }
 
-    /// The most bytes that may be alive at one time; more is refused (NULL to NumPy, [`Error::BudgetExceeded`] in Rust).
+    /// The most bytes that may be live at one time. More is refused: NULL for NumPy, [`Error::BudgetExceeded`] in Rust.
     pub fn limit_bytes(mut self, limit_bytes: usize) -> Self {
         self.terms.limit_bytes = Some(limit_bytes);
         self
     }
 
-    /// What it is charged to besides: a tenant's budget, the process's.
+    /// A budget that it is charged to besides its own: a tenant's or the process's.
     pub fn budget(mut self, budget: &Budget) -> Self {
         self.terms.budget = Some(budget.clone());
         self
     }
 
-    /// Blocks of up to 1 KiB may go so many bytes beyond every limit that they are charged to. None in Rust, unless you say
-    /// otherwise; 64 KiB in Python, since NumPy crashes where it is refused some of its scalars.
+    /// By how many bytes blocks of up to 1 KiB may exceed the limits that they are charged to. By default 0 in Rust, and 64 KiB
+    /// in Python, since NumPy crashes if it cannot allocate some of its scalars.
     pub fn overdraft_bytes(mut self, overdraft_bytes: usize) -> Self {
         self.terms.overdraft_bytes = overdraft_bytes;
         self
     }
 
-    /// A root: not inside of the request that the running context carries, which may be one that just happens to be there
-    /// (a server's connection, a task that goes on).
+    /// Makes it a root: not inside the current request, which may be there by accident (that of a server's connection, or of a
+    /// task that goes on).
     pub fn root(mut self) -> Self {
         self.terms.outer = None;
         self
     }
 
-    /// What becomes of memory that is asked for under its handler after its end.
+    /// What happens to requests for memory under its handler after its end.
     pub fn after_end(mut self, after_end: AfterEnd) -> Self {
         self.terms.after_end = after_end;
         self
     }
 
-    /// Where its blocks come from, instead of the process's own pool: an [`Arena`](crate::strategy::Arena) that goes with
-    /// it, [`Tracked`](crate::strategy::Tracked), or any other.
+    /// Where its blocks come from instead of the process's pool: an [`Arena`](crate::strategy::Arena) of its own, a
+    /// [`Tracked`](crate::strategy::Tracked) strategy, or any other.
     pub fn strategy(mut self, strategy: impl Strategy) -> Self {
         self.terms.strategy = Some(Arc::new(strategy));
         self
     }
 
-    /// Begins the request. Inside of another one, its numbers are part of that one's.
+    /// Begins the request. If it is inside another one, that one's numbers include its own.
     ///
     /// # Errors
-    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than the 16 bytes that a request promises;
-    /// [`Error::NestedTooDeep`] inside of thousands of others.
+    /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
+    /// [`Error::NestedTooDeep`] inside more than 4096 others.
     pub fn begin(self) -> Result<Request, Error> {
         Ok(Request { begun: Begun::begin(self.terms)? })
     }
 }
 
-/// A request that is under way. Dropping it ends it.
+/// A request that has begun. Dropping it ends it.
 #[derive(Debug)]
 pub struct Request {
     begun: Begun,
 }
 
-/// What became of a request.
+/// What a request used, and what outlives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
     /// Its numbers at its end.
     pub stats: Stats,
-    /// Blocks that outlive it: valid until they are freed, and charged until then.
+    /// The number of blocks that outlive it. They stay valid, and charged, until they are freed.
     pub escaped_blocks: usize,
-    /// Their bytes.
+    /// The bytes of these blocks.
     pub escaped_bytes: usize,
-    /// They themselves, with their makers, where the request's strategy knows them
-    /// ([`Tracked`](crate::strategy::Tracked)). One that several requests share knows the blocks of all of them.
+    /// These blocks and their makers, if the request's strategy lists them ([`Tracked`](crate::strategy::Tracked)). A strategy
+    /// that several requests share lists the blocks of all of them.
     pub escapes: Option<Vec<LiveBlock>>,
-    /// The last refusal of a budget that nobody asked for, if there was one.
+    /// The last refusal that nobody has taken yet, if any.
     pub refusal: Option<Error>,
 }
 
 impl Request {
     /// The handler to select for its work: `future.with_handler(request.handler())`, [`enter`](crate::enter).
     ///
-    /// It is this request's and never another one's. What is allocated under it after the end is charged to the request all
-    /// the same, unless [`Builder::after_end`] says otherwise.
+    /// It is never another request's handler. Memory that is allocated under it after the end is still charged to this request,
+    /// unless [`Builder::after_end`] says otherwise.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.begun.handler()
@@ -156,31 +156,31 @@ impl Request {
         self.begun.name()
     }
 
-    /// Its numbers so far; those of requests inside of it are part of them.
+    /// Its numbers so far, including those of requests inside.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.begun.stats()
     }
 
-    /// Its live blocks so far, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)).
+    /// Its live blocks, if its strategy lists them ([`Tracked`](crate::strategy::Tracked)).
     #[must_use]
     pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         self.begun.live_blocks()
     }
 
-    /// Its own budget: what it may be given more of, and what a part of it may be charged to.
+    /// Its own budget: to change its limit, or to charge other work to it.
     #[must_use]
     pub fn budget(&self) -> Budget {
         self.begun.budget()
     }
 
-    /// A handle for others: numbers, handler and budget, good for as long as it lives.
+    /// A handle with its numbers, handler and budget, for other code. It stays valid as long as it lives.
     #[must_use]
     pub fn handle(&self) -> RequestHandle {
         self.begun.handle()
     }
 
-    /// Ends it and says what became of it.
+    /// Ends it and reports what it used.
     pub fn end(mut self) -> Report {
         let escapes = self.begun.live_blocks();
         let stats = self.begun.end();

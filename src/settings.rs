@@ -1,12 +1,12 @@
-//! What pools keep and for how long, where nobody says otherwise: set once, by the environment or by [`configure`]. A
-//! leaf: imports no layer.
+//! The process's settings: by default, how much unused memory pools keep and for how long. Set by the environment or by
+//! [`configure`], and fixed once used. A leaf: imports no layer.
 
 use crate::error::Error;
 use crate::trace;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What [`configure`] sets. `None` leaves a setting as the environment or the default has it.
+/// The argument of [`configure`]. `None` leaves a setting as the environment or the default has it.
 ///
 /// ```
 /// let mut settings = ctxalloc::Settings::default();
@@ -18,11 +18,10 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How long memory that nobody uses is kept for its next user. Ten seconds, unless `CTXALLOC_DECAY_SECONDS` or this
-    /// says otherwise.
+    /// How long unused memory is kept for its next user. By default ten seconds, or `CTXALLOC_DECAY_SECONDS`.
     pub decay: Option<Duration>,
-    /// How many bytes of large blocks that nobody uses are kept at most. An eighth of the machine's memory, at least 64
-    /// MiB, unless `CTXALLOC_WARM_BYTES` or this says otherwise.
+    /// The most bytes of unused large blocks that are kept. By default an eighth of the machine's memory, but at least 64 MiB,
+    /// or `CTXALLOC_WARM_BYTES`.
     pub warm_bytes: Option<usize>,
 }
 
@@ -32,30 +31,30 @@ pub(crate) const DECAY_SECONDS: &str = "CTXALLOC_DECAY_SECONDS";
 pub(crate) const WARM_BYTES: &str = "CTXALLOC_WARM_BYTES";
 
 const DECAY: Duration = Duration::from_secs(10);
-/// About 136 years, as far as `u64` nanoseconds reach twice; more is no different.
+/// About 136 years: a longer decay is no different, and twice this fits into nanoseconds as `u64`.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
 
 /// In nanoseconds.
 static DECAY_NOW: AtomicU64 = AtomicU64::new(0);
-/// [`UNSET`]: what the machine has decides.
+/// [`UNSET`] if the machine's memory decides.
 static WARM_NOW: AtomicU64 = AtomicU64::new(UNSET);
 const UNSET: u64 = u64::MAX;
 
-/// How far the settings are.
+/// The stage of the settings: NEW, then READ, then USED. Never goes back.
 static STAGE: AtomicU8 = AtomicU8::new(NEW);
-/// The environment was not read.
+/// The environment was not read yet.
 const NEW: u8 = 0;
-/// It was.
+/// The environment was read; `configure` may still change the settings. Set by `read`, after it stored the values.
 const READ: u8 = 1;
-/// A pool has used them: they are as they are.
+/// A pool has used the settings, so they cannot change any more. Set by `fix`.
 const USED: u8 = 2;
 
-/// Sets what the built-in pools, and all others that are made with default options, keep and for how long. Call it at the
+/// Sets how much unused memory the built-in pools, and others with default options, keep and for how long. Call it at the
 /// start of the program; the last call counts.
 ///
 /// # Errors
-/// [`Error::SettingsInUse`] once one of these pools has handed out memory; [`Error::BadSetting`] where a variable of the
-/// environment has a value that it cannot have. Nothing is set then.
+/// [`Error::SettingsInUse`] once one of these pools has handed out memory; [`Error::BadSetting`] if an environment variable
+/// has an invalid value. Nothing is set then.
 pub fn configure(settings: Settings) -> Result<(), Error> {
     check_environment()?;
     if STAGE.load(Ordering::Relaxed) == USED {
@@ -70,22 +69,22 @@ pub fn configure(settings: Settings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the environment's values are such as can be used.
+/// Checks the environment variables of ctxalloc.
 ///
 /// # Errors
-/// [`Error::BadSetting`] for the first that is not. The default is used in its place.
+/// [`Error::BadSetting`] for the first one with an invalid value. Its default is used instead.
 pub fn check_environment() -> Result<(), Error> {
     read();
     from_environment().map(|_| ())
 }
 
-/// How long memory that nobody uses is kept.
+/// How long unused memory is kept.
 pub(crate) fn decay() -> Duration {
     read();
     Duration::from_nanos(DECAY_NOW.load(Ordering::Relaxed))
 }
 
-/// How many bytes of large blocks are kept; nothing where nobody said.
+/// The most bytes of unused large blocks that are kept; `None` if the machine's memory decides.
 pub(crate) fn warm_bytes() -> Option<usize> {
     read();
     match WARM_NOW.load(Ordering::Relaxed) {
@@ -94,7 +93,7 @@ pub(crate) fn warm_bytes() -> Option<usize> {
     }
 }
 
-/// From now on it is too late to change them.
+/// Fixes the settings: from here on `configure` fails.
 #[inline]
 pub(crate) fn fix() {
     if STAGE.load(Ordering::Relaxed) != USED {
@@ -103,7 +102,7 @@ pub(crate) fn fix() {
     }
 }
 
-/// Reads the environment, once. Threads that do so at the same time find the same.
+/// Reads the environment, once. Several threads may do so at the same time, and find the same values.
 fn read() {
     if STAGE.load(Ordering::Acquire) != NEW {
         return;
@@ -112,18 +111,18 @@ fn read() {
         trace::bad_setting(&error);
         Settings::default()
     });
-    // Only what is as it was at the start: another thread may be a step ahead, and have configured.
+    // Stored only over the initial values: another thread may have read the environment, and called `configure`, already.
     let decay = nanoseconds(settings.decay.unwrap_or(DECAY));
     let _ = DECAY_NOW.compare_exchange(0, decay, Ordering::Relaxed, Ordering::Relaxed);
     if let Some(bytes) = settings.warm_bytes {
         let bytes = (bytes as u64).min(UNSET - 1);
         let _ = WARM_NOW.compare_exchange(UNSET, bytes, Ordering::Relaxed, Ordering::Relaxed);
     }
-    // Release pairs with the Acquire above: who finds the stage finds the values.
+    // Release pairs with the Acquire above: a thread that sees the stage sees the values.
     let _ = STAGE.compare_exchange(NEW, READ, Ordering::Release, Ordering::Relaxed);
 }
 
-/// At least one: zero stands for "not read yet".
+/// At least 1, since 0 stands for "not read yet".
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.min(LONGEST).as_nanos()).unwrap_or(u64::MAX).max(1)
 }

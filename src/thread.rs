@@ -1,4 +1,4 @@
-//! Threads that carry the context of the thread or task that starts them. Beside `task`, above `scope`.
+//! Threads that begin with a copy of the context of the thread or task that starts them. Beside `task`, above `scope`.
 
 use crate::scope::Context;
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 /// `Context::copy_current().wrap(work)`.
 ///
 /// # Panics
-/// Where the system cannot start a thread, as [`std::thread::spawn`] does.
+/// If the system cannot start a thread, as [`std::thread::spawn`] does.
 ///
 /// ```
 /// use ctxalloc::{current, handler, scope, thread};

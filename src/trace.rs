@@ -1,5 +1,5 @@
-//! Reports for what no return value can carry. With feature `tracing` they are events of the target
-//! `ctxalloc`; without it they cost nothing. A leaf: imports no layer.
+//! Reports of what no return value can say: `tracing` events of the target `ctxalloc`. Without the feature `tracing` they cost
+//! nothing. A leaf: imports no layer. (Reports of blocks to Python's tracemalloc are the handler layer's.)
 
 /// A guard was dropped in another context than its own, so nothing was restored.
 #[cold]
@@ -24,7 +24,7 @@ pub(crate) fn strategy_panicked(operation: &'static str) {
     let _ = operation;
 }
 
-/// A variable of the environment has a value that it cannot have; the default is used.
+/// An environment variable has an invalid value; the default is used.
 #[cold]
 pub(crate) fn bad_setting(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
@@ -33,7 +33,7 @@ pub(crate) fn bad_setting(error: &crate::error::Error) {
     let _ = error;
 }
 
-/// A handler entered the table.
+/// A handler was registered.
 pub(crate) fn registered(name: &str) {
     #[cfg(feature = "tracing")]
     tracing::debug!(target: "ctxalloc", name, "handler registered");
@@ -41,7 +41,7 @@ pub(crate) fn registered(name: &str) {
     let _ = name;
 }
 
-/// A strategy was given a block that it cannot have made, or found one damaged; nothing was freed twice.
+/// A strategy was given a block that it did not make, or found a block damaged. Nothing was freed twice.
 #[cold]
 pub(crate) fn misuse(report: &str) {
     #[cfg(feature = "tracing")]
@@ -50,7 +50,7 @@ pub(crate) fn misuse(report: &str) {
     let _ = report;
 }
 
-/// The system refused what a strategy needs for one block; its caller was given a failure.
+/// The system refused something that a strategy needs for a block; the caller was given a failure.
 #[cold]
 pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, advice: &'static str) {
     #[cfg(feature = "tracing")]

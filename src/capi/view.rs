@@ -80,7 +80,7 @@ fn of_named(handler: Handler) -> Result<*const Draft2, Error> {
         }
     };
     let number = HANDLERS[..MAX_NAMED].iter().position(free_or_own);
-    let number = number.ok_or_else(|| Error::TooManyViews { handler: handler.name(), most: MAX_NAMED })?;
+    let number = number.ok_or_else(|| Error::TooManyViews { handler: handler.name(), max: MAX_NAMED })?;
     let place = &NAMED[number];
     let present = place.load(Ordering::Acquire);
     if !present.is_null() {

@@ -94,7 +94,7 @@ impl Handler {
     #[inline]
     fn possible(self, requested_bytes: usize) -> Result<&'static Functions, Error> {
         match requested_bytes {
-            0..=layout::MOST_BYTES => Ok(&self.entry().functions),
+            0..=layout::MAX_BYTES => Ok(&self.entry().functions),
             _ => Err(self.refused(requested_bytes, Some(requested_bytes))),
         }
     }

@@ -174,7 +174,7 @@ fn check_alignment(align: usize) -> Result<(), Error> {
     if align.is_power_of_two() && align <= MAX {
         Ok(())
     } else {
-        Err(Error::BadAlignment { align, least: 1, most: MAX })
+        Err(Error::BadAlignment { align, min: 1, max: MAX })
     }
 }
 

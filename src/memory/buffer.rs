@@ -1,17 +1,16 @@
-//! `Buffer`: owned bytes with a memory of their handler.
+//! `Buffer`: owned bytes that remember their handler.
 
+use super::block::Block;
 use crate::error::Error;
-use crate::handler::trace;
-use crate::handler::{Handler, Held};
+use crate::handler::Handler;
+use crate::handler::trace as report_block;
 use crate::scope::current;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 
-/// Owned, initialised bytes from a handler, resized and freed by that same handler.
+/// Owned, initialised bytes of a handler, resized and released by that same handler.
 ///
-/// A `Buffer` may be used, resized and dropped on any thread, inside and outside of scopes. An empty one has
-/// no block at all.
+/// A `Buffer` may be used, resized and dropped on any thread, inside and outside of scopes. An empty one has no block.
 ///
 /// ```
 /// use ctxalloc::{Buffer, handler, scope};
@@ -24,24 +23,14 @@ use std::ptr::NonNull;
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Buffer {
-    /// Dangling while `length` is zero; else a block of `handler` with `length` initialised bytes.
-    block: NonNull<u8>,
-    length: usize,
-    handler: Handler,
-    /// While there is no block: what keeps a request's handler good. A block does so by itself.
-    _held: Option<Held>,
+    block: Block,
 }
-
-// SAFETY: a Buffer owns its block alone, and handlers may be called from any thread (`Entry`).
-unsafe impl Send for Buffer {}
-// SAFETY: a shared Buffer only lends `&[u8]`.
-unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// `length` zero bytes in the current handler.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`], or another refusal of the handler's.
     pub fn zeroed(length: usize) -> Result<Self, Error> {
         Self::zeroed_in(current(), length)
     }
@@ -49,23 +38,17 @@ impl Buffer {
     /// `length` zero bytes in `handler`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::NotHostAccessible`] for memory that Rust cannot read
-    /// ([`DeviceBuffer`](super::DeviceBuffer) can have it).
+    /// [`Error::OutOfMemory`], or another refusal of the handler's; [`Error::NotHostAccessible`] for memory that Rust cannot
+    /// read ([`DeviceBuffer`](super::DeviceBuffer) takes it).
     pub fn zeroed_in(handler: Handler, length: usize) -> Result<Self, Error> {
         handler.require_host_accessible()?;
-        if length == 0 {
-            let held = Held::on(handler);
-            return Ok(Self { block: NonNull::dangling(), length, handler: held.handler(), _held: Some(held) });
-        }
-        let block = handler.allocate_zeroed(length)?;
-        trace(block.as_ptr(), length);
-        Ok(Self { block, length, handler, _held: None })
+        Ok(Self::reported(Block::zeroed(handler, length)?))
     }
 
     /// A copy of `bytes` in the current handler.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::CopyFailed`] where the handler has a copy function and it failed.
+    /// As [`zeroed`](Self::zeroed); [`Error::CopyFailed`] if the handler has a copy function and it failed.
     pub fn copy_from_slice(bytes: &[u8]) -> Result<Self, Error> {
         Self::copy_from_slice_in(current(), bytes)
     }
@@ -73,98 +56,74 @@ impl Buffer {
     /// A copy of `bytes` in `handler`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::CopyFailed`] where the handler has a copy function and it failed.
+    /// As [`zeroed_in`](Self::zeroed_in); [`Error::CopyFailed`] if the handler has a copy function and it failed.
     pub fn copy_from_slice_in(handler: Handler, bytes: &[u8]) -> Result<Self, Error> {
-        if bytes.is_empty() {
-            return Self::zeroed_in(handler, 0);
-        }
-        let copy = Self::uninitialised(handler, bytes.len())?;
-        // SAFETY: the new block has `bytes.len()` bytes and nobody else knows it. Where the copy fails, it is freed unread.
-        unsafe { handler.copy_in(copy.block, bytes.as_ptr(), bytes.len()) }?;
+        let mut copy = Self::uninitialised(handler, bytes.len())?;
+        copy.block.copy_from_slice(bytes)?;
         Ok(copy)
     }
 
-    /// A copy of it, in the same handler.
+    /// A copy of it in the same handler.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::CopyFailed`] where the handler has a copy function and it failed.
+    /// As [`zeroed_in`](Self::zeroed_in); [`Error::CopyFailed`] if the handler has a copy function and it failed.
     pub fn try_clone(&self) -> Result<Self, Error> {
-        if self.length == 0 {
-            return Self::zeroed_in(self.handler, 0);
-        }
-        let copy = Self::uninitialised(self.handler, self.length)?;
-        // SAFETY: two live blocks of this handler with that many bytes. Where the copy fails, it is freed unread.
-        unsafe { self.handler.copy_across(copy.block, self.block, self.length) }?;
+        let mut copy = Self::uninitialised(self.handler(), self.len())?;
+        copy.block.copy_from(&self.block)?;
         Ok(copy)
     }
 
-    /// Copies all of it to `bytes`, which has as many.
+    /// Copies all of it to `bytes`.
     ///
     /// # Errors
-    /// [`Error::CopyFailed`] where the handler has a copy function and it failed; `bytes` may have changed.
+    /// [`Error::CopyFailed`] if the handler has a copy function and it failed; `bytes` may have changed.
     ///
     /// # Panics
-    /// Where `bytes` has another length, as [`slice::copy_from_slice`].
+    /// If `bytes` has another length, as [`slice::copy_from_slice`] does.
     pub fn copy_to_slice(&self, bytes: &mut [u8]) -> Result<(), Error> {
-        assert_eq!(bytes.len(), self.length, "the slice is as long as the buffer");
-        if self.length == 0 {
-            return Ok(());
-        }
-        // SAFETY: a live block of this handler with that many bytes, and as many to write to.
-        unsafe { self.handler.copy_out(bytes.as_mut_ptr(), self.block, self.length) }
+        self.block.copy_to_slice(bytes)
     }
 
-    /// A block that the caller fills before anybody reads it.
+    /// Bytes that the caller writes before anybody reads them.
     fn uninitialised(handler: Handler, length: usize) -> Result<Self, Error> {
         handler.require_host_accessible()?;
-        let block = handler.allocate(length)?;
-        trace(block.as_ptr(), length);
-        Ok(Self { block, length, handler, _held: None })
+        Ok(Self::reported(Block::uninitialised(handler, length)?))
     }
 
-    /// Makes it `length` bytes long, by the handler that made it. The first bytes are kept, new ones are zero.
+    fn reported(block: Block) -> Self {
+        if block.length() > 0 {
+            report_block(block.start().as_ptr(), block.length());
+        }
+        Self { block }
+    }
+
+    /// Resizes it to `length` bytes by the handler that made it. The first bytes are kept, new ones are zero.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; the buffer is as it was.
+    /// [`Error::OutOfMemory`], or another refusal of the handler's; the buffer is unchanged then.
     pub fn resize(&mut self, length: usize) -> Result<(), Error> {
-        if self.length == 0 || length == 0 {
-            *self = Self::zeroed_in(self.handler, length)?;
+        if self.is_empty() || length == 0 {
+            *self = Self::zeroed_in(self.handler(), length)?;
             return Ok(());
         }
-        trace(self.block.as_ptr(), 0); // before: by the time it has moved, its place may be another's
-        // SAFETY: a live block of this handler (length > 0); the old pointer is overwritten on success.
-        let moved = unsafe { self.handler.resize(self.block, length) };
-        match moved {
-            Ok(moved) => self.block = moved,
-            Err(error) => {
-                trace(self.block.as_ptr(), self.length);
-                return Err(error);
-            }
-        }
-        trace(self.block.as_ptr(), length);
-        if let Some(grown) = length.checked_sub(self.length) {
-            // SAFETY: the block now has `length` bytes, of which the first `self.length` are kept.
-            let tail = unsafe { self.block.add(self.length) };
-            // SAFETY: `self.length + grown == length` bytes are ours.
-            unsafe { tail.write_bytes(0, grown) };
-        }
-        self.length = length;
-        Ok(())
+        // Before the resize: once the block has moved, its address may be that of another block.
+        report_block(self.as_ptr().cast_mut(), 0);
+        let outcome = self.block.resize(length);
+        report_block(self.as_ptr().cast_mut(), self.len());
+        outcome
     }
 
-    /// The handler that made it and will free it.
+    /// The handler that made it and will release it.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.handler
+        self.block.handler()
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.length > 0 {
-            trace(self.block.as_ptr(), 0);
-            // SAFETY: a live block of this handler with `length` bytes, never used again.
-            unsafe { self.handler.release(self.block, self.length) }
+        if !self.is_empty() {
+            report_block(self.as_ptr().cast_mut(), 0);
         }
     }
 }
@@ -173,15 +132,16 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `length` initialised bytes (none: dangling is fine), borrowed with `self`.
-        unsafe { std::slice::from_raw_parts(self.block.as_ptr(), self.length) }
+        // SAFETY: all `length` bytes are initialised, since every constructor writes them before it returns, and they are
+        // borrowed with `self`. Without bytes the pointer is dangling, which an empty slice allows.
+        unsafe { std::slice::from_raw_parts(self.block.start().as_ptr(), self.block.length()) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr(), self.length) }
+        // SAFETY: as in `deref`; `self` is borrowed exclusively, and it alone owns the block.
+        unsafe { std::slice::from_raw_parts_mut(self.block.start().as_ptr(), self.block.length()) }
     }
 }
 
@@ -198,7 +158,7 @@ impl AsMut<[u8]> for Buffer {
 }
 
 impl PartialEq for Buffer {
-    /// Equal bytes, whatever their handlers.
+    /// Whether the bytes are equal, whatever the handlers.
     fn eq(&self, other: &Self) -> bool {
         **self == **other
     }
@@ -208,6 +168,6 @@ impl Eq for Buffer {}
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("length", &self.length).field("handler", &self.handler.name()).finish()
+        self.block.debug("Buffer", f)
     }
 }

@@ -1,17 +1,17 @@
 //! `ContextAlloc`: the current handler for `Vec`, `Box` and other containers, by the `allocator-api2` trait.
 //!
-//! Containers may ask for any alignment, handlers promise one each. Where a layout wants more, the block sits
-//! inside a larger one, and the word before it says where that begins:
+//! Containers may request any alignment, and each handler promises one. If a layout needs more, the block lies inside a larger
+//! one, and the word before it is the address of that one:
 //!
 //! ```text
 //!   raw                      block (layout.align()-aligned)
 //!   |<--- pad --->| raw: usize |<---- layout.size() ---->|<- rest ->|
 //! ```
-//! Whether it does follows from the layout and the handler alone, so freeing decides as allocating did.
+//! Whether it does depends only on the layout and the handler, so `deallocate` comes to the same answer as `allocate`.
 //!
-//! Here and in many strategies a block's record stands outside of the bytes that the user asked for. Containers may
-//! come back with a pointer that is good for those bytes alone (a `Box` goes through `&mut T`): blocks are exposed when
-//! they are made, and what comes back is only taken for its address.
+//! Here and in many strategies a block's record lies outside the bytes that the user requested. A container may return a
+//! pointer whose provenance covers only those bytes (a `Box` goes through `&mut T`). So a block's provenance is exposed when
+//! it is made, and of a returned pointer only the address is used.
 
 use crate::handler::{Handler, Held};
 use crate::layout::padding;
@@ -19,7 +19,7 @@ use crate::scope::current;
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use std::ptr::NonNull;
 
-/// An allocator for containers that takes the handler current when it was made, and stays with it.
+/// An allocator for containers. It uses the handler that was current when it was made.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -32,9 +32,9 @@ use std::ptr::NonNull;
 /// assert_eq!(squares.as_ptr().addr() % 64, 0);
 /// ```
 ///
-/// Of a request it keeps the handler good: a container that is filled after the request's end is served as
-/// [`AfterEnd`](crate::handler::requests::AfterEnd) says. Where a limit refuses, `Vec::push` and their like abort, as they
-/// do when memory is out: use `try_reserve` before, which returns the refusal.
+/// It keeps a request's handler valid: a container that grows after the request's end is treated as
+/// [`AfterEnd`](crate::handler::requests::AfterEnd) says. If a limit refuses, `Vec::push` and the like abort, as they do when
+/// there is no memory. Call `try_reserve` first, which returns the refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextAlloc {
     held: Held,
@@ -43,7 +43,7 @@ pub struct ContextAlloc {
 const WORD: usize = size_of::<usize>();
 
 impl ContextAlloc {
-    /// An allocator that uses the handler current now.
+    /// An allocator that uses the current handler.
     #[must_use]
     pub fn new() -> Self {
         Self::with_handler(current())
@@ -61,9 +61,10 @@ impl ContextAlloc {
         self.held.handler()
     }
 
-    /// How many bytes to ask the handler for where it aligns less than the layout wants; `None` where it does not.
+    /// If the handler aligns less than the layout needs: how many bytes to request from it, with room for aligning. Otherwise
+    /// `None`.
     fn wrapped_bytes(&self, layout: Layout) -> Option<usize> {
-        // A Layout's size and alignment are at most isize::MAX each: no overflow.
+        // This does not overflow: a layout's size and alignment are at most isize::MAX each.
         (layout.align() > self.handler().alignment()).then(|| layout.size() + layout.align().max(WORD) + WORD)
     }
 
@@ -84,40 +85,42 @@ impl ContextAlloc {
             Some(_) => {
                 let align = layout.align().max(WORD);
                 let offset = WORD + padding(raw.addr().get() + WORD, align);
-                // SAFETY: offset <= WORD + align - 1, for which `wrapped_bytes` made room besides `size`.
-                let block = unsafe { raw.add(offset) };
-                // SAFETY: offset >= WORD, so the word lies in the raw block.
-                let word = unsafe { block.sub(WORD) }.cast::<NonNull<u8>>();
-                // SAFETY: as above; aligned, since block is a multiple of at least WORD.
-                unsafe { word.write(raw) };
-                block
+                // SAFETY: WORD <= offset < WORD + align, and `wrapped_bytes` made room for that besides `size`: word and block
+                // lie in the raw block. The word is aligned, since `block` is a multiple of at least WORD.
+                unsafe {
+                    let block = raw.add(offset);
+                    block.sub(WORD).cast::<NonNull<u8>>().write(raw);
+                    block
+                }
             }
         };
         Ok(NonNull::slice_from_raw_parts(block, size))
     }
 
-    /// Changes a block's size: by the handler where it can keep the alignment, else by hand.
+    /// Resizes a block: by the handler if that keeps the alignment, else by allocating and copying.
     ///
     /// # Safety
     /// - `block` is a live block of this allocator with layout `old`.
     unsafe fn change(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let direct = |layout| self.wrapped_bytes(layout).is_none() && layout.size() > 0;
         if direct(old) && direct(new) {
-            // SAFETY: a live block, straight from the handler.
+            // SAFETY: the block is live (this function's contract), and not wrapped, so it is the handler's own.
             let moved = unsafe { self.handler().resize(whole(block), new.size()) }.map_err(|_| AllocError)?;
             moved.expose_provenance(); // for `whole`
             return Ok(NonNull::slice_from_raw_parts(moved, new.size()));
         }
         let fresh = self.make(new, false)?;
-        // SAFETY: both blocks are live, disjoint, and have at least the lesser of the two sizes.
-        unsafe { fresh.cast().copy_from_nonoverlapping(block, old.size().min(new.size())) };
-        // SAFETY: live, with layout `old`; the caller uses the new block from now on.
-        unsafe { self.deallocate(block, old) };
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
+        // released once, with its layout; the caller uses the new one from here on.
+        unsafe {
+            fresh.cast().copy_from_nonoverlapping(block, old.size().min(new.size()));
+            self.deallocate(block, old);
+        }
         Ok(fresh)
     }
 }
 
-/// The block with the provenance that its handler gave it, whatever a container made of the pointer.
+/// The block with the provenance that its handler gave it, which `make` and `change` exposed.
 #[inline]
 fn whole(block: NonNull<u8>) -> NonNull<u8> {
     NonNull::with_exposed_provenance(block.addr())
@@ -129,8 +132,8 @@ impl Default for ContextAlloc {
     }
 }
 
-// SAFETY: blocks come from an immortal handler and stay valid until deallocated, whatever becomes of this value;
-// copies are equal and interchangeable (same handler).
+// SAFETY: blocks come from a handler that `held` keeps valid, and a block keeps its handler's state itself: it stays valid
+// until it is deallocated. Clones use the same handler, so they are interchangeable.
 unsafe impl Allocator for ContextAlloc {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         self.make(layout, false)
@@ -145,39 +148,39 @@ unsafe impl Allocator for ContextAlloc {
             return;
         }
         match self.wrapped_bytes(layout) {
-            // SAFETY: straight from the handler, with this size.
+            // SAFETY: live and not used again (this function's contract); not wrapped, so it is the handler's own.
             None => unsafe { self.handler().release(whole(block), layout.size()) },
             Some(raw_bytes) => {
-                // SAFETY: `make` wrote the raw pointer right before the block.
-                let word = unsafe { whole(block).sub(WORD) }.cast::<NonNull<u8>>();
-                // SAFETY: as above.
-                let raw = unsafe { word.read() };
-                // SAFETY: the raw block has `raw_bytes` and goes with the block inside of it.
-                unsafe { self.handler().release(raw, raw_bytes) }
+                // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the address of the
+                // raw block, which has `raw_bytes`, directly before it.
+                unsafe {
+                    let raw = whole(block).sub(WORD).cast::<NonNull<u8>>().read();
+                    self.handler().release(raw, raw_bytes);
+                }
             }
         }
     }
 
     unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         debug_assert!(new.size() >= old.size());
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: a live block with layout `old` (this function's contract).
         unsafe { self.change(block, old, new) }
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         debug_assert!(new.size() >= old.size());
-        // SAFETY: the caller's promises are the same.
-        let grown = unsafe { self.change(block, old, new) }?;
-        // SAFETY: the block has `new.size()` bytes, of which the first `old.size()` are kept.
-        let tail = unsafe { grown.cast::<u8>().add(old.size()) };
-        // SAFETY: as above.
-        unsafe { tail.write_bytes(0, new.size() - old.size()) };
-        Ok(grown)
+        // SAFETY: a live block with layout `old` (this function's contract). The new one has `new.size()` bytes, of which the
+        // first `old.size()` are kept.
+        unsafe {
+            let grown = self.change(block, old, new)?;
+            grown.cast::<u8>().add(old.size()).write_bytes(0, new.size() - old.size());
+            Ok(grown)
+        }
     }
 
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         debug_assert!(new.size() <= old.size());
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: a live block with layout `old` (this function's contract).
         unsafe { self.change(block, old, new) }
     }
 }

@@ -1,7 +1,8 @@
-//! Layer 5: owned memory that remembers its handler, so that it goes back where it came from: on any thread,
-//! after its scope, whatever is selected by then.
+//! Layer 5: owned memory that remembers its handler. It goes back to that handler on any thread, after its scope, and
+//! whatever is selected by then.
 #![allow(unsafe_code, reason = "owners of raw blocks")]
 
+mod block;
 mod buffer;
 mod context_alloc;
 mod device_buffer;

@@ -137,7 +137,7 @@ fn tracked(py: Python<'_>, options: &Options<'_, '_>) -> PyResult<Arc<dyn Strate
         return Ok(Arc::new(Tracked::new(upstream).map_err(in_python_words)?));
     }
     let attribution = attribution(py, frames, tasks)?;
-    Ok(Arc::new(Tracked::telling(upstream, attribution).map_err(in_python_words)?))
+    Ok(Arc::new(Tracked::with_attribution(upstream, attribution).map_err(in_python_words)?))
 }
 
 fn zeroing(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {

@@ -5,7 +5,7 @@ use crate::handler::{Handler, Held, default_handler};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A context of its own: a selection, and an identity that tokens know.
+/// A selection, and an identity that tokens remember.
 ///
 /// [`copy_current`](Self::copy_current) is `contextvars.copy_context()`; [`run`](Self::run) is `Context.run`, whose
 /// RuntimeError for a context that is running already is the borrow checker's here.
@@ -19,13 +19,13 @@ use std::marker::PhantomData;
 /// assert_ne!(current().name(), "aligned64"); // ...and does not leak out
 /// ```
 ///
-/// Where a request's handler is selected in it, it keeps that request's handler good for as long as it lives.
+/// If a request's handler is selected in it, that handler stays valid as long as this value lives.
 pub struct Context {
     state: State,
 }
 
 impl Context {
-    /// A context in which nothing was selected.
+    /// A context in which nothing is selected.
     #[must_use]
     pub const fn new() -> Self {
         Self { state: State::EMPTY }
@@ -55,17 +55,16 @@ impl Context {
         self.state.selected.as_ref().map_or_else(default_handler, Held::handler)
     }
 
-    /// Whether nothing was selected in it.
+    /// Whether nothing is selected in it.
     #[must_use]
     pub fn is_unset(&self) -> bool {
         self.state.selected.is_none()
     }
 
-    /// Runs `work` in this context. What it selects stays here; the thread's own context is back afterwards, also
-    /// when `work` panics.
+    /// Runs `work` in this context. What it selects stays in this context; afterwards the thread's own context is restored, also
+    /// if `work` panics.
     ///
-    /// A context that is running cannot be run again, nor be looked at; in Python that is a RuntimeError, here it does
-    /// not compile:
+    /// A running context can be neither run again nor read. In Python that is a RuntimeError; here it does not compile:
     ///
     /// ```compile_fail,E0499
     /// let mut context = ctxalloc::Context::new();
@@ -80,9 +79,9 @@ impl Context {
         work()
     }
 
-    /// `work`, bound to this context: for thread pools, callbacks, `std::thread::Builder`.
+    /// Binds `work` to this context: for thread pools, callbacks, `std::thread::Builder`.
     ///
-    /// Where it is dropped without a call, its captures are dropped in the context too.
+    /// If it is dropped without a call, its captures are dropped in the context too.
     pub fn wrap<R>(self, work: impl FnOnce() -> R) -> impl FnOnce() -> R {
         struct Bound<W> {
             context: Context,
@@ -102,7 +101,7 @@ impl Context {
         }
     }
 
-    /// Puts this context in place of the thread's own until the guard goes.
+    /// Makes this the thread's running context until the guard is dropped.
     #[inline]
     pub(super) fn swap_in(&mut self) -> Inside<'_> {
         self.state = replace(std::mem::replace(&mut self.state, State::EMPTY));
@@ -110,7 +109,7 @@ impl Context {
     }
 }
 
-/// While this lives, the context runs on this thread, and the value holds what the thread had before.
+/// While this lives, the context runs on this thread, and `context` holds the state that the thread had before.
 pub(super) struct Inside<'a> {
     context: &'a mut Context,
     not_send: PhantomData<*const ()>,

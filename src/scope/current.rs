@@ -1,4 +1,4 @@
-//! The thread-local itself: what the running context has selected, and who that context is.
+//! The thread-local state: the running context's selection and identity.
 
 use super::token::Token;
 use crate::handler::{Handler, Held, default_handler, selected};
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What one context carries. Nothing selected means the default handler.
 pub(super) struct State {
-    /// Held: a request lives at least as long as it is selected somewhere.
+    /// Held, so that a request's handler stays valid while it is selected.
     pub(super) selected: Option<Held>,
-    /// Who this context is. Given at the first `set` in it: most contexts never need one.
+    /// Assigned at the first `set` in the context, since most contexts never need one.
     pub(super) identity: Option<Identity>,
 }
 
-/// A number that no other context of this process has or had.
+/// A number that no other context of this process ever has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Identity(NonZeroU64);
 
@@ -23,20 +23,20 @@ impl State {
 }
 
 thread_local! {
-    // Beside what `handler::selected` has, in a cell of its own: what is written word by word and read as one is slow on
-    // most processors.
+    // In a cell of its own beside that of `handler::selected`: on most processors it is slow to read as a whole what was
+    // written word by word (a failed store-to-load forwarding).
     static IDENTITY: Cell<Option<Identity>> = const { Cell::new(None) };
     /// This thread's unused identities: the next one, and how many are left.
     static IDENTITIES: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Puts `state` in place of the running one and returns that.
+/// Replaces the running context's state and returns the old one.
 #[inline]
 pub(super) fn replace(state: State) -> State {
     State { selected: selected::replace(state.selected), identity: IDENTITY.replace(state.identity) }
 }
 
-/// Puts `old` back if the running context is `context`; says whether it is. Takes `old` if it is.
+/// If the running context is `context`, takes `old` and selects it again. Returns whether it is.
 #[inline]
 pub(super) fn restore(old: &mut Option<Held>, context: Identity) -> bool {
     let own = IDENTITY.get() == Some(context);
@@ -46,13 +46,13 @@ pub(super) fn restore(old: &mut Option<Held>, context: Identity) -> bool {
     own
 }
 
-/// What the running context has selected.
+/// The running context's selection.
 #[inline]
 pub(super) fn selection() -> Option<Held> {
     selected::held()
 }
 
-/// Selects, and returns what was selected before and in which context this happened.
+/// Selects a handler; returns the previous selection and the running context's identity.
 #[inline]
 pub(super) fn select(handler: Held) -> (Option<Held>, Identity) {
     let identity = IDENTITY.get().unwrap_or_else(|| {
@@ -64,13 +64,13 @@ pub(super) fn select(handler: Held) -> (Option<Held>, Identity) {
 }
 
 impl Identity {
-    /// A fresh one. Threads draw them in blocks, so that no counter is shared on the way of a request.
+    /// A new identity. Threads draw them in blocks, so that requests on different threads share no counter.
     #[cold]
     fn new() -> Self {
         const BLOCK: u64 = 1024;
         static DRAWN: AtomicU64 = AtomicU64::new(1);
         let (next, left) = match IDENTITIES.get() {
-            // Relaxed: the numbers only have to differ. 2^54 blocks last for ever.
+            // Relaxed: the numbers need only differ. There are 2^54 blocks, which never run out.
             (_, 0) => (DRAWN.fetch_add(BLOCK, Ordering::Relaxed), BLOCK),
             drawn => drawn,
         };
@@ -79,19 +79,19 @@ impl Identity {
     }
 }
 
-/// The handler of the running context: of this thread, or of the task that is being polled on it.
+/// The handler of the running context: that of this thread, or of the task being polled on it.
 ///
-/// Without a selection, [`default_handler`]. Works in thread-local destructors too.
+/// If nothing is selected, this is [`default_handler`]. It may be called in thread-local destructors.
 #[inline]
 #[must_use]
 pub fn current() -> Handler {
     selected::get().unwrap_or_else(default_handler)
 }
 
-/// Selects a handler for the running context only; `None` selects the default.
+/// Selects a handler in the running context. `None` selects the default.
 ///
-/// Returns the [`Token`] that puts the old selection back ([`reset`](super::reset)). Dropping the token keeps
-/// the new one, as in Python.
+/// Returns a [`Token`] that restores the previous selection ([`reset`](super::reset)). Dropping the token keeps the new
+/// selection, as in Python.
 ///
 /// ```
 /// use ctxalloc::{current, handler, reset, set};

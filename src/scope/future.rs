@@ -1,8 +1,8 @@
-//! Futures and streams with a context of their own, whatever executor runs them.
+//! Futures and streams with a context of their own, on any executor.
 //!
-//! The context is swapped in before the inner poll and out after it, so a set inside lasts across awaits and
-//! migrations, and the worker's own context never sees it. The inner value is dropped inside its context
-//! too: on completion, on cancellation, on whatever thread.
+//! The context is swapped in before the inner poll and out after it. So a `set` inside lasts across awaits and migrations,
+//! and the worker's own context does not change. The inner value is also dropped inside its context: on completion or on
+//! cancellation, on any thread.
 
 use super::context::Context;
 use crate::handler::Handler;
@@ -34,10 +34,10 @@ use std::task::{Context as TaskContext, Poll, ready};
 /// # });
 /// ```
 ///
-/// A stream keeps its context from item to item. Branches of `join!` and `select!` are polled inside of the one future
-/// that they are in, hence in its one context.
+/// A stream keeps its context from item to item. The branches of `join!` and `select!` are polled inside one future, hence in
+/// that one's context.
 pub trait WithHandler: Sized {
-    /// Runs it in a copy of the running context (taken now) in which `handler` is selected.
+    /// Runs it in a context of its own in which `handler` is selected.
     #[must_use = "it does nothing until it is polled"]
     fn with_handler(self, handler: Handler) -> Scoped<Self> {
         self.in_context(Context::with_handler(handler))
@@ -62,7 +62,7 @@ impl<T> WithHandler for T {}
 #[pin_project(PinnedDrop)]
 #[must_use = "it does nothing until it is polled"]
 pub struct Scoped<T> {
-    /// Gone once it is complete.
+    /// `None` once it is complete.
     #[pin]
     inner: Option<T>,
     context: Context,
@@ -100,7 +100,7 @@ impl<S: Stream> Stream for Scoped<S> {
         let Some(inner) = this.inner.as_mut().as_pin_mut() else { return Poll::Ready(None) };
         let item = ready!(inner.poll_next(cx));
         if item.is_none() {
-            this.inner.set(None); // as above; from now on it is a finished stream
+            this.inner.set(None); // destructors of the stream run in its context
         }
         Poll::Ready(item)
     }

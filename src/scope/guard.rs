@@ -1,4 +1,4 @@
-//! Scopes that end by themselves: `scope` for a closure, `Guard` for a block.
+//! Scopes that end by themselves: `scope` for a closure, `Guard` for a block of code.
 
 use super::current::{Identity, restore, select};
 use crate::error::Error;
@@ -6,8 +6,7 @@ use crate::handler::{Handler, Held};
 use crate::trace;
 use std::marker::PhantomData;
 
-/// Runs `work` with `handler` selected in the running context, and restores the old selection after it, also
-/// when it panics.
+/// Runs `work` with `handler` selected in the running context, and then restores the previous selection, also if it panics.
 ///
 /// ```
 /// use ctxalloc::{current, handler, scope};
@@ -22,9 +21,9 @@ pub fn scope<R>(handler: Handler, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Selects `handler` in the running context until the guard goes.
+/// Selects `handler` in the running context until the guard is dropped.
 ///
-/// For a stretch of synchronous code. Do not hold it across an await: futures have
+/// For synchronous code. Do not hold it across an await; futures have
 /// [`.with_handler()`](super::WithHandler::with_handler).
 ///
 /// ```
@@ -43,11 +42,11 @@ pub fn enter(handler: Handler) -> Guard {
     Guard { old, context, not_send: PhantomData }
 }
 
-/// A scope that lasts as long as this value; not `Send`, for it belongs to its context.
+/// A scope that lasts as long as this value. It is not `Send`, since it belongs to its context.
 ///
-/// Guards that go in another order than they came restore what each one saw, as tokens do. One that goes in
-/// another context (a future that holds it across an await, on a `LocalSet`) changes nothing there and reports
-/// an error event of `tracing`; [`exit`](Self::exit) tells instead.
+/// Each guard restores the selection that it replaced, in whatever order guards are dropped, as tokens do. A guard that is
+/// dropped in another context (by a future that holds it across an await on a `LocalSet`) changes nothing there and emits a
+/// `tracing` error event; [`exit`](Self::exit) returns an error instead.
 ///
 /// A future that may move between threads cannot hold one across an await:
 ///
@@ -62,17 +61,17 @@ pub fn enter(handler: Handler) -> Guard {
 #[derive(Debug)]
 #[must_use = "the scope ends where the guard is dropped"]
 pub struct Guard {
-    /// Held until it is selected again.
+    /// The previous selection, held until it is selected again.
     old: Option<Held>,
     context: Identity,
     not_send: PhantomData<*const ()>,
 }
 
 impl Guard {
-    /// Ends the scope and says whether it could.
+    /// Ends the scope.
     ///
     /// # Errors
-    /// [`Error::TokenForeign`] in another context than the one it was entered in; nothing changed there.
+    /// [`Error::TokenForeign`] in another context than the one it was entered in, where nothing changes.
     pub fn exit(self) -> Result<(), Error> {
         let (context, mut guard) = (self.context, std::mem::ManuallyDrop::new(self));
         let mut old = guard.old.take();

@@ -1,8 +1,8 @@
-//! Layer 4: the selection. Which handler serves the work that runs here and now?
+//! Layer 4: the selection. Which handler serves the work that runs on this thread now?
 //!
-//! The answer is a `Copy` pointer in a `const` thread-local: no destructor, no lock, readable while
-//! thread-locals are being torn down. A task's own answer is swapped in for each poll and out after it.
-//! The rules are those of PEP 567 (`contextvars`); `tests/oracle` holds both sides to it.
+//! It is a `Copy` pointer in a `const` thread-local: without a destructor or a lock, readable while thread-locals are torn
+//! down. A task's selection is swapped in for each poll and out after it. The rules are those of PEP 567 (`contextvars`);
+//! `tests/oracle` checks Python and Rust against them.
 
 mod context;
 mod current;

@@ -1,4 +1,4 @@
-//! `Token`: what `set` gives and `reset` takes. PEP 567's rules, checked at run time as in Python.
+//! `Token`: returned by `set` and taken by `reset`. PEP 567's rules, checked at run time as in Python.
 
 use super::current::{Identity, restore};
 use crate::error::Error;
@@ -6,14 +6,14 @@ use crate::handler::{Handler, Held};
 use std::cell::Cell;
 use std::fmt;
 
-/// Puts back what was selected before one [`set`](super::set), once, in the same context.
+/// Restores the selection before one [`set`](super::set): once, in the same context.
 ///
-/// It is borrowed, not consumed, by [`reset`]: a token that was refused in a foreign context stays good for its
-/// own (PEP 567). It may travel to other threads and tasks; it is of no use there.
-#[must_use = "without its token the old selection cannot be put back; `drop` it if that is meant"]
+/// [`reset`] borrows it instead of consuming it, because a token that was refused in a foreign context stays valid in its own
+/// (PEP 567). It may be sent to other threads and tasks, where `reset` refuses it.
+#[must_use = "without its token the previous selection cannot be restored; `drop` it if that is meant"]
 pub struct Token {
     old: Option<Handler>,
-    /// The same, held until it is selected again.
+    /// The same handler, held until it is selected again.
     held: Cell<Option<Held>>,
     context: Identity,
     used: Cell<bool>,
@@ -24,13 +24,13 @@ impl Token {
         Self { old: old.as_ref().map(Held::handler), held: Cell::new(old), context, used: Cell::new(false) }
     }
 
-    /// What was selected before; nothing where the context had made no selection.
+    /// The previous selection; `None` if nothing was selected in the context.
     #[must_use]
     pub fn old_handler(&self) -> Option<Handler> {
         self.old
     }
 
-    /// Whether [`reset`] took it.
+    /// Whether it was used for a [`reset`].
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.used.get()
@@ -43,12 +43,12 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Puts back what was selected before the `set` that gave this token, whatever has been selected since and in
-/// whatever order tokens are used.
+/// Restores the selection before the `set` that returned this token, whatever was selected since and in whatever order tokens
+/// are used.
 ///
 /// # Errors
-/// [`Error::TokenUsed`] the second time, [`Error::TokenForeign`] in another context than the token's own. Nothing
-/// changes then, and a foreign token stays good for its own context.
+/// [`Error::TokenUsed`] the second time; [`Error::TokenForeign`] in another context than the token's own. Nothing changes
+/// then, and a foreign token stays valid in its own context.
 ///
 /// ```
 /// use ctxalloc::{Context, Error, handler, reset, set};

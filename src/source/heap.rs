@@ -1,59 +1,59 @@
-//! The C heap: `malloc` and its kin of whatever library the process was started with (glibc, or a
-//! preloaded jemalloc or mimalloc). Above it everything speaks of allocate, resize and release.
+//! The C heap: `malloc` and the like, of whichever library the process was started with (glibc, or a preloaded jemalloc or
+//! mimalloc). The layers above say allocate, resize and release.
 #![allow(unsafe_code, reason = "the only door to the C heap")]
 
 use std::ptr::NonNull;
 
-/// What C promises for every block that can hold a `max_align_t`: 16 bytes on all targets with 64-bit pointers
-/// (System V ABI, AAPCS64).
+/// The alignment in bytes that C promises for every block that can hold a `max_align_t`: 16 on all targets with 64-bit
+/// pointers (System V ABI, AAPCS64).
 ///
-/// A smaller block need only be fit for what it can hold: jemalloc, mimalloc and Miri align 8 bytes to 8. So
-/// nothing smaller is asked for; glibc has no smaller blocks to give.
+/// A smaller block may be aligned less: jemalloc, mimalloc and Miri align 8 bytes to 8. So this file never requests less than
+/// 16 bytes, which is also glibc's smallest block.
 pub const ALIGNMENT: usize = 16;
 
-/// `size_bytes` uninitialised bytes, or nothing.
+/// A block of `size_bytes` uninitialised bytes; `None` if there is no memory.
 #[inline]
 pub fn allocate(size_bytes: usize) -> Option<NonNull<u8>> {
-    // SAFETY: malloc may be called with any size, from any thread.
+    // SAFETY: malloc takes any size, on any thread.
     let block = unsafe { libc::malloc(size_bytes.max(ALIGNMENT)) };
     NonNull::new(block.cast())
 }
 
-/// `size_bytes` zero bytes, or nothing. Fresh pages of the system are not touched.
+/// A block of `size_bytes` zero bytes; `None` if there is no memory. New pages of the system are not touched.
 #[inline]
 pub fn allocate_zeroed(size_bytes: usize) -> Option<NonNull<u8>> {
-    // SAFETY: calloc may be called with any sizes, from any thread.
+    // SAFETY: calloc takes any sizes, on any thread.
     let block = unsafe { libc::calloc(1, size_bytes.max(ALIGNMENT)) };
     NonNull::new(block.cast())
 }
 
-/// The block with its first bytes kept and `new_size_bytes` of room; nothing leaves the old one intact.
+/// Resizes a block to `new_size_bytes`, perhaps by moving it, and keeps its first bytes. `None` leaves it as it was.
 ///
 /// # Safety
 /// - `block` came from this source and was not released.
-/// - `new_size_bytes` is not zero (C leaves open what that means).
+/// - `new_size_bytes` is not zero, for which C does not define realloc.
 /// - after `Some`, the old pointer is not used again.
 #[inline]
 pub unsafe fn resize(block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
     debug_assert_ne!(new_size_bytes, 0);
-    // SAFETY: the caller vouches for the block and for a size above zero.
+    // SAFETY: a live block of malloc, calloc or realloc, and a size above zero (this function's contract).
     let moved = unsafe { libc::realloc(block.as_ptr().cast(), new_size_bytes.max(ALIGNMENT)) };
     NonNull::new(moved.cast())
 }
 
-/// Gives the block back.
+/// Releases a block.
 ///
 /// # Safety
 /// - `block` came from this source, was not released, and is not used again.
 #[inline]
 pub unsafe fn release(block: NonNull<u8>) {
-    // SAFETY: the caller vouches for the block.
+    // SAFETY: a live block of malloc, calloc or realloc, which is not used again (this function's contract).
     unsafe { libc::free(block.as_ptr().cast()) }
 }
 
-/// Asks the C library to give free memory back to the system, where it can (glibc).
+/// Has the C library return free memory to the system, if it can (glibc).
 pub fn trim() {
     #[cfg(all(target_env = "gnu", not(miri)))]
-    // SAFETY: may be called at any time, from any thread.
+    // SAFETY: malloc_trim may be called at any time, on any thread.
     let _ = unsafe { libc::malloc_trim(0) };
 }

@@ -1,7 +1,7 @@
 //! Huge pages of 2 MiB behind large blocks; ordinary ones behind everything else.
 //!
-//! One entry of the processor's address cache (TLB) covers 2 MiB instead of 4 KiB, and one page fault does the work of
-//! 512. A small block has nothing of that, and would hold 2 MiB of memory for itself.
+//! One TLB entry then covers 2 MiB instead of 4 KiB, and one page fault does the work of 512. A small block gains nothing from
+//! that and would take 2 MiB of memory.
 #![allow(unsafe_code, reason = "maps pages")]
 
 use super::Pages;
@@ -28,23 +28,23 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// Huge pages as the kernel finds them (MADV_HUGEPAGE): needs no privilege and never fails for want of them.
+    /// Transparent huge pages (MADV_HUGEPAGE), if the kernel has some. They need no privilege, and their lack is no failure.
     ///
-    /// Blocks of 2 MiB and more start at a multiple of 2 MiB and take whole huge pages, up to 2 MiB more than asked for.
-    /// Where `/sys/kernel/mm/transparent_hugepage/enabled` says `never`, or no 2 MiB of memory lie together, all are.
+    /// Blocks of 2 MiB and more start at a multiple of 2 MiB and take whole huge pages, up to 2 MiB more than requested. If
+    /// `/sys/kernel/mm/transparent_hugepage/enabled` says `never`, or memory is too fragmented, they get ordinary pages.
     #[must_use]
     pub const fn transparent() -> Self {
         Self { reserved: false }
     }
 
-    /// Huge pages that the administrator set aside (MAP_HUGETLB): there or refused, never swapped, never split.
+    /// Huge pages that the administrator reserved (MAP_HUGETLB), which are never swapped or split.
     ///
-    /// Blocks take whole huge pages, up to 2 MiB more than asked for. When all are in use, an allocation of 2 MiB or
-    /// more fails. Do not fork while such blocks are alive: a child that writes to one needs a huge page of its own, and
-    /// is killed (SIGBUS) where there is none.
+    /// Blocks take whole huge pages, up to 2 MiB more than requested. When all are in use, an allocation of 2 MiB or more
+    /// fails. Do not fork while such blocks are alive: a child that writes to one needs a huge page of its own and gets a
+    /// SIGBUS if there is none.
     ///
     /// # Errors
-    /// [`Error::NoHugePages`] where none is free now.
+    /// [`Error::NoHugePages`] if none is free now.
     pub fn reserved() -> Result<Self, Error> {
         let Some(trial) = map_reserved(HUGE_PAGE, HUGE_PAGE) else {
             let read =
@@ -52,11 +52,11 @@ impl HugePages {
             let number = |name| read(&format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}")).unwrap_or(0);
             return Err(Error::NoHugePages {
                 reserved_pages: read("/proc/sys/vm/nr_hugepages").unwrap_or(0),
-                // Those that were promised to a mapping count as free there until they are touched.
+                // Pages that are promised to a mapping count as free until they are touched.
                 free_pages: number("free_hugepages").saturating_sub(number("resv_hugepages")),
             });
         };
-        // SAFETY: just mapped, and nobody has it.
+        // SAFETY: this mapping was just made, and nobody else has it.
         unsafe { pages::unmap(trial, HUGE_PAGE) };
         Ok(Self { reserved: true })
     }
@@ -68,14 +68,14 @@ fn map_reserved(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
     for _ in 0..RACES {
-        // Ordinary pages can be had at any multiple: they find a place. (Cutting huge pages to the multiple would need
-        // more of them than the block has, and those may be all there are.)
+        // A mapping of ordinary pages finds an aligned address range. (Cutting an aligned part out of huge pages would need
+        // more of them than the block has, and there may not be more.)
         let place = pages::map(size_bytes, align)?;
-        // SAFETY: just mapped, and nobody has it.
+        // SAFETY: this mapping was just made, and nobody else has it.
         unsafe { pages::unmap(place, size_bytes) };
-        // Without MAP_NORESERVE: the pages are this mapping's from now on, and touching them cannot fail.
+        // Without MAP_NORESERVE: the pages are reserved for this mapping, so touching them cannot fail.
         let there = flags | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: a new mapping, where nothing is: if somebody was faster there, it fails.
+        // SAFETY: MAP_FIXED_NOREPLACE replaces no mapping: if another thread has mapped something there, the call fails.
         let start = unsafe { libc::mmap(place.as_ptr().cast(), size_bytes, protection, there, -1, 0) };
         if start != libc::MAP_FAILED {
             return NonNull::new(start.cast());
@@ -87,29 +87,30 @@ fn map_reserved(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     None
 }
 
-/// How often another thread may take the place that was found before we give up.
+/// How often another thread may take the address range before this gives up.
 #[cfg(not(miri))]
 const RACES: usize = 16;
 
-/// Miri has none.
+/// Miri has no huge pages.
 #[cfg(miri)]
 fn map_reserved(_size_bytes: usize, _align: usize) -> Option<NonNull<u8>> {
     None
 }
 
-// SAFETY: private anonymous mappings, zero when fresh and after MADV_DONTNEED, ours alone (mmap(2), madvise(2)).
+// SAFETY: private anonymous mappings belong to this process alone and are zero when new and after MADV_DONTNEED (mmap(2),
+// madvise(2)).
 unsafe impl Pages for HugePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         pages::map(size_bytes, align)
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: a whole mapping of `pages::map`, not used any more (this function's contract).
         unsafe { pages::unmap(start, size_bytes) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: pages of `pages::map` whose contents nobody needs (this function's contract).
         unsafe { pages::discard(start, size_bytes) }
     }
 
@@ -118,46 +119,47 @@ unsafe impl Pages for HugePages {
     }
 }
 
-/// What [`HugePages::transparent`] puts behind large blocks.
+/// The pages of large blocks for [`HugePages::transparent`].
 #[derive(Debug)]
 struct Transparent;
 
-// SAFETY: as `HugePages`; the hint changes no contents.
+// SAFETY: private anonymous mappings, as for `HugePages`; the hint changes no contents.
 unsafe impl Pages for Transparent {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let start = pages::map(size_bytes, align)?;
-        // SAFETY: the mapping just made.
+        // SAFETY: the whole mapping that was just made.
         unsafe { pages::prefer_huge(start, size_bytes) };
         Some(start)
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: a whole mapping of `pages::map`, not used any more (this function's contract).
         unsafe { pages::unmap(start, size_bytes) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: pages of `pages::map` whose contents nobody needs (this function's contract).
         unsafe { pages::discard(start, size_bytes) }
     }
 }
 
-/// What [`HugePages::reserved`] puts behind large blocks.
+/// The pages of large blocks for [`HugePages::reserved`].
 #[derive(Debug)]
 struct Reserved;
 
-// SAFETY: private anonymous mappings, zero when fresh, ours alone (mmap(2)).
+// SAFETY: private anonymous mappings belong to this process alone and are zero when new (mmap(2)).
 unsafe impl Pages for Reserved {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         map_reserved(size_bytes, align)
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same; the size is a multiple of a huge page's, as munmap(2) wants it.
+        // SAFETY: a whole mapping of `map`, not used any more (this function's contract); its size is a multiple of a huge
+        // page, as munmap(2) wants it.
         unsafe { pages::unmap(start, size_bytes) }
     }
 
-    /// They would go to whoever asks next, and touching ours again could fail.
+    /// Does nothing: the pages would go to another process, and touching them again could fail.
     unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
         false
     }

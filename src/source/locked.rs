@@ -8,15 +8,15 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
-/// Pages for a pool whose blocks are locked in memory (mlock): brought in when they are first handed out, and never
+/// Pages for a pool whose blocks are locked in memory (mlock): brought into memory when they are first handed out, and never
 /// swapped.
 ///
-/// What is locked is what is handed out, by spans of 64 KiB and more, not what is only mapped; but also what the pool
-/// keeps for the next one, until it gives that back (`decay`, [`trim`](crate::strategy::Strategy::trim)). A child of `fork` has copies that are not locked (mlock(2)). Where the
-/// limit leaves no room, an allocation fails.
+/// Spans of 64 KiB and more are locked when they are handed out. They stay locked while the pool keeps them for the next
+/// block, until it returns them (`decay`, [`trim`](crate::strategy::Strategy::trim)). A child of `fork` has copies that are
+/// not locked (mlock(2)). If the limit leaves no room, an allocation fails.
 #[derive(Clone, Copy)]
 pub struct LockedPages {
-    /// Only [`new`](Self::new) and [`untried`](Self::untried) make one.
+    /// Private, so that only [`new`](Self::new) and [`untried`](Self::untried) make one.
     _made: (),
 }
 
@@ -26,42 +26,44 @@ impl fmt::Debug for LockedPages {
     }
 }
 
-/// The least that a pool commits: the trial's size.
+/// The smallest piece that a pool commits, which `new` tries.
 const SPAN: usize = 64 << 10;
 
 impl LockedPages {
-    /// Locked pages, tried out with one span.
+    /// Locked pages. Locks one span to try whether that is possible.
     ///
     /// # Errors
-    /// [`Error::LockLimit`] where the process's limit has no room for it; [`Error::SystemRefused`] where the system does
-    /// not let it lock anything.
+    /// [`Error::LockLimit`] if the process's limit has no room for it; [`Error::SystemRefused`] if the system does not let it
+    /// lock anything.
     pub fn new() -> Result<Self, Error> {
         let pages = Self::untried();
         let trial = pages.map(SPAN, SPAN).ok_or_else(|| refused(&io::Error::last_os_error()))?;
-        // SAFETY: the mapping just made.
-        let locked = unsafe { pages::lock(trial, SPAN) };
-        // SAFETY: as above; nobody else has it. This takes the lock with it.
-        unsafe { pages.unmap(trial, SPAN) };
+        // SAFETY: this mapping was just made, and nobody else has it. Unmapping it ends the lock too.
+        let locked = unsafe {
+            let locked = pages::lock(trial, SPAN);
+            pages.unmap(trial, SPAN);
+            locked
+        };
         match locked {
             Ok(()) => Ok(pages),
             Err(error) => Err(refusal(&error)),
         }
     }
 
-    /// Locked pages, not tried out: where none can be locked, every allocation fails.
+    /// Locked pages, without trying: if none can be locked, every allocation fails.
     #[must_use]
     pub const fn untried() -> Self {
         Self { _made: () }
     }
 
-    /// How many bytes this process may lock in all; nothing where there is no limit to it.
+    /// How many bytes this process may lock in all; `None` if there is no limit.
     #[must_use]
     pub fn limit_bytes() -> Option<usize> {
         if cfg!(miri) {
             return None;
         }
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: a resource that every Linux has, and a place for its limits.
+        // SAFETY: every Linux has this resource, and `limit` is a struct of ours to write to.
         let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
         (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then(|| limit.rlim_cur.try_into().unwrap_or(usize::MAX))
     }
@@ -85,7 +87,7 @@ fn refused(error: &io::Error) -> Error {
     }
 }
 
-/// What the process has locked, as the system says (VmLck in /proc/self/status); 0 where it does not.
+/// How many bytes the process has locked (VmLck in /proc/self/status); 0 if the system does not say.
 fn locked_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
@@ -93,31 +95,32 @@ fn locked_bytes() -> usize {
     kib.unwrap_or(0) << 10
 }
 
-// SAFETY: `PrivatePages`; locking changes no contents.
+// SAFETY: the pages of `PrivatePages`, which keep these promises; locking changes no contents.
 unsafe impl Pages for LockedPages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         PrivatePages.map(size_bytes, align)
     }
 
     unsafe fn commit(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: pages of a mapping of `map` (this function's contract).
         unsafe { pages::lock(start, size_bytes) }.is_ok()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same. This takes the locks with it.
+        // SAFETY: a whole mapping of `map`, not used any more (this function's contract). Unmapping it ends the locks too.
         unsafe { PrivatePages.unmap(start, size_bytes) }
     }
 
-    /// What lay there must not be swapped out after all: it goes at once.
+    /// Unlocks the pages and discards them at once, since their contents must not be swapped out.
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
-        unsafe { pages::unlock(start, size_bytes) };
-        // SAFETY: as above.
-        unsafe { PrivatePages.discard(start, size_bytes) }
+        // SAFETY: pages of a mapping of `map` whose contents nobody needs (this function's contract).
+        unsafe {
+            pages::unlock(start, size_bytes);
+            PrivatePages.discard(start, size_bytes)
+        }
     }
 
-    /// The system does not empty pages that are locked (madvise(2)).
+    /// Does nothing: the system does not empty locked pages (madvise(2)).
     unsafe fn empty(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
         false
     }

@@ -1,7 +1,6 @@
-//! Layer 1: where bytes come from. One file a source; each is the only place that speaks to its system.
+//! Layer 1: where bytes come from. One file per source, the only one that calls its system.
 //!
-//! A source hands out raw bytes and knows nothing of names, scopes or strategies. Mapped pages, SYCL queues
-//! and device drivers stand beside the C heap here.
+//! A source hands out raw bytes and knows nothing of names, scopes or strategies: the C heap, mapped pages, SYCL queues.
 #![allow(unsafe_code, reason = "sources hand out raw memory")]
 
 pub mod heap;
@@ -25,20 +24,20 @@ use std::fmt::Debug;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where a pool gets its memory from: pages that can be mapped, made fit for use, emptied, and given back.
+/// Where a pool gets its memory from: pages that can be mapped, committed, emptied and unmapped. All sizes are in bytes.
 ///
 /// # Safety
-/// - [`map`](Pages::map) returns `size_bytes` of writable memory at a multiple of `align`, not in use by anybody else until
-///   it is unmapped, which is zero, at the latest once it is committed;
-/// - after a [`discard`](Pages::discard) or an [`empty`](Pages::empty) that said true the memory is zero;
-/// - [`commit`](Pages::commit) leaves contents as they are, or makes them zero;
-/// - where the host cannot read or write the memory, [`clear`](Pages::clear) and [`copy`](Pages::copy) do it in another way.
+/// - [`map`](Pages::map) returns `size_bytes` of writable memory at a multiple of `align`, which nobody else uses until it is
+///   unmapped, and which is zero once it is committed;
+/// - after a [`discard`](Pages::discard) or an [`empty`](Pages::empty) that returned true the memory is zero;
+/// - [`commit`](Pages::commit) keeps contents or makes them zero;
+/// - if the host cannot access the memory, [`clear`](Pages::clear) and [`copy`](Pages::copy) work by other means.
 pub unsafe trait Pages: Debug + Send + Sync + 'static {
-    /// `size_bytes` of pages at a multiple of `align`, or nothing.
+    /// Maps `size_bytes` of pages at a multiple of `align`; `None` if there are none.
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>>;
 
-    /// Makes pages fit for blocks, before the first block lies in them and again after a [`discard`](Pages::discard).
-    /// Some of them may be fit already. False: they cannot be used; the pool gives them back by `discard`.
+    /// Makes pages usable, before the first block lies in them and again after a [`discard`](Pages::discard). Some of them may
+    /// be committed already. Returns false if they cannot be used; the pool then discards them.
     ///
     /// # Safety
     /// - the pages lie in a mapping of this source, and nobody else has them.
@@ -47,87 +46,88 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
-    /// Gives a whole mapping back.
+    /// Unmaps a whole mapping.
     ///
     /// # Safety
     /// - `start` and `size_bytes` are those of one [`map`](Pages::map), and nobody uses it any more.
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize);
 
-    /// Gives the memory of some pages back but not their addresses, and undoes [`commit`](Pages::commit). Says whether it
-    /// could; then they are zero.
+    /// Returns the memory of some pages to the system but keeps their addresses, and undoes [`commit`](Pages::commit). Returns
+    /// whether it did; then they are zero.
     ///
     /// # Safety
     /// - the pages lie in a mapping of this source, and nobody needs their contents.
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool;
 
-    /// Gives the memory of some pages back that stay committed. Says whether it could; then they are zero.
+    /// Returns the memory of some pages to the system, and the pages stay committed. Returns whether it did; then they are zero.
     ///
     /// # Safety
     /// - as for [`discard`](Pages::discard).
     unsafe fn empty(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: `discard` has the same contract.
         unsafe { self.discard(start, size_bytes) }
     }
 
-    /// Writes zeros. Says whether it could.
+    /// Writes zeros. Returns whether it could.
     ///
     /// # Safety
     /// - `start` has that many bytes in committed pages of this source, which nobody else uses.
     unsafe fn clear(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller vouches for the bytes.
+        // SAFETY: committed pages that nobody else uses (this function's contract) are writable.
         unsafe { start.write_bytes(0, size_bytes) };
         true
     }
 
-    /// Copies from one block to another. Says whether it could.
+    /// Copies from one block to another. Returns whether it could.
     ///
     /// # Safety
     /// - both have that many bytes in committed pages of this source, which nobody else uses; they do not overlap.
     unsafe fn copy(&self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller vouches for the bytes.
+        // SAFETY: committed pages that nobody else uses and that do not overlap (this function's contract).
         unsafe { to.copy_from_nonoverlapping(from, size_bytes) };
         true
     }
 
-    /// Whether a thread of the process may give memory back that nobody used for a while (`ctxalloc-decay`). Where not, the
-    /// threads that use the pool do, and a pool that nobody uses keeps what it has.
+    /// Whether the thread `ctxalloc-decay` may return old memory to the system. If not, only threads that use the pool do, and
+    /// an idle pool keeps what it has.
     fn decays_by_itself(&self) -> bool {
         true
     }
 
-    /// Pages of another kind for blocks of 2 MiB and more; nothing where they are of this kind too.
+    /// The source for blocks of 2 MiB and more; `None` if this one serves them too.
     ///
-    /// Such blocks are cut in whole multiples of 2 MiB, at multiples of 2 MiB.
+    /// The pool rounds such blocks up to multiples of 2 MiB and cuts them at multiples of 2 MiB.
     fn huge(&self) -> Option<Arc<dyn Pages>> {
         None
     }
 }
 
-/// Private anonymous pages; huge ones behind large mappings, where the system has them.
+/// Private anonymous pages. Large mappings get huge pages if the system has some.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PrivatePages;
 
-/// From this size on huge pages pay: what NumPy's own default uses too.
+/// Mappings above this size ask for huge pages, as NumPy's default handler does. In bytes.
 const HUGE_FROM: usize = 4 << 20;
 
-// SAFETY: private anonymous mappings are zero when fresh and after MADV_DONTNEED, and ours alone (mmap(2), madvise(2)).
+// SAFETY: private anonymous mappings belong to this process alone and are zero when new and after MADV_DONTNEED (mmap(2),
+// madvise(2)).
 unsafe impl Pages for PrivatePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let start = pages::map(size_bytes, align)?;
         if size_bytes > HUGE_FROM {
-            // SAFETY: the mapping just made.
+            // SAFETY: the whole mapping that was just made.
             unsafe { pages::prefer_huge(start, size_bytes) };
         }
         Some(start)
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: a whole mapping of `pages::map`, not used any more (this function's contract).
         unsafe { pages::unmap(start, size_bytes) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: pages of `pages::map` whose contents nobody needs (this function's contract).
         unsafe { pages::discard(start, size_bytes) }
     }
 }

@@ -1,4 +1,4 @@
-//! Pages on chosen NUMA nodes: the part of the machine whose memory a mapping gets.
+//! Pages on chosen NUMA nodes, the parts of a machine that memory is attached to.
 #![allow(unsafe_code, reason = "mbind is a system call without a C function")]
 
 use super::{Pages, PrivatePages, pages};
@@ -11,20 +11,20 @@ use std::fs;
 use std::io;
 use std::ptr::NonNull;
 
-/// Which memory a page gets when it is first touched.
+/// Which node's memory a page gets when it is first touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumaPolicy {
-    /// That of the given nodes, and no other. Where they have none left the kernel ends a process (OOM), as it does
-    /// without a policy when the whole machine has none left.
+    /// Memory of the given nodes only. If they have none left, the kernel ends a process (OOM), as it does without a policy
+    /// when the whole machine has none left.
     Bind,
-    /// That of the given node as long as it has some, then that of others.
+    /// Memory of the given node as long as it has some, then of others.
     Preferred,
-    /// That of the given nodes in turn, page by page: for what all of them read.
+    /// Memory of the given nodes in turn, page by page: for data that threads on all of them read.
     Interleave,
 }
 
 impl NumaPolicy {
-    /// Its name, the same in Python: `bind`, `preferred`, `interleave`.
+    /// Its name in Python and in messages: `bind`, `preferred`, `interleave`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,15 +45,15 @@ impl NumaPolicy {
     }
 }
 
-/// As many nodes as the kernel can be built for (CONFIG_NODES_SHIFT is at most 10).
-const MOST_NODES: usize = 1024;
+/// The most nodes that a kernel can be built for (CONFIG_NODES_SHIFT is at most 10).
+const MAX_NODES: usize = 1024;
 const WORD_BITS: usize = c_ulong::BITS as usize;
-type Mask = [c_ulong; MOST_NODES / WORD_BITS];
+type Mask = [c_ulong; MAX_NODES / WORD_BITS];
 
 /// Pages for a pool, on NUMA nodes of the user's choice.
 ///
-/// The policy belongs to the mapping: it holds for whoever touches a page, on whatever node that thread runs, and for
-/// what the pool keeps and hands out again. Pages that are shared with a child by `fork` keep it too.
+/// The policy belongs to the mapping. It holds whichever thread touches a page, on whichever node that runs, and for memory
+/// that the pool reuses. Pages shared with a child of `fork` keep it.
 #[derive(Clone, Copy)]
 pub struct NumaPages {
     mask: Mask,
@@ -61,12 +61,12 @@ pub struct NumaPages {
 }
 
 impl NumaPages {
-    /// Pages on these nodes, tried out with one page. No node at all means every node there is; that is what
-    /// [`NumaPolicy::Interleave`] is for.
+    /// Pages on these nodes. Maps one page to try whether that is possible. An empty list means all nodes, which only
+    /// [`NumaPolicy::Interleave`] allows.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`] for a node that is not online; [`Error::BadOption`] for a number of nodes that does not fit
-    /// the policy; [`Error::SystemRefused`] where the system refuses, as it does in some containers.
+    /// [`Error::NoSuchNode`] for a node that is not online; [`Error::BadOption`] if the policy does not allow this number of
+    /// nodes; [`Error::SystemRefused`] if the system refuses, as it does in some containers.
     pub fn new(nodes: &[usize], policy: NumaPolicy) -> Result<Self, Error> {
         let online_text = online_text();
         let online = read_list(&online_text);
@@ -98,17 +98,19 @@ impl NumaPages {
         let page = pages::page_bytes();
         let failed = || refused(&io::Error::last_os_error());
         let trial = pages::map(page, page).ok_or_else(failed)?;
-        // SAFETY: the mapping just made.
-        let outcome = unsafe { self.bind(trial, page) }.map_err(|error| refused(&error));
-        // SAFETY: as above; nobody else has it.
-        unsafe { pages::unmap(trial, page) };
-        outcome
+        // SAFETY: this mapping was just made, and nobody else has it.
+        let outcome = unsafe {
+            let outcome = self.bind(trial, page);
+            pages::unmap(trial, page);
+            outcome
+        };
+        outcome.map_err(|error| refused(&error))
     }
 
-    /// The nodes, in order.
+    /// The nodes, in ascending order.
     pub fn nodes(&self) -> impl Iterator<Item = usize> {
         let mask = self.mask;
-        (0..MOST_NODES).filter(move |node| mask[node / WORD_BITS] >> (node % WORD_BITS) & 1 == 1)
+        (0..MAX_NODES).filter(move |node| mask[node / WORD_BITS] >> (node % WORD_BITS) & 1 == 1)
     }
 
     /// The policy.
@@ -117,16 +119,17 @@ impl NumaPages {
         self.policy
     }
 
-    /// Gives a mapping the policy. Nothing of it was touched so far, so nothing has to move.
+    /// Sets the policy of a mapping that was not touched yet.
     ///
     /// # Safety
     /// - `start` and `size_bytes` name whole pages of a mapping.
     #[cfg(not(miri))]
     unsafe fn bind(&self, start: NonNull<u8>, size_bytes: usize) -> io::Result<()> {
-        // The kernel takes one bit less than it is told (mbind(2)).
-        let bits = MOST_NODES + 1;
+        // The kernel reads one bit less than it is told (mbind(2)).
+        let bits = MAX_NODES + 1;
         let mode = self.policy.mode();
-        // SAFETY: the caller vouches for the pages; the mask has that many bits.
+        // SAFETY: whole pages of a mapping (this function's contract). The kernel reads MAX_NODES bits of the mask, which has as
+        // many.
         match unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), size_bytes, mode, self.mask.as_ptr(), bits, 0) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -154,20 +157,20 @@ fn refused(error: &io::Error) -> Error {
     Error::SystemRefused { call: "mbind", reason: error.to_string(), advice }
 }
 
-/// The nodes that are online, as the system writes them; node 0 where it does not say.
+/// The nodes that are online, as the system writes them; `0` if it does not say.
 fn online_text() -> String {
     let text = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
     let text = text.trim();
     if text.is_empty() { "0".into() } else { text.into() }
 }
 
-/// The numbers in a list like `0-3,8`; those above [`MOST_NODES`] are left out.
+/// The numbers in a list like `0-3,8`, without those from [`MAX_NODES`] up.
 fn read_list(text: &str) -> Vec<usize> {
     let ranges = text.split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
     });
-    ranges.flatten().filter(|&node| node < MOST_NODES).collect()
+    ranges.flatten().filter(|&node| node < MAX_NODES).collect()
 }
 
 impl fmt::Debug for NumaPages {
@@ -177,26 +180,26 @@ impl fmt::Debug for NumaPages {
     }
 }
 
-// SAFETY: `PrivatePages`; a policy changes no contents.
+// SAFETY: the pages of `PrivatePages`, which keep these promises; a policy changes no contents.
 unsafe impl Pages for NumaPages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let start = PrivatePages.map(size_bytes, align)?;
-        // SAFETY: the mapping just made.
+        // SAFETY: this mapping was just made.
         if unsafe { self.bind(start, size_bytes) }.is_ok() {
             return Some(start);
         }
-        // SAFETY: as above; nobody else has it.
+        // SAFETY: this mapping was just made, and nobody else has it.
         unsafe { PrivatePages.unmap(start, size_bytes) };
         None
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: a whole mapping of `map`, not used any more (this function's contract).
         unsafe { PrivatePages.unmap(start, size_bytes) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: pages of `map` whose contents nobody needs (this function's contract).
         unsafe { PrivatePages.discard(start, size_bytes) }
     }
 }

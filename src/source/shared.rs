@@ -1,4 +1,4 @@
-//! Memory behind a descriptor (memfd): another process that is given the descriptor maps the same pages.
+//! Memory with a descriptor (memfd): another process that has the descriptor can map the same pages.
 #![allow(unsafe_code, reason = "maps files of memory")]
 
 use super::pages::page_bytes;
@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// A new file of memory and its mapping here.
+/// A memory file and its mapping in this process.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) start: NonNull<u8>,
@@ -15,8 +15,8 @@ pub(crate) struct Shared {
     pub(crate) descriptor: OwnedFd,
 }
 
-/// `size_bytes` of zeros, rounded up to pages, in a file that cannot be made shorter: nobody who has the descriptor can
-/// take pages away from under those who have mapped it.
+/// Maps a new file of `size_bytes` zeros, rounded up to pages. It cannot be shortened, so no process that has the descriptor
+/// can take pages away from others that have mapped it.
 pub(crate) fn map_shared(size_bytes: usize) -> io::Result<Shared> {
     let mapped_bytes = size_bytes
         .checked_next_multiple_of(page_bytes())
@@ -24,12 +24,12 @@ pub(crate) fn map_shared(size_bytes: usize) -> io::Result<Shared> {
         .ok_or(io::ErrorKind::OutOfMemory)?;
     let descriptor = create()?;
     set_length(&descriptor, mapped_bytes)?;
-    // SAFETY: our own descriptor.
+    // SAFETY: a live descriptor of ours, and a seal by value.
     if unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, descriptor.as_raw_fd());
-    // SAFETY: a new mapping, wherever the system likes, of the whole file.
+    // SAFETY: a new mapping of the whole file, at an address of the system's choice.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, protection, libc::MAP_SHARED, fd, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -38,17 +38,17 @@ pub(crate) fn map_shared(size_bytes: usize) -> io::Result<Shared> {
     Ok(Shared { start, mapped_bytes, descriptor })
 }
 
-/// A file of memory that is not inherited by other programs (only by children of `fork`) and cannot be executed.
+/// A memory file that programs started by exec do not inherit (children of `fork` do) and that cannot be executed.
 fn create() -> io::Result<OwnedFd> {
     /// From linux/memfd.h, since Linux 6.3.
     const MFD_NOEXEC_SEAL: libc::c_uint = 8;
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let mut error = io::Error::from(io::ErrorKind::Unsupported);
     for flags in [flags | MFD_NOEXEC_SEAL, flags] {
-        // SAFETY: a C string, and flags that the kernel checks.
+        // SAFETY: a static C string, and flags that the kernel checks.
         let fd = unsafe { libc::memfd_create(c"ctxalloc".as_ptr(), flags) };
         if fd >= 0 {
-            // SAFETY: a new descriptor, ours alone.
+            // SAFETY: a new descriptor that nobody else has.
             return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
         }
         error = io::Error::last_os_error();
@@ -61,14 +61,14 @@ fn create() -> io::Result<OwnedFd> {
 
 fn set_length(descriptor: &OwnedFd, bytes: usize) -> io::Result<()> {
     let length = bytes.try_into().map_err(|_| io::ErrorKind::OutOfMemory)?;
-    // SAFETY: a live descriptor.
+    // SAFETY: a live descriptor, and a length by value.
     match unsafe { libc::ftruncate(descriptor.as_raw_fd(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Lengthens the file and its mapping, which may move; the new start. A failure leaves the mapping as it was.
+/// Lengthens the file and its mapping, which may move: see `shared.start`. A failure leaves the mapping as it was.
 ///
 /// # Safety
 /// - `shared` is mapped, and after success nobody uses the old addresses.
@@ -76,7 +76,8 @@ fn set_length(descriptor: &OwnedFd, bytes: usize) -> io::Result<()> {
 pub(crate) unsafe fn grow_shared(shared: &mut Shared, new_mapped_bytes: usize) -> io::Result<()> {
     set_length(&shared.descriptor, new_mapped_bytes)?;
     let old = shared.start.as_ptr().cast();
-    // SAFETY: the whole mapping, says the caller; the file is that long now.
+    // SAFETY: the whole mapping, whose old addresses nobody uses after success (this function's contract). The file is as long
+    // as the new mapping.
     let moved = unsafe { libc::mremap(old, shared.mapped_bytes, new_mapped_bytes, libc::MREMAP_MAYMOVE) };
     if moved == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -87,9 +88,9 @@ pub(crate) unsafe fn grow_shared(shared: &mut Shared, new_mapped_bytes: usize) -
 }
 
 impl Drop for Shared {
-    /// The mapping of this process and its descriptor go; the memory does when nobody else has either.
+    /// Unmaps it here and closes the descriptor. The memory is freed when no other process has a mapping or a descriptor.
     fn drop(&mut self) {
-        // SAFETY: mapped with this length; whoever drops it has given its block up.
+        // SAFETY: the whole mapping, with its length. Its owner drops it only after its block was released.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
     }
 }

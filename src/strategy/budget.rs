@@ -1,7 +1,7 @@
-//! Budgets: limits in bytes, in a tree; and `Budgeted`, the strategy that keeps one.
+//! Budgets, which are limits in bytes in a tree, and `Budgeted`, the strategy that charges one.
 
 use super::account::{Account, Chain, UNLIMITED};
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
 use std::borrow::Cow;
@@ -10,10 +10,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A limit in bytes, perhaps under another one: request under tenant under process.
+/// A limit in bytes, perhaps below another one: request below tenant below process.
 ///
-/// Cheap to clone: clones are the same budget. What is charged to it is charged to every one above it, each once; a charge
-/// that one of them has no room for changes none of them, but for the refusing one's [`refused`](Self::refused).
+/// A charge goes to the budget and to every one above it, once each. If one of them has no room, the charge is refused
+/// and changes nothing except that budget's count of [`refused`](Self::refused) charges. Clones are the same budget, and
+/// cloning is cheap.
 ///
 /// ```
 /// use ctxalloc::strategy::Budget;
@@ -31,7 +32,7 @@ pub struct Budget {
     account: Arc<Account>,
 }
 
-/// Bytes that are charged to a [`Budget`] and to those above it. Dropping it gives them back.
+/// Bytes charged to a [`Budget`] and to those above it. Dropping it gives them back.
 #[derive(Debug)]
 #[must_use = "dropping it gives the bytes back"]
 pub struct Charge {
@@ -40,7 +41,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// How many bytes.
+    /// How many bytes are charged.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -54,13 +55,13 @@ impl Drop for Charge {
 }
 
 impl Budget {
-    /// A budget of its own. `limit_bytes: None` only counts.
+    /// A budget below no other. With `limit_bytes: None` it only counts.
     #[must_use]
     pub fn new(name: &str, limit_bytes: Option<usize>) -> Self {
         Self::of(Account::of_budget(name, limit_bytes, None))
     }
 
-    /// A budget under this one: what is charged to it is charged here too.
+    /// A budget below this one: what is charged to it is charged to this one too.
     #[must_use]
     pub fn child(&self, name: &str, limit_bytes: Option<usize>) -> Self {
         Self::of(Account::of_budget(name, limit_bytes, Some(Arc::clone(&self.account))))
@@ -75,10 +76,10 @@ impl Budget {
         &self.account
     }
 
-    /// Takes `bytes` from this budget and from every one above it, or from none, until the [`Charge`] is dropped.
+    /// Charges `bytes` to this budget and to every one above it, until the [`Charge`] is dropped.
     ///
     /// # Errors
-    /// [`Error::BudgetExceeded`] with the name, limit and use of the budget that has no room.
+    /// [`Error::BudgetExceeded`] with the name, limit and use of the budget that has no room. Nothing is charged then.
     pub fn charge(&self, bytes: usize) -> Result<Charge, Error> {
         let chain = Chain::of_budget(&self.account);
         match chain.take(bytes, 0) {
@@ -87,48 +88,49 @@ impl Budget {
         }
     }
 
-    /// Its name, for messages.
+    /// Its name, as messages show it.
     #[must_use]
     pub fn name(&self) -> Cow<'_, str> {
         self.account.name()
     }
 
-    /// Its limit, if it has one.
+    /// Its limit in bytes; `None` if it only counts.
     #[must_use]
     pub fn limit_bytes(&self) -> Option<usize> {
         Some(self.account.limit_bytes()).filter(|&limit| limit != UNLIMITED)
     }
 
-    /// Gives it another limit, or none, from the next charge on. What is charged already stays, also beyond the limit.
+    /// Changes the limit, or removes it, from the next charge on. What is charged already stays charged, even if it is more
+    /// than the new limit.
     pub fn set_limit_bytes(&self, limit_bytes: Option<usize>) {
         self.account.set_limit_bytes(limit_bytes.unwrap_or(UNLIMITED));
     }
 
-    /// What is charged now.
+    /// How many bytes are charged now.
     #[must_use]
     pub fn in_use_bytes(&self) -> usize {
         self.account.live_bytes()
     }
 
-    /// How far it is beyond its limit: because the limit was lowered, or because requests used their overdrafts.
+    /// By how many bytes it exceeds its limit, because the limit was lowered or requests used their overdrafts.
     #[must_use]
     pub fn overdraft_bytes(&self) -> usize {
         self.in_use_bytes().saturating_sub(self.account.limit_bytes())
     }
 
-    /// The most that was ever charged at one time.
+    /// The largest number of bytes charged at one time.
     #[must_use]
     pub fn peak_bytes(&self) -> usize {
         self.account.peak_bytes()
     }
 
-    /// How many charges this budget refused (not those that one above it refused).
+    /// How many charges this budget refused. Refusals of a budget above it are counted there.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.account.refused()
     }
 
-    /// Whether `other` is this budget or one above it.
+    /// Whether `other` is this budget, or is above it.
     #[must_use]
     pub fn is_under(&self, other: &Self) -> bool {
         Chain::of_budget(&self.account).reaches(&other.account)
@@ -140,14 +142,14 @@ impl Budget {
         Arc::ptr_eq(&self.account, &other.account)
     }
 
-    /// A number that no other budget has while this one lives.
+    /// A number that no other budget has while this one is alive.
     #[cfg(feature = "python")]
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.account).addr()
     }
 
-    /// The budget it is under: its parent, or for that of a [`Request`](crate::Request) the nearest one that it is
-    /// charged to besides.
+    /// The budget directly above it. For the budget of a [`Request`](crate::Request) this is the nearest one that the request
+    /// is charged to besides its own.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         self.account.parent().map(Self::of)
@@ -176,10 +178,9 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// Charges a [`Budget`] for each block of `upstream`, by the bytes that were asked for, and refuses what it has no
-/// room for.
+/// Charges a [`Budget`] with the requested bytes of each block of `upstream`, and refuses blocks that it has no room for.
 ///
-/// Each block costs a record more, not charged: 8 bytes, rounded up to the upstream's alignment.
+/// Each block costs 8 more bytes, rounded up to the upstream's alignment, for a record. These are not charged.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Budget, Budgeted, System}};
@@ -194,7 +195,7 @@ impl fmt::Debug for Budget {
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Budgeted<S> {
-    blocks: Fronted<S, usize>,
+    blocks: Prefixed<S, usize>,
     budget: Budget,
     chain: Chain,
 }
@@ -204,10 +205,10 @@ impl<S: Strategy> Budgeted<S> {
     #[must_use]
     pub fn new(upstream: S, budget: Budget) -> Self {
         let chain = Chain::of_budget(&budget.account);
-        Self { blocks: Fronted::new(upstream), budget, chain }
+        Self { blocks: Prefixed::new(upstream), budget, chain }
     }
 
-    /// The budget.
+    /// The budget that is charged.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -223,8 +224,8 @@ impl<S: Strategy> Budgeted<S> {
     }
 }
 
-// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Fronted`); a charge refused is a failure
-// before anything was made, and one taken for a block that could not be made is given back.
+// SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A refused charge is a failure before anything
+// was allocated, and the charge for a block that could not be allocated is cancelled.
 unsafe impl<S: Strategy> Strategy for Budgeted<S> {
     fn alignment(&self) -> usize {
         self.blocks.alignment()
@@ -239,30 +240,32 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block, says the caller.
-        let old_size_bytes = unsafe { Fronted::<S, usize>::read(block) };
-        // Growth is charged before, shrinkage given back after: the budget is never below what is in use.
+        // SAFETY: the block is live and from `blocks` (this function's contract).
+        let old_size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
+        // Growth is charged before the resize, shrinkage given back after it: never is less charged than is in use.
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         if growth > 0 {
             self.chain.reserve(growth, false).ok()?;
         }
-        // SAFETY: a live block, says the caller.
+        // SAFETY: the block is live and from `blocks`; the caller uses only the new pointer after success.
         let Some(moved) = (unsafe { self.blocks.resize(block, new_size_bytes) }) else {
             self.chain.cancel(growth);
             return None;
         };
-        // SAFETY: live, just resized.
-        unsafe { Fronted::<S, usize>::write(moved, new_size_bytes) };
+        // SAFETY: `moved` is live and from `blocks`.
+        unsafe { Prefixed::<S, usize>::write(moved, new_size_bytes) };
         self.chain.commit(growth, 0);
         self.chain.give_back(old_size_bytes.saturating_sub(new_size_bytes), 0);
         Some(moved)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
-        // SAFETY: given up, says the caller.
-        unsafe { self.blocks.release(block) };
+        // SAFETY: the block is live, from `blocks`, and not used again (this function's contract). The record is read first.
+        let size_bytes = unsafe {
+            let size_bytes = Prefixed::<S, usize>::read(block);
+            self.blocks.release(block);
+            size_bytes
+        };
         self.chain.give_back(size_bytes, 1);
     }
 
@@ -330,16 +333,16 @@ mod tests {
         let budget = Budget::new("b", Some(1000));
         let strategy = Budgeted::new(System, budget.clone());
         let block = strategy.allocate(400).expect("room");
-        // SAFETY: a live block of this strategy; here and below the newest pointer is used.
+        // SAFETY: a live block of this strategy; its newest pointer is used.
         let block = unsafe { strategy.resize(block, 900) }.expect("room");
         assert_eq!(budget.in_use_bytes(), 900);
-        // SAFETY: as above.
+        // SAFETY: a live block of this strategy; its newest pointer is used.
         assert!(unsafe { strategy.resize(block, 1001) }.is_none());
         assert_eq!(budget.in_use_bytes(), 900);
-        // SAFETY: as above.
+        // SAFETY: a live block of this strategy; its newest pointer is used.
         let block = unsafe { strategy.resize(block, 100) }.expect("smaller");
         assert_eq!(budget.in_use_bytes(), 100);
-        // SAFETY: as above.
+        // SAFETY: a live block of this strategy; its newest pointer is used.
         unsafe { strategy.release(block) };
         assert_eq!(budget.in_use_bytes(), 0);
     }

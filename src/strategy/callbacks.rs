@@ -1,6 +1,6 @@
 //! `Callbacks`: four C functions of the user's, with the signatures of NEP 49's allocator.
 //!
-//! Sizes are kept here: `free(ctx, ptr, size)` is given the true one, whatever NumPy guessed.
+//! The block sizes are recorded here, so `free(ctx, ptr, size)` gets the true size, not NumPy's guess.
 
 use super::Strategy;
 use super::ledger::Ledger;
@@ -16,30 +16,31 @@ type Calloc = unsafe extern "C" fn(ctx: *mut c_void, nelem: usize, elsize: usize
 type Realloc = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize);
 
-/// What [`Callbacks`] calls, as NEP 49 declares it. A `None` is C's NULL.
+/// The functions that [`Callbacks`] calls, as NEP 49 declares them. `None` is C's NULL.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct CallbackFunctions {
-    /// Passed to each function, and not looked at.
+    /// Passed to each function as it is.
     pub ctx: *mut c_void,
-    /// `malloc(ctx, size)`: a block, or NULL. `size` is never zero.
+    /// `malloc(ctx, size)`: returns a block of `size` bytes, or NULL. `size` is never zero.
     pub malloc: Option<Malloc>,
-    /// `calloc(ctx, nelem, elsize)`: zeros, or NULL.
+    /// `calloc(ctx, nelem, elsize)`: returns a block of `nelem * elsize` zero bytes, or NULL.
     pub calloc: Option<Calloc>,
-    /// `realloc(ctx, ptr, new_size)`: the block, perhaps elsewhere; NULL leaves it as it was. `ptr` is never NULL.
+    /// `realloc(ctx, ptr, new_size)`: returns the resized block, perhaps moved, or NULL, which leaves it as it was. `ptr` is
+    /// never NULL.
     pub realloc: Option<Realloc>,
-    /// `free(ctx, ptr, size)`: takes the block back; `size` is the one that it was last given. `ptr` is never NULL.
+    /// `free(ctx, ptr, size)`: takes the block back. `size` is the block's size in bytes. `ptr` is never NULL.
     pub free: Option<Free>,
 }
 
 impl CallbackFunctions {
-    /// No functions so far, and this context.
+    /// This context, and no functions yet.
     #[must_use]
     pub const fn new(ctx: *mut c_void) -> Self {
         Self { ctx, malloc: None, calloc: None, realloc: None, free: None }
     }
 
-    /// The functions at four addresses, as ctypes, cffi or numba give them out. NULL is none.
+    /// The functions at four addresses, as ctypes, cffi or numba provide them. NULL means `None`.
     ///
     /// # Safety
     /// - each address is NULL or that of a C function with the signature of its field.
@@ -51,23 +52,23 @@ impl CallbackFunctions {
         realloc: *const c_void,
         free: *const c_void,
     ) -> Self {
-        Self {
-            ctx,
-            // SAFETY: such a function or NULL, says the caller; an `Option` of a function has a place for NULL.
-            malloc: unsafe { std::mem::transmute::<*const c_void, Option<Malloc>>(malloc) },
-            // SAFETY: as above.
-            calloc: unsafe { std::mem::transmute::<*const c_void, Option<Calloc>>(calloc) },
-            // SAFETY: as above.
-            realloc: unsafe { std::mem::transmute::<*const c_void, Option<Realloc>>(realloc) },
-            // SAFETY: as above.
-            free: unsafe { std::mem::transmute::<*const c_void, Option<Free>>(free) },
+        // SAFETY: each address is that of such a function or NULL (this function's contract). `Option` of a function pointer
+        // has the same layout, with NULL for `None`.
+        unsafe {
+            Self {
+                ctx,
+                malloc: std::mem::transmute::<*const c_void, Option<Malloc>>(malloc),
+                calloc: std::mem::transmute::<*const c_void, Option<Calloc>>(calloc),
+                realloc: std::mem::transmute::<*const c_void, Option<Realloc>>(realloc),
+                free: std::mem::transmute::<*const c_void, Option<Free>>(free),
+            }
         }
     }
 }
 
-/// Blocks from four C functions: what ctypes, cffi, numba or a C library can offer without a line of Rust.
+/// Blocks from four C functions, which ctypes, cffi, numba or a C library can provide without a line of Rust.
 ///
-/// The cost: a look into a table for each block, some 50 nanoseconds, besides the functions themselves.
+/// Besides the functions themselves, each call costs about 50 nanoseconds for a table of block sizes.
 pub struct Callbacks {
     functions: Complete,
     align: usize,
@@ -85,17 +86,17 @@ struct Complete {
     free: Free,
 }
 
-// SAFETY: `ctx` is only handed to the functions beside it, which may be called on any thread (`Callbacks::new`).
+// SAFETY: `ctx` is only passed to the functions beside it, which may be called on any thread (`Callbacks::new`).
 unsafe impl Send for Callbacks {}
-// SAFETY: as above, by many at once.
+// SAFETY: the functions may be called by several threads at once (`Callbacks::new`).
 unsafe impl Sync for Callbacks {}
 
 impl Callbacks {
-    /// Blocks from these functions, aligned to `align` bytes, as their author says.
+    /// Blocks from these functions, which their author declares to be aligned to `align` bytes.
     ///
-    /// 1 says that nothing is known: correct for any functions. More is believed:
-    /// [`ContextAlloc`](crate::ContextAlloc) then asks for no room of its own to align what needs no more than that
-    /// (16 is C's `malloc`). A new block that is not aligned so is given back, and the allocation fails.
+    /// 1 is correct for any functions. A larger value is relied on (C's `malloc` has 16): [`ContextAlloc`](crate::ContextAlloc)
+    /// then adds no room for aligning layouts up to that. A new block that is less aligned is freed again, and the
+    /// allocation fails.
     ///
     /// # Errors
     /// [`Error::FunctionMissing`] names the first function that is `None`: NEP 49 requires all four.
@@ -111,9 +112,9 @@ impl Callbacks {
     /// - every block, that of `realloc` too, is aligned to `align` (C's own realloc keeps no more than 16).
     /// - none of them unwinds, or allocates through the handler that it serves.
     pub unsafe fn new(functions: CallbackFunctions, align: usize) -> Result<Self, Error> {
-        const MOST: usize = super::Aligned::MOST;
-        if !align.is_power_of_two() || align > MOST {
-            return Err(Error::BadAlignment { align, least: 1, most: MOST });
+        const MAX: usize = super::Aligned::MAX;
+        if !align.is_power_of_two() || align > MAX {
+            return Err(Error::BadAlignment { align, min: 1, max: MAX });
         }
         let missing = |function| Error::FunctionMissing { handler: "Callbacks".into(), function };
         let functions = Complete {
@@ -126,15 +127,15 @@ impl Callbacks {
         Ok(Self { functions, align, sizes: Ledger::new() })
     }
 
-    /// A block as the functions returned it, entered; nothing where it is NULL or not aligned as was declared.
-    fn enter(&self, block: *mut c_void, size_bytes: usize) -> Option<NonNull<u8>> {
+    /// Records a block that the functions returned. `None` if it is NULL, or less aligned than declared: then it is freed.
+    fn record(&self, block: *mut c_void, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = NonNull::new(block.cast::<u8>())?;
         if !block.addr().get().is_multiple_of(self.align) {
             let align = self.align;
             trace::misuse(&format!(
                 "Callbacks: a block at {block:p}, where multiples of {align} were declared; freed again"
             ));
-            // SAFETY: just made by these functions with this size, and nobody has it.
+            // SAFETY: these functions have just made it with this size, and nobody else has it.
             unsafe { (self.functions.free)(self.functions.ctx, block.as_ptr().cast(), size_bytes) };
             return None;
         }
@@ -148,24 +149,24 @@ impl Callbacks {
     }
 }
 
-// SAFETY: the functions keep these promises (`Callbacks::new`); a record goes before its block does, so that it never
-// stands for the next block at its address.
+// SAFETY: the functions keep these promises (`Callbacks::new`). A block's record is removed before the block is freed, so it
+// is never taken for that of the next block at the same address.
 unsafe impl Strategy for Callbacks {
     fn alignment(&self) -> usize {
         self.align
     }
 
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: `ctx` belongs to the functions; malloc takes any size.
+        // SAFETY: `ctx` is the functions' own, and malloc takes any size (`Callbacks::new`).
         let block = unsafe { (self.functions.malloc)(self.functions.ctx, size_bytes) };
-        self.enter(block, size_bytes)
+        self.record(block, size_bytes)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        // NumPy asks in the same way, `(nbytes, 1)`.
-        // SAFETY: `ctx` belongs to the functions; calloc takes any sizes.
+        // `(nbytes, 1)`, as NumPy calls it.
+        // SAFETY: `ctx` is the functions' own, and calloc takes any sizes (`Callbacks::new`).
         let block = unsafe { (self.functions.calloc)(self.functions.ctx, size_bytes, 1) };
-        self.enter(block, size_bytes)
+        self.record(block, size_bytes)
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
@@ -173,7 +174,7 @@ unsafe impl Strategy for Callbacks {
             self.unknown("resize", block);
             return None;
         };
-        // SAFETY: a live block of these functions, says the record.
+        // SAFETY: the block had a record, so it is a live block of these functions.
         let moved = unsafe { (self.functions.realloc)(self.functions.ctx, block.as_ptr().cast(), new_size_bytes) };
         let Some(moved) = NonNull::new(moved.cast::<u8>()) else {
             self.sizes.insert(block, old_size_bytes);
@@ -192,7 +193,7 @@ unsafe impl Strategy for Callbacks {
 
     unsafe fn release(&self, block: NonNull<u8>) {
         match self.sizes.remove(block) {
-            // SAFETY: a live block of these functions, and its size, says the record.
+            // SAFETY: the block had a record with this size, so it is a live block of these functions.
             Some(size_bytes) => unsafe { (self.functions.free)(self.functions.ctx, block.as_ptr().cast(), size_bytes) },
             None => self.unknown("free", block),
         }
@@ -217,7 +218,7 @@ mod tests {
     use std::ptr::{NonNull, null_mut};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-    /// A user's allocator: the C heap, and a book of sizes to hold `free` to.
+    /// A user's allocator: the C heap, with a table of sizes that `free` is checked against.
     struct Book {
         sizes: Locked<BTreeMap<usize, usize>>,
         wrong_sizes: AtomicUsize,
@@ -235,13 +236,13 @@ mod tests {
             }
         }
 
-        fn enter(&self, block: Option<NonNull<u8>>, size: usize) -> *mut c_void {
+        fn insert(&self, block: Option<NonNull<u8>>, size: usize) -> *mut c_void {
             let Some(block) = block else { return null_mut() };
             self.sizes.with(|sizes| sizes.insert(block.addr().get(), size));
             block.as_ptr().cast()
         }
 
-        fn leave(&self, block: *mut c_void) -> Option<usize> {
+        fn remove(&self, block: *mut c_void) -> Option<usize> {
             self.sizes.with(|sizes| sizes.remove(&block.addr()))
         }
 
@@ -258,63 +259,61 @@ mod tests {
     /// # Safety
     /// - `ctx` is a Book that is alive.
     unsafe fn book<'a>(ctx: *mut c_void) -> &'a Book {
-        // SAFETY: says the caller.
+        // SAFETY: `ctx` is a live Book (this function's contract), which is only shared.
         unsafe { &*ctx.cast() }
     }
 
     unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
-        // SAFETY: these functions stand beside their Book.
+        // SAFETY: `Book::functions` puts the Book's own address beside these functions.
         let book = unsafe { book(ctx) };
         if book.refuses.load(Ordering::Relaxed) {
             return null_mut();
         }
         if book.odd.load(Ordering::Relaxed) {
             let block = heap::allocate(size + 1).expect("memory");
-            // SAFETY: one byte in.
-            return book.enter(Some(unsafe { block.add(1) }), size);
+            // SAFETY: the block has `size + 1` bytes.
+            return book.insert(Some(unsafe { block.add(1) }), size);
         }
-        book.enter(heap::allocate(size), size)
+        book.insert(heap::allocate(size), size)
     }
 
     unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-        // SAFETY: as above.
-        unsafe { book(ctx) }.enter(heap::allocate_zeroed(nelem * elsize), nelem * elsize)
+        // SAFETY: `Book::functions` puts the Book's own address beside these functions.
+        unsafe { book(ctx) }.insert(heap::allocate_zeroed(nelem * elsize), nelem * elsize)
     }
 
     unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-        // SAFETY: as above.
+        // SAFETY: `Book::functions` puts the Book's own address beside these functions.
         let book = unsafe { book(ctx) };
         if book.refuses.load(Ordering::Relaxed) {
             return null_mut();
         }
-        let old = book.leave(ptr).expect("a live block");
+        let old = book.remove(ptr).expect("a live block");
         let block = NonNull::new(ptr.cast()).expect("a block");
-        // SAFETY: live, says the book.
+        // SAFETY: the table had it, so it is a live block of the heap.
         match unsafe { heap::resize(block, new_size) } {
             None => {
-                book.enter(Some(block), old);
+                book.insert(Some(block), old);
                 null_mut()
             }
-            moved => book.enter(moved, new_size),
+            moved => book.insert(moved, new_size),
         }
     }
 
     unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-        // SAFETY: as above.
+        // SAFETY: `Book::functions` puts the Book's own address beside these functions.
         let book = unsafe { book(ctx) };
-        if book.leave(ptr) != Some(size) {
+        if book.remove(ptr) != Some(size) {
             book.wrong_sizes.fetch_add(1, Ordering::Relaxed);
         }
         let offset = usize::from(book.odd.load(Ordering::Relaxed));
         if let Some(block) = NonNull::new(ptr.cast::<u8>()) {
-            // SAFETY: as `malloc` made it.
-            let raw = unsafe { block.sub(offset) };
-            // SAFETY: live.
-            unsafe { heap::release(raw) };
+            // SAFETY: `malloc` above moved the block by `offset` from a live block of the heap.
+            unsafe { heap::release(block.sub(offset)) };
         }
     }
 
-    /// The Book has to live as long as the strategy.
+    /// The Book must live as long as the strategy.
     fn callbacks(book: &Book, align: usize) -> Callbacks {
         // SAFETY: these functions keep C's contract, and the tests keep the book.
         unsafe { Callbacks::new(book.functions(), align) }.expect("complete")
@@ -380,9 +379,9 @@ mod tests {
         let block = callbacks.allocate(100).expect("memory");
         // SAFETY: live.
         unsafe { callbacks.release(block) };
-        // SAFETY: not live: looked up and left alone.
+        // SAFETY: not live: the strategy finds no record and leaves it alone.
         unsafe { callbacks.release(block) };
-        // SAFETY: as above.
+        // SAFETY: not live: the strategy finds no record and leaves it alone.
         assert!(unsafe { callbacks.resize(block, 10) }.is_none());
         assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
     }

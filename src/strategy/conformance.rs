@@ -1,7 +1,7 @@
-//! The one suite that every strategy passes. It tells the author of a new one what they forgot.
+//! The one suite that every strategy passes. It tells the author of a new strategy what they forgot.
 //!
-//! It goes through the strategy's own functions and through the C face that NumPy would call, and panics
-//! with a sentence about the first promise that is broken. Call it from a test:
+//! It calls the strategy's own functions from one thread and from several, and panics with a sentence about the first
+//! promise that is broken. Call it from a test:
 //!
 //! ```
 //! ctxalloc::strategy::conformance::check(ctxalloc::strategy::System);
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-/// Sizes that strategies trip over: one, around powers of two, around pages, a large one.
+/// Sizes that strategies get wrong: one, and those around powers of two and around pages.
 const SIZES: &[usize] = if cfg!(miri) {
     &[1, 8, 15, 16, 17, 65, 129, 1023]
 } else {
@@ -39,14 +39,14 @@ pub fn check<S: Strategy>(strategy: S) {
     many_threads_may_work_at_once(&strategy);
 }
 
-/// A live block with the pattern it was filled with; the checks below own their blocks through it.
+/// A live block and the pattern that it was filled with. The checks below own their blocks through it.
 struct Filled {
     block: NonNull<u8>,
     size_bytes: usize,
     seed: u8,
 }
 
-// SAFETY: a block is plain memory, owned by this value; strategies allow any thread (their contract).
+// SAFETY: the block is plain memory that this value alone owns, and a strategy's blocks may be used on any thread.
 unsafe impl Send for Filled {}
 
 impl Filled {
@@ -56,7 +56,7 @@ impl Filled {
         };
         let filled = Self { block, size_bytes, seed };
         filled.assert_aligned(strategy);
-        // SAFETY: the strategy promises `size_bytes` writable bytes, owned by us.
+        // SAFETY: the strategy promises `size_bytes` writable bytes that nobody else has.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(block.as_ptr().cast::<std::mem::MaybeUninit<u8>>(), size_bytes) };
         for (index, byte) in bytes.iter_mut().enumerate() {
@@ -75,9 +75,9 @@ impl Filled {
         );
     }
 
-    /// The first `length` bytes still hold the pattern.
+    /// Asserts that the first `length` bytes still hold the pattern.
     fn assert_kept(&self, strategy: &impl Strategy, length: usize) {
-        // SAFETY: `length` bytes were written by `new` and lie in the live block.
+        // SAFETY: the block is live, and `new` wrote at least `length` bytes, which resizes keep.
         let bytes = unsafe { std::slice::from_raw_parts(self.block.as_ptr(), length) };
         for (index, &byte) in bytes.iter().enumerate() {
             assert_eq!(
@@ -90,7 +90,7 @@ impl Filled {
     }
 
     fn release(self, strategy: &impl Strategy) {
-        // SAFETY: the block came from this strategy and is given up here.
+        // SAFETY: the block is live, from this strategy, and consumed with `self`.
         unsafe { strategy.release(self.block) }
     }
 }
@@ -128,7 +128,7 @@ fn zeroed_blocks_are_zero_even_when_reused(strategy: &impl Strategy) {
         };
         let zeroed = Filled { block, size_bytes: size, seed: 0 };
         zeroed.assert_aligned(strategy);
-        // SAFETY: the strategy promises `size` initialised bytes, owned by us.
+        // SAFETY: the strategy promises `size` initialised bytes that nobody else has.
         let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), size) };
         let dirty = bytes.iter().position(|&byte| byte != 0);
         assert_eq!(dirty, None, "{strategy:?} returned a zeroed block of {size} bytes with dirt in it");
@@ -149,10 +149,8 @@ fn resizing_keeps_the_first_bytes(strategy: &impl Strategy) {
             filled.size_bytes = to;
             filled.assert_aligned(strategy);
             filled.assert_kept(strategy, from.min(to));
-            // SAFETY: the strategy promises `to` bytes now.
-            let last = unsafe { moved.add(to - 1) };
-            // SAFETY: as above; writing to the last of them proves it.
-            unsafe { last.write(1) };
+            // SAFETY: the strategy promises `to` bytes now. Writing to the last one tests that.
+            unsafe { moved.add(to - 1).write(1) };
             filled.release(strategy);
         }
     }
@@ -160,7 +158,7 @@ fn resizing_keeps_the_first_bytes(strategy: &impl Strategy) {
 
 fn impossible_sizes_fail_as_values(strategy: &impl Strategy) {
     if cfg!(miri) {
-        return; // its malloc ends the run where a real one returns NULL
+        return; // Miri's malloc ends the run where a real one returns NULL
     }
     for size in [isize::MAX as usize, isize::MAX as usize - 4096, 1 << 62] {
         assert!(strategy.allocate(size).is_none(), "{strategy:?} claims to have allocated {size} bytes");
@@ -170,11 +168,11 @@ fn impossible_sizes_fail_as_values(strategy: &impl Strategy) {
 
 fn a_failed_resize_leaves_the_block(strategy: &impl Strategy) {
     if cfg!(miri) {
-        return; // as above
+        return; // Miri's malloc ends the run where a real one returns NULL
     }
     for &size in &[1, 100, 5000, LARGE] {
         let filled = Filled::new(strategy, size, 99);
-        // SAFETY: a live block of this strategy; a failure must leave it alone, which is what we check.
+        // SAFETY: a live block of this strategy. A failure must leave it alone, which is checked below.
         let moved = unsafe { strategy.resize(filled.block, isize::MAX as usize - 4096) };
         assert!(moved.is_none(), "{strategy:?} claims to have grown a block to nearly isize::MAX bytes");
         filled.assert_kept(strategy, size);
@@ -192,7 +190,7 @@ fn blocks_may_be_released_on_another_thread<S: Strategy>(strategy: &Arc<S>) {
         }
     });
     assert!(elsewhere.join().is_ok(), "{strategy:?} failed when its blocks were released on another thread");
-    // The thread that allocated is gone, its blocks live on.
+    // A block outlives the thread that allocated it.
     let there = Arc::clone(strategy);
     let made = thread::spawn(move || Filled::new(&*there, 1000, 5)).join();
     let Ok(block) = made else { panic!("{strategy:?} failed on a second thread") };
@@ -201,7 +199,7 @@ fn blocks_may_be_released_on_another_thread<S: Strategy>(strategy: &Arc<S>) {
 }
 
 fn many_threads_may_work_at_once<S: Strategy>(strategy: &Arc<S>) {
-    // A ring: each thread makes blocks, passes them to its neighbour, and checks and releases what it is passed.
+    // A ring: each thread allocates blocks and passes them to its neighbour, which checks and releases them.
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Filled>()).unzip();
     let mut senders: Vec<Option<mpsc::Sender<Filled>>> = senders.into_iter().map(Some).collect();
     senders.rotate_left(1);

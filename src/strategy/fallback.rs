@@ -1,16 +1,16 @@
-//! `Fallback`: blocks from one strategy, and from another where that one refuses.
+//! `Fallback`: blocks from one strategy, or from another if the first refuses.
 //!
-//! Each block remembers which of the two made it, in a record in front ([`Fronted`]), and goes back there.
+//! A record in front of each block ([`Prefixed`]) says which of the two made it; it goes back to that one.
 
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Blocks of `first`; where it refuses, of `second`: 256 MiB of huge pages, then the heap.
+/// Blocks of `first`; if it refuses, of `second`. For example 256 MiB of huge pages, then the heap.
 ///
-/// A block is resized by the strategy that made it, and moves to the other one only where its own refuses. Aligned to
-/// the lesser of the two alignments. Each block costs a record more: 16 bytes, rounded up to its maker's alignment.
+/// A block is resized by the strategy that made it, and moves to the other one only if that refuses. Blocks are aligned to
+/// the smaller of the two alignments. Each block costs 16 more bytes, rounded up to its maker's alignment, for a record.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Budget, Budgeted, Fallback, Pool, System}};
@@ -24,14 +24,14 @@ use std::ptr::NonNull;
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Fallback<A, B> {
-    first: Fronted<A, Record>,
-    second: Fronted<B, Record>,
+    first: Prefixed<A, Record>,
+    second: Prefixed<B, Record>,
 }
 
-/// What stands in front of each block, the same for both.
+/// In front of each block, the same for both strategies.
 #[derive(Clone, Copy)]
 struct Record {
-    /// For a block that moves to the other one: how much to copy.
+    /// How much to copy if the block moves to the other strategy.
     size_bytes: usize,
     maker: Maker,
 }
@@ -43,10 +43,10 @@ enum Maker {
 }
 
 impl<A: Strategy, B: Strategy> Fallback<A, B> {
-    /// `first`'s blocks, and `second`'s where it refuses.
+    /// Blocks of `first`, or of `second` if `first` refuses.
     #[must_use]
     pub fn new(first: A, second: B) -> Self {
-        Self { first: Fronted::new(first), second: Fronted::new(second) }
+        Self { first: Prefixed::new(first), second: Prefixed::new(second) }
     }
 
     /// The strategy that is asked first.
@@ -54,7 +54,7 @@ impl<A: Strategy, B: Strategy> Fallback<A, B> {
         &self.first.upstream
     }
 
-    /// The strategy that is asked where the first one refuses.
+    /// The strategy that is asked if the first one refuses.
     pub fn second(&self) -> &B {
         &self.second.upstream
     }
@@ -75,12 +75,13 @@ impl<A: Strategy, B: Strategy> Fallback<A, B> {
 /// # Safety
 /// - `block` is a live block of a fallback.
 unsafe fn record_of(block: NonNull<u8>) -> Record {
-    // SAFETY: such a record stands right before each block, whoever made it; the strategy's type says nothing there.
-    unsafe { Fronted::<super::System, Record>::read(block) }
+    // SAFETY: the block is live, so a `Record` was written directly in front of it. Its position depends on the record's
+    // type alone, so any strategy's type will do.
+    unsafe { Prefixed::<super::System, Record>::read(block) }
 }
 
-// SAFETY: each block is one of the two strategies', moved behind a record (`Fronted`), and goes back by that record. A
-// block that moves is copied to a fresh one before it is released, and stays as it was where there is none.
+// SAFETY: each block comes from one of the two strategies, behind a record (`Prefixed`), and goes back to the one that the
+// record names. A block that moves is copied to a new one before it is released; if there is none, it stays as it was.
 unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
     fn alignment(&self) -> usize {
         self.first.alignment().min(self.second.alignment())
@@ -95,34 +96,36 @@ unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block, says the caller.
+        // SAFETY: the block is live and from this fallback (this function's contract).
         let Record { size_bytes, maker } = unsafe { record_of(block) };
         let by_its_maker = match maker {
-            // SAFETY: live, and the first one's, says its record.
+            // SAFETY: the block is live, and its record says that the first strategy made it.
             Maker::First => unsafe { self.first.resize(block, new_size_bytes) },
-            // SAFETY: live, and the second one's, says its record.
+            // SAFETY: the block is live, and its record says that the second strategy made it.
             Maker::Second => unsafe { self.second.resize(block, new_size_bytes) },
         };
         if let Some(resized) = by_its_maker {
-            // SAFETY: live, just resized; its record came along.
-            unsafe { Fronted::<A, Record>::write(resized, Record { size_bytes: new_size_bytes, maker }) };
+            // SAFETY: `resized` is live, and a record lies in front of it: the resize copied it along.
+            unsafe { Prefixed::<A, Record>::write(resized, Record { size_bytes: new_size_bytes, maker }) };
             return Some(resized);
         }
         let other = if maker == Maker::First { Maker::Second } else { Maker::First };
         let moved = self.make_by(other, new_size_bytes, false)?;
-        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-        unsafe { moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes)) };
-        // SAFETY: live; the caller uses the new one from now on.
-        unsafe { self.release(block) };
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
+        // released once; the caller uses the new one from here on.
+        unsafe {
+            moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes));
+            self.release(block);
+        }
         Some(moved)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: a live block, says the caller.
+        // SAFETY: the block is live and from this fallback (this function's contract).
         match unsafe { record_of(block) }.maker {
-            // SAFETY: given up, and the first one's, says its record.
+            // SAFETY: live, not used again, and its record says that the first strategy made it.
             Maker::First => unsafe { self.first.release(block) },
-            // SAFETY: given up, and the second one's, says its record.
+            // SAFETY: live, not used again, and its record says that the second strategy made it.
             Maker::Second => unsafe { self.second.release(block) },
         }
     }
@@ -131,7 +134,7 @@ unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
         self.first().trim() + self.second().trim()
     }
 
-    /// Of those of the two that know theirs.
+    /// The blocks of whichever of the two lists its blocks, or of both.
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         match (self.first.live_blocks(), self.second.live_blocks()) {
             (Some(mut blocks), Some(others)) => {
@@ -168,16 +171,14 @@ mod tests {
     fn filled(strategy: &Scarce, size_bytes: usize) -> NonNull<u8> {
         let block = strategy.allocate(size_bytes).expect("within the budgets");
         for index in 0..size_bytes {
-            // SAFETY: inside of the block.
-            let place = unsafe { block.add(index) };
-            // SAFETY: as above.
-            unsafe { place.write(index as u8) };
+            // SAFETY: `index` is below the size of the live block.
+            unsafe { block.add(index).write(index as u8) };
         }
         block
     }
 
     fn assert_kept(block: NonNull<u8>, length: usize) {
-        // SAFETY: filled up to there.
+        // SAFETY: `filled` wrote at least `length` bytes, and the block is live.
         let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), length) };
         assert!(bytes.iter().enumerate().all(|(index, &byte)| byte == index as u8));
     }
@@ -195,7 +196,7 @@ mod tests {
     fn each_block_goes_back_to_the_one_that_made_it() {
         let (strategy, first, second) = scarce();
         let blocks = [900, 900, 50].map(|size| filled(&strategy, size));
-        // Record and front of `Budgeted` are not charged, those of `Fallback` are: 16 bytes, rounded up to 16 and 64.
+        // The prefix of `Budgeted` is not charged, that of `Fallback` is: 16 bytes, rounded up to 16 and 64.
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (900 + 50 + 32, 900 + 64));
         for block in blocks {
             // SAFETY: live, from this strategy, once.
@@ -212,11 +213,11 @@ mod tests {
         let block = unsafe { strategy.resize(block, 2000) }.expect("the second has room");
         assert_kept(block, 500);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 2064));
-        // SAFETY: as above.
+        // SAFETY: live, from this strategy; the old pointer is not used again.
         assert!(unsafe { strategy.resize(block, 6000) }.is_none(), "neither has room");
         assert_kept(block, 500);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 2064));
-        // SAFETY: as above.
+        // SAFETY: live, from this strategy; the old pointer is not used again.
         let block = unsafe { strategy.resize(block, 100) }.expect("smaller");
         assert_kept(block, 100);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 164), "it stays where it is");

@@ -1,4 +1,4 @@
-//! `Faulty`: fails on purpose, to see how a program takes it.
+//! `Faulty`: refuses some requests for memory on purpose, to test how a program copes.
 
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
@@ -6,10 +6,10 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Passes everything to `upstream`, but refuses some requests for memory: every so-manieth, or at random with a seed.
+/// Passes everything on to `upstream`, but refuses some requests for memory: every nth one, or at random with a seed.
 ///
-/// Counts `allocate`, `allocate_zeroed` and `resize` together; never touches `release`. The decisions depend on the seed
-/// and the number of the request alone, so a single-threaded program fails at the same places each time.
+/// `allocate`, `allocate_zeroed` and `resize` are counted together; `release` never fails. Whether a request fails depends
+/// only on the seed and the request's number, so a single-threaded program fails at the same places each time.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Faulty, System}};
@@ -33,7 +33,7 @@ enum When {
 }
 
 impl<S: Strategy> Faulty<S> {
-    /// Refuses each request whose number is a multiple of `every`; 1 refuses all.
+    /// Refuses each request whose number is a multiple of `every`. 1 refuses all of them.
     ///
     /// # Errors
     /// [`Error::BadOption`] for zero.
@@ -53,12 +53,12 @@ impl<S: Strategy> Faulty<S> {
             let value = probability.to_string();
             return Err(Error::BadOption { option: "probability", value, wanted: "a number from 0 to 1" });
         }
-        // 2^63 and not 2^64: a probability of 1 must not overflow.
+        // Times 2^63, not 2^64, so that a probability of 1 does not overflow.
         let threshold = (probability * (1_u64 << 63) as f64) as u64;
         Ok(Self { upstream, when: When::Probability { threshold, seed }, requests: AtomicU64::new(0) })
     }
 
-    /// How many requests for memory there were.
+    /// How many requests for memory there were, including those refused.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ fn mixed(seed: u64, number: u64) -> u64 {
     state ^ (state >> 31)
 }
 
-// SAFETY: what is not refused is the upstream's; a refusal changes nothing.
+// SAFETY: all blocks are the upstream's, which keeps these promises; a refusal changes nothing.
 unsafe impl<S: Strategy> Strategy for Faulty<S> {
     fn alignment(&self) -> usize {
         self.upstream.alignment()
@@ -99,12 +99,12 @@ unsafe impl<S: Strategy> Strategy for Faulty<S> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         self.passes()?;
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the block is the upstream's, and the caller promises of it what the upstream wants.
         unsafe { self.upstream.resize(block, new_size_bytes) }
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the block is the upstream's, and the caller promises of it what the upstream wants.
         unsafe { self.upstream.release(block) }
     }
 
@@ -145,7 +145,7 @@ mod tests {
     fn failures(strategy: &Faulty<System>, requests: usize) -> Vec<usize> {
         (1..=requests)
             .filter(|_| match strategy.allocate(8) {
-                // SAFETY: live, from this strategy.
+                // SAFETY: `strategy` has just made it.
                 Some(block) => unsafe {
                     strategy.release(block);
                     false

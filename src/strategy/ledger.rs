@@ -1,5 +1,5 @@
-//! What a strategy knows of its blocks, kept apart from them: nothing that users overrun can change it, and a block may
-//! be asked for by any address inside of it. Shards by start address, their locks held across `fork`.
+//! A strategy's records of its blocks, kept apart from the blocks: a user who overruns a block cannot change them, and a
+//! block can be found by any address inside. They are in shards by start address, whose locks are held across `fork`.
 
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, hold_across_fork};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Weak};
 
-/// A record for each block, by the block's start.
+/// A record for each block, by the block's start address.
 #[derive(Debug)]
 pub(crate) struct Ledger<R> {
     shards: [Locked<BTreeMap<usize, R>>; SHARDS],
@@ -15,7 +15,7 @@ pub(crate) struct Ledger<R> {
 
 const SHARDS: usize = 32;
 
-/// A shard was locked by somebody who may be the asking thread itself.
+/// A shard stayed locked, perhaps by the asking thread itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Busy;
 
@@ -26,46 +26,49 @@ impl<R: Send + 'static> Ledger<R> {
         ledger
     }
 
-    /// Runs `work` on the shard of blocks that start at `start`, alone.
+    /// Runs `work` on the shard for blocks that start at `start`, under its lock.
     fn shard<T>(&self, start: usize, work: impl FnOnce(&mut BTreeMap<usize, R>) -> T) -> T {
-        // Fibonacci hashing: blocks may all start at multiples of some power of two.
+        // Fibonacci hashing, since all blocks may start at multiples of some power of two.
         let index = start.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - SHARDS.ilog2());
         self.shards[index].with(work)
     }
 
-    /// Enters a block.
+    /// Adds the record of a block that has none.
     pub(crate) fn insert(&self, start: NonNull<u8>, record: R) {
         let before = self.shard(start.addr().get(), |shard| shard.insert(start.addr().get(), record));
         debug_assert!(before.is_none(), "two blocks at one address");
     }
 
-    /// Takes a block out.
+    /// Removes and returns a block's record.
     pub(crate) fn remove(&self, start: NonNull<u8>) -> Option<R> {
         self.shard(start.addr().get(), |shard| shard.remove(&start.addr().get()))
     }
 
-    /// Runs `work` on the record of the block that starts at `start`, or on nothing. `work` must not come here again.
+    /// Runs `work` on the record of the block that starts at `start`, or on `None`. `work` must not use this ledger.
     pub(crate) fn with<T>(&self, start: NonNull<u8>, work: impl FnOnce(Option<&mut R>) -> T) -> T {
         self.shard(start.addr().get(), |shard| work(shard.get_mut(&start.addr().get())))
     }
 
-    /// What `look` says of a block, given its start and record; asked of those nearest to `address`, on either side of
-    /// it, until it says something. It sees the block in which the address lies, if there is one. `look` must not come
-    /// here again.
+    /// Calls `look` with the start and record of the blocks nearest to `address`, on either side, until it returns `Some`.
+    /// The block that `address` lies in, if any, is among them. `look` must not use this ledger.
     pub(crate) fn near<T>(&self, address: usize, mut look: impl FnMut(usize, &R) -> Option<T>) -> Option<T> {
         self.shards.iter().find_map(|shard| shard.with(|shard| nearest(shard, address, &mut look)))
     }
 
-    /// [`near`](Self::near) for a signal handler: allocates nothing, and does not wait for a lock but for a few turns.
+    /// [`near`](Self::near) for a signal handler: it allocates nothing, and gives up on a lock after a number of attempts.
+    ///
+    /// The interrupted thread may hold the lock itself, and then waiting would never end. If another thread holds it, a few
+    /// attempts suffice, since locks are held for a few stores only.
     pub(crate) fn try_near<T>(
         &self,
         address: usize,
         mut look: impl FnMut(usize, &R) -> Option<T>,
     ) -> Result<Option<T>, Busy> {
-        const TURNS: usize = 10_000;
+        /// Together below a millisecond.
+        const ATTEMPTS: usize = 10_000;
         let mut busy = false;
         for shard in &self.shards {
-            let answer = (0..TURNS).find_map(|_| {
+            let answer = (0..ATTEMPTS).find_map(|_| {
                 let answer = shard.try_with(|shard| nearest(shard, address, &mut look));
                 if answer.is_none() {
                     std::hint::spin_loop();
@@ -98,7 +101,7 @@ impl<R: Send> HeldAcrossFork for Ledger<R> {
     }
 }
 
-/// The one ledger of a kind in this process, made at its first use, immortal.
+/// The process's only ledger of a kind: made at its first use, never freed.
 #[derive(Debug)]
 pub(crate) struct ProcessLedger<R>(AtomicPtr<Ledger<R>>);
 
@@ -107,25 +110,25 @@ impl<R: Send + 'static> ProcessLedger<R> {
         Self(AtomicPtr::new(null_mut()))
     }
 
-    /// The ledger. Waits for no other thread: one that makes it may not be there any more after a `fork`.
+    /// The ledger. It waits for no other thread, since after `fork` the thread that was making it may not exist.
     pub(crate) fn get(&self) -> &'static Ledger<R> {
         if let Some(ledger) = self.if_made() {
             return ledger;
         }
         let fresh = Ledger::new();
         let pointer = Arc::as_ptr(&fresh).cast_mut();
-        // AcqRel: publishes ours, or sees that of whoever was faster.
+        // Release publishes our ledger, Acquire (also on failure) sees that of a thread that was faster.
         if self.0.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            std::mem::forget(fresh); // the reference that stands in the pointer
+            std::mem::forget(fresh); // its reference belongs to the pointer now
         }
-        self.if_made().expect("somebody put one there")
+        self.if_made().expect("this thread or another has stored one")
     }
 
-    /// The ledger if there is one. For signal handlers.
+    /// The ledger, if it was made. Safe in a signal handler.
     pub(crate) fn if_made(&self) -> Option<&'static Ledger<R>> {
         // Acquire pairs with the exchange above.
         let pointer = self.0.load(Ordering::Acquire);
-        // SAFETY: NULL, or a ledger to which `get` left a reference for ever.
+        // SAFETY: NULL, or a ledger that lives for ever, since `get` forgot a reference to it.
         unsafe { pointer.as_ref() }
     }
 }

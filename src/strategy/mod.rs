@@ -1,4 +1,4 @@
-//! Layer 2: how bytes are handed out. One file a strategy, one conformance suite for all of them.
+//! Layer 2: how bytes are handed out. One file (or folder) per strategy, and one conformance suite for all of them.
 //!
 //! To add one: copy `aligned.rs`, add a `mod` and a `pub use` line below, and let its tests call
 //! `conformance::check`. To give it a name at start-up, add a line to `handler/builtin.rs`; to
@@ -11,10 +11,10 @@ mod budget;
 mod callbacks;
 mod fallback;
 mod faulty;
-mod front;
 mod guard;
 pub(crate) mod ledger;
 mod pool;
+mod prefixed;
 mod shared_memory;
 mod system;
 mod tracked;
@@ -27,15 +27,15 @@ pub use budget::{Budget, Budgeted, Charge};
 pub use callbacks::{CallbackFunctions, Callbacks};
 pub use fallback::Fallback;
 pub use faulty::Faulty;
-pub(crate) use front::Fronted;
 pub use guard::{Guard, GuardOptions};
 #[cfg(feature = "python")]
 pub(crate) use pool::restart_decay;
 pub(crate) use pool::trim_pools;
 pub use pool::{Arena, Pool, PoolOptions};
+pub(crate) use prefixed::Prefixed;
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
-pub use tracked::{Frame, Group, LiveBlock, Origin, Place, Report, Thread, Told, Totals, Tracked};
+pub use tracked::{Attribution, Frame, Group, LiveBlock, Origin, Place, Report, Thread, Totals, Tracked};
 pub use zeroing::Zeroing;
 
 use std::fmt::Debug;
@@ -44,22 +44,22 @@ use std::sync::Arc;
 
 /// How blocks are handed out: what stands behind a [`Handler`](crate::Handler).
 ///
-/// A strategy keeps its own record of each block; it is never told a size again after it allocated
-/// (NumPy's `free` passes wrong ones, NEP 49 calls them a best guess). Sizes are in bytes and at least one:
-/// the handler layer turns zero into one and refuses what exceeds `isize::MAX`.
+/// A strategy keeps its own record of each block's size: it is not given the size again at a resize or release, since
+/// NumPy's `free` passes wrong ones (NEP 49 calls them a best guess). Sizes are in bytes, from one to `isize::MAX`: the
+/// handler layer turns zero into one and refuses more.
 ///
-/// The methods run without Python's GIL, on any thread, during interpreter exit and after `fork`; they must
-/// not call Python. Its [`Debug`] text is what users see of it (`Aligned { align: 64 }`).
+/// The methods run without Python's GIL, on any thread, during interpreter exit and after `fork`, so they must not call
+/// Python. Users see the [`Debug`] text as the handler's description (`Aligned { align: 64 }`).
 ///
 /// ```
 /// use ctxalloc::strategy::{Strategy, System, conformance};
 /// use std::ptr::NonNull;
 ///
-/// /// Refuses single blocks above a size.
+/// /// Refuses blocks above a size.
 /// #[derive(Debug)]
 /// struct AtMost<S> {
 ///     upstream: S,
-///     most_bytes: usize,
+///     max_bytes: usize,
 /// }
 ///
 /// // SAFETY: the blocks are the upstream's; a refusal changes nothing.
@@ -68,20 +68,20 @@ use std::sync::Arc;
 ///         self.upstream.alignment()
 ///     }
 ///     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-///         if size_bytes > self.most_bytes { None } else { self.upstream.allocate(size_bytes) }
+///         if size_bytes > self.max_bytes { None } else { self.upstream.allocate(size_bytes) }
 ///     }
 ///     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-///         // SAFETY: the caller's promises are the same.
-///         if new_size_bytes > self.most_bytes { None } else { unsafe { self.upstream.resize(block, new_size_bytes) } }
+///         // SAFETY: the block is the upstream's, and the caller promises of it what the upstream wants.
+///         if new_size_bytes > self.max_bytes { None } else { unsafe { self.upstream.resize(block, new_size_bytes) } }
 ///     }
 ///     unsafe fn release(&self, block: NonNull<u8>) {
-///         // SAFETY: the caller's promises are the same.
+///         // SAFETY: the block is the upstream's, and the caller promises of it what the upstream wants.
 ///         unsafe { self.upstream.release(block) }
 ///     }
 /// }
 ///
-/// conformance::check(AtMost { upstream: System, most_bytes: 64 << 20 });
-/// let careful = ctxalloc::register("careful", AtMost { upstream: System, most_bytes: 64 << 20 })?;
+/// conformance::check(AtMost { upstream: System, max_bytes: 64 << 20 });
+/// let careful = ctxalloc::register("careful", AtMost { upstream: System, max_bytes: 64 << 20 })?;
 /// assert!(careful.allocate(65 << 20).is_err());
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
@@ -94,46 +94,47 @@ use std::sync::Arc;
 /// - [`allocate_zeroed`](Strategy::allocate_zeroed) returns zeros only;
 /// - it does not unwind (a panic is caught at the handler and becomes a failure, but leaks the block).
 pub unsafe trait Strategy: Debug + Send + Sync + 'static {
-    /// The least alignment of every block, in bytes; a power of two. 64 or more, or the docs say why not.
+    /// The alignment of every block, in bytes: a power of two, at least 64 unless the strategy's docs say why less.
     fn alignment(&self) -> usize;
 
-    /// A block of `size_bytes` uninitialised bytes.
+    /// A block of `size_bytes` uninitialised bytes; `None` if it cannot have one.
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>>;
 
-    /// A block of `size_bytes` zeros. Override it where fresh memory is zero already.
+    /// A block of `size_bytes` zeros; `None` if it cannot have one. Override it if fresh memory is zero anyway.
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = self.allocate(size_bytes)?;
-        // SAFETY: the block was just made with `size_bytes` bytes, and nobody else has it yet.
+        // SAFETY: `allocate` returned `size_bytes` writable bytes, and nobody else has them yet.
         unsafe { block.write_bytes(0, size_bytes) };
         Some(block)
     }
 
-    /// The block with its first bytes kept (the lesser of old and new size) and `new_size_bytes` of room.
+    /// Resizes a block to `new_size_bytes`, perhaps by moving it. The first bytes are kept, up to the smaller of the two
+    /// sizes. `None` if it cannot; the block is then unchanged.
     ///
     /// # Safety
     /// - `block` came from this strategy and was not released;
     /// - after `Some`, the old pointer is not used again.
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>>;
 
-    /// Takes the block back.
+    /// Takes a block back.
     ///
     /// # Safety
     /// - `block` came from this strategy, was not released, and is not used again.
     unsafe fn release(&self, block: NonNull<u8>);
 
-    /// Gives memory that nobody uses back to the system. Returns how many bytes went, as far as is known.
+    /// Returns unused memory to the system. Returns how many bytes, as far as is known.
     fn trim(&self) -> usize {
         0
     }
 
-    /// Its live blocks, the oldest first, where it knows them: [`Tracked`] does. A strategy that wraps another passes the
-    /// question on.
+    /// The live blocks, the oldest first, if this strategy or one that it wraps lists them ([`Tracked`] does). `None` if
+    /// not known. A wrapper passes the call on to its upstream, as it does for [`trim`](Strategy::trim).
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         None
     }
 }
 
-// SAFETY: every call is passed on unchanged to a strategy, which keeps the promises.
+// SAFETY: every call goes unchanged to a strategy, which keeps these promises.
 unsafe impl<S: Strategy + ?Sized> Strategy for Arc<S> {
     fn alignment(&self) -> usize {
         (**self).alignment()
@@ -148,12 +149,12 @@ unsafe impl<S: Strategy + ?Sized> Strategy for Arc<S> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the caller's promises are about the strategy inside, which makes all blocks.
         unsafe { (**self).resize(block, new_size_bytes) }
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the caller's promises are about the strategy inside, which makes all blocks.
         unsafe { (**self).release(block) }
     }
 

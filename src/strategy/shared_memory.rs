@@ -1,7 +1,7 @@
-//! `SharedMemory`: each block in a file of memory of its own, which another process can map without a copy.
+//! `SharedMemory`: each block in a memory file (memfd) of its own, which another process can map without a copy.
 //!
-//! The records stand apart, for all of the process together: the block is found by any address inside of it, so a view
-//! of an array leads to its descriptor and offset.
+//! One ledger of the process has all records. It finds a block by any address inside, so the address of an array's view
+//! leads to a descriptor and an offset.
 
 use super::Strategy;
 use super::ledger::ProcessLedger;
@@ -11,32 +11,32 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 
-/// Blocks that can be handed to another process: [`locate`](SharedMemory::locate) tells the descriptor, the other side
-/// maps it (received over a Unix socket, inherited, or opened in `/proc/PID/fd`).
+/// Blocks that another process can map: [`locate`](SharedMemory::locate) returns a block's descriptor, which the other
+/// process receives over a Unix socket, inherits, or opens in `/proc/PID/fd`.
 ///
-/// Each block is a `memfd` of its own, whole pages of it: whoever gets a descriptor sees this block and no other. It
-/// cannot be shortened (F_SEAL_SHRINK), so nobody can take pages away from under the others. Blocks start at a page.
+/// Each block is a `memfd` of its own and takes whole pages, so a descriptor gives access to this block and no other. The
+/// file cannot be shortened (F_SEAL_SHRINK), so no process can take pages away from the others. Blocks start at a page.
 ///
-/// The cost: five system calls for each block (some 10 microseconds), at least a page of memory, and a descriptor while
-/// it lives: with `ulimit -n` at 1024 there is room for about a thousand blocks. Past it allocations fail, and a `tracing`
-/// event says why. For a few large arrays, not for all of a program.
+/// Each block costs five system calls (some 10 microseconds), at least a page of memory, and a descriptor while it is
+/// alive: with `ulimit -n` at 1024 there is room for about a thousand blocks. Beyond that allocations fail, and a `tracing`
+/// event says why. Use it for a few large arrays, not for a whole program.
 ///
-/// Dangers: after `fork` parent and child write to the *same* memory, other than with every other strategy; each may
-/// release its own mapping. Memory is taken when it is touched: where the machine has none left then, the process is
-/// ended. A [`resize`](Strategy::resize) may move a block to another descriptor (when it shrinks to less than half, or in
-/// a child of `fork`); ask again after it.
+/// Unlike with any other strategy, parent and child write to the *same* memory after `fork`; each may release its own
+/// mapping. Memory is taken when it is first touched: if the machine has none left then, the kernel ends the process. A
+/// [`resize`](Strategy::resize) may move a block to another descriptor (if it shrinks to less than half, or in a child of
+/// `fork`), so locate it again afterwards.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SharedMemory;
 
-/// Where another process finds a block.
+/// Where a block is, for another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedBlock {
-    /// The descriptor in this process. It is the block's: open while that lives, closed with it. Duplicate it to keep it.
+    /// The descriptor in this process. It is closed when the block is released; duplicate it to keep it.
     pub descriptor: RawFd,
-    /// How far behind the block's start (the file's) the address lies.
+    /// The distance in bytes from the start of the block, which is that of the file, to the address.
     pub offset_bytes: usize,
-    /// How many bytes the block has, from the file's start; the file is as many whole pages.
+    /// The block's size in bytes, from the start of the file. The file is rounded up to whole pages.
     pub size_bytes: usize,
 }
 
@@ -44,18 +44,18 @@ pub struct SharedBlock {
 struct Record {
     shared: Shared,
     size_bytes: usize,
-    /// The process that made it: a child of `fork` must not lengthen what its parent may lengthen too.
+    /// The process that made it. A child of `fork` must not lengthen a file that its parent may lengthen too.
     made_in: u32,
 }
 
-// SAFETY: a mapping and its descriptor, which the record owns alone in this process.
+// SAFETY: the record alone owns the mapping and the descriptor in this process; neither is bound to a thread.
 unsafe impl Send for Record {}
 
 static BLOCKS: ProcessLedger<Record> = ProcessLedger::new();
 
 impl SharedMemory {
-    /// Where another process finds what lies at an address: anywhere inside of a live block of any `SharedMemory` of
-    /// this process. Nothing for other addresses.
+    /// Finds the block that an address lies in: any address inside a live block of any `SharedMemory` of this process.
+    /// `None` for other addresses.
     #[must_use]
     pub fn locate(address: usize) -> Option<SharedBlock> {
         BLOCKS.if_made()?.near(address, |start, record| {
@@ -92,10 +92,10 @@ fn refused(error: &io::Error) {
     trace::system_refused("SharedMemory", error, advice);
 }
 
-// SAFETY: each block is the start of a mapping of its own, page-aligned, zero when fresh; it is unmapped when its record
-// is dropped, which is when it was released or moved.
+// SAFETY: each block is the start of a mapping of its own, which is page-aligned and zero when new. It is unmapped when its
+// record is dropped: after it was released or moved.
 unsafe impl Strategy for SharedMemory {
-    /// Any system's page is at least that.
+    /// Blocks start at a page, and no system's page is smaller.
     fn alignment(&self) -> usize {
         4096
     }
@@ -112,7 +112,7 @@ unsafe impl Strategy for SharedMemory {
         let page = crate::source::pages::page_bytes();
         let needed = new_size_bytes.checked_next_multiple_of(page)?;
         let ledger = BLOCKS.get();
-        // Out of the ledger while it changes, so that nobody is told of what is not there any more.
+        // Removed while it changes, so that `locate` finds no block that has moved.
         let Some(mut record) = ledger.remove(block) else {
             unknown("resize", block);
             return None;
@@ -120,7 +120,8 @@ unsafe impl Strategy for SharedMemory {
         let mapped = record.shared.mapped_bytes;
         let stays = needed <= mapped && needed >= mapped / 2;
         let grows = needed > mapped && record.made_in == std::process::id();
-        // SAFETY: mapped, and the caller uses the new address after success.
+        // SAFETY: the record's mapping is alive, and `needed` is a larger multiple of the page size. After success the caller
+        // uses only the new address (this function's contract).
         if stays || (grows && unsafe { grow_shared(&mut record.shared, needed) }.is_ok()) {
             let start = record.shared.start;
             record.size_bytes = new_size_bytes;
@@ -129,10 +130,10 @@ unsafe impl Strategy for SharedMemory {
         }
         let moved = make(new_size_bytes);
         if let Some(moved) = moved {
-            // SAFETY: both are mapped and disjoint; each has the lesser of the two sizes.
+            // SAFETY: two mappings, hence disjoint, each with at least the smaller of the two sizes.
             unsafe { moved.copy_from_nonoverlapping(block, record.size_bytes.min(new_size_bytes)) };
         } else {
-            ledger.insert(block, record); // as it was: a failed `grow_shared` changed nothing here
+            ledger.insert(block, record); // a failed `grow_shared` changed nothing
         }
         moved
     }
@@ -181,19 +182,21 @@ mod tests {
         let block = SharedMemory.allocate(5000).expect("memory");
         let descriptor = |block: std::ptr::NonNull<u8>| SharedMemory::locate(block.addr().get()).expect("live");
         let first = descriptor(block);
-        // SAFETY: live; here and below the newest pointer is used.
+        // SAFETY: live; the newest pointer is used from here on.
         let block = unsafe { SharedMemory.resize(block, 1 << 20) }.expect("memory");
         assert_eq!((descriptor(block).descriptor, descriptor(block).size_bytes), (first.descriptor, 1 << 20));
-        // SAFETY: as above.
+        // SAFETY: live; the newest pointer is used from here on.
         let block = unsafe { SharedMemory.resize(block, (1 << 20) - 100) }.expect("memory");
         assert_eq!(descriptor(block).size_bytes, (1 << 20) - 100);
-        // SAFETY: as above.
+        // SAFETY: live; the newest pointer is used from here on.
         let block = unsafe { SharedMemory.resize(block, 100) }.expect("memory");
         let file = descriptor(block).descriptor;
-        // SAFETY: an all-zero stat is a place for one.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: a live descriptor, and a place for the answer.
-        assert_eq!(unsafe { libc::fstat(file, &raw mut stat) }, 0);
+        // SAFETY: zeros are a valid stat, which fstat overwrites.
+        let (status, stat) = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            (libc::fstat(file, &raw mut stat), stat)
+        };
+        assert_eq!(status, 0);
         assert_eq!(stat.st_size, 4096, "a file of its own, one page");
         // SAFETY: live.
         unsafe { SharedMemory.release(block) };
@@ -215,9 +218,9 @@ mod tests {
         let block = SharedMemory.allocate(100).expect("memory");
         // SAFETY: inside of the block.
         let inside = unsafe { block.add(8) };
-        // SAFETY: no block's start: looked up and left alone.
+        // SAFETY: no block starts there: the strategy finds no record and leaves it alone.
         unsafe { SharedMemory.release(inside) };
-        // SAFETY: as above.
+        // SAFETY: no block starts there: the strategy finds no record and leaves it alone.
         assert!(unsafe { SharedMemory.resize(inside, 10) }.is_none());
         // SAFETY: live still.
         unsafe { block.write_bytes(1, 100) };

@@ -1,4 +1,4 @@
-//! `System`: the C heap as it is. What every other choice is measured against.
+//! `System`: the C heap as it is, which every other strategy is measured against.
 
 use super::Strategy;
 use crate::source::heap;
@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 
 /// The C heap, passed through: `malloc`, `calloc`, `realloc`, `free` of the process.
 ///
-/// Blocks are aligned to 16 bytes, less than the 64 of the other strategies: that is all the C heap
-/// promises, and this strategy adds nothing to it.
+/// Blocks are aligned to 16 bytes, less than the 64 of the other strategies, because the C heap promises no more and this
+/// strategy adds nothing to it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct System;
 
@@ -27,16 +27,16 @@ unsafe impl Strategy for System {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the block came from `heap::allocate*`; the size is at least one (trait contract).
+        // SAFETY: the block is live and came from `heap::allocate*`; the size is at least one (the trait's contract).
         unsafe { heap::resize(block, new_size_bytes) }
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the block came from `heap::allocate*` and the caller gives it up.
+        // SAFETY: the block is live, came from `heap::allocate*`, and is not used again (the trait's contract).
         unsafe { heap::release(block) }
     }
 
-    /// The C library does not say how much went.
+    /// Returns 0: the C library does not say how many bytes it returned.
     fn trim(&self) -> usize {
         heap::trim();
         0

@@ -1,18 +1,18 @@
-//! `Zeroing`: what was in a block is wiped before the block goes back. For keys, passwords, and other people's data.
+//! `Zeroing`: a block is wiped before it is released. For keys, passwords, and other people's data.
 //!
-//! A block never grows or moves in the upstream's hands, which would leave a copy behind: it moves here, by way of a
-//! fresh block, and the old one is wiped.
+//! The upstream never resizes a block, since moving it would leave a copy behind. A resize allocates a new block, copies,
+//! and wipes the old one.
 
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Wipes each block of `upstream` when it is released, resized away, or shrunk: nobody who gets the memory next, and no
-/// dump made later, finds what was in it.
+/// Wipes each block of `upstream` when it is released or moved, and its end when it shrinks. So neither the next user of the
+/// memory nor a later dump of it finds the contents.
 ///
-/// It costs what it takes to fill the block once more, and each block a record: 8 bytes, rounded up to the upstream's
-/// alignment. What was swapped out, or copied elsewhere, it cannot reach.
+/// A release costs one more pass over the block. Each block costs 8 more bytes, rounded up to the upstream's alignment, for
+/// a record. Copies elsewhere, and pages that were swapped out, are not wiped.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Pool, Zeroing}};
@@ -23,38 +23,38 @@ use std::ptr::NonNull;
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Zeroing<S> {
-    /// Each with its size in bytes.
-    blocks: Fronted<S, usize>,
+    /// The record is the block's size in bytes.
+    blocks: Prefixed<S, usize>,
 }
 
 impl<S: Strategy> Zeroing<S> {
-    /// `upstream`'s blocks, wiped before they go back.
+    /// Blocks of `upstream`, wiped before they are released to it.
     #[must_use]
     pub fn new(upstream: S) -> Self {
-        Self { blocks: Fronted::new(upstream) }
+        Self { blocks: Prefixed::new(upstream) }
     }
 }
 
-/// Zeros that the compiler may not leave out though nobody reads them.
+/// Writes zeros that the compiler may not optimise away, though nobody reads them.
 ///
 /// # Safety
-/// - `size_bytes` bytes from `start` on are writable and nobody else's.
+/// - `size_bytes` bytes from `start` on are writable, and nobody else uses them.
 unsafe fn wipe(start: NonNull<u8>, size_bytes: usize) {
     #[cfg(all(target_os = "linux", not(miri)))]
-    // SAFETY: the caller vouches for the bytes.
+    // SAFETY: explicit_bzero writes `size_bytes` bytes, which are ours to write (this function's contract).
     unsafe {
         libc::explicit_bzero(start.as_ptr().cast(), size_bytes);
     }
     #[cfg(not(all(target_os = "linux", not(miri))))]
     {
-        // SAFETY: the caller vouches for the bytes.
+        // SAFETY: these bytes are ours to write (this function's contract).
         unsafe { start.write_bytes(0, size_bytes) };
         std::hint::black_box(start);
     }
 }
 
-// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Fronted`). A resize copies to a fresh
-// block before the old one is wiped and released; where there is none, the old block keeps its first bytes.
+// SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A resize copies to a new block before it wipes
+// and releases the old one; if there is no new one, the old block keeps its first bytes.
 unsafe impl<S: Strategy> Strategy for Zeroing<S> {
     fn alignment(&self) -> usize {
         self.blocks.alignment()
@@ -69,33 +69,35 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
+        // SAFETY: the block is live and from `blocks` (this function's contract).
+        let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         if let Some(moved) = self.allocate(new_size_bytes) {
-            // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-            unsafe { moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes)) };
-            // SAFETY: a live block; the caller uses the new one from now on.
-            unsafe { self.release(block) };
+            // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
+            // released once; the caller uses the new one from here on.
+            unsafe {
+                moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes));
+                self.release(block);
+            }
             return Some(moved);
         }
-        // A smaller one can stay where it is.
+        // Without a new block it can still shrink in place.
         let surplus = size_bytes.checked_sub(new_size_bytes)?;
-        // SAFETY: inside of the block.
-        let behind = unsafe { block.add(new_size_bytes) };
-        // SAFETY: the rest of the block, which the caller gives up.
-        unsafe { wipe(behind, surplus) };
-        // SAFETY: live; its upstream block has room for more than that.
-        unsafe { Fronted::<S, usize>::write(block, new_size_bytes) };
+        // SAFETY: the last `surplus` bytes of the live block, which its user gives up with this call. Its record is ours to
+        // write.
+        unsafe {
+            wipe(block.add(new_size_bytes), surplus);
+            Prefixed::<S, usize>::write(block, new_size_bytes);
+        }
         Some(block)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: a live block, says the caller.
-        let size_bytes = unsafe { Fronted::<S, usize>::read(block) };
-        // SAFETY: all of the block, given up, says the caller.
-        unsafe { wipe(block, size_bytes) };
-        // SAFETY: given up, says the caller.
-        unsafe { self.blocks.release(block) }
+        // SAFETY: the block is live and not used again (this function's contract), so all of it may be overwritten. Its
+        // record says how long it is.
+        unsafe {
+            wipe(block, Prefixed::<S, usize>::read(block));
+            self.blocks.release(block);
+        }
     }
 
     fn trim(&self) -> usize {
@@ -126,17 +128,17 @@ mod tests {
         conformance::check(Zeroing::new(System));
     }
 
-    /// Keeps what it is given back, and looks into it. The tests' blocks have 8 of its bytes in front, and 16 at most.
+    /// Keeps what is released to it, and looks into it. `Zeroing` has a prefix of at most 16 bytes in it.
     #[derive(Debug, Default)]
     struct Dustbin {
         given_back: Mutex<Vec<usize>>,
     }
 
-    /// What each block of the dustbin has room for.
+    /// The size of each block of the dustbin.
     const ROOM: usize = 16 + 1000;
 
     impl Dustbin {
-        /// How many bytes that are not zero lie in what was given back, but for the records.
+        /// How many bytes of the released blocks are not zero, without the prefixes.
         fn left_behind(&self) -> usize {
             let given_back = self.given_back.lock().expect("no panic");
             given_back.iter().map(|&address| dirty(address)).sum()
@@ -192,7 +194,7 @@ mod tests {
         // SAFETY: live, from this strategy; the old pointer is not used again.
         let block = unsafe { zeroing.resize(block, 100) }.expect("memory");
         assert_eq!(zeroing.blocks.upstream.left_behind(), 0);
-        // SAFETY: as above.
+        // SAFETY: live, from this strategy; the old pointer is not used again.
         let block = unsafe { zeroing.resize(block, 500) }.expect("memory");
         assert_eq!(zeroing.blocks.upstream.left_behind(), 0);
         // SAFETY: live, a hundred bytes written.
@@ -210,7 +212,7 @@ mod tests {
         let block = secret(&zeroing, 1000);
         // SAFETY: live, from this strategy.
         assert!(unsafe { zeroing.resize(block, 1001) }.is_none(), "no room for a second one");
-        // SAFETY: as above.
+        // SAFETY: live, from this strategy; the old pointer is not used again.
         let same = unsafe { zeroing.resize(block, 600) }.expect("in place");
         assert_eq!(same, block);
         // SAFETY: its upstream's block still has a thousand bytes.

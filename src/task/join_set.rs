@@ -59,7 +59,7 @@ impl<T: 'static> JoinSet<T> {
         self.inner.spawn(task.in_current_handler())
     }
 
-    /// The same, on the given runtime.
+    /// [`spawn`](Self::spawn) on the given runtime.
     #[track_caller]
     pub fn spawn_on<F>(&mut self, task: F, runtime: &Handle) -> AbortHandle
     where
@@ -69,7 +69,7 @@ impl<T: 'static> JoinSet<T> {
         self.inner.spawn_on(task.in_current_handler(), runtime)
     }
 
-    /// The same for a task that is not `Send`. Panics outside of a `LocalSet`, as tokio's does.
+    /// [`spawn`](Self::spawn) for a task that is not `Send`. Panics outside of a `LocalSet`, as tokio's does.
     #[track_caller]
     pub fn spawn_local<F>(&mut self, task: F) -> AbortHandle
     where
@@ -78,7 +78,7 @@ impl<T: 'static> JoinSet<T> {
         self.inner.spawn_local(task.in_current_handler())
     }
 
-    /// The same, on the given `LocalSet`.
+    /// [`spawn_local`](Self::spawn_local) on the given `LocalSet`.
     #[track_caller]
     pub fn spawn_local_on<F>(&mut self, task: F, local_set: &LocalSet) -> AbortHandle
     where
@@ -97,7 +97,7 @@ impl<T: 'static> JoinSet<T> {
         self.inner.spawn_blocking(Context::copy_current().wrap(work))
     }
 
-    /// The same, on the given runtime.
+    /// [`spawn_blocking`](Self::spawn_blocking) on the given runtime.
     #[track_caller]
     pub fn spawn_blocking_on<F>(&mut self, work: F, runtime: &Handle) -> AbortHandle
     where
@@ -112,17 +112,17 @@ impl<T: 'static> JoinSet<T> {
         self.inner.join_next().await
     }
 
-    /// The same, with the task's id.
+    /// [`join_next`](Self::join_next) with the task's id.
     pub async fn join_next_with_id(&mut self) -> Option<Result<(Id, T), JoinError>> {
         self.inner.join_next_with_id().await
     }
 
-    /// A finished task, if there is one now.
+    /// The result of a finished task, if there is one now.
     pub fn try_join_next(&mut self) -> Option<Result<T, JoinError>> {
         self.inner.try_join_next()
     }
 
-    /// The same, with the task's id.
+    /// [`try_join_next`](Self::try_join_next) with the task's id.
     pub fn try_join_next_with_id(&mut self) -> Option<Result<(Id, T), JoinError>> {
         self.inner.try_join_next_with_id()
     }
@@ -137,7 +137,7 @@ impl<T: 'static> JoinSet<T> {
         self.inner.join_all().await
     }
 
-    /// Aborts all of them; their results are still to be joined.
+    /// Aborts all of them. Their results must still be joined.
     pub fn abort_all(&mut self) {
         self.inner.abort_all();
     }

@@ -1,6 +1,6 @@
 //! Layer 6: tokio. Starting a task copies the creator's context at the call, as `asyncio.create_task` does.
 //!
-//! Tokio's own functions carry nothing: what they start sees the selection of the thread it happens to run on.
+//! Tokio's own functions copy no context: a task that they start sees the selection of the thread it happens to run on.
 
 mod join_set;
 
@@ -12,9 +12,9 @@ use std::hash::{Hash, Hasher};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-/// The number of the tokio task that runs here, as its [`Id`](tokio::task::Id) prints it; nothing outside of one.
+/// The number of the running tokio task, as its [`Id`](tokio::task::Id) prints it; `None` outside of a task.
 ///
-/// For [`Tracked::telling`](crate::strategy::Tracked::telling).
+/// For [`Tracked::with_attribution`](crate::strategy::Tracked::with_attribution).
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 /// ```
 #[must_use]
 pub fn number() -> Option<u64> {
-    /// An `Id` shows its number to hashers and as text only, and text costs an allocation.
+    /// An `Id` gives its number only to hashers and as text, and text costs an allocation.
     struct Number(u64);
     impl Hasher for Number {
         fn write(&mut self, bytes: &[u8]) {
@@ -68,7 +68,7 @@ where
     tokio::spawn(future.in_current_handler())
 }
 
-/// [`Handle::spawn`] with a copy of the running context: for threads outside of the runtime.
+/// [`Handle::spawn`] with a copy of the running context, for threads outside of the runtime.
 #[track_caller]
 pub fn spawn_on<F>(future: F, runtime: &Handle) -> JoinHandle<F::Output>
 where

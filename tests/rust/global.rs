@@ -21,7 +21,7 @@ unsafe impl GlobalAlloc for Global {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let inner = Layout::from_size_align(layout.size() + HEAD, HEAD).expect("small");
         if layout.align() > HEAD {
-            // SAFETY: the caller's promises are the same.
+            // SAFETY: the layout has a size above zero (`GlobalAlloc`'s contract).
             return unsafe { System.alloc(layout) };
         }
         let block = match POOL.get() {
@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Global {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if layout.align() > HEAD {
-            // SAFETY: the caller's promises are the same.
+            // SAFETY: `alloc` got blocks of this alignment from System, with this layout.
             return unsafe { System.dealloc(block, layout) };
         }
         // SAFETY: made by `alloc`.

@@ -49,7 +49,7 @@ fn write(block: NonNull<u8>, at: isize) {
 
 fn read(block: NonNull<u8>, at: isize) -> u8 {
     let place = black_box(block.as_ptr()).wrapping_offset(at);
-    // SAFETY: as above.
+    // SAFETY: in the block's own mapping; where that is not readable, the fault is what the test is about.
     unsafe { place.read_volatile() }
 }
 
@@ -150,21 +150,22 @@ fn misuse_of_free_is_told_and_survived() {
 fn child_frees_what_it_must_not() {
     let (guard, other) = (guard(64, false), guard(64, false));
     let block = guard.allocate(100).expect("memory");
-    // SAFETY: once live, then not: Guard looks at its records, and touches nothing.
-    unsafe { guard.release(block) };
-    // SAFETY: as above.
-    unsafe { guard.release(block) };
-    // SAFETY: as above.
-    assert!(unsafe { guard.resize(block, 10) }.is_none());
+    // SAFETY: live the first time. After that Guard looks at its records and accesses nothing.
+    let resized = unsafe {
+        guard.release(block);
+        guard.release(block);
+        guard.resize(block, 10)
+    };
+    assert!(resized.is_none());
 
     let block = guard.allocate(200).expect("memory");
     // SAFETY: inside of the block.
     let inside = unsafe { block.add(8) };
     for pointer in [inside, NonNull::<u64>::dangling().cast()] {
-        // SAFETY: as above.
+        // SAFETY: no block starts there: Guard looks at its records and accesses nothing.
         unsafe { guard.release(pointer) };
     }
-    // SAFETY: as above.
+    // SAFETY: another Guard's block: Guard looks at its records and accesses nothing.
     unsafe { other.release(block) };
     // SAFETY: live.
     unsafe { guard.release(block) };
@@ -189,10 +190,11 @@ fn the_handler_that_was_there_before_has_its_turn() {
 fn child_with_a_handler_of_its_own() {
     extern "C" fn on_fault(_signal: libc::c_int) {
         let text = b"the one before\n";
-        // SAFETY: write(2) and _exit(2) may be called in a signal handler.
-        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
-        // SAFETY: as above.
-        unsafe { libc::_exit(42) };
+        // SAFETY: a live slice; write(2) and _exit(2) are safe in a signal handler.
+        unsafe {
+            libc::write(2, text.as_ptr().cast(), text.len());
+            libc::_exit(42);
+        }
     }
     // SAFETY: a function that may run at any time.
     unsafe { libc::signal(libc::SIGSEGV, on_fault as extern "C" fn(libc::c_int) as usize) };

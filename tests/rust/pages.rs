@@ -268,17 +268,13 @@ fn mapped(descriptor: RawFd, size_bytes: usize) -> *mut u8 {
 }
 
 fn byte(block: NonNull<u8>, at: usize) -> u8 {
-    // SAFETY: inside of the blocks of these tests.
-    let place = unsafe { block.add(at) };
-    // SAFETY: as above; another process may write there, hence volatile.
-    unsafe { place.read_volatile() }
+    // SAFETY: the tests pass an offset inside the live block. Another process may write there, hence volatile.
+    unsafe { block.add(at).read_volatile() }
 }
 
 fn write(block: NonNull<u8>, at: usize, value: u8) {
-    // SAFETY: inside of the blocks of these tests.
-    let place = unsafe { block.add(at) };
-    // SAFETY: as above.
-    unsafe { place.write_volatile(value) };
+    // SAFETY: the tests pass an offset inside the live block.
+    unsafe { block.add(at).write_volatile(value) };
 }
 
 #[test]
@@ -372,7 +368,7 @@ fn child_with_few_descriptors() {
         let last = blocks.pop().expect("some");
         // SAFETY: live. Growing needs no descriptor, and what is too much leaves the block alone.
         let last = unsafe { SharedMemory.resize(last, MIB) }.expect("memory");
-        // SAFETY: as above.
+        // SAFETY: live; a failure leaves it alone.
         assert!(unsafe { SharedMemory.resize(last, 1 << 60) }.is_none());
         assert!(SharedMemory::locate(last.addr().get()).is_some());
         release(&SharedMemory, last);

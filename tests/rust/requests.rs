@@ -3,6 +3,8 @@
 #![allow(unsafe_code, reason = "the tests write a strategy")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+mod support;
+
 use ctxalloc::handler::requests::metrics;
 use ctxalloc::request::{AfterEnd, charge_current};
 use ctxalloc::strategy::{Arena, Budget, Pool, Strategy, System, Tracked};
@@ -15,6 +17,7 @@ use ctxalloc::{
 use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use support::Refusing;
 
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -144,23 +147,8 @@ fn a_request_may_have_a_strategy_of_its_own_choice() {
 #[test]
 fn a_strategy_that_aligns_too_little_is_refused() {
     let _alone = alone();
-    #[derive(Debug)]
-    struct Unaligned;
-    // SAFETY: it hands out nothing.
-    unsafe impl Strategy for Unaligned {
-        fn alignment(&self) -> usize {
-            1
-        }
-        fn allocate(&self, _size_bytes: usize) -> Option<NonNull<u8>> {
-            None
-        }
-        unsafe fn resize(&self, _block: NonNull<u8>, _new_size_bytes: usize) -> Option<NonNull<u8>> {
-            None
-        }
-        unsafe fn release(&self, _block: NonNull<u8>) {}
-    }
-    let refused = request().strategy(Unaligned).begin().unwrap_err();
-    assert!(matches!(refused, Error::BadAlignment { align: 1, least: 16, .. }), "{refused}");
+    let refused = request().strategy(Refusing::aligned_to(1)).begin().unwrap_err();
+    assert!(matches!(refused, Error::BadAlignment { align: 1, min: 16, .. }), "{refused}");
     assert!(none_is_present());
 }
 
@@ -613,7 +601,7 @@ fn an_arena_of_its_own_goes_with_the_request() {
 #[test]
 fn the_request_outlives_what_its_strategys_own_code_lets_go_of() {
     let _alone = alone();
-    let telling = Tracked::telling(System, || {
+    let telling = Tracked::with_attribution(System, || {
         drop(set(None));
         None::<u64>.into()
     })
@@ -741,11 +729,11 @@ fn a_strategy_that_panics_in_its_end_takes_nothing_down() {
             System.allocate(size_bytes)
         }
         unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-            // SAFETY: the caller's promises are the same.
+            // SAFETY: `allocate` made the block by System, and the caller promises that it is live.
             unsafe { System.resize(block, new_size_bytes) }
         }
         unsafe fn release(&self, block: NonNull<u8>) {
-            // SAFETY: the caller's promises are the same.
+            // SAFETY: `allocate` made the block by System, and the caller promises that it is live.
             unsafe { System.release(block) }
         }
     }

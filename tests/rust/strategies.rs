@@ -69,7 +69,7 @@ fn c_heap(align: usize) -> Callbacks {
         unsafe { libc::realloc(ptr, new_size) }
     }
     unsafe extern "C" fn free(_ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
-        // SAFETY: as above.
+        // SAFETY: `Callbacks` passes a live block of these functions.
         unsafe { libc::free(ptr) }
     }
     let mut functions = CallbackFunctions::new(std::ptr::null_mut());
@@ -91,10 +91,11 @@ fn wrappers_keep_their_records_in_front_of_odd_blocks() {
     ];
     for strategy in all {
         let block = strategy.allocate(100).expect("memory");
-        // SAFETY: live, and so below.
-        let block = unsafe { strategy.resize(block, 1000) }.expect("memory");
-        // SAFETY: as above.
-        unsafe { strategy.release(block) };
+        // SAFETY: live, from this strategy; only the resized block is released.
+        unsafe {
+            let block = strategy.resize(block, 1000).expect("memory");
+            strategy.release(block);
+        }
     }
     let refused = Tracked::new(Odd).expect_err("its list runs through the records");
     assert!(refused.to_string().contains("aligned to 8 bytes or more"), "{refused}");

@@ -109,7 +109,7 @@ impl Begun {
         if let Some(strategy) = &strategy
             && strategy.alignment() < MIN_ALIGN
         {
-            return Err(Error::BadAlignment { align: strategy.alignment(), least: MIN_ALIGN, most: Aligned::MOST });
+            return Err(Error::BadAlignment { align: strategy.alignment(), min: MIN_ALIGN, max: Aligned::MAX });
         }
         // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);

@@ -1,7 +1,7 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
-use crate::strategy::{Budget, Fronted, LiveBlock, Pool, Strategy};
+use crate::strategy::{Budget, Prefixed, LiveBlock, Pool, Strategy};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(super) enum Memory {
     /// The process's own pool, which notes the bytes beside its pages: an escape costs its own block and nothing else.
     Shared(&'static Pool),
     /// Whatever the user chose, with a record before each block.
-    Chosen(Fronted<Arc<dyn Strategy>, usize>),
+    Chosen(Prefixed<Arc<dyn Strategy>, usize>),
 }
 
 // No block is asked for with zero bytes, which stand for `UNCOUNTED`: the handler layer makes them one.
@@ -44,7 +44,7 @@ pub(super) enum Memory {
 impl Memory {
     pub(super) fn new(strategy: Option<Arc<dyn Strategy>>) -> Self {
         match strategy {
-            Some(strategy) => Self::Chosen(Fronted::new(strategy)),
+            Some(strategy) => Self::Chosen(Prefixed::new(strategy)),
             None => Self::Shared(Pool::shared()),
         }
     }
@@ -65,7 +65,7 @@ impl Memory {
             // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
             Self::Shared(_) => unsafe { Pool::asked_bytes(block) },
             // SAFETY: the caller passes a live block of this memory, so one with a record before it.
-            Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::read(block) },
+            Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::read(block) },
         }
     }
 
@@ -76,7 +76,7 @@ impl Memory {
             // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
             Self::Shared(_) => unsafe { Pool::note_asked(block, UNCOUNTED) },
             // SAFETY: the caller passes a live block of this memory, so one with a record before it.
-            Self::Chosen(_) => unsafe { Fronted::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
+            Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
         }
     }
 
@@ -93,7 +93,7 @@ impl Memory {
         };
         if is_counted {
             // SAFETY: live, just resized, of the chosen strategy.
-            unsafe { Fronted::<Arc<dyn Strategy>, usize>::write(moved, new_size_bytes) };
+            unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(moved, new_size_bytes) };
         } else {
             // SAFETY: live, just resized.
             unsafe { self.mark_as_uncounted(moved) };

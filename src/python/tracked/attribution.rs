@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "CPython's frames, and whether this thread is attached")]
 
 use super::super::attached;
-use crate::strategy::{Frame, Origin, Place, Told};
+use crate::strategy::{Attribution, Frame, Origin, Place};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked};
 use crate::task;
 use pyo3::ffi;
@@ -20,13 +20,13 @@ use std::collections::hash_map::{DefaultHasher, Entry};
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-/// The function for [`Tracked::telling`](crate::strategy::Tracked::telling): it returns the innermost `frames` calls of
+/// The function for [`Tracked::with_attribution`](crate::strategy::Tracked::with_attribution): it returns the innermost `frames` calls of
 /// the Python stack, and with `tasks` the name of the running task.
 pub(crate) fn attribution(
     py: Python<'_>,
     frames: usize,
     tasks: bool,
-) -> PyResult<impl Fn() -> Told + Send + Sync + 'static> {
+) -> PyResult<impl Fn() -> Attribution + Send + Sync + 'static> {
     let collects_anywhere = py.version_info() < (3, 12);
     let tasks = if tasks { Some(Tasks::find(py)?) } else { None };
     let places = Places::new();
@@ -38,9 +38,9 @@ pub(crate) fn attribution(
             (place.is_some() || task.is_some()).then_some(Origin { task, place })
         });
         match origin {
-            Some(origin) => Told::Origin(Arc::new(origin)),
+            Some(origin) => Attribution::Origin(Arc::new(origin)),
             None if tasks.is_some() => task::number().into(),
-            None => Told::Nothing,
+            None => Attribution::Unknown,
         }
     })
 }

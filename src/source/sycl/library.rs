@@ -1,4 +1,4 @@
-//! The functions of dpctl's C library that are used here, each looked up once. Their shapes are those of dpctl's
+//! The functions of dpctl's C library that this folder uses, each looked up once. Their types are those of dpctl's
 //! `syclinterface` headers, unchanged from 0.17 to 0.22.
 
 use crate::error::Error;
@@ -18,17 +18,17 @@ pub(super) type Ref = *mut c_void;
 pub struct Runtime {
     pub(super) functions: Functions,
     path: PathBuf,
-    /// SYCL's threads do not survive `fork`: a child must not call it.
+    /// The process that loaded it. SYCL's threads do not survive `fork`, so a child must not call it.
     process: u32,
 }
 
 static LOADED: Made<Runtime> = Made::new();
 
-/// This process is a child of the one that loaded SYCL. Set on the one thread that a child begins with, before anything
-/// else runs there; so Relaxed.
+/// Set in a child of the process that loaded SYCL, by the child's only thread before anything else runs there (hence Relaxed).
+/// Never cleared.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The process is on its way out: SYCL takes itself down, and is not called any more.
+/// Set when the process exits: SYCL shuts down and must not be called any more. Never cleared.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
 macro_rules! functions {
@@ -44,7 +44,7 @@ macro_rules! functions {
             unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: dpctl declares it so in its headers.
+                        // SAFETY: the library is dpctl's (this function's contract), whose headers declare this type.
                         let symbol = unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) $(-> $answer)?>(concat!($name, "\0").as_bytes())
                         };
@@ -88,11 +88,11 @@ functions! {
 }
 
 impl Runtime {
-    /// Loads the library at `path`: `libDPCTLSyclInterface.so` in the folder of the Python package dpctl. Once for a
-    /// process: what is loaded already is the answer to every later call.
+    /// Loads the library at `path`: `libDPCTLSyclInterface.so` in the folder of the Python package dpctl. It is loaded once per
+    /// process; later calls return the one that is loaded.
     ///
     /// # Errors
-    /// [`Error::Sycl`]: there is none at `path`, or it is not dpctl's.
+    /// [`Error::Sycl`] if there is no library at `path`, or it is not dpctl's.
     ///
     /// # Safety
     /// - a library at `path` that has dpctl's symbols is dpctl's (0.17 or later).
@@ -104,22 +104,24 @@ impl Runtime {
             what: format!("dpctl's library could not be loaded from {}: {error}", path.display()),
             advice: "install the extra that brings it: pip install ctxalloc[usm]",
         };
-        // SAFETY: its initialisers are dpctl's, says the caller.
-        let library = unsafe { Library::new(path) }.map_err(failed)?;
-        // SAFETY: as above.
-        let functions = unsafe { Functions::of(&library) }.map_err(failed)?;
-        std::mem::forget(library); // its functions stay callable for ever
-        // A flag, since SYCL is about to be called often, and `getpid` is a call of the system's.
-        // SAFETY: a function of this process, for ever, which stores to a static and nothing else.
+        // SAFETY: a library with these symbols is dpctl's (this function's contract), whose initialisers may run here.
+        let (library, functions) = unsafe {
+            let library = Library::new(path).map_err(failed)?;
+            let functions = Functions::of(&library).map_err(failed)?;
+            (library, functions)
+        };
+        std::mem::forget(library); // never unloaded: its functions stay callable
+        // A flag instead of comparing `getpid`, which is a system call, before each call of SYCL.
+        // SAFETY: `forked` only stores to a static, and this code is never unloaded.
         if unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0 {
             return Err(Error::Sycl {
                 what: "no memory to learn of forks, in which SYCL must not be called".into(),
                 advice: "free something",
             });
         }
-        // Called before SYCL's own, which stands in the list since the library was loaded. Where there is no room for one
-        // more, memory that is freed at the very end is not protected. Racers may each enter it; a second call does nothing.
-        // SAFETY: a function of this process, for ever.
+        // Runs before SYCL's own exit function, which was registered when the library was loaded. If there is no room for one
+        // more, memory freed at the very end is not protected. Racing threads may each register it; a second run does nothing.
+        // SAFETY: `end` takes nothing, and this code is never unloaded.
         let _ = unsafe { libc::atexit(end) };
         Ok(LOADED.get_or_make(|| Self { functions, path: path.into(), process: std::process::id() }))
     }
@@ -136,7 +138,8 @@ impl Runtime {
         !ENDED.load(Ordering::SeqCst) && !FORKED.load(Ordering::Relaxed)
     }
 
-    /// What to say where it is not.
+    /// # Errors
+    /// [`Error::Sycl`] if SYCL must not be called.
     pub(super) fn require_usable(&self) -> Result<(), Error> {
         if self.is_usable() {
             return Ok(());
@@ -152,26 +155,27 @@ impl Runtime {
     }
 }
 
-/// What was submitted and is not over.
+/// The number of submitted operations that have not finished, and of calls of SYCL under way.
 pub(super) static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// How long the end of the process waits for what is pending.
+/// How long the exit of the process waits for pending operations.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 extern "C" fn forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// SYCL would take itself down under its own running work, and the process with it (a pure virtual call).
+/// Waits for pending work: otherwise SYCL would shut down under it and end the process by a pure virtual call.
 extern "C" fn end() {
     let begun = Instant::now();
-    // Acquire pairs with the Release of an event's end. In a child of `fork` what the parent waits for never ends here.
+    // Acquire pairs with the Release of a `Hold`'s drop. In a child of `fork` nothing is waited for: the parent's work never
+    // finishes there.
     let is_ours = LOADED.get().is_some_and(Runtime::is_usable);
     while is_ours && PENDING.load(Ordering::Acquire) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }
-    // Who calls SYCL counts itself first and looks at the flag then (`Queue::entered`); here it is the other way round. In
-    // one order of all four, one of the two sees the other.
+    // A caller of SYCL increments PENDING and then reads ENDED (`Queue::begin_call`). Here ENDED is stored, and then PENDING is
+    // read. All four are SeqCst, so at least one of the two sees the other.
     ENDED.store(true, Ordering::SeqCst);
     while is_ours && PENDING.load(Ordering::SeqCst) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));

@@ -1,8 +1,8 @@
-//! SYCL's unified shared memory (USM), by way of dpctl's C library `libDPCTLSyclInterface.so`, opened at run time.
+//! SYCL's unified shared memory (USM), through dpctl's C library `libDPCTLSyclInterface.so`, which is opened at run time.
 //!
-//! The library ends the process where it is used wrongly (a kind that the device has not, a pointer that is not USM or
-//! was freed), so everything is asked for before it is done; all that fails is a value. `library` has its functions,
-//! `queue` what is done with one queue, `pages` the memory as a source for pools. Decision 0017 says why dpctl's.
+//! The library ends the process when it is used wrongly (a kind that the device does not have, a pointer that is not USM or was
+//! freed). So everything is checked before it is done, and all failures are values. `library` has the functions, `queue` the
+//! operations of a queue, `pages` the memory as a source for pools. Decision 0017 says why it is dpctl's library.
 #![allow(unsafe_code, reason = "the only door to dpctl's C library")]
 
 mod library;
@@ -13,13 +13,13 @@ pub use library::Runtime;
 pub use pages::UsmPages;
 pub use queue::{Event, Queue, RowAxis};
 
-/// Who can reach an allocation of USM (SYCL 2020, 4.8.2).
+/// Which side can access an allocation of USM (SYCL 2020, 4.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UsmKind {
     /// On the device; the host cannot read it.
     Device,
-    /// Moves between host and device as either touches it.
+    /// Moves between host and device as either accesses it.
     Shared,
     /// On the host; the device reads it from there.
     Host,
@@ -42,7 +42,7 @@ impl UsmKind {
         !matches!(self, Self::Device)
     }
 
-    /// As `DPCTLSyclUSMType` has them; 0 and anything else is no USM of the context that was asked.
+    /// By the number in `DPCTLSyclUSMType`. 0, or any other number, means that it is not USM of the context.
     const fn of(number: i32) -> Option<Self> {
         match number {
             1 => Some(Self::Device),

@@ -1,7 +1,7 @@
-//! USM as a source for pools: whole allocations of SYCL's, cut by the pool, so that SYCL is asked seldom.
+//! USM as a source for pools: the pool cuts its blocks from whole allocations, so SYCL is called seldom.
 //!
-//! The system cannot take pages out of an allocation (there is no madvise for it), and fresh memory may have anything in
-//! it: it is cleared when it is first used.
+//! Pages of an allocation cannot be returned to the system one by one (there is no madvise for USM). New memory is not zero, so
+//! it is cleared when it is first used.
 
 use super::{Queue, UsmKind};
 use crate::error::Error;
@@ -31,27 +31,26 @@ use std::sync::Arc;
 pub struct UsmPages {
     queue: Queue,
     kind: UsmKind,
-    /// What is mapped, by its first address.
+    /// The allocations, by the first address of their mappings.
     chunks: Arc<Locked<BTreeMap<usize, Chunk>>>,
 }
 
-/// An allocation of SYCL's: where it starts for SYCL (before the mapping where SYCL did not align it), and how many bytes
-/// the mapping has.
+/// An allocation: where it starts for SYCL (before the mapping, if SYCL did not align it), and the size of the mapping.
 struct Chunk {
     raw: NonNull<u8>,
     #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "Python's arrays ask"))]
     size_bytes: usize,
 }
 
-// SAFETY: an allocation that its source owns alone, reached under its lock.
+// SAFETY: the source alone owns the allocation and reaches it under its lock.
 unsafe impl Send for Chunk {}
 
 impl UsmPages {
-    /// USM that the host can read, so that it can stand under any strategy.
+    /// USM that the host can access, so that any strategy can use it.
     ///
     /// # Errors
-    /// [`Error::Sycl`] where the device has no such memory, and for the kind `device`: what strategies, NumPy and
-    /// [`Buffer`](crate::Buffer) do with memory the host cannot do there. `handler::register_usm` serves it.
+    /// [`Error::Sycl`] if the device has no such memory, and for the kind `device`, which strategies, NumPy and
+    /// [`Buffer`](crate::Buffer) cannot access from the host. `handler::register_usm` serves that kind.
     pub fn new(queue: &Queue, kind: UsmKind) -> Result<Self, Error> {
         if !kind.is_host_accessible() {
             return Err(Error::Sycl {
@@ -63,13 +62,13 @@ impl UsmPages {
         Self::of_any_kind(queue, kind)
     }
 
-    /// For a pool of which nobody reads the blocks.
+    /// USM of any kind, for a pool whose blocks nobody reads from the host.
     pub(crate) fn of_any_kind(queue: &Queue, kind: UsmKind) -> Result<Self, Error> {
         queue.require(kind)?;
         Ok(Self { queue: queue.clone(), kind, chunks: Arc::new(Locked::new(BTreeMap::new())) })
     }
 
-    /// Whether the address lies in what is mapped. Never in a child of `fork`, which may find the lock held.
+    /// Whether an address lies in one of the mappings. False in a child of `fork`, where the lock may be held for ever.
     #[cfg(feature = "python")]
     pub(crate) fn holds(&self, address: usize) -> bool {
         self.queue.is_usable()
@@ -80,31 +79,31 @@ impl UsmPages {
     }
 }
 
-// SAFETY: SYCL's allocations are whole and nobody else's until freed; `commit` clears them. What SYCL does not align, it
-// is asked for with room to align.
+// SAFETY: an allocation of SYCL's belongs to this source alone until it is freed, and `commit` clears it. If SYCL does not align
+// it, it is requested with room for aligning.
 unsafe impl Pages for UsmPages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let aligned = self.queue.allocate(self.kind, size_bytes, align).map(|raw| (raw, raw));
         let (raw, start) = aligned.or_else(|| {
             // Some drivers align to 64 KiB at most.
             let raw = self.queue.allocate(self.kind, size_bytes.checked_add(align)?, 64)?;
-            // SAFETY: `size_bytes + align` bytes are there, and the padding is less than `align`.
+            // SAFETY: the allocation has `size_bytes + align` bytes, and the padding is less than `align`.
             Some((raw, unsafe { raw.add(layout::padding(raw.addr().get(), align)) }))
         })?;
         self.chunks.with(|chunks| chunks.insert(start.addr().get(), Chunk { raw, size_bytes }));
         Some(start)
     }
 
-    /// Some of it may have been used before, and is free now.
+    /// Clears the pages: they are not zero when new, and may have been used before.
     unsafe fn commit(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: pages of this source that nobody else has (this function's contract); all are writable here.
         unsafe { self.clear(start, size_bytes) }
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, _size_bytes: usize) {
-        // Perhaps on the thread that gives memory back by itself.
-        let Some(_entered) = self.queue.entered() else {
-            return; // it stays: a child of `fork` does not call SYCL, and may find the lock held
+        // This may run on the decay thread, which the process does not wait for at exit.
+        let Some(_call) = self.queue.begin_call() else {
+            return; // stays allocated: a child of `fork` must not call SYCL, and the lock may be held for ever there
         };
         let raw = self.chunks.with(|chunks| chunks.remove(&start.addr().get())).map_or(start, |chunk| chunk.raw);
         // SAFETY: `raw` is what SYCL gave for this mapping, which nobody uses any more (`unmap`'s contract).
@@ -119,21 +118,21 @@ unsafe impl Pages for UsmPages {
 
     unsafe fn clear(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
         if self.kind.is_host_accessible() {
-            // SAFETY: memory of the host too, which nobody else uses, says the caller.
+            // SAFETY: the host can access these bytes, and nobody else uses them (this function's contract).
             unsafe { start.write_bytes(0, size_bytes) };
             return true;
         }
-        // SAFETY: USM of this queue, which nobody else uses, says the caller.
+        // SAFETY: USM of this queue that nobody else uses (this function's contract).
         unsafe { self.queue.fill(start, 0, size_bytes) }.is_ok()
     }
 
     unsafe fn copy(&self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> bool {
         if self.kind.is_host_accessible() {
-            // SAFETY: memory of the host too; two blocks that do not overlap, says the caller.
+            // SAFETY: the host can access both blocks, which do not overlap (this function's contract).
             unsafe { to.copy_from_nonoverlapping(from, size_bytes) };
             return true;
         }
-        // SAFETY: USM of this queue; as above.
+        // SAFETY: two blocks of USM of this queue that do not overlap (this function's contract).
         unsafe { self.queue.copy(to.as_ptr(), from.as_ptr(), size_bytes) }.is_ok()
     }
 }

@@ -1,4 +1,4 @@
-//! A SYCL queue and what is done with it: USM asked for, looked at, copied, filled and given back.
+//! A SYCL queue and its operations: to allocate, inspect, copy, fill and release USM.
 
 use super::UsmKind;
 use super::library::{PENDING, Ref, Runtime};
@@ -9,9 +9,9 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A SYCL queue: a device, a context, and the order in which work is done. Cheap to clone: clones are the same queue.
+/// A SYCL queue: a device, a context, and an order of work. Clones are the same queue, and cloning is cheap.
 ///
-/// [`copy`](Self::copy) comes after all that was submitted before, on queues that are not in order too.
+/// [`copy`](Self::copy) runs after all work submitted before, also on out-of-order queues.
 #[derive(Clone)]
 pub struct Queue {
     inner: Arc<Inner>,
@@ -22,22 +22,23 @@ struct Inner {
     queue: NonNull<std::ffi::c_void>,
     context: NonNull<std::ffi::c_void>,
     device: NonNull<std::ffi::c_void>,
-    /// Which kinds of USM the device has.
+    /// The kinds of USM that the device has.
     kinds: Vec<UsmKind>,
+    /// Whether the context has no other device.
     is_alone: bool,
     device_name: String,
 }
 
-// SAFETY: SYCL's classes may be used by many threads at once (SYCL 2020, 4.5.2 and 4.6.5); the rest never changes.
+// SAFETY: SYCL's objects may be used by several threads at once (SYCL 2020, 4.5.2 and 4.6.5), and belong to no thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: SYCL's objects may be used by several threads at once, and the other fields never change.
 unsafe impl Sync for Inner {}
 
 impl Queue {
     /// A new queue on the device that `filter` names (`opencl:cpu:0`, `gpu`), or on SYCL's default device.
     ///
     /// # Errors
-    /// [`Error::Sycl`]: there is no such device, or no queue can be made for it.
+    /// [`Error::Sycl`] if there is no such device, or no queue can be made for it.
     pub fn open(runtime: &'static Runtime, filter: Option<&str>) -> Result<Self, Error> {
         runtime.require_usable()?;
         let functions = &runtime.functions;
@@ -50,24 +51,28 @@ impl Queue {
                      or choose one of dpctl.get_devices()",
         };
         let selector = match filter {
-            // SAFETY: takes nothing.
+            // SAFETY: a function of the library that takes nothing.
             None => unsafe { (functions.default_selector)() },
             Some(filter) => {
                 let text = CString::new(filter).map_err(|_| none())?;
-                // SAFETY: a NUL-terminated text, which it copies.
+                // SAFETY: a NUL-terminated string, which the function copies.
                 unsafe { (functions.filter_selector)(text.as_ptr()) }
             }
         };
         let selector = NonNull::new(selector).ok_or_else(none)?;
-        // SAFETY: a selector; NULL where it finds no device.
-        let device = NonNull::new(unsafe { (functions.device_from)(selector.as_ptr()) });
-        // SAFETY: ours, used up.
-        unsafe { (functions.delete_selector)(selector.as_ptr()) };
-        let device = device.ok_or_else(none)?;
-        // SAFETY: a device; no error handler, no properties.
-        let queue = unsafe { (functions.queue_for)(device.as_ptr(), null_mut(), 0) };
-        // SAFETY: ours; the queue has its own reference.
-        unsafe { (functions.delete_device)(device.as_ptr()) };
+        // SAFETY: a live selector of ours, deleted once, after its last use. The device is NULL if it finds none.
+        let device = unsafe {
+            let device = (functions.device_from)(selector.as_ptr());
+            (functions.delete_selector)(selector.as_ptr());
+            NonNull::new(device).ok_or_else(none)?
+        };
+        // SAFETY: a live device of ours; no error handler, no properties. The queue takes a reference of its own, and ours is
+        // deleted once.
+        let queue = unsafe {
+            let queue = (functions.queue_for)(device.as_ptr(), null_mut(), 0);
+            (functions.delete_device)(device.as_ptr());
+            queue
+        };
         let queue = NonNull::new(queue).ok_or_else(|| Error::Sycl {
             what: "no queue could be made for the SYCL device".into(),
             advice: "choose another of dpctl.get_devices()",
@@ -76,18 +81,17 @@ impl Queue {
         unsafe { Self::own(runtime, queue) }
     }
 
-    /// Somebody's queue, by its `DPCTLSyclQueueRef`: what `dpctl.SyclQueue.addressof_ref()` gives. They share it from now
-    /// on.
+    /// Shares an existing queue, by its `DPCTLSyclQueueRef`, which `dpctl.SyclQueue.addressof_ref()` returns.
     ///
     /// # Errors
-    /// [`Error::Sycl`]: the address is 0, or the queue cannot be shared.
+    /// [`Error::Sycl`] if the address is 0, or the queue cannot be shared.
     ///
     /// # Safety
     /// - `address` is 0 or that of a live queue of the same library.
     pub unsafe fn share(runtime: &'static Runtime, address: usize) -> Result<Self, Error> {
         runtime.require_usable()?;
         let there: Ref = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: a live queue or NULL, says the caller.
+        // SAFETY: the address of a live queue (this function's contract).
         let queue = if address == 0 { null_mut() } else { unsafe { (runtime.functions.copy_queue)(there) } };
         let queue = NonNull::new(queue).ok_or_else(|| Error::Sycl {
             what: format!("the SYCL queue at {address:#x} cannot be shared"),
@@ -98,61 +102,63 @@ impl Queue {
     }
 
     /// # Safety
-    /// - `queue` is a queue of the library; the reference is given up.
+    /// - `queue` is a live queue of the library; the caller gives up its reference.
     unsafe fn own(runtime: &'static Runtime, queue: NonNull<std::ffi::c_void>) -> Result<Self, Error> {
         let functions = &runtime.functions;
-        // SAFETY: a live queue of the library (`own`'s contract); so below.
-        let context = NonNull::new(unsafe { (functions.queue_context)(queue.as_ptr()) });
-        // SAFETY: the same queue.
-        let device = NonNull::new(unsafe { (functions.queue_device)(queue.as_ptr()) });
+        // SAFETY: a live queue of the library (this function's contract).
+        let (context, device) = unsafe {
+            let context = (functions.queue_context)(queue.as_ptr());
+            (NonNull::new(context), NonNull::new((functions.queue_device)(queue.as_ptr())))
+        };
         let (Some(context), Some(device)) = (context, device) else {
-            if let Some(context) = context {
-                // SAFETY: a reference that `queue_context` gave us, dropped once.
-                unsafe { (functions.delete_context)(context.as_ptr()) };
+            // SAFETY: references that the two calls above returned, and the one that this function was given, each deleted
+            // once.
+            unsafe {
+                if let Some(context) = context {
+                    (functions.delete_context)(context.as_ptr());
+                }
+                if let Some(device) = device {
+                    (functions.delete_device)(device.as_ptr());
+                }
+                (functions.delete_queue)(queue.as_ptr());
             }
-            if let Some(device) = device {
-                // SAFETY: a reference that `queue_device` gave us, dropped once.
-                unsafe { (functions.delete_device)(device.as_ptr()) };
-            }
-            // SAFETY: `own` was given this reference, and drops it once.
-            unsafe { (functions.delete_queue)(queue.as_ptr()) };
             return Err(Error::Sycl {
                 what: format!("the SYCL queue has no {}", if context.is_none() { "context" } else { "device" }),
                 advice: "use another queue",
             });
         };
-        // From here on dropped with all that belongs to it.
+        // From here on `Inner` owns all three references.
         let (kinds, device_name) = (Vec::new(), String::new());
-        // SAFETY: the context that `queue_context` gave us.
+        // SAFETY: a live context of ours.
         let is_alone = unsafe { (functions.context_devices)(context.as_ptr()) } == 1;
         let mut inner = Inner { runtime, queue, context, device, kinds, is_alone, device_name };
         for kind in [UsmKind::Device, UsmKind::Shared, UsmKind::Host] {
-            // SAFETY: a device, and a number that it knows.
+            // SAFETY: a live device of ours, and a number of an aspect.
             if unsafe { (functions.has_aspect)(device.as_ptr(), kind.aspect()) } {
                 inner.kinds.push(kind);
             }
         }
-        // SAFETY: a device.
-        let name = unsafe { (functions.device_name)(device.as_ptr()) };
-        if !name.is_null() {
-            // SAFETY: a NUL-terminated text, ours.
-            inner.device_name = unsafe { CStr::from_ptr(name) }.to_string_lossy().trim().to_owned();
-            // SAFETY: as above, given up.
-            unsafe { (functions.delete_text)(name) };
+        // SAFETY: a live device of ours. The name is NULL or a NUL-terminated string of ours, deleted once after its last use.
+        unsafe {
+            let name = (functions.device_name)(device.as_ptr());
+            if !name.is_null() {
+                inner.device_name = CStr::from_ptr(name).to_string_lossy().trim().to_owned();
+                (functions.delete_text)(name);
+            }
         }
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The device's name, as its driver tells it.
+    /// The device's name, as its driver reports it.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.inner.device_name
     }
 
-    /// Whether both have the same context and the same device: what one allocates is the other's too.
+    /// Whether both have the same context and the same device, so that one can use memory that the other allocates.
     ///
-    /// A device and a part of it are two devices, also in one context: a queue on one part that copies another part's
-    /// memory never ends.
+    /// A device and a sub-device of it are two devices, even in one context: a queue on one sub-device that copies memory of
+    /// another one never finishes.
     #[must_use]
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         let (one, two) = (&*self.inner, &*other.inner);
@@ -163,14 +169,15 @@ impl Queue {
         if !one.runtime.is_usable() {
             return false;
         }
-        // SAFETY: two contexts of the one runtime that there is, each kept by its `Inner`.
-        let is_same = unsafe { (functions.same_context)(one.context.as_ptr(), two.context.as_ptr()) };
-        // SAFETY: two devices, kept in the same way.
-        is_same && unsafe { (functions.same_device)(one.device.as_ptr(), two.device.as_ptr()) }
+        // SAFETY: live contexts and devices of the process's one runtime, each kept by its `Inner`.
+        unsafe {
+            (functions.same_context)(one.context.as_ptr(), two.context.as_ptr())
+                && (functions.same_device)(one.device.as_ptr(), two.device.as_ptr())
+        }
     }
 
-    /// Whether its context has no other device, and so no memory but its own and the host's. In a context with more of
-    /// them, nobody can say whose an address is: OpenCL's runtime names the first device for all.
+    /// Whether its context has no other device, and so no memory but this device's and the host's. In a context with several
+    /// devices it is unknown which one an address belongs to: OpenCL's runtime names the first one for all.
     #[must_use]
     pub fn is_alone_in_its_context(&self) -> bool {
         self.inner.is_alone
@@ -183,7 +190,7 @@ impl Queue {
     }
 
     /// # Errors
-    /// [`Error::Sycl`] where SYCL may not be called.
+    /// [`Error::Sycl`] if SYCL must not be called.
     pub(crate) fn require_usable(&self) -> Result<(), Error> {
         self.inner.runtime.require_usable()
     }
@@ -195,7 +202,7 @@ impl Queue {
     }
 
     /// # Errors
-    /// [`Error::Sycl`] where its device has no memory of this kind: asking for some would end the process.
+    /// [`Error::Sycl`] if its device has no memory of this kind, of which a request would end the process.
     pub fn require(&self, kind: UsmKind) -> Result<(), Error> {
         if self.has(kind) {
             return Ok(());
@@ -206,20 +213,20 @@ impl Queue {
         })
     }
 
-    /// What kind of memory lies at an address, for this queue's context; nothing where it is no USM, or another context's.
+    /// The kind of USM at an address, for this queue's context; `None` if it is not USM, or USM of another context.
     #[must_use]
     pub fn kind_of(&self, address: usize) -> Option<UsmKind> {
         let inner = &*self.inner;
-        // A platform without USM has no such question: dpctl's library would throw through us.
+        // On a platform without USM the call would throw a C++ exception through this frame.
         if address == 0 || inner.kinds.is_empty() || !inner.runtime.is_usable() {
             return None;
         }
         let pointer = std::ptr::without_provenance(address);
-        // SAFETY: any address may be asked; it is not read.
+        // SAFETY: the call takes any address and does not read it; the context is live.
         UsmKind::of(unsafe { (inner.runtime.functions.pointer_type)(pointer, inner.context.as_ptr()) })
     }
 
-    /// `size_bytes` of a kind at a multiple of `align`, a power of two; nothing where SYCL has none, or none of that kind.
+    /// Allocates `size_bytes` at a multiple of `align`, a power of two; `None` if SYCL has no memory, or none of that kind.
     #[must_use]
     pub fn allocate(&self, kind: UsmKind, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let inner = &*self.inner;
@@ -232,20 +239,20 @@ impl Queue {
             UsmKind::Shared => functions.allocate_shared,
             UsmKind::Host => functions.allocate_host,
         };
-        // SAFETY: a queue whose device has that kind; what is too much is NULL.
+        // SAFETY: a live queue whose device has that kind; the call returns NULL if it has too little.
         let block = NonNull::new(unsafe { allocate(align, size_bytes, inner.queue.as_ptr()) })?.cast::<u8>();
         if block.addr().get().is_multiple_of(align) {
             return Some(block);
         }
-        // SAFETY: just made, and nobody has it.
+        // SAFETY: just allocated, and nobody else has it.
         let _ = unsafe { self.release(block) };
         None
     }
 
-    /// Gives an allocation back. In a child of `fork`, and while the process ends, it stays.
+    /// Frees an allocation. In a child of `fork`, and while the process exits, it does nothing.
     ///
     /// # Errors
-    /// [`Error::Sycl`] where the address is no USM of this queue's context: freeing it would end the process.
+    /// [`Error::Sycl`] if the address is not USM of this queue's context: freeing it would end the process.
     ///
     /// # Safety
     /// - `block` is from [`allocate`](Self::allocate), was not released, and nobody uses it any more.
@@ -257,51 +264,52 @@ impl Queue {
         if self.kind_of(block.addr().get()).is_none() {
             return Err(not_usm(block.addr().get()));
         }
-        // SAFETY: USM of this context, as just seen; an allocation's start, given up, says the caller.
+        // SAFETY: USM of this context, as checked above; the start of an allocation that is not used again (this function's
+        // contract).
         unsafe { (inner.runtime.functions.free)(block.as_ptr().cast(), inner.queue.as_ptr()) };
         Ok(())
     }
 
-    /// Copies bytes after all that was submitted so far, and waits until they are there.
+    /// Copies bytes after all work submitted so far, and waits for it.
     ///
     /// # Errors
-    /// [`Error::Sycl`] where SYCL refuses.
+    /// [`Error::Sycl`] if SYCL refuses.
     ///
     /// # Safety
     /// - `to` and `from` have that many bytes, on the host or in USM of this queue's context; they do not overlap.
     pub unsafe fn copy(&self, to: *mut u8, from: *const u8, size_bytes: usize) -> Result<(), Error> {
         if size_bytes > 0 {
-            // A barrier would not do: it does not see what still waits for a task of the host, as dpnp's kernels do.
+            // A barrier would not do: it does not wait for work that itself waits for a host task, as dpnp's kernels do.
             self.wait();
-            // SAFETY: passed on from the caller; alive until the event is over.
+            // SAFETY: this function has the same contract, and it waits for the event.
             unsafe { self.submit_copy(to, from, size_bytes) }?.wait();
         }
         Ok(())
     }
 
-    /// Submits a copy of at least one byte. On a queue that is not in order nothing says when it comes:
-    /// [`wait`](Self::wait) before it where it needs what was submitted, and for the event before anything needs it.
+    /// Submits a copy of at least one byte. An out-of-order queue may run it at any time: [`wait`](Self::wait) first if it needs
+    /// earlier work, and wait for the event before using the result.
     ///
     /// # Errors
-    /// [`Error::Sycl`] where SYCL refuses.
+    /// [`Error::Sycl`] if SYCL refuses.
     ///
     /// # Safety
-    /// - as for [`copy`](Self::copy), until the event is over; nobody else writes to either meanwhile, or reads `to`.
+    /// - as for [`copy`](Self::copy), until the event has finished; until then nobody writes to either or reads `to`.
     pub unsafe fn submit_copy(&self, to: *mut u8, from: *const u8, size_bytes: usize) -> Result<Event, Error> {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
-        // SAFETY: passed on from the caller.
+        // SAFETY: both sides have that many bytes until the event has finished (this function's contract); the queue is live.
         let event = unsafe { (inner.runtime.functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) };
         self.event(event, "copy", size_bytes)
     }
 
-    /// Copies rows of `row_bytes` after all that was submitted so far, and waits until they are there: as many as the
-    /// axes' counts multiply to, each at the steps from the first one that the axes say. What lies between them is not
-    /// touched. Nothing is done where a count or `row_bytes` is zero.
+    /// Copies rows of `row_bytes` after all work submitted so far, and waits for it. The number of rows is the product of the
+    /// axes' counts, and the axes' steps say where each row lies from the first. Bytes between rows are not touched. Does nothing
+    /// if a count or `row_bytes` is zero.
     ///
     /// # Errors
-    /// [`Error::Sycl`] where SYCL refuses; some rows may be there.
+    /// [`Error::Sycl`] if SYCL refuses; some rows may have been copied.
     ///
     /// # Safety
     /// - each row has that many bytes on both sides, on the host or in USM of this queue's context; no row that is
@@ -320,13 +328,14 @@ impl Queue {
         let mut done: Vec<usize> = vec![0; axes.len()];
         let (mut to, mut from) = (to, from);
         for submitted in 1_usize.. {
-            // SAFETY: the row that `done` names, which the caller vouches for until all is waited for below.
+            // SAFETY: the row that `done` names has `row_bytes` on both sides and overlaps no other (this function's contract), and
+            // all copies are waited for before this function returns.
             let outcome = unsafe { self.submit_copy(to, from, row_bytes) };
             if outcome.is_err() || submitted.is_multiple_of(MAX_ROWS_SUBMITTED) {
                 self.wait();
                 outcome?;
             }
-            // The next row, the last axis first.
+            // Advances to the next row, along the last axis first.
             let Some(moving) = (0..axes.len()).rev().find(|&axis| done[axis] + 1 < axes[axis].count) else { break };
             for (axis, done) in axes.iter().zip(&mut done).skip(moving + 1) {
                 let back = -(*done as isize);
@@ -340,10 +349,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Sets bytes, and waits until it is done.
+    /// Sets bytes to `value`, and waits for it.
     ///
     /// # Errors
-    /// [`Error::Sycl`] where SYCL refuses.
+    /// [`Error::Sycl`] if SYCL refuses.
     ///
     /// # Safety
     /// - `start` has that many bytes, in USM of this queue's context, and nobody else uses them.
@@ -351,29 +360,30 @@ impl Queue {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
-        // SAFETY: passed on from the caller.
+        // SAFETY: USM of this context with that many bytes that nobody else uses (this function's contract); the event is waited
+        // for.
         let event = unsafe { (inner.runtime.functions.memset)(queue, start.as_ptr().cast(), value, size_bytes) };
         self.event(event, "fill", size_bytes)?.wait();
         Ok(())
     }
 
-    /// Waits until all is done that was submitted so far.
+    /// Waits for all work submitted so far.
     pub fn wait(&self) {
         if self.inner.runtime.is_usable() {
-            // SAFETY: a queue.
+            // SAFETY: a live queue.
             unsafe { (self.inner.runtime.functions.wait)(self.inner.queue.as_ptr()) }
         }
     }
 
-    /// Something that the end of the process waits for: work that is not submitted yet.
+    /// Has the exit of the process wait for work that is not submitted yet, until the hold is dropped.
     #[cfg(feature = "python")]
     pub(crate) fn hold(&self) -> Hold {
         Hold::new()
     }
 
-    /// For a call of SYCL's on a thread that the end of the process does not wait for: while there is this, it does.
-    /// Nothing where SYCL may not be called any more.
-    pub(super) fn entered(&self) -> Option<Hold> {
+    /// Has the exit of the process wait for a call of SYCL on another thread, until the hold is dropped. `None` if SYCL must not
+    /// be called any more.
+    pub(super) fn begin_call(&self) -> Option<Hold> {
         let hold = Hold::new();
         self.is_usable().then_some(hold)
     }
@@ -387,21 +397,21 @@ impl Queue {
     }
 }
 
-/// How [`Queue::copy_rows`] gets from one row to the next along one axis.
+/// The steps of [`Queue::copy_rows`] along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowAxis {
-    /// How many rows there are along it.
+    /// The number of rows along the axis.
     pub count: usize,
-    /// Bytes from one to the next where they are written.
+    /// Bytes from one row to the next on the side that is written.
     pub to_step: isize,
-    /// Bytes from one to the next where they are read.
+    /// Bytes from one row to the next on the side that is read.
     pub from_step: isize,
 }
 
-/// After so many rows it is waited for them: what is submitted takes memory until it is over.
+/// `copy_rows` waits after this many rows, since each submitted copy takes memory until it has finished.
 const MAX_ROWS_SUBMITTED: usize = 4096;
 
-/// What to say of an address that is not SYCL's.
+/// The error for an address that is not USM of a queue's context.
 pub(super) fn not_usm(address: usize) -> Error {
     Error::Sycl {
         what: format!("the address {address:#x} is no USM of this queue's context"),
@@ -413,7 +423,7 @@ impl PartialEq for Queue {
     /// Whether both are the same `sycl::queue`.
     fn eq(&self, other: &Self) -> bool {
         let (one, two) = (&*self.inner, &*other.inner);
-        // SAFETY: two queues.
+        // SAFETY: two live queues.
         Arc::ptr_eq(&self.inner, &other.inner)
             || unsafe { (one.runtime.functions.same_queue)(one.queue.as_ptr(), two.queue.as_ptr()) }
     }
@@ -424,12 +434,12 @@ impl Eq for Queue {}
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.runtime.is_usable() {
-            // SAFETY: a reference of our own, dropped once.
-            unsafe { (self.runtime.functions.delete_context)(self.context.as_ptr()) };
-            // SAFETY: a reference of our own, dropped once.
-            unsafe { (self.runtime.functions.delete_device)(self.device.as_ptr()) };
-            // SAFETY: as above.
-            unsafe { (self.runtime.functions.delete_queue)(self.queue.as_ptr()) };
+            // SAFETY: three references that this value owns, each deleted once.
+            unsafe {
+                (self.runtime.functions.delete_context)(self.context.as_ptr());
+                (self.runtime.functions.delete_device)(self.device.as_ptr());
+                (self.runtime.functions.delete_queue)(self.queue.as_ptr());
+            }
         }
     }
 }
@@ -440,7 +450,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// Something that was submitted.
+/// A submitted operation.
 #[derive(Debug)]
 pub struct Event {
     runtime: &'static Runtime,
@@ -448,7 +458,7 @@ pub struct Event {
     _hold: Hold,
 }
 
-/// The end of the process waits a while for those that there are, so that SYCL's work is over.
+/// While one exists, the exit of the process waits (for up to ten seconds).
 #[derive(Debug)]
 pub(crate) struct Hold(());
 
@@ -465,7 +475,7 @@ impl Drop for Hold {
     }
 }
 
-// SAFETY: as for `Inner`.
+// SAFETY: SYCL's objects belong to no thread.
 unsafe impl Send for Event {}
 
 impl Event {
@@ -473,10 +483,10 @@ impl Event {
         Self { runtime, event, _hold: Hold::new() }
     }
 
-    /// Waits until it is done.
+    /// Waits until it has finished.
     pub fn wait(self) {
         if self.runtime.is_usable() {
-            // SAFETY: an event.
+            // SAFETY: a live event.
             unsafe { (self.runtime.functions.wait_for)(self.event.as_ptr()) }
         }
     }
@@ -485,7 +495,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.runtime.is_usable() {
-            // SAFETY: ours, given up; what was submitted goes on.
+            // SAFETY: a reference that this value owns, deleted once. The operation itself goes on.
             unsafe { (self.runtime.functions.delete_event)(self.event.as_ptr()) }
         }
     }

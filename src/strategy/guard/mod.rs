@@ -1,12 +1,12 @@
-//! `Guard`: an electric fence around each block. Who runs past its end, or touches it after it was freed, is stopped
+//! `Guard`: an electric fence around each block. Code that accesses memory past a block's end, or after it was freed, faults
 //! at that instruction.
 //!
 //! ```text
 //!   |<- front, if asked ->|<- pad ->|<------ block ------>|<- slack ->|<- guard page ->|
 //!        unreadable                                        < align       unreadable
 //! ```
-//! Records stand apart from the blocks (`ledger`), for all Guards of the process together (`record`), so that a fault
-//! finds its block (`fault`) and can be told (`report`).
+//! The records are apart from the blocks, in one ledger for all Guards of the process (`record`). The fault handler (`fault`)
+//! looks a faulting address up there, and `report` says which block it was.
 
 mod fault;
 mod record;
@@ -25,47 +25,49 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Blocks that end at an unreadable page: to find the code that writes, or reads, where it must not.
+/// Blocks that end at an unreadable page, to find code that reads or writes where it must not.
 ///
-/// What happens instead of silent damage:
+/// What it finds, and when:
 ///
-/// | misuse | found |
+/// | misuse | found when |
 /// | --- | --- |
-/// | access past the end | at that access: SIGSEGV; up to `align - 1` bytes past it: when the block is freed, if it was a write |
-/// | write before the start | when the block is freed, within the block's first page; with `underrun`, an access before that page at once |
+/// | access past the end | at that access, by SIGSEGV. A write to the first `align - 1` bytes past it: when the block is freed |
+/// | write before the start | when the block is freed, if it is in the block's first page; with `underrun`, an access before that page at once |
 /// | access after free | at that access, while the block is in quarantine |
-/// | double free, free of a pointer into a block or of a foreign one | at that call, which then does nothing |
+/// | double free; free of a pointer into a block, or of a foreign pointer | at that call, which does nothing |
 ///
-/// With `report`, a few lines on standard error say what was touched, how far from which block, and which threads made
-/// and freed it; then what would have happened happens (Python's `faulthandler` prints its traceback, the process ends).
-/// For this a handler of SIGSEGV and SIGBUS is installed with the first block, for the whole process, which passes every
-/// signal on to the one before it. A system call that is given guarded memory fails with EFAULT; that is no fault.
+/// With `report`, a few lines on standard error say which address was accessed, how far from which block, and which threads
+/// allocated and freed it. Then the process gets the signal as it would without Guard (Python's `faulthandler` prints its
+/// traceback, the process ends). For this the first block installs a handler of SIGSEGV and SIGBUS for the whole process,
+/// which passes every signal on to the previous handler. A system call on guarded memory fails with EFAULT instead of
+/// faulting.
 ///
-/// The cost: system calls for each block, some microseconds; at least a page of memory and two of addresses for each; no
-/// memory is used again before the quarantine is full. Before Linux 6.13 each block is two mappings, of which a process
-/// has 65530 unless `vm.max_map_count` says otherwise: past it, allocations fail, and standard error says why, once. A resize always moves.
+/// Each block costs system calls (some microseconds), at least one page of memory and two pages of addresses. Freed memory is
+/// reused only when the quarantine is full. Before Linux 6.13 each block takes two mappings, of which a process may have
+/// 65530 unless `vm.max_map_count` says otherwise; beyond that allocations fail, and standard error says why, once. A resize
+/// always moves the block.
 ///
-/// Cheap to clone: clones are the same Guard.
+/// Clones are the same Guard, and cloning is cheap.
 #[derive(Clone)]
 pub struct Guard {
     inner: Arc<Inner>,
 }
 
-/// What a [`Guard`] looks for.
+/// Options of a [`Guard`].
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct GuardOptions {
-    /// Every block's alignment, and the unit its size is rounded up to before the guard page: 64 unless you say
-    /// otherwise, so that up to 63 bytes past the end can be touched unseen (writes are seen when the block is freed).
-    /// 1 makes the end exact, and the block as aligned as its size is: code that counts on C's 16 bytes (SIMD) fails on
-    /// odd sizes then.
+    /// Every block's alignment in bytes, and the unit that its size is rounded up to before the guard page. By default 64, so
+    /// up to 63 bytes past the end can be read unnoticed, and writes to them are found when the block is freed. With 1 the
+    /// block ends exactly at the guard page, and it is aligned only as its size is: code that relies on C's 16 bytes (SIMD)
+    /// fails on odd sizes then.
     pub align: usize,
     /// Whether a page before the block's first one is unreadable too.
     pub underrun: bool,
-    /// How many bytes of mappings of freed blocks are kept unreadable, the oldest going first. They hold addresses, not
-    /// memory. 256 MiB unless you say otherwise: that is 32768 small blocks.
+    /// How many bytes of freed blocks' mappings stay unreadable; the oldest go first. They take addresses, not memory. By
+    /// default 256 MiB, which is 32768 small blocks.
     pub quarantine_bytes: usize,
-    /// Whether faults and misuse are reported on standard error. (Misuse is also a `tracing` event, and counted.)
+    /// Whether faults and misuse are reported on standard error. (Misuse is counted and a `tracing` event in any case.)
     pub report: bool,
 }
 
@@ -81,28 +83,28 @@ struct Inner {
     quarantine: Locked<Quarantine>,
 }
 
-/// Freed blocks, the oldest first, and how many bytes of mappings they are.
+/// Freed blocks with the lengths of their mappings, the oldest first, and the sum of these lengths.
 #[derive(Debug, Default)]
 struct Quarantine {
     blocks: VecDeque<(NonNull<u8>, usize)>,
     bytes: usize,
 }
 
-// SAFETY: addresses of blocks that nobody may touch.
+// SAFETY: addresses only; nobody accesses the blocks.
 unsafe impl Send for Quarantine {}
 
 impl Guard {
-    /// The greatest alignment: one page.
-    pub const MOST_ALIGN: usize = 4096;
+    /// The largest alignment in bytes: a page.
+    pub const MAX_ALIGN: usize = 4096;
 
-    /// A Guard that looks for what the options say.
+    /// A Guard with these options.
     ///
     /// # Errors
     /// [`Error::BadAlignment`] unless `align` is a power of two from 1 to 4096.
     pub fn new(options: GuardOptions) -> Result<Self, Error> {
         let align = options.align;
-        if !align.is_power_of_two() || align > Self::MOST_ALIGN {
-            return Err(Error::BadAlignment { align, least: 1, most: Self::MOST_ALIGN });
+        if !align.is_power_of_two() || align > Self::MAX_ALIGN {
+            return Err(Error::BadAlignment { align, min: 1, max: Self::MAX_ALIGN });
         }
         let owner = Arc::new(Owner { text: describe(&options), reports: options.report, misuses: AtomicU64::new(0) });
         let inner = Arc::new(Inner { options, owner, quarantine: Locked::new(Quarantine::default()) });
@@ -110,8 +112,8 @@ impl Guard {
         Ok(Self { inner })
     }
 
-    /// How often memory of this Guard was misused, as far as it was seen: double frees, foreign pointers, bytes
-    /// overwritten. A fault is not counted; few survive one.
+    /// How often misuse of this Guard's memory was found: double frees, foreign pointers, overwritten bytes. Faults are not
+    /// counted, since they end the process.
     #[must_use]
     pub fn misuses(&self) -> u64 {
         self.inner.owner.misuses.load(Ordering::Relaxed)
@@ -127,27 +129,25 @@ impl Guard {
         if inner.options.report {
             fault::install();
         }
-        // The system may have no mapping left while we sit on some that nobody uses.
+        // If the system has no mapping left, those in quarantine can go.
         let mapping = pages::map(mapped_bytes, page)
             .or_else(|| if inner.empty_quarantine(0) { pages::map(mapped_bytes, page) } else { None });
         let Some(mapping) = mapping else {
             inner.explain_refusal(size_bytes);
             return None;
         };
-        // SAFETY: front + readable < mapped_bytes.
-        let behind = unsafe { mapping.add(front + readable) };
-        // SAFETY: the last page of the mapping, which nobody uses so far.
-        let fenced_in = unsafe { pages::guard(behind, page) }
-            // SAFETY: the first pages, likewise.
-            && (front == 0 || unsafe { pages::guard(mapping, front) });
+        // SAFETY: the last page of the new mapping, and its first one if there is a front. Nobody uses them yet.
+        let fenced_in = unsafe {
+            pages::guard(mapping.add(front + readable), page) && (front == 0 || pages::guard(mapping, front))
+        };
         if !fenced_in {
-            // SAFETY: just mapped, and nobody has it.
+            // SAFETY: this mapping was just made, and nobody else has it.
             unsafe { pages::unmap(mapping, mapped_bytes) };
             inner.explain_refusal(size_bytes);
             return None;
         }
         let pad_bytes = readable - fenced;
-        // SAFETY: front + pad_bytes <= front + readable.
+        // SAFETY: `front + pad_bytes` is at most `front + readable`, inside the mapping.
         let start = unsafe { mapping.add(front + pad_bytes) };
         let record = Record {
             start,
@@ -160,13 +160,14 @@ impl Guard {
             freed_by: None,
             owner: Arc::clone(&inner.owner),
         };
-        // SAFETY: what lies between the guards is readable, and ours alone.
+        // SAFETY: the pages between the guards are mapped, and nobody else has the block yet.
         unsafe { record.fill() };
         BLOCKS.get().insert(start, record);
         Some(start)
     }
 
-    /// The record of a live block of this Guard, changed by `change`; anything else is reported.
+    /// The record of a live block of this Guard as it was before `change`. If `block` is no such block, reports it and returns
+    /// `None`.
     fn known(&self, operation: &'static str, block: NonNull<u8>, change: impl FnOnce(&mut Record)) -> Option<Record> {
         let inner = &*self.inner;
         let record = BLOCKS.get().with(block, |record| {
@@ -196,30 +197,32 @@ impl Guard {
 }
 
 impl Inner {
-    /// Says what was found. Called without any lock held.
+    /// Counts a misuse and reports it. Called without a lock held.
     #[cold]
     fn report(&self, finding: &Finding<'_>) {
         self.owner.misuses.fetch_add(1, Ordering::Relaxed);
         let mut text = Text::new();
-        finding.tell(Thread::current(), &mut text);
+        finding.write_to(Thread::current(), &mut text);
         trace::misuse(text.as_str());
         if self.options.report {
             text.print();
         }
     }
 
-    /// Says it, once in a process, where the failure is not for want of memory but of mappings: users are told of a
-    /// MemoryError, and have memory.
+    /// If the failure is for want of mappings rather than of memory, says so, once in a process: users see a MemoryError and
+    /// wonder, since they have memory.
     #[cold]
     fn explain_refusal(&self, size_bytes: usize) {
         static SAID: AtomicBool = AtomicBool::new(false);
         let page = pages::page_bytes();
-        // Of a single page there is always memory, and fenced it needs two mappings.
+        // There is always memory for a single page; with a guard page it needs two mappings.
         if let Some(trial) = pages::map(2 * page, page) {
-            // SAFETY: the first page of the mapping, which nobody uses.
-            let fits = unsafe { pages::guard(trial, page) };
-            // SAFETY: just mapped, and nobody has it.
-            unsafe { pages::unmap(trial, 2 * page) };
+            // SAFETY: the first page of a new mapping, and then all of it; nobody else has it.
+            let fits = unsafe {
+                let fits = pages::guard(trial, page);
+                pages::unmap(trial, 2 * page);
+                fits
+            };
             if fits {
                 return;
             }
@@ -241,14 +244,14 @@ impl Inner {
         }
     }
 
-    /// Unmaps the oldest blocks until at most `most_bytes` are left; says whether there was one.
-    fn empty_quarantine(&self, most_bytes: usize) -> bool {
+    /// Unmaps the oldest blocks until at most `max_bytes` are left; returns whether there was one.
+    fn empty_quarantine(&self, max_bytes: usize) -> bool {
         let mut any = false;
-        while let Some((block, mapped_bytes)) = self.quarantine.with(|quarantine| quarantine.pop_over(most_bytes)) {
+        while let Some((block, mapped_bytes)) = self.quarantine.with(|quarantine| quarantine.pop_over(max_bytes)) {
             any = true;
-            // Out of the records first: the system may give the addresses to the next block at once.
+            // The record is removed first: once unmapped, the addresses may be those of the next block at once.
             if let Some(record) = BLOCKS.get().remove(block) {
-                // SAFETY: its own mapping, and nobody uses a freed block.
+                // SAFETY: the freed block's own mapping. Nobody may use a freed block, and its record is gone.
                 unsafe { pages::unmap(record.mapping, mapped_bytes) };
             }
         }
@@ -257,9 +260,9 @@ impl Inner {
 }
 
 impl Quarantine {
-    /// The oldest block and its mapping's length, while there are more than `most_bytes`.
-    fn pop_over(&mut self, most_bytes: usize) -> Option<(NonNull<u8>, usize)> {
-        if self.bytes <= most_bytes {
+    /// Takes out the oldest block, with its mapping's length, if there are more than `max_bytes`.
+    fn pop_over(&mut self, max_bytes: usize) -> Option<(NonNull<u8>, usize)> {
+        if self.bytes <= max_bytes {
             return None;
         }
         let oldest = self.blocks.pop_front()?;
@@ -275,14 +278,15 @@ impl HeldAcrossFork for Inner {
 }
 
 impl Drop for Inner {
-    /// Blocks that are alive stay as they are.
+    /// Live blocks stay valid.
     fn drop(&mut self) {
         self.empty_quarantine(0);
     }
 }
 
-// SAFETY: each block has pages of its own, readable and its own from `make` to `release`, aligned since the fence is a
-// multiple of the page and `fenced` one of the alignment; fresh pages are zero, and only pad and slack are written.
+// SAFETY: each block has pages of its own from `make` to `release`. It is aligned: the guard page starts at a multiple of the
+// page size, and the block `fenced` bytes before it, a multiple of the alignment. New pages are zero, and only pad and slack
+// are written to.
 unsafe impl Strategy for Guard {
     fn alignment(&self) -> usize {
         self.inner.options.align
@@ -296,26 +300,28 @@ unsafe impl Strategy for Guard {
         self.make(size_bytes)
     }
 
-    /// Always elsewhere, so that pointers to the old place are found.
+    /// Always moves, so that the use of old pointers is found.
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let old = self.known("resize", block, |_| ())?;
         let moved = self.make(new_size_bytes)?;
-        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-        unsafe { moved.copy_from_nonoverlapping(block, old.size_bytes.min(new_size_bytes)) };
-        // SAFETY: a live block; the caller uses the new one from now on.
-        unsafe { self.release(block) };
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
+        // released once; the caller uses the new one from here on.
+        unsafe {
+            moved.copy_from_nonoverlapping(block, old.size_bytes.min(new_size_bytes));
+            self.release(block);
+        }
         Some(moved)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
         let freed_by = Thread::current();
         let Some(record) = self.known("free", block, |record| record.freed_by = Some(freed_by)) else { return };
-        // SAFETY: what lies between the guards is readable until we change that below.
+        // SAFETY: `make` called `fill`, and the pages between the guards are readable until they are guarded below.
         for damage in unsafe { record.damage() } {
             self.inner.report(&Finding::Damaged { damage, record: &record });
         }
-        // Where the system cannot (no room for one more mapping), the block waits readable.
-        // SAFETY: the whole mapping of a block that was given up.
+        // If the system cannot (it has no mapping left), the block waits in quarantine readable.
+        // SAFETY: the whole mapping of a block that is not used again (this function's contract).
         let _ = unsafe { pages::guard(record.mapping, record.mapped_bytes) };
         self.inner.quarantine.with(|quarantine| {
             quarantine.blocks.push_back((block, record.mapped_bytes));
@@ -342,7 +348,7 @@ mod tests {
     use crate::strategy::{Strategy, System, conformance};
     use std::ptr::NonNull;
 
-    /// Silent: these tests misuse memory on purpose.
+    /// Without reports, since these tests misuse memory on purpose.
     fn options(align: usize, underrun: bool, quarantine_bytes: usize) -> GuardOptions {
         GuardOptions { align, underrun, quarantine_bytes, report: false }
     }
@@ -366,7 +372,7 @@ mod tests {
     #[test]
     fn an_alignment_out_of_range_is_refused_with_the_range() {
         for align in [0, 3, 24, 8192, usize::MAX] {
-            let expected = Error::BadAlignment { align, least: 1, most: 4096 };
+            let expected = Error::BadAlignment { align, min: 1, max: 4096 };
             assert_eq!(Guard::new(options(align, false, 0)).expect_err("out of range"), expected);
         }
     }
@@ -378,10 +384,10 @@ mod tests {
         // SAFETY: live.
         unsafe { guard.release(block) };
         assert_eq!(guard.misuses(), 0);
-        // SAFETY: not live: Guard looks at its records, and touches nothing.
+        // SAFETY: not live: Guard looks at its records and accesses nothing.
         unsafe { guard.release(block) };
         assert_eq!(guard.misuses(), 1);
-        // SAFETY: as above.
+        // SAFETY: not live: Guard looks at its records and accesses nothing.
         assert!(unsafe { guard.resize(block, 10) }.is_none());
         assert_eq!(guard.misuses(), 2);
         // SAFETY: live.
@@ -397,7 +403,7 @@ mod tests {
         let inner = unsafe { block.add(8) };
         let foreign = System.allocate(100).expect("memory");
         for pointer in [inner, foreign, NonNull::<u64>::dangling().cast()] {
-            // SAFETY: no block's start: Guard looks at its records, and touches nothing.
+            // SAFETY: no block starts there: Guard looks at its records and accesses nothing.
             unsafe { guard.release(pointer) };
         }
         assert_eq!(guard.misuses(), 3);
@@ -419,10 +425,8 @@ mod tests {
         let noticed = |size_bytes: usize, at: isize| {
             let before = guard.misuses();
             let block = guard.allocate(size_bytes).expect("memory");
-            // SAFETY: in the block's own mapping, though no business of its user.
-            let place = unsafe { block.offset(at) };
-            // SAFETY: as above.
-            unsafe { place.write(0) };
+            // SAFETY: in the pages of the block's own mapping, which are writable.
+            unsafe { block.offset(at).write(0) };
             // SAFETY: live.
             unsafe { guard.release(block) };
             guard.misuses() - before

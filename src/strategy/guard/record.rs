@@ -1,17 +1,17 @@
-//! What is known of each guarded block, where its parts lie, and whether the bytes around it are as they were.
+//! The record of each guarded block: where its parts lie, and whether the bytes around it were overwritten.
 
 use crate::strategy::ledger::ProcessLedger;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The blocks of all Guards of this process, for the fault handler knows an address and nothing else.
+/// The blocks of all Guards of this process. One ledger for all, because the fault handler knows only an address.
 pub(super) static BLOCKS: ProcessLedger<Record> = ProcessLedger::new();
 
-/// What stands in the bytes around a block. Unlikely as a value, an address or a letter.
+/// Fills the bytes around a block. Unlikely as a value, as part of an address, or as a letter.
 const PATTERN: u8 = 0xB7;
 
-/// One block, alive or freed not long ago.
+/// One block, alive or in quarantine.
 ///
 /// ```text
 ///   mapping                     start     size_bytes
@@ -32,20 +32,20 @@ pub(super) struct Record {
     pub(super) owner: Arc<Owner>,
 }
 
-// SAFETY: pointers to a mapping that the record stands for; who may touch it is the Guard's matter.
+// SAFETY: the pointers are addresses in a mapping, which belongs to no thread. The Guard decides who may access it.
 unsafe impl Send for Record {}
 
 /// The Guard that made a block.
 #[derive(Debug)]
 pub(super) struct Owner {
-    /// Its Debug text, for reports.
+    /// The Guard's Debug text, for reports.
     pub(super) text: String,
     /// Whether it reports on standard error.
     pub(super) reports: bool,
     pub(super) misuses: AtomicU64,
 }
 
-/// Which bytes around a block were overwritten: distances from it, in bytes, from 1 up.
+/// Which bytes around a block were overwritten: their distances from the block, in bytes, from 1 up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Damage {
     pub(super) side: Side,
@@ -60,36 +60,39 @@ pub(super) enum Side {
 }
 
 impl Record {
-    /// Fills pad and slack of a new block.
+    /// Fills the pad and the slack of a new block with the pattern.
     ///
     /// # Safety
-    /// - the whole pages are readable, and nobody else has the block.
+    /// - the pages between the guard pages are mapped, and nobody else has the block.
     pub(super) unsafe fn fill(&self) {
         let (pad, slack) = self.around();
-        // SAFETY: these bytes lie in the whole pages.
-        unsafe { pad.write_bytes(PATTERN, self.pad_bytes) };
-        // SAFETY: as above.
-        unsafe { slack.write_bytes(PATTERN, self.slack_bytes) };
+        // SAFETY: pad and slack lie in the pages between the guards, which are ours (this function's contract).
+        unsafe {
+            pad.write_bytes(PATTERN, self.pad_bytes);
+            slack.write_bytes(PATTERN, self.slack_bytes);
+        }
     }
 
-    /// Where pad and slack begin.
+    /// The starts of the pad and of the slack.
     fn around(&self) -> (NonNull<u8>, NonNull<u8>) {
-        // SAFETY: the pad ends where the block starts, in the same mapping.
-        let pad = unsafe { self.start.sub(self.pad_bytes) };
-        // SAFETY: the slack begins where the block ends, in the same mapping.
-        (pad, unsafe { self.start.add(self.size_bytes) })
+        // SAFETY: the pad ends where the block starts, and the slack starts where the block ends, all in one mapping.
+        unsafe { (self.start.sub(self.pad_bytes), self.start.add(self.size_bytes)) }
     }
 
-    /// What became of pad and slack.
+    /// Where the pad and the slack were overwritten.
     ///
     /// # Safety
-    /// - the whole pages are readable.
+    /// - the pages between the guard pages are readable, and `fill` was called.
     pub(super) unsafe fn damage(&self) -> impl Iterator<Item = Damage> {
         let (pad, slack) = self.around();
-        // SAFETY: filled by `fill`; users have no business there.
-        let pad = unsafe { std::slice::from_raw_parts(pad.as_ptr(), self.pad_bytes) };
-        // SAFETY: as above.
-        let slack = unsafe { std::slice::from_raw_parts(slack.as_ptr(), self.slack_bytes) };
+        // SAFETY: `fill` initialised these bytes, and they are readable (this function's contract). The block was released,
+        // so no correct program writes near it now.
+        let (pad, slack) = unsafe {
+            (
+                std::slice::from_raw_parts(pad.as_ptr(), self.pad_bytes),
+                std::slice::from_raw_parts(slack.as_ptr(), self.slack_bytes),
+            )
+        };
         let before =
             damaged(pad.iter().rev()).map(|(nearest, farthest)| Damage { side: Side::Before, nearest, farthest });
         let behind = damaged(slack.iter()).map(|(nearest, farthest)| Damage { side: Side::Behind, nearest, farthest });
@@ -102,7 +105,7 @@ impl Record {
     }
 }
 
-/// The places of the first and the last byte that is not as it was, counted from one.
+/// The positions of the first and the last overwritten byte, counted from one.
 fn damaged<'a>(bytes: impl Iterator<Item = &'a u8>) -> Option<(usize, usize)> {
     let mut changed = bytes.enumerate().filter(|&(_, &byte)| byte != PATTERN).map(|(index, _)| index + 1);
     let first = changed.next()?;
@@ -113,20 +116,22 @@ fn damaged<'a>(bytes: impl Iterator<Item = &'a u8>) -> Option<(usize, usize)> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Thread {
     pub(super) id: i32,
-    /// With a NUL behind it.
+    /// Terminated by a NUL.
     pub(super) name: [u8; 16],
 }
 
 impl Thread {
-    /// The running one. May be asked in a signal handler.
+    /// The running thread. Safe in a signal handler.
     pub(super) fn current() -> Self {
         let mut name = [0; 16];
         if cfg!(miri) {
             return Self { id: 0, name };
         }
-        // SAFETY: writes at most 16 bytes with a NUL at the end (prctl(2)).
-        let _ = unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-        // SAFETY: takes nothing, never fails.
-        Self { id: unsafe { libc::gettid() }, name }
+        // SAFETY: PR_GET_NAME writes at most 16 bytes, with a NUL at the end (prctl(2)); gettid takes nothing and never fails.
+        let id = unsafe {
+            libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr());
+            libc::gettid()
+        };
+        Self { id, name }
     }
 }

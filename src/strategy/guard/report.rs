@@ -1,5 +1,5 @@
-//! What Guard has to say, in a buffer of fixed size: these texts are written in signal handlers too, where nothing may
-//! be allocated and no lock may be waited for.
+//! Guard's reports, written to a buffer of fixed size: they are also written in signal handlers, which must not allocate or
+//! wait for a lock.
 
 use super::record::{Damage, Record, Side, Thread};
 use std::fmt::{self, Display, Write};
@@ -7,13 +7,13 @@ use std::fmt::{self, Display, Write};
 /// What went wrong.
 #[derive(Debug)]
 pub(super) enum Finding<'a> {
-    /// An access to what is not readable.
+    /// An access to an unreadable page of a Guard.
     Fault { access: &'static str, address: usize, record: &'a Record },
-    /// A faulting address that could not be looked up, for another thread was just changing the records.
+    /// A faulting address that could not be looked up, because the records were locked.
     Unknown { address: usize },
     /// Bytes around a block were overwritten.
     Damaged { damage: Damage, record: &'a Record },
-    /// A block that is freed was freed or resized again.
+    /// A freed block was freed or resized again.
     Freed { operation: &'static str, record: &'a Record },
     /// A block of another Guard.
     Elsewhere { operation: &'static str, record: &'a Record },
@@ -70,8 +70,8 @@ impl<'a> Finding<'a> {
         }
     }
 
-    /// Writes the whole report, several lines.
-    pub(super) fn tell(&self, by: Thread, text: &mut Text) {
+    /// Writes the whole report, of several lines.
+    pub(super) fn write_to(&self, by: Thread, text: &mut Text) {
         // A Text takes what fits and never fails.
         let _ = writeln!(text, "ctxalloc Guard: {self}, by {by}");
         if let Some(record) = self.record() {
@@ -84,7 +84,7 @@ impl<'a> Finding<'a> {
     }
 }
 
-/// Where an address lies, seen from a block.
+/// Where an address lies relative to a block.
 enum Place {
     Before(usize),
     At(usize),
@@ -134,7 +134,7 @@ impl Display for Thread {
     }
 }
 
-/// A text of at most 1024 bytes; what is more is cut off.
+/// A text of at most 1024 bytes; more is cut off.
 pub(super) struct Text {
     bytes: [u8; 1024],
     length: usize,
@@ -160,15 +160,15 @@ impl Text {
     }
 
     pub(super) fn as_str(&self) -> &str {
-        // Whole characters were put there.
+        // `write_str` stores whole characters only.
         std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
     }
 
-    /// To standard error, past every buffer and lock.
+    /// Writes it to standard error, without buffers or locks.
     pub(super) fn print(&self) {
         let mut rest = &self.bytes[..self.length];
         while !rest.is_empty() {
-            // SAFETY: these bytes are ours; write(2) may be called in a signal handler.
+            // SAFETY: `rest` is a live slice; write(2) is safe in a signal handler.
             let written = unsafe { libc::write(libc::STDERR_FILENO, rest.as_ptr().cast(), rest.len()) };
             match usize::try_from(written) {
                 Ok(written) if written > 0 => rest = &rest[written.min(rest.len())..],

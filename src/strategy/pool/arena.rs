@@ -1,11 +1,11 @@
-//! `Arena`: memory of one stretch of work, which goes all at once when that is over.
+//! `Arena`: the memory of one piece of work, given back as a whole when the work is done.
 //!
-//! Inside, blocks that come back are used again (NumPy's temporaries would grow a bump arena without bound). Spans come from
-//! a pool's pages, large blocks from its warm ones. Each span knows how many of its blocks are alive: one that nobody
-//! needs any more is kept for the next class that needs one, or goes back to the pool at once, so that an end costs
-//! nothing for what was, and an escape nothing for what lies around it. Spans are taken and given back outside of the lock.
+//! Freed blocks are reused inside, since NumPy's temporaries would grow a bump arena without bound. Spans come from the pages
+//! of a pool, large blocks from the pool. Each span counts its live blocks. A span without any is kept for the next class
+//! that needs one, or goes back to the pool at once. So the end of the work costs nothing for blocks freed before, and a
+//! block that escapes pins only its own span. Spans are taken from the pool and given back outside the lock.
 
-use super::decay::{self, Keeper, Kept, Noted};
+use super::decay::{self, Keeper, Noted, Registration};
 use super::region::{self, PAGE, Region};
 use super::span::{Span, Spans};
 use super::{Pool, classes};
@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How many pages of 64 KiB an arena keeps for its next use.
+/// An arena keeps at most this many pages of 64 KiB for its next use.
 const KEPT_PAGES: usize = 16;
 
-/// Memory for one stretch of work, over the pages of a [`Pool`]. Blocks are aligned to 64 bytes.
+/// Memory for one piece of work, over the pages of a [`Pool`]. Blocks are aligned to 64 bytes.
 ///
-/// Cheap to clone: clones are the same arena. Any thread may use it; they take turns.
+/// Any thread may use it, one at a time (it has a lock). Clones are the same arena, and cloning is cheap.
 ///
 /// ```
 /// use ctxalloc::strategy::{Arena, Pool, Strategy};
@@ -42,24 +42,24 @@ pub struct Arena<P: Pages = PrivatePages> {
 struct Inner<P: Pages> {
     pool: Pool<P>,
     state: Owned<State>,
-    /// Counts the uses, roughly: an arena that is in use is left alone by the timer.
+    /// Counts uses, roughly: the decay thread leaves an arena alone that was used since it last looked.
     uses: AtomicU32,
     uses_seen: AtomicU32,
-    /// Whether there may be something to give back.
+    /// Whether there may be memory to give back.
     noted: Noted,
     _held: HeldUntilDropped,
-    _kept: Kept,
+    _registration: Registration,
 }
 
 struct State {
-    /// Where the next block of each class comes from: perhaps full, in no list.
+    /// The span that the next block of each class comes from. It may be full, and is in no list.
     current: [Option<&'static Span>; classes::COUNT],
-    /// The others that have a free block and a live one. Those that are full are in no list.
+    /// Other spans with a free block and a live one. Full spans are in no list.
     with_room: [Spans; classes::COUNT],
-    /// Single pages for any class, without a block.
+    /// Spans of one page without a live block, for any class.
     spare: Spans,
     spare_pages: usize,
-    /// Pages of all spans that this arena has.
+    /// The pages of all spans that this arena has.
     pages: usize,
     live_blocks: usize,
 }
@@ -84,18 +84,18 @@ impl<P: Pages> Arena<P> {
             noted: Noted::default(),
             // In this order: see `decay`.
             _held: crate::sync::hold_across_fork_until(inner.clone()),
-            _kept: decay::enter(inner.clone()),
+            _registration: decay::register(inner.clone()),
         });
         Self { inner }
     }
 
-    /// How many blocks are alive.
+    /// The number of live blocks.
     pub fn live_blocks(&self) -> usize {
         self.inner.state.with(|state| state.live_blocks)
     }
 
-    /// Takes everything back at once, if nothing is alive; says whether it did. A few pages stay for the next use, with
-    /// their memory, until nobody used the arena for a while ([`PoolOptions::decay`](super::PoolOptions::decay)).
+    /// Gives the arena's memory back to the pool, if no block is alive; returns whether it did. At most 1 MiB stays for the
+    /// next use, until the arena was unused for a while ([`PoolOptions::decay`](super::PoolOptions::decay)).
     pub fn reset(&self) -> bool {
         self.inner.note_use();
         let kept = self.inner.state.with(|state| {
@@ -112,13 +112,13 @@ impl<P: Pages> Arena<P> {
         true
     }
 
-    /// Gives all spans without a live block back to the pool, which costs no system call; returns how many bytes that
-    /// were. A block that is alive keeps its span: 64 KiB for blocks of up to 16 KiB, else four to five times its size.
+    /// Gives all spans without a live block back to the pool, without system calls. Returns how many bytes. A live block keeps
+    /// its span: 64 KiB for blocks of up to 16 KiB, else four to five times the block's size.
     pub fn release_dead_pages(&self) -> usize {
         self.inner.release_dead_pages()
     }
 
-    /// Gives spans back to the pool's pages.
+    /// Gives spans back to the pool.
     fn give(&self, spans: Spans) -> usize {
         self.inner.give(spans)
     }
@@ -129,14 +129,14 @@ impl<P: Pages> Arena<P> {
         self.inner.state.with(|state| state.take(class)).or_else(|| self.take_from_new_span(class))
     }
 
-    /// The first block of one more span.
+    /// Takes one more span from the pool, and a block from it.
     #[cold]
     #[inline(never)]
     fn take_from_new_span(&self, class: usize) -> Option<NonNull<u8>> {
         self.inner.note_use();
         let span = self.inner.pool.inner.take_span(class)?;
         self.inner.state.with(|state| {
-            state.enter(span);
+            state.add_span(span);
             state.take(class)
         })
     }
@@ -148,7 +148,7 @@ impl<P: Pages> Arena<P> {
         Some(block)
     }
 
-    /// Takes a small block back, and gives its span back where nobody needs that.
+    /// Takes a small block back, and gives its span back to the pool if it is not needed.
     #[inline]
     fn release_small(&self, region: &'static Region, block: NonNull<u8>) {
         let span = region.span(region.span_at(block.addr().get()));
@@ -169,7 +169,7 @@ impl State {
         Some(block)
     }
 
-    /// Makes another span the current one that this arena has already.
+    /// Makes another span of this arena the current one and takes a block from it. `None` if the pool must be asked.
     #[cold]
     #[inline(never)]
     fn take_from_another(&mut self, class: usize) -> Option<NonNull<u8>> {
@@ -177,7 +177,7 @@ impl State {
             Some(span) => span,
             None if classes::span_pages(class) == 1 => {
                 let page = self.take_spare().or_else(|| self.take_idle())?;
-                // The latest one was perhaps of this class: it is as it was made.
+                // A span that was of this class before need not be set up again.
                 if page.class() != class {
                     let (region, first) = page.place();
                     region.assign(first, class)?;
@@ -186,7 +186,7 @@ impl State {
             }
             None => return None,
         };
-        // The one before is full.
+        // The previous one is full.
         self.current[class] = Some(span);
         span.take()
     }
@@ -197,23 +197,23 @@ impl State {
         Some(span)
     }
 
-    /// A single page of which a class needs nothing now.
+    /// Takes the current span of a class that has no live block, if it is a single page.
     fn take_idle(&mut self) -> Option<&'static Span> {
         let is_idle = |span: &Option<&'static Span>| span.is_some_and(|span| span.live() == 0 && span.pages() == 1);
         self.current.iter_mut().find(|span| is_idle(span))?.take()
     }
 
-    /// Enters a new span.
-    fn enter(&mut self, span: &'static Span) {
+    /// Adds a span from the pool.
+    fn add_span(&mut self, span: &'static Span) {
         self.pages += span.pages();
         match &mut self.current[span.class()] {
-            // Another thread was faster.
+            // Another thread has added a span in the meantime.
             Some(current) if !current.is_full() => self.with_room[span.class()].push(span),
             current => *current = Some(span),
         }
     }
 
-    /// Takes a block back; its span, where that is to go back to the pool.
+    /// Takes a block back. Returns its span if that is to go back to the pool.
     #[inline]
     fn give(&mut self, span: &'static Span, block: NonNull<u8>) -> Option<&'static Span> {
         let was_full = span.is_full();
@@ -222,11 +222,12 @@ impl State {
         if was_full || span.live() == 0 { self.file(span, was_full) } else { None }
     }
 
-    /// Puts a span where it belongs that was full, or of which the last block came back.
+    /// Moves a span to the right list after it stopped being full or lost its last live block. Returns it if it is to go back
+    /// to the pool.
     fn file(&mut self, span: &'static Span, was_full: bool) -> Option<&'static Span> {
         let class = span.class();
         if self.current[class].is_some_and(|current| std::ptr::eq(current, span)) {
-            return None; // it stays, so that a single temporary costs no list
+            return None; // it stays current, so that a single temporary moves no span between lists
         }
         if was_full {
             self.with_room[class].push(span);
@@ -244,7 +245,7 @@ impl State {
         Some(span)
     }
 
-    /// What is more than to be kept, where nothing is alive.
+    /// Takes out the spans beyond what the arena keeps. No block is alive.
     fn take_surplus(&mut self) -> Spans {
         let mut surplus = Spans::new();
         for current in &mut self.current {
@@ -282,7 +283,7 @@ impl State {
 }
 
 impl<P: Pages> Inner<P> {
-    /// Relaxed, and not one at a time: it has to change, no more.
+    /// A load and a store instead of `fetch_add`: lost counts do not matter, as long as the number changes.
     #[inline]
     fn note_use(&self) {
         self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -301,10 +302,10 @@ impl<P: Pages> Inner<P> {
         self.give(self.state.with(State::take_dead))
     }
 
-    /// Empties the system's pages that lie in free blocks of spans that have live ones.
+    /// Returns the memory of system pages that lie in free blocks to the system; the spans stay. Returns how many bytes.
     fn empty_around_live(&self) -> usize {
         let source = &self.pool.inner.heap.source;
-        // SAFETY: the bytes lie in blocks of this arena that nobody has, and nobody takes one: the lock is held.
+        // SAFETY: the bytes lie in free blocks of this arena, and nobody takes one of them while the lock is held.
         let empty = |start: NonNull<u8>, bytes: usize| unsafe { source.empty(start, bytes) };
         let page_bytes = pages::page_bytes();
         self.state.with(|state| state.all_with_room().map(|span| span.empty_free(page_bytes, empty)).sum())
@@ -323,7 +324,7 @@ impl<P: Pages> Keeper for Inner<P> {
         None
     }
 
-    /// What goes to the pool is given back, and counted, by that.
+    /// Only counts the pages around live blocks: dead spans go to the pool, which returns and counts them itself.
     fn give_back(&self) -> usize {
         self.release_dead_pages();
         self.empty_around_live()
@@ -348,8 +349,8 @@ impl<P: Pages> Drop for Inner<P> {
     }
 }
 
-// SAFETY: small blocks are cut from spans that are this arena's alone until they are given back, which happens only
-// when none of their blocks is live; large ones are the pool's. Alignment as in the pool.
+// SAFETY: small blocks are cut from spans that belong to this arena alone until they go back to the pool, without a live
+// block. Large blocks are the pool's. All are aligned as the pool's are.
 unsafe impl<P: Pages> Strategy for Arena<P> {
     fn alignment(&self) -> usize {
         classes::ALIGN
@@ -357,7 +358,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
 
     #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes <= classes::MOST {
+        if size_bytes <= classes::MAX {
             self.allocate_small(size_bytes)
         } else {
             self.allocate_large(size_bytes, false)
@@ -365,22 +366,22 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MOST {
+        if size_bytes > classes::MAX {
             return self.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
-        // SAFETY: the block has that many bytes, and nobody else has it yet.
-        unsafe { super::cleared(self, &self.inner.pool.inner.heap.source, block, size_bytes) }
+        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has it.
+        unsafe { super::resize::cleared(self, &self.inner.pool.inner.heap.source, block, size_bytes) }
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the caller vouches for a live block of this arena, which lies in regions of its pool.
-        unsafe { super::resize_by(self, &self.inner.pool.inner.heap.source, block, new_size_bytes) }
+        // SAFETY: the block is live and from this arena, whose memory is the source's (this function's contract).
+        unsafe { super::resize::resize_by(self, &self.inner.pool.inner.heap.source, block, new_size_bytes) }
     }
 
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the caller vouches that the block is live.
+        // SAFETY: the block is live (this function's contract), so its region is in the map.
         let region = unsafe { region::find(block.addr().get()) };
         if region.class_at(block.addr().get()).is_some() {
             return self.release_small(region, block);
@@ -389,7 +390,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         self.inner.state.with(|state| state.live_blocks -= 1);
     }
 
-    /// Pages kept for the next use, what lies between live blocks, and what the pool keeps.
+    /// Returns the pages kept for the next use, those between live blocks, and all unused memory of the pool to the system.
     fn trim(&self) -> usize {
         self.inner.give_back() + self.inner.pool.inner.give_back()
     }

@@ -1,12 +1,12 @@
-//! What each thread keeps of each pool: a few blocks of each class, taken and given without a lock.
+//! Per-thread caches: for each pool a few blocks of each class, taken and returned without a lock.
 //!
-//! A thread's caches hang on one thread-local pointer, which needs no destructor to be read. They are flushed when
-//! the thread ends; what the thread releases after that (in later destructors) goes to the central lists directly. A
-//! cache does not keep its pool alive: it knows by a serial number that the pool is gone, and serves the next pool in
-//! the same place. All bins of a thread together have room for [`BUDGET`] bytes.
+//! A thread's caches are reached through one thread-local pointer without a destructor. They are flushed when the thread
+//! ends; blocks that it releases after that, in later destructors, go to the central free lists directly. A cache does not
+//! keep its pool alive: a serial number tells that the pool is gone, and then the next pool in the same place uses the
+//! cache. All bins of a thread together have room for [`BUDGET`] bytes.
 //!
-//! No reference into the caches is held while other code runs that may allocate: with a global allocator that leads
-//! here, that code would come back in. What is taken or given goes through an array on the stack.
+//! No reference into the caches is held while other code runs that may allocate: if this pool is the global allocator, that
+//! code would enter here again. Blocks move in and out through an array on the stack.
 
 use super::classes;
 use std::cell::Cell;
@@ -15,36 +15,37 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The most blocks of one class that a cache has room for.
+/// The most blocks that a bin has room for.
 pub(super) const ROOM: usize = 64;
 
-/// How many bytes of blocks one thread keeps at most, of all pools.
+/// The most bytes that one thread keeps, of all pools together.
 const BUDGET: usize = 2 << 20;
 
-/// A batch on its way from or to a bin.
+/// Blocks on their way to or from a bin.
 pub(super) type Batch = [NonNull<u8>; ROOM];
 pub(super) const NO_BLOCKS: Batch = [NonNull::dangling(); ROOM];
 
-/// Which of a thread's caches is a pool's: a place that pools have one after the other, and a number that no other pool
-/// has or will have.
+/// Identifies a pool's cache in every thread: by a place, which pools may have one after the other, and a serial number,
+/// which no other pool has.
 #[derive(Debug)]
 pub(super) struct Number {
-    /// [`NONE`] where too many pools are alive: those have no caches.
+    /// [`NONE`] if too many pools are alive: this one has no caches then.
     place: usize,
     serial: u64,
 }
 
 const NONE: usize = usize::MAX;
 
-/// A bit for each place that a pool has. Without a lock, so that it works in every child of `fork`.
+/// A bit for each place. Set while a pool has the place; cleared when that pool is dropped. Atomic instead of locked, so that
+/// it works in every child of `fork`.
 static PLACES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 impl Number {
-    /// The lowest free place.
+    /// Takes the lowest free place and a new serial number.
     pub(super) fn new() -> Self {
         static SERIALS: AtomicU64 = AtomicU64::new(1);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        // Relaxed, here and in `drop`: who has a place of old sees its own serial beside it, and nothing else is shared.
+        // Relaxed, here and in `drop`: the bits guard nothing else, since caches compare serial numbers too.
         let taken = PLACES.iter().enumerate().find_map(|(number, places)| {
             let taken = places.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| {
                 (bits != u64::MAX).then(|| bits | (bits + 1))
@@ -67,15 +68,15 @@ impl Drop for Number {
 pub(super) struct Cache {
     serial: u64,
     bins: [Bin; classes::COUNT],
-    /// Where they go when the thread ends.
+    /// Where the blocks go when the thread ends.
     home: Weak<dyn Home>,
 }
 
-/// Blocks of one class, the hottest on top.
+/// Blocks of one class, the most recently used on top.
 struct Bin {
     length: u32,
-    /// How many it may hold now: grows with use, as the thread's budget allows.
-    most: u32,
+    /// How many it may hold now. Grows with use, within the thread's budget.
+    max: u32,
     blocks: Batch,
 }
 
@@ -89,12 +90,12 @@ impl Cache {
     fn new() -> Box<Self> {
         Box::new(Self {
             serial: 0,
-            bins: std::array::from_fn(|_| Bin { length: 0, most: 0, blocks: NO_BLOCKS }),
+            bins: std::array::from_fn(|_| Bin { length: 0, max: 0, blocks: NO_BLOCKS }),
             home: Weak::<Nowhere>::new(),
         })
     }
 
-    /// The hottest block of `class`, if there is one.
+    /// Takes the most recently used block of `class`.
     #[inline]
     pub(super) fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
         let bin = &mut self.bins[class];
@@ -102,11 +103,11 @@ impl Cache {
         Some(bin.blocks[bin.length as usize % ROOM])
     }
 
-    /// Keeps a block; false where the bin is full.
+    /// Keeps a block; false if the bin is full.
     #[inline]
     pub(super) fn push(&mut self, class: usize, block: NonNull<u8>) -> bool {
         let bin = &mut self.bins[class];
-        if bin.length >= bin.most {
+        if bin.length >= bin.max {
             return false;
         }
         bin.blocks[bin.length as usize % ROOM] = block;
@@ -114,7 +115,7 @@ impl Cache {
         true
     }
 
-    /// Keeps as many of these blocks as the bin has room for, the last ones; says how many it did not.
+    /// Keeps as many of these blocks as the bin has room for, from the end; returns how many are left at the front.
     pub(super) fn fill(&mut self, class: usize, blocks: &[NonNull<u8>]) -> usize {
         let mut left = blocks.len();
         while left > 0 && self.push(class, blocks[left - 1]) {
@@ -123,7 +124,7 @@ impl Cache {
         left
     }
 
-    /// Takes the colder half of a bin out.
+    /// Takes out the half of a bin that was not used for longest; returns how many blocks.
     pub(super) fn spill(&mut self, class: usize, batch: &mut Batch) -> usize {
         let bin = &mut self.bins[class];
         let half = (bin.length as usize).div_ceil(2);
@@ -131,14 +132,14 @@ impl Cache {
         half
     }
 
-    /// How many blocks of `class` to fetch at a time.
+    /// How many blocks of `class` to fetch from the central free list at a time.
     pub(super) fn batch(&self, class: usize) -> usize {
-        (self.bins[class].most as usize / 2).max(1)
+        (self.bins[class].max as usize / 2).max(1)
     }
 }
 
 impl Bin {
-    /// Takes the coldest `count` blocks out.
+    /// Takes out the `count` blocks that were not used for longest.
     fn take_out(&mut self, count: usize, batch: &mut Batch) {
         let length = self.length as usize;
         batch[..count].copy_from_slice(&self.blocks[..count]);
@@ -147,23 +148,23 @@ impl Bin {
     }
 }
 
-/// A home that never was.
+/// The home of a cache before its first pool.
 struct Nowhere;
 
 impl Home for Nowhere {
     fn give(&self, _class: usize, _blocks: &[NonNull<u8>]) {}
 }
 
-/// This thread's caches, one for each pool, by the pool's place: the first few at hand, the others a step away.
+/// This thread's caches by the pools' places: the first few in an array, the others in a vector.
 struct Caches {
-    /// From Box::into_raw, or NULL. Plain pointers, for [`LATEST`] has a copy.
+    /// From Box::into_raw, or NULL. Pointers instead of boxes, because [`LATEST`] has a copy of one.
     near: [*mut Cache; NEAR],
     far: Vec<*mut Cache>,
-    /// What the bins of all of them may hold.
+    /// How many bytes all bins together may hold.
     room_bytes: usize,
-    /// Which bin gives room up next.
+    /// The bin that last gave up room.
     hand: usize,
-    /// When they were last emptied for their age.
+    /// When they were last emptied because of their age.
     swept: Duration,
 }
 
@@ -175,32 +176,33 @@ impl Caches {
     }
 
     fn at(&mut self, place: usize) -> Option<&mut Cache> {
-        // SAFETY: NULL, or one of this thread's caches, to which no other reference is there, see `with` and `get`.
+        // SAFETY: NULL, or one of this thread's caches, which live until the thread ends. There is no other reference to it:
+        // `with` runs one piece of work at a time, and references from `get` do not outlive their call.
         unsafe { self.pointer(place).as_mut() }
     }
 
-    /// NULL where there is none.
+    /// NULL if there is none.
     fn pointer(&self, place: usize) -> *mut Cache {
         let found = self.near.get(place).or_else(|| self.far.get(place - NEAR));
         found.copied().unwrap_or(null_mut())
     }
 
-    /// Lets a bin hold twice as many, if other bins need not give up more than one of them has.
+    /// Doubles the room of a bin. If the budget is used up, another bin gives up half of its room, and the blocks in it.
     fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
         let bytes = classes::bytes(class);
-        let most = self.get(number)?.bins[class].most as usize;
-        let wanted = (most * 2).clamp(2, classes::cached_most(class));
+        let max = self.get(number)?.bins[class].max as usize;
+        let wanted = (max * 2).clamp(2, classes::max_cached(class));
         let mut taken = None;
-        if self.room_bytes + (wanted - most) * bytes > BUDGET {
+        if self.room_bytes + (wanted - max) * bytes > BUDGET {
             taken = self.shrink_another(number.place, class);
         }
-        let wanted = wanted.min(most + BUDGET.saturating_sub(self.room_bytes) / bytes);
-        self.room_bytes += (wanted - most) * bytes;
-        self.get(number)?.bins[class].most = wanted as u32;
+        let wanted = wanted.min(max + BUDGET.saturating_sub(self.room_bytes) / bytes);
+        self.room_bytes += (wanted - max) * bytes;
+        self.get(number)?.bins[class].max = wanted as u32;
         taken
     }
 
-    /// Halves the room of the next bin that has some.
+    /// Halves the room of the next bin that has any; returns the blocks for which there is no room then.
     fn shrink_another(&mut self, place: usize, class: usize) -> Option<Taken> {
         let bins = (NEAR + self.far.len()) * classes::COUNT;
         for _ in 0..bins {
@@ -211,13 +213,13 @@ impl Caches {
             }
             let Some(cache) = self.at(at_place) else { continue };
             let bin = &mut cache.bins[at_class];
-            if bin.most > 0 {
-                let kept = bin.most / 2;
+            if bin.max > 0 {
+                let kept = bin.max / 2;
                 let mut taken = Taken { home: cache.home.clone(), class: at_class, count: 0, blocks: NO_BLOCKS };
                 taken.count = bin.length.saturating_sub(kept) as usize;
                 bin.take_out(taken.count, &mut taken.blocks);
-                let room = (bin.most - kept) as usize * classes::bytes(at_class);
-                bin.most = kept;
+                let room = (bin.max - kept) as usize * classes::bytes(at_class);
+                bin.max = kept;
                 self.room_bytes -= room;
                 return Some(taken);
             }
@@ -225,7 +227,7 @@ impl Caches {
         None
     }
 
-    /// Takes everything out of the next bin from `hand` on that has a block or room.
+    /// Takes everything out of the next bin from `hand` on that has room.
     fn empty_next(&mut self, hand: &mut usize) -> Option<Taken> {
         let bins = (NEAR + self.far.len()) * classes::COUNT;
         while *hand < bins {
@@ -236,12 +238,12 @@ impl Caches {
                 continue;
             };
             let bin = &mut cache.bins[class];
-            if bin.most > 0 {
+            if bin.max > 0 {
                 let count = bin.length as usize;
                 let mut taken = Taken { home: cache.home.clone(), class, count, blocks: NO_BLOCKS };
                 bin.take_out(count, &mut taken.blocks);
-                let room = bin.most as usize * classes::bytes(class);
-                bin.most = 0;
+                let room = bin.max as usize * classes::bytes(class);
+                bin.max = 0;
                 self.room_bytes -= room;
                 return Some(taken);
             }
@@ -250,7 +252,7 @@ impl Caches {
     }
 }
 
-/// Blocks that are to go home.
+/// Blocks to be returned to their pool.
 struct Taken {
     home: Weak<dyn Home>,
     class: usize,
@@ -259,7 +261,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// Sends them home. Those of a pool that is gone went with it.
+    /// Returns them. If the pool is gone, the memory went with it.
     fn send(self) {
         if self.count > 0
             && let Some(home) = self.home.upgrade()
@@ -270,14 +272,14 @@ impl Taken {
 }
 
 thread_local! {
-    /// The cache that was used last, and its serial number; zero, which no pool has, where there is none. Boxes stay where
-    /// they are until the thread ends.
+    /// The serial number and the address of the cache that was used last. The number is 0, which no pool has, if there is
+    /// none. A cache stays where it is until the thread ends.
     static LATEST: (Cell<u64>, Cell<*mut Cache>) = const { (Cell::new(0), Cell::new(null_mut())) };
-    /// NULL before the first use and after the thread's destructors ran.
+    /// NULL before the first use and after `OWNER` was dropped.
     static CACHES: Cell<*mut Caches> = const { Cell::new(null_mut()) };
-    /// Flushes them at the thread's end.
+    /// Its destructor flushes the caches when the thread ends.
     static OWNER: Owner = const { Owner { closed: Cell::new(false) } };
-    /// What a cache is made of is being allocated, and perhaps from a pool: which has to do without a cache.
+    /// Set while a cache is being made. What that allocates may come from a pool, which then does without a cache.
     static OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -291,43 +293,46 @@ impl Drop for Owner {
         LATEST.with(|(serial, _)| serial.set(0));
         let caches = CACHES.replace(null_mut());
         if !caches.is_null() {
-            // SAFETY: made by `open` with Box::into_raw, known to this thread alone, and out of its place.
+            // SAFETY: `make` got it from Box::into_raw; it is this thread's alone, and `CACHES` no longer has it.
             let mut caches = unsafe { Box::from_raw(caches) };
             let mut hand = 0;
             while let Some(taken) = caches.empty_next(&mut hand) {
                 taken.send();
             }
             for cache in caches.near.iter().chain(&caches.far).filter(|cache| !cache.is_null()) {
-                // SAFETY: from Box::into_raw, and this thread's alone; nobody looks for it any more.
+                // SAFETY: `make` got it from Box::into_raw; it is this thread's alone, and neither `CACHES` nor `LATEST`
+                // leads to it.
                 drop(unsafe { Box::from_raw(*cache) });
             }
         }
     }
 }
 
-/// Shows this thread's caches to `work`, which must run no code of others: nothing that allocates or frees.
+/// Runs `work` on this thread's caches. `work` must not allocate, free or call into this file.
 #[inline]
 fn with<R>(work: impl FnOnce(&mut Caches) -> R) -> Option<R> {
-    // SAFETY: NULL, or this thread's own, see `Owner`. No other reference is there: `work` does not come back here.
+    // SAFETY: NULL, or this thread's caches, which live until `Owner` is dropped. There is no other reference, since `work`
+    // does not call into this file.
     unsafe { CACHES.get().as_mut() }.map(work)
 }
 
 /// This thread's cache of the pool, if it has one yet.
 ///
-/// The reference must not outlive the call of the strategy that asks, nor may two be had at once: no code of others
-/// runs in between.
+/// The reference must not outlive the strategy's call that uses it, and there must not be two at once: nothing that may
+/// allocate or free runs while there is one.
 #[inline]
 pub(super) fn get<'a>(number: &Number) -> Option<&'a mut Cache> {
     LATEST.with(|(serial, cache)| {
         if serial.get() == number.serial {
-            // SAFETY: this thread's own, and there while its serial number stands beside it.
+            // SAFETY: this thread's own cache; it is alive as long as its serial number is in `LATEST`. There is no other
+            // reference, by the rule above.
             return unsafe { cache.get().as_mut() };
         }
         find(number)
     })
 }
 
-/// The same, for another pool than the last time.
+/// [`get`] for another pool than the last time.
 #[inline(never)]
 fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
     let found = with(|caches| {
@@ -339,12 +344,12 @@ fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
         latest.set(found);
         serial.set(number.serial);
     });
-    // SAFETY: one of this thread's caches; no other reference is there, says the rule of `get`.
+    // SAFETY: one of this thread's caches; there is no other reference, by the rule of `get`.
     unsafe { found.as_mut() }
 }
 
-/// Makes room for one more block of `class` or several in this thread's cache of the pool, which is opened where there is
-/// none. Nothing happens where the thread is ending.
+/// Makes room for more blocks of `class` in this thread's cache of the pool, which is made if there is none. Does nothing
+/// while the thread is ending.
 #[cold]
 pub(super) fn grow(number: &Number, class: usize, home: impl FnOnce() -> Weak<dyn Home>) {
     if (get(number).is_some() || open(number, home))
@@ -354,7 +359,7 @@ pub(super) fn grow(number: &Number, class: usize, home: impl FnOnce() -> Weak<dy
     }
 }
 
-/// Opens this thread's cache of the pool; false where there can be none now.
+/// Makes this thread's cache of the pool; false if there can be none now.
 fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
     let alive = OWNER.try_with(|owner| !owner.closed.get()).unwrap_or(false);
     if !alive || number.place == NONE || OPENING.replace(true) {
@@ -366,7 +371,8 @@ fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
 }
 
 fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
-    // Whatever is made here is made before a reference is taken, and only put in place if it is still needed then.
+    // Everything is allocated before a reference is taken, and put in place only if it is still needed then: allocating may
+    // have called into this file.
     if CACHES.get().is_null() {
         let caches =
             Caches { near: [null_mut(); NEAR], far: Vec::new(), room_bytes: 0, hand: 0, swept: super::clock::now() };
@@ -374,7 +380,7 @@ fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
         if CACHES.get().is_null() {
             CACHES.set(fresh);
         } else {
-            // SAFETY: made above, and nobody has it.
+            // SAFETY: from Box::into_raw above, and nobody else has it.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
@@ -404,20 +410,21 @@ fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
             }
         }
         let Some(cache) = caches.at(number.place).filter(|cache| cache.serial != number.serial) else { return };
-        // What is left of the pool before went with that pool.
+        // The blocks of the previous pool are gone with that pool.
         let mut room_bytes = 0;
         for (class, bin) in cache.bins.iter_mut().enumerate() {
-            room_bytes += bin.most as usize * classes::bytes(class);
-            (bin.length, bin.most) = (0, 0);
+            room_bytes += bin.max as usize * classes::bytes(class);
+            (bin.length, bin.max) = (0, 0);
         }
         cache.serial = number.serial;
         std::mem::swap(&mut cache.home, &mut home);
         caches.room_bytes -= room_bytes;
     });
-    // What was not needed, and the home of the pool before, go here, where no reference is held.
+    // What was not needed, and the previous pool's home, are dropped here, where no reference is held.
 }
 
-/// Sends home what this thread keeps of all pools, if that was not done for `age`: what is in use comes back by itself.
+/// Returns all blocks of this thread's caches to their pools, if the last time was `age` ago. Blocks in use are cached again
+/// soon.
 pub(super) fn sweep(now: Duration, age: Duration) {
     let is_due = |caches: &mut Caches| {
         let is_due = now.saturating_sub(caches.swept) >= age;
@@ -434,7 +441,7 @@ pub(super) fn sweep(now: Duration, age: Duration) {
     }
 }
 
-/// Sends home what this thread keeps of the pool, which does not get smaller by that.
+/// Returns the blocks of this thread's cache of the pool through `give`. The cache keeps its room.
 pub(super) fn flush(number: &Number, give: impl Fn(usize, &[NonNull<u8>])) {
     for class in 0..classes::COUNT {
         let mut batch = NO_BLOCKS;

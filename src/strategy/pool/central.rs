@@ -1,7 +1,7 @@
-//! Where threads get small blocks of one class from, and give what they have too many of: by the batch.
+//! The central free list of a size class. Threads take small blocks from it and return surplus ones to it, in batches.
 //!
-//! Each span knows which of its blocks are free. One whose last block came back goes to the page heap at once. Nothing here
-//! allocates, and spans are made and given back outside of the lock.
+//! Each span knows which of its blocks are free. A span whose last live block came back goes to the page heap at once.
+//! Nothing here allocates; spans are taken from the page heap and given back outside the lock.
 
 use super::heap::PageHeap;
 use super::span::{self, Spans};
@@ -9,10 +9,10 @@ use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
 
-/// One class of small blocks.
+/// The central free list of one class.
 #[derive(Debug)]
 pub(super) struct Central {
-    /// The spans of this class that have a free block and a live one.
+    /// The spans of this class with a free block and a live one.
     with_room: Locked<Spans>,
     class: usize,
 }
@@ -22,11 +22,11 @@ impl Central {
         Self { with_room: Locked::new(Spans::new()), class }
     }
 
-    /// Fills `places` from the front with blocks; says how many there were. None: out of memory.
+    /// Fills `places` from the front with blocks; returns how many. 0 means that there is no memory.
     pub(super) fn take<P: Pages>(&self, heap: &PageHeap<P>, places: &mut [NonNull<u8>]) -> usize {
         let filled = self.with_room.with(|spans| fill(spans, places));
         if filled > 0 || places.is_empty() {
-            // The rest of the batch can wait: a new span is only for who has nothing.
+            // A part of a batch will do; a new span is taken only if there is no block at all.
             return filled;
         }
         let Some(span) = heap.take(self.class) else { return 0 };
@@ -36,12 +36,12 @@ impl Central {
         })
     }
 
-    /// Takes blocks of this class back, which nobody else has. Whether the heap got something back by that.
+    /// Takes blocks of this class back, which nobody else has. Returns whether a span went back to the heap.
     pub(super) fn give<P: Pages>(&self, heap: &PageHeap<P>, blocks: &[NonNull<u8>]) -> bool {
         let mut emptied = self.with_room.with(|spans| {
             let mut emptied = Spans::new();
             for &block in blocks {
-                // SAFETY: it counts as live until the next line.
+                // SAFETY: nobody else has the block, and its span counts it as live until `give` below.
                 let span = unsafe { span::of(block) };
                 if span.is_full() {
                     spans.push(span);

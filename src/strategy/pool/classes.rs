@@ -1,21 +1,21 @@
-//! Size classes of small blocks: multiples of 64 up to 512 bytes, then four to a doubling up to 256 KiB.
+//! Size classes of small blocks: multiples of 64 up to 512 bytes, then four per doubling up to 256 KiB.
 //!
-//! A block is at most 25 % larger than asked for (above 512 bytes), and every class is a multiple of 64, so blocks
-//! that are cut one after the other from an aligned span are aligned to 64.
+//! Above 512 bytes a block is at most 25 % larger than requested. Every class is a multiple of 64, so blocks cut one after
+//! the other from an aligned span are aligned to 64.
 
 use super::region::PAGE;
 
-/// Every block's alignment.
+/// Every block's alignment, in bytes.
 pub(super) const ALIGN: usize = 64;
 /// The largest small block, in bytes.
-pub(super) const MOST: usize = 256 << 10;
-/// How many classes there are: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
+pub(super) const MAX: usize = 256 << 10;
+/// The number of classes: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
 pub(super) const COUNT: usize = 8 + 4 * 9;
 
-/// The class that serves `size_bytes`, from 1 to [`MOST`].
+/// The class that serves `size_bytes`, from 1 to [`MAX`].
 #[inline]
 pub(super) fn of(size_bytes: usize) -> usize {
-    debug_assert!((1..=MOST).contains(&size_bytes));
+    debug_assert!((1..=MAX).contains(&size_bytes));
     if size_bytes <= 512 {
         return (size_bytes - 1) / ALIGN;
     }
@@ -25,7 +25,7 @@ pub(super) fn of(size_bytes: usize) -> usize {
     computed(size_bytes)
 }
 
-/// Up to this size a table has the class, which is faster than to compute it.
+/// Up to this size the class is looked up in a table, which is faster than computing it.
 const TABLED: usize = 8 << 10;
 
 /// The class of each multiple of [`ALIGN`] and the sizes below it.
@@ -48,7 +48,7 @@ const fn computed(size_bytes: usize) -> usize {
     8 + (doubling - 9) * 4 + quarter
 }
 
-/// How many bytes a block of `class` has.
+/// The size of a block of `class`, in bytes.
 #[inline]
 pub(super) const fn bytes(class: usize) -> usize {
     if class < 8 {
@@ -58,7 +58,7 @@ pub(super) const fn bytes(class: usize) -> usize {
     (1 << doubling) + ((quarter + 1) << (doubling - 2))
 }
 
-/// How many pages of a region one span of `class` takes: room for at least four blocks, less than an eighth wasted.
+/// The number of pages in a span of `class`: room for at least four blocks, with at most an eighth wasted.
 pub(super) const fn span_pages(class: usize) -> usize {
     let mut pages = (bytes(class) * 4).div_ceil(PAGE);
     while (pages * PAGE % bytes(class)) * 8 > pages * PAGE {
@@ -67,37 +67,37 @@ pub(super) const fn span_pages(class: usize) -> usize {
     pages
 }
 
-/// How many blocks one span of `class` has.
+/// The number of blocks in a span of `class`.
 pub(super) const fn span_blocks(class: usize) -> usize {
     span_pages(class) * PAGE / bytes(class)
 }
 
-/// No span has more blocks.
-pub(super) const MOST_BLOCKS: usize = {
-    let (mut most, mut class) = (0, 0);
+/// The largest number of blocks that a span of any class has.
+pub(super) const MAX_BLOCKS: usize = {
+    let (mut max, mut class) = (0, 0);
     while class < COUNT {
-        if span_blocks(class) > most {
-            most = span_blocks(class);
+        if span_blocks(class) > max {
+            max = span_blocks(class);
         }
         class += 1;
     }
-    most
+    max
 };
 
-/// 2^32 divided by how many times [`ALIGN`] a block of `class` has, rounded up: for [`index_by`].
+/// 2^32 divided by the size of a block of `class` in units of [`ALIGN`], rounded up: for [`index_by`].
 pub(super) const fn divisor(class: usize) -> u64 {
     (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64)
 }
 
-/// Which block of a span starts `offset_bytes` behind the span's start. A division by multiplication: exact, because
-/// offset and size, counted in [`ALIGN`], multiply to less than 2^32.
+/// The index of the block that starts `offset_bytes` behind the start of its span. Divides by multiplying, which is exact
+/// because offset times size, in units of [`ALIGN`], is less than 2^32.
 #[inline]
 pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
     (((offset_bytes / ALIGN) as u64 * divisor) >> 32) as usize
 }
 
-/// How many blocks of `class` a thread keeps at most: a quarter of a mebibyte of each, two at least.
-pub(super) const fn cached_most(class: usize) -> usize {
+/// The most blocks of `class` that a thread keeps: 256 KiB of each class, but at least two blocks and at most a full bin.
+pub(super) const fn max_cached(class: usize) -> usize {
     let by_bytes = (256 << 10) / bytes(class);
     if by_bytes > super::cache::ROOM {
         super::cache::ROOM
@@ -110,18 +110,18 @@ pub(super) const fn cached_most(class: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MOST, PAGE, bytes, cached_most, divisor, index_by, of, span_blocks, span_pages};
+    use super::{ALIGN, COUNT, MAX, PAGE, bytes, divisor, index_by, max_cached, of, span_blocks, span_pages};
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
-        for size in (1..=MOST).step_by(if cfg!(miri) { 997 } else { 1 }) {
+        for size in (1..=MAX).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let class = of(size);
             assert!(class < COUNT, "{size}");
             assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));
             assert!(class == 0 || bytes(class - 1) < size, "{size} fits class {} too", class - 1);
         }
-        assert_eq!(of(MOST), COUNT - 1);
-        assert_eq!(bytes(COUNT - 1), MOST);
+        assert_eq!(of(MAX), COUNT - 1);
+        assert_eq!(bytes(COUNT - 1), MAX);
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
             let span = span_pages(class) * PAGE;
             assert!(span / bytes(class) >= 4, "class {class}");
             assert!((span % bytes(class)) * 8 <= span, "class {class} wastes more than an eighth of its span");
-            assert!(cached_most(class) >= 2);
+            assert!(max_cached(class) >= 2);
         }
     }
 }

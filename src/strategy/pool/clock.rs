@@ -1,13 +1,13 @@
-//! The time, for ages of memory.
+//! The clock for the age of unused memory.
 
 use std::time::Duration;
 
-/// Time since some moment, to a few milliseconds, cheaply.
+/// The time since an arbitrary moment, accurate to a few milliseconds. Cheap.
 pub(super) fn now() -> Duration {
     // Miri knows the precise clock only.
     let clock = if cfg!(miri) { libc::CLOCK_MONOTONIC } else { libc::CLOCK_MONOTONIC_COARSE };
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a clock that every Linux has, and a place for its answer.
+    // SAFETY: `time` is a timespec of ours, and every Linux has these clocks.
     let failed = unsafe { libc::clock_gettime(clock, &raw mut time) };
     debug_assert_eq!(failed, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

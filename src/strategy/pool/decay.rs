@@ -1,9 +1,8 @@
-//! What gives memory back when nobody drives the pools: one thread of the process, `ctxalloc-decay`.
+//! The decay thread, `ctxalloc-decay`: one per process, which returns old memory to the system when no thread uses the pools.
 //!
-//! It starts when a pool first has something to give back, sleeps until the next of it is old enough, and sleeps without
-//! an end while there is nothing. Whoever forks ends it first, so that it holds no lock in the child and children are
-//! born with one thread; the parent starts it again at once, a child when it needs it. It blocks all signals, and a process
-//! that ends does not wait for it.
+//! It starts when a pool first has unused memory, sleeps until the next of it is old enough, and sleeps without a limit while
+//! there is none. A fork ends it first, so that it holds no lock in the child and the child has one thread. The parent
+//! starts it again at once, a child when it needs it. It blocks all signals, and the process does not wait for it at exit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,30 +13,30 @@ use crate::source::heap;
 #[cfg(not(ctxalloc_loom))]
 use crate::sync::{Locked, Made};
 
-/// What keeps memory for later.
+/// A pool or an arena: it keeps unused memory for later.
 pub(super) trait Keeper: Send + Sync {
-    /// Gives back what is old enough at this time. When to look again; nothing where nothing is left to give back, until
-    /// [`wake`] is called.
+    /// Gives back memory that is old enough at `now`. Returns when to call it again; `None` if nothing is left, and then it is
+    /// called again only after [`wake`].
     fn decay(&self, now: Duration) -> Option<Duration>;
 
-    /// Gives back all of it; returns how many bytes that were.
+    /// Gives back all unused memory; returns how many bytes.
     fn give_back(&self) -> usize;
 }
 
-/// All that are alive, by age.
+/// All keepers that are alive, by age.
 #[derive(Default)]
 struct Keepers {
     all: BTreeMap<u64, Weak<dyn Keeper>>,
-    entered: u64,
+    registered: u64,
 }
 
-/// Looks at the keepers, alone.
+/// Runs `work` on the keepers, under their lock.
 #[cfg(not(ctxalloc_loom))]
 fn with_keepers<R>(work: impl FnOnce(&mut Keepers) -> R) -> R {
     keepers().with(work)
 }
 
-/// Nobody is one in a model: its locks must not outlive it.
+/// Under loom there are none, because a lock must not outlive the model it was made in.
 #[cfg(ctxalloc_loom)]
 fn with_keepers<R>(work: impl FnOnce(&mut Keepers) -> R) -> R {
     work(&mut Keepers::default())
@@ -53,52 +52,52 @@ fn keepers() -> &'static Locked<Keepers> {
     })
 }
 
-/// A place among the keepers; left by dropping it.
+/// Keeps a keeper registered until it is dropped.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct Registration {
     number: u64,
 }
 
-/// From now on `keeper` is asked to give back what is old. It must be held across fork already.
-pub(super) fn enter(keeper: Weak<dyn Keeper>) -> Kept {
+/// Registers a keeper with the decay thread. Its locks must be held across `fork` already.
+pub(super) fn register(keeper: Weak<dyn Keeper>) -> Registration {
     with_keepers(|keepers| {
-        keepers.entered += 1;
-        keepers.all.insert(keepers.entered, keeper);
-        Kept { number: keepers.entered }
+        keepers.registered += 1;
+        keepers.all.insert(keepers.registered, keeper);
+        Registration { number: keepers.registered }
     })
 }
 
-impl Drop for Kept {
+impl Drop for Registration {
     fn drop(&mut self) {
-        // What is taken out goes outside of the lock.
+        // The keeper is dropped outside the lock.
         drop(with_keepers(|keepers| keepers.all.remove(&self.number)));
     }
 }
 
-/// All that are alive, the youngest first: what arenas give back goes to their pools.
+/// All keepers that are alive, the youngest first: arenas give memory back to their pools, which are older.
 fn alive() -> Vec<Arc<dyn Keeper>> {
     with_keepers(|keepers| keepers.all.values().rev().filter_map(Weak::upgrade).collect())
 }
 
-/// Gives back all that any of them keeps; returns how many bytes that were.
+/// Gives back the unused memory of all keepers; returns how many bytes.
 pub(crate) fn trim_pools() -> usize {
     alive().iter().map(|keeper| keeper.give_back()).sum()
 }
 
-/// How many bytes went for their age since the C heap was last asked to do the same.
+/// How many bytes were returned because of their age since the C heap was last trimmed.
 static RELEASED: AtomicUsize = AtomicUsize::new(0);
-/// From so many on it is asked.
+/// From this many on it is trimmed.
 const WORTH_A_TRIM: usize = 8 << 20;
 
-/// Bytes have gone for their age.
+/// Adds bytes that were returned because of their age.
 pub(super) fn note_released(bytes: usize) {
     RELEASED.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Gives back what is old. When to look again.
+/// Gives back old memory of all keepers. Returns when to do so again.
 ///
-/// After a burst, when all of it is back: each array has a few bytes in the C heap too (its shape), which keeps what a
-/// million of them had until it is asked.
+/// When nothing is left after a burst, it also trims the C heap: each array has a few bytes there (its shape), and the heap
+/// keeps those of a million arrays until it is trimmed.
 fn pass() -> Option<Duration> {
     let next = alive().iter().filter_map(|keeper| keeper.decay(super::clock::now())).min();
     if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
@@ -108,27 +107,29 @@ fn pass() -> Option<Duration> {
     next
 }
 
-/// Whether a keeper has something to give back that the timer does not know of.
+/// A keeper's flag: there is memory to give back, and the decay thread knows. Set when memory is freed and the thread was
+/// woken for it; cleared right before the thread looks.
 #[derive(Debug, Default)]
 pub(super) struct Noted(AtomicBool);
 
 impl Noted {
-    /// There is something to give back. Cheap where that was said before.
+    /// Notes that there is something to give back. Cheap if it is noted already.
     #[inline]
     pub(super) fn note(&self) {
-        // SeqCst, here and in `clear`: either the timer's look finds what was kept before this, or this finds the note gone.
+        // SeqCst, here and in `clear`: either the thread, having cleared the flag, finds what was freed before this call, or
+        // this call finds the flag cleared.
         if !self.0.load(Ordering::SeqCst) || !is_awake() {
             self.0.store(true, Ordering::SeqCst);
             wake();
         }
     }
 
-    /// Before the timer looks. Whether there was a note.
+    /// Called before the thread looks. Returns whether it was set.
     pub(super) fn clear(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }
 
-    /// The timer has found something.
+    /// Called when the thread has found something and will look again by itself.
     pub(super) fn keep(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
@@ -139,7 +140,7 @@ fn is_awake() -> bool {
     true
 }
 
-/// No thread where threads are a model's.
+/// Without a thread under loom and Miri.
 #[cfg(any(ctxalloc_loom, miri))]
 fn wake() {
     if false {
@@ -150,21 +151,21 @@ fn wake() {
 #[cfg(not(any(ctxalloc_loom, miri)))]
 use timer::{is_awake, wake};
 
-/// Who starts the thread again in the parent after a fork.
+/// How the thread is started again in the parent after a fork. Python does it later, when it is safe to start threads.
 #[cfg(feature = "python")]
 pub(crate) mod restart {
-    /// From now on `later` is called there, which calls [`now`] when it likes.
+    /// Has `later` called after a fork instead; it calls [`now`] when it can.
     pub(crate) fn by(later: fn()) {
         super::RESTART.get_or_make(|| later);
     }
 
-    /// Starts it, or has it look.
+    /// Starts the thread, or wakes it.
     pub(crate) fn now() {
         super::wake();
     }
 }
 
-/// Does it at once where there is nothing.
+/// If unset, the thread is started at once.
 #[cfg(not(any(ctxalloc_loom, miri)))]
 static RESTART: Made<fn()> = Made::new();
 
@@ -177,24 +178,29 @@ mod timer {
     use std::ptr::null_mut;
     use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-    /// What there is of the thread. Only `NONE` is left by whoever needs the thread, and only `RUNNING` by who forks.
+    /// The state of the thread: one of the four values below.
     static STATE: AtomicU32 = AtomicU32::new(NONE);
+    /// There is no thread. Set at first, after a fork, and when a start failed.
     const NONE: u32 = 0;
-    /// Somebody is making it, and then writes [`THREAD`].
+    /// `wake` is making the thread. Set from NONE only; followed by RUNNING, or by NONE if that failed. Cannot be set by two
+    /// threads at once.
     const STARTING: u32 = 1;
+    /// The thread runs, and [`THREAD`] is valid. Set from STARTING only; left for FORKING only.
     const RUNNING: u32 = 2;
-    /// Somebody forks: there is none, and none is made.
+    /// A fork is under way: there is no thread, or the forking thread is about to end and join it. Set from NONE or RUNNING;
+    /// followed by NONE. Cannot be set while a thread is being made.
     const FORKING: u32 = 3;
 
-    /// Valid while the state is `RUNNING`.
+    /// The thread, while the state is RUNNING.
     static THREAD: AtomicU64 = AtomicU64::new(0);
-    /// Whether there was one before the fork.
+    /// Whether the state was RUNNING before the fork. Written and read by the forking thread only.
     static WAS_RUNNING: AtomicBool = AtomicBool::new(false);
-    /// Counts the calls to it; the thread sleeps on it.
+    /// Counts calls of `wake`. The thread sleeps on this word (a futex) until it changes.
     static CALLS: AtomicU32 = AtomicU32::new(0);
+    /// Set by a fork to end the thread; cleared before the next one is started.
     static STOP: AtomicBool = AtomicBool::new(false);
 
-    /// No less: ages are looked at by a clock that ticks every few milliseconds.
+    /// The shortest sleep. Ages are measured by a clock that ticks every few milliseconds.
     const SHORTEST: Duration = Duration::from_millis(20);
     const STACK_BYTES: usize = 512 << 10;
 
@@ -202,7 +208,7 @@ mod timer {
         STATE.load(Ordering::Relaxed) == RUNNING
     }
 
-    /// Has the thread look at once; starts it where there is none. Does nothing while a fork is under way.
+    /// Wakes the thread, or starts it if there is none. Does nothing while a fork is under way.
     #[cold]
     pub(in super::super) fn wake() {
         CALLS.fetch_add(1, Ordering::SeqCst);
@@ -211,43 +217,39 @@ mod timer {
             if let Some(thread) = started {
                 THREAD.store(thread, Ordering::Relaxed);
             }
-            // Where it could not be made, the next one who needs it tries again.
+            // If it could not be started, the next call tries again.
             STATE.store(if started.is_some() { RUNNING } else { NONE }, Ordering::Release);
         } else {
             futex(libc::FUTEX_WAKE, 1, None);
         }
     }
 
-    /// A thread that nobody but a fork waits for.
+    /// Starts the thread. Only a fork ever joins it.
     fn start() -> Option<u64> {
         STOP.store(false, Ordering::Relaxed);
-        // SAFETY: all zero is a place for attributes.
-        let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
-        // SAFETY: a place for attributes.
-        if unsafe { libc::pthread_attr_init(&raw mut attributes) } != 0 {
-            return None;
-        }
-        // SAFETY: made above. Where the size does not suit the system, its default is used.
-        let _ = unsafe { libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES) };
-        // SAFETY: all zero is a place for a set of signals.
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-        // SAFETY: a place for a set.
-        unsafe { libc::sigfillset(&raw mut all) };
-        // A thread starts with its maker's mask.
-        // SAFETY: two sets.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
         let mut thread = 0;
-        // SAFETY: attributes made above, and a function that takes no argument.
-        let failed = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, run, null_mut()) };
-        // SAFETY: the mask from before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut()) };
-        // SAFETY: made above, and not used again.
-        unsafe { libc::pthread_attr_destroy(&raw mut attributes) };
+        // SAFETY: plain C structs for which zeros are valid, each initialised by its own function before it is used and
+        // destroyed once. If the system refuses the stack size, its default is used. `run` takes no argument.
+        let failed = unsafe {
+            let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+            if libc::pthread_attr_init(&raw mut attributes) != 0 {
+                return None;
+            }
+            libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
+            // A thread begins with the mask of the one that starts it: all signals blocked.
+            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            let failed = libc::pthread_create(&raw mut thread, &raw const attributes, run, null_mut());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
+            libc::pthread_attr_destroy(&raw mut attributes);
+            failed
+        };
         (failed == 0).then_some(thread)
     }
 
     extern "C" fn run(_: *mut c_void) -> *mut c_void {
-        // SAFETY: a name of at most 15 bytes for this thread.
+        // SAFETY: PR_SET_NAME reads a C string, which is static.
         unsafe { libc::prctl(libc::PR_SET_NAME, c"ctxalloc-decay".as_ptr()) };
         while !STOP.load(Ordering::SeqCst) {
             let seen = CALLS.load(Ordering::SeqCst);
@@ -255,33 +257,34 @@ mod timer {
             if STOP.load(Ordering::SeqCst) {
                 break;
             }
-            // Calls since then wake it at once.
+            // If `wake` was called since `seen` was read, this returns at once.
             futex(libc::FUTEX_WAIT, seen, next.map(|next| next.saturating_sub(clock::now()).max(SHORTEST)));
         }
         null_mut()
     }
 
-    /// Waits while nobody calls and the time is not over, or wakes who waits.
+    /// FUTEX_WAIT: sleeps until `CALLS` is not `value`, somebody wakes it, or `time` is over. FUTEX_WAKE: wakes `value`
+    /// sleepers.
     fn futex(operation: libc::c_int, value: u32, time: Option<Duration>) {
         let time = time.map(|time| libc::timespec {
             tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: time.subsec_nanos().into(),
         });
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: a static word, and a time or NULL.
+        // SAFETY: `CALLS` is static, and `time` is NULL or points to a timespec that lives until the call returns.
         let _ = unsafe {
             libc::syscall(libc::SYS_futex, CALLS.as_ptr(), operation | libc::FUTEX_PRIVATE_FLAG, value, time)
         };
     }
 
-    /// The thread ends before the locks of the holders are taken.
+    /// Has the thread ended before a fork takes the locks that are held across it.
     pub(super) fn watch_forks() {
         around_fork(AroundFork { before, in_parent, in_child: after });
     }
 
     fn before() {
         loop {
-            // Acquire pairs with the Release in `wake`: the thread is known.
+            // Acquire pairs with the Release in `wake`: `THREAD` is visible.
             let found = STATE.compare_exchange(RUNNING, FORKING, Ordering::AcqRel, Ordering::Acquire);
             if found.is_ok() {
                 break;
@@ -292,13 +295,13 @@ mod timer {
                 keepers().lock().acquire();
                 return;
             }
-            std::thread::yield_now(); // it starts, or another thread forks
+            std::thread::yield_now(); // the thread is being started, or another thread forks
         }
         WAS_RUNNING.store(true, Ordering::Relaxed);
         STOP.store(true, Ordering::SeqCst);
         CALLS.fetch_add(1, Ordering::SeqCst);
         futex(libc::FUTEX_WAKE, 1, None);
-        // SAFETY: a thread that was made joinable, by us, and that nobody else joins.
+        // SAFETY: `start` made it, joinable. Only the thread that changed RUNNING to FORKING joins it.
         unsafe { libc::pthread_join(THREAD.load(Ordering::Relaxed), null_mut()) };
         keepers().lock().acquire();
     }
@@ -319,19 +322,19 @@ mod timer {
 
 #[cfg(all(test, not(any(ctxalloc_loom, miri))))]
 mod tests {
-    use super::{Keeper, Kept, enter};
+    use super::{Keeper, Registration, register};
     use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, hold_across_fork_until};
     use std::sync::mpsc::{Sender, channel};
     use std::sync::{Arc, Mutex, Weak};
     use std::time::Duration;
     use std::{hint, thread};
 
-    /// Something whose last owner but for the forking thread goes away during the fork.
+    /// Its last owner besides the forking thread drops it during the fork.
     struct Leaving {
         forked: Mutex<Option<Sender<()>>>,
         own: Weak<Self>,
         _held: HeldUntilDropped,
-        _kept: Kept,
+        _registration: Registration,
     }
 
     impl Keeper for Leaving {
@@ -361,18 +364,18 @@ mod tests {
     #[test]
     #[allow(unsafe_code, reason = "fork")]
     fn what_another_thread_drops_during_a_fork_ends_after_it() {
-        // In a child, whose other threads hold nothing; and the timer ends one that hangs.
-        // SAFETY: the child only runs the code below, and ends.
+        // In a child, which has no other threads. Its alarm ends it if it hangs.
+        // SAFETY: the child runs only the code below and then ends.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: a timer whose signal nobody handles.
+            // SAFETY: alarm takes any number; nobody handles its signal.
             unsafe { libc::alarm(20) };
             let (forked, has_forked) = channel();
             let leaving = Arc::new_cyclic(|leaving: &Weak<Leaving>| Leaving {
                 forked: Mutex::new(Some(forked)),
                 own: leaving.clone(),
                 _held: hold_across_fork_until(leaving.clone()),
-                _kept: enter(leaving.clone()),
+                _registration: register(leaving.clone()),
             });
             let weak = Arc::downgrade(&leaving);
             let owner = thread::spawn(move || {
@@ -390,13 +393,13 @@ mod tests {
                 hint::spin_loop();
             }
             let mut status = -1;
-            // SAFETY: our child, and a place for its status.
+            // SAFETY: waits for our child and writes to `status`.
             let found = unsafe { libc::waitpid(grandchild, &raw mut status, 0) };
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(found != grandchild || status != 0)) };
         }
         let mut status = -1;
-        // SAFETY: our child, and a place for its status.
+        // SAFETY: waits for our child and writes to `status`.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0, "a child or its child hung or crashed");
     }

@@ -1,17 +1,18 @@
-//! Extents: runs of pages for large blocks, cut from chunks of address space and joined again when they come back.
+//! Extents: runs of pages for large blocks, cut from mapped chunks and joined again when they come back.
 //!
-//! What is free is known by its start and by its length; the shortest run that is long enough serves, the lowest of
-//! those, so that holes fill up and long runs stay long. Each page that came back is dirty: it has memory behind it
-//! (and is committed), and what a block left there. Dirty pages are emptied by age, in regions of 4 MiB ([`Extents::purge`]). A run never
-//! crosses from one chunk into the next: chunks are mapped and unmapped as they are.
+//! Free runs are found by start and by length. Best fit: the shortest run that is long enough serves, the lowest of those, so
+//! that holes fill up and long runs stay long. A page that came back is dirty: it is committed, may have memory behind it,
+//! and has what a block left there. Dirty pages are emptied by age, per region of 4 MiB ([`Extents::purge`]). A run never
+//! crosses from one chunk into the next, because each chunk is unmapped as a whole.
 
+use super::bits::{mask, runs};
 use super::region::{self, PAGE, PAGES, REGION, Region};
 use crate::source::Pages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// A run of pages. `first` counts from address 0.
+/// A run of pages. `first` is the number of its first page, counted from address 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: usize,
@@ -21,9 +22,9 @@ pub(super) struct Run {
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     grain_pages: usize,
-    /// By their first page.
+    /// By the number of their first page.
     chunks: BTreeMap<usize, Chunk>,
-    /// Length of each free run, by its first page.
+    /// The length of each free run, by its first page.
     free: BTreeMap<usize, usize>,
     /// The same, as (length, first page).
     by_length: BTreeSet<(usize, usize)>,
@@ -31,7 +32,7 @@ pub(super) struct Extents {
     dirty_pages: usize,
 }
 
-/// One mapping.
+/// A mapping.
 #[derive(Debug)]
 struct Chunk {
     start: NonNull<u8>,
@@ -39,30 +40,31 @@ struct Chunk {
     regions: Vec<Part>,
 }
 
-// SAFETY: a mapping that its pool owns alone, reached under the pool's lock.
+// SAFETY: the pool alone owns the mapping and reaches it under its lock.
 unsafe impl Send for Chunk {}
 
-/// 4 MiB of a chunk (the last one may be shorter).
+/// A region of a chunk: 4 MiB, or less at the chunk's end.
 #[derive(Debug)]
 struct Part {
     record: &'static Region,
-    /// A bit for each free page that may have memory behind it.
+    /// A bit for each free page that may have memory behind it. Set when the page comes back; cleared when it is taken or
+    /// emptied. Cannot be set while the page is in use.
     dirty: u64,
-    /// When a page of it came back last.
+    /// The last time that one of its pages came back.
     since: Duration,
 }
 
-/// In what pieces memory is given back.
+/// The size of the pieces in which memory is returned to the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Grain {
-    /// 2 MiB: a huge page stays whole, or goes. Half of one would come back as 256 small pages, a fault for each.
+    /// 2 MiB, so that huge pages stay whole. Half of one would come back as 256 small pages, with a fault for each.
     HugePage,
-    /// All of it.
+    /// Single pages.
     Page,
 }
 
-/// The most that is mapped at one time beyond what was asked for, in pages: 64 MiB.
-const GROWTH_MOST: usize = (64 << 20) / PAGE;
+/// A chunk is at most this much larger than requested: 64 MiB, in pages.
+const MAX_GROWTH_PAGES: usize = (64 << 20) / PAGE;
 
 impl Run {
     pub(super) fn bytes(self) -> usize {
@@ -71,13 +73,13 @@ impl Run {
 }
 
 impl Extents {
-    /// Extents of which all runs will be whole multiples of `grain_pages`: 1, or half a region (2 MiB).
+    /// Extents whose runs are multiples of `grain_pages`: 1, or half a region (2 MiB).
     pub(super) fn new(grain_pages: usize) -> Self {
         debug_assert!(grain_pages == 1 || grain_pages == PAGES / 2);
         Self { grain_pages, ..Self::default() }
     }
 
-    /// The shortest free run of at least `pages`, cut to that; it may be dirty ([`clean`](Self::clean)).
+    /// Takes `pages` from the shortest free run that has as many. They may be dirty: call [`clean`](Self::clean).
     pub(super) fn take(&mut self, pages: usize) -> Option<Run> {
         let &(length, first) = self.by_length.range((pages, 0)..).next()?;
         self.remove(Run { first, pages: length });
@@ -87,15 +89,15 @@ impl Extents {
         Some(Run { first, pages })
     }
 
-    /// Maps more, at least `pages` in one run.
+    /// Maps a chunk of at least `pages`; false if the source refuses.
     pub(super) fn grow<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> bool {
         if self.grain_pages > 1 {
-            // No more than asked for: such pages may be counted.
+            // No more than requested, since such pages may be scarce.
             return self.map(source, pages);
         }
         let whole = PAGES * pages.div_ceil(PAGES);
-        // By a quarter of what is there, so that chunks stay few; the memory behind comes with the first touch.
-        let wanted = whole.max((self.mapped_pages / 4).min(GROWTH_MOST) / PAGES * PAGES);
+        // By a quarter of what is mapped, so that chunks stay few. Memory is only used when it is first touched.
+        let wanted = whole.max((self.mapped_pages / 4).min(MAX_GROWTH_PAGES) / PAGES * PAGES);
         [wanted, whole].into_iter().any(|pages| self.map(source, pages))
     }
 
@@ -106,15 +108,15 @@ impl Extents {
         let mut regions = Vec::with_capacity(pages.div_ceil(PAGES));
         for offset in (0..bytes).step_by(REGION) {
             let record = region::take_record();
-            let entered = record.is_some_and(|record| {
-                // SAFETY: inside of the mapping.
+            let inserted = record.is_some_and(|record| {
+                // SAFETY: `offset` is less than the mapping's length.
                 record.reset(unsafe { start.add(offset) });
-                region::enter(record)
+                region::insert(record)
             });
             regions.extend(record.map(|record| Part { record, dirty: 0, since: Duration::ZERO }));
-            if !entered {
+            if !inserted {
                 regions.iter().for_each(|part: &Part| region::give_records(part.record));
-                // SAFETY: just mapped, and nobody has it.
+                // SAFETY: this mapping was just made, and nobody else has it.
                 unsafe { source.unmap(start, bytes) };
                 return false;
             }
@@ -125,7 +127,7 @@ impl Extents {
         true
     }
 
-    /// Takes a run back, which is dirty from now on, and joins it with its neighbours.
+    /// Takes a run back as dirty and joins it with its free neighbours.
     pub(super) fn give(&mut self, run: Run, now: Duration) {
         self.each_part(run, |part, bits, dirty_pages| {
             *dirty_pages += (bits & !part.dirty).count_ones() as usize;
@@ -135,7 +137,7 @@ impl Extents {
         self.give_empty(run);
     }
 
-    /// Takes a run back that has no memory behind it, and joins it with its neighbours.
+    /// Takes a run back that has no memory behind it, and joins it with its free neighbours.
     pub(super) fn give_empty(&mut self, run: Run) {
         let mut joined = run;
         let behind = run.first + run.pages;
@@ -153,18 +155,16 @@ impl Extents {
         self.insert(joined);
     }
 
-    /// Declares the pages of a run that was taken to be its user's; returns those that are dirty, as runs.
+    /// Clears the dirty marks of a run that was taken; returns the pages that had one, as runs.
     pub(super) fn clean(&mut self, run: Run) -> Vec<Run> {
         let mut dirty: Vec<Run> = Vec::new();
         let mut first = run.first;
         self.each_part(run, |part, bits, dirty_pages| {
-            let mut left = part.dirty & bits;
-            *dirty_pages -= left.count_ones() as usize;
+            let found = part.dirty & bits;
+            *dirty_pages -= found.count_ones() as usize;
             part.dirty &= !bits;
             let region = first / PAGES * PAGES;
-            while left != 0 {
-                let (skip, pages) = next_run(left);
-                left &= !mask(skip, pages);
+            for (skip, pages) in runs(found) {
                 match dirty.last_mut().filter(|last| last.first + last.pages == region + skip) {
                     Some(last) => last.pages += pages,
                     None => dirty.push(Run { first: region + skip, pages }),
@@ -175,10 +175,10 @@ impl Extents {
         dirty
     }
 
-    /// The start of a run in memory.
+    /// The address of a run.
     pub(super) fn place(&self, run: Run) -> NonNull<u8> {
         let (first, chunk) = self.chunk(run);
-        // SAFETY: inside of the chunk.
+        // SAFETY: the run lies in this chunk.
         unsafe { chunk.start.add((run.first - first) * PAGE) }
     }
 
@@ -188,31 +188,31 @@ impl Extents {
         chunk.regions[(run.first - first) / PAGES].record
     }
 
-    /// How many bytes may have memory behind them and serve nobody.
+    /// How many bytes are free and may have memory behind them.
     pub(super) fn dirty_bytes(&self) -> usize {
         self.dirty_pages * PAGE
     }
 
-    /// Empties what has been dirty since before `moment`, in whole grains; chunks that are free altogether go as a whole.
-    /// Returns how many bytes that were.
+    /// Empties pages that have been dirty since before `moment`, in whole grains, and unmaps chunks that are free altogether.
+    /// Returns how many bytes.
     pub(super) fn purge<P: Pages + ?Sized>(&mut self, source: &P, moment: Duration, grain: Grain) -> usize {
         self.purge_some(source, moment, grain, usize::MAX).0
     }
 
-    /// The same, but ends soon after that many pages; says also whether it is done.
+    /// [`purge`](Self::purge) that stops soon after `max_pages`; also returns whether it is done.
     pub(super) fn purge_some<P: Pages + ?Sized>(
         &mut self,
         source: &P,
         moment: Duration,
         grain: Grain,
-        most_pages: usize,
+        max_pages: usize,
     ) -> (usize, bool) {
         let before = self.dirty_pages;
         let mut gone = Vec::new();
         let mut gone_pages = 0;
         let mut is_done = true;
         for (&first, chunk) in &mut self.chunks {
-            if before - self.dirty_pages + gone_pages >= most_pages {
+            if before - self.dirty_pages + gone_pages >= max_pages {
                 is_done = false;
                 break;
             }
@@ -223,14 +223,12 @@ impl Extents {
                 continue;
             }
             for (number, part) in chunk.regions.iter_mut().enumerate() {
-                let mut left = if part.since < moment { granules(part.dirty, grain) } else { 0 };
-                while left != 0 {
-                    let (skip, pages) = next_run(left);
-                    left &= !mask(skip, pages);
-                    // SAFETY: inside of the chunk.
-                    let place = unsafe { chunk.start.add((number * PAGES + skip) * PAGE) };
-                    // SAFETY: dirty pages are free.
-                    if unsafe { source.discard(place, pages * PAGE) } {
+                let old = if part.since < moment { granules(part.dirty, grain) } else { 0 };
+                for (skip, pages) in runs(old) {
+                    // SAFETY: these pages lie in the chunk. Dirty pages are free, so nobody needs their contents.
+                    let emptied =
+                        unsafe { source.discard(chunk.start.add((number * PAGES + skip) * PAGE), pages * PAGE) };
+                    if emptied {
                         part.dirty &= !mask(skip, pages);
                         self.dirty_pages -= pages;
                     }
@@ -243,20 +241,20 @@ impl Extents {
         ((before - self.dirty_pages) * PAGE, is_done)
     }
 
-    /// Whether something became dirty at this moment or later.
+    /// Whether a page became dirty at `moment` or later.
     pub(super) fn has_dirty_since(&self, moment: Duration) -> bool {
         self.chunks.values().flat_map(|chunk| &chunk.regions).any(|part| part.dirty != 0 && part.since >= moment)
     }
 
-    /// Empties the oldest until at most `most_bytes` are dirty.
-    pub(super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, most_bytes: usize) {
+    /// Empties the oldest dirty pages until at most `max_bytes` are dirty.
+    pub(super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
         let parts = self.chunks.values().flat_map(|chunk| &chunk.regions).filter(|part| part.dirty != 0);
         let mut ages: Vec<_> = parts.map(|part| (part.since, part.dirty.count_ones() as usize * PAGE)).collect();
         ages.sort_unstable();
         let mut left = self.dirty_bytes();
         let mut moment = None;
         for (since, bytes) in ages {
-            if left <= most_bytes {
+            if left <= max_bytes {
                 break;
             }
             left -= bytes;
@@ -267,7 +265,7 @@ impl Extents {
         }
     }
 
-    /// Unmaps every chunk: the pool is gone, and with it every block of it.
+    /// Unmaps every chunk. The pool is dropped, so its large blocks are all gone.
     pub(super) fn close<P: Pages + ?Sized>(&mut self, source: &P) {
         while let Some((&first, _)) = self.chunks.first_key_value() {
             self.unmap(source, first);
@@ -282,7 +280,7 @@ impl Extents {
         self.mapped_pages -= chunk.pages;
         self.dirty_pages -= chunk.regions.iter().map(|part| part.dirty.count_ones() as usize).sum::<usize>();
         chunk.regions.iter().for_each(|part| region::give_records(part.record));
-        // SAFETY: mapped with this size by `map`; nobody has a block in it.
+        // SAFETY: `map` mapped it with this size, and nobody has a block in it.
         unsafe { source.unmap(chunk.start, chunk.pages * PAGE) };
     }
 
@@ -302,7 +300,7 @@ impl Extents {
         (first, chunk)
     }
 
-    /// Shows each part that the run touches, with the bits of its pages, and the count of dirty pages.
+    /// Calls `visit` with each part that the run touches, the bits of its pages there, and the count of dirty pages.
     fn each_part(&mut self, run: Run, mut visit: impl FnMut(&mut Part, u64, &mut usize)) {
         let (&first, chunk) = self.chunks.range_mut(..=run.first).next_back().expect("a run lies in a chunk");
         let (mut at, end) = (run.first - first, run.first - first + run.pages);
@@ -314,12 +312,7 @@ impl Extents {
     }
 }
 
-/// The bits of `pages` pages from `first` on.
-const fn mask(first: usize, pages: usize) -> u64 {
-    (u64::MAX >> (64 - pages)) << first
-}
-
-/// The bits that lie in whole grains of set bits.
+/// The bits of `bits` that are in whole grains of set bits.
 const fn granules(bits: u64, grain: Grain) -> u64 {
     const HALF: u64 = u64::MAX >> 32;
     match grain {
@@ -330,14 +323,6 @@ const fn granules(bits: u64, grain: Grain) -> u64 {
         }
     }
 }
-
-/// The first run of set bits: where it begins, and how many there are.
-const fn next_run(bits: u64) -> (usize, usize) {
-    let skip = bits.trailing_zeros();
-    (skip as usize, (bits >> skip).trailing_ones() as usize)
-}
-
-const _: () = assert!(PAGES == 64 && REGION == PAGE * PAGES);
 
 #[cfg(test)]
 mod tests {

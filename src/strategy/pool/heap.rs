@@ -1,12 +1,13 @@
-//! Runs of pages in regions: what spans are cut from. First fit, lowest address first, so that high regions empty
-//! and can be given back.
+//! The page heap: runs of pages in regions, for spans. First fit at the lowest address, so that high regions become empty
+//! and can be unmapped.
 //!
-//! Pages that came back are dirty: they have memory behind them. Twice in each `decay` the clock ticks for them: what was
-//! dirty at one tick, and at no time taken since, is emptied at the next. The system is asked outside of the lock.
+//! Pages that came back are dirty: they may have memory behind them. A tick happens twice per `decay`; pages that were dirty
+//! at one tick and were not taken since are emptied at the next. System calls are made outside the lock.
 
+use super::bits::{first_run, mask, runs};
 use super::classes;
 use super::options::Wishes;
-use super::region::{self, PAGE, PAGES, REGION, Region};
+use super::region::{self, PAGE, REGION, Region};
 use super::span::Span;
 use crate::source::Pages;
 use crate::sync::Locked;
@@ -19,7 +20,7 @@ pub(super) struct PageHeap<P: Pages> {
     pub(super) source: P,
     wishes: Wishes,
     state: Locked<State>,
-    /// When the clock ticked last, in nanoseconds.
+    /// The time of the last tick, in nanoseconds.
     ticked: AtomicU64,
 }
 
@@ -27,45 +28,47 @@ pub(super) struct PageHeap<P: Pages> {
 struct State {
     /// Sorted by address.
     open: Vec<Open>,
-    /// Before this one no region has a free page.
+    /// The index of the first region that may have a free page.
     first_free: usize,
 }
 
-/// A region that is cut into pages, with a bit for each page that is free.
+/// A region for spans. The words have a bit for each page.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     region: &'static Region,
     start: NonNull<u8>,
+    /// Set when a page comes back; cleared when it is taken, or is about to be emptied.
     free: u64,
-    /// Free pages that were handed out before, may still have memory behind them, and are committed.
+    /// The page was handed out before, may still have memory behind it, and is committed. Set when it comes back; cannot be
+    /// set while the page is not free.
     dirty: u64,
-    /// Those that have been dirty since before the last tick.
+    /// It was dirty at the last tick. Set at a tick; cannot be set while the page is not dirty.
     old: u64,
-    /// Those that the source could not empty (a device's memory): it is not asked again before they were in use.
+    /// The source could not empty it (a device's memory) and is not asked again until it was in use. Set after a failed
+    /// discard; cannot be set while the page is not dirty.
     stuck: u64,
 }
 
-// SAFETY: a mapping that its pool owns alone, reached under the pool's lock.
+// SAFETY: the pool alone owns the mapping and reaches it under its lock.
 unsafe impl Send for Open {}
 
 const ALL_FREE: u64 = u64::MAX;
-const _: () = assert!(PAGES == 64);
 
 /// A run of pages that was free.
 struct Found {
     region: &'static Region,
-    /// The region's.
+    /// The start of the region.
     start: NonNull<u8>,
     first: usize,
-    /// Whether all of them are committed.
+    /// Whether all its pages are committed.
     is_fit: bool,
 }
 
-/// What is taken out to be emptied.
+/// Pages that were taken out of the heap to be emptied.
 enum Victim {
-    /// A region that is free altogether, and how many of its pages are dirty.
+    /// A region without a page in use, and how many of its pages are dirty.
     Whole(Open, usize),
-    /// Some pages of one, as bits.
+    /// Some pages of a region, as bits.
     Some(&'static Region, NonNull<u8>, u64),
 }
 
@@ -76,7 +79,7 @@ impl<P: Pages> PageHeap<P> {
         Self { source, wishes, state: Locked::new(state), ticked }
     }
 
-    /// A span of free blocks of `class`, committed.
+    /// A new span of `class`, committed.
     pub(super) fn take(&self, class: usize) -> Option<&'static Span> {
         let pages = classes::span_pages(class);
         let found = self.state.with(|state| state.take(pages));
@@ -84,55 +87,56 @@ impl<P: Pages> PageHeap<P> {
             Some(found) => found,
             None => self.map_region(pages)?,
         };
-        // SAFETY: inside of the region.
+        // SAFETY: `first` is a page of the region.
         let start = unsafe { start.add(first * PAGE) };
-        // Outside of the lock: it may bring the pages into memory.
-        // SAFETY: pages of the source's mapping that are ours alone now.
+        // Outside the lock, because a commit may bring the pages into memory.
+        // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
         if is_fit || unsafe { self.source.commit(start, pages * PAGE) } {
             return region.assign(first, class);
         }
-        // Those that were dirty are fit, the others are not: none of them from now on.
-        // SAFETY: as above.
+        // The dirty ones were committed, the others are not. After the discard none is.
+        // SAFETY: the same pages; nobody needs their contents.
         let emptied = unsafe { self.source.discard(start, pages * PAGE) };
-        self.state.with(|state| state.give(region, run(first, pages), !emptied, false));
+        self.state.with(|state| state.give(region, mask(first, pages), !emptied, false));
         None
     }
 
-    /// Takes a span back, in which no block lies any more.
+    /// Takes back a span without a live block.
     pub(super) fn give(&self, span: &Span) {
         debug_assert_eq!(span.live(), 0);
         let (region, first) = span.place();
-        self.state.with(|state| state.give(region, run(first, span.pages()), true, false));
+        self.state.with(|state| state.give(region, mask(first, span.pages()), true, false));
     }
 
-    /// The first pages of one more region.
+    /// Maps one more region; its first pages.
     #[cold]
     fn map_region(&self, pages: usize) -> Option<Found> {
         self.wishes.fix();
         let start = self.source.map(REGION, REGION)?;
-        let entered = region::take_record().filter(|record| {
+        let inserted = region::take_record().filter(|record| {
             record.reset(start);
-            let entered = region::enter(record);
-            if !entered {
+            let inserted = region::insert(record);
+            if !inserted {
                 region::give_records(record);
             }
-            entered
+            inserted
         });
-        let Some(region) = entered else {
-            // SAFETY: just mapped, and nobody has it.
+        let Some(region) = inserted else {
+            // SAFETY: this mapping was just made, and nobody else has it.
             unsafe { self.source.unmap(start, REGION) };
             return None;
         };
-        let open = Open { region, start, free: ALL_FREE & !run(0, pages), dirty: 0, old: 0, stuck: 0 };
-        while !self.state.with(|state| state.enter(open)) {
+        let open = Open { region, start, free: ALL_FREE & !mask(0, pages), dirty: 0, old: 0, stuck: 0 };
+        while !self.state.with(|state| state.insert(open)) {
             self.grow_list();
         }
-        // For the next one: the heap that the list grows in may be us, and then takes its pages from this region.
+        // The list grows now for the next region: if the global allocator is this pool, the longer list is allocated from the
+        // region that was just mapped.
         self.grow_list();
         Some(Found { region, start, first: 0, is_fit: false })
     }
 
-    /// Makes room in the list for one more region, outside of the lock.
+    /// Makes room in the list for one more region. Allocates outside the lock.
     fn grow_list(&self) {
         let mut longer = Vec::new();
         while let Some(needed) = self.state.with(|state| state.take_longer(&mut longer)) {
@@ -140,16 +144,15 @@ impl<P: Pages> PageHeap<P> {
         }
     }
 
-    /// Whether it is time for a [`tick`](Self::tick).
+    /// Whether the next [`tick`](Self::tick) is due.
     pub(super) fn is_due(&self, now: Duration) -> bool {
         nanoseconds(now).saturating_sub(self.ticked.load(Ordering::Relaxed)) >= nanoseconds(self.wishes.decay() / 2)
     }
 
-    /// Empties what has been dirty for long enough, where it is time to. When to look again; nothing where nothing is
-    /// dirty.
+    /// Empties old pages, if a tick is due. Returns when the next one is; `None` if nothing is dirty.
     pub(super) fn tick(&self, now: Duration) -> Option<Duration> {
         let ticked = self.ticked.load(Ordering::Relaxed);
-        // Of those that come at the same time one does it.
+        // If several threads come at the same time, one does the work.
         let claim = || self.ticked.compare_exchange(ticked, nanoseconds(now), Ordering::Relaxed, Ordering::Relaxed);
         if self.is_due(now) && claim().is_ok() {
             super::decay::note_released(self.purge(Purge::Old));
@@ -159,40 +162,34 @@ impl<P: Pages> PageHeap<P> {
         is_dirty.then(|| Duration::from_nanos(self.ticked.load(Ordering::Relaxed)) + self.wishes.decay() / 2)
     }
 
-    /// Gives the memory of all free pages back; regions that are free altogether go as a whole. Returns how many
-    /// bytes of memory went.
+    /// Returns the memory of all free pages to the system, and unmaps empty regions. Returns how many bytes.
     pub(super) fn trim(&self) -> usize {
         self.purge(Purge::All)
     }
 
     fn purge(&self, what: Purge) -> usize {
         let mut released = 0;
-        // From the highest down: whoever takes pages meanwhile takes the lowest.
+        // From the highest region down, since other threads meanwhile take pages from the lowest.
         let mut below = usize::MAX;
         while let Some(victim) = self.state.with(|state| state.take_victim(&mut below, what)) {
             match victim {
                 Victim::Whole(open, dirty_pages) => {
-                    // SAFETY: mapped with REGION bytes by `map_region`; no page of it is in use, and no list has it.
+                    // SAFETY: `map_region` mapped it with REGION bytes. No page is in use, and it is out of the list.
                     unsafe { self.source.unmap(open.start, REGION) };
                     open.region.close();
                     region::give_records(open.region);
                     released += dirty_pages * PAGE;
                 }
                 Victim::Some(region, start, pages) => {
-                    let mut left = pages;
-                    while left != 0 {
-                        let first = left.trailing_zeros() as usize;
-                        let count = (left >> first).trailing_ones() as usize;
-                        left &= !run(first, count);
-                        // SAFETY: inside of the region.
-                        let place = unsafe { start.add(first * PAGE) };
-                        // SAFETY: the pages were free, and `take_victim` has taken them out.
-                        let emptied = unsafe { self.source.discard(place, count * PAGE) };
+                    for (first, count) in runs(pages) {
+                        // SAFETY: pages of the region that were free, so nobody needs their contents, and that
+                        // `take_victim` took out, so nobody takes them.
+                        let emptied = unsafe { self.source.discard(start.add(first * PAGE), count * PAGE) };
                         if emptied {
                             region.forget_asked(first, count);
                             released += count * PAGE;
                         }
-                        self.state.with(|state| state.give(region, run(first, count), !emptied, !emptied));
+                        self.state.with(|state| state.give(region, mask(first, count), !emptied, !emptied));
                     }
                 }
             }
@@ -200,7 +197,7 @@ impl<P: Pages> PageHeap<P> {
         released
     }
 
-    /// How many regions are mapped for small blocks.
+    /// The number of regions mapped for small blocks.
     #[cfg(test)]
     pub(super) fn regions(&self) -> usize {
         self.state.with(|state| state.open.len())
@@ -218,8 +215,8 @@ enum Purge {
 }
 
 impl State {
-    /// Enters a region; false where the list has no room for it.
-    fn enter(&mut self, open: Open) -> bool {
+    /// Inserts a region; false if the list has no room for it.
+    fn insert(&mut self, open: Open) -> bool {
         if self.open.len() == self.open.capacity() {
             return false;
         }
@@ -229,7 +226,7 @@ impl State {
         true
     }
 
-    /// Goes on in a longer list, if that is one; how long the next one has to be, where there is no room still.
+    /// Replaces the list by `longer` if that is longer. Returns the length that is needed if there is still no room.
     fn take_longer(&mut self, longer: &mut Vec<Open>) -> Option<usize> {
         if longer.capacity() > self.open.capacity() {
             longer.append(&mut self.open);
@@ -238,14 +235,14 @@ impl State {
         (self.open.len() == self.open.capacity()).then_some(self.open.len() * 2)
     }
 
-    /// A run of free pages.
+    /// Takes the lowest run of free pages that is long enough.
     fn take(&mut self, pages: usize) -> Option<Found> {
         while self.open.get(self.first_free).is_some_and(|open| open.free == 0) {
             self.first_free += 1;
         }
         self.open[self.first_free..].iter_mut().find_map(|open| {
             let first = first_run(open.free, pages)?;
-            let taken = run(first, pages);
+            let taken = mask(first, pages);
             let is_fit = open.dirty & taken == taken;
             open.free &= !taken;
             open.dirty &= !taken;
@@ -271,7 +268,7 @@ impl State {
         }
     }
 
-    /// Takes out what is to be emptied in the highest region that starts below an address, which it lowers.
+    /// Takes pages to be emptied out of the highest region below the address `below`, and lowers that to the region's start.
     fn take_victim(&mut self, below: &mut usize, what: Purge) -> Option<Victim> {
         let end = self.open.partition_point(|open| open.start.addr().get() < *below);
         for at in (0..end).rev() {
@@ -297,12 +294,12 @@ impl State {
 }
 
 impl<P: Pages> Drop for PageHeap<P> {
-    /// The pool is gone, and with it every block of its small regions (the contract of a strategy's users).
+    /// Unmaps all regions. The pool is dropped, so its small blocks are all gone (the contract of a strategy's users).
     fn drop(&mut self) {
         let source = &self.source;
         let open = self.state.with(|state| std::mem::take(&mut state.open));
         for open in open {
-            // SAFETY: mapped with REGION bytes by `map_region`; nobody has a block of it any more.
+            // SAFETY: `map_region` mapped it with REGION bytes, and nobody has a block in it.
             unsafe { source.unmap(open.start, REGION) };
             open.region.close();
             region::give_records(open.region);
@@ -312,42 +309,4 @@ impl<P: Pages> Drop for PageHeap<P> {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The bits of `pages` pages from `first` on.
-const fn run(first: usize, pages: usize) -> u64 {
-    (u64::MAX >> (64 - pages)) << first
-}
-
-/// The first of `pages` set bits in a row.
-fn first_run(free: u64, pages: usize) -> Option<usize> {
-    debug_assert!((1..=64).contains(&pages));
-    // After k steps bit i says that bits i to i+k are set; steps double as far as they can.
-    let (mut runs, mut length) = (free, 1);
-    while length < pages {
-        let step = length.min(pages - length);
-        runs &= runs >> step;
-        length += step;
-    }
-    (runs != 0).then(|| runs.trailing_zeros() as usize)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{first_run, run};
-
-    #[test]
-    fn the_first_run_is_found_or_there_is_none() {
-        for pages in 1..=64 {
-            assert_eq!(first_run(u64::MAX, pages), Some(0));
-            for first in 0..=64 - pages {
-                assert_eq!(first_run(run(first, pages), pages), Some(first), "{pages} pages from {first}");
-                if pages < 64 {
-                    assert_eq!(first_run(run(first, pages), pages + 1), None);
-                }
-            }
-        }
-        assert_eq!(first_run(0b0110_1110, 3), Some(1));
-        assert_eq!(first_run(0b0110_0110, 3), None);
-    }
 }

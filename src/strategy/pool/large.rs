@@ -1,9 +1,8 @@
-//! Large blocks, and the memory of those that came back: where the seconds are.
+//! Large blocks, and the memory of those that came back.
 //!
-//! Fresh memory costs a page fault for every page, and giving it back costs again. So the last few blocks that came back
-//! are kept as they are, for the next ones of their size; all others are joined (`extents`) and cut again for any size,
-//! still with their memory. Of that, no more is kept than the next busy moment will want ([`Demand`]), and
-//! nothing that nobody used for a while (`decay`).
+//! New memory costs a page fault for every page, and returning it costs again. So the last few blocks that came back are kept
+//! as they are for the next ones of their size. All others are joined (`extents`) and cut again for any size, with their
+//! memory. No more is kept than the next peak is expected to need ([`Demand`]), and nothing that was unused for `decay`.
 
 use super::classes;
 use super::clock::now;
@@ -16,21 +15,21 @@ use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// How many blocks are kept as they came back.
+/// The number of blocks that are kept as they came back.
 const RECENT: usize = 8;
 
-/// What part of the demand may be kept beyond it.
+/// One part in this many of the demand may be kept beyond it.
 const SLACK: usize = 32;
 
-/// How many pages are given back at most while the lock is held, where nobody waits for the memory.
+/// The most pages that the decay thread returns to the system before it lets go of the lock for a moment.
 const AT_A_TIME: usize = (8 << 20) / PAGE;
 
-/// Above this size zeros come from the system rather than from our own hands: it clears pages when they are
-/// touched, which many never are.
+/// Dirty runs above this size are emptied instead of cleared: the system then clears pages when they are touched, and many
+/// never are. In bytes.
 const CLEAR_BY_HAND: usize = 32 << 20;
 
-/// No block is larger: half of what user space can address.
-const MOST_PAGES: usize = (1 << 46) / PAGE;
+/// The largest block: half of the user address space.
+const MAX_PAGES: usize = (1 << 46) / PAGE;
 
 #[derive(Debug)]
 pub(super) struct Large {
@@ -41,23 +40,23 @@ pub(super) struct Large {
 
 #[derive(Debug)]
 struct Store {
-    /// The latest last. Their pages are neither free nor dirty to the extents.
+    /// The latest last. To the extents their pages are in use, neither free nor dirty.
     recent: Vec<Recent>,
     recent_bytes: usize,
     extents: Extents,
     live_bytes: usize,
     demand: Demand,
-    /// How much was left when memory was given back last: holes that are too small for it.
+    /// The bytes that were left when memory was last returned: free runs smaller than the grain.
     holes_bytes: usize,
-    /// When old memory was looked for last.
+    /// The last time that old memory was looked for.
     looked: Duration,
 }
 
-/// How much will be in use at the next busy moment, guessed from those before.
+/// An estimate of the bytes in use at the next peak, from earlier peaks.
 ///
-/// A moment is busy where something comes back after something was taken. As with the time to wait for a packet in TCP
-/// (RFC 6298), the guess is a running mean and four times the running deviation: it follows a rise at once, and forgets a
-/// rare one after some ten others.
+/// A peak is where a block comes back after one was taken. The estimate is the running mean plus four times the running
+/// deviation, as TCP estimates its retransmission timeout (RFC 6298). It follows a rise at once and forgets a rare peak after
+/// some ten others.
 #[derive(Debug, Default)]
 struct Demand {
     mean_bytes: usize,
@@ -70,7 +69,7 @@ impl Demand {
         self.is_rising = true;
     }
 
-    /// Something comes back while `live_bytes` are in use.
+    /// A block comes back while `live_bytes` are in use.
     fn fall(&mut self, live_bytes: usize) {
         if std::mem::take(&mut self.is_rising) {
             let off = live_bytes.abs_diff(self.mean_bytes);
@@ -84,7 +83,7 @@ impl Demand {
     }
 }
 
-/// A block that came back and lies there as it is.
+/// A block that came back and is kept as it is.
 #[derive(Debug)]
 struct Recent {
     block: NonNull<u8>,
@@ -92,11 +91,11 @@ struct Recent {
     since: Duration,
 }
 
-// SAFETY: a block that its pool owns alone, reached under the pool's lock.
+// SAFETY: the pool alone owns the block and reaches it under its lock.
 unsafe impl Send for Recent {}
 
 impl Large {
-    /// Large blocks in whole multiples of `grain_pages`.
+    /// Large blocks that are multiples of `grain_pages`.
     pub(super) fn new(grain_pages: usize, wishes: Wishes) -> Self {
         let recent = Vec::with_capacity(RECENT + 1);
         let demand = Demand::default();
@@ -118,13 +117,13 @@ impl Large {
         size_bytes: usize,
         zeroed: bool,
     ) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > classes::MOST);
-        if size_bytes.div_ceil(PAGE) > MOST_PAGES {
+        debug_assert!(size_bytes > classes::MAX);
+        if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
         }
         self.wishes.fix();
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
-        // The source may refuse while we sit on memory that nobody uses.
+        // If the source refuses, unused memory can go to make room.
         self.try_allocate(source, pages, zeroed)
             .or_else(|| if self.trim(source) == 0 { None } else { self.try_allocate(source, pages, zeroed) })
     }
@@ -143,22 +142,23 @@ impl Large {
             let is_fit = dirty.iter().map(|dirty| dirty.pages).sum::<usize>() == pages;
             Some((block, run, if zeroed { dirty } else { Vec::new() }, is_fit))
         })?;
-        // Outside of the lock: it may bring the pages into memory.
-        // SAFETY: pages of the source's mapping that are ours alone now.
+        // Outside the lock, because a commit may bring the pages into memory.
+        // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
         if !is_fit && !unsafe { source.commit(block, run.bytes()) } {
-            // Those that were dirty are fit, the others are not: none of them from now on.
-            // SAFETY: as above.
+            // The dirty pages were committed, the others are not. After the discard none is.
+            // SAFETY: the same pages; nobody needs their contents.
             let emptied = unsafe { source.discard(block, run.bytes()) };
             self.store.with(|store| store.take_back(run, emptied));
             return None;
         }
         for dirty in dirty {
-            // SAFETY: a part of the block, which is ours.
-            let place = unsafe { block.add((dirty.first - run.first) * PAGE) };
-            // SAFETY: as above, and nobody needs its contents.
-            let emptied = dirty.bytes() > CLEAR_BY_HAND && unsafe { source.empty(place, dirty.bytes()) };
-            // SAFETY: as above.
-            if !emptied && !unsafe { source.clear(place, dirty.bytes()) } {
+            // SAFETY: a part of the new block in committed pages of the source; nobody else has it or needs its contents.
+            let is_zero = unsafe {
+                let place = block.add((dirty.first - run.first) * PAGE);
+                (dirty.bytes() > CLEAR_BY_HAND && source.empty(place, dirty.bytes()))
+                    || source.clear(place, dirty.bytes())
+            };
+            if !is_zero {
                 self.store.with(|store| store.take_back(run, false));
                 return None;
             }
@@ -166,15 +166,15 @@ impl Large {
         Some(block)
     }
 
-    /// Whether a block with room for `room_bytes` may stay where it is when it is to hold `size_bytes`.
+    /// Whether a block with room for `room_bytes` stays in place if it is resized to `size_bytes`.
     pub(super) fn fits(room_bytes: usize, size_bytes: usize) -> bool {
-        size_bytes <= room_bytes && size_bytes > classes::MOST && size_bytes >= room_bytes / 2
+        size_bytes <= room_bytes && size_bytes > classes::MAX && size_bytes >= room_bytes / 2
     }
 
     /// Takes a live large block back.
     pub(super) fn release<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>) {
         let address = block.addr().get();
-        // SAFETY: a live block of this pool, say the callers.
+        // SAFETY: the callers pass a live block of this pool, so its region is in the map.
         let record = unsafe { region::find(address) };
         let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
         let now = now();
@@ -196,12 +196,12 @@ impl Large {
         });
     }
 
-    /// Gives back what nobody used for a while. When to look again; nothing where nothing is left that will be old.
+    /// Returns memory that was unused for a while to the system. Returns when to look again; `None` if nothing is left.
     pub(super) fn decay<P: Pages + ?Sized>(&self, source: &P, now: Duration) -> Option<Duration> {
         let decay = self.wishes.decay();
         let moment = now.saturating_sub(decay);
         let mut is_done = false;
-        // A few pages at a time: others want the lock too.
+        // A few pages at a time, so that other threads get the lock.
         while !is_done {
             is_done = self.store.with(|store| {
                 store.looked = now;
@@ -214,12 +214,12 @@ impl Large {
         self.store.with(|store| store.extents.has_dirty_since(moment)).then(|| now + decay / 8)
     }
 
-    /// Gives back all memory that nobody uses; returns how many bytes that were.
+    /// Returns all unused memory to the system. Returns how many bytes.
     pub(super) fn trim<P: Pages + ?Sized>(&self, source: &P) -> usize {
         self.store.with(|store| store.trim(source))
     }
 
-    /// Gives everything back: the pool is gone, and with it every block of it.
+    /// Unmaps everything. The pool is dropped, so its blocks are all gone.
     pub(super) fn close<P: Pages + ?Sized>(&self, source: &P) {
         self.store.with(|store| store.extents.close(source));
     }
@@ -235,21 +235,21 @@ impl Store {
         self.demand.rise();
     }
 
-    /// Gives back what is more than the next busy moment will want, or than `most_bytes`.
-    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, most_bytes: usize) {
+    /// Returns memory beyond what the next peak is expected to need, or beyond `max_bytes`, to the system.
+    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
         let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
-        // A little more may gather, so that there is something to give back.
-        let most = wanted.min(most_bytes);
+        let max = wanted.min(max_bytes);
         self.holes_bytes = self.holes_bytes.min(kept);
-        if kept > most.max(self.holes_bytes) + self.demand.bytes() / SLACK {
+        // With some slack, so that each call returns a larger piece.
+        if kept > max.max(self.holes_bytes) + self.demand.bytes() / SLACK {
             self.join_recent();
-            self.extents.purge_down_to(source, most);
+            self.extents.purge_down_to(source, max);
             self.holes_bytes = self.extents.dirty_bytes();
         }
     }
 
-    /// The latest of the recent blocks that is large enough and at most an eighth too large.
+    /// Takes the latest of the recent blocks that is large enough and at most an eighth too large.
     fn take_recent(&mut self, pages: usize) -> Option<Recent> {
         let fits = |Recent { run, .. }: &Recent| run.pages >= pages && run.pages - pages <= pages / 8;
         let found = self.recent.remove(self.recent.iter().rposition(fits)?);
@@ -257,7 +257,7 @@ impl Store {
         Some(found)
     }
 
-    /// A run of exactly `pages`.
+    /// Takes a run of exactly `pages`.
     fn take<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> Option<Run> {
         self.join_recent();
         if let Some(run) = self.extents.take(pages) {
@@ -266,7 +266,7 @@ impl Store {
         if self.extents.grow(source, pages) { self.extents.take(pages) } else { None }
     }
 
-    /// Takes back what could not be made fit for use; with its memory, unless it was emptied.
+    /// Takes back a run that could not be committed or cleared; as dirty, unless it was emptied.
     fn take_back(&mut self, run: Run, emptied: bool) {
         self.live_bytes -= run.bytes();
         if emptied {
@@ -298,7 +298,7 @@ mod tests {
         for live_bytes in moments {
             demand.rise();
             demand.fall(live_bytes);
-            demand.fall(live_bytes / 2); // nothing was taken in between: no busy moment
+            demand.fall(live_bytes / 2); // nothing was taken in between, so this is no peak
         }
         demand.bytes()
     }

@@ -1,15 +1,17 @@
-//! `Pool`: size classes with caches for each thread, and large blocks that are kept warm.
+//! `Pool`: size classes with per-thread caches, and large blocks that are kept warm.
 //!
 //! ```text
 //!   thread's cache ──► spans of the class ──► pages of 64 KiB ──► regions of 4 MiB ──► Pages (mmap, ...)
-//!   (no lock)          (a lock a class)       (one lock)
+//!   (no lock)          (a lock per class)     (one lock)
 //!   large blocks (> 256 KiB) ──► the last few that came back ──► extents (one lock) ──► Pages
 //! ```
-//! Each file has its own invariant: `classes` the sizes, `region` and `span` the record of each block, `heap` the pages,
-//! `central` the lists of spans, `cache` the threads, `large` and `extents` the rest; `decay` gives memory back when
-//! nobody is there to do it. All locks are held across `fork`.
+//! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free list
+//! of each class, `cache` the threads' caches, `large` and `extents` the large blocks, `bits` runs of pages as bits.
+//! `sized` and `resize` are operations on blocks. `decay` returns unused memory to the system when no thread uses the pool.
+//! All locks are held across `fork`.
 
 mod arena;
+mod bits;
 mod cache;
 mod central;
 mod classes;
@@ -20,6 +22,8 @@ mod heap;
 mod large;
 mod options;
 mod region;
+mod resize;
+mod sized;
 mod span;
 
 pub use arena::Arena;
@@ -32,41 +36,42 @@ use crate::source::{Pages, PrivatePages, pages};
 use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
 use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
-use decay::{Keeper, Kept, Noted};
+use decay::{Keeper, Noted, Registration};
 use heap::PageHeap;
 use large::Large;
 use options::Wishes;
 use region::{PAGE, Region};
+use resize::{cleared, resize_by};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A pool over pages: for programs that allocate and free all the time, which is all NumPy programs.
+/// A pool over pages, for programs that allocate and free all the time, as NumPy programs do.
 ///
-/// Blocks are aligned to 64 bytes. Up to 256 KiB they come from size classes (at most 25 % too large) by way of a cache
-/// that each thread has; above, they are runs of 64 KiB pages, joined when they come back and cut again for any size,
-/// with their memory still there. No more of that is kept than the next busy moment will want, guessed from those
-/// before, and nothing that was not used for a while ([`PoolOptions`]); [`trim`](Strategy::trim) gives all of it back.
+/// Blocks are aligned to 64 bytes. Blocks of up to 256 KiB come from size classes (at most 25 % larger than requested)
+/// through a cache per thread. Larger ones are runs of 64 KiB pages, which are joined when they come back and cut again for
+/// any size, with their memory still behind them. The pool keeps no more of that than it expects to need at the next peak,
+/// and nothing that was unused for a while ([`PoolOptions`]); [`trim`](Strategy::trim) returns all of it to the system.
 ///
-/// Cheap to clone: clones are the same pool.
+/// Clones are the same pool, and cloning is cheap.
 pub struct Pool<P: Pages = PrivatePages> {
     inner: Arc<Inner<P>>,
 }
 
 struct Inner<P: Pages> {
-    /// Which of a thread's caches is this pool's.
+    /// Identifies this pool's cache among those of a thread.
     number: Number,
     large: Large,
-    /// Where the source has pages of another kind for blocks of 2 MiB and more.
+    /// If the source has other pages for blocks of 2 MiB and more.
     huge: Option<Huge>,
     central: [Central; classes::COUNT],
     heap: PageHeap<P>,
     wishes: Wishes,
-    /// Whether there may be something to give back.
+    /// Whether there may be memory to return to the system.
     noted: Noted,
     _held: HeldUntilDropped,
-    _kept: Kept,
+    _registration: Registration,
 }
 
 struct Huge {
@@ -74,16 +79,16 @@ struct Huge {
     source: Arc<dyn Pages>,
 }
 
-/// Threads empty their caches no more often, however short memory is kept.
-const LEAST_SWEEP: Duration = Duration::from_millis(100);
+/// Threads empty their caches at most this often, however short the decay is.
+const MIN_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Gives back what all pools and arenas keep, and this thread's caches; returns how many bytes that were.
+/// Returns the unused memory of all pools and arenas and of this thread's caches to the system. Returns how many bytes.
 pub(crate) fn trim_pools() -> usize {
     cache::sweep(Duration::MAX, Duration::ZERO);
     decay::trim_pools()
 }
 
-/// How many of our pages a huge page has: what blocks on those are multiples of.
+/// Pages of 64 KiB in a huge page. Blocks on huge pages are multiples of it.
 const HUGE_PAGES: usize = pages::HUGE_PAGE / PAGE;
 
 impl Pool {
@@ -93,7 +98,7 @@ impl Pool {
         Self::over(PrivatePages, PoolOptions::default())
     }
 
-    /// The process's own pool, behind the handler `pool`; the arenas of requests take their pages from it.
+    /// The process's pool, behind the handler `pool`. Requests and their arenas take their memory from it.
     pub fn shared() -> &'static Self {
         static SHARED: Made<Pool> = Made::new();
         SHARED.get_or_make(Self::new)
@@ -107,7 +112,7 @@ impl Default for Pool {
 }
 
 impl<P: Pages> Pool<P> {
-    /// A pool over pages of the caller's choice.
+    /// A pool over pages from `source`.
     #[must_use]
     pub fn over(source: P, options: PoolOptions) -> Self {
         let wishes = Wishes::new(options);
@@ -121,7 +126,7 @@ impl<P: Pages> Pool<P> {
             noted: Noted::default(),
             // In this order: see `decay`.
             _held: crate::sync::hold_across_fork_until(inner.clone()),
-            _kept: decay::enter(inner.clone()),
+            _registration: decay::register(inner.clone()),
         });
         Self { inner }
     }
@@ -129,7 +134,7 @@ impl<P: Pages> Pool<P> {
     #[cold]
     #[inline(never)]
     fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
-        // The source may refuse while we sit on memory that nobody uses.
+        // If the source refuses, the pool's unused memory can go to make room.
         self.refill(class).or_else(|| if self.inner.give_back() == 0 { None } else { self.refill(class) })
     }
 
@@ -188,171 +193,6 @@ impl<P: Pages> Pool<P> {
     }
 }
 
-impl Pool {
-    /// How many bytes were asked for.
-    ///
-    /// # Safety
-    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of a pool over any pages
-    ///   and was not released.
-    #[inline]
-    pub(crate) unsafe fn asked_bytes(block: NonNull<u8>) -> usize {
-        // SAFETY: the caller vouches that the block is live.
-        let region = unsafe { region::find(block.addr().get()) };
-        region.asked_at(block.addr().get())
-    }
-}
-
-impl Pool {
-    /// Notes other bytes than were asked for.
-    ///
-    /// # Safety
-    /// - as for [`asked_bytes`](Self::asked_bytes).
-    pub(crate) unsafe fn note_asked(block: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: the caller vouches that the block is live.
-        let region = unsafe { region::find(block.addr().get()) };
-        let noted = region.note_asked(block.addr().get(), size_bytes);
-        debug_assert!(noted, "a block that was made with a note has a place for it");
-    }
-}
-
-/// Blocks that know how many bytes were asked for, to the byte: for whoever counts them.
-impl<P: Pages> Pool<P> {
-    /// A block as [`allocate`](Strategy::allocate) makes it, or with zeros in it; its size is noted. Release it as any
-    /// other block of the pool.
-    #[inline]
-    pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let block = if zeroed { self.allocate_zeroed(size_bytes) } else { self.allocate(size_bytes) }?;
-        let address = block.addr().get();
-        // SAFETY: just made, and live.
-        let region = unsafe { region::find(address) };
-        let is_small = size_bytes <= classes::MOST;
-        if if is_small { region.note_small(address, size_bytes) } else { region.note_asked(address, size_bytes) } {
-            return Some(block);
-        }
-        // SAFETY: made above, and nobody else has it.
-        unsafe { self.release(block) };
-        None
-    }
-
-    /// [`release`](Strategy::release) that says how many bytes were noted.
-    ///
-    /// # Safety
-    /// - as for `release`; `block` came from [`allocate_sized`](Self::allocate_sized) or
-    ///   [`resize_sized`](Self::resize_sized).
-    #[inline]
-    pub(crate) unsafe fn release_sized(&self, block: NonNull<u8>) -> usize {
-        let address = block.addr().get();
-        // SAFETY: a live block, says the caller.
-        let region = unsafe { region::find(address) };
-        let Some(class) = region.class_at(address) else {
-            let asked_bytes = region.asked_at(address);
-            self.inner.release_large(region, block);
-            return asked_bytes;
-        };
-        let asked_bytes = region.asked_small(address);
-        self.release_small(class, block);
-        asked_bytes
-    }
-
-    /// [`resize`](Strategy::resize) that notes the new size. A failure leaves the block and its size as they were.
-    ///
-    /// # Safety
-    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of this pool
-    ///   and was not released; after `Some` the old pointer is not used again.
-    pub(crate) unsafe fn resize_sized(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the caller vouches that the block is live.
-        if unsafe { stays(block, new_size_bytes) } {
-            // SAFETY: live, as above.
-            let region = unsafe { region::find(block.addr().get()) };
-            // The note's place is there: the block has one.
-            return region.note_asked(block.addr().get(), new_size_bytes).then_some(block);
-        }
-        // SAFETY: live, and made with a note.
-        let old_size_bytes = unsafe { Pool::asked_bytes(block) };
-        let moved = self.allocate_sized(new_size_bytes, false)?;
-        // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-        let copied = unsafe { self.inner.heap.source.copy(moved, block, old_size_bytes.min(new_size_bytes)) };
-        let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
-        // SAFETY: a live block; the caller uses the other one from now on.
-        unsafe { self.release(gone) };
-        answer
-    }
-}
-
-/// Whether a block may stay where it is when it is to hold `new_size_bytes`.
-///
-/// # Safety
-/// - `block` came from a pool and was not released.
-unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
-    // SAFETY: the caller vouches that the block is live.
-    let room = unsafe { room(block) };
-    if room <= classes::MOST {
-        new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
-    } else {
-        Large::fits(room, new_size_bytes)
-    }
-}
-
-/// How many bytes a live block has room for.
-///
-/// # Safety
-/// - `block` came from a pool and was not released.
-unsafe fn room(block: NonNull<u8>) -> usize {
-    // SAFETY: a live block, says the caller.
-    let region = unsafe { region::find(block.addr().get()) };
-    match region.class_at(block.addr().get()) {
-        Some(class) => classes::bytes(class),
-        None => region.large_pages_at(block.addr().get()) * PAGE,
-    }
-}
-
-/// A new block with zeros in it; nothing, and the block back, where the source cannot write them.
-///
-/// # Safety
-/// - `block` is a live block of `strategy`, which has its memory from `source`, with that many bytes; nobody else has it.
-#[inline]
-unsafe fn cleared(
-    strategy: &impl Strategy,
-    source: &impl Pages,
-    block: NonNull<u8>,
-    size_bytes: usize,
-) -> Option<NonNull<u8>> {
-    // SAFETY: says the caller.
-    if unsafe { source.clear(block, size_bytes) } {
-        return Some(block);
-    }
-    // SAFETY: a live block that nobody has.
-    unsafe { strategy.release(block) };
-    None
-}
-
-/// Resizes a block of `strategy`, which has the pool's classes, in memory of `source`: in place where its class stays, else
-/// by moving it.
-///
-/// # Safety
-/// - `block` came from `strategy`, which cuts its blocks from regions as pools do, and was not released; after `Some`
-///   the old pointer is not used again.
-unsafe fn resize_by(
-    strategy: &impl Strategy,
-    source: &impl Pages,
-    block: NonNull<u8>,
-    new_size_bytes: usize,
-) -> Option<NonNull<u8>> {
-    // SAFETY: a live block, says the caller.
-    if unsafe { stays(block, new_size_bytes) } {
-        return Some(block);
-    }
-    // SAFETY: as above.
-    let room = unsafe { room(block) };
-    let moved = strategy.allocate(new_size_bytes)?;
-    // SAFETY: both are live and disjoint; each has the lesser of the two sizes.
-    let copied = unsafe { source.copy(moved, block, room.min(new_size_bytes)) };
-    let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
-    // SAFETY: a live block; the caller uses the other one from now on.
-    unsafe { strategy.release(gone) };
-    answer
-}
-
 impl<P: Pages> Home for Inner<P> {
     fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
         if self.central[class].give(&self.heap, blocks) {
@@ -371,32 +211,32 @@ impl<P: Pages> Inner<P> {
         }
     }
 
-    /// A span for an arena.
+    /// Takes a span of `class` for an arena.
     fn take_span(&self, class: usize) -> Option<&'static span::Span> {
         self.look();
-        // The source may refuse while we sit on memory that nobody uses.
+        // If the source refuses, the pool's unused memory can go to make room.
         self.heap.take(class).or_else(|| if self.give_back() == 0 { None } else { self.heap.take(class) })
     }
 
-    /// Takes a span back that an arena had.
+    /// Takes back a span without a live block from an arena.
     fn give_span(&self, span: &span::Span) {
         self.heap.give(span);
         self.noted.note();
     }
 
-    /// Gives back what is old enough, where it is time to look: whoever uses the pool needs no thread for that.
+    /// Returns old memory to the system, if it is time to. A pool in use does this itself, without the decay thread.
     fn look(&self) {
         let now = clock::now();
         if self.heap.is_due(now) {
             self.heap.tick(now);
         }
-        cache::sweep(now, (self.wishes.decay() / 2).max(LEAST_SWEEP));
+        cache::sweep(now, (self.wishes.decay() / 2).max(MIN_SWEEP_INTERVAL));
     }
 
     /// Takes a live large block back.
     fn release_large(&self, region: &Region, block: NonNull<u8>) {
         match &self.huge {
-            // Sizes were told apart in the same way, and no block is given more than its grain.
+            // `allocate_large` decides by the same size: blocks are rounded up to whole huge pages only on huge pages.
             Some(huge) if region.large_pages_at(block.addr().get()) >= HUGE_PAGES => {
                 huge.blocks.release(&*huge.source, block);
             }
@@ -405,7 +245,7 @@ impl<P: Pages> Inner<P> {
         self.noted.note();
     }
 
-    /// Gives back what no thread has; returns how many bytes that were.
+    /// Returns memory that is in no thread's cache to the system. Returns how many bytes.
     fn give_back(&self) -> usize {
         let huge = self.huge.as_ref().map_or(0, |huge| huge.blocks.trim(&*huge.source));
         huge + self.large.trim(&self.heap.source) + self.heap.trim()
@@ -451,8 +291,8 @@ impl<P: Pages> Keeper for Inner<P> {
     }
 }
 
-// SAFETY: small blocks are cut from spans that no other class or block shares, large ones have mappings of their own;
-// both stay where they are until released (`region`, `heap`). Multiples of 64 from an aligned start are aligned.
+// SAFETY: small blocks are cut from spans that no other class shares, large ones from runs of pages that no other block
+// shares; both stay in place until released. They start at multiples of 64 from an aligned start.
 unsafe impl<P: Pages> Strategy for Pool<P> {
     fn alignment(&self) -> usize {
         classes::ALIGN
@@ -460,30 +300,30 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
 
     #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes <= classes::MOST {
+        if size_bytes <= classes::MAX {
             return self.allocate_small(size_bytes);
         }
         self.inner.allocate_large(size_bytes, false)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MOST {
+        if size_bytes > classes::MAX {
             return self.inner.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
-        // SAFETY: the block has that many bytes, and nobody else has it yet.
+        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has it.
         unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block of this pool, says the caller.
+        // SAFETY: the block is live and from this pool, whose memory is the source's (this function's contract).
         unsafe { resize_by(self, &self.inner.heap.source, block, new_size_bytes) }
     }
 
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
         let address = block.addr().get();
-        // SAFETY: a live block, says the caller.
+        // SAFETY: the block is live (this function's contract), so its region is in the map.
         let region = unsafe { region::find(address) };
         let Some(class) = region.class_at(address) else {
             self.inner.release_large(region, block);
@@ -492,7 +332,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         self.release_small(class, block);
     }
 
-    /// What this thread keeps, and all that lies ready for others. Other threads keep their caches.
+    /// Returns this thread's cache and all unused memory of the pool to the system. Other threads keep their caches.
     fn trim(&self) -> usize {
         let inner = &*self.inner;
         cache::flush(&inner.number, |class, blocks| inner.give(class, blocks));
@@ -525,7 +365,7 @@ mod tests {
     #[test]
     fn a_block_knows_how_many_bytes_were_asked_for() {
         let pool = Pool::new();
-        let sizes = [1, 63, 64, 65, 100, 700, 4097, 65_537, classes::MOST, classes::MOST + 1, 3_000_001];
+        let sizes = [1, 63, 64, 65, 100, 700, 4097, 65_537, classes::MAX, classes::MAX + 1, 3_000_001];
         let blocks: Vec<_> =
             sizes.iter().map(|&size| (pool.allocate_sized(size, size % 2 == 0).expect("memory"), size)).collect();
         for &(block, size) in &blocks {
@@ -533,15 +373,13 @@ mod tests {
             assert_eq!(unsafe { Pool::asked_bytes(block) }, size);
         }
         for (mut block, size) in blocks {
-            // SAFETY: live, from this pool; it has a byte.
+            // SAFETY: live, from this pool, at least one byte.
             unsafe { block.write(77) };
             for new_size in [size + 1, size * 3, 1, 300_000, 200_000, 5] {
                 // SAFETY: live, with a noted size; the old pointer is not used again.
                 block = unsafe { pool.resize_sized(block, new_size) }.expect("memory");
-                // SAFETY: as above.
-                assert_eq!(unsafe { Pool::asked_bytes(block) }, new_size);
-                // SAFETY: as above.
-                assert_eq!(unsafe { block.read() }, 77);
+                // SAFETY: live, with a noted size and its first byte written.
+                assert_eq!(unsafe { (Pool::asked_bytes(block), block.read()) }, (new_size, 77));
             }
             // SAFETY: live, from this pool, once.
             unsafe { pool.release(block) };
@@ -556,7 +394,7 @@ mod tests {
         let block = pool.allocate_sized(1000, false).expect("memory");
         // SAFETY: live, with a noted size; a failure leaves it.
         assert_eq!(unsafe { pool.resize_sized(block, isize::MAX as usize) }, None);
-        // SAFETY: live, as above.
+        // SAFETY: live, with a noted size.
         assert_eq!(unsafe { Pool::asked_bytes(block) }, 1000);
         // SAFETY: live, from this pool, once.
         unsafe { pool.release(block) };

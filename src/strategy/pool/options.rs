@@ -1,12 +1,12 @@
-//! What a pool may keep, and for how long.
+//! How much unused memory a pool may keep, and for how long.
 
 use crate::settings;
 use crate::source::pages;
 use std::time::Duration;
 
-/// What a pool may keep.
+/// How much unused memory a pool may keep, and for how long.
 ///
-/// A field that is left as it is follows [`configure`](crate::configure) until the settings are first used.
+/// A field that is not changed follows [`configure`](crate::configure) until the settings are first used.
 ///
 /// ```
 /// use ctxalloc::{source::PrivatePages, strategy::{Pool, PoolOptions}};
@@ -19,13 +19,12 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PoolOptions {
-    /// How many bytes of large blocks that nobody uses are kept with their memory at most, whatever will be wanted. An
-    /// eighth of the machine's memory, at least 64 MiB, unless you or the process's [settings](crate::Settings) say
-    /// otherwise.
+    /// The most bytes of unused large blocks that are kept with their memory, whatever the expected demand. By default, and
+    /// unless the process's [settings](crate::Settings) say otherwise, an eighth of the machine's memory, but at least 64 MiB.
     pub warm_bytes: usize,
-    /// How long memory that nobody uses is kept. Ten seconds, unless you or the process's [settings](crate::Settings) say
-    /// otherwise. Where the pool is in use it looks at the clock itself; else a thread of the process does
-    /// (`ctxalloc-decay`), which sleeps while there is nothing to give back.
+    /// How long unused memory is kept. By default, and unless the process's [settings](crate::Settings) say otherwise, ten
+    /// seconds. A pool in use checks this itself; for others the thread `ctxalloc-decay` does, which sleeps while there is
+    /// nothing to give back.
     pub decay: Duration,
 }
 
@@ -39,7 +38,7 @@ fn default_warm_bytes() -> usize {
     settings::warm_bytes().unwrap_or_else(|| (pages::physical_bytes() / 8).max(64 << 20))
 }
 
-/// The options of one pool: what was said for it alone, or else what the process says.
+/// The options of one pool. `None` follows the process's settings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wishes {
     warm_bytes: Option<usize>,
@@ -63,7 +62,7 @@ impl Wishes {
         self.decay.unwrap_or_else(settings::decay)
     }
 
-    /// Memory is handed out: what the process says cannot change any more.
+    /// Called when memory is handed out: the process's settings cannot change after that.
     #[inline]
     pub(super) fn fix(self) {
         if self.warm_bytes.is_none() || self.decay.is_none() {

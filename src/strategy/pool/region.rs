@@ -1,9 +1,9 @@
 //! Regions, and the map that finds a block's region by its address.
 //!
-//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB: for spans of small blocks, or
-//! for large blocks, which may go on in the regions behind it. What is known of a block stands in its region's record,
-//! outside of the memory that users write to: nothing they overrun can lead `free` astray, and memory that the host
-//! cannot read can be pooled.
+//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB, for spans of small blocks or for
+//! large blocks, which may continue in the regions behind. What the pool knows of a block is in its region's record, outside
+//! the memory that users write to. So an overrun block cannot mislead `free`, and memory that the host cannot read can be
+//! pooled.
 
 use super::classes;
 use super::span::Span;
@@ -11,50 +11,51 @@ use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// The address space of a region, in bytes.
+/// The size of a region, in bytes.
 pub(super) const REGION: usize = 4 << 20;
-/// A page of a region, in bytes: not the system's.
+/// The size of a region's page, in bytes. Not the system's page size.
 pub(super) const PAGE: usize = 64 << 10;
 /// Pages in a region.
 pub(super) const PAGES: usize = REGION / PAGE;
 
-/// The record of one region. Records are reused, never freed: a reader may always look. All zero until its first use.
+/// The record of a region. Records are reused but never freed, so a reader may always access one. All zero before the first
+/// use.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) start: AtomicPtr<u8>,
-    /// The size class of the blocks in each page, and one; [`LARGE`] where no span is. In the upper half, which page is the
-    /// first of its span. Written before the first block of a span is handed out; a reader holds a block of it, so it sees
-    /// the value (whoever handed the block over made sure of that). Hence Relaxed.
+    /// For each page: in the lower byte the size class of its blocks plus one, or [`LARGE`] if it is in no span; in the upper
+    /// byte the first page of its span. Written before the first block of a span is handed out. A reader has a block of the
+    /// span, and whatever passed the block to the reader's thread made this value visible too. Hence Relaxed.
     classes: [AtomicU16; PAGES],
-    /// How many pages the large block has that starts in each page. Written before it is handed out.
+    /// For each page, the number of pages of the large block that starts there. Written before that is handed out.
     large: [AtomicU32; PAGES],
-    /// How many bytes were asked for, for each small block ([`note_asked`](Self::note_asked)); NULL until one is noted.
+    /// The requested size of each small block ([`note_asked`](Self::note_asked)); NULL until one is noted.
     asked: AtomicPtr<Asked>,
-    /// The same for the large block that starts in each page.
+    /// For each page, the requested size of the large block that starts there.
     asked_large: [AtomicU64; PAGES],
-    /// The record of the span that starts in each page.
+    /// For each page, the record of the span that starts there.
     spans: [Span; PAGES],
-    /// The next record that no region has.
+    /// The next record in the list of spare ones.
     next_spare: AtomicPtr<Region>,
 }
 
-/// A size for each place where a small block may start. Outside of the region, and mapped when it is first needed.
+/// A size for each address where a small block may start. Outside the region, and mapped when it is first needed.
 type Asked = [AtomicU32; REGION / classes::ALIGN];
 
-/// In place of a size class: the page is a large block's.
+/// Instead of a size class: the page is free or a large block's.
 const LARGE: u16 = 0;
 
 impl Region {
-    /// Makes it the record of a region at `start`, without spans: all of it is for large blocks until `assign`.
+    /// Makes it the record of a region at `start` without spans.
     pub(super) fn reset(&self, start: NonNull<u8>) {
         self.start.store(start.as_ptr(), Ordering::Relaxed);
         self.classes.iter().for_each(|class| class.store(LARGE, Ordering::Relaxed));
     }
 
-    /// Notes how many bytes were asked for when a live block that starts at this address was handed out, until the next
-    /// note for it. False where there is no memory for the note.
+    /// Notes the requested size of the live block that starts at this address, until the next note for it. False if there is
+    /// no memory for the note.
     ///
-    /// Relaxed: whoever reads the note has the block from who noted it, and sees it for the reason given at `classes`.
+    /// Relaxed, for the reason given at `classes`: whoever reads the note has the block.
     #[inline]
     pub(super) fn note_asked(&self, address: usize, size_bytes: usize) -> bool {
         if self.class_at(address).is_none() {
@@ -64,19 +65,19 @@ impl Region {
         self.note_small(address, size_bytes)
     }
 
-    /// The same for a block that is small.
+    /// [`note_asked`](Self::note_asked) for a small block.
     #[inline]
     pub(super) fn note_small(&self, address: usize, size_bytes: usize) -> bool {
         // Acquire pairs with the Release in `map_asked`.
         let table = NonNull::new(self.asked.load(Ordering::Acquire)).or_else(|| self.map_asked());
         let Some(table) = table else { return false };
-        // SAFETY: mapped until the region is unmapped, in which a live block lies.
+        // SAFETY: the table is mapped as long as the region, in which a live block lies.
         let table = unsafe { table.as_ref() };
         table[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
         true
     }
 
-    /// What was noted last for the live block that starts at this address; zero where nothing was.
+    /// The last note for the live block that starts at this address; zero if there is none.
     #[inline]
     pub(super) fn asked_at(&self, address: usize) -> usize {
         if self.class_at(address).is_none() {
@@ -85,12 +86,12 @@ impl Region {
         self.asked_small(address)
     }
 
-    /// The same for a block that is small.
+    /// [`asked_at`](Self::asked_at) for a small block.
     #[inline]
     pub(super) fn asked_small(&self, address: usize) -> usize {
         // Acquire pairs with the Release in `map_asked`.
         let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return 0 };
-        // SAFETY: mapped until the region is unmapped, in which a live block lies.
+        // SAFETY: the table is mapped as long as the region, in which a live block lies.
         let table = unsafe { table.as_ref() };
         table[address % REGION / classes::ALIGN].load(Ordering::Relaxed) as usize
     }
@@ -98,54 +99,53 @@ impl Region {
     #[cold]
     #[inline(never)]
     fn map_asked(&self) -> Option<NonNull<Asked>> {
-        // Zero when fresh, which is a valid `Asked`.
+        // New pages are zero, which is a valid `Asked`.
         let start = pages::map(size_of::<Asked>(), pages::page_bytes())?;
         let fresh = start.cast::<Asked>();
-        // Release pairs with the Acquires of those who look for the table.
+        // Release pairs with the Acquire loads of the table's address.
         match self.asked.compare_exchange(null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(fresh),
             Err(present) => {
-                // SAFETY: mapped above, and nobody has seen it.
+                // SAFETY: mapped above, and nobody else has it, since the exchange failed.
                 unsafe { pages::unmap(start, size_of::<Asked>()) };
                 NonNull::new(present)
             }
         }
     }
 
-    /// Gives back the memory behind the notes for pages in which no block lies.
+    /// Returns the memory of the notes for these pages, in which no block lies, to the system.
     pub(super) fn forget_asked(&self, first: usize, count: usize) {
         const NOTES: usize = size_of::<Asked>() / PAGES; // in bytes, for one page
         let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return };
         let from = (first * NOTES).next_multiple_of(pages::page_bytes());
         let to = (first + count) * NOTES / pages::page_bytes() * pages::page_bytes();
         if from < to {
-            // SAFETY: inside of the table, which has `NOTES` bytes for each page.
-            let place = unsafe { table.cast::<u8>().add(from) };
-            // SAFETY: whole pages of the mapping; no block lies where these notes belong. A failure costs memory only.
-            let _ = unsafe { pages::discard(place, to - from) };
+            // SAFETY: the table has `NOTES` bytes for each page, so these are whole system pages of its mapping. No block lies
+            // in the region's pages, so nobody needs the notes. A failure costs memory only.
+            let _ = unsafe { pages::discard(table.cast::<u8>().add(from), to - from) };
         }
     }
 
-    /// Gives the table of notes back: no block lies in the region any more.
+    /// Unmaps the table of notes. No block lies in the region.
     pub(super) fn close(&self) {
-        // Acquire: the writes of whoever mapped it come before.
+        // Acquire pairs with the Release in `map_asked`.
         if let Some(table) = NonNull::new(self.asked.swap(null_mut(), Ordering::Acquire)) {
-            // SAFETY: mapped by `map_asked` with this size; without live blocks nobody looks into it.
+            // SAFETY: `map_asked` mapped it with this size. Only owners of blocks in the region access it, and there are none.
             unsafe { pages::unmap(table.cast(), size_of::<Asked>()) };
         }
     }
 
-    /// How many pages the large block has that starts at this address.
+    /// The number of pages of the large block that starts at this address.
     pub(super) fn large_pages_at(&self, address: usize) -> usize {
         self.large[page_of(address)].load(Ordering::Relaxed) as usize
     }
 
-    /// Declares that a large block starts at this address.
+    /// Notes that a large block of `pages` starts at this address.
     pub(super) fn assign_large(&self, address: usize, pages: usize) {
         self.large[page_of(address)].store(pages as u32, Ordering::Relaxed);
     }
 
-    /// The class of a small block in this region; nothing for a large one.
+    /// The class of the small block at this address; `None` if the block is large.
     #[inline]
     pub(super) fn class_at(&self, address: usize) -> Option<usize> {
         match self.classes[page_of(address)].load(Ordering::Relaxed) {
@@ -154,19 +154,19 @@ impl Region {
         }
     }
 
-    /// The first page of the span that the small block lies in.
+    /// The first page of the span of the small block at this address.
     #[inline]
     pub(super) fn span_at(&self, address: usize) -> usize {
         usize::from(self.classes[page_of(address)].load(Ordering::Relaxed) >> 8)
     }
 
-    /// The record of the span that starts in a page.
+    /// The record of the span that starts in this page.
     #[inline]
     pub(super) fn span(&self, first: usize) -> &Span {
         &self.spans[first % PAGES]
     }
 
-    /// Declares pages, which nobody else has, to be one span of free blocks of `class`.
+    /// Makes these pages, which nobody else has, a span of free blocks of `class`.
     pub(super) fn assign(&'static self, first: usize, class: usize) -> Option<&'static Span> {
         let start = NonNull::new(self.start.load(Ordering::Relaxed).wrapping_add(first * PAGE))?;
         for page in first..first + classes::span_pages(class) {
@@ -182,7 +182,7 @@ const fn page_of(address: usize) -> usize {
     (address % REGION) / PAGE
 }
 
-/// User space has 47 bits of addresses (without five-level paging, which Linux gives only to those who ask).
+/// User addresses have 47 bits. (With five-level paging more, but Linux uses those only on request.)
 const ROOT: usize = 1 << 12;
 const LEAF: usize = 1 << 13;
 const _: () = assert!(ROOT * LEAF * REGION == 1 << 47);
@@ -190,92 +190,94 @@ const _: () = assert!(ROOT * LEAF * REGION == 1 << 47);
 type Leaf = [AtomicPtr<Region>; LEAF];
 static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROOT];
 
-/// The record of the region in which a live block starts. Two loads, no lock.
+/// The record of the region that a live block starts in. Two loads, no lock.
 ///
 /// # Safety
 /// - `address` is that of a live block of some pool.
 #[inline]
 pub(super) unsafe fn find(address: usize) -> &'static Region {
     let index = address / REGION;
-    // Acquire pairs with the Releases in `enter`.
+    // Acquire pairs with the Release stores in `insert`.
     let leaf = MAP[index / LEAF].load(Ordering::Acquire);
     debug_assert!(!leaf.is_null());
-    // SAFETY: the block's region was entered before the block was handed out; leaves live for ever.
-    let region = unsafe { &(*leaf)[index % LEAF] }.load(Ordering::Acquire);
-    debug_assert!(!region.is_null());
-    // SAFETY: as above; records live for ever.
-    unsafe { &*region }
+    // SAFETY: the block is live (this function's contract), and its region was inserted before it was handed out. So neither
+    // pointer is NULL; leaves and records are never freed.
+    unsafe {
+        let region = (&(*leaf))[index % LEAF].load(Ordering::Acquire);
+        debug_assert!(!region.is_null());
+        &*region
+    }
 }
 
-/// Enters a region. False where its address lies beyond what the map covers, or there is no memory for that.
-pub(super) fn enter(region: &'static Region) -> bool {
+/// Inserts a region into the map. False if its address is beyond what the map covers, or if there is no memory for a leaf.
+pub(super) fn insert(region: &'static Region) -> bool {
     let index = region.start.load(Ordering::Relaxed).addr() / REGION;
     let Some(place) = MAP.get(index / LEAF) else { return false };
     let mut leaf = place.load(Ordering::Acquire);
     if leaf.is_null() {
-        // Zero when fresh: NULL in each place.
+        // New pages are zero: NULL in each place.
         let Some(mapped) = pages::map(size_of::<Leaf>(), pages::page_bytes()) else { return false };
         let fresh = mapped.as_ptr().cast::<Leaf>();
         match place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => leaf = fresh,
             Err(present) => {
-                // SAFETY: mapped above, and nobody has seen it.
+                // SAFETY: mapped above, and nobody else has it, since the exchange failed.
                 unsafe { pages::unmap(mapped, size_of::<Leaf>()) };
                 leaf = present;
             }
         }
     }
-    // SAFETY: leaves live for ever.
+    // SAFETY: not NULL by now, and leaves are never freed.
     unsafe { &(*leaf)[index % LEAF] }.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     true
 }
 
-/// Records that no region has, each with the next one. Without a lock, so that it works in every child of `fork`.
+/// The list of spare records. Atomic instead of locked, so that it works in every child of `fork`.
 static SPARE: AtomicPtr<Region> = AtomicPtr::new(null_mut());
 
-/// So many records are mapped at a time.
+/// How many records are mapped at a time.
 const RECORDS: usize = if cfg!(miri) { 2 } else { 16 };
 
-/// A record that no region has; nothing where there is no memory for one.
+/// Takes a spare record; `None` if there is no memory for one.
 pub(super) fn take_record() -> Option<&'static Region> {
-    // All are taken and the others put back: to take the first alone, its successor would have to be known for sure.
+    // Takes the whole list and puts the rest back. Taking only the first with a compare-and-swap would be wrong if the list
+    // changed in between and had the same first record again (ABA).
     // Acquire pairs with the Release in `give_records`.
     let first = SPARE.swap(null_mut(), Ordering::Acquire);
-    // SAFETY: NULL or a record, which live for ever.
+    // SAFETY: NULL or a record, and records are never freed.
     if let Some(record) = unsafe { first.as_ref() } {
         let rest = record.next_spare.swap(null_mut(), Ordering::Relaxed);
         if SPARE.compare_exchange(null_mut(), rest, Ordering::Release, Ordering::Relaxed).is_err()
-            // SAFETY: NULL or a record, as above.
+            // SAFETY: NULL or a record, and records are never freed.
             && let Some(rest) = unsafe { rest.as_ref() }
         {
             give_records(rest);
         }
         return Some(record);
     }
-    // Not from the heap: that may be us. Zero when fresh, which is a valid record; touched as far as it is used.
+    // Mapped, not allocated: this pool may be the global allocator. New pages are zero, which is a valid record, and take
+    // memory only when they are touched.
     let bytes = (size_of::<Region>() * RECORDS).next_multiple_of(pages::page_bytes());
     let start = pages::map(bytes, pages::page_bytes())?.cast::<Region>();
     for number in 1..RECORDS {
-        // SAFETY: inside of the mapping.
-        let record = unsafe { start.add(number) };
-        // SAFETY: never unmapped; aligned, for the mapping starts at a page; zero is a valid record.
-        give_records(unsafe { record.as_ref() });
+        // SAFETY: the mapping has RECORDS of them, is aligned to a page, and is never unmapped. Zero is a valid record.
+        give_records(unsafe { start.add(number).as_ref() });
     }
-    // SAFETY: as above.
+    // SAFETY: the first record of the same mapping.
     Some(unsafe { start.as_ref() })
 }
 
-/// Takes back a record, and all that hang on it.
+/// Puts a record, and all that it links to, into the list of spare ones.
 pub(super) fn give_records(first: &'static Region) {
     let mut last = first;
-    // SAFETY: NULL or a record, which live for ever.
+    // SAFETY: NULL or a record, and records are never freed.
     while let Some(next) = unsafe { last.next_spare.load(Ordering::Relaxed).as_ref() } {
         last = next;
     }
     let mut head = SPARE.load(Ordering::Relaxed);
     loop {
         last.next_spare.store(head, Ordering::Relaxed);
-        // Release: whoever takes them sees what was written to them.
+        // Release pairs with the Acquire in `take_record`.
         match SPARE.compare_exchange_weak(
             head,
             std::ptr::from_ref(first).cast_mut(),

@@ -1,40 +1,39 @@
 //! Spans: a few pages of a region, cut into blocks of one class.
 //!
-//! What is known of a span stands in its region's record, outside of the memory that users write to: a bit for each block
-//! that nobody has, and how many others there are. A span belongs to the central list of its class or to one arena; only
-//! who has their lock reads or writes it. (The fields are atomic so that this needs no `unsafe`; Relaxed, for the lock
-//! orders them.)
+//! A span's record is part of its region's record, outside the memory that users write to: a bit for each free block, and a
+//! count of the others. A span belongs to the central free list of its class or to one arena, and only the holder of that
+//! one's lock reads or writes it. The fields are atomic so that this needs no `unsafe`; the lock orders them, hence Relaxed.
 
 use super::classes;
 use super::region::{self, PAGE, Region};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Words of bits, one bit a block.
+/// The number of words with a bit for each block.
 const WORDS: usize = PAGE / classes::ALIGN / 64;
-const _: () = assert!(classes::MOST_BLOCKS <= WORDS * 64);
+const _: () = assert!(classes::MAX_BLOCKS <= WORDS * 64);
 
-/// The record of the span that starts in a certain page. All zero until there is one.
+/// The record of the span that starts in a certain page. All zero until one does.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Span {
     start: AtomicPtr<u8>,
-    /// Its neighbours in the one list that it is in; NULL at the ends.
+    /// Its neighbours in its list; NULL at the ends.
     next: AtomicPtr<Span>,
     previous: AtomicPtr<Span>,
     class: AtomicU32,
-    /// Of a block.
+    /// The size of a block.
     bytes: AtomicU32,
-    /// To find a block by its offset, see [`classes::index_by`].
+    /// For [`classes::index_by`].
     divisor: AtomicU64,
-    /// How many blocks are not free.
+    /// The number of blocks that are not free.
     live: AtomicU32,
     blocks: AtomicU32,
-    /// In no word before this one is a bit set.
+    /// The first word of `free` that may have a bit set.
     first_word: AtomicU32,
-    /// Whether its free blocks may have memory behind them.
+    /// Set when a block comes back: free blocks may have memory behind them. Cleared by `empty_free`.
     is_touched: AtomicU32,
-    /// A bit for each block that is free.
+    /// A bit for each block. Set while the block is free; cannot be set while somebody has the block.
     free: [AtomicU64; WORDS],
 }
 
@@ -77,15 +76,15 @@ impl Span {
         self.live.load(Relaxed) == self.blocks.load(Relaxed)
     }
 
-    /// Its region, and its first page there.
+    /// Its region, and the number of its first page there.
     pub(super) fn place(&self) -> (&'static Region, usize) {
         let start = self.start.load(Relaxed).addr();
-        // SAFETY: a span's region stays entered while the span is there.
+        // SAFETY: the span's region is in the map, since a region is unmapped only when it has no span.
         let region = unsafe { region::find(start) };
         (region, start % region::REGION / PAGE)
     }
 
-    /// A free block, the lowest; nothing where it is full.
+    /// Takes the lowest free block; `None` if it is full.
     #[inline]
     pub(super) fn take(&self) -> Option<NonNull<u8>> {
         let first = self.first_word.load(Relaxed) as usize;
@@ -99,7 +98,7 @@ impl Span {
         NonNull::new(self.start.load(Relaxed).wrapping_add(index * self.bytes.load(Relaxed) as usize))
     }
 
-    /// The next word behind `first` with a bit in it.
+    /// The next word after `first` with a bit set.
     #[cold]
     fn next_word(&self, first: usize) -> Option<(usize, u64)> {
         if self.is_full() {
@@ -113,7 +112,7 @@ impl Span {
         found
     }
 
-    /// Takes a block back that was taken from it.
+    /// Takes a block of this span back.
     #[inline]
     pub(super) fn give(&self, block: NonNull<u8>) {
         let offset = block.addr().get() - self.start.load(Relaxed).addr();
@@ -129,8 +128,8 @@ impl Span {
         self.is_touched.store(1, Relaxed);
     }
 
-    /// Empties the whole pages of the system that lie in free blocks, by `empty`; says how many bytes that were. A second
-    /// time in a row there is nothing to do.
+    /// Calls `empty` on the system pages that lie in free blocks; returns how many bytes it emptied. Does nothing if no block
+    /// came back since the last call.
     pub(super) fn empty_free(&self, page_bytes: usize, mut empty: impl FnMut(NonNull<u8>, usize) -> bool) -> usize {
         if self.is_touched.swap(0, Relaxed) == 0 {
             return 0;
@@ -154,19 +153,19 @@ impl Span {
     }
 }
 
-/// The span that a live small block lies in, found by its address alone.
+/// The span of a small block, found by the block's address.
 ///
 /// # Safety
 /// - `block` is a live small block.
 #[inline]
 pub(super) unsafe fn of(block: NonNull<u8>) -> &'static Span {
     let address = block.addr().get();
-    // SAFETY: the caller vouches that the block is live.
+    // SAFETY: the block is live (this function's contract), so its region is in the map.
     let region = unsafe { region::find(address) };
     region.span(region.span_at(address))
 }
 
-/// Spans of one owner, the latest first. Reached under the owner's lock.
+/// A list of spans of one owner, the latest first. Accessed under the owner's lock.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     head: Option<&'static Span>,
@@ -182,7 +181,7 @@ impl Spans {
         self.head
     }
 
-    /// Enters a span that is in no list.
+    /// Adds a span that is in no list.
     pub(super) fn push(&mut self, span: &'static Span) {
         let next = self.head.map_or(null_mut(), |head| std::ptr::from_ref(head).cast_mut());
         if let Some(head) = self.head {
@@ -199,7 +198,7 @@ impl Spans {
         Some(span)
     }
 
-    /// Takes a span out that is in this list.
+    /// Takes out a span of this list.
     pub(super) fn remove(&mut self, span: &'static Span) {
         let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
         if let Some(next) = record(next) {
@@ -219,6 +218,6 @@ impl Spans {
 }
 
 fn record(pointer: *mut Span) -> Option<&'static Span> {
-    // SAFETY: NULL, or one of a region's records, which live for ever.
+    // SAFETY: NULL, or a span's record, which is part of a region's record and never freed.
     unsafe { pointer.as_ref() }
 }

@@ -1,4 +1,4 @@
-//! What users see of a live block, and what they may tell of its maker.
+//! What a listing says of a live block, and what users can add about its maker.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 /// A live block of a [`Tracked`](super::Tracked) strategy, as it was when it was listed.
 ///
-/// Equal to another one where both are the same block, though its age and size may have changed: the difference of two
-/// lists is what was made, or released, in between.
+/// Two are equal if they are the same block, even if its age or size has changed. So the difference of two lists is what
+/// was allocated or released in between.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// Where it starts; 0 while it is being resized, for it may be moving.
+    /// The address of its first byte; 0 while it is being resized, since it may be moving.
     pub address: usize,
-    /// Its size in bytes, as asked for.
+    /// Its size in bytes, as requested.
     pub size_bytes: usize,
-    /// How long ago it was made, by the system's coarse clock: right to a few milliseconds.
+    /// The time since it was allocated, by the system's coarse clock: accurate to a few milliseconds.
     pub age: Duration,
     /// The thread that made it.
     pub thread: Thread,
-    /// The task that made it, where that was [told](Told).
+    /// The task that made it, if the [attribution](Attribution) names one.
     pub task: Option<Box<str>>,
-    /// Where in the program it was made, where that was [told](Told).
+    /// Where in the program it was made, if the [attribution](Attribution) says so.
     pub place: Option<Arc<Place>>,
     pub(super) number: u64,
 }
@@ -42,14 +42,14 @@ impl Hash for LiveBlock {
 }
 
 impl LiveBlock {
-    /// A number that no other block of this process has or had (but for those made many billions earlier).
+    /// A number that no other block of this process has. Numbers repeat only after 2^32 blocks of one list.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 }
 
-/// A thread as the system knows it; it may have ended since.
+/// A thread as the system knows it. It may have ended since.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Thread {
@@ -60,21 +60,21 @@ pub struct Thread {
     pub name: String,
 }
 
-/// What is told of a block's maker: see [`Tracked::telling`](super::Tracked::telling).
+/// Who made a block, besides the thread: see [`Tracked::with_attribution`](super::Tracked::with_attribution).
 #[derive(Debug, Clone, Default)]
-pub enum Told {
-    /// Nothing.
+pub enum Attribution {
+    /// The thread is all that is known.
     #[default]
-    Nothing,
+    Unknown,
     /// The number of a task, like tokio's. Costs no memory; up to 63 bits are kept.
     Task(u64),
-    /// More than that. It is kept until the block is released, and let go on whatever thread that happens.
+    /// A task's name, a place in the program, or both. It is dropped when the block is released, on whichever thread that is.
     Origin(Arc<Origin>),
 }
 
-impl From<Option<u64>> for Told {
+impl From<Option<u64>> for Attribution {
     fn from(task: Option<u64>) -> Self {
-        task.map_or(Self::Nothing, Self::Task)
+        task.map_or(Self::Unknown, Self::Task)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Who runs here: the thread's number, name and shard, asked once and kept in a thread-local without a destructor, so
-//! that it can be read while threads end. And the clock.
+//! The running thread's number, name and lane. They are asked for once and kept in a thread-local without a destructor,
+//! which can be read while the thread ends. Also the clock.
 
 use crate::sync;
 use std::cell::Cell;
@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The thread that allocates.
 #[derive(Clone, Copy)]
 pub(super) struct Here {
-    /// The system's number; 0 where it was not asked yet.
+    /// The system's number; 0 before the first call of `here`.
     pub(super) id: u32,
-    /// After how many forks it was asked: a child's thread has another number than its parent's.
+    /// The process's count of forks when it was asked: a thread of a child has another number than its parent's.
     forks: u32,
     pub(super) name_and_lane: NameAndLane,
 }
 
-/// Sixteen bytes, copied at once.
+/// Sixteen bytes, so that one load and one store copy it.
 #[derive(Clone, Copy)]
 pub(super) struct NameAndLane {
     /// Padded with zeros.
     pub(super) name: [u8; 15],
-    /// A number that few threads have, for lists that threads do not share.
+    /// Picks the list for this thread's blocks. Few threads have the same one.
     pub(super) lane: u8,
 }
 
@@ -51,11 +51,11 @@ fn ask(before: Here) -> Here {
 
 #[cfg(all(target_os = "linux", not(miri)))]
 fn number() -> u32 {
-    // SAFETY: it may always be asked.
+    // SAFETY: gettid takes no argument and cannot fail.
     unsafe { libc::gettid() as u32 }
 }
 
-/// Elsewhere a number of our own.
+/// Other systems have no such number; the process counts its threads.
 #[cfg(not(all(target_os = "linux", not(miri))))]
 fn number() -> u32 {
     static NUMBERS: AtomicU32 = AtomicU32::new(1);
@@ -65,10 +65,9 @@ fn number() -> u32 {
 #[cfg(not(miri))]
 fn name() -> [u8; 15] {
     let mut name = [0_u8; 64];
-    // SAFETY: it may always be asked.
-    let this_thread = unsafe { libc::pthread_self() };
-    // SAFETY: a live thread, and a buffer of that length, which gets a NUL at its end. An error leaves it empty.
-    let _ = unsafe { libc::pthread_getname_np(this_thread, name.as_mut_ptr().cast(), name.len()) };
+    // SAFETY: `pthread_self` is the running thread. The call writes at most `name.len()` bytes, with a NUL at the end; on
+    // an error it writes nothing, and the name stays empty.
+    let _ = unsafe { libc::pthread_getname_np(libc::pthread_self(), name.as_mut_ptr().cast(), name.len()) };
     let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
     std::array::from_fn(|index| if index < length { name[index] } else { 0 })
 }
@@ -78,8 +77,8 @@ fn name() -> [u8; 15] {
     [0; 15]
 }
 
-/// Nanoseconds of a clock that only goes forward. The coarse one where there is one: it costs a quarter of the fine
-/// one, and ages of blocks need no nanoseconds.
+/// Nanoseconds of a monotonic clock: the coarse one on Linux, which costs a quarter of the precise one and is good enough
+/// for the ages of blocks.
 #[inline]
 pub(super) fn now_ns() -> u64 {
     #[cfg(target_os = "linux")]
@@ -87,7 +86,7 @@ pub(super) fn now_ns() -> u64 {
     #[cfg(not(target_os = "linux"))]
     const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a clock that every system here has, and a place for the answer.
+    // SAFETY: `time` is a timespec of ours, and both clocks exist on the systems that they are chosen for.
     let _ = unsafe { libc::clock_gettime(CLOCK, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,17 +1,17 @@
-//! The lists of live blocks. A list is a shard: threads enter what they make into their own, and whoever releases a block
-//! takes it out of the one it is in, under that shard's lock. Locks are held for a few stores, and across `fork`.
+//! The lists of live blocks. Each list is a shard with a lock. A thread inserts its blocks into the shard of its lane;
+//! whoever releases a block takes it out of the shard that it is in. A lock is held for a few stores, and across `fork`.
 //!
 //! ```text
 //!   shard: oldest ──► record ◄──► record ◄──► record ◄── newest
 //!                     block       block       block
 //! ```
-//! Records are only ever reached through raw pointers: by the shard's lock, or by the one who has the block.
+//! Records are reached only through raw pointers, by the holder of the shard's lock or by the owner of the block.
 //!
-//! A list may be as long as there are blocks, and a free must not wait until all of it was looked at: a listing takes a
-//! few hundred records at a time, and keeps its place by a bookmark, a record of its own in the list.
+//! A list can be very long, and a `free` must not wait until a listing has walked all of it. So a listing reads
+//! [`AT_ONCE`] records at a time and keeps its position with a bookmark: a record of its own in the list.
 
 use super::Totals;
-use super::blocks::{LiveBlock, Origin, Thread, Told};
+use super::blocks::{Attribution, LiveBlock, Origin, Thread};
 use super::here::{NameAndLane, here, now_ns};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked};
 use std::cell::UnsafeCell;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How many lists there are. A thread has one of them to itself while no more threads than this were started since.
-/// (Loom counts each lock against what it can explore.)
+/// The number of lists. Up to this many threads each have a list of their own. (One under loom, whose state space grows
+/// with each lock.)
 const SHARDS: usize = if cfg!(ctxalloc_loom) { 1 } else { 32 };
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Ledger {
     number: u32,
 }
 
-/// On a cache line of its own: two threads at work do not disturb one another.
+/// On cache lines of its own, so that threads do not disturb each other (no false sharing).
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
@@ -44,11 +44,12 @@ struct List {
     newest: *mut Record,
     blocks: usize,
     bytes: usize,
-    /// How many blocks were ever entered.
-    entered: u32,
+    /// The number of blocks ever inserted; wraps around.
+    inserted: u32,
 }
 
-// SAFETY: pointers to records of live blocks, followed under the shard's lock alone.
+// SAFETY: the pointers lead to records of live blocks. They are followed only under the shard's lock, by one thread at a
+// time.
 unsafe impl Send for List {}
 
 /// What stands in front of each block.
@@ -59,9 +60,9 @@ pub(super) struct Record {
     newer: *mut Record,
     size_bytes: usize,
     made_ns: u64,
-    teller: Teller,
+    attribution: PackedAttribution,
     thread: u32,
-    /// Which one of its shard it is.
+    /// The shard's count of insertions when this one was inserted.
     number: u32,
     name_and_lane: NameAndLane,
 }
@@ -69,11 +70,11 @@ pub(super) struct Record {
 const _: () = assert!(align_of::<Record>() == 8, "what `Tracked::new` asks of an upstream");
 const _: () = assert!(size_of::<Record>() == 64, "one cache line, and no more than the pool's alignment");
 
-/// A place for a record that stands in the list without a block: instead of one that is being resized and may move
-/// ([`StoodIn`]), or between two of them, for a listing ([`Reader`]).
+/// Memory for a record without a block: a [`Placeholder`] for a block that is being resized and may move, or the bookmark
+/// of a [`Reader`].
 ///
-/// In a cell: the list writes to it while its owner holds a reference. On the heap: in a child of `fork` the owner's stack
-/// may be another thread's, and the place has to stay good.
+/// It is an `UnsafeCell` because the list writes to it while its owner holds a reference. It is on the heap because after
+/// `fork` the owner may be a thread that the child does not have, whose stack is reused.
 struct Place(Box<UnsafeCell<MaybeUninit<Record>>>);
 
 impl Place {
@@ -86,27 +87,28 @@ impl Place {
     }
 }
 
-/// Set in the lane of a record that stands in for a block's.
-const STANDS_IN: u8 = 0x80;
-/// Set in the lane of a bookmark, which is no block's.
+/// Set in the lane of a placeholder's record. Cannot be set while BOOKMARK is.
+const PLACEHOLDER: u8 = 0x80;
+/// Set in the lane of a bookmark's record, which stands for no block. Cannot be set while PLACEHOLDER is.
 const BOOKMARK: u8 = 0x40;
 const _: () = assert!(SHARDS <= BOOKMARK as usize);
 
-/// How many records are looked at while a shard is locked: a few microseconds' worth, for which others spin.
+/// How many records a listing reads while it holds a shard's lock: a few microseconds, during which others spin.
 pub(super) const AT_ONCE: usize = 64;
 
-/// [`Told`] in one word: nothing, a number with its lowest bit set, or a pointer from [`Arc::into_raw`].
+/// [`Attribution`] in one word: NULL for unknown, a task's number shifted left with the lowest bit set, or a pointer from
+/// [`Arc::into_raw`], whose lowest bit is clear.
 #[derive(Clone, Copy)]
-pub(super) struct Teller(*const Origin);
+pub(super) struct PackedAttribution(*const Origin);
 
-impl Teller {
-    pub(super) const NOBODY: Self = Self(std::ptr::null());
+impl PackedAttribution {
+    pub(super) const UNKNOWN: Self = Self(std::ptr::null());
 
-    pub(super) fn of(told: Told) -> Self {
-        match told {
-            Told::Nothing => Self::NOBODY,
-            Told::Task(number) => Self(std::ptr::without_provenance((number << 1 | 1) as usize)),
-            Told::Origin(origin) => Self(Arc::into_raw(origin)),
+    pub(super) fn pack(attribution: Attribution) -> Self {
+        match attribution {
+            Attribution::Unknown => Self::UNKNOWN,
+            Attribution::Task(number) => Self(std::ptr::without_provenance((number << 1 | 1) as usize)),
+            Attribution::Origin(origin) => Self(Arc::into_raw(origin)),
         }
     }
 
@@ -118,28 +120,30 @@ impl Teller {
         (!self.0.is_null() && self.0.addr() & 1 == 0).then_some(self.0)
     }
 
-    /// What it says, to be kept beyond the record's life.
+    /// The attribution, with a reference of its own, which may outlive the record.
     ///
     /// # Safety
-    /// - it was not forgotten.
-    unsafe fn tell(self) -> Told {
+    /// - [`release`](Self::release) was not called on it.
+    unsafe fn unpack(self) -> Attribution {
         match (self.number(), self.origin()) {
-            (Some(number), _) => Told::Task(number),
+            (Some(number), _) => Attribution::Task(number),
             (None, Some(origin)) => {
-                // SAFETY: a count is held by the record, says the caller.
-                unsafe { Arc::increment_strong_count(origin) };
-                // SAFETY: the count just taken.
-                Told::Origin(unsafe { Arc::from_raw(origin) })
+                // SAFETY: `pack` got the pointer from `Arc::into_raw`, and that reference is still held (not released). So
+                // the count may be incremented, and the new reference is the one that `from_raw` takes over.
+                Attribution::Origin(unsafe {
+                    Arc::increment_strong_count(origin);
+                    Arc::from_raw(origin)
+                })
             }
-            (None, None) => Told::Nothing,
+            (None, None) => Attribution::Unknown,
         }
     }
 
-    /// Lets go of what was told. Once, and last.
+    /// Drops the reference that `pack` took. Called once, when the record is gone.
     #[inline]
-    pub(super) fn forget(self) {
+    pub(super) fn release(self) {
         if let Some(origin) = self.origin() {
-            // SAFETY: `of` took it from an Arc; the record that held it is gone.
+            // SAFETY: `pack` got it from `Arc::into_raw`, and the record that held this reference is gone.
             drop(unsafe { Arc::from_raw(origin) });
         }
     }
@@ -147,17 +151,17 @@ impl Teller {
 
 const _: () = assert!(align_of::<Origin>() > 1, "the lowest bit of a pointer to one is free");
 
-/// What is copied out of a list under its lock; the rest of the work is done without.
+/// What a listing copies out of a list under its lock. It does the rest of the work without the lock.
 pub(super) struct Seen {
     record: Record,
     address: usize,
-    told: Told,
+    attribution: Attribution,
 }
 
 impl Ledger {
     pub(super) fn new() -> Arc<Self> {
         static NUMBERS: AtomicU32 = AtomicU32::new(0);
-        let list = || List { oldest: null_mut(), newest: null_mut(), blocks: 0, bytes: 0, entered: 0 };
+        let list = || List { oldest: null_mut(), newest: null_mut(), blocks: 0, bytes: 0, inserted: 0 };
         let ledger = Arc::new(Self {
             shards: std::array::from_fn(|_| Shard { list: Locked::new(list()) }),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -167,9 +171,9 @@ impl Ledger {
         ledger
     }
 
-    /// A record of a block that is made here and now, and the shard it is to enter.
+    /// A record for a block of this thread, made now, and the shard to insert it into.
     #[inline]
-    pub(super) fn record(&self, size_bytes: usize, teller: Teller) -> (Record, usize) {
+    pub(super) fn record(&self, size_bytes: usize, attribution: PackedAttribution) -> (Record, usize) {
         let here = here();
         let shard = usize::from(here.name_and_lane.lane) % SHARDS;
         let name_and_lane = NameAndLane { lane: shard as u8, ..here.name_and_lane };
@@ -178,7 +182,7 @@ impl Ledger {
             newer: null_mut(),
             size_bytes,
             made_ns: now_ns(),
-            teller,
+            attribution,
             thread: here.id,
             number: 0,
             name_and_lane,
@@ -186,83 +190,87 @@ impl Ledger {
         (record, shard)
     }
 
-    /// Enters a record as the newest of a shard.
+    /// Inserts a record as the newest of a shard.
     ///
     /// # Safety
-    /// - `record` is in no list, was made for that shard, and stays where it is until it leaves or is stood in for.
+    /// - `record` is in no list and was made for that shard; it stays where it is until it is removed or replaced by a
+    ///   placeholder.
     #[inline]
-    pub(super) unsafe fn enter(&self, record: NonNull<Record>, shard: usize) {
+    pub(super) unsafe fn insert(&self, record: NonNull<Record>, shard: usize) {
         let new = record.as_ptr();
         self.shards[shard].list.with(|list| {
-            // SAFETY: ours alone until the lock is let go.
-            unsafe { (*new).older = list.newest };
-            // SAFETY: as above.
-            unsafe { (*new).number = list.entered };
-            // SAFETY: as above.
-            list.bytes += unsafe { (*new).size_bytes };
-            list.entered = list.entered.wrapping_add(1);
+            // SAFETY: `new` is in no list (this function's contract), so nobody else reaches it. `list.newest` is NULL or
+            // in this list, whose lock is held.
+            unsafe {
+                (*new).number = list.inserted;
+                list.bytes += (*new).size_bytes;
+                list.link(list.newest, new);
+            }
+            list.inserted = list.inserted.wrapping_add(1);
             list.blocks += 1;
-            // SAFETY: the newest record of the list, or none; it stays while it is there.
-            unsafe { list.link(list.newest, new) };
             list.newest = new;
         });
     }
 
-    /// Takes a record out of its list; returns what was told of it.
+    /// Takes a record out of its list; returns its attribution, which the caller must release.
     ///
     /// # Safety
     /// - `record` is in a list of this ledger.
     #[inline]
-    pub(super) unsafe fn leave(&self, record: NonNull<Record>) -> Teller {
+    pub(super) unsafe fn remove(&self, record: NonNull<Record>) -> PackedAttribution {
         let old = record.as_ptr();
-        // SAFETY: whoever has the block may read what never changes while it is in the list.
-        let lane = unsafe { (*old).name_and_lane.lane };
-        // SAFETY: as above.
-        let teller = unsafe { (*old).teller };
+        // SAFETY: the record is alive, and these two fields do not change while it is in a list: only its links do, and
+        // those are not read here. So no lock is needed.
+        let (lane, attribution) = unsafe { ((*old).name_and_lane.lane, (*old).attribution) };
         self.shards[usize::from(lane) % SHARDS].list.with(|list| {
             list.blocks -= 1;
-            // SAFETY: in this list, whose lock is held.
-            list.bytes -= unsafe { (*old).size_bytes };
-            // SAFETY: as above.
-            unsafe { list.unlink(old) };
+            // SAFETY: `old` is in this list: its lane names the shard. The lock is held.
+            unsafe {
+                list.bytes -= (*old).size_bytes;
+                list.unlink(old);
+            }
         });
-        teller
+        attribution
     }
 
-    /// Puts a stand-in into the list where the record is, which is in no list until that is dropped.
+    /// Replaces the record in its list by a placeholder. Dropping the placeholder puts the record back.
     ///
     /// # Safety
-    /// - `record` is in a list of this ledger; before the answer is dropped its block does not come back, and where it is
-    ///   resized [`StoodIn::resized`] is told.
-    pub(super) unsafe fn stand_in(&self, record: NonNull<Record>) -> StoodIn<'_> {
-        let stand_in = StoodIn { ledger: self, place: Place::new(), record, size_bytes: None };
-        // SAFETY: in a list, says the caller; the place is new, and `StoodIn` takes it out again.
-        unsafe { self.replace(record.as_ptr(), stand_in.place.record(), None, STANDS_IN) };
-        stand_in
+    /// - `record` is in a list of this ledger;
+    /// - until the placeholder is dropped its block is not released; if it is resized, [`Placeholder::resized`] is called.
+    pub(super) unsafe fn put_placeholder(&self, record: NonNull<Record>) -> Placeholder<'_> {
+        let placeholder = Placeholder { ledger: self, place: Place::new(), record, size_bytes: None };
+        // SAFETY: `record` is in a list (this function's contract). The place is new, hence in none; it stays where it is
+        // (on the heap) until the placeholder's drop takes it out of the list.
+        unsafe { self.replace(record.as_ptr(), placeholder.place.record(), None, PLACEHOLDER) };
+        placeholder
     }
 
+    /// Puts `new` into the list in place of `old`, with the same contents, perhaps another size, and `mark`.
+    ///
     /// # Safety
-    /// - `old` is in a list of this ledger, `new` is a place for a record, in none.
+    /// - `old` is in a list of this ledger; `new` is memory for a record, in no list.
     unsafe fn replace(&self, old: *mut Record, new: *mut Record, size_bytes: Option<usize>, mark: u8) {
-        // SAFETY: whoever has the block may read what never changes while it is in the list.
-        let lane = unsafe { (*old).name_and_lane.lane } & !STANDS_IN;
+        // SAFETY: `old` is alive, and the lane of a record does not change while it is in a list, so no lock is needed.
+        let lane = unsafe { (*old).name_and_lane.lane } & !PLACEHOLDER;
         self.shards[usize::from(lane) % SHARDS].list.with(|list| {
-            // SAFETY: in this list, whose lock is held.
+            // SAFETY: `old` is in this list, whose lock is held.
             let mut record = unsafe { old.read() };
             if let Some(size_bytes) = size_bytes {
                 list.bytes = list.bytes - record.size_bytes + size_bytes;
                 record.size_bytes = size_bytes;
             }
             record.name_and_lane.lane = lane | mark;
-            // SAFETY: a place for a record, and nobody else knows it.
-            unsafe { new.write(record) };
-            // SAFETY: its older neighbour, in the list, or none.
-            unsafe { list.link(record.older, new) };
-            if record.newer.is_null() {
-                list.newest = new;
-            } else {
-                // SAFETY: its newer neighbour, in the list.
-                unsafe { (*record.newer).older = new };
+            // SAFETY: `new` is memory for a record that nobody else reaches. The neighbours of `old` are NULL or in this
+            // list, whose lock is held.
+            unsafe {
+                new.write(record);
+                list.link(record.older, new);
+                if record.newer.is_null() {
+                    list.newest = new;
+                } else {
+                    (*record.newer).older = new;
+                }
             }
         });
     }
@@ -278,15 +286,16 @@ impl Ledger {
     pub(super) fn live_blocks(&self) -> Vec<LiveBlock> {
         let mut seen = Vec::new();
         self.in_turns(|some| seen.append(some));
-        // Stable: within a shard the order is exact, whatever the clock's grain.
+        // A stable sort keeps the order within a shard, which is exact even if the clock did not tick in between.
         seen.sort_by_key(|seen| seen.record.made_ns);
         let now = now_ns();
         seen.into_iter().map(|seen| seen.block(self.number, now)).collect()
     }
 
-    /// Shows `take` all records, a few at a time, from the oldest to the newest of each shard. No lock is held meanwhile.
+    /// Passes all records to `take`, at most [`AT_ONCE`] at a time, from the oldest to the newest of each shard. No lock is
+    /// held while `take` runs.
     pub(super) fn in_turns(&self, mut take: impl FnMut(&mut Vec<Seen>)) {
-        // Room for a turn: nothing is allocated under the lock.
+        // Allocated here, since nothing may be allocated under the lock.
         let mut some = Vec::with_capacity(AT_ONCE);
         for shard in &self.shards {
             let mut reader = Reader { shard, bookmark: Place::new(), placed: false, end: None };
@@ -301,139 +310,142 @@ impl Ledger {
 }
 
 impl List {
-    /// Makes `newer` follow `older`; either may be none, and then the list ends there.
+    /// Makes `newer` follow `older`. Either may be NULL: then the list ends there.
     ///
     /// # Safety
-    /// - both are in this list, or about to be, and its lock is held.
+    /// - each is NULL, in this list, or about to be; the list's lock is held.
     #[inline]
     unsafe fn link(&mut self, older: *mut Record, newer: *mut Record) {
-        if older.is_null() {
-            self.oldest = newer;
-        } else {
-            // SAFETY: in this list, says the caller.
-            unsafe { (*older).newer = newer };
-        }
-        if !newer.is_null() {
-            // SAFETY: as above.
-            unsafe { (*newer).older = older };
+        // SAFETY: what is not NULL is a record that only the holder of the lock reaches (this function's contract).
+        unsafe {
+            if older.is_null() {
+                self.oldest = newer;
+            } else {
+                (*older).newer = newer;
+            }
+            if !newer.is_null() {
+                (*newer).older = older;
+            }
         }
     }
 
-    /// Takes a record out; answers the one that followed it, or none.
+    /// Takes a record out; returns the one that followed it, or NULL.
     ///
     /// # Safety
     /// - it is in this list, and its lock is held.
     #[inline]
     unsafe fn unlink(&mut self, old: *mut Record) -> *mut Record {
-        // SAFETY: in this list, says the caller.
-        let Record { older, newer, .. } = unsafe { old.read() };
-        // SAFETY: its neighbours, in the list too.
-        unsafe { self.link(older, newer) };
+        // SAFETY: `old` is in this list, whose lock is held (this function's contract), and so are its neighbours.
+        let (older, newer) = unsafe {
+            let Record { older, newer, .. } = *old;
+            self.link(older, newer);
+            (older, newer)
+        };
         if newer.is_null() {
             self.newest = older;
         }
         newer
     }
 
-    /// Puts a bookmark before `next`.
+    /// Inserts a bookmark before `next`.
     ///
     /// # Safety
-    /// - `place` is one for a record, in no list, and stays where it is until it is unlinked; `next` is in this list, whose
-    ///   lock is held.
+    /// - `place` is memory for a record, in no list, and stays where it is until it is unlinked;
+    /// - `next` is in this list, whose lock is held.
     unsafe fn bookmark(&mut self, place: *mut Record, next: *mut Record) {
-        // SAFETY: in this list, says the caller.
-        let older = unsafe { (*next).older };
         let record = Record {
-            older,
+            older: null_mut(),
             newer: next,
             size_bytes: 0,
             made_ns: 0,
-            teller: Teller::NOBODY,
+            attribution: PackedAttribution::UNKNOWN,
             thread: 0,
             number: 0,
             name_and_lane: NameAndLane { name: [0; 15], lane: BOOKMARK },
         };
-        // SAFETY: a place for a record, and nobody else knows it.
-        unsafe { place.write(record) };
-        // SAFETY: its older neighbour, in the list, or none.
-        unsafe { self.link(older, place) };
-        // SAFETY: in this list, says the caller.
-        unsafe { (*next).older = place };
+        // SAFETY: `place` is memory that nobody else reaches; `next` is in this list, and its older neighbour is NULL or in
+        // it too. The lock is held. `link` sets `place`'s older neighbour.
+        unsafe {
+            place.write(record);
+            self.link((*next).older, place);
+            (*next).older = place;
+        }
     }
 }
 
-/// A record that is in no list while its block is resized: it is put back where its [stand-in](Ledger::stand_in) is when
-/// this is dropped, be it by a panic of the upstream.
-pub(super) struct StoodIn<'a> {
+/// Keeps the place in the list of a record whose block is being resized. Dropping it puts the record back there, also when
+/// the upstream panics.
+pub(super) struct Placeholder<'a> {
     ledger: &'a Ledger,
     place: Place,
     record: NonNull<Record>,
     size_bytes: Option<usize>,
 }
 
-impl StoodIn<'_> {
-    /// The block was resized: this is its record now, and this its size.
+impl Placeholder<'_> {
+    /// The block was resized: `record` is its record now, and `size_bytes` its size.
     ///
     /// # Safety
-    /// - `record` came along with the block, which is alive.
+    /// - `record` is that of the resized block, which is live.
     pub(super) unsafe fn resized(mut self, record: NonNull<Record>, size_bytes: usize) {
         self.record = record;
         self.size_bytes = Some(size_bytes);
     }
 }
 
-impl Drop for StoodIn<'_> {
+impl Drop for Placeholder<'_> {
     fn drop(&mut self) {
-        // SAFETY: `stand_in` put the place into a list; the record is the live block's, and in no list.
+        // SAFETY: `put_placeholder` put the place into a list. The record is that of the live block, and in no list.
         unsafe { self.ledger.replace(self.place.record(), self.record.as_ptr(), self.size_bytes, 0) };
     }
 }
 
-/// One listing's way through one shard.
+/// A listing's position in one shard.
 struct Reader<'a> {
     shard: &'a Shard,
     bookmark: Place,
-    /// Whether the bookmark is in the list, before the record that is read next.
+    /// Whether the bookmark is in the list, before the record to read next. Set by `read` if there are more records; cleared
+    /// at its next call. Cannot be set once the end was reached.
     placed: bool,
-    /// The number that the shard's next block had at the start: what is entered later is not waited for.
+    /// The number of the shard's next block when the listing began: it does not wait for blocks that come later.
     end: Option<u32>,
 }
 
 impl Reader<'_> {
-    /// Copies the next few records to `some`, which has room for [`AT_ONCE`]; whether there are more.
+    /// Copies the next records to `some`, which has room for [`AT_ONCE`]; returns whether there are more.
     fn read(&mut self, some: &mut Vec<Seen>) -> bool {
         let Self { shard, bookmark, placed, end } = self;
         let bookmark = bookmark.record();
         shard.list.with(|list| {
-            let end = *end.get_or_insert(list.entered);
+            let end = *end.get_or_insert(list.inserted);
             let mut next = list.oldest;
             if std::mem::take(placed) {
-                // SAFETY: in this list, whose lock is held.
+                // SAFETY: `placed` was set, so the bookmark is in this list, whose lock is held.
                 next = unsafe { list.unlink(bookmark) };
             }
             for _ in 0..AT_ONCE {
                 let Some(place) = NonNull::new(next) else { return false };
-                // SAFETY: in this list, whose lock is held.
+                // SAFETY: `next` is in this list, whose lock is held: the first one, or one that another record links to.
                 let record = unsafe { place.read() };
                 next = record.newer;
-                let marks = record.name_and_lane.lane & (STANDS_IN | BOOKMARK);
+                let marks = record.name_and_lane.lane & (PLACEHOLDER | BOOKMARK);
                 if marks == BOOKMARK {
                     continue;
                 }
-                // Numbers go up along the list, and round past their end.
+                // Numbers increase along the list and wrap around.
                 if end.wrapping_sub(record.number).wrapping_sub(1) > u32::MAX / 2 {
                     return false;
                 }
                 // The block starts where its record ends.
-                let address = if marks == STANDS_IN { 0 } else { place.addr().get() + size_of::<Record>() };
-                // SAFETY: what was told is forgotten only after the record left the list.
-                let told = unsafe { record.teller.tell() };
-                some.push(Seen { record, address, told });
+                let address = if marks == PLACEHOLDER { 0 } else { place.addr().get() + size_of::<Record>() };
+                // SAFETY: an attribution is released only after its record has left the list, and the lock is held.
+                let attribution = unsafe { record.attribution.unpack() };
+                some.push(Seen { record, address, attribution });
             }
             if next.is_null() {
                 return false;
             }
-            // SAFETY: our own place, in no list, before a record of this list.
+            // SAFETY: the bookmark's place is this reader's own and in no list; `next` is in this list, whose lock is held.
             unsafe { list.bookmark(bookmark, next) };
             *placed = true;
             true
@@ -444,7 +456,7 @@ impl Reader<'_> {
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
         if self.placed {
-            // SAFETY: in this list, whose lock is held.
+            // SAFETY: `placed` is set, so the bookmark is in this list, whose lock is held.
             self.shard.list.with(|list| unsafe { list.unlink(self.bookmark.record()) });
         }
     }
@@ -453,10 +465,10 @@ impl Drop for Reader<'_> {
 impl Seen {
     fn block(self, ledger: u32, now_ns: u64) -> LiveBlock {
         let Record { size_bytes, made_ns, thread, number, name_and_lane: NameAndLane { name, lane }, .. } = self.record;
-        let (task, place) = match self.told {
-            Told::Nothing => (None, None),
-            Told::Task(number) => (Some(number.to_string().into()), None),
-            Told::Origin(origin) => (origin.task.clone(), origin.place.clone()),
+        let (task, place) = match self.attribution {
+            Attribution::Unknown => (None, None),
+            Attribution::Task(number) => (Some(number.to_string().into()), None),
+            Attribution::Origin(origin) => (origin.task.clone(), origin.place.clone()),
         };
         let length = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         LiveBlock {
@@ -466,7 +478,7 @@ impl Seen {
             thread: Thread { id: thread, name: String::from_utf8_lossy(&name[..length]).into_owned() },
             task,
             place,
-            number: u64::from(ledger) << 40 | u64::from(lane & !STANDS_IN) << 32 | u64::from(number),
+            number: u64::from(ledger) << 40 | u64::from(lane & !PLACEHOLDER) << 32 | u64::from(number),
         }
     }
 }

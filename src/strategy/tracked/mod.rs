@@ -1,30 +1,31 @@
 //! `Tracked`: knows every live block, and who made it when.
 //!
-//! A record of 64 bytes stands in front of each block, and all records hang in lists, one for each handful of threads
-//! (`ledger`). A block is in its list from before it is handed out until it comes back: none is ever missed. What is
-//! known of the running thread is read once (`here`); whoever wants to know more of a block's maker tells by a function.
+//! Each block has a header of 64 bytes. The headers are linked into lists, one list for every few threads (`ledger`). A
+//! block enters its list before it is handed out and leaves it when it is released, so a listing never misses a live
+//! block. The running thread's number and name are read once per thread (`here`). A function of the user's can add the
+//! task and the place in the program (`Attribution`).
 
 mod blocks;
 mod here;
 mod ledger;
 mod report;
 
-pub use blocks::{Frame, LiveBlock, Origin, Place, Thread, Told};
+pub use blocks::{Attribution, Frame, LiveBlock, Origin, Place, Thread};
 pub use report::{Group, Report};
 
 use super::Strategy;
-use super::front::Fronted;
+use super::prefixed::Prefixed;
 use crate::error::Error;
-use ledger::{Ledger, Record, Teller};
+use ledger::{Ledger, PackedAttribution, Record};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Knows each live block of `upstream`: its size, its age, the thread that made it, and on request the task and the
-/// place in the program.
+/// Lists the live blocks of `upstream`: size, age, the thread that made each, and on request the task and the place in the
+/// program.
 ///
-/// [`live_blocks`](Strategy::live_blocks) lists them at any time, from any thread. A block that was resized keeps its age
-/// and maker. Each block costs 64 bytes more. Cheap to clone: clones are the same.
+/// [`live_blocks`](Strategy::live_blocks) may be called at any time, from any thread. A resized block keeps its age and its
+/// maker. Each block costs 64 more bytes. Clones share one list, and cloning is cheap.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Pool, Report, Strategy, Tracked}};
@@ -46,7 +47,7 @@ use std::sync::Arc;
 /// # #[cfg(feature = "tokio")] {
 /// use ctxalloc::{strategy::{System, Tracked}, task};
 ///
-/// let tracked = Tracked::telling(System, || task::number().into())?;
+/// let tracked = Tracked::with_attribution(System, || task::number().into())?;
 /// # drop(tracked);
 /// # }
 /// # Ok::<(), ctxalloc::Error>(())
@@ -56,19 +57,19 @@ pub struct Tracked<S> {
 }
 
 struct Inner<S> {
-    blocks: Fronted<S, Record>,
+    blocks: Prefixed<S, Record>,
     ledger: Arc<Ledger>,
-    tell: Option<Box<Tell>>,
+    attribute: Option<Box<Attribute>>,
 }
 
-type Tell = dyn Fn() -> Told + Send + Sync;
+type Attribute = dyn Fn() -> Attribution + Send + Sync;
 
-/// How much is alive.
+/// How many blocks are alive, and how large they are together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Live blocks.
+    /// The number of live blocks.
     pub blocks: usize,
-    /// Their bytes, as asked for.
+    /// Their sizes in bytes, as requested, added up.
     pub bytes: usize,
 }
 
@@ -81,32 +82,35 @@ impl<S: Strategy> Tracked<S> {
         Self::with(upstream, None)
     }
 
-    /// The same, and `tell` is asked for more at each allocation, on the thread that allocates. It must not allocate
-    /// through this strategy, nor panic.
+    /// [`new`](Self::new), with more about each block's maker: `attribute` is called at each allocation, on the thread that
+    /// allocates. It must not allocate through this strategy and must not panic.
     ///
     /// # Errors
     /// [`Error::BadOption`] where `upstream` is tracked already, or aligns its blocks to less than 8 bytes.
-    pub fn telling(upstream: S, tell: impl Fn() -> Told + Send + Sync + 'static) -> Result<Self, Error> {
-        Self::with(upstream, Some(Box::new(tell)))
+    pub fn with_attribution(
+        upstream: S,
+        attribute: impl Fn() -> Attribution + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        Self::with(upstream, Some(Box::new(attribute)))
     }
 
-    fn with(upstream: S, tell: Option<Box<Tell>>) -> Result<Self, Error> {
+    fn with(upstream: S, attribute: Option<Box<Attribute>>) -> Result<Self, Error> {
         if upstream.live_blocks().is_some() {
             let value = format!("{upstream:?}");
             let wanted = "a strategy that is not tracked: its own list would be out of reach behind this one's";
             return Err(Error::BadOption { option: "upstream", value, wanted });
         }
-        let blocks = Fronted::new(upstream);
+        let blocks = Prefixed::new(upstream);
         if !blocks.aligns_records() {
             let value = format!("{:?}", blocks.upstream);
             let wanted = "a strategy whose blocks are aligned to 8 bytes or more, for the records in front of them \
                           (align=8 and up for Guard and Callbacks)";
             return Err(Error::BadOption { option: "upstream", value, wanted });
         }
-        Ok(Self { inner: Arc::new(Inner { blocks, ledger: Ledger::new(), tell }) })
+        Ok(Self { inner: Arc::new(Inner { blocks, ledger: Ledger::new(), attribute }) })
     }
 
-    /// How much is alive: counted, so cheaper than the list.
+    /// How many blocks are alive, and their bytes. These are counted, so this is cheaper than a listing.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.inner.ledger.totals()
@@ -114,23 +118,25 @@ impl<S: Strategy> Tracked<S> {
 
     #[inline]
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let Inner { blocks, ledger, tell } = &*self.inner;
-        let teller = tell.as_deref().map_or(Teller::NOBODY, |tell| Teller::of(tell()));
-        let (record, shard) = ledger.record(size_bytes, teller);
+        let Inner { blocks, ledger, attribute } = &*self.inner;
+        let attribution = match attribute {
+            Some(attribute) => PackedAttribution::pack(attribute()),
+            None => PackedAttribution::UNKNOWN,
+        };
+        let (record, shard) = ledger.record(size_bytes, attribution);
         let Some(block) = blocks.allocate(size_bytes, zeroed, record) else {
-            teller.forget();
+            attribution.release();
             return None;
         };
-        // SAFETY: just made, with its record in front; nobody else has it.
-        let place = unsafe { Fronted::<S, Record>::place(block) };
-        // SAFETY: a live record that is in no list.
-        unsafe { ledger.enter(place, shard) };
+        // SAFETY: `allocate` has just written the record in front of the block. Nobody else has the block yet, so its
+        // record is in no list, and the record stays in place until `resize` or `release` takes it out.
+        unsafe { ledger.insert(Prefixed::<S, Record>::place(block), shard) };
         Some(block)
     }
 }
 
-// SAFETY: the blocks are the upstream's, moved behind a record of their own (`Fronted`); the lists reach the record only
-// while the block is alive, and a stand-in while it is being resized.
+// SAFETY: the blocks are the upstream's, each behind a header (`Prefixed`). A list points to the header only while the
+// block is alive; while the block is being resized it points to a placeholder instead.
 unsafe impl<S: Strategy> Strategy for Tracked<S> {
     fn alignment(&self) -> usize {
         self.inner.blocks.alignment()
@@ -147,17 +153,14 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let Inner { blocks, ledger, .. } = &*self.inner;
-        // SAFETY: a live block, says the caller.
-        let place = unsafe { Fronted::<S, Record>::place(block) };
-        // SAFETY: its record is in its list, and put back below, also where the upstream panics.
-        let stand_in = unsafe { ledger.stand_in(place) };
-        // SAFETY: a live block, says the caller; no list leads to it any more.
+        // SAFETY: `block` is live (this function's contract), so `make` put its record into a list. Dropping the placeholder
+        // puts the record back, also if the upstream panics.
+        let placeholder = unsafe { ledger.put_placeholder(Prefixed::<S, Record>::place(block)) };
+        // SAFETY: `block` is live and from `blocks`. No list points to it now, so it may move.
         let moved = unsafe { blocks.resize(block, new_size_bytes) };
         if let Some(moved) = moved {
-            // SAFETY: live, just resized.
-            let place = unsafe { Fronted::<S, Record>::place(moved) };
-            // SAFETY: its record came along.
-            unsafe { stand_in.resized(place, new_size_bytes) };
+            // SAFETY: the resize copied the record along with the block, and `moved` is live.
+            unsafe { placeholder.resized(Prefixed::<S, Record>::place(moved), new_size_bytes) };
         }
         moved
     }
@@ -165,12 +168,12 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
         let Inner { blocks, ledger, .. } = &*self.inner;
-        // SAFETY: a live block, says the caller.
-        let place = unsafe { Fronted::<S, Record>::place(block) };
-        // SAFETY: its record is in its list.
-        unsafe { ledger.leave(place) }.forget();
-        // SAFETY: given up, says the caller; no list leads to it any more.
-        unsafe { blocks.release(block) }
+        // SAFETY: `block` is live and not used again (this function's contract). Its record is in a list since `make`; once
+        // it is out, nothing points into the block, and the upstream may have it back.
+        unsafe {
+            ledger.remove(Prefixed::<S, Record>::place(block)).release();
+            blocks.release(block);
+        }
     }
 
     fn trim(&self) -> usize {

@@ -6,14 +6,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Live blocks in groups: by the place in the program where that is known, else by the thread's name. The largest group
-/// first. Its text has a line for each.
+/// Live blocks in groups, the largest first: by place in the program if that is known, else by the thread's name. Its
+/// [`Display`](fmt::Display) text has one line per group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// All blocks.
+    /// The number of all blocks.
     pub blocks: usize,
-    /// Their bytes.
+    /// Their sizes in bytes, added up.
     pub bytes: usize,
     /// The groups.
     pub groups: Vec<Group>,
@@ -23,20 +23,20 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Group {
-    /// The place, where that is known.
+    /// The place, if it is known.
     pub place: Option<Arc<Place>>,
-    /// The threads' name.
+    /// The name of the threads that made them.
     pub thread_name: String,
-    /// How many blocks.
+    /// The number of blocks in the group.
     pub blocks: usize,
-    /// Their bytes.
+    /// Their sizes in bytes, added up.
     pub bytes: usize,
     /// The age of the oldest.
     pub oldest: Duration,
 }
 
 impl Report {
-    /// The blocks of a list, grouped.
+    /// Groups the blocks of a listing.
     #[must_use]
     pub fn of(blocks: &[LiveBlock]) -> Self {
         let mut groups: HashMap<Result<&Place, &str>, Group> = HashMap::new();

@@ -1,4 +1,4 @@
-use super::{Frame, LiveBlock, Origin, Place, Report, Told, Totals, Tracked};
+use super::{Attribution, Frame, LiveBlock, Origin, Place, Report, Totals, Tracked};
 use crate::strategy::{Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, conformance};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -30,7 +30,9 @@ fn new() -> Tracked<System> {
 
 #[test]
 fn tracked_keeps_the_strategy_contract_and_ends_with_nothing_alive() {
-    for tracked in [Tracked::new(Pool::new()), Tracked::telling(Pool::new(), || Told::Origin(Arc::default()))] {
+    for tracked in
+        [Tracked::new(Pool::new()), Tracked::with_attribution(Pool::new(), || Attribution::Origin(Arc::default()))]
+    {
         let tracked = tracked.expect("not tracked");
         conformance::check(tracked.clone());
         assert_eq!((tracked.totals(), sizes(&tracked)), (Totals::default(), vec![]));
@@ -86,11 +88,12 @@ fn a_resize_that_fails_leaves_the_block_listed_as_it_was() {
 }
 
 #[test]
-fn a_refused_block_is_not_listed_and_what_was_told_of_it_is_let_go() {
+fn a_refused_block_is_not_listed_and_its_attribution_is_dropped() {
     let origin = Arc::new(Origin::default());
-    let told = Arc::clone(&origin);
+    let attribution = Arc::clone(&origin);
     let faulty = Faulty::every(System, 2).expect("a count");
-    let tracked = Tracked::telling(faulty, move || Told::Origin(Arc::clone(&told))).expect("not tracked");
+    let tracked =
+        Tracked::with_attribution(faulty, move || Attribution::Origin(Arc::clone(&attribution))).expect("not tracked");
     let block = tracked.allocate(10).expect("the first request");
     assert!(tracked.allocate(20).is_none());
     assert_eq!((sizes(&tracked), Arc::strong_count(&origin)), (vec![10], 3));
@@ -111,7 +114,7 @@ fn a_block_names_the_thread_that_made_it_also_after_its_end() {
     let blocks = live(&tracked);
     if cfg!(all(target_os = "linux", not(miri))) {
         assert_eq!(blocks[0].thread.name, "the maker");
-        // SAFETY: it may always be asked.
+        // SAFETY: gettid takes no argument and cannot fail.
         assert_ne!(blocks[0].thread.id, unsafe { libc::gettid() } as u32);
     }
     assert_ne!(blocks[0].thread.id, 0);
@@ -217,7 +220,7 @@ fn nobody_waits_for_more_than_one_turn_of_a_listing() {
     assert_eq!((tracked.totals(), sizes(&tracked)), (Totals::default(), vec![]));
 }
 
-/// Panics in its next resize where it is told to.
+/// Panics in each resize while its flag is set.
 #[derive(Debug)]
 struct Panicking(Arc<AtomicBool>);
 
@@ -236,13 +239,13 @@ unsafe impl Strategy for Panicking {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        assert!(!self.0.load(Ordering::Relaxed), "as told");
-        // SAFETY: passed on from the caller.
+        assert!(!self.0.load(Ordering::Relaxed), "the flag is set");
+        // SAFETY: the caller's promises are the same, and the blocks are System's.
         unsafe { System.resize(block, new_size_bytes) }
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller's promises are the same, and the blocks are System's.
         unsafe { System.release(block) }
     }
 }
@@ -254,7 +257,7 @@ fn a_resize_that_panics_leaves_the_block_listed_as_it_was() {
     let blocks = [10, 20, 30].map(|size| tracked.allocate(size).expect("memory"));
     let before = live(&tracked);
     for block in blocks {
-        catch_unwind(AssertUnwindSafe(|| resize(&tracked, block, 1000))).expect_err("as told");
+        catch_unwind(AssertUnwindSafe(|| resize(&tracked, block, 1000))).expect_err("the flag is set");
     }
     assert_eq!(live(&tracked), before);
     assert_eq!(live(&tracked)[1].address, blocks[1].addr().get());
@@ -268,8 +271,8 @@ fn a_resize_that_panics_leaves_the_block_listed_as_it_was() {
 }
 
 #[test]
-fn the_task_and_the_place_are_told_and_kept_until_the_block_is_released() {
-    let numbered = Tracked::telling(System, || Told::from(Some(1 << 40))).expect("not tracked");
+fn the_attribution_is_kept_until_the_block_is_released() {
+    let numbered = Tracked::with_attribution(System, || Attribution::from(Some(1 << 40))).expect("not tracked");
     let block = numbered.allocate(8).expect("memory");
     assert_eq!(live(&numbered)[0].task.as_deref(), Some("1099511627776"));
     release(&numbered, block);
@@ -277,8 +280,8 @@ fn the_task_and_the_place_are_told_and_kept_until_the_block_is_released() {
     let frame = |line, function: &str| Frame { file: "/src/load.py".into(), line, function: function.into() };
     let place = Arc::new(Place { frames: [frame(7, "load"), frame(31, "main")].into() });
     let here = Arc::clone(&place);
-    let tracked = Tracked::telling(System, move || {
-        Told::Origin(Arc::new(Origin { task: Some("Task-3".into()), place: Some(Arc::clone(&here)) }))
+    let tracked = Tracked::with_attribution(System, move || {
+        Attribution::Origin(Arc::new(Origin { task: Some("Task-3".into()), place: Some(Arc::clone(&here)) }))
     })
     .expect("not tracked");
     let blocks = [100, 1000].map(|size| tracked.allocate(size).expect("memory"));

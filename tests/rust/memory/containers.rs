@@ -164,10 +164,8 @@ impl Live {
     fn fill(&mut self, seed: u8) {
         for index in self.model.len()..self.layout.size() {
             let byte = seed.wrapping_add(index as u8);
-            // SAFETY: inside of the block.
-            let place = unsafe { self.block.cast::<u8>().add(index) };
-            // SAFETY: as above.
-            unsafe { place.write(byte) };
+            // SAFETY: `index` is below the length of the live block.
+            unsafe { self.block.cast::<u8>().add(index).write(byte) };
             self.model.push(byte);
         }
     }

@@ -8,7 +8,7 @@ mod strategies;
 
 pub(crate) use executors::{Yield, block_on, migrate, on_every_runtime, poll_once};
 pub(crate) use probes::{DropProbe, drop_probe, in_a_dying_thread};
-pub(crate) use strategies::{Marked, Odd, Switched};
+pub(crate) use strategies::{Marked, Odd, Refusing, Switched};
 
 use ctxalloc::{Handler, register};
 use std::sync::{Arc, OnceLock};

@@ -1,6 +1,8 @@
-//! Strategies for tests: one that knows its blocks again, one that fails on demand, one that aligns to nothing.
+//! Strategies for tests: one that checks its blocks, one that fails on demand, one that refuses everything, one whose blocks
+//! have no alignment.
 
 use ctxalloc::strategy::{Strategy, System};
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 
@@ -64,16 +66,17 @@ impl Marked {
         self.live_blocks.fetch_add(1, Ordering::SeqCst);
         self.live_bytes.fetch_add(size_bytes as isize, Ordering::SeqCst);
         self.made.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as above.
+        // SAFETY: the raw block has MARK_BYTES in front of the user's bytes.
         unsafe { raw.add(MARK_BYTES) }
     }
 
     /// The raw block and its size, out of the books; nothing, and a fault, where the block is not ours.
     fn unseal(&self, block: NonNull<u8>) -> Option<(NonNull<u8>, usize)> {
-        // SAFETY: where the block is ours, its mark stands before it. Where it is not, the test is about to fail.
-        let raw = unsafe { block.sub(MARK_BYTES) };
-        // SAFETY: as above.
-        let mark = unsafe { &mut *raw.cast::<Mark>().as_ptr() };
+        // SAFETY: if the block is this strategy's, its mark lies directly before it. If it is not, the test is about to fail.
+        let (raw, mark) = unsafe {
+            let raw = block.sub(MARK_BYTES);
+            (raw, &mut *raw.cast::<Mark>().as_ptr())
+        };
         if mark.owner != self.owner {
             self.faults.fetch_add(1, Ordering::SeqCst);
             return None;
@@ -213,4 +216,39 @@ unsafe impl Strategy for Odd {
         // SAFETY: a block of `System`, given up by the caller.
         unsafe { System.release(raw) }
     }
+}
+
+/// Refuses all memory. For tests of what is said about a strategy: its alignment, or its Debug text.
+pub(crate) struct Refusing {
+    pub(crate) alignment: usize,
+    pub(crate) debug: fn(&mut fmt::Formatter<'_>) -> fmt::Result,
+}
+
+impl Refusing {
+    pub(crate) fn aligned_to(alignment: usize) -> Self {
+        Self { alignment, debug: |f| f.write_str("Refusing") }
+    }
+}
+
+impl fmt::Debug for Refusing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self.debug)(f)
+    }
+}
+
+// SAFETY: it never hands out a block.
+unsafe impl Strategy for Refusing {
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn allocate(&self, _size_bytes: usize) -> Option<NonNull<u8>> {
+        None
+    }
+
+    unsafe fn resize(&self, _block: NonNull<u8>, _new_size_bytes: usize) -> Option<NonNull<u8>> {
+        None
+    }
+
+    unsafe fn release(&self, _block: NonNull<u8>) {}
 }

@@ -193,7 +193,7 @@ fn an_alignment_that_is_no_power_of_two_is_refused() {
     for alignment in [0, 3, 24, (1 << 30) + 1, 1 << 31] {
         // SAFETY: as above, and nothing is allocated from it.
         let refused = unsafe { adopt(face, Reach::AnyThread, None, Extras { alignment, ..Extras::default() }) };
-        assert_eq!(refused, Err(Error::BadAlignment { align: alignment, least: 1, most: 1 << 30 }));
+        assert_eq!(refused, Err(Error::BadAlignment { align: alignment, min: 1, max: 1 << 30 }));
     }
     assert_eq!(handler("crooked"), None);
 }

@@ -1,10 +1,9 @@
 //! Registering: names, races, immortality. A refusal leaves the table as it was.
 
-use crate::support::{Marked, Switched, rounds};
-use ctxalloc::strategy::{Aligned, Strategy, System};
+use crate::support::{Marked, Refusing, Switched, rounds};
+use ctxalloc::strategy::{Aligned, System};
 use ctxalloc::{Buffer, Error, Handler, default_handler, handler, handlers, register};
 use proptest::prelude::*;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -98,23 +97,8 @@ fn a_taken_name_is_refused_and_the_first_handler_stays() {
 #[test]
 fn a_strategy_whose_alignment_is_no_power_of_two_is_refused() {
     for align in [0, 3, 48, usize::MAX] {
-        #[derive(Debug)]
-        struct Says(usize);
-        // SAFETY: never asked for a block.
-        unsafe impl Strategy for Says {
-            fn alignment(&self) -> usize {
-                self.0
-            }
-            fn allocate(&self, _: usize) -> Option<NonNull<u8>> {
-                None
-            }
-            unsafe fn resize(&self, _: NonNull<u8>, _: usize) -> Option<NonNull<u8>> {
-                None
-            }
-            unsafe fn release(&self, _: NonNull<u8>) {}
-        }
-        let refused = register("says something odd", Says(align));
-        assert_eq!(refused, Err(Error::BadAlignment { align, least: 1, most: 1 << 30 }));
+        let refused = register("says something odd", Refusing::aligned_to(align));
+        assert_eq!(refused, Err(Error::BadAlignment { align, min: 1, max: 1 << 30 }));
     }
     assert_eq!(handler("says something odd"), None);
 }
@@ -129,26 +113,8 @@ fn a_refused_strategy_is_dropped_and_an_accepted_one_never() {
 
 #[test]
 fn a_strategy_that_panics_while_it_is_looked_at_leaves_the_table_usable() {
-    struct Shy;
-    impl std::fmt::Debug for Shy {
-        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            std::panic::resume_unwind(Box::new("shy"));
-        }
-    }
-    // SAFETY: never asked for a block.
-    unsafe impl Strategy for Shy {
-        fn alignment(&self) -> usize {
-            1
-        }
-        fn allocate(&self, _: usize) -> Option<NonNull<u8>> {
-            None
-        }
-        unsafe fn resize(&self, _: NonNull<u8>, _: usize) -> Option<NonNull<u8>> {
-            None
-        }
-        unsafe fn release(&self, _: NonNull<u8>) {}
-    }
-    assert!(std::panic::catch_unwind(|| register("shy", Shy)).is_err());
+    let shy = Refusing { debug: |_| std::panic::resume_unwind(Box::new("shy")), ..Refusing::aligned_to(1) };
+    assert!(std::panic::catch_unwind(|| register("shy", shy)).is_err());
     assert_eq!(handler("shy"), None);
     register("shy", System).expect("the name is free, and so is the lock");
 }

@@ -1,0 +1,341 @@
+//! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
+
+use super::{
+    Account, Budget, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, UNCOUNTED, add, subtract,
+};
+use crate::error::Error;
+use crate::sync::with_all;
+use std::slice;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
+
+/// Adds `account` and every account that a charge to it goes to, perhaps more than once. The user named it, so it counts even
+/// if its request has ended.
+fn reach(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
+    let mut next = Some(Arc::clone(account));
+    while let Some(account) = next.take() {
+        match &account.kind {
+            Kind::Budget { parent } => next = parent.clone(),
+            Kind::Request { .. } => reach_above(&account, found),
+        }
+        found.push(account);
+    }
+}
+
+/// Adds the accounts above a request that [`take_over`] accepts.
+fn reach_above(request: &Account, found: &mut Vec<Arc<Account>>) {
+    let Kind::Request { above, .. } = &request.kind else { return };
+    above.iter().filter_map(Weak::upgrade).for_each(|account| take_over(&account, found));
+}
+
+/// Adds the account of a live request, or of a budget with a handle together with the accounts above it.
+fn take_over(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
+    match &account.kind {
+        Kind::Request { ended, .. } if !ended.load(RELAXED) => found.push(Arc::clone(account)),
+        Kind::Budget { .. } if account.handles.load(RELAXED) > 0 => reach(account, found),
+        _ => {}
+    }
+}
+
+/// For a request that begins inside an ended one: adds a live request around that one, with the accounts above it. The ended
+/// request itself is not inherited, since whoever still carries it does so by accident.
+fn inherit(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
+    if let Kind::Request { ended, .. } = &account.kind
+        && !ended.load(RELAXED)
+    {
+        reach_above(account, found);
+        found.push(Arc::clone(account));
+    }
+}
+
+/// Sorts the accounts, the youngest first, each once.
+fn as_set(mut accounts: Vec<Arc<Account>>) -> Box<[Arc<Account>]> {
+    accounts.sort_unstable_by_key(|account| std::cmp::Reverse(account.id));
+    accounts.dedup_by_key(|account| account.id);
+    accounts.into()
+}
+
+/// The accounts that a charge goes to, each once.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    /// The account that is charged directly.
+    pub(super) own: Arc<Account>,
+    /// All accounts, the youngest first; empty if `own` is the only one.
+    all: Box<[Arc<Account>]>,
+}
+
+impl Chain {
+    /// The chain of a budget.
+    pub(in crate::strategy) fn of_budget(budget: &Arc<Account>) -> Self {
+        let mut found = Vec::new();
+        reach(budget, &mut found);
+        Self::with(Arc::clone(budget), found)
+    }
+
+    /// The chain of a new request: charged to `budget`, and inside the request with the chain `outer`.
+    ///
+    /// # Errors
+    /// [`Error::NestedTooDeep`].
+    pub(crate) fn of_request(
+        name: Option<&str>,
+        limit_bytes: Option<usize>,
+        overdraft_bytes: usize,
+        budget: Option<&Budget>,
+        outer: Option<&Self>,
+        is_of_this_thread: bool,
+    ) -> Result<Self, Error> {
+        let mut above = Vec::new();
+        if let Some(budget) = budget {
+            reach(budget.account(), &mut above);
+        }
+        match outer {
+            // All accounts that the outer request is charged to, itself included.
+            Some(outer) if !outer.has_ended() => {
+                outer.accounts().iter().for_each(|account| take_over(account, &mut above))
+            }
+            Some(outer) => outer.accounts().iter().for_each(|account| inherit(account, &mut above)),
+            None => {}
+        }
+        let above = as_set(above);
+        if above.len() >= MAX_DEPTH {
+            return Err(Error::NestedTooDeep { max: MAX_DEPTH });
+        }
+        let kind = Kind::Request {
+            ended: AtomicBool::new(false),
+            own_blocks: AtomicUsize::new(0),
+            tiny_bytes: AtomicUsize::new(0),
+            overdraft_bytes,
+            above: above.iter().map(Arc::downgrade).collect(),
+        };
+        let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
+        let own = Arc::new(Account::new(name, limit_bytes, kind, lock));
+        Ok(Self::with(own, above.into_vec()))
+    }
+
+    fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
+        if above.iter().all(|account| account.id == own.id) {
+            return Self { own, all: Box::default() };
+        }
+        above.push(Arc::clone(&own));
+        Self { own, all: as_set(above) }
+    }
+
+    /// Whether charges go to this account.
+    pub(in crate::strategy) fn reaches(&self, account: &Arc<Account>) -> bool {
+        self.accounts().iter().any(|own| Arc::ptr_eq(own, account))
+    }
+
+    pub(crate) fn own(&self) -> &Arc<Account> {
+        &self.own
+    }
+
+    #[inline]
+    pub(super) fn accounts(&self) -> &[Arc<Account>] {
+        if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
+    }
+
+    /// The position of the youngest account without room, if any.
+    #[inline]
+    fn without_room(&self, bytes: usize, is_tiny: bool) -> Option<usize> {
+        let at = self.accounts().iter().position(|account| !account.has_room_for(bytes))?;
+        if is_tiny { self.without_overdraft(bytes) } else { Some(at) }
+    }
+
+    /// [`without_room`](Self::without_room) for a block that may use the overdraft of its request.
+    #[cold]
+    fn without_overdraft(&self, bytes: usize) -> Option<usize> {
+        let Kind::Request { tiny_bytes, overdraft_bytes, .. } = &self.own.kind else { return Some(0) };
+        let is_within = tiny_bytes.load(RELAXED) + bytes <= *overdraft_bytes;
+        let refuses =
+            |account: &Arc<Account>| !(account.has_room_for(bytes) || is_within && account.lets_tiny_blocks_pass());
+        self.accounts().iter().position(refuses)
+    }
+
+    #[inline]
+    fn check(&self, bytes: usize, is_tiny: bool) -> Result<(), Refused> {
+        match self.without_room(bytes, is_tiny) {
+            None => Ok(()),
+            Some(at) => Err(self.accounts()[at].refuse(at, bytes)),
+        }
+    }
+
+    /// Charges all accounts or none.
+    pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
+        with_all(self.accounts(), || {
+            self.check(bytes, false)?;
+            self.accounts().iter().for_each(|account| account.take(bytes, blocks));
+            Ok(())
+        })
+    }
+
+    /// Gives a charge back.
+    pub(crate) fn give_back(&self, bytes: usize, blocks: usize) {
+        with_all(self.accounts(), || self.accounts().iter().for_each(|account| account.give_back(bytes, blocks)));
+    }
+
+    /// Reserves bytes for a block that is about to be allocated; [`commit`](Self::commit) or [`cancel`](Self::cancel) follows.
+    pub(crate) fn reserve(&self, bytes: usize, is_tiny: bool) -> Result<(), Refused> {
+        with_all(self.accounts(), || {
+            self.check(bytes, is_tiny)?;
+            self.accounts().iter().for_each(|account| add(&account.pending_bytes, bytes));
+            Ok(())
+        })
+    }
+
+    /// Gives reserved bytes back: no number has changed then.
+    pub(crate) fn cancel(&self, bytes: usize) {
+        with_all(self.accounts(), || {
+            self.accounts().iter().for_each(|account| subtract(&account.pending_bytes, bytes));
+        });
+    }
+
+    /// Turns reserved bytes into a charge.
+    pub(crate) fn commit(&self, bytes: usize, blocks: usize) {
+        with_all(self.accounts(), || {
+            for account in self.accounts() {
+                subtract(&account.pending_bytes, bytes);
+                account.take(bytes, blocks);
+            }
+        });
+    }
+}
+
+/// Only for the chain of a request, which counts the request's own blocks and knows whether the request has ended.
+impl Chain {
+    #[inline]
+    fn request(&self) -> (&AtomicBool, &AtomicUsize, &AtomicUsize) {
+        match &self.own.kind {
+            Kind::Request { ended, own_blocks, tiny_bytes, .. } => (ended, own_blocks, tiny_bytes),
+            Kind::Budget { .. } => unreachable!("called on the chains of requests only"),
+        }
+    }
+
+    /// Called after a resize: adjusts the bytes of tiny blocks.
+    pub(crate) fn resized(&self, old_bytes: usize, new_bytes: usize) {
+        let (_, _, tiny_bytes) = self.request();
+        if old_bytes <= TINY_BYTES || new_bytes <= TINY_BYTES {
+            self.own.lock.with(|| {
+                add(tiny_bytes, if new_bytes <= TINY_BYTES { new_bytes } else { 0 });
+                subtract(tiny_bytes, if old_bytes <= TINY_BYTES { old_bytes } else { 0 });
+            });
+        }
+    }
+
+    /// Whether tiny blocks of the request may exceed limits.
+    pub(crate) fn has_overdraft(&self) -> bool {
+        matches!(self.own.kind, Kind::Request { overdraft_bytes: 1.., .. })
+    }
+
+    /// Whether the request is inside another one that has not ended.
+    #[cold]
+    pub(crate) fn is_inside_of_a_live_one(&self) -> bool {
+        let is_live = |account: &&Arc<Account>| matches!(account.kind, Kind::Request { .. }) && !account.has_ended();
+        self.accounts().iter().filter(|account| account.id != self.own.id).any(|account| is_live(&account))
+    }
+
+    /// Whether the request has ended.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.own.has_ended()
+    }
+
+    /// [`take`](Self::take) for a block that was allocated; returns whether it was taken, and remembers a refusal. `first` is
+    /// called under the lock if the request has ended and this is its only block.
+    #[inline]
+    pub(crate) fn take_block(&self, bytes: usize, first: impl FnOnce()) -> bool {
+        let is_tiny = bytes <= TINY_BYTES;
+        if self.all.is_empty() {
+            // The common case, without a loop: most requests are inside no other one and have no budget.
+            return self.own.lock.with(|| {
+                if let Some(at) = self.without_room(bytes, is_tiny) {
+                    self.note(self.own.refuse(at, bytes));
+                    return false;
+                }
+                self.own.take(bytes, 1);
+                self.add_own(bytes, first);
+                true
+            });
+        }
+        with_all(&self.all, || {
+            if let Some(at) = self.without_room(bytes, is_tiny) {
+                self.note(self.all[at].refuse(at, bytes));
+                return false;
+            }
+            self.all.iter().for_each(|account| account.take(bytes, 1));
+            self.add_own(bytes, first);
+            true
+        })
+    }
+
+    /// [`commit`](Self::commit) for a block that was allocated; `first` is as for [`take_block`](Self::take_block).
+    pub(crate) fn commit_block(&self, bytes: usize, first: impl FnOnce()) {
+        with_all(self.accounts(), || {
+            for account in self.accounts() {
+                subtract(&account.pending_bytes, bytes);
+                account.take(bytes, 1);
+            }
+            self.add_own(bytes, first);
+        });
+    }
+
+    /// Adds a block that no account counts. It keeps the request's state alive nevertheless.
+    pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
+        self.own.lock.with(|| self.add_own(UNCOUNTED, first));
+    }
+
+    #[inline]
+    fn add_own(&self, bytes: usize, first: impl FnOnce()) {
+        let (ended, own_blocks, tiny_bytes) = self.request();
+        if bytes <= TINY_BYTES {
+            add(tiny_bytes, bytes);
+        }
+        let before = own_blocks.load(RELAXED);
+        own_blocks.store(before + 1, RELAXED);
+        if before == 0 && ended.load(RELAXED) {
+            first();
+        }
+    }
+
+    /// Gives the charge of a block back; returns whether it was the last block of an ended request. If not, the chain is not
+    /// accessed after its own lock is released (the last one), since another thread may then end the request and free it.
+    #[inline]
+    #[must_use]
+    pub(crate) fn give_block_back(&self, bytes: usize) -> bool {
+        if self.all.is_empty() {
+            return self.own.lock.with(|| {
+                self.own.give_back(bytes, 1);
+                self.remove_own(bytes)
+            });
+        }
+        with_all(&self.all, || {
+            self.all.iter().for_each(|account| account.give_back(bytes, 1));
+            self.remove_own(bytes)
+        })
+    }
+
+    /// [`give_block_back`](Self::give_block_back) for a block that no account counts.
+    #[must_use]
+    pub(crate) fn remove_uncounted(&self) -> bool {
+        self.own.lock.with(|| self.remove_own(UNCOUNTED))
+    }
+
+    #[inline]
+    fn remove_own(&self, bytes: usize) -> bool {
+        let (ended, own_blocks, tiny_bytes) = self.request();
+        if bytes <= TINY_BYTES {
+            subtract(tiny_bytes, bytes);
+        }
+        let left = own_blocks.load(RELAXED) - 1;
+        own_blocks.store(left, RELAXED);
+        left == 0 && ended.load(RELAXED)
+    }
+
+    /// Ends the request; returns its numbers at that moment, and whether it has live blocks.
+    pub(crate) fn end(&self) -> (Stats, bool) {
+        let (ended, own_blocks, _) = self.request();
+        self.own.lock.with(|| {
+            ended.store(true, RELAXED);
+            (self.own.numbers(), own_blocks.load(RELAXED) > 0)
+        })
+    }
+}

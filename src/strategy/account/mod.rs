@@ -1,0 +1,269 @@
+//! Accounts: what a budget or a request counts (this file), the chain of accounts that a charge goes to (`chain`), and what
+//! is known of refused charges (`refusals`).
+//!
+//! The specification is a naive model: a chain is a set of accounts. A charge is taken if each of them has room, and then each
+//! changes; otherwise only the `refused` count of the refusing one does. To keep this true between threads, a charge holds
+//! the locks of all its accounts at once, from the youngest to the oldest ([`with_all`](crate::sync::with_all)). While one
+//! thread does all the work, this costs a few plain loads and stores.
+//!
+//! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
+
+mod chain;
+mod refusals;
+
+pub(crate) use chain::Chain;
+
+pub(crate) use refusals::{Refusal, Refused};
+
+use super::Budget;
+use crate::sync::{AsOwnerLock, OwnerLock};
+use refusals::{REMEMBERED, RefusalNote};
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// No limit.
+pub(crate) const UNLIMITED: usize = usize::MAX;
+
+/// Blocks of up to this many bytes may use an overdraft.
+pub(crate) const TINY_BYTES: usize = 1024;
+
+/// Instead of a block's size: no account counts the block.
+pub(crate) const UNCOUNTED: usize = 0;
+
+/// How many requests and budgets a request may be inside of.
+pub(crate) const MAX_DEPTH: usize = 4096;
+
+/// The numbers of one budget or one request.
+#[derive(Debug)]
+pub(crate) struct Account {
+    /// Unique, and larger than those of all older accounts: it gives the order in which locks are taken.
+    id: u64,
+    /// `None` for a request without a name, which is called `request` with its number.
+    name: Option<Box<str>>,
+    lock: OwnerLock,
+    limit_bytes: AtomicUsize,
+    live_bytes: AtomicUsize,
+    /// Reserved for blocks that are being allocated. Counts towards the limit only.
+    pending_bytes: AtomicUsize,
+    peak_bytes: AtomicUsize,
+    total_bytes: AtomicU64,
+    live_blocks: AtomicUsize,
+    total_blocks: AtomicU64,
+    refused: AtomicU64,
+    /// The number of [`Budget`] handles that refer to it.
+    pub(super) handles: AtomicUsize,
+    kind: Kind,
+    refusals: [RefusalNote; REMEMBERED],
+}
+
+#[derive(Debug)]
+enum Kind {
+    Budget {
+        /// Taken out when the account is dropped, to avoid a recursive drop.
+        parent: Option<Arc<Account>>,
+    },
+    Request {
+        /// Set by [`Chain::end`], under the lock, and never cleared.
+        ended: AtomicBool,
+        /// The live blocks of this request itself, counted or not.
+        own_blocks: AtomicUsize,
+        /// The bytes of its own tiny blocks, which its overdraft limits.
+        tiny_bytes: AtomicUsize,
+        /// By how many bytes tiny blocks, its own and those of requests inside, may exceed limits.
+        overdraft_bytes: usize,
+        /// The other accounts that it is charged to. Weak, so that an ended request does not keep them alive.
+        above: Box<[Weak<Account>]>,
+    },
+}
+
+/// A request's numbers at one moment. All bytes are requested sizes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The bytes of live blocks.
+    pub live_bytes: usize,
+    /// The number of live blocks.
+    pub live_blocks: usize,
+    /// The largest value of `live_bytes` so far.
+    pub peak_bytes: usize,
+    /// The bytes of all blocks ever allocated. A resize adds what it grew by.
+    pub total_bytes: u64,
+    /// The number of blocks ever allocated.
+    pub total_blocks: u64,
+    /// How many requests for memory were refused, by its own limit or because it had ended.
+    pub refused: u64,
+    /// By how many bytes `live_bytes` exceeds its own limit, because blocks of up to 1 KiB may
+    /// ([`Builder::overdraft_bytes`](crate::request::Builder::overdraft_bytes)) or because the limit was lowered.
+    pub overdraft_bytes: usize,
+}
+
+/// The locks order everything that must be ordered. Reading a single number without them needs no order.
+const RELAXED: Ordering = Ordering::Relaxed;
+
+fn add(number: &AtomicUsize, change: usize) {
+    number.store(number.load(RELAXED).wrapping_add(change), RELAXED);
+}
+
+fn subtract(number: &AtomicUsize, change: usize) {
+    let before = number.load(RELAXED);
+    debug_assert!(before >= change, "an account was given back more than it had");
+    number.store(before.saturating_sub(change), RELAXED);
+}
+
+fn count(number: &AtomicU64, change: u64) {
+    number.store(number.load(RELAXED).wrapping_add(change), RELAXED);
+}
+
+impl Account {
+    fn new(name: Option<&str>, limit_bytes: Option<usize>, kind: Kind, lock: OwnerLock) -> Self {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            id: IDS.fetch_add(1, RELAXED),
+            name: name.map(Into::into),
+            lock,
+            limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
+            live_bytes: AtomicUsize::new(0),
+            pending_bytes: AtomicUsize::new(0),
+            peak_bytes: AtomicUsize::new(0),
+            total_bytes: AtomicU64::new(0),
+            live_blocks: AtomicUsize::new(0),
+            total_blocks: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            handles: AtomicUsize::new(0),
+            kind,
+            refusals: std::array::from_fn(|_| RefusalNote::default()),
+        }
+    }
+
+    /// An account for a budget.
+    pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self::new(Some(name), limit_bytes, Kind::Budget { parent }, OwnerLock::new()))
+    }
+
+    pub(crate) fn name(&self) -> Cow<'_, str> {
+        match &self.name {
+            Some(name) => Cow::Borrowed(name),
+            None => format!("request {}", self.id).into(),
+        }
+    }
+
+    /// Its number, which no other account has.
+    pub(crate) fn number(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn limit_bytes(&self) -> usize {
+        self.limit_bytes.load(RELAXED)
+    }
+
+    /// Changes the limit, from the next charge on.
+    pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
+        self.lock.with(|| self.limit_bytes.store(limit_bytes, RELAXED));
+    }
+
+    pub(crate) fn live_bytes(&self) -> usize {
+        self.live_bytes.load(RELAXED)
+    }
+
+    pub(super) fn peak_bytes(&self) -> usize {
+        self.peak_bytes.load(RELAXED)
+    }
+
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(RELAXED)
+    }
+
+    /// The next account that it is charged to: a budget's parent, or the nearest live one above a request.
+    pub(super) fn parent(&self) -> Option<Arc<Self>> {
+        match &self.kind {
+            Kind::Budget { parent } => parent.clone(),
+            Kind::Request { above, .. } => above.iter().filter_map(Weak::upgrade).find(|account| !account.has_ended()),
+        }
+    }
+
+    /// Whether it belongs to a request that has ended. Such an account cannot be a parent.
+    fn has_ended(&self) -> bool {
+        match &self.kind {
+            Kind::Budget { .. } => false,
+            Kind::Request { ended, .. } => ended.load(RELAXED),
+        }
+    }
+
+    /// All numbers at one moment.
+    pub(crate) fn stats(&self) -> Stats {
+        self.lock.with(|| self.numbers())
+    }
+
+    fn numbers(&self) -> Stats {
+        let live_bytes = self.live_bytes.load(RELAXED);
+        Stats {
+            live_bytes,
+            live_blocks: self.live_blocks.load(RELAXED),
+            peak_bytes: self.peak_bytes.load(RELAXED),
+            total_bytes: self.total_bytes.load(RELAXED),
+            total_blocks: self.total_blocks.load(RELAXED),
+            refused: self.refused.load(RELAXED),
+            overdraft_bytes: live_bytes.saturating_sub(self.limit_bytes.load(RELAXED)),
+        }
+    }
+
+    #[inline]
+    fn has_room_for(&self, bytes: usize) -> bool {
+        let in_use = self.live_bytes.load(RELAXED).saturating_add(self.pending_bytes.load(RELAXED));
+        in_use.checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes.load(RELAXED))
+    }
+
+    /// Whether tiny blocks may exceed this limit: always for a budget, and for a request with an overdraft.
+    #[cold]
+    fn lets_tiny_blocks_pass(&self) -> bool {
+        match &self.kind {
+            Kind::Budget { .. } => true,
+            Kind::Request { overdraft_bytes, .. } => *overdraft_bytes > 0,
+        }
+    }
+
+    /// Adds a charge, which all accounts of the chain have room for.
+    #[inline]
+    fn take(&self, bytes: usize, blocks: usize) {
+        let live = self.live_bytes.load(RELAXED) + bytes;
+        self.live_bytes.store(live, RELAXED);
+        if live > self.peak_bytes.load(RELAXED) {
+            self.peak_bytes.store(live, RELAXED);
+        }
+        count(&self.total_bytes, bytes as u64);
+        if blocks > 0 {
+            add(&self.live_blocks, blocks);
+            count(&self.total_blocks, blocks as u64);
+        }
+    }
+
+    #[inline]
+    fn give_back(&self, bytes: usize, blocks: usize) {
+        subtract(&self.live_bytes, bytes);
+        subtract(&self.live_blocks, blocks);
+    }
+}
+
+impl AsOwnerLock for Arc<Account> {
+    #[inline]
+    fn owner_lock(&self) -> &OwnerLock {
+        &self.lock
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        // In a loop, since budgets may be a million deep.
+        let mut next = match &mut self.kind {
+            Kind::Budget { parent } => parent.take(),
+            Kind::Request { .. } => None,
+        };
+        while let Some(account) = next {
+            next = Arc::into_inner(account).and_then(|mut account| match &mut account.kind {
+                Kind::Budget { parent } => parent.take(),
+                Kind::Request { .. } => None,
+            });
+        }
+    }
+}

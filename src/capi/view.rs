@@ -47,7 +47,7 @@ fn handler_behind(place: &AtomicPtr<c_void>) -> Option<Handler> {
 /// The handler whose functions have this number.
 fn numbered(number: usize) -> Result<Handler, Error> {
     let handler = HANDLERS.get(number).and_then(handler_behind);
-    handler.ok_or(Error::TooManyViews { handler: "a request".into(), most: MAX_REQUESTS })
+    handler.ok_or(Error::TooManyViews { handler: "a request".into(), max: MAX_REQUESTS })
 }
 
 /// The handler that a struct of ours stands for; nothing where it is none of ours.

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ctxalloc._errors import BudgetExceeded, RequestEnded
 from ctxalloc._native import Budget, Escaped, Handler, Request, Stats, Token, current, request, reset, set_handler, use
@@ -41,8 +40,7 @@ ACCOUNT: Final = request()
 log = logging.getLogger("ctxalloc")
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """How a request of the server ended, for ``on_end``."""
 
     route: str | None

@@ -10,10 +10,10 @@ other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is t
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from inspect import iscoroutinefunction, markcoroutinefunction
 from typing import Any
 
 try:
+    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
     from django.conf import settings
     from django.http import HttpRequest, HttpResponse
     from django.http.response import HttpResponseBase

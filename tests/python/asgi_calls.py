@@ -31,11 +31,11 @@ class Client:
     """The other side of one call: ``receive`` tells ``messages`` and then a disconnect; ``send`` keeps what it gets."""
 
     def __init__(self, messages: Sequence[Message] = ({"type": "http.request", "body": b"", "more_body": False},)) -> None:
-        self._messages = list(messages)
+        self.messages = list(messages)
         self.sent: list[Message] = []
 
     async def receive(self) -> Message:
-        return self._messages.pop(0) if self._messages else {"type": "http.disconnect"}
+        return self.messages.pop(0) if self.messages else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         self.sent.append(message)

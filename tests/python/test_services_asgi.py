@@ -213,6 +213,7 @@ def test_a_context_copied_from_another_request_gives_the_next_one_nothing() -> N
         if path == "/first":
             for next_path in ("/second", "/health", "/named"):
                 following.append(asyncio.create_task(call(service, http(next_path))))
+            await asyncio.wait(following)  # they run while the first has not ended
         await answer(send)
 
     routes: dict[str, Any] = {"/first": request(budget=first), "/second": request(budget=second), "/health": None}

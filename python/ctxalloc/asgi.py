@@ -21,15 +21,14 @@ from typing import Any, Literal, TypeAlias
 from ctxalloc import _serving, problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
-from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Outcome, Report, Serving, Terms
+from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Outcome, Report, Scope, Serving, Terms
 
-__all__ = ["AllocatorMiddleware", "Choice", "OnEnd", "Outcome", "Report", "Terms"]
+__all__ = ["AllocatorMiddleware", "Choice", "OnEnd", "Outcome", "Report", "Scope", "Terms"]
 
-_Scope: TypeAlias = MutableMapping[str, Any]
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
 _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
-_Application: TypeAlias = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+_Application: TypeAlias = Callable[[Scope, _Receive, _Send], Awaitable[None]]
 
 _DENIAL = "websocket.http.response"
 _CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
@@ -65,7 +64,7 @@ class AllocatorMiddleware:
         *,
         routes: Mapping[str, Choice] | None = None,
         default: Choice = ACCOUNT,
-        tenant: Callable[[_Scope], Budget | None] | None = None,
+        tenant: Callable[[Scope], Budget | None] | None = None,
         on_end: OnEnd | None = None,
         ends: Literal["response", "application"] = "response",
         answers: bool = True,
@@ -86,7 +85,7 @@ class AllocatorMiddleware:
             peak_header=peak_header,
         )
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
         kind = scope["type"]
         if kind not in ("http", "websocket"):
@@ -226,7 +225,7 @@ class _Exchange:
         self.replaced = refused
         await self._send_problem(problems.of(refused, self._serving))
 
-    async def answer(self, refused: BudgetExceeded, scope: _Scope, receive: _Receive) -> bool:
+    async def answer(self, refused: BudgetExceeded, scope: Scope, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""
         is_http = scope["type"] == "http"
         if self.is_whole or (is_http and self.started):
@@ -269,7 +268,7 @@ async def _nothing() -> None:
     """A message that is not sent."""
 
 
-def _handler_of_the_application(scope: _Scope, refused: BudgetExceeded) -> Callable[..., Any] | None:
+def _handler_of_the_application(scope: Scope, refused: BudgetExceeded) -> Callable[..., Any] | None:
     """What Starlette has been given for BudgetExceeded. Its other handlers have had their turn."""
     handlers: Any = (scope.get("starlette.exception_handlers") or ({},))[0]
     found = handlers.get(type(refused))
@@ -280,7 +279,7 @@ def _handler_of_the_application(scope: _Scope, refused: BudgetExceeded) -> Calla
 
 
 async def _answer_by(
-    handler: Callable[..., Any], refused: BudgetExceeded, scope: _Scope, receive: _Receive, send: _Send
+    handler: Callable[..., Any], refused: BudgetExceeded, scope: Scope, receive: _Receive, send: _Send
 ) -> None:
     """As Starlette calls its handlers; it is there, for it has left the handler in the scope."""
     from starlette.concurrency import run_in_threadpool  # noqa: PLC0415 - ours does not need it

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from servers import Connection, connected, counts_when, served
+from servers import PATIENCE_S, Connection, connected, counts_when, served
 
 REQUESTS = int(os.environ.get("CTXALLOC_REQUESTS", "100000"))
 UPLOAD = bytes(range(256)) * 1200
@@ -71,17 +71,17 @@ async def go_away(port: int, seed: int) -> None:
     """A request that its client leaves at a random place."""
     draw = random.Random(seed)
     async with connected(port) as connection:
-        path = draw.choice(["/work", "/stream", "/hang"])
-        connection.write(path, UPLOAD, cut=None if path == "/hang" else draw.randrange(1, len(UPLOAD)))
+        path, where = draw.choice([("/work", "upload"), ("/stream", "upload"), ("/stream", "answer"), ("/hang", "wait")])
+        connection.write(path, UPLOAD, cut=draw.randrange(1, len(UPLOAD)) if where == "upload" else None)
         await connection.writer.drain()
-        if draw.random() < 0.5 and path == "/stream":
+        if where == "answer":
             await connection.reader.read(1)
 
 
 async def scenario(port: int, *, pipelines: bool = True) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.timeout(3 * PATIENCE_S), asyncio.TaskGroup() as group:
         for number in range(40):
             group.create_task(well(port, 5))
             group.create_task(go_away(port, seed + number))

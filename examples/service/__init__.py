@@ -11,7 +11,7 @@ To read, or to copy, in this order:
 - ``processing``: NumPy and SciPy on pictures; knows nothing of handlers
 - ``pipelines``: what a route does, step by step: in the coroutine, in threads, in a Rust future
 - ``audit``: whose memory is this array? counted
-- ``app``, ``server``: Starlette around it with ``ctxalloc.asgi.HandlerMiddleware``, on uvicorn
+- ``app``, ``server``: Starlette around it with ``ctxalloc.asgi.AllocatorMiddleware``, on uvicorn
 - ``pictures``, ``reference``, ``client``: what is posted, what must come back, and who posts it
 - ``control``: a switcher without contexts, which goes wrong; the check must notice
 - ``progress``, ``report``, ``figure``, ``demo``: what is shown

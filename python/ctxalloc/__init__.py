@@ -11,8 +11,9 @@ ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task o
 An array stays with the handler that made it, wherever it goes and however long it lives.
 
 - select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else
-- serve: ``asgi``, ``wsgi``, ``ctxalloc.django``, ``ctxalloc.fastapi``: an account and limits for each request of a service;
-  ``problems`` for answers to refusals; ``ThreadPoolExecutor`` and ``wrap`` for threads, ``detached`` to opt out
+- serve: ``asgi``, ``wsgi``, ``ctxalloc.django``, ``ctxalloc.fastapi``: an account and limits for each request of a
+  service; ``problems`` for answers to refusals; ``ThreadPoolExecutor`` and ``wrap`` for threads, ``detached`` to opt
+  out
 - request: ``request`` for memory, numbers and a limit of its own, ``current_request``, ``Budget`` for limits in a tree
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
   ``get_handler_version``

@@ -1,8 +1,9 @@
-"""What the middlewares share: which terms a request of a server gets, its beginning, its one end, and what is told of it.
+"""What the middlewares share: the terms that a request of a server gets, its beginning and its one end.
 
 ``Service`` has the options, ``Serving`` is one request that is being served. The Context carries the Serving beside the
-selection, which stays NumPy's own ContextVar: it says who selected, not what. Neighbours: ``asgi``, ``wsgi`` and ``django``
-drive it; ``problems`` makes answers; ``docs/decisions/0020-services-end-at-the-last-message.md`` has the reasons.
+selection, which stays NumPy's own ContextVar: it says who selected, not what. Neighbours: ``asgi``, ``wsgi`` and
+``django`` drive it; ``problems`` makes answers; ``docs/decisions/0020-services-end-at-the-last-message.md`` has the
+reasons.
 """
 
 import contextlib
@@ -46,8 +47,9 @@ class Report(NamedTuple):
     route: str | None
     """The pattern of ``routes`` that was its own, never the raw path; None where none was."""
     outcome: Outcome
-    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception. ``cancelled``: its task
-    was. ``disconnected``: the client went away first. ``unfinished``: the application returned without a whole answer."""
+    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception. ``cancelled``:
+    its task was. ``disconnected``: the client went away first. ``unfinished``: the application returned without a whole
+    answer."""
     status: int | None
     """The status of the answer; None where none was begun."""
     seconds: float
@@ -117,8 +119,8 @@ def _checked(choice: Choice, where: str) -> Choice:
     if choice is None or isinstance(choice, (Request, Handler, str)) or callable(choice):
         return choice
     raise TypeError(
-        f"{where}: {choice!r} is no choice; give a ctxalloc.request(...), a Handler, the name of one, None, or a function "
-        "that returns one of them"
+        f"{where}: {choice!r} is no choice; give a ctxalloc.request(...), a Handler, the name of one, None, or a "
+        "function that returns one of them"
     )
 
 
@@ -162,8 +164,8 @@ class Service:
             tenant = self.tenant(scope)
             if tenant is not None and terms._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
                 raise ValueError(
-                    f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the terms' out, "
-                    "or make it the parent of the tenants'"
+                    f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
+                    "terms' out, or make it the parent of the tenants'"
                 )
         begun = terms._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
         return Serving(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
@@ -187,7 +189,7 @@ class Serving:
         "tenant",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - one call, on the way of every request
         self,
         service: Service,
         scope: Scope,
@@ -327,7 +329,7 @@ def status_of(refused: BudgetExceeded, here: Serving | None) -> int:
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """Opts out of the request: what is started inside of the block belongs to no request, and begins where requests begin.
+    """Opts out of the request: what is started inside of the block belongs to no request.
 
     In a request of a middleware that is the selection around the server; else NumPy's default handler. For work that
     outlives the request and is not its own: a cache that is filled, a task that runs for ever::

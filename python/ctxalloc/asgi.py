@@ -9,8 +9,8 @@
         on_end=lambda scope, report: print(report.route, report.outcome, report.stats.peak_bytes),
     )
 
-Pure ASGI: no dependency, nothing is buffered. Tasks that a request starts, ``asyncio.to_thread`` and Rust futures belong to
-it. Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; docs/services.md is the guide.
+Pure ASGI: no dependency, nothing is buffered. Tasks that a request starts, ``asyncio.to_thread`` and Rust futures
+belong to it. Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; docs/services.md is the guide.
 """
 
 import inspect
@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeAlias
 from ctxalloc import _serving, problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
-from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Outcome, Report, Scope, Serving, Terms
+from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Report, Scope, Serving, Terms
 
-__all__ = ["AllocatorMiddleware", "Choice", "OnEnd", "Outcome", "Report", "Scope", "Terms"]
+__all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms"]
 
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -38,9 +38,9 @@ class AllocatorMiddleware:
     """Serves each request of an application in a ``ctxalloc.request()``, or under a handler.
 
     ``routes``: for patterns of paths (``/path``, ``/path/{name}``, ``/path/{rest:path}``, with a method before them or
-    without) what they get: a ``ctxalloc.request(...)``, of whose terms each gets a fresh one, which is a root; a Handler
-    or the name of one, without an account; None, which leaves things as they are; or a function from the ASGI scope to
-    one of these. ``default``: the same for all other paths; by default an account without a limit.
+    without) what they get: a ``ctxalloc.request(...)``, of whose terms each gets a fresh one, which is a root; a
+    Handler or the name of one, without an account; None, which leaves things as they are; or a function from the ASGI
+    scope to one of these. ``default``: the same for all other paths; by default an account without a limit.
 
     ``tenant(scope)``: the budget that the request is charged to, or None.
 
@@ -51,8 +51,8 @@ class AllocatorMiddleware:
 
     ``answers``: what a budget refused is answered with 413, 429 or 503 where no headers were sent yet, unless the
     application has a handler for BudgetExceeded, which then answers. False lets the BudgetExceeded pass.
-    ``retry_after_seconds`` goes with 429 and 503. ``peak_header``: the name of a response header with the peak, in bytes,
-    until the headers are sent; for services whose clients may know.
+    ``retry_after_seconds`` goes with 429 and 503. ``peak_header``: the name of a response header with the peak, in
+    bytes, until the headers are sent; for services whose clients may know.
 
     The application finds its Request in ``scope["ctxalloc.request"]``, and by ``ctxalloc.current_request()``.
     ``lifespan`` passes through. ValueError, TypeError: a route or a choice is not as it must be.
@@ -123,11 +123,13 @@ class AllocatorMiddleware:
                 raise
             try:
                 serving.close()
-                if exchange.replaced is None:
-                    if not (self._answers and await exchange.answer(refused, inner, receive)):
-                        if refused is error:
-                            raise
-                        raise refused from refused.__cause__
+                is_answered = exchange.replaced is not None
+                if not is_answered and self._answers:
+                    is_answered = await exchange.answer(refused, inner, receive)
+                if not is_answered:
+                    if refused is error:
+                        raise
+                    raise refused from refused.__cause__
             finally:
                 serving.end("refused", refused)
                 del refused  # its traceback has this frame

@@ -5,8 +5,8 @@
     MIDDLEWARE = ["ctxalloc.django.AllocatorMiddleware", ...]
     CTXALLOC = {"routes": {"POST /fft": ctxalloc.request(limit_bytes=64 * ctxalloc.MiB)}}
 
-Needs Django (it is imported here and nowhere else). It encloses ``get_response``; signals cannot do that: they come from
-other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
+Needs Django (it is imported here and nowhere else). It encloses ``get_response``; signals cannot do that: they come
+from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,14 +29,15 @@ _OPTIONS = {"routes", "default", "tenant", "on_end", "answers", "retry_after_sec
 
 
 class AllocatorMiddleware:
-    """Serves each request in a ``ctxalloc.request()``, or under a handler. First in ``MIDDLEWARE``, it takes all others in.
+    """Serves each request in a ``ctxalloc.request()``, or under a handler.
 
-    The setting ``CTXALLOC`` is a dict with the options of ``ctxalloc.asgi.AllocatorMiddleware`` but ``ends``; the functions get
-    Django's HttpRequest's ``META``. The account closes when the answer is made; that of a streamed one when it was sent, or
-    is closed.
+    First in ``MIDDLEWARE``, it takes all others in.
+    The setting ``CTXALLOC`` is a dict with the options of ``ctxalloc.asgi.AllocatorMiddleware`` but ``ends``; the
+    functions get Django's HttpRequest's ``META``. The account closes when the answer is made; that of a streamed one
+    when it was sent, or is closed.
 
-    A view finds its Request in ``request.META["ctxalloc.request"]``, and by ``ctxalloc.current_request()``. TypeError: the
-    setting has what is no option.
+    A view finds its Request in ``request.META["ctxalloc.request"]``, and by ``ctxalloc.current_request()``. TypeError:
+    the setting has what is no option.
     """
 
     sync_capable = True

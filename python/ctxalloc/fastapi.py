@@ -7,9 +7,9 @@
         ...
         return {"peak_bytes": account.stats.peak_bytes}
 
-Needs FastAPI (it is imported here and nowhere else), and ``ctxalloc.asgi.AllocatorMiddleware`` around the application. A
-dependency that is not ``async`` and enters a scope (``with ctxalloc.use(...): yield``) does nothing for the endpoint: FastAPI
-runs it in a thread, in a copy of the Context. This one reads the ASGI scope and selects nothing.
+Needs FastAPI (it is imported here and nowhere else), and ``ctxalloc.asgi.AllocatorMiddleware`` around the application.
+A dependency that is not ``async`` and enters a scope (``with ctxalloc.use(...): yield``) does nothing for the
+endpoint: FastAPI runs it in a thread, in a copy of the Context. This one reads the ASGI scope and selects nothing.
 """
 
 from typing import Annotated
@@ -31,8 +31,8 @@ async def account(connection: HTTPConnection) -> Request:
     request = connection.scope.get(REQUEST_KEY)
     if not isinstance(request, Request):
         raise RuntimeError(  # noqa: TRY004 - it is not the caller's argument
-            "this route has no account; put ctxalloc.asgi.AllocatorMiddleware around the application, and give the route a "
-            "ctxalloc.request(...), or leave it to the default"
+            "this route has no account; put ctxalloc.asgi.AllocatorMiddleware around the application, and give the "
+            "route a ctxalloc.request(...), or leave it to the default"
         )
     return request
 

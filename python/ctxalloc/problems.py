@@ -14,8 +14,8 @@ Neighbours: ``_serving`` has the request that is asked.
 """
 
 import json
-from dataclasses import dataclass
 from http import HTTPStatus
+from typing import NamedTuple
 
 from ctxalloc import _serving
 from ctxalloc._errors import BudgetExceeded
@@ -23,8 +23,7 @@ from ctxalloc._errors import BudgetExceeded
 __all__ = ["Problem", "problem", "refusal"]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """An answer to a refusal: what a framework needs to send it. The body is a problem document (RFC 9457)."""
 
     status: int

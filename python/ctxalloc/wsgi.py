@@ -4,9 +4,9 @@
 
     app.wsgi_app = AllocatorMiddleware(app.wsgi_app, routes={"POST /fft": ctxalloc.request(limit_bytes=64 * MiB)})
 
-A WSGI body is consumed after the application's call, and ``close`` ends it (PEP 3333). So the request is entered for each
-step: the call, each ``next``, ``close``; what the server does between them is not in it. Neighbours: ``asgi`` has the same
-options; docs/services.md is the guide.
+A WSGI body is consumed after the application's call, and ``close`` ends it (PEP 3333). So the request is entered for
+each step: the call, each ``next``, ``close``; what the server does between them is not in it. Neighbours: ``asgi`` has
+the same options; docs/services.md is the guide.
 """
 
 import sys

@@ -30,7 +30,9 @@ def websocket(path: str = "/", **more: Any) -> Scope:
 class Client:
     """The other side of one call: ``receive`` tells ``messages`` and then a disconnect; ``send`` keeps what it gets."""
 
-    def __init__(self, messages: Sequence[Message] = ({"type": "http.request", "body": b"", "more_body": False},)) -> None:
+    def __init__(
+        self, messages: Sequence[Message] = ({"type": "http.request", "body": b"", "more_body": False},)
+    ) -> None:
         self.messages = list(messages)
         self.sent: list[Message] = []
 

@@ -1,8 +1,8 @@
 """An application that checks itself: every array that it makes is asked whose it is. Raw ASGI, and WSGI.
 
-`/work` makes arrays of the body in the coroutine, in a thread and after a pause; `/big` wants more than it may; `/stream` works in
-each part; `/hang` waits until the client goes; `/health` has nothing; `/counts` tells what was seen so far. Servers are told
-`served_app:service`, `served_app:wsgi_service`; a test starts them (`servers.py`).
+`/work` makes arrays of the body in the coroutine, in a thread and after a pause; `/big` wants more than it may;
+`/stream` works in each part; `/hang` waits until the client goes; `/health` has nothing; `/counts` tells what was seen
+so far. Servers are told `served_app:service`, `served_app:wsgi_service`; a test starts them (`servers.py`).
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ctxalloc import MiB, current, current_request, handler_of, request
 from ctxalloc.asgi import AllocatorMiddleware, Report
 from ctxalloc.wsgi import AllocatorMiddleware as WsgiMiddleware
 
-counts: Counter[str] = Counter()
+counts: Counter[str] = Counter(begun=0, ended=0, wrong=0, refused=0, completed=0, disconnected=0)
 USER: contextvars.ContextVar[int] = contextvars.ContextVar("user", default=0)
 
 
@@ -64,9 +65,8 @@ async def read(receive: Any) -> bytes | None:
 def told() -> dict[str, Any]:
     gc.collect()
     metrics = ctxalloc.request_metrics()
-    with open("/proc/self/statm") as statm:
-        rss = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {**counts, "begun": counts["begun"], "present": metrics.present, "rss": rss, "pid": os.getpid()}
+    rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {**counts, "present": metrics.present, "rss": rss, "pid": os.getpid()}
 
 
 async def send_json(send: Any, document: Any, status: int = 200) -> None:

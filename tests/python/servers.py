@@ -26,7 +26,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def served(command: Sequence[str], **environment: str) -> Iterator[int]:
-    """Start a server; `{port}` in its command is a free port, which is given when it answers. Ends it, and its workers."""
+    """Start a server; `{port}` in its command is a free port, which is given when it answers. Ends all of it."""
     port = free_port()
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile() as said:

@@ -211,8 +211,7 @@ def test_a_context_copied_from_another_request_gives_the_next_one_nothing() -> N
         seen[path] = current().name
         np.empty(1000 if path == "/first" else 1_000_000, np.uint8)
         if path == "/first":
-            for next_path in ("/second", "/health", "/named"):
-                following.append(asyncio.create_task(call(service, http(next_path))))
+            following.extend(asyncio.create_task(call(service, http(p))) for p in ("/second", "/health", "/named"))
             await asyncio.wait(following)  # they run while the first has not ended
         await answer(send)
 

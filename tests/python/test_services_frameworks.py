@@ -1,4 +1,4 @@
-"""Starlette, FastAPI, Django and Flask in our middlewares: errors, background tasks, dependencies, threads. No server."""
+"""Starlette, FastAPI, Django and Flask in our middlewares: errors, background tasks, dependencies. No server."""
 
 import asyncio
 import contextlib
@@ -185,8 +185,8 @@ def test_fastapis_dependency_gives_the_account_to_every_kind_of_endpoint() -> No
         return account.name
 
     service = AllocatorMiddleware(app, routes={"/async": request(), "/thread": request()})
-    for path in ("/async", "/thread"):
-        assert json.loads(asyncio.run(call(service, fastapi_scope(path))).body) == path
+    for where in ("/async", "/thread"):
+        assert json.loads(asyncio.run(call(service, fastapi_scope(where))).body) == where
     client = Client()
     with pytest.raises(RuntimeError, match="this route has no account"):
         asyncio.run(app(fastapi_scope("/async"), client.receive, client.send))
@@ -217,7 +217,9 @@ def test_a_dependency_with_yield_selects_for_the_endpoint_only_where_it_is_async
 
 
 def fastapi_scope(path: str) -> Any:
-    return http(path, server=("test", 80), client=("test", 1), scheme="http", http_version="1.1", raw_path=path.encode())
+    return http(
+        path, server=("test", 80), client=("test", 1), scheme="http", http_version="1.1", raw_path=path.encode()
+    )
 
 
 # ---- asgiref ----------------------------------------------------------------------------------------

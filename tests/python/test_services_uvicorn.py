@@ -1,4 +1,4 @@
-"""The middleware behind uvicorn, as a service has it: connections that are used again, pipelines, uploads, early goodbyes."""
+"""The middleware behind uvicorn: connections that are used again, pipelines, uploads, clients that go away."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests with real servers, in an environment of their own: `make test-services`. What they share is beside the light ones."""
+"""Tests with real servers, in an environment of their own: `make test-services`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Other loops and executors: trio, anyio, gevent, greenlets, joblib, multiprocessing. What holds, and what has to be done."""
+"""Other loops and executors: trio, anyio, gevent, greenlets, joblib, multiprocessing: what has to be done."""
 
 import asyncio
 import contextvars
@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import greenlet
 import joblib
 import numpy as np
@@ -32,7 +33,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     async with anyio.create_task_group() as group:
 
         async def child() -> None:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             seen.append(current().name)
 
         group.start_soon(child)
@@ -64,9 +65,7 @@ def test_a_cancelled_request_on_trio_ends_as_cancelled() -> None:
     async def main() -> None:
         client = Client()
         with trio.move_on_after(0):
-            await AllocatorMiddleware(hangs, on_end=lambda _, r: reports.append(r))(
-                http(), client.receive, client.send
-            )
+            await AllocatorMiddleware(hangs, on_end=lambda _, r: reports.append(r))(http(), client.receive, client.send)
 
     trio.run(main)
     assert [report.outcome for report in reports] == ["cancelled"]
@@ -90,7 +89,11 @@ def test_trios_tasks_and_threads_carry_the_request() -> None:
 
 def test_a_greenlet_starts_with_the_default_and_takes_a_context_where_it_is_given_one() -> None:
     with request(name="mine"):
-        plain, carried, wrapped = greenlet.greenlet(name), greenlet.greenlet(name), greenlet.greenlet(ctxalloc.wrap(name))
+        plain, carried, wrapped = (
+            greenlet.greenlet(name),
+            greenlet.greenlet(name),
+            greenlet.greenlet(ctxalloc.wrap(name)),
+        )
         carried.gr_context = contextvars.copy_context()
         assert plain.switch() == "default_allocator"
         assert carried.switch() == "mine"

@@ -29,7 +29,17 @@ ASGI: dict[str, list[str]] = {
     "hypercorn asyncio": ["-m", "hypercorn", "served_app:service", "--bind", "127.0.0.1:{port}"],
     "hypercorn uvloop": ["-m", "hypercorn", "served_app:service", "--bind", "127.0.0.1:{port}", "-k", "uvloop"],
     "granian": ["-m", "granian", "--interface", "asgi", "--port", "{port}", "served_app:service"],
-    "granian asyncio": ["-m", "granian", "--interface", "asgi", "--loop", "asyncio", "--port", "{port}", "served_app:service"],
+    "granian asyncio": [
+        "-m",
+        "granian",
+        "--interface",
+        "asgi",
+        "--loop",
+        "asyncio",
+        "--port",
+        "{port}",
+        "served_app:service",
+    ],
     "gunicorn asgi": ["-m", "gunicorn", "-k", "asgi", "-b", "127.0.0.1:{port}", "served_app:service"],
     "gunicorn uvicorn": [
         *("-m", "gunicorn", "-k", "uvicorn_worker.UvicornWorker", "-b", "127.0.0.1:{port}", "served_app:service")
@@ -71,7 +81,9 @@ async def go_away(port: int, seed: int) -> None:
     """A request that its client leaves at a random place."""
     draw = random.Random(seed)
     async with connected(port) as connection:
-        path, where = draw.choice([("/work", "upload"), ("/stream", "upload"), ("/stream", "answer"), ("/hang", "wait")])
+        path, where = draw.choice(
+            [("/work", "upload"), ("/stream", "upload"), ("/stream", "answer"), ("/hang", "wait")]
+        )
         connection.write(path, UPLOAD, cut=draw.randrange(1, len(UPLOAD)) if where == "upload" else None)
         await connection.writer.drain()
         if where == "answer":
@@ -86,7 +98,14 @@ async def scenario(port: int, *, pipelines: bool = True) -> None:
             group.create_task(well(port, 5))
             group.create_task(go_away(port, seed + number))
     if pipelines:
-        asked = [("/work", b"a"), ("/health", b""), ("/work", UPLOAD), ("/health", b""), ("/stream", b"b"), ("/work", b"")]
+        asked = [
+            ("/work", b"a"),
+            ("/health", b""),
+            ("/work", UPLOAD),
+            ("/health", b""),
+            ("/stream", b"b"),
+            ("/work", b""),
+        ]
         async with connected(port) as connection:
             for answer in await connection.pipeline(asked):
                 assert answer.json["ok"], answer

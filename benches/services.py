@@ -1,8 +1,8 @@
 """What `ctxalloc.asgi.AllocatorMiddleware` costs: around an empty application, and behind uvicorn on a NumPy route.
 
-The first table is CPU time of one call, no server, every variant in turn, round after round; the middleware's own share is
-its median less the empty application's (aim: 3 us). The second is uvicorn in a process of its own, asked by clients on
-connections that stay open; with and without take turns, and their medians are compared (aim: 5 % of throughput and p99).
+The first table is CPU time of one call, no server, every variant in turn, round after round; the middleware's own share
+is its median less the empty application's (aim: 3 us). The second is uvicorn in a process of its own, asked by clients
+on connections that stay open; with and without take turns, medians are compared (aim: 5 % of throughput and p99).
 Numbers go to target/bench/services.json. Options: --rounds N, --quick.
 """
 
@@ -31,12 +31,12 @@ ASK = b"GET /multiply/100000 HTTP/1.1\r\nhost: bench\r\n\r\n"
 Application = Callable[..., Awaitable[None]]
 
 
-async def empty(scope: Any, receive: Any, send: Any) -> None:
+async def empty(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def multiplies(scope: Any, receive: Any, send: Any) -> None:
+async def multiplies(scope: Any, _receive: Any, send: Any) -> None:
     """A NumPy route: half a dozen arrays of 800 kB."""
     if scope["type"] != "http":
         return
@@ -52,9 +52,19 @@ async def multiplies(scope: Any, receive: Any, send: Any) -> None:
 def calls(app: Application) -> Loop:
     """CPU time of one call."""
     scope = {
-        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"},
-        **{"path": "/multiply/1", "raw_path": b"/multiply/1", "query_string": b"", "root_path": "", "headers": []},
-        **{"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "state": {}},
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/multiply/1",
+        "raw_path": b"/multiply/1",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "state": {},
     }
 
     async def receive() -> Any: ...

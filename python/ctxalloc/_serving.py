@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._errors import BudgetExceeded, RequestEnded
 from ctxalloc._native import Budget, Escaped, Handler, Request, Stats, Token, current, request, reset, set_handler, use
@@ -63,6 +63,8 @@ class Report(NamedTuple):
 
 
 OnEnd: TypeAlias = Callable[[Scope, Report], object]
+
+_S = TypeVar("_S", bound="Serving")
 
 _SERVING: ContextVar["Serving | None"] = ContextVar("ctxalloc.serving", default=None)
 
@@ -144,8 +146,8 @@ class Service:
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
 
-    def begin(self, scope: Scope, method: str | None, path: str) -> "Serving | None":
-        """Begin to serve a request; None where there is nothing to do for it."""
+    def begin(self, scope: Scope, method: str | None, path: str, kind: "type[_S]") -> "_S | None":
+        """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it."""
         found = self.routes.find(method, path)
         route, choice = (None, self.default) if found is None else found
         # A Request is callable too: as a decorator.
@@ -155,10 +157,10 @@ class Service:
         if terms is None:
             if here is None or is_inside:
                 return None
-            return Serving(self, scope, route, None, here.base, here.base, None)
+            return kind(self, scope, route, None, here.base, here.base, None)
         base = current() if here is None else here.base
         if not isinstance(terms, Request):
-            return Serving(self, scope, route, None, terms, base, None)
+            return kind(self, scope, route, None, terms, base, None)
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
@@ -168,26 +170,20 @@ class Service:
                     "terms' out, or make it the parent of the tenants'"
                 )
         begun = terms._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
-        return Serving(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
+        return kind(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
 
 
 class Serving:
     """One request of a server, from its beginning to its end."""
 
-    __slots__ = (
-        "_began",
-        "_refusal",
-        "_rights",
-        "base",
-        "handler",
-        "is_disconnected",
-        "request",
-        "route",
-        "scope",
-        "service",
-        "status",
-        "tenant",
-    )
+    # Defaults on the class: most requests need none of their own.
+    status: int | None = None
+    """The status of the answer, once it is begun."""
+    is_disconnected = False
+    """The client has gone, and somebody heard of it."""
+    _refusal: BudgetExceeded | None = None
+    _rights: list[None] | None = None
+    _began = 0.0
 
     def __init__(  # noqa: PLR0917 - one call, on the way of every request
         self,
@@ -206,12 +202,10 @@ class Serving:
         self.handler = handler
         self.base = base
         self.tenant = tenant
-        self.status: int | None = None
-        self.is_disconnected = False
-        self._refusal: BudgetExceeded | None = None
-        # Whoever takes it may tell of the end: `pop` has one winner, in whatever thread.
-        self._rights: list[None] = [] if begun is None or service.on_end is None else [None]
-        self._began = time.perf_counter() if self._rights else 0.0
+        if service.on_end is not None and begun is not None:
+            # Whoever takes it may tell of the end: `pop` has one winner, in whatever thread.
+            self._rights = [None]
+            self._began = time.perf_counter()
 
     def select(self) -> tuple[Token, ContextToken["Serving | None"]]:
         """Select its handler in the running Context, until ``deselect``."""
@@ -239,7 +233,7 @@ class Serving:
         if self.request is not None:
             self.request._end(None)  # noqa: SLF001 - as above
             if self._rights:
-                self._tell(outcome, error)
+                self._tell(outcome, error, self._rights)
 
     def end_unanswered(self, error: BaseException | None) -> None:
         """The same, where no whole answer was sent: by an exception, or without one."""
@@ -252,9 +246,9 @@ class Serving:
         else:
             self.end("cancelled", error)
 
-    def _tell(self, outcome: Outcome, error: BaseException | None) -> None:
+    def _tell(self, outcome: Outcome, error: BaseException | None, rights: list[None]) -> None:
         try:
-            self._rights.pop()
+            rights.pop()
         except IndexError:
             return
         begun, scope, on_end = self.request, self.scope, self.service.on_end
@@ -293,7 +287,8 @@ class Serving:
 
     def forget(self) -> None:
         """Let go of the refusal: its traceback holds arrays, and may hold this."""
-        self._refusal = None
+        if self._refusal is not None:
+            self._refusal = None
 
 
 def _leaf(error: BaseException) -> BaseException:

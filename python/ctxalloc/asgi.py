@@ -94,28 +94,21 @@ class AllocatorMiddleware:
         path, root = scope.get("path", ""), scope.get("root_path")
         if root and path.startswith(root):
             path = path[len(root) :] or "/"
-        serving = self._service.begin(scope, scope.get("method"), path)
+        serving = self._service.begin(scope, scope.get("method"), path, _Exchange)
         if serving is None:
             await self.app(scope, receive, send)
             return
         inner = {**scope, KEY: serving}
         if serving.request is None:
-            selected = serving.select()
-            try:
-                await self.app(inner, receive, send)
-            finally:
-                _left(serving, selected)
+            await self._selected(serving, inner, receive, send)
             return
         inner[REQUEST_KEY] = serving.request
-        exchange = _Exchange(self, serving, send)
+        serving.middleware = self
+        serving.to_server = send
         if self._service.on_end is not None:
             receive = _watched(receive, serving)
         try:
-            selected = serving.select()
-            try:
-                await self.app(inner, receive, exchange.send)
-            finally:
-                _left(serving, selected)
+            await self._selected(serving, inner, receive, serving.send)
         except BaseException as error:
             refused = serving.refusal_of(error)
             if refused is None:
@@ -123,9 +116,9 @@ class AllocatorMiddleware:
                 raise
             try:
                 serving.close()
-                is_answered = exchange.replaced is not None
+                is_answered = serving.replaced is not None
                 if not is_answered and self._answers:
-                    is_answered = await exchange.answer(refused, inner, receive)
+                    is_answered = await serving.answer(refused, inner, receive)
                 if not is_answered:
                     if refused is error:
                         raise
@@ -133,22 +126,30 @@ class AllocatorMiddleware:
             finally:
                 serving.end("refused", refused)
                 del refused  # its traceback has this frame
+                serving.replaced = None
+                serving.forget()
         else:
-            if exchange.is_whole or kind == "websocket":
-                serving.end("completed" if exchange.replaced is None else "refused", exchange.replaced)
+            if serving.replaced is not None:  # and the framework has kept its exception
+                serving.end("refused", serving.replaced)
+                serving.replaced = None
+                serving.forget()
+            elif serving.is_whole or kind == "websocket":
+                if not (serving.is_whole and self._ends_with_response):
+                    serving.end("completed")
             else:
                 serving.end_unanswered(None)
+
+    async def _selected(self, serving: Serving, scope: Scope, receive: _Receive, send: _Send) -> None:
+        """The application's call, with the request's handler selected."""
+        selected = serving.select()
+        try:
+            await self.app(scope, receive, send)
         finally:
-            exchange.replaced = None
-            serving.forget()
-
-
-def _left(serving: Serving, selected: Any) -> None:
-    """Deselect. A coroutine that a server throws away is closed in whatever Context: nothing is selected there."""
-    try:
-        serving.deselect(selected)
-    except ValueError:
-        serving.close()
+            try:
+                serving.deselect(selected)
+            except ValueError:
+                # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
+                serving.close()
 
 
 def _watched(receive: _Receive, serving: Serving) -> _Receive:
@@ -163,21 +164,17 @@ def _watched(receive: _Receive, serving: Serving) -> _Receive:
     return watching
 
 
-class _Exchange:
-    """What the server was sent for one request that has an account."""
+class _Exchange(Serving):
+    """A request that is being served, and what its server was sent."""
 
-    __slots__ = ("_middleware", "_send", "_serving", "is_whole", "replaced", "started")
-
-    def __init__(self, middleware: AllocatorMiddleware, serving: Serving, send: _Send) -> None:
-        self._middleware = middleware
-        self._serving = serving
-        self._send = send
-        self.started = False
-        """Headers were sent, or a WebSocket accepted."""
-        self.is_whole = False
-        """The last body message was sent, or the WebSocket closed."""
-        self.replaced: BudgetExceeded | None = None
-        """The refusal that was answered in place of the 500 of a framework inside."""
+    middleware: AllocatorMiddleware
+    to_server: _Send
+    started = False
+    """Headers were sent, or a WebSocket accepted."""
+    is_whole = False
+    """The last body message was sent, or the WebSocket closed."""
+    replaced: BudgetExceeded | None = None
+    """The refusal that was answered in place of the 500 of a framework inside."""
 
     def send(self, message: _Message) -> Awaitable[None]:
         """The application's ``send``."""
@@ -189,43 +186,43 @@ class _Exchange:
                 return _nothing()
         elif kind == "http.response.start":
             self.started = True
-            self._serving.status = status = message["status"]
-            if status == 500 and self._middleware._answers:  # noqa: SLF001 - a part of it, here and below
+            self.status = status = message["status"]
+            if status == 500 and self.middleware._answers:  # noqa: SLF001 - a part of it, here and below
                 return self._start_500(message)
-            if self._middleware._service.peak_header is not None:  # noqa: SLF001
-                message = self._with_peak(message, self._middleware._service.peak_header)  # noqa: SLF001
+            if self.middleware._service.peak_header is not None:  # noqa: SLF001
+                message = self._with_peak(message, self.middleware._service.peak_header)  # noqa: SLF001
         elif kind in ("http.response.pathsend", "websocket.close"):
             return self._last(message)
         elif kind == "websocket.accept":
             self.started = True
-            self._serving.status = 101
+            self.status = 101
         elif kind == "websocket.http.response.start":
             self.started = True
-            self._serving.status = message["status"]
-        return self._send(message)
+            self.status = message["status"]
+        return self.to_server(message)
 
     async def _last(self, message: _Message) -> None:
         """The last message, and the end of the account. The ContextVar is not touched: this may be another task."""
         if self.replaced is None:
             try:
-                await self._send(message)
+                await self.to_server(message)
             except OSError:  # what servers raise where the client has gone (ASGI 2.4)
-                self._serving.is_disconnected = True
+                self.is_disconnected = True
                 raise
         self.is_whole = True
-        if self._middleware._ends_with_response:  # noqa: SLF001
-            self._serving.end("completed" if self.replaced is None else "refused", self.replaced)
+        if self.middleware._ends_with_response:  # noqa: SLF001
+            self.end("completed" if self.replaced is None else "refused", self.replaced)
 
     async def _start_500(self, message: _Message) -> None:
         """Where a framework inside sends a 500 because of a refusal, from within its ``except``, the answer is ours."""
         error = sys.exception()
-        refused = None if error is None else self._serving.refusal_of(error)
+        refused = None if error is None else self.refusal_of(error)
         del error
         if refused is None:
-            await self._send(message)
+            await self.to_server(message)
             return
         self.replaced = refused
-        await self._send_problem(problems.of(refused, self._serving))
+        await self._send_problem(problems.of(refused, self))
 
     async def answer(self, refused: BudgetExceeded, scope: Scope, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""
@@ -236,32 +233,32 @@ class _Exchange:
         if handler is not None:
             await _answer_by(handler, refused, scope, receive, self._noting)
             return True
-        problem = problems.of(refused, self._serving)
+        problem = problems.of(refused, self)
         if is_http:
             await self._send_problem(problem)
         elif not self.started and _DENIAL in (scope.get("extensions") or {}):
             await self._send_problem(problem, "websocket.http.response")
         else:
-            self._serving.status = problem.status
+            self.status = problem.status
             code = _CLOSE_CODES[problem.status]
-            await self._send({"type": "websocket.close", "code": code, "reason": "out of memory"})
+            await self.to_server({"type": "websocket.close", "code": code, "reason": "out of memory"})
         return True
 
     async def _send_problem(self, problem: problems.Problem, kind: str = "http.response") -> None:
-        self._serving.status = problem.status
+        self.status = problem.status
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
-        await self._send({"type": f"{kind}.start", "status": problem.status, "headers": headers})
-        await self._send({"type": f"{kind}.body", "body": problem.body})
+        await self.to_server({"type": f"{kind}.start", "status": problem.status, "headers": headers})
+        await self.to_server({"type": f"{kind}.body", "body": problem.body})
 
     def _noting(self, message: _Message) -> Awaitable[None]:
         """A ``send`` for the application's own answer."""
         if "status" in message:
-            self._serving.status = message["status"]
-        return self._send(message)
+            self.status = message["status"]
+        return self.to_server(message)
 
     def _with_peak(self, message: _Message, name: str) -> _Message:
-        request = self._serving.request
-        assert request is not None  # noqa: S101 - else there is no exchange
+        request = self.request
+        assert request is not None  # noqa: S101 - else the server is sent to directly
         peak = (name.encode("latin-1"), str(request.stats.peak_bytes).encode())
         return {**message, "headers": [*message.get("headers", ()), peak]}
 

@@ -110,7 +110,7 @@ class AllocatorMiddleware:
         return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
 
     def _begin(self, request: HttpRequest) -> Serving | None:
-        serving = self._service.begin(request.META, request.method, request.path_info)
+        serving = self._service.begin(request.META, request.method, request.path_info, Serving)
         if serving is not None:
             request.META[KEY] = serving
             if serving.request is not None:

@@ -310,9 +310,16 @@ $(DONE)/dpex: $(DONE)/venv requirements/dpex.txt
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo bench
-demo: $(DONE)/tools $(DONE)/extension ## the main job: a real service over HTTP, each route under its own handler
+.PHONY: demo demo-handlers bench
+demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one gets 503, the other is served; memory over time
+	$(PY) -m examples.tenants
+
+demo-handlers: $(DONE)/demo $(DONE)/extension ## a service over HTTP, each route under its own handler, each array checked
 	$(PY) -m examples.service
+
+$(DONE)/demo: $(DONE)/build-tools requirements/demo.txt
+	$(PY) $(pip_install) -r requirements/demo.txt
+	touch $@
 
 bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against named peers, in one run; benches/RESULTS.md
 	$(PY) $(pip_install) -r requirements/bench.txt

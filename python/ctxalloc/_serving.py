@@ -259,7 +259,6 @@ class Serving:
         assert escaped is not None  # noqa: S101 - it has ended
         seconds = time.perf_counter() - self._began
         report = Report(self.route, outcome, self.status, seconds, begun.stats, escaped, error)
-        self.scope = None  # Contexts that go on hold this, and need not hold that
         try:
             with use(self.base):  # what it makes is not the request's
                 on_end(scope, report)
@@ -286,9 +285,9 @@ class Serving:
         return self._refusal
 
     def forget(self) -> None:
-        """Let go of the refusal: its traceback holds arrays, and may hold this."""
-        if self._refusal is not None:
-            self._refusal = None
+        """Let go of the scope and of the refusal, whose traceback holds arrays and may hold this."""
+        self.scope = None
+        self._refusal = None
 
 
 def _leaf(error: BaseException) -> BaseException:

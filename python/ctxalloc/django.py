@@ -162,7 +162,7 @@ class _Stream:
 
     def close(self) -> None:
         """The end, if it has not come before."""
-        self._serving.end("disconnected")
+        self._serving.end("unfinished")
 
 
 class _AsyncStream:
@@ -188,7 +188,7 @@ class _AsyncStream:
 
     def close(self) -> None:
         """The end, if it has not come before."""
-        self._serving.end("disconnected")
+        self._serving.end("unfinished")
 
 
 def _ended(serving: Serving, error: BaseException) -> None:

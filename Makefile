@@ -136,7 +136,7 @@ lint-python: $(DONE)/tools ## ruff: rules and format
 
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict, and stubtest: the stubs say what the module has
 	$(PY) -m mypy
-	MYPYPATH=python $(PY) -m mypy.stubtest ctxalloc
+	MYPYPATH=python $(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist tests/stubtest.txt ctxalloc
 
 # The Python face is tested from Python: a test binary with it would have to link libpython.
 test-rust: ## cargo test: the core alone, then with tokio and tracing

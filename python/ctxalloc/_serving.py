@@ -27,7 +27,7 @@ Terms: TypeAlias = Request | Handler | str | None
 Choice: TypeAlias = Terms | Callable[[Scope], Terms]
 """Terms, or who chooses them for a scope."""
 
-Outcome = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
+Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
 KEY: Final = "ctxalloc.serving"
 """Where a scope has its Serving."""

@@ -171,8 +171,8 @@ def test_behind_wsgi_servers_every_step_is_in_its_own_request(server: str) -> No
 def test_a_hundred_thousand_requests_and_five_thousand_idle_connections_leave_no_growth(server: str) -> None:
     """Half of a hundred thousand by each. Idle connections stay: each may hold the Context of its last request."""
     idle_connections = 5000
-    # asyncio keeps up to a hundred cancelled timers, or as many as are pending, with the Contexts that they were made in:
-    # those of connections that are closed. They do not grow with requests.
+    # asyncio keeps up to a hundred cancelled timers, or as many as are pending, with the Contexts that they were made
+    # in: those of connections that are closed. They do not grow with requests.
     timers = 300
 
     async def many(port: int, count: int) -> None:

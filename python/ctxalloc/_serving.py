@@ -150,26 +150,29 @@ class Service:
         """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it."""
         found = self.routes.find(method, path)
         route, choice = (None, self.default) if found is None else found
-        # A Request is callable too: as a decorator.
-        terms = choice if choice is None or isinstance(choice, (Request, Handler, str)) else choice(scope)
         here = _SERVING.get()
         is_inside = here is not None and scope.get(KEY) is here
-        if terms is None:
-            if here is None or is_inside:
-                return None
-            return kind(self, scope, route, None, here.base, here.base, None)
         base = current() if here is None else here.base
-        if not isinstance(terms, Request):
-            return kind(self, scope, route, None, terms, base, None)
+        if isinstance(choice, Request):  # first, as most are; and it is callable too, as a decorator
+            asked = choice
+        else:
+            terms = choice if choice is None or isinstance(choice, (Handler, str)) else choice(scope)
+            if terms is None:
+                if here is None or is_inside:
+                    return None
+                return kind(self, scope, route, None, base, base, None)
+            if not isinstance(terms, Request):
+                return kind(self, scope, route, None, terms, base, None)
+            asked = terms
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
-            if tenant is not None and terms._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
+            if tenant is not None and asked._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
                 raise ValueError(
                     f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
                     "terms' out, or make it the parent of the tenants'"
                 )
-        begun = terms._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
+        begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
         return kind(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
 
 

@@ -92,7 +92,7 @@ class AllocatorMiddleware:
             await self.app(scope, receive, send)
             return
         path, root = scope.get("path", ""), scope.get("root_path")
-        if root and path.startswith(root):
+        if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
         serving = self._service.begin(scope, scope.get("method"), path, _Exchange)
         if serving is None:

@@ -109,6 +109,9 @@ def test_patterns_have_parameters_rests_and_methods() -> None:
         ]:
             await call(app, http(path, method))
         await call(app, http("/mounted/a/b", root_path="/mounted"))
+        await call(app, http("/a/b", root_path="/mounted"))
+        await call(app, http("/a/b", root_path="/a/b"))
+        await call(app, http("/a/b", root_path="/a/"))
 
     asyncio.run(main())
     assert [report.route for report in told.reports] == [
@@ -117,6 +120,9 @@ def test_patterns_have_parameters_rests_and_methods() -> None:
         "/a/b",
         None,
         "/files/{rest:path}",
+        "/a/b",
+        "/a/b",
+        None,
         "/a/b",
     ]
 

@@ -25,6 +25,7 @@ NEWEST := .venv-newest
 OLDEST := .venv-oldest-numpy
 USM := .venv-usm
 DPEX := .venv-dpex
+SERVICES := .venv-services
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -135,7 +136,7 @@ lint-python: $(DONE)/tools ## ruff: rules and format
 
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict, and stubtest: the stubs say what the module has
 	$(PY) -m mypy
-	MYPYPATH=python $(PY) -m mypy.stubtest ctxalloc
+	MYPYPATH=python $(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist tests/stubtest.txt ctxalloc
 
 # The Python face is tested from Python: a test binary with it would have to link libpython. The core alone has no tokio
 # and tells tracing nothing (src/trace.rs): what takes long and touches neither is not run a second time.
@@ -282,6 +283,20 @@ $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
 	touch $@
 
+# Servers, frameworks and other event loops, in an environment of their own; CTXALLOC_REQUESTS says how many requests.
+.PHONY: test-services services-environment
+services_python := PYTHONPATH=$(CURDIR)/python $(SERVICES)/bin/python
+
+test-services: $(DONE)/package $(DONE)/services ## the middlewares behind uvicorn, hypercorn, granian and gunicorn, under load
+	$(services_python) -m pytest -p no:cacheprovider tests/services $(PYTEST_ARGS)
+
+services-environment: $(DONE)/services
+
+$(DONE)/services: $(DONE)/venv requirements/services.txt requirements/test.txt
+	[ -x $(SERVICES)/bin/python ] || $(PYTHON) -m venv $(SERVICES)
+	$(SERVICES)/bin/python $(pip_install) -r requirements/services.txt -r requirements/test.txt
+	touch $@
+
 # numba-dpex ended in 2024 and wants the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.
 .PHONY: test-dpex
 dpex_runtime := LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so"
@@ -297,9 +312,16 @@ $(DONE)/dpex: $(DONE)/venv requirements/dpex.txt
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo bench
-demo: $(DONE)/tools $(DONE)/extension ## the main job: a real service over HTTP, each route under its own handler
+.PHONY: demo demo-handlers bench
+demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one gets 503, the other is served; memory over time
+	$(PY) -m examples.tenants
+
+demo-handlers: $(DONE)/demo $(DONE)/extension ## a service over HTTP, each route under its own handler, each array checked
 	$(PY) -m examples.service
+
+$(DONE)/demo: $(DONE)/build-tools requirements/demo.txt
+	$(PY) $(pip_install) -r requirements/demo.txt
+	touch $@
 
 bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against named peers, in one run; benches/RESULTS.md
 	$(PY) $(pip_install) -r requirements/bench.txt
@@ -312,6 +334,6 @@ bench: $(DONE)/tools $(DONE)/extension requirements/bench.txt ## ratios against 
 .PHONY: clean
 clean: ## remove everything that the targets above made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Draw docs/images/requests.png for the README: two tenants, each with a budget, in one process; one of them is greedy.
 
-Every request runs in `ctxalloc.request()` with a limit of its own, under its tenant's budget. What the picture shows was
-read from those accounts while the program ran. `python scripts/draw_requests.py` takes a few seconds.
+Every request runs in `ctxalloc.request()` with a limit of its own, under its tenant's budget. The picture shows those
+accounts, read while the program ran. `python scripts/draw_requests.py` takes a few seconds.
 """
 
 import asyncio

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 import ctxalloc
 from ctxalloc import Budget, MiB
 
-LIMIT_BYTES = 48 * MiB
-SECONDS = 2.0
+LIMIT_BYTES = 12 * MiB
+TENANT_BYTES = 32 * MiB
+SECONDS = 3.0
 SEED = 7
 COLOURS = {"blue": "#2f6f9f", "red": "#d0342c"}
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "requests.png"
@@ -58,17 +59,20 @@ async def serve(tenant: Budget, size_bytes: int, dice: random.Random, began: flo
 async def run() -> tuple[list[Outcome], list[tuple[float, int, int]], dict[str, Budget]]:
     """The requests, and what both tenants had in use over time."""
     dice = random.Random(SEED)
-    tenants = {"blue": Budget(128 * MiB, name="blue"), "red": Budget(128 * MiB, name="red")}
+    tenants = {"blue": Budget(TENANT_BYTES, name="blue"), "red": Budget(TENANT_BYTES, name="red")}
+    arrivals = [(dice.uniform(0, SECONDS), "blue", dice.randint(2, 8)) for _ in range(36)]
+    arrivals += [(dice.uniform(SECONDS * 0.3, SECONDS * 0.7), "red", dice.randint(6, 16)) for _ in range(48)]
+    arrivals.sort(reverse=True)
     began = time.perf_counter()
     tasks: list[asyncio.Task[Outcome]] = []
     seen = []
-    while (now := time.perf_counter() - began) < SECONDS or not all(task.done() for task in tasks):
-        if now < SECONDS and dice.random() < 0.12:
-            tasks.append(asyncio.create_task(serve(tenants["blue"], dice.randint(8, 32) * MiB, dice, began)))
-        if SECONDS * 0.25 < now < SECONDS * 0.75 and dice.random() < 0.25:
-            tasks.append(asyncio.create_task(serve(tenants["red"], dice.randint(24, 64) * MiB, dice, began)))
+    while arrivals or not all(task.done() for task in tasks):
+        now = time.perf_counter() - began
+        while arrivals and arrivals[-1][0] <= now:
+            _, tenant, mebibytes = arrivals.pop()
+            tasks.append(asyncio.create_task(serve(tenants[tenant], mebibytes * MiB, dice, began)))
         seen.append((now, tenants["blue"].in_use_bytes, tenants["red"].in_use_bytes))
-        await asyncio.sleep(0.004)
+        await asyncio.sleep(0.002)
     return [task.result() for task in tasks], seen, tenants
 
 
@@ -81,11 +85,13 @@ def draw_tenants(
         axes.step(times, [row[column] / MiB for row in seen], where="post", color=COLOURS[name], label=f"tenant {name}")
         refused = [outcome.end_s for outcome in outcomes if outcome.refused_by == name]
         assert tenant.limit_bytes is not None
-        at = [tenant.limit_bytes / MiB + 6] * len(refused)
+        at = [tenant.limit_bytes / MiB + 1.5] * len(refused)
         axes.plot(refused, at, "x", color=COLOURS[name], label=f"refused by {name}'s budget ({len(refused)})")
-    axes.axhline(128, color="#5f6b78", linestyle="--", linewidth=1)
-    axes.text(SECONDS, 131, "limit of each tenant, 128 MiB", ha="right", fontsize=8.5, color="#5f6b78")
-    axes.set(xlabel="seconds", ylabel="MiB in use", title="Two tenants, one of them greedy", ylim=(0, 175))
+    axes.axhline(TENANT_BYTES / MiB, color="#5f6b78", linestyle="--", linewidth=1)
+    axes.text(
+        SECONDS, TENANT_BYTES / MiB + 0.7, "limit of each tenant, 32 MiB", ha="right", fontsize=8.5, color="#5f6b78"
+    )
+    axes.set(xlabel="seconds", ylabel="MiB in use", title="Two tenants, one of them greedy", ylim=(0, 44))
     axes.legend(loc="upper left", frameon=False, ncols=2, fontsize=8.5)
 
 
@@ -97,12 +103,12 @@ def draw_requests(axes: Axes, outcomes: list[Outcome]) -> None:
         face = "none" if refused else colour
         axes.bar(position, outcome.peak_bytes / MiB, width=0.8, facecolor=face, edgecolor=colour, linewidth=0.8)
     axes.axhline(LIMIT_BYTES / MiB, color="#5f6b78", linestyle="--", linewidth=1)
-    axes.text(0, LIMIT_BYTES / MiB + 1, "limit of each request, 48 MiB", va="bottom", fontsize=8.5, color="#5f6b78")
+    axes.text(0, LIMIT_BYTES / MiB + 0.3, "limit of each request, 12 MiB", va="bottom", fontsize=8.5, color="#5f6b78")
     counts = {name: sum(outcome.tenant == name for outcome in outcomes) for name in COLOURS}
     answered = {name: sum(o.tenant == name and o.refused_by is None for o in outcomes) for name in COLOURS}
     said = ", ".join(f"{name} {answered[name]} of {counts[name]} answered" for name in COLOURS)
-    axes.set(xlabel="requests; empty bars were refused", ylabel="MiB at the peak", ylim=(0, 60))
-    axes.set(title=f"What each request's account says ({said})", xticks=[])
+    axes.set(xlabel=f"requests ({said});\nempty bars were refused", ylabel="MiB at the peak", ylim=(0, 15))
+    axes.set(title="What each request's account says", xticks=[])
 
 
 def main() -> None:
@@ -111,7 +117,7 @@ def main() -> None:
     outcomes.sort(key=lambda outcome: outcome.end_s)
     style = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9.5, "axes.titleweight": "bold"}
     with mpl.rc_context(style):
-        figure = Figure(figsize=(12, 3.8), dpi=110, layout="constrained")
+        figure = Figure(figsize=(12, 4), dpi=110, layout="constrained")
         left, right = figure.subplots(1, 2)
         draw_tenants(left, outcomes, seen, tenants)
         draw_requests(right, outcomes)

@@ -71,11 +71,11 @@ $(DONE)/build-tools: $(DONE)/venv requirements/build.txt requirements/numpy.txt 
 	$(PY) $(pip_install) -r requirements/build.txt
 	touch $@
 
-$(DONE)/demo-tools: $(DONE)/build-tools requirements/demo.txt
+$(DONE)/demo: $(DONE)/build-tools requirements/demo.txt
 	$(PY) $(pip_install) -r requirements/demo.txt
 	touch $@
 
-$(DONE)/tools: $(DONE)/demo-tools requirements/test.txt requirements/lint.txt
+$(DONE)/tools: $(DONE)/demo requirements/test.txt requirements/lint.txt
 	$(PY) $(pip_install) -r requirements/test.txt -r requirements/lint.txt
 	touch $@
 
@@ -184,7 +184,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 # ---- to show and to measure -------------------------------------------------------------------------
 
 .PHONY: demo bench
-demo: $(DONE)/demo-tools $(DONE)/extension ## a real picture service over HTTP, each route under its own handler
+demo: $(DONE)/demo $(DONE)/extension ## a real picture service over HTTP, each route under its own handler
 	$(PY) -m examples.service
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md

@@ -27,6 +27,7 @@ NEWEST := .venv-newest
 OLDEST := .venv-oldest-numpy
 USM := .venv-usm
 DPEX := .venv-dpex
+SERVICES := .venv-services
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -183,8 +184,11 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo bench
-demo: $(DONE)/demo $(DONE)/extension ## a real picture service over HTTP, each route under its own handler
+.PHONY: demo demo-handlers bench
+demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
+	$(PY) -m examples.tenants
+
+demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
@@ -199,6 +203,6 @@ include ci.mk
 .PHONY: clean
 clean: ## remove everything that these targets made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -102,6 +102,20 @@ $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
 	touch $@
 
+# Servers, frameworks and other event loops, in an environment of their own; CTXALLOC_REQUESTS says how many requests.
+.PHONY: test-services services-environment
+services_python := PYTHONPATH=$(CURDIR)/python $(SERVICES)/bin/python
+
+test-services: $(DONE)/package $(DONE)/services ## the middlewares behind uvicorn, hypercorn, granian and gunicorn, under load
+	$(services_python) -m pytest -p no:cacheprovider tests/services $(PYTEST_ARGS)
+
+services-environment: $(DONE)/services
+
+$(DONE)/services: $(DONE)/venv requirements/services.txt requirements/test.txt
+	[ -x $(SERVICES)/bin/python ] || $(PYTHON) -m venv $(SERVICES)
+	$(SERVICES)/bin/python $(pip_install) -r requirements/services.txt -r requirements/test.txt
+	touch $@
+
 # numba-dpex ended in 2024 and needs the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.
 .PHONY: test-dpex
 dpex_runtime := LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so"

@@ -187,7 +187,22 @@ def memory() -> Iterator[Aim]:
     yield "RSS after a mixed-lifetime load under `pool`", "0.6x NumPy's default", f"{ratio:.2f}x; {peers}", ratio <= 0.6
 
 
-PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (selections, arrays, requests, blocks, memory)
+def services() -> Iterator[Aim]:
+    """Issue: services."""
+    kept = numbers("services")
+    rows = kept["alone"]
+    base = rows["no middleware"]["median_ns"]
+    for name in ("an account", "a route, a limit and a tenant"):
+        own = rows[name]["median_ns"] - base
+        yield f"`asgi.AllocatorMiddleware` alone, CPU time: {name}", "3 us", f"{own / 1000:.2f} us", own <= 3000
+    bare, guarded = kept["server"]["bare"], kept["server"]["guarded"]
+    lost = 1 - guarded["requests_per_second"] / bare["requests_per_second"]
+    yield "what a NumPy route behind uvicorn loses of its throughput", "5 %", f"{100 * lost:.1f} %", lost <= 0.05
+    more = guarded["p99_ms"] / bare["p99_ms"] - 1
+    yield "what its p99 gains", "5 %", f"{100 * more:.1f} %", more <= 0.05
+
+
+PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (selections, arrays, requests, services, blocks, memory)
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The service: Starlette, one POST route a pipeline, each under the handler that the table gives it.
 
-``HandlerMiddleware`` selects it for the request's task; all that the request awaits or starts inherits it. The body is
-a PNG or JPEG file, the answer a PNG file or JSON. What goes wrong is JSON with an ``error``: 400 an empty body, 413 one
-that is too large, 415 no picture, 404 and 405. Neighbours: ``pipelines`` does the work, ``server`` runs it.
+``AllocatorMiddleware`` selects it for the request's task; all that the request awaits or starts inherits it. The
+body is a PNG or JPEG file, the answer a PNG file or JSON. What goes wrong is JSON with an ``error``: 400 an empty body,
+413 one that is too large, 415 no picture, 404 and 405. Neighbours: ``pipelines`` does the work, ``server`` runs it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 import ctxalloc
-from ctxalloc.asgi import HandlerMiddleware
+from ctxalloc.asgi import AllocatorMiddleware
 
 from . import pipelines
 from .audit import Audit
@@ -43,7 +43,7 @@ def build_app(table: Table, *, switcher: Switcher = "ctxalloc") -> Starlette:
 
     if switcher == "ctxalloc":
         use: pipelines.Use = ctxalloc.use
-        middleware = Middleware(HandlerMiddleware, select=select)
+        middleware = Middleware(AllocatorMiddleware, default=select)
     else:
         stack = SharedStack()
         use = stack.use

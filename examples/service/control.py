@@ -32,7 +32,7 @@ class SharedStack:
 
 
 class SharedStackMiddleware:
-    """``ctxalloc.asgi.HandlerMiddleware`` over a ``SharedStack``."""
+    """``ctxalloc.asgi.AllocatorMiddleware`` over a ``SharedStack``."""
 
     def __init__(self, app: ASGIApp, *, select: Callable[[Scope], str | None], stack: SharedStack) -> None:
         self.app = app

@@ -10,7 +10,10 @@ ctxalloc selects NumPy's data allocator (NEP 49) for a thread, an asyncio task o
 
 An array stays with the handler that made it, wherever it goes and however long it lives.
 
-- select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else, ``asgi`` for requests
+- select: ``use`` for a block or a function, ``set_handler`` and ``reset`` for all else
+- serve: ``asgi``, ``wsgi``, ``ctxalloc.django``, ``ctxalloc.fastapi``: an account and limits for each request of a
+  service; ``problems`` for answers to refusals; ``ThreadPoolExecutor`` and ``wrap`` for threads, ``detached`` to opt
+  out
 - request: ``request`` for memory, numbers and a limit of its own, ``current_request``, ``Budget`` for limits in a tree
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
   ``get_handler_version``
@@ -22,7 +25,7 @@ An array stays with the handler that made it, wherever it goes and however long 
 """
 
 # _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
-from ctxalloc import _main_interpreter, _environment, asgi, strategies, tracking, usm  # noqa: F401, I001
+from ctxalloc import _main_interpreter, _environment, asgi, problems, strategies, tracking, usm, wsgi  # noqa: F401, I001
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (
@@ -55,8 +58,10 @@ from ctxalloc._native import (
     trim,
     use,
 )
+from ctxalloc._serving import detached
 from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
+from ctxalloc.executors import ThreadPoolExecutor, wrap
 
 __all__ = [
     "Budget",
@@ -74,6 +79,7 @@ __all__ = [
     "Scope",
     "SharedBlock",
     "Stats",
+    "ThreadPoolExecutor",
     "Token",
     "UnknownHandlerError",
     "__version__",
@@ -82,12 +88,14 @@ __all__ = [
     "configure",
     "current",
     "current_request",
+    "detached",
     "get_handler_name",
     "get_handler_version",
     "get_include",
     "handler",
     "handler_of",
     "handlers",
+    "problems",
     "register",
     "request",
     "request_metrics",
@@ -101,6 +109,8 @@ __all__ = [
     "trim",
     "use",
     "usm",
+    "wrap",
+    "wsgi",
 ]
 
 _environment.select()

@@ -1,70 +1,294 @@
-"""A handler, or memory and a limit of its own, for each request of an ASGI application (Starlette, FastAPI, ...).
+"""Memory, an account and a limit for each request of an ASGI application (Starlette, FastAPI, Django, ...).
 
 ::
 
-    app.add_middleware(HandlerMiddleware, select=lambda scope: "aligned64" if scope["path"] == "/fft" else None)
-    app.add_middleware(RequestMiddleware, request=lambda scope: ctxalloc.request(limit_bytes=64 * MiB, root=True))
+    app.add_middleware(
+        AllocatorMiddleware,
+        routes={"POST /fft": ctxalloc.request(limit_bytes=64 * MiB), "/health": None},
+        tenant=lambda scope: budgets[client_of(scope)],
+        on_end=lambda scope, report: print(report.route, report.outcome, report.stats.peak_bytes),
+    )
 
-The request's task has the handler selected while the application runs; tasks it starts and ``asyncio.to_thread``
-inherit it, and so do Rust futures it awaits. Pure ASGI: no dependency, nothing is buffered.
+Pure ASGI: no dependency, nothing is buffered. Tasks that a request starts, ``asyncio.to_thread`` and Rust futures
+belong to it. Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; docs/services.md is the guide.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Literal, TypeAlias
 
-from ctxalloc._native import Handler, Request, request, use
+from ctxalloc import _serving, problems
+from ctxalloc._errors import BudgetExceeded
+from ctxalloc._native import Budget
+from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Report, Scope, Serving, Terms
 
-__all__ = ["HandlerMiddleware", "RequestMiddleware"]
+__all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms"]
 
-_Scope = MutableMapping[str, Any]
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_Application = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+_Message: TypeAlias = MutableMapping[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Message]]
+_Send: TypeAlias = Callable[[_Message], Awaitable[None]]
+_Application: TypeAlias = Callable[[Scope, _Receive, _Send], Awaitable[None]]
 
-
-class HandlerMiddleware:
-    """Runs each request under the handler that ``select`` names for its ASGI scope.
-
-    ``select(scope)`` returns a Handler, the name of one, or None to leave the selection as it is. Other scopes than
-    ``http`` and ``websocket`` (``lifespan``) pass through.
-    """
-
-    def __init__(self, app: _Application, *, select: Callable[[_Scope], Handler | str | None]) -> None:
-        self.app = app
-        self.select = select
-
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """The ASGI entry point."""
-        wanted = self.select(scope) if scope["type"] in ("http", "websocket") else None
-        if wanted is None:
-            await self.app(scope, receive, send)
-            return
-        async with use(wanted):
-            await self.app(scope, receive, send)
+_DENIAL = "websocket.http.response"
+_CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
 
 
-class RequestMiddleware:
-    """Runs each request of the application inside of a ``ctxalloc.request()``.
+class AllocatorMiddleware:
+    """Serves each request of an application in a ``ctxalloc.request()``, or under a handler.
 
-    ``request(scope)`` makes it for an ASGI scope, or returns None to do without; by default each is a root with memory
-    and numbers of its own, and no limit. Make roots (``root=True``): servers begin the second request of a connection
-    in a Context copied from the first one. The application finds it in ``scope["ctxalloc.request"]``. Other scopes than
-    ``http`` and ``websocket`` (``lifespan``) pass through. What its budget refused leaves as BudgetExceeded: a
-    middleware around this one may answer 503 for it.
+    ``routes``: for patterns of paths (``/path``, ``/path/{name}``, ``/path/{rest:path}``, with a method before them or
+    without) what they get: a ``ctxalloc.request(...)``, of whose terms each gets a fresh one, which is a root; a
+    Handler or the name of one, without an account; None, which leaves things as they are; or a function from the ASGI
+    scope to one of these. ``default``: the same for all other paths; by default an account without a limit.
+
+    ``tenant(scope)``: the budget that the request is charged to, or None.
+
+    ``ends``: ``"response"`` closes the account at the last body message; background tasks come after it, and the terms'
+    ``after_end`` says what becomes of what they make. ``"application"`` closes it when the application returns.
+
+    ``on_end(scope, report)`` is called once for each request that has an account.
+
+    ``answers``: what a budget refused is answered with 413, 429 or 503 where no headers were sent yet, unless the
+    application has a handler for BudgetExceeded, which then answers. False lets the BudgetExceeded pass.
+    ``retry_after_seconds`` goes with 429 and 503. ``peak_header``: the name of a response header with the peak, in
+    bytes, until the headers are sent; for services whose clients may know.
+
+    The application finds its Request in ``scope["ctxalloc.request"]``, and by ``ctxalloc.current_request()``.
+    ``lifespan`` passes through. ValueError, TypeError: a route or a choice is not as it must be.
     """
 
     def __init__(
-        self, app: _Application, *, request: Callable[[_Scope], Request | None] = lambda _scope: request(root=True)
+        self,
+        app: _Application,
+        *,
+        routes: Mapping[str, Choice] | None = None,
+        default: Choice = ACCOUNT,
+        tenant: Callable[[Scope], Budget | None] | None = None,
+        on_end: OnEnd | None = None,
+        ends: Literal["response", "application"] = "response",
+        answers: bool = True,
+        retry_after_seconds: int = 1,
+        peak_header: str | None = None,
     ) -> None:
+        if ends not in ("response", "application"):
+            raise ValueError(f"AllocatorMiddleware(ends={ends!r}): give 'response' or 'application'")
         self.app = app
-        self.request = request
+        self._ends_with_response = ends == "response"
+        self._answers = answers
+        self._service = _serving.Service(
+            routes=routes,
+            default=default,
+            tenant=tenant,
+            on_end=on_end,
+            retry_after_seconds=retry_after_seconds,
+            peak_header=peak_header,
+        )
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
-        begun = self.request(scope) if scope["type"] in ("http", "websocket") else None
-        if begun is None:
+        kind = scope["type"]
+        if kind not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        async with begun:
-            await self.app({**scope, "ctxalloc.request": begun}, receive, send)
+        path, root = scope.get("path", ""), scope.get("root_path")
+        if root and path.startswith(root):
+            path = path[len(root) :] or "/"
+        serving = self._service.begin(scope, scope.get("method"), path, _Exchange)
+        if serving is None:
+            await self.app(scope, receive, send)
+            return
+        inner = {**scope, KEY: serving}
+        if serving.request is None:
+            await self._selected(serving, inner, receive, send)
+            return
+        inner[REQUEST_KEY] = serving.request
+        serving.middleware = self
+        serving.to_server = send
+        if self._service.on_end is not None:
+            receive = _watched(receive, serving)
+        try:
+            await self._selected(serving, inner, receive, serving.send)
+        except BaseException as error:
+            refused = serving.refusal_of(error)
+            if refused is None:
+                serving.end_unanswered(error)
+                raise
+            try:
+                serving.close()
+                is_answered = serving.replaced is not None
+                if not is_answered and self._answers:
+                    is_answered = await serving.answer(refused, inner, receive)
+                if not is_answered:
+                    if refused is error:
+                        raise
+                    raise refused from refused.__cause__
+            finally:
+                serving.end("refused", refused)
+                del refused  # its traceback has this frame
+                serving.replaced = None
+                serving.forget()
+        else:
+            if serving.replaced is not None:  # and the framework has kept its exception
+                serving.end("refused", serving.replaced)
+                serving.replaced = None
+                serving.forget()
+            elif serving.is_whole or kind == "websocket":
+                if not (serving.is_whole and self._ends_with_response):
+                    serving.end("completed")
+            else:
+                serving.end_unanswered(None)
+
+    async def _selected(self, serving: Serving, scope: Scope, receive: _Receive, send: _Send) -> None:
+        """The application's call, with the request's handler selected."""
+        selected = serving.select()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            try:
+                serving.deselect(selected)
+            except ValueError:
+                # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
+                serving.close()
+
+
+def _watched(receive: _Receive, serving: Serving) -> _Receive:
+    """Notes that the client has gone."""
+
+    async def watching() -> _Message:
+        message = await receive()
+        if message["type"] in ("http.disconnect", "websocket.disconnect"):
+            serving.is_disconnected = True
+        return message
+
+    return watching
+
+
+class _Exchange(Serving):
+    """A request that is being served, and what its server was sent."""
+
+    middleware: AllocatorMiddleware
+    to_server: _Send
+    started = False
+    """Headers were sent, or a WebSocket accepted."""
+    is_whole = False
+    """The last body message was sent, or the WebSocket closed."""
+    replaced: BudgetExceeded | None = None
+    """The refusal that was answered in place of the 500 of a framework inside."""
+
+    def send(self, message: _Message) -> Awaitable[None]:
+        """The application's ``send``."""
+        kind = message["type"]
+        if kind == "http.response.body":
+            if not message.get("more_body", False):
+                return self._last(message)
+            if self.replaced is not None:
+                return _nothing()
+        elif kind == "http.response.start":
+            self.started = True
+            self.status = status = message["status"]
+            if status == 500 and self.middleware._answers:  # noqa: SLF001 - a part of it, here and below
+                return self._start_500(message)
+            if self.middleware._service.peak_header is not None:  # noqa: SLF001
+                message = self._with_peak(message, self.middleware._service.peak_header)  # noqa: SLF001
+        elif kind in ("http.response.pathsend", "websocket.close"):
+            return self._last(message)
+        elif kind == "websocket.accept":
+            self.started = True
+            self.status = 101
+        elif kind == "websocket.http.response.start":
+            self.started = True
+            self.status = message["status"]
+        return self.to_server(message)
+
+    async def _last(self, message: _Message) -> None:
+        """The last message, and the end of the account. The ContextVar is not touched: this may be another task."""
+        if self.replaced is None:
+            try:
+                await self.to_server(message)
+            except OSError:  # what servers raise where the client has gone (ASGI 2.4)
+                self.is_disconnected = True
+                raise
+        self.is_whole = True
+        if self.middleware._ends_with_response:  # noqa: SLF001
+            self.end("completed" if self.replaced is None else "refused", self.replaced)
+
+    async def _start_500(self, message: _Message) -> None:
+        """Where a framework inside sends a 500 because of a refusal, from within its ``except``, the answer is ours."""
+        error = sys.exception()
+        refused = None if error is None else self.refusal_of(error)
+        del error
+        if refused is None:
+            await self.to_server(message)
+            return
+        self.replaced = refused
+        await self._send_problem(problems.of(refused, self))
+
+    async def answer(self, refused: BudgetExceeded, scope: Scope, receive: _Receive) -> bool:
+        """Answer a refusal, if that is still possible."""
+        is_http = scope["type"] == "http"
+        if self.is_whole or (is_http and self.started):
+            return False
+        handler = _handler_of_the_application(scope, refused)
+        if handler is not None:
+            await _answer_by(handler, refused, scope, receive, self._noting)
+            return True
+        problem = problems.of(refused, self)
+        if is_http:
+            await self._send_problem(problem)
+        elif not self.started and _DENIAL in (scope.get("extensions") or {}):
+            await self._send_problem(problem, "websocket.http.response")
+        else:
+            self.status = problem.status
+            code = _CLOSE_CODES[problem.status]
+            await self.to_server({"type": "websocket.close", "code": code, "reason": "out of memory"})
+        return True
+
+    async def _send_problem(self, problem: problems.Problem, kind: str = "http.response") -> None:
+        self.status = problem.status
+        headers = [(name.encode(), value.encode()) for name, value in problem.headers]
+        await self.to_server({"type": f"{kind}.start", "status": problem.status, "headers": headers})
+        await self.to_server({"type": f"{kind}.body", "body": problem.body})
+
+    def _noting(self, message: _Message) -> Awaitable[None]:
+        """A ``send`` for the application's own answer."""
+        if "status" in message:
+            self.status = message["status"]
+        return self.to_server(message)
+
+    def _with_peak(self, message: _Message, name: str) -> _Message:
+        request = self.request
+        assert request is not None  # noqa: S101 - else the server is sent to directly
+        peak = (name.encode("latin-1"), str(request.stats.peak_bytes).encode())
+        return {**message, "headers": [*message.get("headers", ()), peak]}
+
+
+async def _nothing() -> None:
+    """A message that is not sent."""
+
+
+def _handler_of_the_application(scope: Scope, refused: BudgetExceeded) -> Callable[..., Any] | None:
+    """What Starlette has been given for BudgetExceeded. Its other handlers have had their turn."""
+    handlers: Any = (scope.get("starlette.exception_handlers") or ({},))[0]
+    found = handlers.get(type(refused))
+    if found is None:
+        handlers = getattr(scope.get("app"), "exception_handlers", None)
+        found = handlers.get(type(refused)) if isinstance(handlers, dict) else None
+    return found if callable(found) else None
+
+
+async def _answer_by(
+    handler: Callable[..., Any], refused: BudgetExceeded, scope: Scope, receive: _Receive, send: _Send
+) -> None:
+    """As Starlette calls its handlers; it is there, for it has left the handler in the scope."""
+    from starlette.concurrency import run_in_threadpool  # noqa: PLC0415 - ours does not need it
+    from starlette.requests import Request as HttpRequest  # noqa: PLC0415
+    from starlette.websockets import WebSocket  # noqa: PLC0415
+
+    connection = (HttpRequest if scope["type"] == "http" else WebSocket)(scope, receive, send)
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        response = await handler(connection, refused)
+    else:
+        response = await run_in_threadpool(handler, connection, refused)
+    if response is not None:
+        await response(scope, receive, send)

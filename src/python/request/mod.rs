@@ -228,7 +228,13 @@ impl PyRequest {
     /// Ends the request, and says whether `error` is one of its refusals.
     fn end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut phase = self.phase();
-        let Phase::Entered(mut begun) = std::mem::replace(&mut *phase, Phase::New) else { return Ok(()) };
+        let mut begun = match std::mem::replace(&mut *phase, Phase::New) {
+            Phase::Entered(begun) => begun,
+            other => {
+                *phase = other; // it has ended already
+                return Ok(());
+            }
+        };
         let end = begun.end();
         let blocks = if end.live_blocks == 0 { None } else { begun.live_blocks() };
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
@@ -338,9 +344,21 @@ impl PyRequest {
         slf.py().import("ctxalloc._decorate")?.getattr("in_request")?.call1((slf, function))
     }
 
-    /// A new request on the same terms.
-    fn _again(&self) -> Self {
-        Self::new(self.wanted.clone())
+    /// A new request on the same terms. A server's request is a root, has a name where the terms have none, and is charged
+    /// to a budget (which one, its server knows) where the terms name none.
+    #[pyo3(signature = (*, root = None, name = None, budget = None))]
+    fn _again(&self, root: Option<bool>, name: Option<String>, budget: Option<&Bound<'_, PyBudget>>) -> Self {
+        let mut wanted = self.wanted.clone();
+        wanted.is_root = root.unwrap_or(wanted.is_root);
+        wanted.name = wanted.name.or(name);
+        wanted.budget = wanted.budget.or_else(|| budget.map(|budget| budget.get().budget().clone()));
+        Self::new(wanted)
+    }
+
+    /// The budget that the terms name.
+    #[getter]
+    fn _wanted_budget(&self) -> Option<PyBudget> {
+        self.wanted.budget.clone().map(PyBudget::from)
     }
 
     /// Begins it without selecting its handler, for one that is selected a step at a time.
@@ -361,6 +379,17 @@ impl PyRequest {
         let refused = self.end(py, error);
         self.held.clear();
         refused
+    }
+
+    /// Raises BudgetExceeded from `error` if a refusal of this request's led to it, before its end or after it. A refusal is
+    /// told once.
+    #[pyo3(signature = (error, /))]
+    fn _raise_refusal(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<()> {
+        let refusals = match &*self.phase() {
+            Phase::Entered(begun) | Phase::Left { begun, .. } => begun.take_refusals(),
+            Phase::New | Phase::Carried(_) => Vec::new(),
+        };
+        refusal::raise(py, error, &refusals)
     }
 
     /// Its name: the one it was given, or a number. RuntimeError before it is entered, here and below.

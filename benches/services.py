@@ -1,0 +1,191 @@
+"""What `ctxalloc.asgi.AllocatorMiddleware` costs: around an empty application, and behind uvicorn on a NumPy route.
+
+The first table is CPU time of one call, no server, every variant in turn, round after round; the middleware's own share
+is its median less the empty application's (aim: 3 us). The second is uvicorn in a process of its own, asked by clients
+on connections that stay open; with and without take turns, medians are compared (aim: 5 % of throughput and p99).
+Numbers go to target/bench/services.json. Options: --rounds N, --quick.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+from harness import Loop, Row, keep, machine, medians, table
+
+import ctxalloc
+from ctxalloc.asgi import AllocatorMiddleware
+
+AIM_OWN_NS = 3000.0
+CLIENTS = 8
+ROUTE = "/multiply/{size}"
+ASK = b"GET /multiply/100000 HTTP/1.1\r\nhost: bench\r\n\r\n"
+
+Application = Callable[..., Awaitable[None]]
+
+
+async def empty(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def multiplies(scope: Any, _receive: Any, send: Any) -> None:
+    """A NumPy route: half a dozen arrays of 800 kB."""
+    if scope["type"] != "http":
+        return
+    size = int(scope["path"].rpartition("/")[2])
+    first = np.arange(size, dtype=np.float64)
+    for _ in range(3):
+        first = np.sqrt(first * first + 1.0)
+    body = str(float(first[-1])).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def calls(app: Application) -> Loop:
+    """CPU time of one call."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/multiply/1",
+        "raw_path": b"/multiply/1",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "state": {},
+    }
+
+    async def receive() -> Any: ...
+
+    async def send(message: Any) -> None: ...
+
+    async def run(count: int) -> float:
+        begun = time.process_time()
+        for _ in range(count):
+            await app(scope, receive, send)
+        return (time.process_time() - begun) / count * 1e9
+
+    return lambda count: asyncio.run(run(count))
+
+
+def alone(rounds: int) -> dict[str, Row]:
+    """The middleware around an application that does nothing."""
+    tenant = ctxalloc.Budget(1 << 30, parent=ctxalloc.Budget(1 << 40))
+    terms: Any = {ROUTE: ctxalloc.request(limit_bytes=1 << 30)}
+    variants = {
+        "no middleware": calls(empty),
+        "a handler": calls(AllocatorMiddleware(empty, default="pool")),
+        "an account": calls(AllocatorMiddleware(empty)),
+        "a route, a limit and a tenant": calls(AllocatorMiddleware(empty, routes=terms, tenant=lambda _: tenant)),
+        "the same, and on_end": calls(
+            AllocatorMiddleware(empty, routes=terms, tenant=lambda _: tenant, on_end=lambda *_: None)
+        ),
+    }
+    rows = medians(variants, rounds, 2000)
+    table("one call of an empty application, CPU time", rows, "no middleware")
+    return rows
+
+
+@contextlib.contextmanager
+def served(app: str) -> Iterator[int]:
+    """The bench's own application on uvicorn; a port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        command = [sys.executable, __file__, "--serve", app, "--socket", str(listening.fileno())]
+        with subprocess.Popen(command, pass_fds=[listening.fileno()]) as process:
+            try:
+                yield port
+            finally:
+                process.terminate()
+
+
+async def load(port: int, requests: int) -> tuple[float, float]:
+    """Requests in a second, and p99 in milliseconds."""
+    latencies: list[float] = []
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(requests // CLIENTS):
+            begun = time.perf_counter()
+            writer.write(ASK)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+            latencies.append(time.perf_counter() - begun)
+        writer.close()
+        await writer.wait_closed()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    seconds = time.perf_counter() - begun
+    return len(latencies) / seconds, float(np.percentile(latencies, 99)) * 1e3
+
+
+def behind_a_server(rounds: int, requests: int) -> dict[str, dict[str, float]]:
+    """With and without, in turn."""
+    found: dict[str, list[tuple[float, float]]] = {"bare": [], "guarded": []}
+    with served("bare") as bare, served("guarded") as guarded:
+        ports = {"bare": bare, "guarded": guarded}
+        for port in ports.values():
+            asyncio.run(load(port, requests // 4))
+        for _ in range(rounds):
+            for name, port in ports.items():
+                found[name].append(asyncio.run(load(port, requests)))
+    rows = {
+        name: {
+            "requests_per_second": statistics.median(rate for rate, _ in measured),
+            "p99_ms": statistics.median(p99 for _, p99 in measured),
+        }
+        for name, measured in found.items()
+    }
+    print(f"\n{'uvicorn, a NumPy route':28}{'requests/s':>12}{'p99 ms':>9}")
+    for name, row in rows.items():
+        print(f"{name:28}{row['requests_per_second']:12.0f}{row['p99_ms']:9.2f}")
+    return rows
+
+
+def serve(which: str, descriptor: int) -> None:
+    """The server's side."""
+    import uvicorn  # noqa: PLC0415 - the other side does without
+
+    guarded = AllocatorMiddleware(multiplies, routes={ROUTE: ctxalloc.request(limit_bytes=1 << 30)})
+    app: Any = {"bare": multiplies, "guarded": guarded}[which]
+    options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "loop": "asyncio"}
+    uvicorn.run(app, fd=descriptor, **options)
+
+
+def main() -> int:
+    """Measures, prints and keeps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
+    parser.add_argument("--serve", choices=["bare", "guarded"], help=argparse.SUPPRESS)
+    parser.add_argument("--socket", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.socket)
+        return 0
+    rounds = 5 if options.quick else options.rounds
+    print(f"{machine()}; {rounds} rounds, medians")
+    rows = alone(rounds)
+    base = rows["no middleware"]["median_ns"]
+    for name, row in rows.items():
+        print(f"{name:44}{(row['median_ns'] - base) / 1000:6.2f} us of its own")
+    server = behind_a_server(max(3, rounds // 4), 400 if options.quick else 2000)
+    keep("services", {"rounds": rounds, "alone": rows, "server": server})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

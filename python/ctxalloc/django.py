@@ -1,0 +1,203 @@
+"""Memory, an account and a limit for each request of Django, under WSGI and ASGI.
+
+::
+
+    MIDDLEWARE = ["ctxalloc.django.AllocatorMiddleware", ...]
+    CTXALLOC = {"routes": {"POST /fft": ctxalloc.request(limit_bytes=64 * ctxalloc.MiB)}}
+
+Needs Django (it is imported here and nowhere else). It encloses ``get_response``; signals cannot do that: they come
+from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+try:
+    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+    from django.conf import settings
+    from django.http import HttpRequest, HttpResponse
+    from django.http.response import HttpResponseBase
+except ImportError as error:
+    raise ImportError(f"ctxalloc.django needs Django, and its import fails ({error}): pip install django") from error
+
+from ctxalloc import _serving, problems
+from ctxalloc._serving import ACCOUNT, KEY, Serving
+
+__all__ = ["AllocatorMiddleware"]
+
+_OPTIONS = {"routes", "default", "tenant", "on_end", "answers", "retry_after_seconds", "peak_header"}
+
+
+class AllocatorMiddleware:
+    """Serves each request in a ``ctxalloc.request()``, or under a handler.
+
+    First in ``MIDDLEWARE``, it takes all others in.
+    The setting ``CTXALLOC`` is a dict with the options of ``ctxalloc.asgi.AllocatorMiddleware`` but ``ends``; the
+    functions get Django's HttpRequest's ``META``. The account closes when the answer is made; that of a streamed one
+    when it was sent, or is closed.
+
+    A view finds its Request in ``request.META["ctxalloc.request"]``, and by ``ctxalloc.current_request()``. TypeError:
+    the setting has what is no option.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        options = dict(getattr(settings, "CTXALLOC", {}))
+        unknown = set(options) - _OPTIONS
+        if unknown:
+            raise TypeError(f"CTXALLOC has {sorted(unknown)}; its options are {sorted(_OPTIONS)}")
+        self._answers = options.pop("answers", True)
+        self._service = _serving.Service(
+            routes=options.get("routes"),
+            default=options.get("default", ACCOUNT),
+            tenant=options.get("tenant"),
+            on_end=options.get("on_end"),
+            retry_after_seconds=options.get("retry_after_seconds", 1),
+            peak_header=options.get("peak_header"),
+        )
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        """The middleware's step, of either kind."""
+        if self._is_async:
+            return self._asynchronous(request)
+        serving = self._begin(request)
+        if serving is None:
+            return self._checked(self.get_response(request))
+        selected = serving.select()
+        try:
+            response = self._checked(self.get_response(request))
+        except BaseException as error:
+            serving.deselect(selected)
+            serving.end_unanswered(error)
+            raise
+        serving.deselect(selected)
+        return self._answered(serving, response)
+
+    async def _asynchronous(self, request: HttpRequest) -> HttpResponseBase:
+        serving = self._begin(request)
+        if serving is None:
+            return self._checked(await self.get_response(request))
+        selected = serving.select()
+        try:
+            response = self._checked(await self.get_response(request))
+        except BaseException as error:
+            serving.deselect(selected)
+            serving.end_unanswered(error)
+            raise
+        serving.deselect(selected)
+        return self._answered(serving, response)
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        """Answer a refusal that a view did not catch, and that no middleware further in has answered."""
+        serving: Serving | None = request.META.get(KEY)
+        if serving is None or not self._answers:
+            return None
+        refused = serving.refusal_of(exception)
+        if refused is None:
+            return None
+        problem = problems.of(refused, serving)
+        serving.close()
+        # Its traceback has the view's frames, hence their arrays: `on_end` is told of it, and then nobody has it.
+        serving.status = problem.status
+        serving.end("refused", refused)
+        serving.forget()
+        return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
+
+    def _begin(self, request: HttpRequest) -> Serving | None:
+        serving = self._service.begin(request.META, request.method, request.path_info, Serving)
+        if serving is not None:
+            request.META[KEY] = serving
+            if serving.request is not None:
+                request.META[_serving.REQUEST_KEY] = serving.request
+        return serving
+
+    @staticmethod
+    def _checked(response: Any) -> HttpResponseBase:
+        assert isinstance(response, HttpResponseBase)  # noqa: S101 - Django's own chain sees to it
+        return response
+
+    def _answered(self, serving: Serving, response: HttpResponseBase) -> HttpResponseBase:
+        if serving.request is None:
+            return response
+        serving.status = response.status_code
+        if self._service.peak_header is not None:
+            response.headers[self._service.peak_header] = str(serving.request.stats.peak_bytes)
+        # A file is sent by the server, which knows it by `file_to_stream`.
+        if not response.streaming or getattr(response, "file_to_stream", None) is not None:
+            serving.end("completed")
+            serving.forget()
+            return response
+        content: Any = response
+        streamed = (_AsyncStream if content.is_async else _Stream)(serving, content.streaming_content)
+        content.streaming_content = streamed
+        return response
+
+
+class _Stream:
+    """Streamed content, each of whose steps is in the request. Django closes it with the response."""
+
+    def __init__(self, serving: Serving, content: Iterator[bytes]) -> None:
+        self._serving = serving
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        selected = self._serving.select()
+        try:
+            part = next(self._content)
+        except BaseException as error:
+            self._serving.deselect(selected)
+            _ended(self._serving, error)
+            raise
+        self._serving.deselect(selected)
+        return part
+
+    def close(self) -> None:
+        """The end, if it has not come before."""
+        self._serving.end("disconnected")
+
+
+class _AsyncStream:
+    """The same for asynchronous content."""
+
+    def __init__(self, serving: Serving, content: AsyncIterator[bytes]) -> None:
+        self._serving = serving
+        self._content = content
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        selected = self._serving.select()
+        try:
+            part = await anext(self._content)
+        except BaseException as error:
+            self._serving.deselect(selected)
+            _ended(self._serving, error)
+            raise
+        self._serving.deselect(selected)
+        return part
+
+    def close(self) -> None:
+        """The end, if it has not come before."""
+        self._serving.end("disconnected")
+
+
+def _ended(serving: Serving, error: BaseException) -> None:
+    if isinstance(error, (StopIteration, StopAsyncIteration)):
+        serving.end("completed")
+        return
+    refused = serving.refusal_of(error)
+    if refused is None:
+        serving.end_unanswered(error)
+    else:
+        serving.end("refused", refused)
+    serving.forget()

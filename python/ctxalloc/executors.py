@@ -1,0 +1,55 @@
+"""The caller's context in threads: ``ThreadPoolExecutor``, ``wrap``.
+
+``asyncio.to_thread`` carries the context; ``Executor.submit``, ``loop.run_in_executor`` and ``threading.Thread`` do not
+(before CPython 3.14). What runs there is then in no request. Neighbour: ``_serving.detached``, which is the way out.
+"""
+
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+__all__ = ["ThreadPoolExecutor", "wrap"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class ThreadPoolExecutor(concurrent.futures.ThreadPoolExecutor):
+    """``concurrent.futures.ThreadPoolExecutor``, whose calls run in a copy of the submitter's context.
+
+    So they belong to the submitter's request and have its handler selected, and all its other ContextVars too. What
+    they set is not seen by the submitter. As an event loop's default executor it does so for
+    ``loop.run_in_executor``::
+
+        asyncio.get_running_loop().set_default_executor(ctxalloc.ThreadPoolExecutor())
+    """
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
+        """As its base's, in a copy of the caller's context."""
+        return super().submit(functools.partial(contextvars.copy_context().run, fn, *args, **kwargs))
+
+
+def wrap(function: Callable[_P, _T], /) -> Callable[_P, _T]:
+    """The function, each of whose calls runs in a copy of the context that ``wrap`` was called in.
+
+    For what starts threads by itself: ``threading.Thread(target=ctxalloc.wrap(work))``,
+    ``joblib.delayed(ctxalloc.wrap(work))`` with joblib's backend "threading", callbacks of C libraries. It holds the
+    context, and with it the request, for as long as it lives, and cannot be pickled. TypeError: a coroutine function;
+    tasks carry the context by themselves.
+    """
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_kind(function) for is_kind in kinds):
+        raise TypeError(
+            f"ctxalloc.wrap({function!r}): wrap plain functions; tasks carry the context by themselves, and generators "
+            "run in that of their caller"
+        )
+    context = contextvars.copy_context()
+
+    @functools.wraps(function)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return context.copy().run(function, *args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,75 @@
+"""Which budget refused, and how an HTTP service says so: ``refusal`` and ``problem``.
+
+Inside of a request NumPy raises a MemoryError that says nothing of budgets. The middlewares turn it into an answer by
+themselves; these two are for handlers of errors in the application, where it makes the answer itself::
+
+    @app.errorhandler(MemoryError)
+    def refused(error):
+        problem = ctxalloc.problems.problem(error)
+        if problem is None:
+            raise error
+        return problem.body, problem.status, problem.headers
+
+Neighbours: ``_serving`` has the request that is asked.
+"""
+
+import json
+from http import HTTPStatus
+from typing import NamedTuple
+
+from ctxalloc import _serving
+from ctxalloc._errors import BudgetExceeded
+
+__all__ = ["Problem", "problem", "refusal"]
+
+
+class Problem(NamedTuple):
+    """An answer to a refusal: what a framework needs to send it. The body is a problem document (RFC 9457)."""
+
+    status: int
+    """413, 429 or 503."""
+    headers: list[tuple[str, str]]
+    """``content-type``, ``content-length`` and, with 429 and 503, ``retry-after``."""
+    body: bytes
+    """JSON, in UTF-8. It names no budget and no number: strangers read it."""
+
+
+_DETAIL = {
+    413: "The request needs more memory than it may have.",
+    429: "The memory that this client may have is in use.",
+    503: "The memory of this service is in use.",
+}
+
+
+def refusal(error: BaseException) -> BudgetExceeded | None:
+    """The refusal that led to a MemoryError in the request that is being served; None where another reason did.
+
+    ``error`` itself, if it is a BudgetExceeded. It may be asked for the same exception more than once.
+    """
+    return _serving.refusal(error)
+
+
+def problem(error: BaseException) -> Problem | None:
+    """The answer to a MemoryError in the request that is being served; None where no budget refused.
+
+    413 where a second try cannot succeed, 429 where the tenant's budget refused, 503 where another one did.
+    """
+    refused = _serving.refusal(error)
+    if refused is None:
+        return None
+    serving = _serving.serving()
+    return of(refused, serving)
+
+
+def of(refused: BudgetExceeded, serving: "_serving.Serving | None") -> Problem:
+    """The answer to a refusal in a request; for the middlewares."""
+    status = _serving.status_of(refused, serving)
+    document = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": _DETAIL[status]}
+    if status == 413:
+        document["title"] = "Content Too Large"  # its name since RFC 9110
+    body = json.dumps(document).encode()
+    headers = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
+    if status != 413:
+        seconds = 1 if serving is None else serving.service.retry_after_seconds
+        headers.append(("retry-after", str(seconds)))
+    return Problem(status, headers, body)

@@ -1,0 +1,205 @@
+"""Memory, an account and a limit for each request of a WSGI application (Flask, Django under threads, ...).
+
+::
+
+    app.wsgi_app = AllocatorMiddleware(app.wsgi_app, routes={"POST /fft": ctxalloc.request(limit_bytes=64 * MiB)})
+
+A WSGI body is consumed after the application's call, and ``close`` ends it (PEP 3333). So the request is entered for
+each step: the call, each ``next``, ``close``; what the server does between them is not in it. Neighbours: ``asgi`` has
+the same options; docs/services.md is the guide.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from ctxalloc import _serving, problems
+from ctxalloc._errors import BudgetExceeded
+from ctxalloc._native import Budget
+from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Serving
+
+__all__ = ["AllocatorMiddleware"]
+
+_Environ: TypeAlias = dict[str, Any]
+_ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+_StartResponse: TypeAlias = Callable[..., Any]
+_Application: TypeAlias = Callable[[_Environ, _StartResponse], Iterable[bytes]]
+
+
+class AllocatorMiddleware:
+    """Serves each request of an application in a ``ctxalloc.request()``, or under a handler.
+
+    The options are those of ``ctxalloc.asgi.AllocatorMiddleware``; the functions get the WSGI environment. The account
+    closes with the body's ``close``; where the body is a list, when the application returns. Flask answers exceptions
+    itself, inside: give it a handler for MemoryError that asks ``ctxalloc.problems.problem``.
+
+    The application finds its Request in ``environ["ctxalloc.request"]``, and by ``ctxalloc.current_request()``.
+    """
+
+    def __init__(
+        self,
+        app: _Application,
+        *,
+        routes: Mapping[str, Choice] | None = None,
+        default: Choice = ACCOUNT,
+        tenant: Callable[[_Environ], Budget | None] | None = None,
+        on_end: OnEnd | None = None,
+        answers: bool = True,
+        retry_after_seconds: int = 1,
+        peak_header: str | None = None,
+    ) -> None:
+        self.app = app
+        self._answers = answers
+        self._service = _serving.Service(
+            routes=routes,
+            default=default,
+            tenant=tenant,  # type: ignore[arg-type]  # an environment is a dict
+            on_end=on_end,
+            retry_after_seconds=retry_after_seconds,
+            peak_header=peak_header,
+        )
+
+    def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
+        """The WSGI entry point."""
+        serving = self._service.begin(environ, environ.get("REQUEST_METHOD"), environ.get("PATH_INFO") or "/", Serving)
+        if serving is None:
+            return self.app(environ, start_response)
+        environ = {**environ, KEY: serving}
+        if serving.request is not None:
+            environ[REQUEST_KEY] = serving.request
+        body = _Body(serving, start_response, answers=self._answers and serving.request is not None)
+        content = body.begin(self.app, environ)
+        # Without code of the application that runs later there is nothing left to enter.
+        if isinstance(content, (list, tuple)) or _is_file(content, environ):
+            body.is_whole = True
+            body.finish(None)
+            return content
+        return body
+
+
+def _is_file(content: object, environ: _Environ) -> bool:
+    """Whether the server sends it by itself (``sendfile``), which it knows by the type."""
+    wrapper = environ.get("wsgi.file_wrapper")
+    return isinstance(wrapper, type) and isinstance(content, wrapper)
+
+
+class _Body:
+    """The body of an answer, each of whose steps is in the request."""
+
+    def __init__(self, serving: Serving, start_response: _StartResponse, *, answers: bool) -> None:
+        self._serving = serving
+        self._start_response = start_response
+        self._answers = answers
+        self._content: Iterable[bytes] = ()
+        self._iterator: Iterator[bytes] | None = None
+        self._is_sent = False
+        """Something of the body: the headers are out."""
+        self.is_whole = False
+
+    def begin(self, app: _Application, environ: _Environ) -> Iterable[bytes]:
+        """The application's call; or the answer to its refusal."""
+        selected = self._serving.select()
+        try:
+            self._content = content = app(environ, self._start)
+        except BaseException as error:
+            self._serving.deselect(selected)
+            return self._failed(error)
+        self._serving.deselect(selected)
+        return content
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        selected = self._serving.select()
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._content)
+            part = next(self._iterator)
+        except StopIteration:
+            self._serving.deselect(selected)
+            self.is_whole = True
+            raise
+        except BaseException as error:
+            self._serving.deselect(selected)
+            (part,) = self._failed(error)
+            self._iterator = iter(())
+        else:
+            self._serving.deselect(selected)
+        self._is_sent = self._is_sent or bool(part)
+        return part
+
+    def close(self) -> None:
+        """The end of the request."""
+        close = getattr(self._content, "close", None)
+        error: BaseException | None = None
+        selected = self._serving.select()
+        try:
+            if close is not None:
+                close()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._serving.deselect(selected)
+            self.finish(error)
+            del error
+
+    def __del__(self) -> None:
+        """A server that does not close bodies: the account closes all the same."""
+        self.finish(None)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Close the account."""
+        serving = self._serving
+        if error is None and self.is_whole:
+            serving.end("completed")
+        else:
+            serving.end_unanswered(error)
+        serving.forget()
+
+    def _failed(self, error: BaseException) -> Iterable[bytes]:
+        """The answer to a refusal; else the exception goes on."""
+        serving = self._serving
+        refused = serving.refusal_of(error)
+        try:
+            if refused is None:
+                serving.end_unanswered(error)
+                raise error
+            serving.close()
+            if not self._answers or self._is_sent:
+                serving.end("refused", refused)
+                if refused is error:
+                    raise error
+                raise refused from refused.__cause__
+            return [self._answer(refused, problems.of(refused, serving))]
+        finally:
+            serving.forget()
+            del error, refused  # their tracebacks have this frame
+
+    def _answer(self, refused: BudgetExceeded, problem: problems.Problem) -> bytes:
+        self._serving.status = problem.status
+        self.is_whole = True
+        phrase = "Content Too Large" if problem.status == 413 else HTTPStatus(problem.status).phrase
+        try:
+            self._start_response(f"{problem.status} {phrase}", problem.headers, sys.exc_info())
+        finally:
+            self._serving.end("refused", refused)
+        return problem.body
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None) -> Any:
+        """The application's ``start_response``."""
+        serving = self._serving
+        code = status[:3]
+        serving.status = int(code) if code.isdecimal() else None
+        name = serving.service.peak_header
+        if name is not None and serving.request is not None:
+            headers = [*headers, (name, str(serving.request.stats.peak_bytes))]
+        if exc_info is None:
+            return self._start_response(status, headers)
+        try:
+            return self._start_response(status, headers, exc_info)
+        finally:
+            exc_info = None  # as PEP 3333 asks for

@@ -1,0 +1,589 @@
+"""`ctxalloc.asgi.AllocatorMiddleware`: what a request gets, and its one end. No server here."""
+
+import asyncio
+import contextvars
+import gc
+import json
+import logging
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi_calls import Client, Scope, answer, call, http, websocket
+from built_in import HANDLERS
+
+import ctxalloc
+import ctxalloc_example as example
+from ctxalloc import Budget, BudgetExceeded, KiB, MiB, current, handler_of, request
+from ctxalloc.asgi import AllocatorMiddleware, Report
+
+BIG = 10 * MiB
+
+
+class Told:
+    """An ``on_end`` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.paths: list[str] = []
+
+    def __call__(self, scope: Scope, report: Report) -> None:
+        self.paths.append(scope["path"])
+        self.reports.append(report)
+
+    @property
+    def only(self) -> Report:
+        (report,) = self.reports
+        return report
+
+
+async def tells(scope: Scope, receive: Any, send: Any) -> None:
+    """Says under which handler its work was done, wherever it was done."""
+    seen = {
+        current().name,
+        await asyncio.create_task(named()),
+        await asyncio.to_thread(example.handler_here),
+        await example.await_python(named),
+        *(name for name, _ in await example.handlers_on_the_way(1)),
+    }
+    owner = handler_of(np.ones(10))
+    assert owner is not None
+    seen.add(owner.name)
+    await answer(send, ",".join(sorted(seen)).encode())
+
+
+async def named() -> str:
+    await asyncio.sleep(0)
+    return current().name
+
+
+def makes(size: int = BIG) -> Any:
+    """An application that needs so much memory."""
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        np.empty(size, np.uint8)
+        await answer(send)
+
+    return app
+
+
+# ---- what a request gets ----------------------------------------------------------------------------
+
+
+def test_a_route_runs_under_its_handler_wherever_its_work_is_done() -> None:
+    app = AllocatorMiddleware(tells, routes={f"/{name}": name for name in HANDLERS}, default=None)
+
+    async def main() -> None:
+        for kind in (http, websocket):
+            for name in HANDLERS:
+                assert (await call(app, kind(f"/{name}"))).body == name.encode()
+        assert (await call(app, http("/else"))).body == b"default_allocator"
+        async with ctxalloc.use("aligned64"):
+            assert (await call(app, http("/else"))).body == b"aligned64"
+        assert current().name == "default_allocator"
+
+    asyncio.run(main())
+
+
+def test_patterns_have_parameters_rests_and_methods() -> None:
+    told = Told()
+    routes: dict[str, Any] = {
+        "POST /a/{name}": request(),
+        "/a/{name}": request(),
+        "/a/b": request(),
+        "/files/{rest:path}": request(),
+        "/skipped": None,
+    }
+    app = AllocatorMiddleware(makes(10), routes=routes, on_end=told)
+
+    async def main() -> None:
+        for method, path in [
+            ("POST", "/a/x"),
+            ("GET", "/a/x"),
+            ("GET", "/a/b"),
+            ("GET", "/a/b/c"),
+            ("GET", "/files/a/b"),
+            ("GET", "/skipped"),
+        ]:
+            await call(app, http(path, method))
+        await call(app, http("/mounted/a/b", root_path="/mounted"))
+
+    asyncio.run(main())
+    assert [report.route for report in told.reports] == [
+        "POST /a/{name}",
+        "/a/{name}",
+        "/a/b",
+        None,
+        "/files/{rest:path}",
+        "/a/b",
+    ]
+
+
+@pytest.mark.parametrize("route", ["a", "post /a", "/a/{b", "/a/{b}}", ""])
+def test_a_pattern_that_cannot_be_is_refused(route: str) -> None:
+    with pytest.raises(ValueError, match="routes: "):
+        AllocatorMiddleware(tells, routes={route: None})
+
+
+def test_a_choice_or_an_end_that_cannot_be_is_refused() -> None:
+    with pytest.raises(TypeError, match="/a: 3 is no choice"):
+        AllocatorMiddleware(tells, routes={"/a": 3})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="'response' or 'application'"):
+        AllocatorMiddleware(tells, ends="never")  # type: ignore[arg-type]
+
+
+def test_a_function_may_choose_and_sees_the_scope() -> None:
+    told = Told()
+
+    def choose(scope: Scope) -> ctxalloc.Request | str:
+        return "aligned64" if scope["method"] == "GET" else request(name="chosen", limit_bytes=100)
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await answer(send, current().name.encode())
+
+    middleware = AllocatorMiddleware(app, default=choose, on_end=told)
+    assert asyncio.run(call(middleware, http())).body == b"aligned64"
+    assert asyncio.run(call(middleware, http("/", "POST"))).body == b"chosen"
+    assert told.only.route is None
+
+
+def test_an_unknown_handler_fails_the_request_and_selects_nothing() -> None:
+    app = AllocatorMiddleware(tells, default="fast")
+    with pytest.raises(ctxalloc.UnknownHandlerError, match="no handler is named 'fast'"):
+        asyncio.run(call(app, http()))
+    assert ctxalloc._serving.serving() is None
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "something.new"])
+def test_other_scopes_pass_through(kind: str) -> None:
+    seen: list[Any] = []
+
+    async def app(*arguments: Any) -> None:
+        seen.extend(arguments)
+        assert ctxalloc.current_request() is None
+
+    client = Client()
+    scope: Scope = {"type": kind}
+    asyncio.run(AllocatorMiddleware(app)(scope, client.receive, client.send))
+    assert seen[0] is scope
+    assert "ctxalloc.request" not in scope
+
+
+def test_each_request_has_an_account_and_the_scope_of_the_server_is_left_alone() -> None:
+    told = Told()
+    seen = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        begun = scope["ctxalloc.request"]
+        array = np.empty(scope["size"], np.uint8)
+        await asyncio.sleep(0)
+        assert handler_of(array) == begun.handler == current()
+        assert begun == ctxalloc.current_request()
+        seen.append(begun.stats.live_bytes)
+        del array
+        await answer(send)
+
+    async def main() -> None:
+        service = AllocatorMiddleware(app, on_end=told)
+        scopes = [http(size=size) for size in range(10, 30)]
+        await asyncio.gather(*(call(service, scope) for scope in scopes))
+        assert all("ctxalloc.request" not in scope for scope in scopes)
+
+    asyncio.run(main())
+    assert seen == list(range(10, 30))
+    assert [(report.outcome, report.status, report.stats.peak_bytes) for report in told.reports] == [
+        ("completed", 200, size) for size in range(10, 30)
+    ]
+
+
+# ---- a connection that is used again ----------------------------------------------------------------
+
+
+def test_a_context_copied_from_another_request_gives_the_next_one_nothing() -> None:
+    """As uvicorn does it: it begins the next request of a connection where the last message of the first is sent."""
+    first, second = Budget(16 * KiB, name="first"), Budget(512 * MiB, name="second")
+    seen: dict[str, str] = {}
+    following: list[asyncio.Task[Client]] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        seen[path] = current().name
+        np.empty(1000 if path == "/first" else 1_000_000, np.uint8)
+        if path == "/first":
+            following.extend(asyncio.create_task(call(service, http(p))) for p in ("/second", "/health", "/named"))
+            await asyncio.wait(following)  # they run while the first has not ended
+        await answer(send)
+
+    routes: dict[str, Any] = {"/first": request(budget=first), "/second": request(budget=second), "/health": None}
+    service = AllocatorMiddleware(app, routes={**routes, "/named": "pool"}, default=None)
+
+    async def main() -> None:
+        await call(service, http("/first"))
+        for client in await asyncio.gather(*following):
+            assert client.status == 200
+
+    asyncio.run(main())
+    assert seen == {"/first": "/first", "/second": "/second", "/health": "default_allocator", "/named": "pool"}
+    assert first.peak_bytes == 1000
+    assert second.peak_bytes == 1_000_000
+
+
+def test_what_was_selected_around_the_server_is_where_every_request_of_a_connection_begins() -> None:
+    seen = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        seen.append(current().name)
+        if scope["path"] == "/first":
+            await asyncio.create_task(call(service, http("/health")))
+        await answer(send)
+
+    service = AllocatorMiddleware(app, routes={"/first": "system"}, default=None)
+
+    async def main() -> None:
+        async with ctxalloc.use("aligned64"):
+            await call(service, http("/first"))
+            assert current().name == "aligned64"
+
+    asyncio.run(main())
+    assert seen == ["system", "aligned64"]
+
+
+def test_a_middleware_inside_of_another_is_inside_of_its_request() -> None:
+    outer_told, inner_told = Told(), Told()
+    inner = AllocatorMiddleware(tells, routes={"/in": request(), "/named": "system"}, default=None, on_end=inner_told)
+    outer = AllocatorMiddleware(inner, default=request(name="outer"), on_end=outer_told)
+    assert asyncio.run(call(outer, http("/other"))).body == b"outer"
+    assert asyncio.run(call(outer, http("/named"))).body == b"system"
+    assert asyncio.run(call(outer, http("/in"))).body == b"/in"
+    assert outer_told.reports[-1].stats.total_bytes >= inner_told.only.stats.total_bytes > 0
+
+
+# ---- the end ----------------------------------------------------------------------------------------
+
+
+def test_the_account_closes_at_the_last_message_and_background_work_comes_after_it() -> None:
+    told = Told()
+    tenant = Budget(name="tenant")
+    seen: list[object] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        before = np.empty(1000, np.uint8)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        assert not told.reports
+        del before
+        await send({"type": "http.response.body", "body": b"b"})
+        assert told.only.stats.total_bytes == 1000
+        handler = current()
+        background = np.empty(5000, np.uint8)
+        seen.append((handler == scope["ctxalloc.request"].handler, tenant.in_use_bytes))
+        del background
+
+    for after_end, in_use in [("charge", 5000), ("detach", 0)]:
+        told.reports.clear()
+        seen.clear()
+        terms = request(after_end=after_end)  # type: ignore[arg-type]
+        service = AllocatorMiddleware(app, default=terms, tenant=lambda _: tenant, on_end=told)
+        asyncio.run(call(service, http()))
+        assert seen == [(True, in_use)]
+        assert told.only.outcome == "completed"
+    service = AllocatorMiddleware(app, default=request(after_end="refuse"), on_end=told)
+    told.reports.clear()
+    with pytest.raises(MemoryError):
+        asyncio.run(call(service, http()))
+    assert told.only.outcome == "completed"
+
+
+def test_background_work_is_taken_in_where_the_account_ends_with_the_application() -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await answer(send)
+        np.empty(5000, np.uint8)
+        assert not told.reports
+
+    asyncio.run(call(AllocatorMiddleware(app, ends="application", on_end=told), http()))
+    assert told.only.stats.total_bytes == 5000
+
+
+def test_the_last_message_may_be_sent_from_another_task_and_context() -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await asyncio.get_running_loop().create_task(answer(send), context=contextvars.Context())
+        assert current() == scope["ctxalloc.request"].handler
+
+    asyncio.run(call(AllocatorMiddleware(app, on_end=told), http()))
+    assert told.only.outcome == "completed"
+
+
+@pytest.mark.parametrize(("wanted", "error"), [("failed", KeyError), ("cancelled", asyncio.CancelledError)])
+@pytest.mark.parametrize("sent", ["nothing", "headers", "everything"])
+def test_an_exception_ends_it_once_and_passes(wanted: str, error: type[BaseException], sent: str) -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        if sent == "headers":
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+        elif sent == "everything":
+            await answer(send, status=201)
+        raise error("thrown")
+
+    async def main() -> None:
+        with pytest.raises(error):
+            await call(AllocatorMiddleware(app, on_end=told), http())
+        assert current().name == "default_allocator"
+
+    asyncio.run(main())
+    assert told.only.outcome == ("completed" if sent == "everything" else wanted)
+    assert told.only.status == (None if sent == "nothing" else 201)
+
+
+def test_a_client_that_goes_away_ends_it_as_disconnected() -> None:
+    async def hears_of_it(scope: Scope, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def cannot_send(scope: Scope, receive: Any, send: Any) -> None:
+        async def gone(_: Any) -> None:
+            raise OSError("gone")
+
+        exchange_send = AllocatorMiddleware(lambda *a: answer(a[2]), on_end=told)
+        with pytest.raises(OSError, match="gone"):
+            await exchange_send(scope, receive, gone)
+
+    told = Told()
+    asyncio.run(call(AllocatorMiddleware(hears_of_it, on_end=told), http()))
+    assert told.only.outcome == "disconnected"
+    told.reports.clear()
+    asyncio.run(call(cannot_send, http()))
+    assert told.only.outcome in ("disconnected", "failed")
+    told.reports.clear()
+
+    async def returns(scope: Scope, receive: Any, send: Any) -> None: ...
+
+    asyncio.run(call(AllocatorMiddleware(returns, on_end=told), http()))
+    assert told.only.outcome == "unfinished"
+
+
+def test_a_call_that_a_server_throws_away_ends_once_and_selects_nothing() -> None:
+    told = Told()
+
+    @types.coroutine
+    def never() -> Any:
+        yield
+
+    async def hangs(scope: Scope, receive: Any, send: Any) -> None:
+        await never()
+
+    client = Client()
+    coroutine = AllocatorMiddleware(hangs, on_end=told)(http(), client.receive, client.send)
+    contextvars.copy_context().run(coroutine.send, None)  # type: ignore[attr-defined]
+    coroutine.close()  # type: ignore[attr-defined]
+    assert told.only.outcome == "cancelled"
+    assert current().name == "default_allocator"
+
+
+def test_on_end_is_outside_of_the_request_and_its_errors_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    seen = []
+
+    def on_end(scope: Scope, report: Report) -> None:
+        seen.append(current().name)
+        raise KeyError("mine")
+
+    client = asyncio.run(call(AllocatorMiddleware(makes(10), on_end=on_end), http()))
+    assert client.status == 200
+    assert seen == ["default_allocator"]
+    assert "on_end raised" in caplog.text
+
+
+def test_a_context_that_goes_on_holds_no_scope_and_no_refusal() -> None:
+    contexts = []
+
+    class Marker: ...
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        contexts.append(contextvars.copy_context())
+        await answer(send)
+
+    async def main() -> None:
+        await call(AllocatorMiddleware(app, on_end=lambda *_: None), http(marker=marker))
+
+    marker = Marker()
+    asyncio.run(main())
+    gc.collect()
+    serving = contexts[0][ctxalloc._serving._SERVING]
+    assert serving is not None
+    assert serving.scope is None
+
+
+# ---- refusals ---------------------------------------------------------------------------------------
+
+
+def refused(app: Any, scope: Scope | None = None, **options: Any) -> tuple[Client, Report]:
+    told = Told()
+    client = asyncio.run(call(AllocatorMiddleware(app, on_end=told, **options), scope or http("/big")))
+    return client, told.only
+
+
+def test_what_can_never_fit_is_413_a_tenants_share_429_and_a_busy_service_503() -> None:
+    service = Budget(64 * MiB, name="service")
+    tenant = Budget(16 * MiB, parent=service, name="tenant")
+
+    client, report = refused(makes(), default=request(limit_bytes=MiB))
+    assert (client.status, report.outcome, report.status) == (413, "refused", 413)
+    assert client.headers["content-type"] == "application/problem+json"
+    assert json.loads(client.body)["status"] == 413
+    assert "retry-after" not in client.headers
+    assert isinstance(report.error, BudgetExceeded)
+
+    client, _ = refused(makes(20 * MiB), tenant=lambda _: tenant)
+    assert client.status == 413, "more than the tenant may ever have"
+
+    with request(budget=tenant):
+        theirs = np.empty(10 * MiB, np.uint8)
+    client, _ = refused(makes(), tenant=lambda _: tenant, retry_after_seconds=7)
+    assert (client.status, client.headers["retry-after"]) == (429, "7")
+    del theirs
+
+    with request(budget=service):
+        others = np.empty(60 * MiB, np.uint8)
+    client, _ = refused(makes(), tenant=lambda _: tenant)
+    assert (client.status, client.headers["retry-after"]) == (503, "1")
+    client, _ = refused(makes(), default=request(budget=service))
+    assert client.status == 503
+    assert b"service" not in client.body.replace(b"this service", b"")
+    del others
+    assert refused(makes(), tenant=lambda _: tenant)[0].status == 200
+
+
+def test_the_sum_of_what_a_request_needs_is_413_by_its_own_limit() -> None:
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        kept = [np.empty(MiB // 2, np.uint8) for _ in range(5)]
+        await answer(send, str(len(kept)).encode())
+
+    assert refused(app, default=request(limit_bytes=MiB))[0].status == 413
+
+
+def test_terms_with_a_budget_and_a_tenant_are_refused() -> None:
+    app = AllocatorMiddleware(makes(), default=request(budget=Budget()), tenant=lambda _: Budget())
+    with pytest.raises(ValueError, match="its terms name a budget and so does `tenant`"):
+        asyncio.run(call(app, http()))
+
+
+def test_after_the_headers_a_refusal_passes_as_budget_exceeded() -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        np.empty(BIG, np.uint8)
+
+    for options in ({}, {"answers": False}):
+        with pytest.raises(BudgetExceeded, match="'/big' has no room"):
+            asyncio.run(
+                call(
+                    AllocatorMiddleware(
+                        app, routes={"/big": request(limit_bytes=MiB)}, on_end=told, answers=bool(options) or True
+                    ),
+                    http("/big"),
+                )
+            )
+    assert [report.outcome for report in told.reports] == ["refused", "refused"]
+
+
+def test_without_answers_a_refusal_passes() -> None:
+    app = AllocatorMiddleware(makes(), default=request(limit_bytes=MiB), answers=False)
+    with pytest.raises(BudgetExceeded):
+        asyncio.run(call(app, http()))
+
+
+def test_another_memory_error_is_no_refusal() -> None:
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        raise MemoryError("mine")
+
+    with pytest.raises(MemoryError, match="mine"):
+        asyncio.run(call(AllocatorMiddleware(app, default=request(limit_bytes=MiB)), http()))
+
+
+def test_a_refusal_in_a_group_of_one_is_a_refusal() -> None:
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        async def task() -> None:
+            np.empty(BIG, np.uint8)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(task())
+
+    assert refused(app, default=request(limit_bytes=MiB))[0].status == 413
+
+
+def test_a_refused_requests_arrays_are_gone_when_it_is_answered_without_a_collection() -> None:
+    tenant = Budget(16 * MiB, name="tenant")
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        held = np.empty(10 * MiB, np.uint8)
+        held = np.concatenate([held, held])
+        await answer(send)
+
+    gc.collect()
+    gc.disable()
+    try:
+        service = AllocatorMiddleware(app, tenant=lambda _: tenant)
+        assert asyncio.run(call(service, http())).status == 413
+        assert tenant.in_use_bytes == 0
+    finally:
+        gc.enable()
+
+
+def test_the_peak_is_a_header_where_it_is_asked_for() -> None:
+    app = AllocatorMiddleware(makes(1234), peak_header="x-peak-bytes")
+    assert asyncio.run(call(app, http())).headers == {"x-peak-bytes": "1234"}
+
+
+# ---- WebSockets -------------------------------------------------------------------------------------
+
+
+def test_a_websocket_is_one_request_until_it_closes() -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        np.empty(1000, np.uint8)
+        await send({"type": "websocket.send", "text": current().name})
+        await send({"type": "websocket.close", "code": 1000})
+
+    client = asyncio.run(call(AllocatorMiddleware(app, on_end=told), websocket(), [{"type": "websocket.connect"}]))
+    assert [message["type"] for message in client.sent] == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert (told.only.outcome, told.only.status, told.only.stats.total_bytes) == ("completed", 101, 1000)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_a_refusal_closes_a_websocket(accepts: bool) -> None:
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        if accepts:
+            await send({"type": "websocket.accept"})
+        np.empty(BIG, np.uint8)
+
+    client, report = refused(app, websocket(), default=request(limit_bytes=MiB))
+    assert client.sent[-1] == {"type": "websocket.close", "code": 1009, "reason": "out of memory"}
+    assert report.outcome == "refused"
+    denial = {"extensions": {"websocket.http.response": {}}}
+    client, report = refused(app, websocket(**denial), default=request(limit_bytes=MiB))
+    kinds = [message["type"] for message in client.sent]
+    if accepts:
+        assert kinds == ["websocket.accept", "websocket.close"]
+    else:
+        assert kinds == ["websocket.http.response.start", "websocket.http.response.body"]
+        assert client.sent[0]["status"] == report.status == 413
+
+
+def test_options_are_keywords() -> None:
+    with pytest.raises(TypeError):
+        AllocatorMiddleware(tells, {})  # type: ignore[misc]
+
+
+def test_logging_is_quiet_where_nothing_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "ctxalloc"):
+        asyncio.run(call(AllocatorMiddleware(makes(10)), http()))
+    assert not caplog.records

@@ -1,0 +1,440 @@
+"""Starlette, FastAPI, Django and Flask in our middlewares: errors, background tasks, dependencies. No server."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from asgi_calls import Client, answer, call, http, websocket
+
+for library in ("asgiref", "django", "fastapi", "flask", "starlette"):
+    pytest.importorskip(library)
+
+# What is not installed was skipped above.
+import django  # noqa: E402
+import fastapi  # noqa: E402
+import flask  # noqa: E402
+from asgiref.sync import sync_to_async  # noqa: E402
+from django.conf import settings  # noqa: E402
+from starlette.applications import Starlette  # noqa: E402
+from starlette.background import BackgroundTask  # noqa: E402
+from starlette.requests import Request as HttpRequest  # noqa: E402
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse  # noqa: E402
+from starlette.routing import Mount, Route, WebSocketRoute  # noqa: E402
+
+import ctxalloc  # noqa: E402
+from ctxalloc import Budget, BudgetExceeded, MiB, current, current_request, problems, request  # noqa: E402
+from ctxalloc.asgi import AllocatorMiddleware, Report  # noqa: E402
+from ctxalloc.wsgi import AllocatorMiddleware as WsgiMiddleware  # noqa: E402
+
+SMALL = request(limit_bytes=MiB)
+
+
+def big() -> Any:
+    return np.empty(10 * MiB, np.uint8)
+
+
+async def fails(_: HttpRequest) -> PlainTextResponse:
+    big()
+    return PlainTextResponse("never")
+
+
+def fails_in_a_thread(_: HttpRequest) -> PlainTextResponse:
+    big()
+    return PlainTextResponse("never")
+
+
+ROUTES = [Route("/async", fails), Route("/thread", fails_in_a_thread)]
+
+
+# ---- Starlette --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/async", "/thread"])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_refusal_in_starlette_is_answered_from_add_middleware_and_from_outside(path: str, *, outside: bool) -> None:
+    app = Starlette(routes=ROUTES)
+    reports: list[Report] = []
+    options: dict[str, Any] = {"default": SMALL, "on_end": lambda _, report: reports.append(report)}
+    if outside:
+        service: Any = AllocatorMiddleware(app, **options)
+    else:
+        app.add_middleware(AllocatorMiddleware, **options)  # type: ignore[arg-type]
+        service = app
+    client = asyncio.run(call(service, http(path)))
+    assert client.status == 413
+    assert json.loads(client.body)["title"] == "Content Too Large"
+    assert len(client.sent) == 2
+    assert [(report.outcome, report.status) for report in reports] == [("refused", 413)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("path", ["/async", "/thread"])
+def test_the_applications_own_handler_answers_a_refusal(path: str, *, is_async: bool) -> None:
+    async def awaited(_: HttpRequest, error: Exception) -> JSONResponse:
+        return called(_, error)
+
+    def called(_: HttpRequest, error: Exception) -> JSONResponse:
+        assert isinstance(error, BudgetExceeded)
+        assert current_request() is None
+        return JSONResponse({"wanted": error.requested_bytes}, status_code=599)
+
+    app = Starlette(routes=ROUTES, exception_handlers={BudgetExceeded: awaited if is_async else called})
+    app.add_middleware(AllocatorMiddleware, default=SMALL)  # type: ignore[arg-type]
+    client = asyncio.run(call(app, http(path)))
+    assert client.status == 599
+    assert json.loads(client.body) == {"wanted": 10 * MiB}
+
+
+def test_a_handler_for_memory_errors_may_ask_which_budget_refused() -> None:
+    async def handler(_: HttpRequest, error: Exception) -> PlainTextResponse:
+        problem = problems.problem(error)
+        assert problem is not None
+        refused = problems.refusal(error)
+        assert refused is not None
+        assert refused.budget == "/async"
+        assert problems.refusal(error) is refused
+        return PlainTextResponse(problem.body, problem.status, dict(problem.headers))
+
+    app = Starlette(routes=ROUTES, exception_handlers={MemoryError: handler})
+    app.add_middleware(AllocatorMiddleware, routes={"/async": SMALL})  # type: ignore[arg-type]
+    assert asyncio.run(call(app, http("/async"))).status == 413
+    assert problems.problem(MemoryError()) is None
+    assert problems.problem(BudgetExceeded("a", 10, 10, 5)).status == 503  # type: ignore[union-attr]
+
+
+def test_a_500_that_has_another_reason_stays_one() -> None:
+    async def broken(_: HttpRequest) -> PlainTextResponse:
+        raise KeyError("mine")
+
+    service = AllocatorMiddleware(Starlette(routes=[Route("/", broken)]), default=SMALL)
+    client = Client()
+    with pytest.raises(KeyError):
+        asyncio.run(service(http(), client.receive, client.send))
+    assert client.status == 500
+
+
+def test_starlettes_background_task_and_stream_come_where_the_terms_say() -> None:
+    tenant = Budget(name="tenant")
+    seen: list[tuple[str, int, int]] = []
+    reports: list[Report] = []
+
+    async def background() -> None:
+        array = np.empty(MiB, np.uint8)
+        seen.append(("background", len(reports), tenant.in_use_bytes))
+        del array
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            array = np.empty(1000, np.uint8)
+            seen.append(("part", len(reports), tenant.in_use_bytes))
+            yield bytes(array[:1])
+
+    async def endpoint(_: HttpRequest) -> StreamingResponse:
+        return StreamingResponse(parts(), background=BackgroundTask(background))
+
+    app = Starlette(routes=[Route("/", endpoint)])
+    app.add_middleware(
+        AllocatorMiddleware,  # type: ignore[arg-type]
+        default=request(after_end="detach"),
+        tenant=lambda _: tenant,
+        on_end=lambda _, report: reports.append(report),
+    )
+    asyncio.run(call(app, http()))
+    assert [kind for kind, *_ in seen] == ["part"] * 3 + ["background"]
+    assert all(ended == 0 and in_use >= 1000 for _, ended, in_use in seen[:3])
+    assert seen[3] == ("background", 1, 0)
+    assert reports[0].outcome == "completed"
+
+
+def test_mounted_applications_and_websockets_have_accounts_by_their_whole_path() -> None:
+    async def socket(websocket: Any) -> None:
+        await websocket.accept()
+        await websocket.send_text(current().name)
+        await websocket.close()
+
+    async def name(_: HttpRequest) -> PlainTextResponse:
+        return PlainTextResponse(current().name)
+
+    app = Starlette(routes=[Mount("/sub", Starlette(routes=[Route("/a", name)])), WebSocketRoute("/ws", socket)])
+    app.add_middleware(AllocatorMiddleware, routes={"/sub/a": request(), "/ws": request()})  # type: ignore[arg-type]
+    assert asyncio.run(call(app, http("/sub/a"))).body == b"/sub/a"
+    sent = asyncio.run(call(app, websocket("/ws"), [{"type": "websocket.connect"}])).sent
+    assert sent[1]["text"] == "/ws"
+
+
+# ---- FastAPI ----------------------------------------------------------------------------------------
+
+
+def test_fastapis_dependency_gives_the_account_to_every_kind_of_endpoint() -> None:
+    from ctxalloc.fastapi import Account
+
+    app = fastapi.FastAPI()
+
+    @app.get("/async")
+    async def asynchronous(account: Account) -> str:
+        assert account == current_request()
+        return account.name
+
+    @app.get("/thread")
+    def in_a_thread(account: Account) -> str:
+        assert account == current_request()
+        return account.name
+
+    service = AllocatorMiddleware(app, routes={"/async": request(), "/thread": request()})
+    for where in ("/async", "/thread"):
+        assert json.loads(asyncio.run(call(service, fastapi_scope(where))).body) == where
+    client = Client()
+    with pytest.raises(RuntimeError, match="this route has no account"):
+        asyncio.run(app(fastapi_scope("/async"), client.receive, client.send))
+
+
+def test_a_dependency_with_yield_selects_for_the_endpoint_only_where_it_is_async() -> None:
+    async def selecting() -> AsyncIterator[None]:
+        async with ctxalloc.use("aligned64"):
+            yield
+
+    def selecting_in_a_thread() -> Iterator[None]:
+        with contextlib.suppress(ValueError), ctxalloc.use("aligned64"):
+            yield
+
+    app = fastapi.FastAPI()
+
+    @app.get("/async")
+    def one(_: Annotated[None, fastapi.Depends(selecting)]) -> str:
+        return current().name
+
+    @app.get("/thread")
+    def other(_: Annotated[None, fastapi.Depends(selecting_in_a_thread)]) -> str:
+        return current().name
+
+    service = AllocatorMiddleware(app, default=request(name="account"))
+    assert asyncio.run(call(service, fastapi_scope("/async"))).body == b'"aligned64"'
+    assert asyncio.run(call(service, fastapi_scope("/thread"))).body == b'"account"'
+
+
+def fastapi_scope(path: str) -> Any:
+    return http(
+        path, server=("test", 80), client=("test", 1), scheme="http", http_version="1.1", raw_path=path.encode()
+    )
+
+
+# ---- asgiref ----------------------------------------------------------------------------------------
+
+
+def test_what_sync_to_async_copies_back_does_not_reach_the_next_request() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await sync_to_async(ctxalloc.set_handler)("aligned64")
+        assert current().name == "aligned64"
+        await answer(send)
+
+    async def main() -> None:
+        await call(AllocatorMiddleware(app), http())
+        assert current().name == "default_allocator"
+        assert ctxalloc._serving.serving() is None
+
+    asyncio.run(main())
+
+
+# ---- Flask ------------------------------------------------------------------------------------------
+
+
+def test_flask_streams_in_the_request_and_answers_refusals_by_its_own_handler() -> None:
+    app = flask.Flask("test")
+    reports: list[Report] = []
+
+    @app.errorhandler(MemoryError)
+    def refused(error: MemoryError) -> Any:
+        problem = problems.problem(error)
+        if problem is None:
+            raise error
+        return problem.body, problem.status, problem.headers
+
+    @app.get("/stream")
+    def stream() -> Any:
+        def parts() -> Iterator[str]:
+            for _ in range(2):
+                np.empty(1000, np.uint8)
+                yield current().name + " "
+
+        return flask.Response(flask.stream_with_context(parts()))
+
+    @app.get("/big")
+    def too_much() -> str:
+        big()
+        return "never"
+
+    @app.get("/broken")
+    def broken() -> str:
+        raise MemoryError("mine")
+
+    app.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, routes={"/stream": request()}, default=SMALL, on_end=lambda _, report: reports.append(report)
+    )
+    client = app.test_client()
+    assert client.get("/stream", buffered=True).text == "/stream /stream "
+    answered = client.get("/big", buffered=True)
+    assert (answered.status_code, answered.mimetype) == (413, "application/problem+json")
+    assert client.get("/broken", buffered=True).status_code == 500
+    assert reports[0].stats.total_bytes == 2000
+    assert [(report.outcome, report.status) for report in reports] == [
+        ("completed", 200),
+        ("completed", 413),
+        ("completed", 500),
+    ]
+
+
+# ---- Django -----------------------------------------------------------------------------------------
+
+django_reports: list[Report] = []
+tenant_of_django = Budget(5 * MiB, name="tenant")
+
+
+def _configure() -> None:
+    settings.configure(
+        ROOT_URLCONF=__name__,
+        ALLOWED_HOSTS=["*"],
+        DEBUG=False,
+        SECRET_KEY="test",
+        LOGGING_CONFIG=None,
+        MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware", "django.middleware.common.CommonMiddleware"],
+        CTXALLOC={
+            "routes": {
+                "/named/{kind}": request(),
+                "/stream/{kind}": request(),
+                "/own/{kind}": request(limit_bytes=MiB),
+                "/pool": "pool",
+            },
+            "tenant": lambda _: tenant_of_django,
+            "on_end": lambda _, report: django_reports.append(report),
+            "peak_header": "X-Peak",
+        },
+    )
+    django.setup()
+
+
+if not settings.configured:
+    _configure()
+
+from django.core.handlers.asgi import ASGIHandler  # noqa: E402
+from django.core.handlers.wsgi import WSGIHandler  # noqa: E402
+from django.http import HttpResponse, StreamingHttpResponse  # noqa: E402
+from django.urls import path  # noqa: E402
+
+
+def view(request: Any) -> HttpResponse:
+    account = request.META["ctxalloc.request"]
+    assert account == current_request()
+    return HttpResponse(current().name)
+
+
+async def async_view(request: Any) -> HttpResponse:
+    await sync_to_async(ctxalloc.set_handler)("system")
+    ctxalloc.set_handler(request.META["ctxalloc.request"].handler)
+    return view(request)
+
+
+def stream_view(request: Any) -> StreamingHttpResponse:
+    def parts() -> Iterator[str]:
+        for _ in range(3):
+            np.empty(1000, np.uint8)
+            yield current().name + " "
+
+    return StreamingHttpResponse(parts())
+
+
+async def async_stream_view(request: Any) -> StreamingHttpResponse:
+    async def parts() -> AsyncIterator[str]:
+        for _ in range(3):
+            np.empty(1000, np.uint8)
+            await asyncio.sleep(0)
+            yield current().name + " "
+
+    return StreamingHttpResponse(parts())
+
+
+def big_view(request: Any) -> HttpResponse:
+    big()
+    return HttpResponse("never")
+
+
+async def async_big_view(request: Any) -> HttpResponse:
+    big()
+    return HttpResponse("never")
+
+
+def busy_view(request: Any) -> HttpResponse:
+    kept = [np.empty(MiB, np.uint8) for _ in range(20)]
+    return HttpResponse(str(len(kept)))
+
+
+urlpatterns = [
+    path("named/sync", view),
+    path("named/async", async_view),
+    path("stream/sync", stream_view),
+    path("stream/async", async_stream_view),
+    path("own/sync", big_view),
+    path("own/async", async_big_view),
+    path("busy", busy_view),
+    path("pool", lambda request: HttpResponse(current().name)),
+]
+
+
+def by_asgi(where: str) -> tuple[int, dict[str, str], bytes]:
+    client = Client()
+
+    async def receive() -> Any:
+        return client.messages.pop(0) if client.messages else await asyncio.Event().wait()
+
+    asyncio.run(ASGIHandler()(http(where, server=("test", 80)), receive, client.send))
+    return client.status, {name.lower(): value for name, value in client.headers.items()}, client.body
+
+
+def by_wsgi(where: str) -> tuple[int, dict[str, str], bytes]:
+    from test_services_wsgi import Server
+
+    server = Server()
+    body = server.get(WSGIHandler(), where)
+    return int(server.status[:3]), {name.lower(): value for name, value in server.headers.items()}, body
+
+
+@pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_django_serves_views_of_both_kinds_in_requests(ask: Any, kind: str) -> None:
+    django_reports.clear()
+    status, headers, body = ask(f"/named/{kind}")
+    assert (status, body) == (200, b"/named/{kind}")
+    assert "x-peak" in headers
+    assert [(report.outcome, report.route) for report in django_reports] == [("completed", "/named/{kind}")]
+    assert ask("/pool")[2] == b"pool"
+    assert current().name == "default_allocator"
+
+
+@pytest.mark.parametrize(("ask", "kind"), [(by_asgi, "async"), (by_wsgi, "sync")])
+def test_djangos_streams_are_in_the_request_to_their_end(ask: Any, kind: str) -> None:
+    django_reports.clear()
+    assert ask(f"/stream/{kind}")[2] == b"/stream/{kind} " * 3
+    assert [(report.outcome, report.stats.total_bytes) for report in django_reports] == [("completed", 3000)]
+
+
+@pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
+def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
+    django_reports.clear()
+    for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/busy", 429)]:
+        status, headers, body = ask(where)
+        assert (status, headers["content-type"]) == (wanted, "application/problem+json")
+        assert json.loads(body)["status"] == wanted
+    assert [report.outcome for report in django_reports] == ["refused"] * 3
+    django_reports.clear()
+
+
+def test_djangos_setting_with_an_unknown_option_is_refused() -> None:
+    from django.test.utils import override_settings
+
+    from ctxalloc.django import AllocatorMiddleware as DjangoMiddleware
+
+    with override_settings(CTXALLOC={"route": {}}), pytest.raises(TypeError, match="CTXALLOC has \\['route'\\]"):
+        DjangoMiddleware(lambda _: HttpResponse())

@@ -1,0 +1,210 @@
+"""The middlewares behind each server, under load: every array in its own request, one end for each, no growth.
+
+`CTXALLOC_REQUESTS` is how many requests the long test sends (100,000 by default).
+"""
+
+import asyncio
+import os
+import random
+from typing import Any
+
+import pytest
+from servers import PATIENCE_S, Connection, connected, counts_when, served
+
+REQUESTS = int(os.environ.get("CTXALLOC_REQUESTS", "100000"))
+UPLOAD = bytes(range(256)) * 1200
+
+ASGI: dict[str, list[str]] = {
+    **{
+        f"uvicorn {loop} {http}": [
+            *("-m", "uvicorn", "served_app:service", "--port", "{port}", "--loop", loop, "--http", http),
+            *("--log-level", "warning"),
+        ]
+        for loop in ("asyncio", "uvloop")
+        for http in ("h11", "httptools")
+    },
+    "uvicorn --reset-contextvars": [
+        *("-m", "uvicorn", "served_app:service", "--port", "{port}", "--reset-contextvars", "--log-level", "warning")
+    ],
+    "hypercorn asyncio": ["-m", "hypercorn", "served_app:service", "--bind", "127.0.0.1:{port}"],
+    "hypercorn uvloop": ["-m", "hypercorn", "served_app:service", "--bind", "127.0.0.1:{port}", "-k", "uvloop"],
+    "granian": ["-m", "granian", "--interface", "asgi", "--port", "{port}", "served_app:service"],
+    "granian asyncio": [
+        "-m",
+        "granian",
+        "--interface",
+        "asgi",
+        "--loop",
+        "asyncio",
+        "--port",
+        "{port}",
+        "served_app:service",
+    ],
+    "gunicorn asgi": ["-m", "gunicorn", "-k", "asgi", "-b", "127.0.0.1:{port}", "served_app:service"],
+    "gunicorn uvicorn": [
+        *("-m", "gunicorn", "-k", "uvicorn_worker.UvicornWorker", "-b", "127.0.0.1:{port}", "served_app:service")
+    ],
+}
+
+WORKERS: dict[str, list[str]] = {
+    "uvicorn": [*ASGI["uvicorn asyncio h11"], "--workers", "2"],
+    "hypercorn": [*ASGI["hypercorn asyncio"], "--workers", "2"],
+    "granian": [*ASGI["granian"], "--workers", "2"],
+    "gunicorn asgi --preload": [*ASGI["gunicorn asgi"], "--workers", "2", "--preload"],
+    "gunicorn uvicorn --preload": [*ASGI["gunicorn uvicorn"], "--workers", "2", "--preload"],
+}
+
+WSGI: dict[str, list[str]] = {
+    "gunicorn sync": ["-m", "gunicorn", "-b", "127.0.0.1:{port}", "served_app:wsgi_service"],
+    "gunicorn gthread": [
+        *("-m", "gunicorn", "-k", "gthread", "--threads", "4", "-b", "127.0.0.1:{port}", "served_app:wsgi_service")
+    ],
+    "gunicorn gevent": ["-m", "gunicorn", "-k", "gevent", "-b", "127.0.0.1:{port}", "served_app:wsgi_service"],
+    "granian wsgi": ["-m", "granian", "--interface", "wsgi", "--port", "{port}", "served_app:wsgi_service"],
+}
+
+
+async def use_well(connection: Connection, times: int) -> None:
+    """Requests on a connection that stays open."""
+    for number in range(times):
+        for path, body in [("/work", b"abc"), ("/health", b""), ("/stream", b"x"), ("/work", UPLOAD)]:
+            answer = await connection.ask(path, body)
+            assert answer.status == 200, answer
+            assert answer.json["ok"], (path, number, answer)
+        refused = await connection.ask("/big", b"")
+        assert refused.status == 413, refused
+        if refused.headers.get("connection") == "close":
+            return
+
+
+async def go_away(port: int, seed: int) -> None:
+    """A request that its client leaves at a random place."""
+    draw = random.Random(seed)
+    async with connected(port) as connection:
+        path, where = draw.choice(
+            [("/work", "upload"), ("/stream", "upload"), ("/stream", "answer"), ("/hang", "wait")]
+        )
+        connection.write(path, UPLOAD, cut=draw.randrange(1, len(UPLOAD)) if where == "upload" else None)
+        await connection.writer.drain()
+        if where == "answer":
+            await connection.reader.read(1)
+
+
+async def scenario(port: int, *, pipelines: bool = True) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    async with asyncio.timeout(3 * PATIENCE_S), asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(well(port, 5))
+            group.create_task(go_away(port, seed + number))
+    if pipelines:
+        asked = [
+            ("/work", b"a"),
+            ("/health", b""),
+            ("/work", UPLOAD),
+            ("/health", b""),
+            ("/stream", b"b"),
+            ("/work", b""),
+        ]
+        async with connected(port) as connection:
+            for answer in await connection.pipeline(asked):
+                assert answer.json["ok"], answer
+
+
+async def well(port: int, times: int) -> None:
+    async with connected(port) as connection:
+        await use_well(connection, times)
+
+
+@pytest.mark.parametrize("server", ASGI)
+def test_behind_each_server_every_array_is_in_its_own_request(server: str) -> None:
+    async def main(port: int) -> None:
+        await scenario(port, pipelines=not server.startswith("gunicorn asgi"))
+        counted = await counts_when(port, lambda told: told["ended"] == told["begun"] and told["begun"] > 500)
+        print(counted)
+        assert counted.get("wrong", 0) == 0
+        assert counted["refused"] == 200
+
+    with served(ASGI[server]) as port:
+        asyncio.run(main(port))
+
+
+@pytest.mark.parametrize("server", WORKERS)
+def test_with_several_workers_each_keeps_its_requests_apart(server: str) -> None:
+    async def main(port: int) -> None:
+        await scenario(port, pipelines=False)
+        pids = set()
+        for _ in range(60):
+            counted = await counts_when(port, lambda told: told["ended"] == told["begun"])
+            assert counted.get("wrong", 0) == 0
+            pids.add(counted["pid"])
+        assert pids
+
+    with served(WORKERS[server]) as port:
+        asyncio.run(main(port))
+
+
+@pytest.mark.parametrize("server", WSGI)
+def test_behind_wsgi_servers_every_step_is_in_its_own_request(server: str) -> None:
+    async def main(port: int) -> None:
+        for _ in range(3):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):
+                    group.create_task(each_once(port))
+        counted = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        assert counted.get("wrong", 0) == 0
+        assert counted["refused"] == 12
+
+    async def each_once(port: int) -> None:
+        for path, body in [("/work", b"abc"), ("/health", b""), ("/stream", b"x"), ("/work", UPLOAD)]:
+            async with connected(port) as connection:
+                answer = await asyncio.wait_for(connection.ask(path, body), 60)
+                assert answer.json["ok"], (path, answer)
+        async with connected(port) as connection:
+            assert (await connection.ask("/big", b"")).status == 413
+
+    with served(WSGI[server]) as port:
+        asyncio.run(main(port))
+
+
+@pytest.mark.parametrize("server", ["uvicorn uvloop httptools", "uvicorn asyncio h11"])
+def test_a_hundred_thousand_requests_and_five_thousand_idle_connections_leave_no_growth(server: str) -> None:
+    """Half of a hundred thousand by each. Idle connections stay: each may hold the Context of its last request."""
+    idle_connections = 5000
+
+    async def many(port: int, count: int) -> None:
+        async def one() -> None:
+            async with connected(port) as connection:
+                for _ in range(count // 100 // 5):
+                    for answer in await connection.pipeline([("/work", b"abc")] * 5):
+                        assert answer.json["ok"]
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(100):
+                group.create_task(one())
+
+    async def main(port: int) -> None:
+        idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        await many(port, REQUESTS // 10)
+        before = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        await many(port, REQUESTS // 2)
+        after = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        print(before, after)
+        assert after.get("wrong", 0) == 0
+        assert after["present"] <= before["present"] + 10
+        assert after["rss"] < before["rss"] + 30 * 2**20, "it grows with the number of requests"
+        for _ in range(idle_connections):
+            idle.append(await asyncio.open_connection("127.0.0.1", port))
+            assert (await Connection(*idle[-1]).ask("/work", b"abc")).json["ok"]
+        held = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        print(held)
+        assert held["present"] <= before["present"] + idle_connections + 10
+        for pair in idle[::500]:
+            assert (await Connection(*pair).ask("/big")).status == 413, "a limit is off"
+        for _, writer in idle:
+            writer.close()
+        counted: Any = await counts_when(port, lambda told: told["present"] <= before["present"] + 10)
+        assert counted["refused"] == len(idle[::500])
+
+    with served([*ASGI[server], "--timeout-keep-alive", "600"]) as port:
+        asyncio.run(main(port))

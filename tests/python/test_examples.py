@@ -109,7 +109,7 @@ def test_the_links_between_headings_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("document", CURRENT_DOCUMENTS, ids=by_name)
 def test_the_make_targets_that_a_document_names_exist(document: Path) -> None:
-    makefiles = (ROOT / "Makefile").read_text() + (ROOT / "ci.mk").read_text()
+    makefiles = "".join(path.read_text() for path in (ROOT / "Makefile", *ROOT.glob("*.mk")))
     targets = set(re.findall(r"^([a-z0-9-]+):", makefiles, re.MULTILINE))
     text = document.read_text()
     commands = re.findall(r"^(?:\w+=\S+ )*make((?: [a-z0-9-]+)+)", text, re.MULTILINE)

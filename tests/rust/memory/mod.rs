@@ -2,3 +2,4 @@
 
 mod buffer;
 mod containers;
+mod scratch;

@@ -142,7 +142,7 @@ lint-python: $(DONE)/tools ## ruff: lint rules and format
 
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict on the package, the examples and the README; stubtest on the stubs
 	$(PY) -m mypy
-	MYPYPATH=python $(PY) -m mypy.stubtest ctxalloc
+	MYPYPATH=python $(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist tests/stubtest.txt ctxalloc
 	$(PY) scripts/typed_documents.py README.md
 
 # The Python binding is tested from Python: a test binary with it would have to link libpython.

@@ -188,7 +188,7 @@ def memory() -> Iterator[Aim]:
 
 
 def services() -> Iterator[Aim]:
-    """Issue: services."""
+    """Middlewares."""
     kept = numbers("services")
     rows = kept["alone"]
     base = rows["no middleware"]["median_ns"]

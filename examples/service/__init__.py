@@ -1,9 +1,9 @@
 """A picture service whose routes run under handlers of their own, and a demo that proves it on real pictures.
 
-``make demo-handlers`` (``python -m examples.service``) starts it, posts it pictures from many clients at once, asks every array
-made on the way whose memory it lives in, compares every answer with one made under NumPy's default handler, and draws
-what it saw into target/demo/demo.png (the README shows a copy of it, docs/images/demo.png). The service alone is
-``python -m examples.service.server --port 8000``.
+``make demo-handlers`` (``python -m examples.service``) starts it, posts it pictures from many clients at once, asks
+every array made on the way whose memory it lives in, compares every answer with one made under NumPy's default handler,
+and draws what it saw into target/demo/demo.png (the README shows a copy of it, docs/images/demo.png). The service alone
+is ``python -m examples.service.server --port 8000``.
 
 To read, or to copy, in this order:
 

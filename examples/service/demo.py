@@ -1,4 +1,4 @@
-"""``make demo-handlers``: start the service, post it pictures from many clients, check every array and every answer, show it.
+"""``make demo-handlers``: start the service, post it pictures, check every array and every answer, show it.
 
 Then the control: the same service with a switcher that knows no contexts, to show that the check can fail. Exit status
 0: no mismatch and no failed request (and the control had some); 1: otherwise; 2: a command line that names

@@ -61,7 +61,7 @@ from ctxalloc._native import (
 from ctxalloc._serving import detached
 from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
-from ctxalloc.executors import ThreadPoolExecutor, wrap
+from ctxalloc._executors import ThreadPoolExecutor, wrap
 
 __all__ = [
     "Budget",

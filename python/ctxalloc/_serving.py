@@ -27,7 +27,7 @@ Terms: TypeAlias = Request | Handler | str | None
 Choice: TypeAlias = Terms | Callable[[Scope], Terms]
 """Terms, or who chooses them for a scope."""
 
-Outcome = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
+Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
 KEY: Final = "ctxalloc.serving"
 """Where a scope has its Serving."""
@@ -150,26 +150,29 @@ class Service:
         """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it."""
         found = self.routes.find(method, path)
         route, choice = (None, self.default) if found is None else found
-        # A Request is callable too: as a decorator.
-        terms = choice if choice is None or isinstance(choice, (Request, Handler, str)) else choice(scope)
         here = _SERVING.get()
         is_inside = here is not None and scope.get(KEY) is here
-        if terms is None:
-            if here is None or is_inside:
-                return None
-            return kind(self, scope, route, None, here.base, here.base, None)
         base = current() if here is None else here.base
-        if not isinstance(terms, Request):
-            return kind(self, scope, route, None, terms, base, None)
+        if isinstance(choice, Request):  # first, as most are; and it is callable too, as a decorator
+            asked = choice
+        else:
+            terms = choice if choice is None or isinstance(choice, (Handler, str)) else choice(scope)
+            if terms is None:
+                if here is None or is_inside:
+                    return None
+                return kind(self, scope, route, None, base, base, None)
+            if not isinstance(terms, Request):
+                return kind(self, scope, route, None, terms, base, None)
+            asked = terms
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
-            if tenant is not None and terms._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
+            if tenant is not None and asked._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
                 raise ValueError(
                     f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
                     "terms' out, or make it the parent of the tenants'"
                 )
-        begun = terms._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
+        begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
         return kind(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
 
 
@@ -259,7 +262,6 @@ class Serving:
         assert escaped is not None  # noqa: S101 - it has ended
         seconds = time.perf_counter() - self._began
         report = Report(self.route, outcome, self.status, seconds, begun.stats, escaped, error)
-        self.scope = None  # Contexts that go on hold this, and need not hold that
         try:
             with use(self.base):  # what it makes is not the request's
                 on_end(scope, report)
@@ -286,9 +288,9 @@ class Serving:
         return self._refusal
 
     def forget(self) -> None:
-        """Let go of the refusal: its traceback holds arrays, and may hold this."""
-        if self._refusal is not None:
-            self._refusal = None
+        """Let go of the scope and of the refusal, whose traceback holds arrays and may hold this."""
+        self.scope = None
+        self._refusal = None
 
 
 def _leaf(error: BaseException) -> BaseException:

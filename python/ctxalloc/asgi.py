@@ -92,7 +92,7 @@ class AllocatorMiddleware:
             await self.app(scope, receive, send)
             return
         path, root = scope.get("path", ""), scope.get("root_path")
-        if root and path.startswith(root):
+        if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
         serving = self._service.begin(scope, scope.get("method"), path, _Exchange)
         if serving is None:
@@ -126,18 +126,19 @@ class AllocatorMiddleware:
             finally:
                 serving.end("refused", refused)
                 del refused  # its traceback has this frame
-                serving.replaced = None
-                serving.forget()
         else:
             if serving.replaced is not None:  # and the framework has kept its exception
                 serving.end("refused", serving.replaced)
-                serving.replaced = None
-                serving.forget()
             elif serving.is_whole or kind == "websocket":
                 if not (serving.is_whole and self._ends_with_response):
                     serving.end("completed")
             else:
                 serving.end_unanswered(None)
+        finally:
+            # Contexts that go on (a timer of the connection, a task) hold this, and need nothing of the exchange.
+            serving.replaced = None
+            serving.to_server = _too_late
+            serving.forget()
 
     async def _selected(self, serving: Serving, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The application's call, with the request's handler selected."""
@@ -261,6 +262,10 @@ class _Exchange(Serving):
         assert request is not None  # noqa: S101 - else the server is sent to directly
         peak = (name.encode("latin-1"), str(request.stats.peak_bytes).encode())
         return {**message, "headers": [*message.get("headers", ()), peak]}
+
+
+async def _too_late(message: _Message) -> None:
+    raise RuntimeError(f"{message['type']!r} is sent, but the application has returned")
 
 
 async def _nothing() -> None:

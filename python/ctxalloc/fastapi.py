@@ -12,13 +12,14 @@ A dependency that is not ``async`` and enters a scope (``with ctxalloc.use(...):
 endpoint: FastAPI runs it in a thread, in a copy of the Context. This one reads the ASGI scope and selects nothing.
 """
 
+import sys
 from typing import Annotated
 
 try:
     from fastapi import Depends
     from starlette.requests import HTTPConnection
-except ImportError as error:
-    raise ImportError(f"ctxalloc.fastapi needs FastAPI, and its import fails ({error}): pip install fastapi") from error
+except ImportError:
+    raise ImportError("ctxalloc.fastapi needs FastAPI, and its import fails: pip install fastapi") from sys.exception()
 
 from ctxalloc._native import Request
 from ctxalloc._serving import REQUEST_KEY

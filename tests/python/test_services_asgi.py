@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,9 @@ def test_patterns_have_parameters_rests_and_methods() -> None:
         ]:
             await call(app, http(path, method))
         await call(app, http("/mounted/a/b", root_path="/mounted"))
+        await call(app, http("/a/b", root_path="/mounted"))
+        await call(app, http("/a/b", root_path="/a/b"))
+        await call(app, http("/a/b", root_path="/a/"))
 
     asyncio.run(main())
     assert [report.route for report in told.reports] == [
@@ -116,6 +120,9 @@ def test_patterns_have_parameters_rests_and_methods() -> None:
         "/a/b",
         None,
         "/files/{rest:path}",
+        "/a/b",
+        "/a/b",
+        None,
         "/a/b",
     ]
 
@@ -407,15 +414,32 @@ def test_a_context_that_goes_on_holds_no_scope_and_no_refusal() -> None:
         contexts.append(contextvars.copy_context())
         await answer(send)
 
-    async def main() -> None:
-        await call(AllocatorMiddleware(app, on_end=lambda *_: None), http(marker=marker))
+    async def asks(scope: Scope, receive: Any, send: Any) -> None:
+        contexts.append(contextvars.copy_context())
+        try:
+            held = np.empty(MiB // 2, np.uint8)
+            held = np.empty(10 * MiB, np.uint8)
+        except MemoryError as error:
+            problem = ctxalloc.problems.problem(error)
+        del held
+        assert problem is not None
+        await answer(send, problem.body, problem.status)
 
-    marker = Marker()
-    asyncio.run(main())
-    gc.collect()
-    serving = contexts[0][ctxalloc._serving._SERVING]
-    assert serving is not None
-    assert serving.scope is None
+    class Connection(Client): ...
+
+    for number, one in enumerate([app, asks]):
+        client, marker = Connection(), Marker()
+        gone = [weakref.ref(client), weakref.ref(marker)]
+        service = AllocatorMiddleware(one, default=request(limit_bytes=MiB))
+        asyncio.run(service(http(marker=marker), client.receive, client.send))
+        del client, marker
+        gc.collect()
+        serving = contexts[number][ctxalloc._serving._SERVING]
+        assert serving is not None
+        assert serving.scope is serving._refusal is None
+        assert [reference() for reference in gone] == [None, None]
+        with pytest.raises(RuntimeError, match="the application has returned"):
+            asyncio.run(serving.to_server({"type": "late"}))  # type: ignore[attr-defined]
 
 
 # ---- refusals ---------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 # What is not installed was skipped above.
-from examples.tenants import app, demo, figure  # noqa: E402
-
 from ctxalloc import MiB, request  # noqa: E402
+from examples.tenants import app, demo, figure  # noqa: E402
 
 
 def ask(service: Any, tenant: str, path: str) -> int:

@@ -62,7 +62,7 @@ def test_a_refusal_in_starlette_is_answered_from_add_middleware_and_from_outside
     if outside:
         service: Any = AllocatorMiddleware(app, **options)
     else:
-        app.add_middleware(AllocatorMiddleware, **options)  # type: ignore[arg-type]
+        app.add_middleware(AllocatorMiddleware, **options)
         service = app
     client = asyncio.run(call(service, http(path)))
     assert client.status == 413
@@ -83,7 +83,7 @@ def test_the_applications_own_handler_answers_a_refusal(path: str, *, is_async: 
         return JSONResponse({"wanted": error.requested_bytes}, status_code=599)
 
     app = Starlette(routes=ROUTES, exception_handlers={BudgetExceeded: awaited if is_async else called})
-    app.add_middleware(AllocatorMiddleware, default=SMALL)  # type: ignore[arg-type]
+    app.add_middleware(AllocatorMiddleware, default=SMALL)
     client = asyncio.run(call(app, http(path)))
     assert client.status == 599
     assert json.loads(client.body) == {"wanted": 10 * MiB}
@@ -100,7 +100,7 @@ def test_a_handler_for_memory_errors_may_ask_which_budget_refused() -> None:
         return PlainTextResponse(problem.body, problem.status, dict(problem.headers))
 
     app = Starlette(routes=ROUTES, exception_handlers={MemoryError: handler})
-    app.add_middleware(AllocatorMiddleware, routes={"/async": SMALL})  # type: ignore[arg-type]
+    app.add_middleware(AllocatorMiddleware, routes={"/async": SMALL})
     assert asyncio.run(call(app, http("/async"))).status == 413
     assert problems.problem(MemoryError()) is None
     assert problems.problem(BudgetExceeded("a", 10, 10, 5)).status == 503  # type: ignore[union-attr]
@@ -138,7 +138,7 @@ def test_starlettes_background_task_and_stream_come_where_the_terms_say() -> Non
 
     app = Starlette(routes=[Route("/", endpoint)])
     app.add_middleware(
-        AllocatorMiddleware,  # type: ignore[arg-type]
+        AllocatorMiddleware,
         default=request(after_end="detach"),
         tenant=lambda _: tenant,
         on_end=lambda _, report: reports.append(report),
@@ -160,7 +160,7 @@ def test_mounted_applications_and_websockets_have_accounts_by_their_whole_path()
         return PlainTextResponse(current().name)
 
     app = Starlette(routes=[Mount("/sub", Starlette(routes=[Route("/a", name)])), WebSocketRoute("/ws", socket)])
-    app.add_middleware(AllocatorMiddleware, routes={"/sub/a": request(), "/ws": request()})  # type: ignore[arg-type]
+    app.add_middleware(AllocatorMiddleware, routes={"/sub/a": request(), "/ws": request()})
     assert asyncio.run(call(app, http("/sub/a"))).body == b"/sub/a"
     sent = asyncio.run(call(app, websocket("/ws"), [{"type": "websocket.connect"}])).sent
     assert sent[1]["text"] == "/ws"

@@ -171,6 +171,9 @@ def test_behind_wsgi_servers_every_step_is_in_its_own_request(server: str) -> No
 def test_a_hundred_thousand_requests_and_five_thousand_idle_connections_leave_no_growth(server: str) -> None:
     """Half of a hundred thousand by each. Idle connections stay: each may hold the Context of its last request."""
     idle_connections = 5000
+    # asyncio keeps up to a hundred cancelled timers, or as many as are pending, with the Contexts that they were made
+    # in: those of connections that are closed. They do not grow with requests.
+    timers = 300
 
     async def many(port: int, count: int) -> None:
         async def one() -> None:
@@ -191,19 +194,19 @@ def test_a_hundred_thousand_requests_and_five_thousand_idle_connections_leave_no
         after = await counts_when(port, lambda told: told["ended"] == told["begun"])
         print(before, after)
         assert after.get("wrong", 0) == 0
-        assert after["present"] <= before["present"] + 10
+        assert after["present"] <= timers
         assert after["rss"] < before["rss"] + 30 * 2**20, "it grows with the number of requests"
         for _ in range(idle_connections):
             idle.append(await asyncio.open_connection("127.0.0.1", port))
             assert (await Connection(*idle[-1]).ask("/work", b"abc")).json["ok"]
         held = await counts_when(port, lambda told: told["ended"] == told["begun"])
         print(held)
-        assert held["present"] <= before["present"] + idle_connections + 10
+        assert held["present"] <= idle_connections + timers
         for pair in idle[::500]:
             assert (await Connection(*pair).ask("/big")).status == 413, "a limit is off"
         for _, writer in idle:
             writer.close()
-        counted: Any = await counts_when(port, lambda told: told["present"] <= before["present"] + 10)
+        counted: Any = await counts_when(port, lambda told: told["present"] <= timers)
         assert counted["refused"] == len(idle[::500])
 
     with served([*ASGI[server], "--timeout-keep-alive", "600"]) as port:

@@ -27,6 +27,8 @@ class ThreadPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         asyncio.get_running_loop().set_default_executor(ctxalloc.ThreadPoolExecutor())
     """
 
+    __module__ = "ctxalloc"
+
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
         """As its base's, in a copy of the caller's context."""
         return super().submit(functools.partial(contextvars.copy_context().run, fn, *args, **kwargs))

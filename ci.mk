@@ -3,9 +3,8 @@
 
 .PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
-containers := --features allocator-api2,allocator-api2-02
-miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
-miri-part: MIRI := $(containers) --test rust
+miri: MIRI := --lib --test rust --test requests --test requests_model
+miri-part: MIRI := --test rust
 miri: ## the core and every strategy under Miri (needs a nightly toolchain)
 miri-part: ## Miri for the table, the selection and Buffer only
 miri miri-part:

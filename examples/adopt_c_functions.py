@@ -1,4 +1,4 @@
-"""A handler from C functions that somebody else wrote: put into NEP 49's struct by ctypes, adopted, selected.
+"""A handler from C functions that somebody else wrote: ctypes puts them into NEP 49's struct, and ctxalloc adopts it.
 
 The C side is `adopt_c_functions.c` beside this file; the program needs a C compiler (`cc`, or `$CC`). It prints::
 
@@ -46,7 +46,7 @@ def compiled() -> ctypes.CDLL:
 
 LIBRARY = compiled()
 BLOCKS_ALIVE = ctypes.c_size_t(0)  # struct pool
-# A handler lives for ever, and so must all that it consists of: module globals, in ctypes.
+# A handler lives for ever, and so must everything that it consists of: with ctypes, module globals.
 STRUCT = HandlerStruct(
     name=b"some C pool",
     version=1,

@@ -1,7 +1,7 @@
 """A handler by cffi: C functions and a NEP 49 struct that cffi makes, registered through `ctxalloc.h`.
 
-cffi lets go of the GIL around each call, so what wants it takes it again (`register_it` below). Needs cffi and a C
-compiler (`cc`, or `$CC`). It prints::
+cffi releases the GIL around each call, so a function that needs it acquires it again (`register_it` below). Needs cffi
+and a C compiler (`cc`, or `$CC`). It prints::
 
     <ctxalloc.Handler "pages, by cffi": foreign handler, version 1>
     its blocks are aligned to 4096 bytes: True
@@ -122,7 +122,7 @@ def compiled() -> Any:
 
 
 PAGES = compiled()
-# A handler lives for ever, and so must its struct: a module global.
+# A handler lives for ever, and so must its struct: it is a module global.
 STRUCT = PAGES.ffi.new("ctxalloc_handler *")
 STRUCT.name = b"pages, by cffi"
 STRUCT.version = 1

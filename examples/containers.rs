@@ -14,7 +14,7 @@ use ctxalloc::{Buffer, ContextAlloc, handler, scope};
 use std::error::Error;
 use std::io::{self, Write};
 
-/// More than any handler here promises: `ContextAlloc` sees to it.
+/// A larger alignment than any handler here promises: `ContextAlloc` provides it.
 #[repr(align(256))]
 struct Tile([f32; 64]);
 
@@ -38,13 +38,13 @@ fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     )?;
     assert!(at_64 && squares.allocator().handler() == aligned);
 
-    // A handler can also be named at the place, without any scope.
+    // A handler can also be named directly, without any scope.
     let tile = BoxIn::new_in(Tile([1.5; 64]), ContextAlloc::with_handler(pool));
     let at_256 = std::ptr::from_ref(&*tile).addr().is_multiple_of(256);
     writeln!(out, "Box of an aligned type  {}, at a multiple of 256: {at_256}", BoxIn::allocator(&tile).handler())?;
     assert!(at_256 && tile.0.iter().all(|&value| value == 1.5));
 
-    // Plain bytes that may fail, for what comes from outside: no panic, no abort, an `Error` with the numbers.
+    // For sizes that come from outside: failure is an `Error` with the numbers, not a panic or an abort.
     let mut bytes = scope(pool, || Buffer::copy_from_slice(b"header"))?;
     bytes.resize(100_000)?;
     writeln!(out, "Buffer of {} bytes  {}", bytes.len(), bytes.handler())?;

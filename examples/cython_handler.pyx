@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""A handler in Cython, of ctxalloc.h and the C library alone: each block stands behind a line of 64 bytes that counts it."""
+"""A handler in Cython, from ctxalloc.h and the C library alone. Each block has a header of 64 bytes in front of it."""
 
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport strcpy
@@ -60,7 +60,7 @@ cdef void line_free(void *ctx, void *ptr, size_t size) noexcept:
         free(<char *>ptr - HEAD)
 
 
-# A handler is for ever, and so are these: they are the module's.
+# A handler lives for ever, and so must these: they are the module's.
 cdef ctxalloc_handler handler
 strcpy(handler.name, "lines, by Cython")
 handler.version = 1

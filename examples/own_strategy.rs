@@ -55,7 +55,7 @@ unsafe impl<S: Strategy> Strategy for Counted<S> {
         self.count(self.upstream.allocate(size_bytes))
     }
 
-    // Not left to the trait, which would write zeros where the upstream has fresh ones.
+    // Not the trait's default, which would write zeros where the upstream's memory is zero already.
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         self.count(self.upstream.allocate_zeroed(size_bytes))
     }

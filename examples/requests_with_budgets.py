@@ -1,7 +1,7 @@
 """A service in asyncio that gives each request memory of its own, and each tenant no more than its share.
 
-A request that wants too much fails alone: its tenant's others and its neighbours go on. What a request keeps (a cache
-here) is named at its end, and freed whenever the cache lets go of it.
+A request that asks for too much fails alone: its tenant's other requests and its neighbours go on. What outlives a
+request (in a cache here) is counted at its end, and freed when the cache drops it.
 
 `python examples/requests_with_budgets.py` prints::
 
@@ -28,7 +28,7 @@ kept: list[ctxalloc.Escaped] = []
 
 
 async def work(tenant: str, size_bytes: int) -> None:
-    """Make large arrays that go at the end, and a small one that stays."""
+    """Make large arrays that are freed at the end, and a small one that stays."""
     data = np.ones(size_bytes // 8)
     await asyncio.sleep(0)  # the other requests are at work
     spectrum = data + np.sqrt(data)

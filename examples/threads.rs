@@ -1,4 +1,4 @@
-//! Threads: which of them start with the handler of whoever starts them, and where a block goes that moves.
+//! Threads: which of them start with the handler of whoever starts them, and who frees a block that moved.
 //!
 //! `cargo run --example threads` prints
 //! ```text

@@ -39,7 +39,7 @@ async def main() -> None:
         thread.join()
         print(f"threading.Thread                    {seen[0]}")
 
-        # So do the workers of an executor; asyncio takes the context along only where it says so.
+        # So do the workers of an executor; asyncio copies the context only where its documentation says so.
         print(f"loop.run_in_executor                {await loop.run_in_executor(None, here)}")
         print(f"asyncio.to_thread                   {await asyncio.to_thread(here)}")
 

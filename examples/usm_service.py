@@ -21,7 +21,7 @@ ROWS, COLUMNS = 64, 32
 
 
 async def prepare(number: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """What would read files or ask a database: NumPy, as everywhere."""
+    """Stands for reading files or asking a database: plain NumPy."""
     batch = np.empty((ROWS, COLUMNS), np.float32)
     for row in range(ROWS):
         batch[row] = number + row

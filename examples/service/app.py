@@ -28,7 +28,7 @@ from .routes import Table, register_handlers
 
 Switcher = Literal["ctxalloc", "shared-stack"]
 
-MOST_BYTES: Final = 8 * ctxalloc.MiB
+MAX_BYTES: Final = 8 * ctxalloc.MiB
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -85,8 +85,8 @@ async def posted(request: Request) -> bytes:
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MOST_BYTES:
-                raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes, the most that is taken")
+            if len(body) > MAX_BYTES:
+                raise HTTPException(413, f"the body has more than {MAX_BYTES} bytes, the most that is taken")
     except ClientDisconnect as error:
         raise HTTPException(400, f"the client went away after {len(body)} bytes of the body") from error
     if not body:
@@ -95,7 +95,7 @@ async def posted(request: Request) -> bytes:
 
 
 async def explain(request: Request, error: Exception) -> Response:
-    """An HTTP error as JSON; the cases that Starlette finds itself say what would be right."""
+    """An HTTP error as JSON; for those that Starlette raises itself, the message says what would be right."""
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:

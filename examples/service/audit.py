@@ -19,7 +19,7 @@ Place = Literal["coroutine", "thread", "rust"]
 """Where an array was made."""
 
 NOBODY = "(no handler's memory)"
-"""Found for an array that owns nothing and whose owner is no array."""
+"""Found for an array that owns nothing and whose owner is not an array."""
 
 _A = TypeVar("_A", bound=npt.NDArray[Any])
 

@@ -1,8 +1,8 @@
 """``make demo-handlers``: start the service, post it pictures, check every array and every answer, show it.
 
 Then the control: the same service with a switcher that knows no contexts, to show that the check can fail. Exit status
-0: no mismatch and no failed request (and the control had some); 1: otherwise; 2: a command line that asks for what
-there is not; 130: Ctrl-C. Neighbours: everything beside it.
+0: no mismatch and no failed request (and the control had some); 1: otherwise; 2: a command line that names
+what does not exist; 130: Ctrl-C. Neighbours: everything beside it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from .reference import Wanted, reference
 from .report import Outcome
 from .routes import RouteError, Table, add_options, from_options
 
-LONGEST_S = 300
+MAX_SECONDS = 300
 _DESCRIPTION = "Start the picture service, post it pictures, and check whose memory every array is in."
 
 
@@ -45,7 +45,7 @@ def main() -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     except TimeoutError:
-        print(f"error: the demo took longer than {LONGEST_S} s; post less: --rounds 1", file=sys.stderr)
+        print(f"error: the demo took longer than {MAX_SECONDS} s; post less: --rounds 1", file=sys.stderr)
         return 1
     except (LaunchError, httpx.HTTPError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -54,7 +54,7 @@ def main() -> int:
 
 async def demo(table: Table, options: argparse.Namespace) -> int:
     """All of it, in order."""
-    async with asyncio.timeout(LONGEST_S):
+    async with asyncio.timeout(MAX_SECONDS):
         print(f"ctxalloc {ctxalloc.__version__}, handlers: {', '.join(h.name for h in ctxalloc.handlers())}\n")
         options.out.mkdir(parents=True, exist_ok=True)
         posted = pictures()

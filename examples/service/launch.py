@@ -56,7 +56,7 @@ async def _stop(process: Process) -> None:
     try:
         await asyncio.wait_for(process.wait(), 10)
     except BaseException as error:
-        # Too slow, or a second Ctrl-C: no more patience.
+        # Too slow, or a second Ctrl-C: kill it.
         if process.returncode is None:
             process.kill()
             await process.wait()

@@ -22,6 +22,6 @@ FILES: Final = (
 
 
 def pictures() -> Mapping[str, bytes]:
-    """File name -> the file's bytes. FileNotFoundError: this scikit-image ships them no more."""
+    """File name -> the file's bytes. FileNotFoundError: this scikit-image no longer ships them."""
     folder = Path(skimage.__file__).parent / "data"
     return {name: (folder / name).read_bytes() for name in FILES}

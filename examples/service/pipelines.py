@@ -114,7 +114,7 @@ ROUTES: Final[Mapping[str, Pipeline]] = MappingProxyType(
 
 
 async def answer(route: str, body: bytes, work: Work) -> Answer:
-    """The whole way of a posted picture. PictureError: the body is none."""
+    """Everything that is done to a posted picture. PictureError: the body is not a picture."""
     picture = await asyncio.to_thread(processing.decode, body, work.witness.thread)
     return await ROUTES[route](picture, work)
 

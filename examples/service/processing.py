@@ -20,7 +20,7 @@ Picture = npt.NDArray[np.uint8]
 
 Floats = npt.NDArray[np.float32]
 
-MOST_PIXELS: Final = 2_000_000
+MAX_PIXELS: Final = 2_000_000
 MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA")
 
 _A = TypeVar("_A", bound=npt.NDArray[Any])
@@ -37,11 +37,11 @@ class Made(Protocol):
 
 
 class PictureError(ValueError):
-    """These bytes are no picture that the service takes; the message says why."""
+    """These bytes are not a picture that the service accepts; the message says why."""
 
 
 class PictureTooLargeError(PictureError):
-    """A picture, but of too many pixels."""
+    """A picture with too many pixels."""
 
 
 def decode(body: bytes, made: Made) -> Picture:
@@ -69,9 +69,9 @@ def _read(body: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(body), formats=("PNG", "JPEG")) as file:
             width, height = file.size
-            if width * height > MOST_PIXELS:
+            if width * height > MAX_PIXELS:
                 raise PictureTooLargeError(
-                    f"the picture has {width} x {height} pixels; this service takes at most {MOST_PIXELS} in all"
+                    f"the picture has {width} x {height} pixels; this service takes at most {MAX_PIXELS} in all"
                 )
             if file.mode not in MODES:
                 raise PictureError(f"pixels of mode {file.mode!r} are not taken; send 8 bits a channel, grey or RGB")

@@ -34,7 +34,7 @@ ENVIRONMENT: Final = "CTXALLOC_SERVICE_ROUTES"
 
 
 class RouteError(ValueError):
-    """The table would name a route or a handler that there is not."""
+    """The table would name a route or a handler that does not exist."""
 
 
 @dataclass(frozen=True)

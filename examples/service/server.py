@@ -36,7 +36,7 @@ async def serve(table: Table, switcher: Switcher, listening: socket.socket, *, u
 
 
 def main() -> int:
-    """The exit status: 2 if the command line asks for what there is not."""
+    """The exit status: 2 if the command line names what does not exist."""
     parser = argparse.ArgumentParser(prog="python -m examples.service.server", description="The picture service.")
     parser.add_argument("--port", type=int, default=8000, help="on 127.0.0.1; 0 takes a free one (%(default)s)")
     parser.add_argument("--switcher", choices=get_args(Switcher), default="ctxalloc", help="how handlers are selected")

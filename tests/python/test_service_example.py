@@ -272,9 +272,7 @@ def too_many_pixels() -> bytes:
         pytest.param("POST", "/blur", png(np.ones((40, 40), np.uint8))[:60], 415, "broken", id="cut off"),
         pytest.param("POST", "/blur", png(np.ones((4, 4), np.uint16)), 415, "mode 'I;16'", id="16 bits"),
         pytest.param("POST", "/blur", too_many_pixels(), 413, "1500 x 1500 pixels", id="too many pixels"),
-        pytest.param(
-            "POST", "/blur", bytes(app.MOST_BYTES + 1), 413, f"more than {app.MOST_BYTES} bytes", id="too long"
-        ),
+        pytest.param("POST", "/blur", bytes(app.MAX_BYTES + 1), 413, f"more than {app.MAX_BYTES} bytes", id="too long"),
         ("GET", "/blur", b"", 405, "GET is not taken at /blur; use POST"),
         ("POST", "/audit", b"", 405, "POST is not taken at /audit; use"),
         ("POST", "/blur%20", b"", 404, "there is no /blur "),

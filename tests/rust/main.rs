@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "the tests call C functions and write strategies")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+mod architecture;
 mod auto_traits;
 mod circles;
 mod layers;

@@ -1,0 +1,130 @@
+# The heavy suites: what CI runs beside `make test`, and what is run by hand before a release. The Makefile includes this
+# file, so `make loom` works as `make test` does, and `make` lists the targets of both.
+
+.PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
+# Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
+miri: MIRI := --lib --test rust --test requests --test requests_model
+miri-part: MIRI := --test rust
+miri: ## the core and every strategy under Miri (needs a nightly toolchain)
+miri-part: ## Miri for the table, the selection and Buffer only
+miri miri-part:
+ifeq ($(NIGHTLY),)
+	@echo '$@: skipped, there is no nightly toolchain'
+else
+	$(CARGO) +$(NIGHTLY) miri --version || rustup component add --toolchain $(NIGHTLY) miri rust-src
+	MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance $(MIRIFLAGS)' \
+		$(CARGO) +$(NIGHTLY) miri test --quiet --locked --no-default-features $(MIRI) --target-dir target/miri
+endif
+
+loom: ## the lock-free parts in every interleaving, under loom
+	RUSTFLAGS='--cfg ctxalloc_loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+		$(CARGO) test --quiet --release --lib --no-default-features --target-dir target/loom loom
+
+sanitize: asan tsan ## the core's tests under AddressSanitizer, LeakSanitizer and ThreadSanitizer
+
+# Absurd sizes are asked for on purpose, and must come back as NULL.
+may_fail := allocator_may_return_null=1
+
+# Left out under sanitizers: tests that use up all mappings (sanitizers need some), that check mlock (which they ignore), or
+# that measure memory (which they hold back).
+measured := memory_of_a_burst dropped_pools an_arena_ a_million_requests a_fork_costs an_idle_process trim_gives_back \
+	a_child_of_fork an_end_with_an_escape
+# Sanitizers also replace the signal stack that one of these tests measures, and need minutes for a million of anything.
+measured += signals_in_the_middle a_chain_of_successors budgets_a_million requests_nested forgotten_contexts limits_hold_after
+skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room $(measured),--skip $(test))
+
+# The standard library has no frame pointers: only the slow unwinder finds every function that leaks.supp names.
+asan:
+	ASAN_OPTIONS=$(may_fail):fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=$(CURDIR)/tests/leaks.supp:print_suppressions=0 \
+		RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address' \
+		$(CARGO) test --quiet --locked --tests --no-fail-fast --target $(HOST) --target-dir target/asan -- \
+		$(skip) 2>&1 \
+		| sed '/WARNING: AddressSanitizer failed to allocate/d'
+
+# With a nightly toolchain the standard library is instrumented too; otherwise only our own code is.
+tsan:
+ifeq ($(NIGHTLY),)
+	TSAN_OPTIONS=$(may_fail) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
+		$(CARGO) test --quiet --locked --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
+		$(skip)
+else
+	[ -d "$$(rustc +$(NIGHTLY) --print sysroot)/lib/rustlib/src/rust/library" ] || \
+		rustup component add --toolchain $(NIGHTLY) rust-src
+	TSAN_OPTIONS=$(may_fail) RUSTFLAGS='-Zsanitizer=thread' \
+		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
+		$(skip)
+endif
+
+# CTXALLOC_STRESS multiplies the work that the same tests do in `make test`.
+stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, two million oracle programs (STRESS=...)
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model
+	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k stress $(PYTEST_ARGS)
+	$(PY) tests/oracle/run.py --profile release --programs $$(($(STRESS) * 4000)) --seed fresh
+
+stress-part: STRESS := 5
+stress-part: stress ## a hundredth of `make stress`
+
+mutants: $(DONE)/tools $(DONE)/package ## breaks the selection in 60 ways; the oracle must notice each (MUTANTS="name ..." for some)
+	$(PY) tests/oracle/mutants.py $(MUTANTS)
+
+# One run for each handler; NUMPY_HANDLERS="guard" chooses. CI runs the part, with three.
+test-numpy-part: NUMPY_HANDLERS := system aligned64 pool
+NUMPY_HANDLERS := system aligned64 pool arena tracked hugepages locked guard numa zeroing budgeted fallback faulty \
+	callbacks sharedmemory
+numpy_handlers = $(foreach name,$(NUMPY_HANDLERS),--handler $(name))
+
+test-numpy: $(DONE)/package $(DONE)/tools ## NumPy's own tests of numpy._core under every handler
+	$(PY) tests/numpy_suite/run.py $(numpy_handlers)
+
+test-numpy-part: $(DONE)/package $(DONE)/tools ## the same under three handlers, without NumPy's slow tests
+	$(PY) tests/numpy_suite/run.py --part $(numpy_handlers)
+
+# In an environment of its own (2 GB), with the CPU as SYCL device. The package finds dpctl by itself; Rust is told the path.
+.PHONY: test-usm bench-usm
+usm_python := PYTHONPATH=$(CURDIR)/python $(USM)/bin/python
+
+usm_runtime := OCL_ICD_FILENAMES="$(CURDIR)/$(USM)/lib/libintelocl.so" \
+	CTXALLOC_DPCTL="$$(echo $(CURDIR)/$(USM)/lib/python3.*/site-packages/dpctl)/libDPCTLSyclInterface.so"
+
+test-usm: $(DONE)/package $(DONE)/usm ## ctxalloc.usm with dpctl and dpnp on a real SYCL runtime
+	$(usm_runtime) $(CARGO) test --quiet --locked --features usm --test usm
+	$(usm_python) -m pytest -p no:cacheprovider tests/usm $(PYTEST_ARGS)
+
+bench-usm: $(DONE)/package $(DONE)/usm ## SYCL memory from dpctl against our pool; docs/usm.md has the figures
+	$(usm_runtime) $(CARGO) bench --quiet --locked --features usm --bench usm
+	$(usm_python) scripts/usm_costs.py
+
+.PHONY: usm-environment
+usm-environment: $(DONE)/usm
+
+$(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
+	[ -x $(USM)/bin/python ] || $(PYTHON) -m venv $(USM)
+	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
+	touch $@
+
+# Servers, frameworks and other event loops, in an environment of their own; CTXALLOC_REQUESTS says how many requests.
+.PHONY: test-services services-environment
+services_python := PYTHONPATH=$(CURDIR)/python $(SERVICES)/bin/python
+
+test-services: $(DONE)/package $(DONE)/services ## the middlewares behind uvicorn, hypercorn, granian and gunicorn, under load
+	$(services_python) -m pytest -p no:cacheprovider tests/services $(PYTEST_ARGS)
+
+services-environment: $(DONE)/services
+
+$(DONE)/services: $(DONE)/venv requirements/services.txt requirements/test.txt
+	[ -x $(SERVICES)/bin/python ] || $(PYTHON) -m venv $(SERVICES)
+	$(SERVICES)/bin/python $(pip_install) -r requirements/services.txt -r requirements/test.txt
+	touch $@
+
+# numba-dpex ended in 2024 and needs the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.
+.PHONY: test-dpex
+dpex_runtime := LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so"
+
+test-dpex: $(WHEELS)/stamp $(DONE)/dpex ## numba-dpex kernels on our memory, without a copy
+	$(DPEX)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/ctxalloc-*.whl
+	$(dpex_runtime) $(DPEX)/bin/python tests/dpex/kernels.py
+
+$(DONE)/dpex: $(DONE)/venv requirements/dpex.txt
+	[ -x $(DPEX)/bin/python ] || $(PYTHON) -m venv $(DPEX)
+	$(DPEX)/bin/python $(pip_install) -r requirements/dpex.txt
+	touch $@

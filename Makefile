@@ -109,6 +109,8 @@ c-library: ## libctxalloc.so, libctxalloc.a, ctxalloc.h and ctxalloc.pc, without
 	ln -sf libctxalloc.so.0 $(PREFIX)/lib/libctxalloc.so
 	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBRARIES@|$(C_LIBRARIES)|' scripts/ctxalloc.pc.in > $(PREFIX)/lib/pkgconfig/ctxalloc.pc
 
+include suites.mk
+
 # ---- the tests of every change ----------------------------------------------------------------------
 
 .PHONY: test lint lint-rust lint-python types test-rust test-c doc oracle test-python test-newest test-oldest-numpy
@@ -178,8 +180,9 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the same wheels on the oldest 
 
 .PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are LeakSanitizer's: handlers are immortal, which only its list of exceptions can say.
-miri: MIRI := --lib --test rust --test requests --test requests_model
-miri-part: MIRI := --test rust
+containers := --features allocator-api2,allocator-api2-02
+miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
+miri-part: MIRI := $(containers) --test rust
 miri: ## the core and every strategy under Miri (nightly)
 miri-part: ## the table, the selection and Buffer only
 miri miri-part:

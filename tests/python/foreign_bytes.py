@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import ctxalloc
 
-EXAMPLES = int(sys.argv[1]) if __name__ == "__main__" and len(sys.argv) > 1 else 300  # of each check
+EXAMPLES = int(sys.argv[1]) if __name__ == "__main__" and len(sys.argv) > 1 else 100  # of each check
 
 _P, _N, _S, _I = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {

@@ -4,6 +4,7 @@
 
 mod interleaved;
 
+use ctxalloc::Scratch;
 use ctxalloc::handler;
 use ctxalloc::strategy::{Arena, Budget, Budgeted, Fallback, Pool, Strategy, System, Tracked};
 use interleaved::{Group, keep};
@@ -144,6 +145,7 @@ fn arenas(size: usize, label: &str) -> String {
     let mut bump = bumpalo::Bump::new();
     let shared = Mutex::new(bumpalo::Bump::new());
     let arena = Arena::over(Pool::shared());
+    let mut scratch = Scratch::with_handler(ctxalloc::handler("pool").expect("built in"));
     Group::new(format!("a stretch of work: {HELD} blocks of {label}, then everything goes"), 1000)
         .add("bumpalo: alloc_layout, reset", move || {
             let layout = std::alloc::Layout::from_size_align(black_box(size), 64).expect("a power of two");
@@ -158,6 +160,13 @@ fn arenas(size: usize, label: &str) -> String {
                 black_box(shared.lock().expect("no panic").alloc_layout(layout));
             }
             shared.lock().expect("no panic").reset();
+        })
+        .add("Scratch: allocate_layout, reset", move || {
+            let layout = std::alloc::Layout::from_size_align(black_box(size), 64).expect("a power of two");
+            for _ in 0..HELD {
+                black_box(scratch.allocate_layout(layout).expect("memory"));
+            }
+            scratch.reset();
         })
         .add("Arena: allocate, release, reset", {
             let mut work = many(arena.clone(), size);

@@ -75,7 +75,7 @@ mod trace;
 
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
-pub use memory::{Buffer, ContextAlloc};
+pub use memory::{Buffer, ContextAlloc, Scratch};
 pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 pub use settings::{Settings, check_environment, configure};

@@ -5,7 +5,9 @@
 mod buffer;
 mod context_alloc;
 mod device_buffer;
+mod scratch;
 
 pub use buffer::Buffer;
 pub use context_alloc::ContextAlloc;
 pub use device_buffer::DeviceBuffer;
+pub use scratch::Scratch;

@@ -1,6 +1,6 @@
 //! What may travel and what may not, decided at compile time: a line here that stops compiling is a broken promise.
 
-use ctxalloc::{Buffer, Context, ContextAlloc, Error, Guard, Handler, Scoped, Token};
+use ctxalloc::{Buffer, Context, ContextAlloc, Error, Guard, Handler, Scoped, Scratch, Token};
 use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -42,6 +42,13 @@ fn a_token_may_be_sent_but_not_shared() {
     fn sent<T: Send + 'static>() {}
     sent::<Token>();
     const { assert!(!AskSync::<Token>::ANSWER) };
+}
+
+#[test]
+fn a_scratch_may_be_sent_but_not_shared() {
+    fn sent<T: Send + 'static>() {}
+    sent::<Scratch>();
+    const { assert!(!AskSync::<Scratch>::ANSWER) };
 }
 
 #[test]

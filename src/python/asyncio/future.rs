@@ -11,7 +11,7 @@ use pyo3::exceptions::asyncio::CancelledError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, intern};
-use pyo3_async_runtimes::tokio as runtimes;
+use pyo3_async_runtimes::{TaskLocals, tokio as runtimes};
 use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,13 +58,15 @@ where
     let in_context = async move { future.await.map(|value| (value, Context::copy_current())) };
     let running =
         Running { work: in_context.in_context(Context::with_handler(current(py)?)), cancelled: Some(cancelled) };
-    let answer = Answer(Some(Places { event_loop: event_loop.unbind(), future: asyncio_future.clone().unbind() }));
-    runtimes::get_runtime().spawn(runtimes::scope(locals, async move {
-        match running.await {
-            Some(outcome) => answer.give(outcome),
-            None => answer.forget(),
-        }
+    let answer = Answer(Some(Places {
+        event_loop: event_loop.unbind(),
+        future: asyncio_future.clone().unbind(),
+        locals: locals.clone(),
     }));
+    runtimes::get_runtime().spawn(async move {
+        let outcome = runtimes::scope(locals, running).await;
+        answer.give(outcome);
+    });
     Ok(asyncio_future)
 }
 
@@ -145,13 +147,17 @@ impl Cancel {
 struct Answer(Option<Places>);
 
 impl Answer {
-    /// Gives the outcome, on a thread that may wait for the GIL.
-    fn give<T>(mut self, outcome: PyResult<(T, Context)>)
+    /// Gives the outcome, if somebody waits for it, on a thread that may wait for the GIL.
+    ///
+    /// By now the future is gone. What it dropped of Python's on a thread that is not attached, pyo3 has set aside until
+    /// somebody attaches: that happens here, or the last request would live until the next call.
+    fn give<T>(mut self, outcome: Option<PyResult<(T, Context)>>)
     where
         T: for<'a> IntoPyObject<'a> + Send + 'static,
     {
         runtimes::get_runtime().spawn_blocking(move || {
             exit::try_attach(|py| {
+                let Some(outcome) = outcome else { return drop(self.0.take()) };
                 let outcome = outcome
                     .and_then(|(value, context)| with_selection(py, &context, |py| value.into_py_any(py)).flatten());
                 if let Some(places) = self.0.take() {
@@ -159,11 +165,6 @@ impl Answer {
                 }
             })
         });
-    }
-
-    /// Nobody waits any more.
-    fn forget(mut self) {
-        drop(self.0.take());
     }
 }
 
@@ -179,12 +180,15 @@ impl Drop for Answer {
 struct Places {
     event_loop: Py<PyAny>,
     future: Py<PyAny>,
+    /// The last reference to the Python context of the call, and so to its request: dropped while attached.
+    locals: TaskLocals,
 }
 
 impl Places {
     fn post(self, py: Python<'_>, outcome: PyResult<Py<PyAny>>) {
-        let event_loop = self.event_loop.bind(py);
-        let settle = Settle { future: self.future, outcome: Mutex::new(Some(outcome)) };
+        let Self { event_loop, future, locals } = self;
+        let event_loop = event_loop.bind(py);
+        let settle = Settle { future, outcome: Mutex::new(Some(outcome)) };
         let posted = settle.into_bound_py_any(py).and_then(|settle| call_soon(event_loop, settle, None));
         if let Err(error) = posted {
             // Refused because the loop is closed: the program chose not to wait.
@@ -193,6 +197,7 @@ impl Places {
                 error.write_unraisable(py, Some(event_loop));
             }
         }
+        drop(locals);
     }
 }
 

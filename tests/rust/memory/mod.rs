@@ -5,3 +5,5 @@ mod buffer;
 mod containers;
 #[cfg(all(feature = "allocator-api2-02", feature = "allocator-api2"))]
 mod other_containers;
+#[cfg(feature = "allocator-api2")]
+mod scratch;

@@ -6,7 +6,7 @@ use allocator_api2_02::alloc::Allocator;
 use allocator_api2_02::boxed::Box as BoxIn;
 use allocator_api2_02::vec::Vec as VecIn;
 use bumpalo::Bump;
-use ctxalloc::{ContextAlloc, request, scope};
+use ctxalloc::{ContextAlloc, Scratch, request, scope};
 use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable, TryReserveError};
 use std::thread;
 
@@ -108,5 +108,18 @@ fn one_allocator_serves_both_lines_of_allocator_api2() {
     }
     assert_eq!((&older[..], strategy.live_blocks()), (&newer[..], 2));
     drop((older, newer));
+    assert_eq!(strategy.live_blocks(), 0);
+}
+
+#[test]
+fn a_scratch_takes_the_place_of_bumpalo_s_arena() {
+    let (owner, strategy) = marked("scratch as bumpalo");
+    let scratch = Scratch::with_handler(owner);
+    let (words, count) = fill("a b c", &scratch);
+    let mut lengths = HashMap::with_hasher_in(DefaultHashBuilder::default(), &scratch);
+    lengths.extend(words.iter().map(|word| (*word, word.len())));
+    assert_eq!((lengths.len() as u64, strategy.live_blocks()), (*count, 1), "one chunk for all of it");
+    drop((words, count, lengths));
+    drop(scratch);
     assert_eq!(strategy.live_blocks(), 0);
 }

@@ -151,7 +151,6 @@ core_alone := --lib --test rust --test requests --test process --test events --t
 test-rust: ## cargo test: with tokio and tracing, then the core alone
 	$(CARGO) test --quiet --locked
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone)
-	$(CARGO) test --quiet --locked --no-default-features $(core_alone)
 
 # Under valgrind: no error, and no lost block (what is immortal is still reachable).
 test-c: c-library ## a C program without Python, linked statically and dynamically, under valgrind where there is one
@@ -200,6 +199,7 @@ bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured i
 	cd benches && ../$(PY) -m harness.report
 
 include ci.mk
+include suites.mk
 
 # ---- clean ------------------------------------------------------------------------------------------
 

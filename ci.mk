@@ -3,8 +3,9 @@
 
 .PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
 # Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
-miri: MIRI := --lib --test rust --test requests --test requests_model
-miri-part: MIRI := --test rust
+containers := --features allocator-api2,allocator-api2-02
+miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
+miri-part: MIRI := $(containers) --test rust
 miri: ## the core and every strategy under Miri (needs a nightly toolchain)
 miri-part: ## Miri for the table, the selection and Buffer only
 miri miri-part:

@@ -93,7 +93,7 @@ pub fn trim() -> usize {
 }
 
 /// The Rust in the documents, run as doc tests.
-#[cfg(all(doctest, feature = "tokio"))]
+#[cfg(all(doctest, feature = "tokio", feature = "allocator-api2-02", feature = "allocator-api2"))]
 mod documents {
     #[doc = include_str!("../README.md")]
     mod readme {}

@@ -11,7 +11,7 @@
 use crate::error::Error;
 use crate::handler::{Handler, Held};
 use crate::scope::current;
-use allocator_api2::alloc::{AllocError, Allocator, Layout};
+use std::alloc::Layout;
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
@@ -26,6 +26,7 @@ use std::ptr::{NonNull, null_mut};
 /// taken back.
 ///
 /// ```
+/// # #[cfg(feature = "allocator-api2")] {
 /// use allocator_api2::vec::Vec;
 /// use ctxalloc::{Scratch, request};
 ///
@@ -44,6 +45,7 @@ use std::ptr::{NonNull, null_mut};
 ///     Ok::<(), ctxalloc::Error>(())
 /// })?;
 /// assert_eq!(request.stats().live_bytes, 0);
+/// # }
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub struct Scratch {
@@ -212,7 +214,11 @@ impl Scratch {
             chunk = previous;
         }
     }
+}
 
+/// What the trait of each line of allocator-api2 is made of.
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
+impl Scratch {
     /// Whether this block is the newest.
     fn is_newest(&self, block: NonNull<u8>) -> bool {
         block.addr().get() == self.next.get()
@@ -221,7 +227,7 @@ impl Scratch {
     /// # Safety
     /// - `block` is live, from this `Scratch`, with layout `old`.
     /// - `new` has at least as many bytes.
-    unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<u8>, AllocError> {
+    unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
         let is_newest = self.is_newest(block) && old.size() > 0;
         if is_newest {
             self.next.set(self.next.get() + old.size()); // its own bytes are free for the larger one
@@ -230,14 +236,27 @@ impl Scratch {
             if is_newest {
                 self.next.set(block.addr().get());
             }
-            let grown = self.allocate_in_new_chunk(new).map_err(|_| AllocError)?;
+            let grown = self.allocate_in_new_chunk(new).ok()?;
             // SAFETY: two live blocks in different chunks, both with `old.size()` bytes.
             unsafe { grown.copy_from_nonoverlapping(block, old.size()) };
-            return Ok(grown);
+            return Some(grown);
         };
         // SAFETY: both lie in our chunks and have `old.size()` bytes; they may overlap.
         unsafe { grown.copy_from(block, old.size()) };
-        Ok(grown)
+        Some(grown)
+    }
+
+    /// # Safety
+    /// - `block` is live, from this `Scratch`.
+    /// - `new` has at most as many bytes as its layout.
+    unsafe fn shrink_block(&self, block: NonNull<u8>, new: Layout) -> Option<NonNull<u8>> {
+        if block.addr().get().is_multiple_of(new.align()) {
+            return Some(block);
+        }
+        let shrunk = self.allocate_layout(new).ok()?;
+        // SAFETY: two live blocks, disjoint, both with `new.size()` bytes.
+        unsafe { shrunk.copy_from_nonoverlapping(block, new.size()) };
+        Some(shrunk)
     }
 }
 
@@ -262,47 +281,69 @@ impl fmt::Debug for Scratch {
     }
 }
 
-// SAFETY: memory stays valid while the `Scratch` is borrowed: chunks go only by `&mut self` and when it is dropped, and
-// their blocks do not move with it. Copies of `&Scratch` are the same allocator.
-unsafe impl Allocator for &Scratch {
-    #[inline]
-    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        let block = self.allocate_layout(layout).map_err(|_| AllocError)?;
-        Ok(NonNull::slice_from_raw_parts(block, layout.size()))
-    }
+/// The trait of one line of allocator-api2, as in `context_alloc.rs`.
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
+macro_rules! implement_allocator {
+    ($line:ident) => {
+        // SAFETY: memory stays valid while the `Scratch` is borrowed: chunks go only by `&mut self` and when it is
+        // dropped, and their blocks do not move with it. Copies of `&Scratch` are the same allocator.
+        unsafe impl $line::alloc::Allocator for &Scratch {
+            #[inline]
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
+                let block = self.allocate_layout(layout).map_err(|_| $line::alloc::AllocError)?;
+                Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+            }
 
-    #[inline]
-    unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-        if self.is_newest(block) {
-            self.next.set(self.next.get() + layout.size());
+            #[inline]
+            unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
+                if self.is_newest(block) {
+                    self.next.set(self.next.get() + layout.size());
+                }
+            }
+
+            unsafe fn grow(
+                &self,
+                block: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
+                debug_assert!(new.size() >= old.size());
+                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
+                let grown = unsafe { self.grow_block(block, old, new) }.ok_or($line::alloc::AllocError)?;
+                Ok(NonNull::slice_from_raw_parts(grown, new.size()))
+            }
+
+            unsafe fn grow_zeroed(
+                &self,
+                block: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
+                debug_assert!(new.size() >= old.size());
+                // SAFETY: as in `grow`; the bytes past `old.size()` are new and lie in the block.
+                unsafe {
+                    let grown = self.grow_block(block, old, new).ok_or($line::alloc::AllocError)?;
+                    grown.add(old.size()).write_bytes(0, new.size() - old.size());
+                    Ok(NonNull::slice_from_raw_parts(grown, new.size()))
+                }
+            }
+
+            unsafe fn shrink(
+                &self,
+                block: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
+                debug_assert!(new.size() <= old.size());
+                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
+                let shrunk = unsafe { self.shrink_block(block, new) }.ok_or($line::alloc::AllocError)?;
+                Ok(NonNull::slice_from_raw_parts(shrunk, new.size()))
+            }
         }
-    }
-
-    unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        debug_assert!(new.size() >= old.size());
-        // SAFETY: the caller's promises are the same.
-        let grown = unsafe { self.grow_block(block, old, new) }?;
-        Ok(NonNull::slice_from_raw_parts(grown, new.size()))
-    }
-
-    unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        debug_assert!(new.size() >= old.size());
-        // SAFETY: the caller's promises are the same; the bytes past `old.size()` are new and lie in the block.
-        unsafe {
-            let grown = self.grow_block(block, old, new)?;
-            grown.add(old.size()).write_bytes(0, new.size() - old.size());
-            Ok(NonNull::slice_from_raw_parts(grown, new.size()))
-        }
-    }
-
-    unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        debug_assert!(new.size() <= old.size());
-        if block.addr().get().is_multiple_of(new.align()) {
-            return Ok(NonNull::slice_from_raw_parts(block, new.size()));
-        }
-        let shrunk = self.allocate_layout(new).map_err(|_| AllocError)?;
-        // SAFETY: two live blocks, disjoint, both with `new.size()` bytes.
-        unsafe { shrunk.copy_from_nonoverlapping(block, new.size()) };
-        Ok(NonNull::slice_from_raw_parts(shrunk, new.size()))
-    }
+    };
 }
+
+#[cfg(feature = "allocator-api2-02")]
+implement_allocator!(allocator_api2_02);
+#[cfg(feature = "allocator-api2")]
+implement_allocator!(allocator_api2);

@@ -5,13 +5,11 @@ every test, and carried into every thread that a test starts. A census looks at 
 tests compare and names the handler behind each. run.py starts pytest with this plugin.
 """
 
-import contextvars
 import ctypes
 import os
 import resource
 import subprocess
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,13 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from carried_threads import START_WITH_THE_DEFAULT, CarriedThreads
 from numpy._core.multiarray import get_handler_name
 from numpy.testing._private import utils as numpy_testing
 
 import ctxalloc
-
-# Tests that check the very thing we add: a thread of theirs must start as Python starts it.
-STARTS_THREADS_WITH_THE_DEFAULT = ("test_mem_policy.py::test_thread_locality",)
 
 
 def _callbacks() -> ctxalloc.strategies.Callbacks:
@@ -85,10 +81,9 @@ class Suite:
         self.not_run = NOT_RUN.get(name, {})
         self.made_by: Counter[str] = Counter()
         self.tests = 0
-        self.threads = 0
+        self.threads = CarriedThreads()
         self.started_elsewhere: list[str] = []
         self.left_another: list[str] = []
-        self.carries_into_threads = True
         ctxalloc.set_handler(name)
 
     # -- the census ---------------------------------------------------------------------------
@@ -113,26 +108,6 @@ class Suite:
 
         numpy_testing.assert_array_compare = look_and_compare
 
-    # -- threads ------------------------------------------------------------------------------
-
-    def carry_into_threads(self) -> None:
-        """Let a thread that a test starts run in a copy of the starter's context, handler and all."""
-        start = threading.Thread.start
-
-        def start_in_a_copied_context(thread: threading.Thread) -> None:
-            if self.carries_into_threads:
-                self.threads += 1
-                context, run = contextvars.copy_context(), thread.run
-
-                def run_in_context() -> None:
-                    del thread.run  # the instance's own: no reference cycle stays behind
-                    context.run(run)
-
-                thread.run = run_in_context  # type: ignore[method-assign]
-            start(thread)
-
-        threading.Thread.start = start_in_a_copied_context  # type: ignore[method-assign]
-
     # -- pytest's hooks -----------------------------------------------------------------------
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -148,11 +123,11 @@ class Suite:
         self.tests += 1
         if not self._serves():
             self.started_elsewhere.append(item.nodeid)
-        self.carries_into_threads = not item.nodeid.endswith(STARTS_THREADS_WITH_THE_DEFAULT)
+        self.threads.on = not item.nodeid.endswith(START_WITH_THE_DEFAULT)
         try:
             return (yield)
         finally:
-            self.carries_into_threads = True
+            self.threads.on = True
             if not self._serves():
                 self.left_another.append(item.nodeid)
                 ctxalloc.set_handler(self.name)
@@ -179,7 +154,7 @@ class Suite:
         makers = ", ".join(f"{name} {count}" for name, count in self.made_by.most_common())
         terminalreporter.section(f"handler {self.name}")
         terminalreporter.line(
-            f"looked at before and after each of {self.tests} tests, carried into {self.threads} threads"
+            f"looked at before and after each of {self.tests} tests, carried into {self.threads.count} threads"
         )
         terminalreporter.line(f"{sum(self.made_by.values())} arrays looked at, made by: {makers}")
         for test, reason in self.not_run.items():
@@ -206,5 +181,5 @@ def pytest_configure(config: pytest.Config) -> None:
     except ctxalloc.UnknownHandlerError as unknown:
         raise pytest.UsageError(str(unknown)) from None
     suite.watch_comparisons()
-    suite.carry_into_threads()
+    suite.threads.install()
     config.pluginmanager.register(suite, "ctxalloc-suite")

@@ -245,6 +245,48 @@ print("flat")
     assert printed == "flat"
 
 
+def test_limits_hold_and_numbers_are_exact_over_what_c_code_leaks() -> None:
+    """f2py leaks an array for each refused argument; `PyDataMem_SetHandler` a capsule for each wrong name."""
+    printed = subprocesses.says(
+        """
+import ctypes, ctxalloc, numpy as np
+from ctxalloc import Budget, BudgetExceeded, MiB, request
+
+def leak(thing):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+tenant = Budget(name="tenant")
+for number in range(10_000):
+    with request(budget=tenant) as scope:
+        leak(np.empty(8))  # 64 bytes
+        leak(scope.handler.capsule)
+        scratch = np.empty(100)
+        del scratch
+    assert (scope.stats.live_bytes, scope.stats.total_bytes) == (64, 864), scope.stats
+    assert tenant.in_use_bytes == 64 * (number + 1)
+
+metrics = ctxalloc.request_metrics()
+assert (metrics.begun, metrics.present) == (10_000, 10_000), metrics
+for after in range(100):
+    with request(budget=tenant, limit_bytes=1000, name="late") as scope:
+        kept = np.empty(125)
+        assert ctxalloc.handler_of(kept) == scope.handler
+        try: np.empty(MiB)
+        except MemoryError: pass
+        else: raise AssertionError("a limit was passed")
+        assert (scope.stats.live_bytes, scope.stats.peak_bytes, scope.stats.refused) == (1000, 1000, 1), scope.stats
+        del kept
+    assert (scope.stats.live_bytes, scope.escaped.count) == (0, 0)
+assert tenant.in_use_bytes == 640_000
+tenant.limit_bytes = 641_000
+try:
+    with request(budget=tenant): np.ones(10_000)
+except BudgetExceeded: print("exact, and in force")
+"""
+    )
+    assert printed == "exact, and in force"
+
+
 def test_budgets_requests_and_handlers_take_weak_references() -> None:
     budget = Budget()
     with request() as scope:

@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["source"],
 ];
 /// Open to all; they import no layer.
-const LEAVES: &[&str] = &["error", "layout", "settings", "sync", "stats", "trace"];
+const LEAVES: &[&str] = &["error", "layout", "settings", "sync", "trace"];
 
 pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -198,5 +198,38 @@ fn nothing_is_made_at_first_use_that_a_fork_could_catch_half_made() {
         let found: Vec<_> = WAITED_FOR.iter().filter(|what| code.contains(**what)).collect();
         let allowed = MAY_WAIT.iter().any(|(file, _)| *file == name);
         assert!(found.is_empty() || allowed, "{name} has {found:?}: use sync::Made, or python::Imported");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn each_name_in_these_lists_is_a_module_and_architecture_md_has_it() {
+    let root = src().parent().expect("the crate's folder").to_owned();
+    let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    for name in LAYERS.iter().copied().flatten().chain(LEAVES) {
+        let is_there = src().join(name).is_dir() || src().join(format!("{name}.rs")).is_file();
+        assert!(is_there, "src/ has no module {name}");
+    }
+    let leaves = architecture.lines().find(|line| line.trim_start().starts_with("leaves,")).expect("a line of leaves");
+    let (_, named) = leaves.split_once(':').expect("a list");
+    assert_eq!(named.trim().split(", ").collect::<Vec<_>>(), LEAVES, "ARCHITECTURE.md, line {leaves:?}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn documents_name_the_capsule_of_the_table_as_the_code_does() {
+    let root = src().parent().expect("the crate's folder").to_owned();
+    let code = fs::read_to_string(src().join("python/shared.rs")).expect("src/python/shared.rs");
+    let (_, rest) = code.split_once("\"_table_").expect("the attribute's name");
+    let version = head(rest);
+    for document in ["ARCHITECTURE.md", "docs/decisions/0008-one-table-for-several-modules.md"] {
+        let text = fs::read_to_string(root.join(document)).expect(document);
+        for (position, _) in text.match_indices("_table_") {
+            assert_eq!(
+                head(&text[position + "_table_".len()..]),
+                version,
+                "{document} names another version of the table"
+            );
+        }
     }
 }

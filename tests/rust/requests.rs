@@ -11,8 +11,7 @@ use ctxalloc::strategy::{Arena, Budget, Pool, Strategy, System, Tracked};
 #[cfg(feature = "tokio")]
 use ctxalloc::task;
 use ctxalloc::{
-    Buffer, Context, ContextAlloc, Error, Request, current, current_request, enter, handler, handlers, request, reset,
-    set, thread,
+    Buffer, Context, Error, Request, current, current_request, enter, handler, handlers, request, set, thread,
 };
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -288,6 +287,7 @@ fn limits_hold_after_a_hundred_thousand_escapes() {
     assert!(none_is_present());
 }
 
+#[cfg(feature = "allocator-api2")]
 #[test]
 fn whatever_still_reaches_an_ended_request_never_touches_the_next_one() {
     let _alone = alone();
@@ -296,12 +296,12 @@ fn whatever_still_reaches_an_ended_request_never_touches_the_next_one() {
     let token = set(handler);
     let guard = enter(handler);
     let empty = Buffer::zeroed(0).unwrap();
-    let vector = allocator_api2::vec::Vec::<u8, _>::new_in(ContextAlloc::new());
+    let vector = allocator_api2::vec::Vec::<u8, _>::new_in(ctxalloc::ContextAlloc::new());
     let mut context = Context::copy_current();
     let budget = first.budget();
     first.end();
     drop(guard);
-    reset(&token).unwrap();
+    ctxalloc::reset(&token).unwrap();
 
     let next = request().name("next").limit_bytes(100).begin().unwrap();
     let (mut empty, mut vector) = (empty, vector);

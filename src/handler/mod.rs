@@ -171,11 +171,7 @@ pub(crate) unsafe fn register_functions(
 /// that gets it, which is what [`ContextAlloc`](crate::ContextAlloc) concludes from it.
 fn check_alignment(align: usize) -> Result<(), Error> {
     const MAX: usize = 1 << 30;
-    if align.is_power_of_two() && align <= MAX {
-        Ok(())
-    } else {
-        Err(Error::BadAlignment { align, min: 1, max: MAX })
-    }
+    if align.is_power_of_two() && align <= MAX { Ok(()) } else { Err(Error::BadAlignment { align, min: 1, max: MAX }) }
 }
 
 /// The handler with that name. Takes no lock.

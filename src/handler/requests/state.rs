@@ -1,7 +1,7 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
-use crate::strategy::{Budget, Prefixed, LiveBlock, Pool, Strategy};
+use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

@@ -91,8 +91,8 @@ MUTANTS: Final = (
     Mutant("a stream's context is not swapped out", FUTURE, NEXT, NEXT.replace(
         "let _inside = this.context.swap_in();", "std::mem::forget(this.context.swap_in());")),
     Mutant("a stream's context is not swapped in", FUTURE, NEXT, NEXT.replace("_inside = ", "_ = ")),
-    Mutant("a finished stream is dropped outside of its context", FUTURE, "this.inner.set(None); // as above",
-        "drop(_inside);\n            this.inner.set(None); // as above"),
+    Mutant("a finished stream is dropped outside of its context", FUTURE, "this.inner.set(None); // destructors of the stream run in its context",
+        "drop(_inside);\n            this.inner.set(None); // destructors of the stream run in its context"),
     Mutant("with_handler selects nothing", FUTURE,
         "self.in_context(Context::with_handler(handler))", "{ let _ = handler; self.in_context(Context::new()) }"),
     Mutant("with_handler selects for the caller too", FUTURE, "self.in_context(Context::with_handler(handler))",

@@ -177,7 +177,7 @@ def test_other_scopes_pass_through(kind: str) -> None:
     assert "ctxalloc.request" not in scope
 
 
-def test_each_request_has_an_account_and_the_scope_of_the_server_is_left_alone() -> None:
+def test_each_request_has_an_account_the_servers_scope_is_left_alone() -> None:
     told = Told()
     seen = []
 
@@ -236,7 +236,7 @@ def test_a_context_copied_from_another_request_gives_the_next_one_nothing() -> N
     assert second.peak_bytes == 1_000_000
 
 
-def test_what_was_selected_around_the_server_is_where_every_request_of_a_connection_begins() -> None:
+def test_each_request_of_a_connection_begins_with_the_servers_selection() -> None:
     seen = []
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
@@ -269,7 +269,7 @@ def test_a_middleware_inside_of_another_is_inside_of_its_request() -> None:
 # ---- the end ----------------------------------------------------------------------------------------
 
 
-def test_the_account_closes_at_the_last_message_and_background_work_comes_after_it() -> None:
+def test_the_account_closes_at_the_last_message_before_background_work() -> None:
     told = Told()
     tenant = Budget(name="tenant")
     seen: list[object] = []
@@ -302,7 +302,7 @@ def test_the_account_closes_at_the_last_message_and_background_work_comes_after_
     assert told.only.outcome == "completed"
 
 
-def test_background_work_is_taken_in_where_the_account_ends_with_the_application() -> None:
+def test_background_work_counts_if_the_account_ends_with_the_application() -> None:
     told = Told()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
@@ -451,7 +451,7 @@ def refused(app: Any, scope: Scope | None = None, **options: Any) -> tuple[Clien
     return client, told.only
 
 
-def test_what_can_never_fit_is_413_a_tenants_share_429_and_a_busy_service_503() -> None:
+def test_never_fits_is_413_a_tenants_share_429_a_busy_service_503() -> None:
     service = Budget(64 * MiB, name="service")
     tenant = Budget(16 * MiB, parent=service, name="tenant")
 
@@ -541,7 +541,7 @@ def test_a_refusal_in_a_group_of_one_is_a_refusal() -> None:
     assert refused(app, default=request(limit_bytes=MiB))[0].status == 413
 
 
-def test_a_refused_requests_arrays_are_gone_when_it_is_answered_without_a_collection() -> None:
+def test_a_refused_requests_arrays_are_gone_when_it_is_answered() -> None:
     tenant = Budget(16 * MiB, name="tenant")
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:

@@ -30,7 +30,7 @@ def names(_: int = 0) -> str:
     return current().name
 
 
-def test_an_executor_carries_the_submitters_request_and_keeps_what_its_calls_set() -> None:
+def test_an_executor_carries_the_submitters_request_and_keeps_what_is_set() -> None:
     with ctxalloc.ThreadPoolExecutor(2) as executor, request(name="mine") as scope:
         USER.set("me")
         assert executor.submit(names).result() == "mine"
@@ -66,7 +66,7 @@ def test_an_executor_holds_no_request_when_its_calls_are_done() -> None:
         assert ctxalloc.request_metrics().present == before
 
 
-def test_a_wrapped_function_runs_where_it_was_wrapped_from_many_threads_at_once() -> None:
+def test_many_threads_run_a_wrapped_function_where_it_was_wrapped() -> None:
     with request(name="mine"):
         wrapped = ctxalloc.wrap(names)
     both = threading.Barrier(3)

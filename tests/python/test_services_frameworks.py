@@ -55,7 +55,7 @@ ROUTES = [Route("/async", fails), Route("/thread", fails_in_a_thread)]
 
 @pytest.mark.parametrize("path", ["/async", "/thread"])
 @pytest.mark.parametrize("outside", [False, True])
-def test_a_refusal_in_starlette_is_answered_from_add_middleware_and_from_outside(path: str, *, outside: bool) -> None:
+def test_starlette_answers_a_refusal_from_middleware_and_from_outside(path: str, *, outside: bool) -> None:
     app = Starlette(routes=ROUTES)
     reports: list[Report] = []
     options: dict[str, Any] = {"default": SMALL, "on_end": lambda _, report: reports.append(report)}
@@ -150,7 +150,7 @@ def test_starlettes_background_task_and_stream_come_where_the_terms_say() -> Non
     assert reports[0].outcome == "completed"
 
 
-def test_mounted_applications_and_websockets_have_accounts_by_their_whole_path() -> None:
+def test_mounts_and_websockets_have_accounts_by_their_whole_path() -> None:
     async def socket(websocket: Any) -> None:
         await websocket.accept()
         await websocket.send_text(current().name)
@@ -192,7 +192,7 @@ def test_fastapis_dependency_gives_the_account_to_every_kind_of_endpoint() -> No
         asyncio.run(app(fastapi_scope("/async"), client.receive, client.send))
 
 
-def test_a_dependency_with_yield_selects_for_the_endpoint_only_where_it_is_async() -> None:
+def test_only_an_async_dependency_with_yield_selects_for_the_endpoint() -> None:
     async def selecting() -> AsyncIterator[None]:
         async with ctxalloc.use("aligned64"):
             yield
@@ -242,7 +242,7 @@ def test_what_sync_to_async_copies_back_does_not_reach_the_next_request() -> Non
 # ---- Flask ------------------------------------------------------------------------------------------
 
 
-def test_flask_streams_in_the_request_and_answers_refusals_by_its_own_handler() -> None:
+def test_flask_streams_in_the_request_and_its_handler_answers_refusals() -> None:
     app = flask.Flask("test")
     reports: list[Report] = []
 

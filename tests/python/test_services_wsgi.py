@@ -79,7 +79,7 @@ class Stream:
         self.seen.append("close " + current().name)
 
 
-def test_each_step_of_a_streamed_body_is_in_the_request_and_nothing_between_them() -> None:
+def test_each_step_of_a_streamed_body_and_nothing_else_is_in_the_request() -> None:
     seen: list[str] = []
     reports, on_end = told()
 

@@ -87,7 +87,7 @@ def test_trios_tasks_and_threads_carry_the_request() -> None:
     assert trio.run(main) == ["mine", "mine"]
 
 
-def test_a_greenlet_starts_with_the_default_and_takes_a_context_where_it_is_given_one() -> None:
+def test_a_greenlet_starts_with_the_default_or_with_a_given_context() -> None:
     with request(name="mine"):
         plain, carried, wrapped = (
             greenlet.greenlet(name),

@@ -168,7 +168,7 @@ def test_behind_wsgi_servers_every_step_is_in_its_own_request(server: str) -> No
 
 
 @pytest.mark.parametrize("server", ["uvicorn uvloop httptools", "uvicorn asyncio h11"])
-def test_a_hundred_thousand_requests_and_five_thousand_idle_connections_leave_no_growth(server: str) -> None:
+def test_100000_requests_and_5000_idle_connections_leave_no_growth(server: str) -> None:
     """Half of a hundred thousand by each. Idle connections stay: each may hold the Context of its last request."""
     idle_connections = 5000
     # asyncio keeps up to a hundred cancelled timers, or as many as are pending, with the Contexts that they were made

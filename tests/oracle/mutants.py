@@ -60,6 +60,7 @@ RESTORE: Final = "        drop(selected::replace(old.take()));\n"
 EXIT: Final = "    match numpy.selection().reset(&token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
     let outcome = numpy.selection().set(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
+STREAM_END: Final = "this.inner.set(None); // destructors of the stream run in its context"
 POLL: Final = """        let _inside = this.context.swap_in();
         let inner = this.inner.as_mut().as_pin_mut().expect"""
 POLLED: Final = """("a `Scoped` future was polled after it was complete");
@@ -91,8 +92,8 @@ MUTANTS: Final = (
     Mutant("a stream's context is not swapped out", FUTURE, NEXT, NEXT.replace(
         "let _inside = this.context.swap_in();", "std::mem::forget(this.context.swap_in());")),
     Mutant("a stream's context is not swapped in", FUTURE, NEXT, NEXT.replace("_inside = ", "_ = ")),
-    Mutant("a finished stream is dropped outside of its context", FUTURE, "this.inner.set(None); // destructors of the stream run in its context",
-        "drop(_inside);\n            this.inner.set(None); // destructors of the stream run in its context"),
+    Mutant("a finished stream is dropped outside of its context", FUTURE, STREAM_END,
+        "drop(_inside);\n            " + STREAM_END),
     Mutant("with_handler selects nothing", FUTURE,
         "self.in_context(Context::with_handler(handler))", "{ let _ = handler; self.in_context(Context::new()) }"),
     Mutant("with_handler selects for the caller too", FUTURE, "self.in_context(Context::with_handler(handler))",

@@ -104,7 +104,7 @@ assert ctxalloc.current().name == "default_allocator"
     outcome = subprocesses.run(program, CTXALLOC_SELECTION="contextvar")
     assert outcome.code == 1
     assert (
-        "RuntimeError: CTXALLOC_SELECTION=contextvar was asked for, but this NumPy keeps its handler in no"
+        "RuntimeError: CTXALLOC_SELECTION=contextvar cannot be used, as the ContextVar of this NumPy's handler"
         in outcome.err
     )
 

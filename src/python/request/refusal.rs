@@ -6,6 +6,8 @@
 //! - NumPy's error for a new array has the array's size. It comes from a refusal of that many bytes.
 //! - An error without a message is C's (`PyErr_NoMemory`), and one of NumPy's messages names no size. It comes from a
 //!   refusal if nothing was allocated in the request since that refusal.
+//! - Rust code raises this crate's own error, which names the handler and the size. It comes from a refusal of that many
+//!   bytes.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! So a program's own `raise MemoryError` without a message, right after a refusal that it handled, becomes a
@@ -27,10 +29,11 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
     if refusals.is_empty() || is_budgets || !error.is_instance_of::<PyMemoryError>() {
         return Ok(());
     }
+    let message = error.str()?.to_string();
     let refusal = match size_of_array(error) {
         Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
-        None if is_of_c(error) => refusals.iter().find(|refusal| refusal.is_last),
-        None => None,
+        None if is_of_c(&message) => refusals.iter().find(|refusal| refusal.is_last),
+        None => refusals.iter().find(|refusal| is_of_rust(&message, refusal)),
     };
     let Some(refusal) = refusal else { return Ok(()) };
     let exceeded = PyErr::from(refusal.error.clone());
@@ -43,18 +46,31 @@ fn size_of_array(error: &Bound<'_, PyAny>) -> Option<usize> {
     error.getattr("_total_size").and_then(|size| size.extract()).ok()
 }
 
-/// Whether the error was raised by `PyErr_NoMemory`, or by NumPy with one of its messages.
-fn is_of_c(error: &Bound<'_, PyAny>) -> bool {
-    let message = error.str().map(|message| message.to_string());
-    message.is_ok_and(|message| message.is_empty() || OF_NUMPY.contains(&message.as_str()))
+/// Whether `PyErr_NoMemory` raised the error, or NumPy with one of its messages.
+fn is_of_c(message: &str) -> bool {
+    message.is_empty() || OF_NUMPY.contains(&message)
+}
+
+/// Whether Rust code raised the error for this refusal: it is the text of [`Error::OutOfMemory`] with that size.
+fn is_of_rust(message: &str, refusal: &Refusal) -> bool {
+    const BEFORE_THE_NAME: &str = "handler '";
+    let Some(requested_bytes) = requested_bytes(refusal) else { return false };
+    let text = Error::OutOfMemory { handler: "".into(), requested_bytes }.to_string();
+    let ending = text.strip_prefix(BEFORE_THE_NAME);
+    message.starts_with(BEFORE_THE_NAME) && ending.is_some_and(|ending| message.ends_with(ending))
 }
 
 /// Whether an array of that size was refused here.
 fn fits(refusal: &Refusal, size_bytes: usize) -> bool {
+    // An array without elements takes a byte or more.
+    requested_bytes(refusal).is_some_and(|requested_bytes| size_bytes == requested_bytes || size_bytes == 0)
+}
+
+fn requested_bytes(refusal: &Refusal) -> Option<usize> {
     match refusal.error {
         Error::BudgetExceeded { requested_bytes, .. } | Error::RequestEnded { requested_bytes, .. } => {
-            size_bytes == requested_bytes || size_bytes == 0 // an array without elements takes a byte or more
+            Some(requested_bytes)
         }
-        _ => false,
+        _ => None,
     }
 }

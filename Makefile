@@ -151,6 +151,7 @@ core_alone := --lib --test rust --test requests --test process --test events --t
 test-rust: ## cargo test: with tokio and tracing, then the core alone
 	$(CARGO) test --quiet --locked
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone)
+	$(CARGO) test --quiet --locked --no-default-features --features capi --lib draft
 
 # Under valgrind: no error, and no lost block (what is immortal is still reachable).
 test-c: c-library ## a C program without Python, linked statically and dynamically, under valgrind where there is one

@@ -27,6 +27,7 @@ fn a_scratch_takes_nothing_before_its_first_value() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a million bytes, one by one")]
 fn values_of_a_scratch_lie_side_by_side_in_its_handler() {
     let (owner, strategy) = marked("scratch");
     let mut scratch = Scratch::with_handler(owner);
@@ -121,7 +122,7 @@ proptest! {
     #[test]
     fn random_operations_keep_every_value_of_a_scratch(
         owner in 0..3_usize,
-        steps in prop::collection::vec((0..6_u8, 0..6000_usize, 0..9_u32, any::<prop::sample::Index>()), 1..80),
+        steps in prop::collection::vec((0..6_u8, 0..rounds(6000, 300), 0..9_u32, any::<prop::sample::Index>()), 1..rounds(80, 15)),
     ) {
         let mut scratch = Scratch::with_handler(owners()[owner]);
         let mut blocks: Vec<Block> = Vec::new();

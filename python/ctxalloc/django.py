@@ -11,7 +11,7 @@ from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 try:
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -24,6 +24,8 @@ from ctxalloc import _serving, problems
 from ctxalloc._serving import ACCOUNT, KEY, Serving
 
 __all__ = ["AllocatorMiddleware"]
+
+_Content = TypeVar("_Content")
 
 _OPTIONS = {"routes", "default", "tenant", "on_end", "answers", "retry_after_seconds", "peak_header"}
 
@@ -141,12 +143,20 @@ class AllocatorMiddleware:
         return response
 
 
-class _Stream:
+class _Streamed(Generic[_Content]):
     """Streamed content, each of whose steps is in the request. Django closes it with the response."""
 
-    def __init__(self, serving: Serving, content: Iterator[bytes]) -> None:
+    def __init__(self, serving: Serving, content: _Content) -> None:
         self._serving = serving
         self._content = content
+
+    def close(self) -> None:
+        """The end, if it has not come before."""
+        self._serving.end("unfinished")
+
+
+class _Stream(_Streamed[Iterator[bytes]]):
+    """Content of a synchronous view."""
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -162,17 +172,9 @@ class _Stream:
         self._serving.deselect(selected)
         return part
 
-    def close(self) -> None:
-        """The end, if it has not come before."""
-        self._serving.end("unfinished")
 
-
-class _AsyncStream:
-    """The same for asynchronous content."""
-
-    def __init__(self, serving: Serving, content: AsyncIterator[bytes]) -> None:
-        self._serving = serving
-        self._content = content
+class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
+    """Content of an asynchronous view."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -187,10 +189,6 @@ class _AsyncStream:
             raise
         self._serving.deselect(selected)
         return part
-
-    def close(self) -> None:
-        """The end, if it has not come before."""
-        self._serving.end("unfinished")
 
 
 def _ended(serving: Serving, error: BaseException) -> None:

@@ -64,12 +64,16 @@ def problem(error: BaseException) -> Problem | None:
 def of(refused: BudgetExceeded, serving: "_serving.Serving | None") -> Problem:
     """The answer to a refusal in a request; for the middlewares."""
     status = _serving.status_of(refused, serving)
-    document = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": _DETAIL[status]}
-    if status == 413:
-        document["title"] = "Content Too Large"  # its name since RFC 9110
+    document = {"type": "about:blank", "title": phrase(status), "status": status, "detail": _DETAIL[status]}
     body = json.dumps(document).encode()
     headers = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
     if status != 413:
         seconds = 1 if serving is None else serving.service.retry_after_seconds
         headers.append(("retry-after", str(seconds)))
     return Problem(status, headers, body)
+
+
+def phrase(status: int) -> str:
+    """The reason phrase of a status; for the middlewares."""
+    # The name of 413 since RFC 9110, which CPython has from 3.13 on.
+    return "Content Too Large" if status == 413 else HTTPStatus(status).phrase

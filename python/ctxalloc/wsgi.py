@@ -11,7 +11,6 @@ the same options; docs/services.md is the guide.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from http import HTTPStatus
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -182,9 +181,8 @@ class _Body:
     def _answer(self, refused: BudgetExceeded, problem: problems.Problem) -> bytes:
         self._serving.status = problem.status
         self.is_whole = True
-        phrase = "Content Too Large" if problem.status == 413 else HTTPStatus(problem.status).phrase
         try:
-            self._start_response(f"{problem.status} {phrase}", problem.headers, sys.exc_info())
+            self._start_response(f"{problem.status} {problems.phrase(problem.status)}", problem.headers, sys.exc_info())
         finally:
             self._serving.end("refused", refused)
         return problem.body

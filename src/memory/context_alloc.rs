@@ -1,5 +1,5 @@
 //! `ContextAlloc`: the current handler for `Vec`, `Box`, `HashMap` and other containers, by the trait of allocator-api2: of
-//! its line 0.4 and of its line 0.2, which are two traits to the compiler.
+//! its line 0.4 and of its line 0.2.
 //!
 //! Containers may request any alignment, and each handler promises one. If a layout needs more, the block lies inside a larger
 //! one, and the word before it is the address of that one:
@@ -14,6 +14,7 @@
 //! pointer whose provenance covers only those bytes (a `Box` goes through `&mut T`). So a block's provenance is exposed when
 //! it is made, and of a returned pointer only the address is used.
 
+use super::allocator::Blocks;
 use crate::handler::{Handler, Held};
 use crate::layout::padding;
 use crate::scope::current;
@@ -80,11 +81,6 @@ impl ContextAlloc {
 
 const WORD: usize = size_of::<usize>();
 
-/// What the trait of each line is made of.
-#[cfg_attr(
-    not(any(feature = "allocator-api2-02", feature = "allocator-api2")),
-    allow(dead_code, reason = "without a line of allocator-api2 there is nobody to call it")
-)]
 impl ContextAlloc {
     /// How many bytes to ask the handler for where it aligns less than the layout wants; `None` where it does not.
     fn wrapped_bytes(&self, layout: Layout) -> Option<usize> {
@@ -92,11 +88,10 @@ impl ContextAlloc {
         (layout.align() > self.handler().alignment()).then(|| layout.size() + layout.align().max(WORD) + WORD)
     }
 
-    fn make(&self, layout: Layout, zeroed: bool) -> Option<NonNull<[u8]>> {
+    fn make(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         let size = layout.size();
         if size == 0 {
-            let nowhere = NonNull::without_provenance(layout.align().try_into().expect("an alignment is never zero"));
-            return Some(NonNull::slice_from_raw_parts(nowhere, 0));
+            return Some(NonNull::without_provenance(layout.align().try_into().expect("an alignment is never zero")));
         }
         self.handler().require_host_accessible().ok()?;
         let wrapped = self.wrapped_bytes(layout);
@@ -104,7 +99,7 @@ impl ContextAlloc {
         let raw = if zeroed { self.handler().allocate_zeroed(raw_bytes) } else { self.handler().allocate(raw_bytes) };
         let raw = raw.ok()?;
         raw.expose_provenance(); // for `whole`
-        let block = match wrapped {
+        Some(match wrapped {
             None => raw,
             Some(_) => {
                 let align = layout.align().max(WORD);
@@ -117,34 +112,55 @@ impl ContextAlloc {
                     block
                 }
             }
-        };
-        Some(NonNull::slice_from_raw_parts(block, size))
+        })
     }
 
     /// Resizes a block: by the handler if that keeps the alignment, else by allocating and copying.
     ///
     /// # Safety
     /// - `block` is a live block of this allocator with layout `old`.
-    unsafe fn change(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<[u8]>> {
+    unsafe fn change(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
         let direct = |layout| self.wrapped_bytes(layout).is_none() && layout.size() > 0;
         if direct(old) && direct(new) {
-            // SAFETY: a live block, straight from the handler.
+            // SAFETY: the block is live (this function's contract), and not wrapped, so it is the handler's own.
             let moved = unsafe { self.handler().resize(whole(block), new.size()) }.ok()?;
             moved.expose_provenance(); // for `whole`
-            return Some(NonNull::slice_from_raw_parts(moved, new.size()));
+            return Some(moved);
         }
         let fresh = self.make(new, false)?;
-        // SAFETY: both blocks are live, disjoint, and have at least the lesser of the two sizes.
-        unsafe { fresh.cast().copy_from_nonoverlapping(block, old.size().min(new.size())) };
-        // SAFETY: live, with layout `old`; the caller uses the new block from now on.
-        unsafe { self.give_back(block, old) };
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
+        // given back once, with its layout; the caller uses the new one from here on.
+        unsafe {
+            fresh.copy_from_nonoverlapping(block, old.size().min(new.size()));
+            self.give_back(block, old);
+        }
         Some(fresh)
     }
+}
 
-    /// Gives a block back to the handler.
-    ///
-    /// # Safety
-    /// - `block` is a live block of this allocator with layout `layout`; nobody uses it from now on.
+/// The block with the provenance that its handler gave it, which `make` and `change` exposed.
+#[inline]
+fn whole(block: NonNull<u8>) -> NonNull<u8> {
+    NonNull::with_exposed_provenance(block.addr())
+}
+
+impl Default for ContextAlloc {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+// SAFETY: blocks come from a handler that `held` keeps valid, and a block keeps its handler's state itself: it stays valid
+// until it is given back. Clones use the same handler.
+unsafe impl Blocks for ContextAlloc {
+    fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.make(layout, false)
+    }
+
+    fn new_zeroed_block(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.make(layout, true)
+    }
+
     unsafe fn give_back(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() == 0 {
             return;
@@ -162,82 +178,13 @@ impl ContextAlloc {
             }
         }
     }
-}
+    unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        // SAFETY: a live block with layout `old` (this function's contract).
+        unsafe { self.change(block, old, new) }
+    }
 
-/// The block with the provenance that its handler gave it, whatever a container made of the pointer.
-#[inline]
-fn whole(block: NonNull<u8>) -> NonNull<u8> {
-    NonNull::with_exposed_provenance(block.addr())
-}
-
-impl Default for ContextAlloc {
-    fn default() -> Self {
-        Self::new()
+    unsafe fn shrink_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        // SAFETY: a live block with layout `old` (this function's contract).
+        unsafe { self.change(block, old, new) }
     }
 }
-
-/// The trait of one line of allocator-api2. The lines differ in name only; all steps are above.
-#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
-macro_rules! implement_allocator {
-    ($line:ident) => {
-        // SAFETY: blocks come from an immortal handler and stay valid until deallocated, whatever becomes of this
-        // value; copies are equal and interchangeable (same handler).
-        unsafe impl $line::alloc::Allocator for ContextAlloc {
-            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                self.make(layout, false).ok_or($line::alloc::AllocError)
-            }
-
-            fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                self.make(layout, true).ok_or($line::alloc::AllocError)
-            }
-
-            unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-                // SAFETY: the trait asks its caller for a live block of this allocator with this layout.
-                unsafe { self.give_back(block, layout) }
-            }
-
-            unsafe fn grow(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                debug_assert!(new.size() >= old.size());
-                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
-                unsafe { self.change(block, old, new) }.ok_or($line::alloc::AllocError)
-            }
-
-            unsafe fn grow_zeroed(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                debug_assert!(new.size() >= old.size());
-                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
-                let grown = unsafe { self.change(block, old, new) }.ok_or($line::alloc::AllocError)?;
-                // SAFETY: the block has `new.size()` bytes, of which the first `old.size()` are kept.
-                let tail = unsafe { grown.cast::<u8>().add(old.size()) };
-                // SAFETY: from `tail` on there are the `new.size() - old.size()` bytes that are left.
-                unsafe { tail.write_bytes(0, new.size() - old.size()) };
-                Ok(grown)
-            }
-
-            unsafe fn shrink(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                debug_assert!(new.size() <= old.size());
-                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
-                unsafe { self.change(block, old, new) }.ok_or($line::alloc::AllocError)
-            }
-        }
-    };
-}
-
-#[cfg(feature = "allocator-api2-02")]
-implement_allocator!(allocator_api2_02);
-#[cfg(feature = "allocator-api2")]
-implement_allocator!(allocator_api2);

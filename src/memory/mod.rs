@@ -2,6 +2,7 @@
 //! whatever is selected by then.
 #![allow(unsafe_code, reason = "owners of raw blocks")]
 
+mod allocator;
 mod block;
 mod buffer;
 mod context_alloc;

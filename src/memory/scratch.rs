@@ -8,6 +8,7 @@
 //!   | Chunk header | free ............... | newest value | ... | oldest value |
 //! ```
 
+use super::allocator::Blocks;
 use crate::error::Error;
 use crate::handler::{Handler, Held};
 use crate::scope::current;
@@ -214,49 +215,10 @@ impl Scratch {
             chunk = previous;
         }
     }
-}
 
-/// What the trait of each line of allocator-api2 is made of.
-#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
-impl Scratch {
     /// Whether this block is the newest.
     fn is_newest(&self, block: NonNull<u8>) -> bool {
         block.addr().get() == self.next.get()
-    }
-
-    /// # Safety
-    /// - `block` is live, from this `Scratch`, with layout `old`.
-    /// - `new` has at least as many bytes.
-    unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
-        let is_newest = self.is_newest(block) && old.size() > 0;
-        if is_newest {
-            self.next.set(self.next.get() + old.size()); // its own bytes are free for the larger one
-        }
-        let Some(grown) = self.bump(new) else {
-            if is_newest {
-                self.next.set(block.addr().get());
-            }
-            let grown = self.allocate_in_new_chunk(new).ok()?;
-            // SAFETY: two live blocks in different chunks, both with `old.size()` bytes.
-            unsafe { grown.copy_from_nonoverlapping(block, old.size()) };
-            return Some(grown);
-        };
-        // SAFETY: both lie in our chunks and have `old.size()` bytes; they may overlap.
-        unsafe { grown.copy_from(block, old.size()) };
-        Some(grown)
-    }
-
-    /// # Safety
-    /// - `block` is live, from this `Scratch`.
-    /// - `new` has at most as many bytes as its layout.
-    unsafe fn shrink_block(&self, block: NonNull<u8>, new: Layout) -> Option<NonNull<u8>> {
-        if block.addr().get().is_multiple_of(new.align()) {
-            return Some(block);
-        }
-        let shrunk = self.allocate_layout(new).ok()?;
-        // SAFETY: two live blocks, disjoint, both with `new.size()` bytes.
-        unsafe { shrunk.copy_from_nonoverlapping(block, new.size()) };
-        Some(shrunk)
     }
 }
 
@@ -281,69 +243,47 @@ impl fmt::Debug for Scratch {
     }
 }
 
-/// The trait of one line of allocator-api2, as in `context_alloc.rs`.
-#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
-macro_rules! implement_allocator {
-    ($line:ident) => {
-        // SAFETY: memory stays valid while the `Scratch` is borrowed: chunks go only by `&mut self` and when it is
-        // dropped, and their blocks do not move with it. Copies of `&Scratch` are the same allocator.
-        unsafe impl $line::alloc::Allocator for &Scratch {
-            #[inline]
-            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                let block = self.allocate_layout(layout).map_err(|_| $line::alloc::AllocError)?;
-                Ok(NonNull::slice_from_raw_parts(block, layout.size()))
-            }
+// SAFETY: memory stays valid while the `Scratch` is borrowed: chunks go only by `&mut self` and when it is dropped, and their
+// blocks do not move with it. Copies of `&Scratch` are the same allocator.
+unsafe impl Blocks for &Scratch {
+    #[inline]
+    fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.allocate_layout(layout).ok()
+    }
 
-            #[inline]
-            unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-                if self.is_newest(block) {
-                    self.next.set(self.next.get() + layout.size());
-                }
-            }
-
-            unsafe fn grow(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                debug_assert!(new.size() >= old.size());
-                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
-                let grown = unsafe { self.grow_block(block, old, new) }.ok_or($line::alloc::AllocError)?;
-                Ok(NonNull::slice_from_raw_parts(grown, new.size()))
-            }
-
-            unsafe fn grow_zeroed(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                debug_assert!(new.size() >= old.size());
-                // SAFETY: as in `grow`; the bytes past `old.size()` are new and lie in the block.
-                unsafe {
-                    let grown = self.grow_block(block, old, new).ok_or($line::alloc::AllocError)?;
-                    grown.add(old.size()).write_bytes(0, new.size() - old.size());
-                    Ok(NonNull::slice_from_raw_parts(grown, new.size()))
-                }
-            }
-
-            unsafe fn shrink(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, $line::alloc::AllocError> {
-                debug_assert!(new.size() <= old.size());
-                // SAFETY: the trait asks its caller for a live block of this allocator with layout `old`.
-                let shrunk = unsafe { self.shrink_block(block, new) }.ok_or($line::alloc::AllocError)?;
-                Ok(NonNull::slice_from_raw_parts(shrunk, new.size()))
-            }
+    #[inline]
+    unsafe fn give_back(&self, block: NonNull<u8>, layout: Layout) {
+        if self.is_newest(block) {
+            self.next.set(self.next.get() + layout.size());
         }
-    };
-}
+    }
 
-#[cfg(feature = "allocator-api2-02")]
-implement_allocator!(allocator_api2_02);
-#[cfg(feature = "allocator-api2")]
-implement_allocator!(allocator_api2);
+    unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        let is_newest = self.is_newest(block) && old.size() > 0;
+        if is_newest {
+            self.next.set(self.next.get() + old.size()); // its own bytes are free for the larger one
+        }
+        let Some(grown) = self.bump(new) else {
+            if is_newest {
+                self.next.set(block.addr().get());
+            }
+            let grown = self.allocate_in_new_chunk(new).ok()?;
+            // SAFETY: two live blocks in different chunks, both with `old.size()` bytes.
+            unsafe { grown.copy_from_nonoverlapping(block, old.size()) };
+            return Some(grown);
+        };
+        // SAFETY: both lie in our chunks and have `old.size()` bytes; they may overlap.
+        unsafe { grown.copy_from(block, old.size()) };
+        Some(grown)
+    }
+
+    unsafe fn shrink_block(&self, block: NonNull<u8>, _old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        if block.addr().get().is_multiple_of(new.align()) {
+            return Some(block);
+        }
+        let shrunk = self.allocate_layout(new).ok()?;
+        // SAFETY: two live blocks, disjoint, both with `new.size()` bytes.
+        unsafe { shrunk.copy_from_nonoverlapping(block, new.size()) };
+        Some(shrunk)
+    }
+}

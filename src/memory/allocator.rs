@@ -46,7 +46,7 @@ pub(super) unsafe trait Blocks {
     unsafe fn shrink_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>>;
 }
 
-/// The `Allocator` of one line of allocator-api2 for a type that has [`Blocks`].
+/// The `Allocator` of one line of allocator-api2 for a type that has [`Blocks`]. `Layout` and `NonNull` are in scope there.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
 macro_rules! implement_allocator {
     ($line:ident, $type:ty) => {
@@ -110,11 +110,5 @@ macro_rules! implement_allocator {
     };
 }
 
-#[cfg(feature = "allocator-api2-02")]
-implement_allocator!(allocator_api2_02, super::ContextAlloc);
-#[cfg(feature = "allocator-api2-02")]
-implement_allocator!(allocator_api2_02, &super::Scratch);
-#[cfg(feature = "allocator-api2")]
-implement_allocator!(allocator_api2, super::ContextAlloc);
-#[cfg(feature = "allocator-api2")]
-implement_allocator!(allocator_api2, &super::Scratch);
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
+pub(super) use implement_allocator;

@@ -188,3 +188,8 @@ unsafe impl Blocks for ContextAlloc {
         unsafe { self.change(block, old, new) }
     }
 }
+
+#[cfg(feature = "allocator-api2-02")]
+super::allocator::implement_allocator!(allocator_api2_02, ContextAlloc);
+#[cfg(feature = "allocator-api2")]
+super::allocator::implement_allocator!(allocator_api2, ContextAlloc);

@@ -287,3 +287,8 @@ unsafe impl Blocks for &Scratch {
         Some(shrunk)
     }
 }
+
+#[cfg(feature = "allocator-api2-02")]
+super::allocator::implement_allocator!(allocator_api2_02, &Scratch);
+#[cfg(feature = "allocator-api2")]
+super::allocator::implement_allocator!(allocator_api2, &Scratch);

@@ -168,6 +168,17 @@ fn arenas(size: usize, label: &str) -> String {
             }
             scratch.reset();
         })
+        .add("Arena, its one thread by Scratch: allocate_layout, reset", {
+            let arena = Arena::over(Pool::shared());
+            let mut scratch = Scratch::in_arena(&arena);
+            move || {
+                let layout = std::alloc::Layout::from_size_align(black_box(size), 64).expect("a power of two");
+                for _ in 0..HELD {
+                    black_box(scratch.allocate_layout(layout).expect("memory"));
+                }
+                scratch.reset();
+            }
+        })
         .add("Arena: allocate, release, reset", {
             let mut work = many(arena.clone(), size);
             move || {

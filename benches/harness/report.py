@@ -173,6 +173,8 @@ def blocks() -> Iterator[Aim]:
     shared = max(rows[arena] / rows["bumpalo behind a Mutex: the same"] for rows in stretches)
     scratch = max(rows["Scratch: allocate_layout, reset"] / rows[peer] for rows in stretches)
     yield "`Scratch` / bumpalo, one thread, freed all at once", "2x", f"{scratch:.2f}x", scratch <= 2
+    local = max(rows["Arena, its one thread by Scratch: allocate_layout, reset"] / rows[peer] for rows in stretches)
+    yield "`Arena` on one thread (`Scratch::in_arena`) / bumpalo", "2x", f"{local:.2f}x", local <= 2
     yield "`Arena` / bumpalo behind a Mutex", "1x", f"{shared:.2f}x; {bare:.1f}x of bumpalo alone", shared <= 1
     adds = groups["what others add to a block of 100 B"]
     for name, most in (("Budgeted", 10), ("Tracked", 30)):

@@ -1,4 +1,4 @@
-//! `Scratch`: short-lived values side by side in large blocks of a handler, freed all at once.
+//! `Scratch`: short-lived values side by side in large blocks of a handler or an arena, freed all at once.
 //!
 //! One thread uses it at a time, so an allocation is a subtraction and a comparison: no lock, no record per value. Chunks
 //! are filled from their end downwards, because rounding down to an alignment is a mask:
@@ -12,6 +12,7 @@ use super::allocator::Blocks;
 use crate::error::Error;
 use crate::handler::{Handler, Held};
 use crate::scope::current;
+use crate::strategy::{Arena, Strategy};
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::fmt;
@@ -21,7 +22,7 @@ use std::ptr::{NonNull, null_mut};
 ///
 /// Values lie side by side in chunks of the handler that was selected when the `Scratch` was made, so a request's limit,
 /// budgets and numbers count the chunks: 4 KiB first, each new one twice as large up to 256 KiB, or as large as one value
-/// needs. Values are not dropped (as with `bumpalo`): what owns something else, a `String` for instance, leaks that.
+/// needs. [`in_arena`](Self::in_arena) takes them from an [`Arena`] instead. Values are not dropped (as with `bumpalo`): what owns something else, a `String` for instance, leaks that.
 ///
 /// Containers of `allocator-api2` take `&Scratch` as their allocator; of theirs, the newest block grows in place and is
 /// taken back.
@@ -55,7 +56,38 @@ pub struct Scratch {
     floor: Cell<usize>,
     /// The newest chunk; NULL while there is none.
     chunk: Cell<*mut Chunk>,
-    held: Held,
+    upstream: Upstream,
+}
+
+/// Where the chunks come from.
+enum Upstream {
+    Handler(Held),
+    Arena(Arena),
+}
+
+impl Upstream {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
+        match self {
+            Self::Handler(held) => {
+                held.handler().require_host_accessible()?;
+                held.handler().allocate(bytes)
+            }
+            Self::Arena(arena) => arena
+                .allocate(bytes)
+                .ok_or_else(|| Error::OutOfMemory { handler: "arena".into(), requested_bytes: bytes }),
+        }
+    }
+
+    /// # Safety
+    /// - `block` is live, from here, of this size.
+    unsafe fn release(&self, block: NonNull<u8>, bytes: usize) {
+        match self {
+            // SAFETY: this function's contract.
+            Self::Handler(held) => unsafe { held.handler().release(block, bytes) },
+            // SAFETY: this function's contract.
+            Self::Arena(arena) => unsafe { arena.release(block) },
+        }
+    }
 }
 
 /// What a chunk begins with. Read and written as if unaligned: a handler may align to less.
@@ -84,20 +116,47 @@ impl Scratch {
     /// One over `handler`.
     #[must_use]
     pub fn with_handler(handler: Handler) -> Self {
-        Self { next: Cell::new(0), floor: Cell::new(0), chunk: Cell::new(null_mut()), held: Held::on(handler) }
+        Self::over(Upstream::Handler(Held::on(handler)))
     }
 
-    /// The handler that its chunks come from.
+    /// One over `arena`: what one thread allocates there without taking the arena's lock for each value. The chunks count as
+    /// live blocks of the arena until this `Scratch` is dropped.
+    ///
+    /// ```
+    /// use ctxalloc::Scratch;
+    /// use ctxalloc::strategy::{Arena, Pool};
+    ///
+    /// let arena = Arena::over(&Pool::new());
+    /// let scratch = Scratch::in_arena(&arena);
+    /// let squares = scratch.copy_from_slice(&[1, 4, 9])?;
+    /// assert_eq!(squares, &[1, 4, 9]);
+    /// drop(scratch);
+    /// assert!(arena.reset());
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
     #[must_use]
-    pub fn handler(&self) -> Handler {
-        self.held.handler()
+    pub fn in_arena(arena: &Arena) -> Self {
+        Self::over(Upstream::Arena(arena.clone()))
+    }
+
+    fn over(upstream: Upstream) -> Self {
+        Self { next: Cell::new(0), floor: Cell::new(0), chunk: Cell::new(null_mut()), upstream }
+    }
+
+    /// The handler that its chunks come from; none where they come from an arena.
+    #[must_use]
+    pub fn handler(&self) -> Option<Handler> {
+        match &self.upstream {
+            Upstream::Handler(held) => Some(held.handler()),
+            Upstream::Arena(_) => None,
+        }
     }
 
     /// Uninitialised memory of this layout.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::BudgetExceeded`] where the handler refuses another chunk; [`Error::NotHostAccessible`] for memory that Rust
-    /// cannot write.
+    /// [`Error::OutOfMemory`] or [`Error::BudgetExceeded`] where no further
+    /// chunk is to be had; [`Error::NotHostAccessible`] for memory that Rust cannot write.
     #[inline]
     pub fn allocate_layout(&self, layout: Layout) -> Result<NonNull<u8>, Error> {
         match self.bump(layout) {
@@ -176,7 +235,6 @@ impl Scratch {
             // SAFETY: an alignment is never zero.
             return Ok(NonNull::without_provenance(unsafe { layout.align().try_into().unwrap_unchecked() }));
         }
-        self.handler().require_host_accessible()?;
         // A Layout's size and alignment are at most isize::MAX each: no overflow.
         let needed_bytes = size_of::<Chunk>().saturating_add(layout.size() + (layout.align() - 1));
         let last_bytes = self.header(self.chunk.get()).map_or(0, |chunk| chunk.bytes);
@@ -190,7 +248,7 @@ impl Scratch {
     }
 
     fn add_chunk(&self, bytes: usize) -> Result<(), Error> {
-        let block = self.handler().allocate(bytes)?;
+        let block = self.upstream.allocate(bytes)?;
         let chunk = block.as_ptr().cast::<Chunk>();
         // SAFETY: a new block with room for the header.
         unsafe { chunk.write_unaligned(Chunk { previous: self.chunk.get(), bytes }) };
@@ -210,8 +268,8 @@ impl Scratch {
     /// Frees this chunk and those before it. Nothing in them may be used again.
     fn free_chunks(&self, mut chunk: *mut Chunk) {
         while let Some(Chunk { previous, bytes }) = self.header(chunk) {
-            // SAFETY: a live block of this handler with `bytes` bytes, and nobody has a value in it any more.
-            unsafe { self.handler().release(NonNull::new_unchecked(chunk.cast()), bytes) };
+            // SAFETY: a live block from upstream with `bytes` bytes, and nobody has a value in it any more.
+            unsafe { self.upstream.release(NonNull::new_unchecked(chunk.cast()), bytes) };
             chunk = previous;
         }
     }
@@ -237,7 +295,7 @@ impl Default for Scratch {
 impl fmt::Debug for Scratch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scratch")
-            .field("handler", &self.handler().name())
+            .field("upstream", &self.handler().map_or("an arena".into(), |handler| handler.name()))
             .field("held_bytes", &self.held_bytes())
             .finish_non_exhaustive()
     }

@@ -4,6 +4,7 @@
 use crate::support::{Odd, marked, rounds};
 use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::vec::Vec as VecIn;
+use ctxalloc::strategy::{Arena, Pool};
 use ctxalloc::{Error, Handler, Scratch, handler, register, request, scope};
 use proptest::prelude::*;
 use std::ptr::NonNull;
@@ -21,7 +22,7 @@ fn owners() -> [Handler; 3] {
 fn a_scratch_takes_nothing_before_its_first_value() {
     let (owner, strategy) = marked("unused scratch");
     let scratch = scope(owner, Scratch::new);
-    assert_eq!((scratch.handler(), scratch.held_bytes(), strategy.made()), (owner, 0, 0));
+    assert_eq!((scratch.handler(), scratch.held_bytes(), strategy.made()), (Some(owner), 0, 0));
     assert!(scratch.copy_from_slice::<u64>(&[]).expect("no memory is needed").is_empty());
     assert_eq!(strategy.made(), 0);
 }
@@ -45,6 +46,22 @@ fn values_of_a_scratch_lie_side_by_side_in_its_handler() {
     scratch.put(5_u8).expect("memory");
     thread::spawn(move || drop(scratch)).join().expect("no panic");
     assert_eq!((strategy.live_blocks(), strategy.live_bytes()), (0, 0));
+}
+
+#[test]
+fn a_scratch_in_an_arena_holds_chunks_of_it_until_dropped() {
+    let arena = Arena::over(&Pool::new());
+    let mut scratch = Scratch::in_arena(&arena);
+    assert_eq!((scratch.handler(), arena.live_blocks()), (None, 0));
+    for number in 0..2000_u64 {
+        assert_eq!(*scratch.put([number; 3]).expect("memory"), [number; 3]);
+    }
+    assert!(arena.live_blocks() > 1);
+    assert!(!arena.reset(), "chunks are alive");
+    scratch.reset();
+    assert_eq!(arena.live_blocks(), 1, "the newest chunk stays");
+    drop(scratch);
+    assert!(arena.reset());
 }
 
 #[test]

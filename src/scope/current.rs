@@ -1,6 +1,5 @@
 //! The thread-local state: the running context's selection and identity.
 
-use super::token::Token;
 use crate::handler::{Handler, Held, default_handler, selected};
 use std::cell::Cell;
 use std::num::NonZeroU64;
@@ -86,25 +85,4 @@ impl Identity {
 #[must_use]
 pub fn current() -> Handler {
     selected::get().unwrap_or_else(default_handler)
-}
-
-/// Selects a handler in the running context. `None` selects the default.
-///
-/// Returns a [`Token`] that restores the previous selection ([`reset`](super::reset)). Dropping the token keeps the new
-/// selection, as in Python.
-///
-/// ```
-/// use ctxalloc::{current, handler, reset, set};
-///
-/// let before = current();
-/// let token = set(handler("aligned64"));
-/// assert_eq!(current().name(), "aligned64");
-/// reset(&token)?;
-/// assert_eq!(current(), before);
-/// # Ok::<(), ctxalloc::Error>(())
-/// ```
-#[inline]
-pub fn set(handler: impl Into<Option<Handler>>) -> Token {
-    let (old, identity) = select(Held::on(handler.into().unwrap_or_else(default_handler)));
-    Token::new(old, identity)
 }

@@ -11,7 +11,7 @@ mod guard;
 mod token;
 
 pub use context::Context;
-pub use current::{current, set};
+pub use current::current;
 pub use future::{Scoped, WithHandler};
 pub use guard::{Guard, enter, scope};
-pub use token::{Token, reset};
+pub use token::{Token, reset, set};

@@ -1,8 +1,8 @@
-//! `Token`: returned by `set` and taken by `reset`. PEP 567's rules, checked at run time as in Python.
+//! `set` and `reset`, and the `Token` between them. PEP 567's rules, checked at run time as in Python.
 
-use super::current::{Identity, restore};
+use super::current::{Identity, restore, select};
 use crate::error::Error;
-use crate::handler::{Handler, Held};
+use crate::handler::{Handler, Held, default_handler};
 use std::cell::Cell;
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub struct Token {
 }
 
 impl Token {
-    pub(super) fn new(old: Option<Held>, context: Identity) -> Self {
+    fn new(old: Option<Held>, context: Identity) -> Self {
         Self { old: old.as_ref().map(Held::handler), held: Cell::new(old), context, used: Cell::new(false) }
     }
 
@@ -41,6 +41,27 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token").field("old", &self.old).field("used", &self.used.get()).finish_non_exhaustive()
     }
+}
+
+/// Selects a handler in the running context. `None` selects the default.
+///
+/// Returns a [`Token`] that restores the previous selection ([`reset`]). Dropping the token keeps the new
+/// selection, as in Python.
+///
+/// ```
+/// use ctxalloc::{current, handler, reset, set};
+///
+/// let before = current();
+/// let token = set(handler("aligned64"));
+/// assert_eq!(current().name(), "aligned64");
+/// reset(&token)?;
+/// assert_eq!(current(), before);
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
+#[inline]
+pub fn set(handler: impl Into<Option<Handler>>) -> Token {
+    let (old, identity) = select(Held::on(handler.into().unwrap_or_else(default_handler)));
+    Token::new(old, identity)
 }
 
 /// Restores the selection before the `set` that returned this token, whatever was selected since and in whatever order tokens

@@ -72,7 +72,7 @@ impl Budget {
         Self { account }
     }
 
-    pub(super) fn account(&self) -> &Arc<Account> {
+    pub(crate) fn account(&self) -> &Arc<Account> {
         &self.account
     }
 

@@ -8,9 +8,6 @@ use crate::layers::{sources, src};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-/// Folders of `src/` whose files still import each other in circles. To be deleted line by line.
-const NOT_YET: &[&str] = &["scope", "strategy"];
-
 /// The path of a module: `["handler", "events"]`.
 type Module = Vec<String>;
 
@@ -254,10 +251,7 @@ fn no_files_import_each_other_in_a_circle() {
     }
     let imports = imports(&texts);
     assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 300, "the imports were not found");
-    let excused =
-        |circle: &BTreeSet<Module>| NOT_YET.iter().find(|&&folder| circle.iter().all(|module| module[..1] == [folder]));
-    let (excused, found): (Vec<_>, Vec<_>) =
-        circles(&imports).into_iter().partition(|circle| excused(circle).is_some());
+    let found = circles(&imports);
     let mut message = String::new();
     for circle in &found {
         for module in circle {
@@ -267,10 +261,6 @@ fn no_files_import_each_other_in_a_circle() {
         message += "\n";
     }
     assert!(found.is_empty(), "files that import each other:\n{message}");
-    for folder in NOT_YET {
-        let is_needed = excused.iter().flatten().any(|module| module[..1] == [*folder]);
-        assert!(is_needed, "src/{folder} has no circle any more: delete it from NOT_YET");
-    }
 }
 
 fn imports_of(texts: &[(&str, &str)]) -> Vec<String> {

@@ -119,7 +119,7 @@ impl Begun {
             name.as_deref(),
             limit_bytes,
             overdraft_bytes,
-            budget.as_ref(),
+            budget.as_ref().map(Budget::account),
             around,
             is_of_this_thread,
         )?;

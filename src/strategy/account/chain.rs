@@ -1,8 +1,6 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
-use super::{
-    Account, Budget, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, UNCOUNTED, add, subtract,
-};
+use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, UNCOUNTED, add, subtract};
 use crate::error::Error;
 use crate::sync::with_all;
 use std::slice;
@@ -80,13 +78,13 @@ impl Chain {
         name: Option<&str>,
         limit_bytes: Option<usize>,
         overdraft_bytes: usize,
-        budget: Option<&Budget>,
+        budget: Option<&Arc<Account>>,
         outer: Option<&Self>,
         is_of_this_thread: bool,
     ) -> Result<Self, Error> {
         let mut above = Vec::new();
         if let Some(budget) = budget {
-            reach(budget.account(), &mut above);
+            reach(budget, &mut above);
         }
         match outer {
             // All accounts that the outer request is charged to, itself included.

@@ -1,5 +1,5 @@
 //! Accounts: what a budget or a request counts (this file), the chain of accounts that a charge goes to (`chain`), and what
-//! is known of refused charges (`refusals`).
+//! a chain refused and why (`refused`, `refusals`).
 //!
 //! The specification is a naive model: a chain is a set of accounts. A charge is taken if each of them has room, and then each
 //! changes; otherwise only the `refused` count of the refusing one does. To keep this true between threads, a charge holds
@@ -10,14 +10,13 @@
 
 mod chain;
 mod refusals;
+mod refused;
 
 pub(crate) use chain::Chain;
+pub(crate) use refused::{Refusal, Refused};
 
-pub(crate) use refusals::{Refusal, Refused};
-
-use super::Budget;
 use crate::sync::{AsOwnerLock, OwnerLock};
-use refusals::{REMEMBERED, RefusalNote};
+use refused::{REMEMBERED, RefusalNote};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -51,7 +50,7 @@ pub(crate) struct Account {
     live_blocks: AtomicUsize,
     total_blocks: AtomicU64,
     refused: AtomicU64,
-    /// The number of [`Budget`] handles that refer to it.
+    /// The number of [`Budget`](super::Budget) handles that refer to it.
     pub(super) handles: AtomicUsize,
     kind: Kind,
     refusals: [RefusalNote; REMEMBERED],
@@ -242,6 +241,16 @@ impl Account {
     fn give_back(&self, bytes: usize, blocks: usize) {
         subtract(&self.live_bytes, bytes);
         subtract(&self.live_blocks, blocks);
+    }
+
+    /// Counts a refusal by this account, under its lock.
+    #[cold]
+    fn refuse(&self, at: usize, requested_bytes: usize) -> Refused {
+        count(&self.refused, 1);
+        // Reserved bytes count as in use here, as they do for the limit.
+        let in_use_bytes = self.live_bytes() + self.pending_bytes.load(RELAXED);
+        let limit_bytes = self.limit_bytes();
+        Refused { at, limit_bytes, in_use_bytes, requested_bytes }
     }
 }
 

@@ -1,60 +1,8 @@
-//! What an account refuses, and what a request remembers of it for whoever asks why there was no memory.
+//! What a chain refuses: the error for it, and what its request remembers of it.
 
-use super::{Account, Chain, RELAXED, count};
+use super::refused::{ENDED, NO_MEMORY, REMEMBERED, Refusal, RefusalNote, Refused};
+use super::{Chain, RELAXED};
 use crate::error::Error;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
-
-/// A charge that was refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Refusal {
-    /// [`Error::BudgetExceeded`], with the budget whose limit it was, or [`Error::RequestEnded`].
-    pub error: Error,
-    /// Whether nothing was allocated in the request since then.
-    pub is_last: bool,
-}
-
-/// A refusal as it is passed up from where it happens: numbers only, so nothing is allocated.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Refused {
-    /// The position in the chain of the account that refused; or [`ENDED`], or [`NO_MEMORY`].
-    at: usize,
-    limit_bytes: usize,
-    in_use_bytes: usize,
-    requested_bytes: usize,
-}
-
-/// Instead of an account: the request has ended and refuses memory.
-const ENDED: usize = usize::MAX - 1;
-/// Instead of an account: the system or a strategy had no memory.
-const NO_MEMORY: usize = usize::MAX - 2;
-
-/// How many refusals a request remembers. More than one, because cleaning up after a refusal may cause another.
-pub(super) const REMEMBERED: usize = 4;
-
-/// A remembered refusal. Changed under the own account's lock.
-#[derive(Debug, Default)]
-pub(super) struct RefusalNote {
-    /// [`Refused::at`] plus one. Set by `fill`; 0 before the first refusal and once the refusal was taken.
-    at_plus_one: AtomicUsize,
-    limit_bytes: AtomicUsize,
-    in_use_bytes: AtomicUsize,
-    requested_bytes: AtomicUsize,
-    /// The account's `total_blocks` at that moment.
-    made_before: AtomicU64,
-}
-
-impl Account {
-    /// Counts a refusal by this account, under its lock.
-    #[cold]
-    pub(super) fn refuse(&self, at: usize, requested_bytes: usize) -> Refused {
-        count(&self.refused, 1);
-        // Reserved bytes count as in use here, as they do for the limit.
-        let in_use_bytes = self.live_bytes() + self.pending_bytes.load(RELAXED);
-        let limit_bytes = self.limit_bytes();
-        Refused { at, limit_bytes, in_use_bytes, requested_bytes }
-    }
-}
 
 impl Chain {
     /// The error for a refusal by this chain.
@@ -133,24 +81,5 @@ impl Chain {
         // The list is allocated outside the lock: it may come from this very request.
         let there = found.into_iter().filter(|&(at_plus_one, ..)| at_plus_one != 0);
         there.map(|(at, refused, before)| (Refused { at: at - 1, ..refused }, before == made)).collect()
-    }
-}
-
-impl RefusalNote {
-    fn read(&self) -> Refused {
-        Refused {
-            at: 0,
-            limit_bytes: self.limit_bytes.load(RELAXED),
-            in_use_bytes: self.in_use_bytes.load(RELAXED),
-            requested_bytes: self.requested_bytes.load(RELAXED),
-        }
-    }
-
-    fn fill(&self, refused: &Refused, at_plus_one: usize, made_before: u64) {
-        self.at_plus_one.store(at_plus_one, RELAXED);
-        self.limit_bytes.store(refused.limit_bytes, RELAXED);
-        self.in_use_bytes.store(refused.in_use_bytes, RELAXED);
-        self.requested_bytes.store(refused.requested_bytes, RELAXED);
-        self.made_before.store(made_before, RELAXED);
     }
 }

@@ -6,7 +6,8 @@
 //! block that escapes pins only its own span. Spans are taken from the pool and given back outside the lock.
 
 use super::decay::{self, Keeper, Noted, Registration};
-use super::region::{self, PAGE, Region};
+use super::geometry::PAGE;
+use super::region::{self, Region};
 use super::span::{Span, Spans};
 use super::{Pool, classes};
 use crate::source::{Pages, PrivatePages, pages};
@@ -179,7 +180,7 @@ impl State {
                 let page = self.take_spare().or_else(|| self.take_idle())?;
                 // A span that was of this class before need not be set up again.
                 if page.class() != class {
-                    let (region, first) = page.place();
+                    let (region, first) = region::place_of(page);
                     region.assign(first, class)?;
                 }
                 page

@@ -1,6 +1,6 @@
 //! Runs of pages in the 64 pages of a region, as bits of one word: bit `i` stands for page `i`.
 
-use super::region::PAGES;
+use super::geometry::PAGES;
 
 const _: () = assert!(PAGES == u64::BITS as usize);
 

@@ -25,6 +25,11 @@ const BUDGET: usize = 2 << 20;
 pub(super) type Batch = [NonNull<u8>; ROOM];
 pub(super) const NO_BLOCKS: Batch = [NonNull::dangling(); ROOM];
 
+/// The most blocks of `class` that a thread keeps: 256 KiB of each class, but at least two blocks and at most a full bin.
+fn max_cached(class: usize) -> usize {
+    ((256 << 10) / classes::bytes(class)).clamp(2, ROOM)
+}
+
 /// Identifies a pool's cache in every thread: by a place, which pools may have one after the other, and a serial number,
 /// which no other pool has.
 #[derive(Debug)]
@@ -191,7 +196,7 @@ impl Caches {
     fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
         let bytes = classes::bytes(class);
         let max = self.get(number)?.bins[class].max as usize;
-        let wanted = (max * 2).clamp(2, classes::max_cached(class));
+        let wanted = (max * 2).clamp(2, max_cached(class));
         let mut taken = None;
         if self.room_bytes + (wanted - max) * bytes > BUDGET {
             taken = self.shrink_another(number.place, class);

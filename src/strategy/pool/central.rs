@@ -4,7 +4,8 @@
 //! Nothing here allocates; spans are taken from the page heap and given back outside the lock.
 
 use super::heap::PageHeap;
-use super::span::{self, Spans};
+use super::region;
+use super::span::Spans;
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
@@ -42,7 +43,7 @@ impl Central {
             let mut emptied = Spans::new();
             for &block in blocks {
                 // SAFETY: nobody else has the block, and its span counts it as live until `give` below.
-                let span = unsafe { span::of(block) };
+                let span = unsafe { region::span_of(block) };
                 if span.is_full() {
                     spans.push(span);
                 }

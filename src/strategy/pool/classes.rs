@@ -3,7 +3,7 @@
 //! Above 512 bytes a block is at most 25 % larger than requested. Every class is a multiple of 64, so blocks cut one after
 //! the other from an aligned span are aligned to 64.
 
-use super::region::PAGE;
+use super::geometry::PAGE;
 
 /// Every block's alignment, in bytes.
 pub(super) const ALIGN: usize = 64;
@@ -96,21 +96,9 @@ pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
     (((offset_bytes / ALIGN) as u64 * divisor) >> 32) as usize
 }
 
-/// The most blocks of `class` that a thread keeps: 256 KiB of each class, but at least two blocks and at most a full bin.
-pub(super) const fn max_cached(class: usize) -> usize {
-    let by_bytes = (256 << 10) / bytes(class);
-    if by_bytes > super::cache::ROOM {
-        super::cache::ROOM
-    } else if by_bytes < 2 {
-        2
-    } else {
-        by_bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MAX, PAGE, bytes, divisor, index_by, max_cached, of, span_blocks, span_pages};
+    use super::{ALIGN, COUNT, MAX, PAGE, bytes, divisor, index_by, of, span_blocks, span_pages};
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
@@ -140,7 +128,6 @@ mod tests {
             let span = span_pages(class) * PAGE;
             assert!(span / bytes(class) >= 4, "class {class}");
             assert!((span % bytes(class)) * 8 <= span, "class {class} wastes more than an eighth of its span");
-            assert!(max_cached(class) >= 2);
         }
     }
 }

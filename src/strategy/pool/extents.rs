@@ -6,7 +6,8 @@
 //! crosses from one chunk into the next, because each chunk is unmapped as a whole.
 
 use super::bits::{mask, runs};
-use super::region::{self, PAGE, PAGES, REGION, Region};
+use super::geometry::{PAGE, PAGES, REGION};
+use super::region::{self, Region};
 use crate::source::Pages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;

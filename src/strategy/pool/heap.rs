@@ -6,8 +6,9 @@
 
 use super::bits::{first_run, mask, runs};
 use super::classes;
+use super::geometry::{PAGE, REGION};
 use super::options::Wishes;
-use super::region::{self, PAGE, REGION, Region};
+use super::region::{self, Region};
 use super::span::Span;
 use crate::source::Pages;
 use crate::sync::Locked;
@@ -104,7 +105,7 @@ impl<P: Pages> PageHeap<P> {
     /// Takes back a span without a live block.
     pub(super) fn give(&self, span: &Span) {
         debug_assert_eq!(span.live(), 0);
-        let (region, first) = span.place();
+        let (region, first) = region::place_of(span);
         self.state.with(|state| state.give(region, mask(first, span.pages()), true, false));
     }
 

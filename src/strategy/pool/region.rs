@@ -6,17 +6,11 @@
 //! pooled.
 
 use super::classes;
+use super::geometry::{PAGE, PAGES, REGION};
 use super::span::Span;
 use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
-
-/// The size of a region, in bytes.
-pub(super) const REGION: usize = 4 << 20;
-/// The size of a region's page, in bytes. Not the system's page size.
-pub(super) const PAGE: usize = 64 << 10;
-/// Pages in a region.
-pub(super) const PAGES: usize = REGION / PAGE;
 
 /// The record of a region. Records are reused but never freed, so a reader may always access one. All zero before the first
 /// use.
@@ -207,6 +201,26 @@ pub(super) unsafe fn find(address: usize) -> &'static Region {
         debug_assert!(!region.is_null());
         &*region
     }
+}
+
+/// The span of a small block, found by the block's address.
+///
+/// # Safety
+/// - `block` is a live small block.
+#[inline]
+pub(super) unsafe fn span_of(block: NonNull<u8>) -> &'static Span {
+    let address = block.addr().get();
+    // SAFETY: the block is live (this function's contract), so its region is in the map.
+    let region = unsafe { find(address) };
+    region.span(region.span_at(address))
+}
+
+/// The region of a span, and the number of the span's first page there.
+pub(super) fn place_of(span: &Span) -> (&'static Region, usize) {
+    let start = span.start();
+    // SAFETY: the span's region is in the map, since a region is unmapped only when it has no span.
+    let region = unsafe { find(start) };
+    (region, start % REGION / PAGE)
 }
 
 /// Inserts a region into the map. False if its address is beyond what the map covers, or if there is no memory for a leaf.

@@ -1,8 +1,9 @@
 //! Resizing and clearing blocks of a pool or an arena: both cut their blocks from regions in the same way.
 
 use super::classes;
+use super::geometry::PAGE;
 use super::large::Large;
-use super::region::{self, PAGE};
+use super::region;
 use crate::source::Pages;
 use crate::strategy::Strategy;
 use std::ptr::NonNull;

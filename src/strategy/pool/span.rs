@@ -5,7 +5,7 @@
 //! one's lock reads or writes it. The fields are atomic so that this needs no `unsafe`; the lock orders them, hence Relaxed.
 
 use super::classes;
-use super::region::{self, PAGE, Region};
+use super::geometry::PAGE;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -76,12 +76,9 @@ impl Span {
         self.live.load(Relaxed) == self.blocks.load(Relaxed)
     }
 
-    /// Its region, and the number of its first page there.
-    pub(super) fn place(&self) -> (&'static Region, usize) {
-        let start = self.start.load(Relaxed).addr();
-        // SAFETY: the span's region is in the map, since a region is unmapped only when it has no span.
-        let region = unsafe { region::find(start) };
-        (region, start % region::REGION / PAGE)
+    /// The address of its first byte.
+    pub(super) fn start(&self) -> usize {
+        self.start.load(Relaxed).addr()
     }
 
     /// Takes the lowest free block; `None` if it is full.
@@ -151,18 +148,6 @@ impl Span {
         }
         emptied
     }
-}
-
-/// The span of a small block, found by the block's address.
-///
-/// # Safety
-/// - `block` is a live small block.
-#[inline]
-pub(super) unsafe fn of(block: NonNull<u8>) -> &'static Span {
-    let address = block.addr().get();
-    // SAFETY: the block is live (this function's contract), so its region is in the map.
-    let region = unsafe { region::find(address) };
-    region.span(region.span_at(address))
 }
 
 /// A list of spans of one owner, the latest first. Accessed under the owner's lock.

@@ -116,3 +116,12 @@ impl fmt::Display for Place {
         Ok(())
     }
 }
+
+/// How many blocks are alive, and how large they are together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// The number of live blocks.
+    pub blocks: usize,
+    /// Their sizes in bytes, as requested, added up.
+    pub bytes: usize,
+}

@@ -10,8 +10,7 @@
 //! A list can be very long, and a `free` must not wait until a listing has walked all of it. So a listing reads
 //! [`AT_ONCE`] records at a time and keeps its position with a bookmark: a record of its own in the list.
 
-use super::Totals;
-use super::blocks::{Attribution, LiveBlock, Origin, Thread};
+use super::blocks::{Attribution, LiveBlock, Origin, Thread, Totals};
 use super::here::{NameAndLane, here, now_ns};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked};
 use std::cell::UnsafeCell;

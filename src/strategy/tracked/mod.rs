@@ -10,7 +10,7 @@ mod here;
 mod ledger;
 mod report;
 
-pub use blocks::{Attribution, Frame, LiveBlock, Origin, Place, Thread};
+pub use blocks::{Attribution, Frame, LiveBlock, Origin, Place, Thread, Totals};
 pub use report::{Group, Report};
 
 use super::Strategy;
@@ -63,15 +63,6 @@ struct Inner<S> {
 }
 
 type Attribute = dyn Fn() -> Attribution + Send + Sync;
-
-/// How many blocks are alive, and how large they are together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// The number of live blocks.
-    pub blocks: usize,
-    /// Their sizes in bytes, as requested, added up.
-    pub bytes: usize,
-}
 
 impl<S: Strategy> Tracked<S> {
     /// `upstream`'s blocks, with size, age and thread of each.

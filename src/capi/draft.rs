@@ -7,8 +7,7 @@ use super::forms::{Draft2, DraftCopy, Form};
 use super::select::name_in_c;
 use super::{Selection, view};
 use crate::error::Error;
-use crate::handler::abi::{Copies, CopyFunction, Functions};
-use crate::handler::events::{resizing, tell};
+use crate::handler::call::{Answer, AnswerCopy, Call, copies, functions};
 use crate::handler::{
     Extras, Handler, attached, check_name, default_handler, handler as handler_named, name_at, register_functions,
 };
@@ -69,6 +68,10 @@ impl Adapted {
         Self::all().find(|adapted| std::ptr::eq(handler.functions().ctx, adapted.ctx()))
     }
 
+    fn copies(&self) -> [Option<DraftCopy>; 3] {
+        [self.contents.host2obj, self.contents.obj2host, self.contents.obj2obj]
+    }
+
     fn ctx(&'static self) -> *mut c_void {
         std::ptr::from_ref(self).cast_mut().cast()
     }
@@ -106,7 +109,7 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
     let name = name_of(&contents)?;
     let missing = |function| Error::FunctionMissing { handler: name.into(), function };
     let first = &contents.first;
-    let functions = Complete {
+    let complete = Complete {
         alloc: first.alloc.ok_or_else(|| missing("alloc"))?,
         zeroed_alloc: first.zeroed_alloc.ok_or_else(|| missing("zeroed_alloc"))?,
         free: first.free.ok_or_else(|| missing("free"))?,
@@ -116,16 +119,12 @@ unsafe fn adapt<F: Form>(draft: *const F) -> Result<Handler, Error> {
         Err(Error::NameTaken { .. }) => {} // it gets another one below
         possible => possible?,             // before anything is made immortal
     }
-    let adapted = Adapted { address: draft.addr(), form: F::NUMBER, contents, functions, next: null() }.leak();
+    let adapted =
+        Adapted { address: draft.addr(), form: F::NUMBER, contents, functions: complete, next: null() }.leak();
     let ctx = adapted.ctx();
-    let copies = Copies {
-        ctx,
-        host2obj: contents.host2obj.map(|_| host2obj as CopyFunction),
-        obj2host: contents.obj2host.map(|_| obj2host as CopyFunction),
-        obj2obj: contents.obj2obj.map(|_| obj2obj as CopyFunction),
-    };
+    let copies = copies::<Adapted>(ctx, adapted.copies().map(|function| function.is_some()));
     let description = format!("struct of NEP 49's draft {} at {draft:p}", F::NUMBER);
-    let functions = Functions { ctx, malloc, calloc, realloc, free };
+    let functions = functions::<Adapted>(ctx);
     let extras = Extras { alignment: 1, copies };
     // SAFETY: the functions below call those of the struct, and the caller promises that these keep C's contract.
     match unsafe { register_functions(name, description.clone(), functions, extras) } {
@@ -182,84 +181,46 @@ pub(super) unsafe extern "C" fn get_handler_name<S: Selection>(object: *mut c_vo
 }
 
 /// # Safety
-/// - `ctx` is an [`Adapted`], which is the context that all functions below are registered with.
+/// - `ctx` is an [`Adapted`], which is the context that these functions are registered with.
 unsafe fn adapted(ctx: *mut c_void) -> &'static Adapted {
     // SAFETY: the caller passes an `Adapted`, and those live for ever.
     unsafe { &*ctx.cast() }
 }
 
-/// # Safety
-/// - `ctx` as for [`adapted`]; blocks are of this handler. So the functions below.
-unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function. The draft's takes any size, attached, as from NumPy.
-    let block = unsafe {
-        let alloc = adapted(ctx).functions.alloc;
-        request(size).and_then(|size| attached(|| alloc(size)))
-    };
-    let block = block.unwrap_or(null_mut());
-    tell(null_mut(), block, size);
-    block
-}
-
-unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function. The draft's takes any sizes, attached, as from NumPy.
-    let block = unsafe {
-        let zeroed_alloc = adapted(ctx).functions.zeroed_alloc;
-        array(nelem, elsize).and_then(request).and_then(|_| attached(|| zeroed_alloc(nelem.max(1), elsize.max(1))))
-    };
-    let block = block.unwrap_or(null_mut());
-    tell(null_mut(), block, nelem.saturating_mul(elsize));
-    block
-}
-
-unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    let resizing = resizing(ptr);
-    // SAFETY: the caller passes the context that belongs to this function, and NULL or a block that the draft's functions made.
-    let moved = unsafe {
-        let realloc = adapted(ctx).functions.realloc;
-        request(new_size).and_then(|size| attached(|| realloc(ptr, size)))
-    };
-    let moved = moved.unwrap_or(null_mut());
-    resizing.done(moved, new_size);
-    moved
-}
-
-unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-    if ptr.is_null() {
-        return;
+impl Answer for Adapted {
+    unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
+        // SAFETY: the caller passes the context that belongs to these functions.
+        let own = &unsafe { adapted(ctx) }.functions;
+        call.told(|| {
+            // SAFETY: the draft's functions take any sizes, and NULL or a block that they made, attached, as from NumPy.
+            let block = unsafe {
+                match call {
+                    Call::Malloc { size } => request(size).and_then(|size| attached(|| (own.alloc)(size))),
+                    Call::Calloc { nelem, elsize } => array(nelem, elsize)
+                        .and_then(request)
+                        .and_then(|_| attached(|| (own.zeroed_alloc)(nelem.max(1), elsize.max(1)))),
+                    Call::Realloc { ptr, new_size } => {
+                        request(new_size).and_then(|size| attached(|| (own.realloc)(ptr, size)))
+                    }
+                    Call::Free { ptr, .. } if ptr.is_null() => None,
+                    Call::Free { ptr, size } => {
+                        attached(|| (own.free)(ptr, size)); // where Python is gone the block stays
+                        None
+                    }
+                }
+            };
+            block.unwrap_or(null_mut())
+        })
     }
-    tell(ptr, null_mut(), 0); // first: once it is freed, its address may be another's
-    // SAFETY: the caller passes the context that belongs to this function, and gives up a block that the draft's functions made.
-    // Where Python is gone the block stays.
-    let _ = unsafe {
-        let free = adapted(ctx).functions.free;
-        attached(|| free(ptr, size))
-    };
 }
 
-/// # Safety
-/// - the pointers are as the copy function wants them.
-unsafe fn copy(function: Option<DraftCopy>, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    let Some(function) = function else { return null_mut() };
-    // SAFETY: the caller passes what the function wants.
-    attached(|| unsafe { function(dst, src, size) }).unwrap_or(null_mut())
-}
-
-/// # Safety
-/// - `ctx` as for [`adapted`]; the rest as for [`copy`]. So the two below.
-unsafe extern "C" fn host2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and what the draft's function wants.
-    unsafe { copy(adapted(ctx).contents.host2obj, dst, src, size) }
-}
-
-unsafe extern "C" fn obj2host(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and what the draft's function wants.
-    unsafe { copy(adapted(ctx).contents.obj2host, dst, src, size) }
-}
-
-unsafe extern "C" fn obj2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and what the draft's function wants.
-    unsafe { copy(adapted(ctx).contents.obj2obj, dst, src, size) }
+impl AnswerCopy for Adapted {
+    unsafe fn copy(ctx: *mut c_void, which: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+        // SAFETY: the caller passes the context that belongs to these functions.
+        let Some(function) = unsafe { adapted(ctx) }.copies()[which] else { return null_mut() };
+        // SAFETY: the caller passes what the function wants.
+        attached(|| unsafe { function(dst, src, size) }).unwrap_or(null_mut())
+    }
 }
 
 #[cfg(all(test, feature = "capi", not(ctxalloc_loom)))]

@@ -4,6 +4,7 @@
 //! ([`events`](super::events)), and the hook hears of what Rust does too.
 
 use super::abi::{Copies, CopyFunction, Functions, PyDataMem_Handler};
+use super::call::{self, Answer, AnswerCopy, Call};
 use super::entry::Draft;
 use super::name::Name;
 use super::table::attached;
@@ -54,20 +55,8 @@ pub(super) fn draft(name: Name<'_>, c_struct: NonNull<PyDataMem_Handler>, reach:
 fn functions(c_struct: NonNull<PyDataMem_Handler>, reach: Reach) -> Functions {
     let ctx = c_struct.as_ptr().cast();
     match reach {
-        Reach::AnyThread => Functions {
-            ctx,
-            malloc: malloc::<false>,
-            calloc: calloc::<false>,
-            realloc: realloc::<false>,
-            free: free::<false>,
-        },
-        Reach::WithGil => Functions {
-            ctx,
-            malloc: malloc::<true>,
-            calloc: calloc::<true>,
-            realloc: realloc::<true>,
-            free: free::<true>,
-        },
+        Reach::AnyThread => call::functions::<Struct<false>>(ctx),
+        Reach::WithGil => call::functions::<Struct<true>>(ctx),
         Reach::By(handler) => handler.functions(),
     }
 }
@@ -77,83 +66,43 @@ fn copies(copies: Copies, reach: Reach) -> Copies {
     if !matches!(reach, Reach::WithGil) || copies.are_none() {
         return copies;
     }
-    let original: &'static Copies = Box::leak(Box::new(copies));
-    Copies {
-        ctx: std::ptr::from_ref(original).cast_mut().cast(),
-        host2obj: copies.host2obj.map(|_| host2obj as CopyFunction),
-        obj2host: copies.obj2host.map(|_| obj2host as CopyFunction),
-        obj2obj: copies.obj2obj.map(|_| obj2obj as CopyFunction),
+    let original: &'static Original = Box::leak(Box::new(Original {
+        ctx: copies.ctx,
+        functions: [copies.host2obj, copies.obj2host, copies.obj2obj],
+    }));
+    let ctx = std::ptr::from_ref(original).cast_mut().cast();
+    call::copies::<Original>(ctx, original.functions.map(|function| function.is_some()))
+}
+
+/// A foreign handler's copy functions, which are called attached to Python.
+struct Original {
+    ctx: *mut c_void,
+    functions: [Option<CopyFunction>; 3],
+}
+
+impl AnswerCopy for Original {
+    /// NULL too where Python is shutting down.
+    unsafe fn copy(ctx: *mut c_void, which: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+        // SAFETY: `copies` leaked it, so it is valid for ever.
+        let original: &Self = unsafe { &*ctx.cast() };
+        let Some(function) = original.functions[which] else { return null_mut() };
+        // SAFETY: the caller keeps the function's contract; the context is the one that belongs to it.
+        attached(|| unsafe { function(original.ctx, dst, src, size) }).unwrap_or(null_mut())
     }
 }
 
-/// Runs `call` on the functions of a struct as they are now, attached to Python where `GIL` says so. `None`: it was not
-/// called, because a function is missing or Python is shutting down.
-///
-/// # Safety
-/// - `ctx` is a struct that [`functions`] was given: immortal, and changed by event hooks only.
-#[inline]
-unsafe fn reach<const GIL: bool, R>(ctx: *mut c_void, call: impl FnOnce(Functions) -> R) -> Option<R> {
-    // SAFETY: an immortal struct that only event hooks change.
-    let own = unsafe { PyDataMem_Handler::functions(ctx.cast()) }.ok()?;
-    if GIL { attached(|| call(own)) } else { Some(call(own)) }
-}
+/// A foreign struct, behind its address, which is immortal and changed by event hooks only; called attached to Python where
+/// `GIL` says so.
+struct Struct<const GIL: bool>;
 
-/// # Safety
-/// - `ctx` as for [`reach`]. So the three below.
-unsafe extern "C" fn malloc<const GIL: bool>(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function; the struct's own function gets its own.
-    unsafe { reach::<GIL, _>(ctx, |own| (own.malloc)(own.ctx, size)) }.unwrap_or(null_mut())
-}
-
-unsafe extern "C" fn calloc<const GIL: bool>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function; the struct's own function gets its own.
-    unsafe { reach::<GIL, _>(ctx, |own| (own.calloc)(own.ctx, nelem, elsize)) }.unwrap_or(null_mut())
-}
-
-/// # Safety
-/// - `ctx` as for [`reach`].
-/// - `ptr` is NULL or a live block of the handler, given up unless NULL is returned.
-unsafe extern "C" fn realloc<const GIL: bool>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and a block of the struct's handler.
-    unsafe { reach::<GIL, _>(ctx, |own| (own.realloc)(own.ctx, ptr, new_size)) }.unwrap_or(null_mut())
-}
-
-/// # Safety
-/// - `ctx` as for [`reach`].
-/// - `ptr` is NULL or a live block of the handler, given up.
-unsafe extern "C" fn free<const GIL: bool>(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-    // Where Python is shutting down the block stays: a foreign free may need Python, and the process is ending.
-    // SAFETY: the caller passes the context that belongs to this function, and a block of the struct's handler.
-    let _ = unsafe { reach::<GIL, _>(ctx, |own| (own.free)(own.ctx, ptr, size)) };
-}
-
-/// # Safety
-/// - `ctx` is the original that [`copies`] leaked. The rest is the contract of the function that `which` takes.
-unsafe fn copy(
-    ctx: *mut c_void,
-    which: impl FnOnce(&Copies) -> Option<CopyFunction>,
-    (dst, src, size): (*mut c_void, *const c_void, usize),
-) -> *mut c_void {
-    // SAFETY: `copies` leaked it, so it is valid for ever.
-    let original: &Copies = unsafe { &*ctx.cast() };
-    let Some(function) = which(original) else { return null_mut() };
-    // SAFETY: the caller keeps the function's contract; the context is the one that belongs to it.
-    attached(|| unsafe { function(original.ctx, dst, src, size) }).unwrap_or(null_mut())
-}
-
-/// # Safety
-/// - as for [`copy`]. So the two below.
-unsafe extern "C" fn host2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and keeps the original's contract.
-    unsafe { copy(ctx, |copies| copies.host2obj, (dst, src, size)) }
-}
-
-unsafe extern "C" fn obj2host(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and keeps the original's contract.
-    unsafe { copy(ctx, |copies| copies.obj2host, (dst, src, size)) }
-}
-
-unsafe extern "C" fn obj2obj(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function, and keeps the original's contract.
-    unsafe { copy(ctx, |copies| copies.obj2obj, (dst, src, size)) }
+impl<const GIL: bool> Answer for Struct<GIL> {
+    /// NULL too where a function is missing, and where Python is shutting down: a foreign function may need Python then, and
+    /// what is freed stays.
+    unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
+        // SAFETY: an immortal struct that only event hooks change.
+        let Ok(own) = (unsafe { PyDataMem_Handler::functions(ctx.cast()) }) else { return null_mut() };
+        // SAFETY: the caller passes blocks of this struct's handler.
+        let called = || unsafe { own.call(call) };
+        if GIL { attached(called).unwrap_or(null_mut()) } else { called() }
+    }
 }

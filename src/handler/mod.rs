@@ -27,6 +27,7 @@ pub mod abi;
 
 mod allocating;
 mod builtin;
+pub(crate) mod call;
 mod copying;
 mod entry;
 pub mod events;

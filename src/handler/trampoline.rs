@@ -1,4 +1,4 @@
-//! The four C functions behind a handler that stands for a [`Strategy`]: one set for each strategy type.
+//! What C reaches behind a handler that stands for a [`Strategy`].
 //!
 //! They bring C's habits to what strategies are promised: zero becomes one, absurd sizes and overflowing
 //! products fail, `realloc(NULL)` allocates, `free(NULL)` does nothing, and the size given to `free` is dropped.
@@ -6,14 +6,15 @@
 //! before it ends, of all else when it is done.
 
 use super::abi::Functions;
+use super::call::{Answer, Call, functions};
 use super::entry::Draft;
-use super::events::tell::{resizing, tell};
 use super::name::Name;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
 use crate::trace;
 use std::any::Any;
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 
@@ -36,29 +37,19 @@ pub(super) fn draft<S: Strategy>(name: Name<'_>, strategy: S) -> Draft<'_> {
 /// # Safety
 /// - `strategy` stays valid for ever from the first call of any of them on.
 pub(super) unsafe fn functions_at<S: Strategy>(strategy: *const S) -> Functions {
-    Functions {
-        ctx: strategy.cast_mut().cast(),
-        malloc: malloc::<S>,
-        calloc: calloc::<S>,
-        realloc: realloc::<S>,
-        free: free::<S>,
-    }
+    functions::<Behind<S>>(strategy.cast_mut().cast())
 }
 
 /// What NumPy is shown where it could not write to the blocks: functions that give it no memory.
 #[cfg(feature = "usm")]
 pub(super) fn refusing() -> Functions {
-    unsafe extern "C" fn malloc(_ctx: *mut c_void, _size: usize) -> *mut c_void {
-        null_mut()
+    struct Nothing;
+    impl Answer for Nothing {
+        unsafe fn answer(_ctx: *mut c_void, _call: Call) -> *mut c_void {
+            null_mut()
+        }
     }
-    unsafe extern "C" fn calloc(_ctx: *mut c_void, _nelem: usize, _elsize: usize) -> *mut c_void {
-        null_mut()
-    }
-    unsafe extern "C" fn realloc(_ctx: *mut c_void, _ptr: *mut c_void, _new_size: usize) -> *mut c_void {
-        null_mut()
-    }
-    unsafe extern "C" fn free(_ctx: *mut c_void, _ptr: *mut c_void, _size: usize) {}
-    Functions { ctx: null_mut(), malloc, calloc, realloc, free }
+    functions::<Nothing>(null_mut())
 }
 
 /// Runs `operation`; a panic is reported and becomes nothing.
@@ -89,58 +80,36 @@ unsafe fn strategy<'a, S: Strategy>(ctx: *mut c_void) -> &'a S {
     unsafe { &*ctx.cast::<S>() }
 }
 
-/// # Safety
-/// - `ctx` as for [`strategy`].
-unsafe extern "C" fn malloc<S: Strategy>(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function.
-    let strategy = unsafe { strategy::<S>(ctx) };
-    let block = to_c(shielded("malloc", || strategy.allocate(layout::request(size)?)));
-    tell(null_mut(), block, size);
-    block
-}
+/// A strategy, behind its address.
+struct Behind<S>(PhantomData<S>);
 
-/// # Safety
-/// - `ctx` as for [`strategy`].
-unsafe extern "C" fn calloc<S: Strategy>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function.
-    let strategy = unsafe { strategy::<S>(ctx) };
-    let block = to_c(shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?)));
-    tell(null_mut(), block, nelem.saturating_mul(elsize));
-    block
-}
-
-/// # Safety
-/// - `ctx` as for [`strategy`].
-/// - `ptr` is NULL or a live block of that strategy, given up unless NULL is returned.
-unsafe extern "C" fn realloc<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    // SAFETY: the caller passes the context that belongs to this function.
-    let strategy = unsafe { strategy::<S>(ctx) };
-    let resizing = resizing(ptr);
-    let moved = to_c(shielded("realloc", || {
-        let size_bytes = layout::request(new_size)?;
-        match NonNull::new(ptr.cast::<u8>()) {
-            None => strategy.allocate(size_bytes),
-            // SAFETY: the caller passes a live block of this strategy, and gives it up where this succeeds.
-            Some(block) => unsafe { strategy.resize(block, size_bytes) },
-        }
-    }));
-    resizing.done(moved, new_size);
-    moved
-}
-
-/// # Safety
-/// - `ctx` as for [`strategy`].
-/// - `ptr` is NULL or a live block of that strategy, given up.
-unsafe extern "C" fn free<S: Strategy>(ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
-    let Some(block) = NonNull::new(ptr.cast::<u8>()) else { return };
-    // SAFETY: the caller passes the context that belongs to this function.
-    let strategy = unsafe { strategy::<S>(ctx) };
-    tell(ptr, null_mut(), 0); // first: once it is released, its address may be another's
-    shielded("free", || {
-        // SAFETY: the caller passes a live block of this strategy, and gives it up.
-        unsafe { strategy.release(block) };
-        Some(())
-    });
+impl<S: Strategy> Answer for Behind<S> {
+    #[inline(always)]
+    unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
+        // SAFETY: the caller passes the context that belongs to these functions.
+        let strategy = unsafe { strategy::<S>(ctx) };
+        call.told(|| {
+            to_c(match call {
+                Call::Malloc { size } => shielded("malloc", || strategy.allocate(layout::request(size)?)),
+                Call::Calloc { nelem, elsize } => {
+                    shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?))
+                }
+                Call::Realloc { ptr, new_size } => shielded("realloc", || {
+                    let size_bytes = layout::request(new_size)?;
+                    match NonNull::new(ptr.cast::<u8>()) {
+                        None => strategy.allocate(size_bytes),
+                        // SAFETY: the caller passes a live block of this strategy, and gives it up where this succeeds.
+                        Some(block) => unsafe { strategy.resize(block, size_bytes) },
+                    }
+                }),
+                Call::Free { ptr, .. } => shielded("free", || {
+                    // SAFETY: the caller passes a live block of this strategy, and gives it up.
+                    unsafe { strategy.release(NonNull::new(ptr.cast::<u8>())?) };
+                    None
+                }),
+            })
+        })
+    }
 }
 
 /// # Safety

@@ -39,6 +39,7 @@ PART = {
 }
 # How often a test that fails in a way of ours and not by default is tried again, both ways.
 TRIES = 3
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 # Seeds under which plain C must crash once, too, where a test crashed under `faulty:`.
 PLAIN_SEEDS = 40
 CRASHES_MAX = 60  # of one process: then something else is wrong
@@ -90,7 +91,7 @@ def pytest_once(way: str, stem: Path, *arguments: str) -> int:
         "PYTHONPATH": os.pathsep.join(str(HERE.parent / name) for name in ("suites", "numpy_suite", "python")),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         # NumPy's tests of very large arrays skip themselves above this; runs go side by side.
-        "NPY_AVAILABLE_MEM": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4),
+        "NPY_AVAILABLE_MEM": str(MEMORY // 16),
         "SCIPY_AVAILABLE_MEM": "1G",
         # The same order of sets and dicts, and of hypothesis' examples, in the runs that are compared.
         "PYTHONHASHSEED": "1",
@@ -114,8 +115,8 @@ def run_suite(suite: str, packages: tuple[str, ...], way: str, *, part: bool) ->
         stem.with_suffix(ending).unlink(missing_ok=True)
     # Failures by the thousand, and nobody reads a traceback.
     brief = ["--tb=line"] if way.startswith("faulty:") else []
-    # What is slow is left out there too: NumPy's slow tests have lists of 16 GB, and a kill is no crash.
-    short = part or brief or suite == "pandas"
+    # NumPy's slow tests have lists of 16 GB. Where they do not fit, the machine thrashes, or a kill looks like a crash.
+    short = part or brief or suite == "pandas" or MEMORY < 64 << 30
     marks = [*brief, "-m", "not slow and not network and not db"] if short else []
     began = time.monotonic()
     for _ in range(CRASHES_MAX):

@@ -6,7 +6,7 @@
 //! both want. `WATCHED` is written under the table's lock, and read without.
 
 use super::super::abi::{Functions, PyDataMem_Handler};
-use super::tell::{resizing, tell};
+use super::super::call::{Answer, Call, functions};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -37,72 +37,23 @@ fn original(n: usize) -> &'static Functions {
 struct Replacement<const HIGH: usize, const LOW: usize>;
 
 impl<const HIGH: usize, const LOW: usize> Replacement<HIGH, LOW> {
-    const NUMBER: usize = HIGH * 16 + LOW;
-    const FUNCTIONS: Functions = Functions {
-        ctx: null_mut(), // the struct keeps its own
-        malloc: Self::malloc,
-        calloc: Self::calloc,
-        realloc: Self::realloc,
-        free: Self::free,
-    };
+    /// Their context is not put anywhere: the struct keeps its own.
+    const FUNCTIONS: Functions = functions::<Self>(null_mut());
+}
 
-    /// # Safety
-    /// - as for the function that it replaces; so the three below.
-    unsafe extern "C" fn malloc(ctx: *mut c_void, size: usize) -> *mut c_void {
+impl<const HIGH: usize, const LOW: usize> Answer for Replacement<HIGH, LOW> {
+    unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
         // SAFETY: the caller promises what the original wants.
-        unsafe { malloc(Self::NUMBER, ctx, size) }
-    }
-
-    unsafe extern "C" fn calloc(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-        // SAFETY: the caller promises what the original wants.
-        unsafe { calloc(Self::NUMBER, ctx, nelem, elsize) }
-    }
-
-    unsafe extern "C" fn realloc(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-        // SAFETY: the caller promises what the original wants.
-        unsafe { realloc(Self::NUMBER, ctx, ptr, new_size) }
-    }
-
-    unsafe extern "C" fn free(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-        // SAFETY: the caller promises what the original wants.
-        unsafe { free(Self::NUMBER, ctx, ptr, size) };
+        unsafe { pass_on(HIGH * 16 + LOW, ctx, call) }
     }
 }
 
 /// # Safety
-/// - as for the `n`th original, here and in the three below.
+/// - as for the `n`th original.
 #[inline(never)]
-unsafe fn malloc(n: usize, ctx: *mut c_void, size: usize) -> *mut c_void {
+unsafe fn pass_on(n: usize, ctx: *mut c_void, call: Call) -> *mut c_void {
     // SAFETY: it is called with its own context, as if it had not been replaced.
-    let block = unsafe { (original(n).malloc)(ctx, size) };
-    tell(null_mut(), block, size);
-    block
-}
-
-#[inline(never)]
-unsafe fn calloc(n: usize, ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: it is called with its own context, as if it had not been replaced.
-    let block = unsafe { (original(n).calloc)(ctx, nelem, elsize) };
-    tell(null_mut(), block, nelem.saturating_mul(elsize));
-    block
-}
-
-#[inline(never)]
-unsafe fn realloc(n: usize, ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-    let resizing = resizing(ptr);
-    // SAFETY: it is called with its own context, as if it had not been replaced.
-    let block = unsafe { (original(n).realloc)(ctx, ptr, new_size) };
-    resizing.done(block, new_size);
-    block
-}
-
-#[inline(never)]
-unsafe fn free(n: usize, ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-    if !ptr.is_null() {
-        tell(ptr, null_mut(), 0); // first: once it is freed, its address may be another's
-    }
-    // SAFETY: it is called with its own context, as if it had not been replaced.
-    unsafe { (original(n).free)(ctx, ptr, size) };
+    call.told(|| unsafe { Functions { ctx, ..*original(n) }.call(call) })
 }
 
 /// All of them, by their digits.

@@ -1,0 +1,137 @@
+//! `Call`: one call of a handler's functions, as data. Whoever passes calls on handles all four in one place; the functions of
+//! C around that are here, once.
+
+use super::abi::{Copies, CopyFunction, Functions};
+use super::events::tell::{resizing, tell};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+/// A call of one of the four functions, without its context.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Call {
+    Malloc { size: usize },
+    Calloc { nelem: usize, elsize: usize },
+    Realloc { ptr: *mut c_void, new_size: usize },
+    Free { ptr: *mut c_void, size: usize },
+}
+
+impl Call {
+    /// Makes the call by `run`, which returns the block, and tells the event hook: of the end of a block before it ends, since
+    /// its address may be another's after that; of all else when it is done.
+    #[inline(always)]
+    pub(crate) fn told(self, run: impl FnOnce() -> *mut c_void) -> *mut c_void {
+        match self {
+            Self::Malloc { size } => made(run(), size),
+            Self::Calloc { nelem, elsize } => made(run(), nelem.saturating_mul(elsize)),
+            Self::Realloc { ptr, new_size } => {
+                let resizing = resizing(ptr);
+                let moved = run();
+                resizing.done(moved, new_size);
+                moved
+            }
+            Self::Free { ptr, .. } => {
+                if !ptr.is_null() {
+                    tell(ptr, null_mut(), 0);
+                }
+                run()
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn made(block: *mut c_void, size_bytes: usize) -> *mut c_void {
+    tell(null_mut(), block, size_bytes);
+    block
+}
+
+/// Answers calls from C.
+pub(crate) trait Answer {
+    /// The block; NULL where there is none, and for [`Call::Free`].
+    ///
+    /// # Safety
+    /// - `ctx` is what the type's [`functions`] were made with.
+    /// - a pointer in `call` is NULL or a live block of theirs. It is given up by `Free`, and by a `Realloc` that succeeds.
+    unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void;
+}
+
+/// The functions of C that `A` answers.
+pub(crate) const fn functions<A: Answer>(ctx: *mut c_void) -> Functions {
+    Functions { ctx, malloc: malloc::<A>, calloc: calloc::<A>, realloc: realloc::<A>, free: free::<A> }
+}
+
+/// # Safety
+/// - as for [`Answer::answer`]; so for the three functions below.
+unsafe extern "C" fn malloc<A: Answer>(ctx: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the caller keeps the contract of `answer`.
+    unsafe { A::answer(ctx, Call::Malloc { size }) }
+}
+
+unsafe extern "C" fn calloc<A: Answer>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
+    // SAFETY: the caller keeps the contract of `answer`.
+    unsafe { A::answer(ctx, Call::Calloc { nelem, elsize }) }
+}
+
+unsafe extern "C" fn realloc<A: Answer>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
+    // SAFETY: the caller keeps the contract of `answer`.
+    unsafe { A::answer(ctx, Call::Realloc { ptr, new_size }) }
+}
+
+unsafe extern "C" fn free<A: Answer>(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
+    // SAFETY: the caller keeps the contract of `answer`.
+    unsafe { A::answer(ctx, Call::Free { ptr, size }) };
+}
+
+impl Functions {
+    /// Calls one of them, with their own context.
+    ///
+    /// # Safety
+    /// - a pointer in `call` is as for [`Answer::answer`]; what else the functions want (Python's GIL) is there.
+    #[inline(always)]
+    pub(crate) unsafe fn call(&self, call: Call) -> *mut c_void {
+        let &Self { ctx, malloc, calloc, realloc, free } = self;
+        // SAFETY: the caller keeps the functions' contract.
+        unsafe {
+            match call {
+                Call::Malloc { size } => malloc(ctx, size),
+                Call::Calloc { nelem, elsize } => calloc(ctx, nelem, elsize),
+                Call::Realloc { ptr, new_size } => realloc(ctx, ptr, new_size),
+                Call::Free { ptr, size } => {
+                    free(ctx, ptr, size);
+                    null_mut()
+                }
+            }
+        }
+    }
+}
+
+/// Answers the copy functions of C.
+pub(crate) trait AnswerCopy {
+    /// `dst`, or NULL where the copy failed. `which`: 0 for `host2obj`, 1 for `obj2host`, 2 for `obj2obj`.
+    ///
+    /// # Safety
+    /// - `ctx` is what the type's [`copies`] were made with; the rest is the contract of that copy function.
+    unsafe fn copy(ctx: *mut c_void, which: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void;
+}
+
+/// The copy functions that `A` answers: those of the three that are there.
+pub(crate) fn copies<A: AnswerCopy>(ctx: *mut c_void, there: [bool; 3]) -> Copies {
+    Copies {
+        ctx,
+        host2obj: there[0].then_some(copy::<A, 0> as CopyFunction),
+        obj2host: there[1].then_some(copy::<A, 1> as CopyFunction),
+        obj2obj: there[2].then_some(copy::<A, 2> as CopyFunction),
+    }
+}
+
+/// # Safety
+/// - as for [`AnswerCopy::copy`].
+unsafe extern "C" fn copy<A: AnswerCopy, const WHICH: usize>(
+    ctx: *mut c_void,
+    dst: *mut c_void,
+    src: *const c_void,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: the caller keeps the contract of that method.
+    unsafe { A::copy(ctx, WHICH, dst, src, size) }
+}

@@ -12,6 +12,7 @@
 use super::error::served;
 use super::forms::{Draft1, Draft2};
 use crate::error::Error;
+use crate::handler::call::{Call, HOST2OBJ, OBJ2HOST, OBJ2OBJ, by_digit};
 use crate::handler::{Handler, handler_at as handler_with_struct};
 use crate::layout::array;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, hold_across_fork};
@@ -233,167 +234,101 @@ impl<const HIGH: usize, const LOW: usize> Numbered<HIGH, LOW> {
         zeroed_alloc: Self::zeroed_alloc,
         free: Self::free,
         realloc: Self::realloc,
-        host2obj: Self::host2obj,
-        obj2host: Self::obj2host,
-        obj2obj: Self::obj2obj,
+        host2obj: Self::copy::<HOST2OBJ>,
+        obj2host: Self::copy::<OBJ2HOST>,
+        obj2obj: Self::copy::<OBJ2OBJ>,
     };
 
+    /// # Safety
+    /// - pointers are NULL or live blocks of the struct's handler, given up; in `realloc` unless that fails. So for all three.
     unsafe extern "C" fn alloc(size: usize) -> *mut c_void {
-        alloc(Self::NUMBER, size)
+        // SAFETY: there is no block in this call.
+        unsafe { pass_on(Self::NUMBER, Call::Malloc { size }) }
     }
 
     unsafe extern "C" fn zeroed_alloc(nelem: usize, elsize: usize) -> *mut c_void {
-        zeroed_alloc(Self::NUMBER, nelem, elsize)
+        // SAFETY: there is no block in this call.
+        unsafe { pass_on(Self::NUMBER, Call::Calloc { nelem, elsize }) }
     }
 
-    /// # Safety
-    /// - `ptr` is NULL or a live block of the struct's handler, given up; in `realloc` unless that fails.
     unsafe extern "C" fn free(ptr: *mut c_void, size: usize) {
         // SAFETY: the caller gives up a block of the handler with this number.
-        unsafe { free(Self::NUMBER, ptr, size) };
+        unsafe { pass_on(Self::NUMBER, Call::Free { ptr, size }) };
     }
 
-    unsafe extern "C" fn realloc(ptr: *mut c_void, size: usize) -> *mut c_void {
+    unsafe extern "C" fn realloc(ptr: *mut c_void, new_size: usize) -> *mut c_void {
         // SAFETY: the caller gives up a block of the handler with this number, unless this fails.
-        unsafe { realloc(Self::NUMBER, ptr, size) }
+        unsafe { pass_on(Self::NUMBER, Call::Realloc { ptr, new_size }) }
     }
 
     /// # Safety
     /// - as the second draft has it: both sides have `size` bytes and do not overlap, `dst` is in a live block of the struct's
-    ///   handler; in `obj2host` it is `src`, in `obj2obj` both are.
-    unsafe extern "C" fn host2obj(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+    ///   handler; for `obj2host` it is `src`, for `obj2obj` both are.
+    unsafe extern "C" fn copy<const WHICH: usize>(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
         // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
-        unsafe { host2obj(Self::NUMBER, dst, src, size) }
-    }
-
-    unsafe extern "C" fn obj2host(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-        // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
-        unsafe { obj2host(Self::NUMBER, dst, src, size) }
-    }
-
-    unsafe extern "C" fn obj2obj(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-        // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
-        unsafe { obj2obj(Self::NUMBER, dst, src, size) }
+        unsafe { copy(Self::NUMBER, WHICH, dst, src, size) }
     }
 }
 
-#[inline(never)]
-fn alloc(number: usize, size: usize) -> *mut c_void {
-    served(null_mut(), || Ok(numbered(number)?.allocate(size)?.as_ptr().cast()))
-}
-
-#[inline(never)]
-fn zeroed_alloc(number: usize, nelem: usize, elsize: usize) -> *mut c_void {
-    // A product that overflows is more than any handler has.
-    let size_bytes = array(nelem, elsize).unwrap_or(usize::MAX);
-    served(null_mut(), || Ok(numbered(number)?.allocate_zeroed(size_bytes)?.as_ptr().cast()))
-}
-
 /// # Safety
-/// - `ptr` is NULL or a live block of the handler with this number, given up.
+/// - a pointer in `call` is NULL or a live block of the handler with this number, given up; by `Realloc` unless that fails.
 #[inline(never)]
-unsafe fn free(number: usize, ptr: *mut c_void, size: usize) {
-    let Some(block) = NonNull::new(ptr.cast()) else { return };
-    served((), || {
-        // SAFETY: the caller gives up a block of this handler.
-        unsafe { numbered(number)?.release(block, size) };
-        Ok(())
-    });
+unsafe fn pass_on(number: usize, call: Call) -> *mut c_void {
+    served(null_mut(), || {
+        let handler = || numbered(number);
+        let block = match call {
+            Call::Malloc { size } => handler()?.allocate(size)?,
+            // A product that overflows is more than any handler has.
+            Call::Calloc { nelem, elsize } => handler()?.allocate_zeroed(array(nelem, elsize).unwrap_or(usize::MAX))?,
+            Call::Realloc { ptr, new_size } => match NonNull::new(ptr.cast()) {
+                None => handler()?.allocate(new_size)?,
+                // SAFETY: the caller gives up a block of this handler, unless this fails.
+                Some(block) => unsafe { handler()?.resize(block, new_size) }?,
+            },
+            Call::Free { ptr, size } => {
+                if let Some(block) = NonNull::new(ptr.cast()) {
+                    // SAFETY: the caller gives up a block of this handler.
+                    unsafe { handler()?.release(block, size) };
+                }
+                return Ok(null_mut());
+            }
+        };
+        Ok(block.as_ptr().cast())
+    })
 }
 
+/// The copy function [`HOST2OBJ`], [`OBJ2HOST`] or [`OBJ2OBJ`] of a handler.
+///
 /// # Safety
-/// - `ptr` is NULL or a live block of the handler with this number, given up unless NULL is returned.
+/// - as the second draft has it, for blocks of the handler with this number.
 #[inline(never)]
-unsafe fn realloc(number: usize, ptr: *mut c_void, size: usize) -> *mut c_void {
-    let Some(block) = NonNull::new(ptr.cast()) else { return alloc(number, size) };
-    // SAFETY: the caller gives up a block of this handler, unless this fails.
-    served(null_mut(), || Ok(unsafe { numbered(number)?.resize(block, size) }?.as_ptr().cast()))
-}
-
-/// # Safety
-/// - as the second draft has it, for blocks of the handler with this number. So the two below.
-#[inline(never)]
-unsafe fn host2obj(number: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    let Some(to) = NonNull::new(dst.cast()) else { return null_mut() };
-    // SAFETY: the caller keeps the draft's contract.
-    served(null_mut(), || Ok(unsafe { numbered(number)?.copy_in(to, src.cast(), size) }.map(|()| dst)?))
-}
-
-#[inline(never)]
-unsafe fn obj2host(number: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    let Some(from) = NonNull::new(src.cast_mut().cast()) else { return null_mut() };
-    // SAFETY: the caller keeps the draft's contract.
-    served(null_mut(), || Ok(unsafe { numbered(number)?.copy_out(dst.cast(), from, size) }.map(|()| dst)?))
-}
-
-#[inline(never)]
-unsafe fn obj2obj(number: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
-    let (Some(to), Some(from)) = (NonNull::new(dst.cast()), NonNull::new(src.cast_mut().cast())) else {
-        return null_mut();
-    };
-    // SAFETY: the caller keeps the draft's contract.
-    served(null_mut(), || Ok(unsafe { numbered(number)?.copy_across(to, from, size) }.map(|()| dst)?))
+unsafe fn copy(number: usize, which: usize, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
+    let block = |pointer: *const c_void| NonNull::new(pointer.cast_mut().cast::<u8>());
+    served(null_mut(), || {
+        let handler = numbered(number)?;
+        // SAFETY: the caller keeps the draft's contract.
+        unsafe {
+            match (which, block(dst), block(src)) {
+                (HOST2OBJ, Some(to), _) => handler.copy_in(to, src.cast(), size),
+                (OBJ2HOST, _, Some(from)) => handler.copy_out(dst.cast(), from, size),
+                (OBJ2OBJ, Some(to), Some(from)) => handler.copy_across(to, from, size),
+                _ => return Ok(null_mut()),
+            }?;
+        }
+        Ok(dst)
+    })
 }
 
 /// The set with this number, or that of [`NO_HANDLER`].
 fn set(number: usize) -> &'static Set {
     const LAST: Set = Numbered::<{ NO_HANDLER / 16 }, { NO_HANDLER % 16 }>::SET;
-    if number == NO_HANDLER { &LAST } else { &SETS[number / 16][number % 16] }
+    if number == NO_HANDLER { &LAST } else { &SETS[number / 256][number / 16 % 16][number % 16] }
 }
 
 /// All of them, by their digits.
-static SETS: [[Set; 16]; (MAX_NAMED + MAX_REQUESTS) / 16] = [
-    row::<0x00>(),
-    row::<0x01>(),
-    row::<0x02>(),
-    row::<0x03>(),
-    row::<0x04>(),
-    row::<0x05>(),
-    row::<0x06>(),
-    row::<0x07>(),
-    row::<0x08>(),
-    row::<0x09>(),
-    row::<0x0a>(),
-    row::<0x0b>(),
-    row::<0x0c>(),
-    row::<0x0d>(),
-    row::<0x0e>(),
-    row::<0x0f>(),
-    row::<0x10>(),
-    row::<0x11>(),
-    row::<0x12>(),
-    row::<0x13>(),
-    row::<0x14>(),
-    row::<0x15>(),
-    row::<0x16>(),
-    row::<0x17>(),
-    row::<0x18>(),
-    row::<0x19>(),
-    row::<0x1a>(),
-    row::<0x1b>(),
-    row::<0x1c>(),
-    row::<0x1d>(),
-    row::<0x1e>(),
-    row::<0x1f>(),
-];
+static SETS: [[[Set; 16]; 16]; (MAX_NAMED + MAX_REQUESTS) / 256] =
+    [by_digit!(|HIGH| row::<HIGH>()), by_digit!(|HIGH| row::<{ 0x10 + HIGH }>())];
 
 const fn row<const HIGH: usize>() -> [Set; 16] {
-    [
-        Numbered::<HIGH, 0x0>::SET,
-        Numbered::<HIGH, 0x1>::SET,
-        Numbered::<HIGH, 0x2>::SET,
-        Numbered::<HIGH, 0x3>::SET,
-        Numbered::<HIGH, 0x4>::SET,
-        Numbered::<HIGH, 0x5>::SET,
-        Numbered::<HIGH, 0x6>::SET,
-        Numbered::<HIGH, 0x7>::SET,
-        Numbered::<HIGH, 0x8>::SET,
-        Numbered::<HIGH, 0x9>::SET,
-        Numbered::<HIGH, 0xa>::SET,
-        Numbered::<HIGH, 0xb>::SET,
-        Numbered::<HIGH, 0xc>::SET,
-        Numbered::<HIGH, 0xd>::SET,
-        Numbered::<HIGH, 0xe>::SET,
-        Numbered::<HIGH, 0xf>::SET,
-    ]
+    by_digit!(|LOW| Numbered::<HIGH, LOW>::SET)
 }

@@ -105,9 +105,16 @@ impl Functions {
     }
 }
 
+/// Which copy function: from the host into a block.
+pub(crate) const HOST2OBJ: usize = 0;
+/// From a block to the host.
+pub(crate) const OBJ2HOST: usize = 1;
+/// From one block to another.
+pub(crate) const OBJ2OBJ: usize = 2;
+
 /// Answers the copy functions of C.
 pub(crate) trait AnswerCopy {
-    /// `dst`, or NULL where the copy failed. `which`: 0 for `host2obj`, 1 for `obj2host`, 2 for `obj2obj`.
+    /// `dst`, or NULL where the copy failed. `which`: [`HOST2OBJ`], [`OBJ2HOST`] or [`OBJ2OBJ`].
     ///
     /// # Safety
     /// - `ctx` is what the type's [`copies`] were made with; the rest is the contract of that copy function.
@@ -118,9 +125,9 @@ pub(crate) trait AnswerCopy {
 pub(crate) fn copies<A: AnswerCopy>(ctx: *mut c_void, there: [bool; 3]) -> Copies {
     Copies {
         ctx,
-        host2obj: there[0].then_some(copy::<A, 0> as CopyFunction),
-        obj2host: there[1].then_some(copy::<A, 1> as CopyFunction),
-        obj2obj: there[2].then_some(copy::<A, 2> as CopyFunction),
+        host2obj: there[HOST2OBJ].then_some(copy::<A, HOST2OBJ> as CopyFunction),
+        obj2host: there[OBJ2HOST].then_some(copy::<A, OBJ2HOST> as CopyFunction),
+        obj2obj: there[OBJ2OBJ].then_some(copy::<A, OBJ2OBJ> as CopyFunction),
     }
 }
 
@@ -135,3 +142,77 @@ unsafe extern "C" fn copy<A: AnswerCopy, const WHICH: usize>(
     // SAFETY: the caller keeps the contract of that method.
     unsafe { A::copy(ctx, WHICH, dst, src, size) }
 }
+
+/// An array of the values for the hexadecimal digits 0 to f, each a constant in `$value`: for functions that are given nothing
+/// to tell by whose they are, so that there is one for each number.
+macro_rules! by_digit {
+    (|$digit:ident| $value:expr) => {
+        [
+            {
+                const $digit: usize = 0x0;
+                $value
+            },
+            {
+                const $digit: usize = 0x1;
+                $value
+            },
+            {
+                const $digit: usize = 0x2;
+                $value
+            },
+            {
+                const $digit: usize = 0x3;
+                $value
+            },
+            {
+                const $digit: usize = 0x4;
+                $value
+            },
+            {
+                const $digit: usize = 0x5;
+                $value
+            },
+            {
+                const $digit: usize = 0x6;
+                $value
+            },
+            {
+                const $digit: usize = 0x7;
+                $value
+            },
+            {
+                const $digit: usize = 0x8;
+                $value
+            },
+            {
+                const $digit: usize = 0x9;
+                $value
+            },
+            {
+                const $digit: usize = 0xa;
+                $value
+            },
+            {
+                const $digit: usize = 0xb;
+                $value
+            },
+            {
+                const $digit: usize = 0xc;
+                $value
+            },
+            {
+                const $digit: usize = 0xd;
+                $value
+            },
+            {
+                const $digit: usize = 0xe;
+                $value
+            },
+            {
+                const $digit: usize = 0xf;
+                $value
+            },
+        ]
+    };
+}
+pub(crate) use by_digit;

@@ -6,7 +6,7 @@
 //! both want. `WATCHED` is written under the table's lock, and read without.
 
 use super::super::abi::{Functions, PyDataMem_Handler};
-use super::super::call::{Answer, Call, functions};
+use super::super::call::{Answer, Call, by_digit, functions};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -57,44 +57,10 @@ unsafe fn pass_on(n: usize, ctx: *mut c_void, call: Call) -> *mut c_void {
 }
 
 /// All of them, by their digits.
-const REPLACEMENTS: [[Functions; 16]; 16] = [
-    row::<0x0>(),
-    row::<0x1>(),
-    row::<0x2>(),
-    row::<0x3>(),
-    row::<0x4>(),
-    row::<0x5>(),
-    row::<0x6>(),
-    row::<0x7>(),
-    row::<0x8>(),
-    row::<0x9>(),
-    row::<0xa>(),
-    row::<0xb>(),
-    row::<0xc>(),
-    row::<0xd>(),
-    row::<0xe>(),
-    row::<0xf>(),
-];
+const REPLACEMENTS: [[Functions; 16]; 16] = by_digit!(|HIGH| row::<HIGH>());
 
 const fn row<const HIGH: usize>() -> [Functions; 16] {
-    [
-        Replacement::<HIGH, 0x0>::FUNCTIONS,
-        Replacement::<HIGH, 0x1>::FUNCTIONS,
-        Replacement::<HIGH, 0x2>::FUNCTIONS,
-        Replacement::<HIGH, 0x3>::FUNCTIONS,
-        Replacement::<HIGH, 0x4>::FUNCTIONS,
-        Replacement::<HIGH, 0x5>::FUNCTIONS,
-        Replacement::<HIGH, 0x6>::FUNCTIONS,
-        Replacement::<HIGH, 0x7>::FUNCTIONS,
-        Replacement::<HIGH, 0x8>::FUNCTIONS,
-        Replacement::<HIGH, 0x9>::FUNCTIONS,
-        Replacement::<HIGH, 0xa>::FUNCTIONS,
-        Replacement::<HIGH, 0xb>::FUNCTIONS,
-        Replacement::<HIGH, 0xc>::FUNCTIONS,
-        Replacement::<HIGH, 0xd>::FUNCTIONS,
-        Replacement::<HIGH, 0xe>::FUNCTIONS,
-        Replacement::<HIGH, 0xf>::FUNCTIONS,
-    ]
+    by_digit!(|LOW| Replacement::<HIGH, LOW>::FUNCTIONS)
 }
 
 /// Puts functions of ours into the struct (`on`), or its own back; returns whether ours are in it now.

@@ -75,8 +75,9 @@ impl Builder {
         self
     }
 
-    /// By how many bytes blocks of up to 1 KiB may exceed the limits that they are charged to. By default 0 in Rust, and 64 KiB
-    /// in Python, since NumPy crashes if it cannot allocate some of its scalars.
+    /// By how many bytes blocks of up to 1 KiB may together exceed each limit that they are charged to; blocks of up to 32 bytes
+    /// by 16 times as many. By default 0 in Rust, and 64 KiB in Python, since NumPy crashes if it cannot allocate some of its
+    /// scalars.
     pub fn overdraft_bytes(mut self, overdraft_bytes: usize) -> Self {
         self.terms.overdraft_bytes = overdraft_bytes;
         self

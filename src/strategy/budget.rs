@@ -214,7 +214,7 @@ impl<S: Strategy> Budgeted<S> {
     }
 
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        self.chain.reserve(size_bytes, false).ok()?;
+        self.chain.reserve(size_bytes, size_bytes, false).ok()?;
         let block = self.blocks.allocate(size_bytes, zeroed, size_bytes);
         match block {
             Some(_) => self.chain.commit(size_bytes, 1),
@@ -245,7 +245,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         // Growth is charged before the resize, shrinkage given back after it: never is less charged than is in use.
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         if growth > 0 {
-            self.chain.reserve(growth, false).ok()?;
+            self.chain.reserve(growth, new_size_bytes, false).ok()?;
         }
         // SAFETY: the block is live and from `blocks`; the caller uses only the new pointer after success.
         let Some(moved) = (unsafe { self.blocks.resize(block, new_size_bytes) }) else {

@@ -1,6 +1,7 @@
 """What a request promises, in the shapes that services have: each of these was broken once, and is a test since."""
 
 import asyncio
+import contextlib
 import contextvars
 import copy
 import gc
@@ -356,11 +357,66 @@ with ctxalloc.request(budget=t, root=True):
 with ctxalloc.request(budget=t, root=True):
     np.float64(1)[()]
 """
+SMALL_ONES = """
+with ctxalloc.request(limit_bytes=ctxalloc.MiB) as scope:
+    rows = []
+    try:
+        while True: rows.append(np.zeros(64))
+    except MemoryError:
+        assert scope.stats.overdraft_bytes == 65536, scope.stats
+        np.float64(1)[()]
+"""
+SMALL_ONES_LOWERED = """
+t = ctxalloc.Budget(10 * ctxalloc.MiB)
+with ctxalloc.request(budget=t):
+    rows = [np.empty(1024, "u1") for _ in range(1000)]
+    t.limit_bytes = 1000
+    np.float64(1)[()]
+"""
+SMALL_ONES_BESIDE = """
+t = ctxalloc.Budget(ctxalloc.MiB)
+with ctxalloc.request(budget=t, root=True):
+    rows = [np.zeros(100) for _ in range(100)]
+    context = contextvars.copy_context()
+with ctxalloc.request(budget=t, root=True):
+    full = np.empty(t.limit_bytes - t.in_use_bytes, "u1")
+    more = [np.zeros(100) for _ in range(10)]
+context.run(lambda: np.float64(1)[()])
+"""
+PROGRAMS = {
+    "lowered": LOWERED,
+    "refused": REFUSED,
+    "used up by a neighbour": USED_UP,
+    "small arrays up to the limit": SMALL_ONES,
+    "lowered under small arrays": SMALL_ONES_LOWERED,
+    "small arrays beside a greedy neighbour": SMALL_ONES_BESIDE,
+}
 
 
-@pytest.mark.parametrize("program", [LOWERED, REFUSED, USED_UP], ids=["lowered", "refused", "used up by a neighbour"])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_no_limit_turns_into_a_crash_of_numpys(program: str) -> None:
     assert subprocesses.says(f"import contextvars, ctxalloc, numpy as np\n{program}\nprint('alive')") == "alive"
+
+
+def test_nested_requests_share_what_an_outer_limit_may_be_exceeded_by() -> None:
+    tenant = Budget(0, name="tenant")
+    kept = []
+    with request(limit_bytes=0, budget=tenant) as outer:
+        for _ in range(10):
+            with contextlib.suppress(MemoryError), request(limit_bytes=0):
+                kept += [np.empty(1024, np.uint8) for _ in range(64)]
+    assert outer.stats.overdraft_bytes == tenant.overdraft_bytes == 65536
+
+
+def test_late_small_arrays_are_refused_past_one_overdraft() -> None:
+    with request(after_end="refuse") as scope:
+        late = contextvars.copy_context()
+    kept = []
+    with pytest.raises(MemoryError):
+        while True:
+            kept.append(late.run(np.empty, 1000, np.uint8))
+    assert len(kept) == 65
+    assert scope.stats.refused == 1
 
 
 def test_a_strict_request_has_no_overdraft_for_those_inside_of_it() -> None:

@@ -517,7 +517,9 @@ fn a_tiny_block_may_use_the_overdraft_and_the_account_shows_it() {
     assert_eq!(request.stats().overdraft_bytes, 1024);
     assert!(request.run(|| Buffer::zeroed(1025)).is_err(), "not tiny");
     assert!(request.run(|| Buffer::zeroed(500)).is_err(), "past the overdraft");
-    drop(tiny);
+    let scalars: Vec<_> = request.run(|| (0..).map_while(|_| Buffer::zeroed(32).ok()).collect());
+    assert_eq!(scalars.len(), (16 * 1500 - 1024) / 32, "scalars have sixteen times as much");
+    drop((tiny, scalars));
     assert_eq!(request.end().stats.overdraft_bytes, 0);
 }
 
@@ -684,9 +686,53 @@ fn a_strict_request_has_no_overdraft_for_those_inside_of_it() {
     let tenant = Budget::new("tenant", Some(0));
     let (one, other) = (request().budget(&tenant), request().budget(&tenant));
     let [one, other] = [one, other].map(|request| request.overdraft_bytes(1000).begin().unwrap());
-    let _all = one.run(|| Buffer::zeroed(1000).unwrap());
-    assert!(one.run(|| Buffer::zeroed(1)).is_err());
-    drop(other.run(|| Buffer::zeroed(1000).expect("one request never uses up the other's")));
+    let all = one.run(|| Buffer::zeroed(1000).unwrap());
+    assert!(other.run(|| Buffer::zeroed(33)).is_err(), "no more beyond one limit, whoever asks");
+    drop(other.run(|| Buffer::zeroed(32).expect("a scalar")));
+    drop(all);
+    drop(other.run(|| Buffer::zeroed(1000).unwrap()));
+}
+
+#[test]
+fn blocks_within_the_limit_do_not_use_up_the_overdraft() {
+    let _alone = alone();
+    let request = request().limit_bytes(10_000).overdraft_bytes(2000).begin().unwrap();
+    let rows: Vec<_> = request.run(|| (0..).map_while(|_| Buffer::zeroed(1000).ok()).collect());
+    assert_eq!((rows.len(), request.stats().overdraft_bytes), (12, 2000));
+    // A limit that is lowered counts from what is in use, so that scalars can still be had.
+    request.budget().set_limit_bytes(Some(0));
+    let more: Vec<_> = request.run(|| (0..).map_while(|_| Buffer::zeroed(1000).ok()).collect());
+    assert_eq!((more.len(), request.stats().live_bytes), (2, 14_000));
+    drop((rows, more));
+    assert!(request.run(|| Buffer::zeroed(2001)).is_err(), "it falls with what is in use");
+    assert!(request.run(|| Buffer::zeroed(1000)).is_ok());
+}
+
+#[test]
+fn requests_inside_exceed_an_outer_limit_by_one_overdraft_together() {
+    let _alone = alone();
+    let tenant = Budget::new("tenant", Some(0));
+    let outer = request().limit_bytes(0).overdraft_bytes(4000).budget(&tenant).begin().unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..100 {
+        let inner = outer.run(|| request().limit_bytes(0).overdraft_bytes(4000).begin().unwrap());
+        kept.extend(inner.run(|| (0..10).filter_map(|_| Buffer::zeroed(1000).ok()).collect::<Vec<_>>()));
+    }
+    assert_eq!((kept.len(), tenant.overdraft_bytes(), outer.stats().overdraft_bytes), (4, 4000, 4000));
+}
+
+#[test]
+fn late_work_that_is_refused_gets_one_overdraft() {
+    let _alone = alone();
+    let begun = request().overdraft_bytes(4000).after_end(AfterEnd::Refuse).begin().unwrap();
+    let mut context = begun.run(Context::copy_current);
+    let before = begun.run(|| Buffer::zeroed(50_000).unwrap());
+    let handle = begun.handle();
+    drop(begun);
+    let late: Vec<_> = context.run(|| (0..).map_while(|_| Buffer::zeroed(1000).ok()).collect());
+    assert_eq!((late.len(), handle.stats().live_bytes), (4, 54_000));
+    assert!(matches!(context.run(|| Buffer::zeroed(1000)), Err(Error::RequestEnded { .. })));
+    drop((before, late));
 }
 
 #[test]

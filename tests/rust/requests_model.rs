@@ -34,7 +34,7 @@ impl Random {
 
     fn size(&mut self) -> usize {
         match self.below(10) {
-            0 => 1,
+            0 => 1 + self.below(32),
             1..=5 => 1 + self.below(1024),
             6..=8 => 1025 + self.below(20_000),
             _ => 250_000 + self.below(300_000),
@@ -50,9 +50,11 @@ struct Numbers {
     /// Requests and budgets that this one's charges go to, itself among them, by their number.
     set: BTreeSet<usize>,
     ended: bool,
-    /// Of a request: how far its tiny blocks may go beyond limits, and how many bytes of them are alive.
+    /// Of a request: how far tiny blocks may go beyond its limit, and its own beyond those of budgets.
     overdraft: Option<usize>,
-    tiny: usize,
+    /// What was in use when its limit was lowered below that, or when it ended and refuses what comes late; falls with what
+    /// is in use.
+    floor: usize,
     name: String,
 }
 
@@ -99,16 +101,25 @@ impl Model {
         self.accounts[request].set.iter().any(is_open)
     }
 
-    /// Who refuses, or nobody: then all are charged.
-    fn charge(&mut self, request: usize, bytes: usize, blocks: usize, is_tiny: bool) -> Result<(), usize> {
+    /// Whether a tiny block of `request` may go beyond what `account` allows.
+    fn may_exceed(&self, account: usize, request: usize, bytes: usize, size: usize, is_late: bool) -> bool {
+        let Numbers { limit, stats, overdraft, floor, .. } = &self.accounts[account];
+        let own = self.accounts[request].overdraft.unwrap();
+        let overdraft = overdraft.unwrap_or(own);
+        let usable = if size <= 32 { 16 * overdraft } else { overdraft };
+        let level = if is_late { *floor } else { limit.unwrap().max(*floor) };
+        size <= 1024 && own > 0 && overdraft > 0 && stats.live_bytes + bytes <= level + usable
+    }
+
+    /// Who refuses, or nobody: then all are charged. Late is what comes after the end of a request that refuses it.
+    fn charge(&mut self, request: usize, bytes: usize, blocks: usize, size: usize, is_late: bool) -> Result<(), usize> {
         let set = self.accounts[request].set.clone();
-        let own = &self.accounts[request];
-        let may_pass = is_tiny && own.tiny + bytes <= own.overdraft.unwrap();
         // The youngest that has no room tells.
         for &account in set.iter().rev() {
-            let Numbers { limit, stats, overdraft, .. } = &self.accounts[account];
-            let passes = may_pass && overdraft.is_none_or(|overdraft| overdraft > 0);
-            if limit.is_some_and(|limit| stats.live_bytes + bytes > limit) && !passes {
+            let Numbers { limit, stats, .. } = &self.accounts[account];
+            let is_late = is_late && account == request;
+            let is_full = is_late || limit.is_some_and(|limit| stats.live_bytes + bytes > limit);
+            if is_full && !self.may_exceed(account, request, bytes, size, is_late) {
                 self.accounts[account].stats.refused += 1;
                 return Err(account);
             }
@@ -128,6 +139,7 @@ impl Model {
         for account in self.accounts[request].set.clone() {
             self.accounts[account].stats.live_bytes -= bytes;
             self.accounts[account].stats.live_blocks -= blocks;
+            self.accounts[account].floor = self.accounts[account].floor.min(self.accounts[account].stats.live_bytes);
         }
     }
 }
@@ -217,7 +229,7 @@ impl Program<'_> {
         let inside =
             inside.filter(|&inside| self.requests[inside].depth < 6 && self.requests[inside].context.is_some());
         let is_root = inside.is_some() && self.random.one_in(6);
-        let overdraft = if self.random.one_in(3) { 2000 } else { 0 };
+        let overdraft = [0, 0, 60, 2000][self.random.below(4)];
         let after_end = [AfterEnd::Charge, AfterEnd::Refuse, AfterEnd::Detach][self.random.below(3)];
         let mut builder = request().root();
         let depth = inside.map_or(0, |inside| self.requests[inside].depth + 1);
@@ -263,6 +275,7 @@ impl Program<'_> {
         self.requests[which].context = Some(context);
         let is_over = self.model.accounts[number].ended;
         let is_tiny = size <= 1024;
+        let is_late = is_over && after_end == AfterEnd::Refuse;
         match after_end {
             AfterEnd::Refuse if is_over && !(is_tiny && self.model.accounts[number].overdraft > Some(0)) => {
                 self.model.accounts[number].stats.refused += 1;
@@ -271,10 +284,12 @@ impl Program<'_> {
             AfterEnd::Detach if is_over && !self.model.is_inside_of_an_open_one(number) => {
                 self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: false });
             }
-            _ => match self.model.charge(number, size, 1, is_tiny) {
+            _ => match self.model.charge(number, size, 1, size, is_late) {
                 Ok(()) => {
-                    self.model.accounts[number].tiny += if is_tiny { size } else { 0 };
                     self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: true });
+                }
+                Err(refusing) if is_late && refusing == number => {
+                    assert!(matches!(made, Err(Error::RequestEnded { .. })), "{made:?}");
                 }
                 Err(refusing) => {
                     let Numbers { limit, stats, name, .. } = &self.model.accounts[refusing];
@@ -302,23 +317,18 @@ impl Program<'_> {
         if counted {
             let real = self.requests.iter().find(|real| real.number == request).unwrap();
             let has_overdraft = self.model.accounts[request].overdraft > Some(0);
-            let refuses = real.after_end == AfterEnd::Refuse
-                && self.model.accounts[request].ended
-                && size > old
-                && !(size <= 1024 && has_overdraft);
+            let is_late = real.after_end == AfterEnd::Refuse && self.model.accounts[request].ended;
+            let refuses = is_late && size > old && !(size <= 1024 && has_overdraft);
             if refuses {
                 self.model.accounts[request].stats.refused += 1;
                 assert!(done.is_err());
             } else {
                 let grown = size.saturating_sub(old);
                 // What is given back is never refused.
-                let expected = if grown > 0 { self.model.charge(request, grown, 0, size <= 1024) } else { Ok(()) };
+                let expected = if grown > 0 { self.model.charge(request, grown, 0, size, is_late) } else { Ok(()) };
                 assert_eq!(done.is_ok(), expected.is_ok());
                 if expected.is_ok() {
                     self.model.give_back(request, old.saturating_sub(size), 0);
-                    let tiny = &mut self.model.accounts[request].tiny;
-                    *tiny += if size <= 1024 { size } else { 0 };
-                    *tiny -= if old <= 1024 { old } else { 0 };
                 }
             }
         } else {
@@ -335,7 +345,6 @@ impl Program<'_> {
         let Block { buffer, request, counted } = self.blocks.swap_remove(which);
         if counted {
             self.model.give_back(request, buffer.len(), 1);
-            self.model.accounts[request].tiny -= if buffer.len() <= 1024 { buffer.len() } else { 0 };
         }
         self.hands.run(&mut self.random, move || drop(buffer));
     }
@@ -350,7 +359,11 @@ impl Program<'_> {
         let number = self.requests[which].number;
         let report = self.hands.run(&mut self.random, move || real.end());
         assert_eq!(report.escaped_blocks, self.model.accounts[number].stats.live_blocks);
-        self.model.accounts[number].ended = true;
+        let account = &mut self.model.accounts[number];
+        account.ended = true;
+        if self.requests[which].after_end == AfterEnd::Refuse {
+            account.floor = account.stats.live_bytes;
+        }
         if self.random.one_in(2) {
             self.requests[which].context = None; // whatever else there is of it, its blocks keep it
         }
@@ -360,7 +373,10 @@ impl Program<'_> {
         if !self.budgets.is_empty() {
             let limit = self.limit();
             let (number, real) = &self.budgets[self.random.below(self.budgets.len())];
-            self.model.accounts[*number].limit = limit;
+            let account = &mut self.model.accounts[*number];
+            account.limit = limit;
+            account.floor =
+                if limit.is_some_and(|limit| account.stats.live_bytes > limit) { account.stats.live_bytes } else { 0 };
             real.set_limit_bytes(limit);
         }
     }

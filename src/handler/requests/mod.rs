@@ -42,7 +42,7 @@ pub struct Terms {
     pub name: Option<String>,
     /// The most bytes that may be alive at one time.
     pub limit_bytes: Option<usize>,
-    /// How many bytes in blocks of up to [`TINY_BYTES`] may be alive beyond the limit. The limit of a request around it that
+    /// By how many bytes blocks of up to [`TINY_BYTES`] may together exceed each limit. The limit of a request around it that
     /// grants no overdraft is never exceeded.
     pub overdraft_bytes: usize,
     /// What the request is charged to besides.
@@ -156,7 +156,8 @@ impl Begun {
     /// time only reads them.
     pub fn end(&mut self) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
-        let (stats, blocks_are_alive) = self.seen.chain.end();
+        let refuses_late = Slot::behind(held.handler()).is_some_and(|slot| slot.state().after_end == AfterEnd::Refuse);
+        let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late);
         if blocks_are_alive {
             // This hold is its blocks' from now on: the release of the last one lets it go (`Slot::release`).
             std::mem::forget(held);

@@ -22,6 +22,16 @@ pub enum AfterEnd {
 /// The least that a strategy must align to for a request to be given it.
 pub(super) const MIN_ALIGN: usize = 16;
 
+/// How a block is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counting {
+    Usual,
+    /// After the end of a request that refuses it, except for tiny blocks within the overdraft.
+    Late,
+    /// Not at all.
+    None,
+}
+
 /// One request's own. Lives in its slot while anybody holds that.
 pub(super) struct State {
     pub(super) chain: Arc<Chain>,
@@ -137,27 +147,31 @@ impl Memory {
 }
 
 impl State {
-    /// Whether a block of so many bytes is to be counted, or is refused.
+    /// What becomes of a block of so many bytes, or why there is none.
     #[inline]
-    fn is_counted(&self, size_bytes: usize) -> Result<bool, Refused> {
+    fn terms(&self, size_bytes: usize) -> Result<Counting, Refused> {
         if self.after_end == AfterEnd::Charge || !self.chain.has_ended() {
-            return Ok(true);
+            return Ok(Counting::Usual);
         }
         match self.after_end {
             // NumPy crashes where it is refused some scalars, after the end too.
-            AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.has_overdraft() => Ok(true),
+            AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.overdraft_bytes() > 0 => Ok(Counting::Late),
             AfterEnd::Refuse => Err(self.chain.refuse_after_end(size_bytes)),
             // Detaching is its own affair: a request around it that is not over is charged.
-            _ => Ok(self.chain.is_inside_of_a_live_one()),
+            _ if self.chain.is_inside_of_a_live_one() => Ok(Counting::Usual),
+            _ => Ok(Counting::None),
         }
     }
 
+    /// Charges bytes that are not a block of the request's; returns whether they were counted.
     pub(super) fn charge_external(&self, bytes: usize) -> Result<bool, Refused> {
-        let is_counted = self.is_counted(bytes)?;
-        if is_counted {
-            self.chain.take(bytes, 1)?;
+        let terms = self.terms(bytes)?;
+        match terms {
+            Counting::None => {}
+            Counting::Late => return Err(self.chain.refuse_after_end(bytes)),
+            Counting::Usual => self.chain.take(bytes, 1)?,
         }
-        Ok(is_counted)
+        Ok(terms != Counting::None)
     }
 
     /// Whether [`make`](Self::make) may run code of the user's: a strategy, or what the pool calls for large blocks.
@@ -169,31 +183,30 @@ impl State {
     /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.
     #[inline]
     pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
-        if self.after_end != AfterEnd::Charge && self.chain.has_ended() {
-            match self.is_counted(size_bytes) {
-                Ok(true) => {}
-                Ok(false) => return self.make_uncounted(size_bytes, zeroed, hold),
-                Err(refused) => {
-                    self.chain.remember(refused);
-                    return None;
-                }
+        let is_late = match self.terms(size_bytes) {
+            Ok(Counting::Usual) => false,
+            Ok(Counting::Late) => true,
+            Ok(Counting::None) => return self.make_uncounted(size_bytes, zeroed, hold),
+            Err(refused) => {
+                self.chain.remember(refused);
+                return None;
             }
-        }
+        };
         if self.may_run_user_code(size_bytes) {
-            self.make_large(size_bytes, zeroed, hold)
+            self.make_large(size_bytes, zeroed, is_late, hold)
         } else {
-            self.make_small(size_bytes, zeroed, hold)
+            self.make_small(size_bytes, zeroed, is_late, hold)
         }
     }
 
     /// Makes a small block of the pool's, then charges it: one visit to the accounts. It is quickly given back where that fails.
     #[inline]
-    fn make_small(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
+    fn make_small(&self, size_bytes: usize, zeroed: bool, is_late: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
             self.chain.remember_no_memory(size_bytes);
             return None;
         };
-        if self.chain.take_block(size_bytes, hold) {
+        if self.chain.take_block(size_bytes, is_late, hold) {
             return Some(block);
         }
         // SAFETY: made above, and nobody else has it.
@@ -203,8 +216,8 @@ impl State {
 
     /// Reserves the bytes first, and commits them when the block is there: what is refused is not even asked for, and what could
     /// not be made changes no number.
-    fn make_large(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
-        if let Err(refused) = self.chain.reserve(size_bytes, size_bytes <= TINY_BYTES) {
+    fn make_large(&self, size_bytes: usize, zeroed: bool, is_late: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
+        if let Err(refused) = self.chain.reserve(size_bytes, size_bytes, is_late) {
             self.chain.remember(refused);
             return None;
         }
@@ -240,8 +253,8 @@ impl State {
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         // What is given back is never refused.
         if growth > 0 {
-            let allowed = self.is_counted(new_size_bytes);
-            let reserved = allowed.and_then(|_| self.chain.reserve(growth, new_size_bytes <= TINY_BYTES));
+            let terms = self.terms(new_size_bytes);
+            let reserved = terms.and_then(|terms| self.chain.reserve(growth, new_size_bytes, terms == Counting::Late));
             if let Err(refused) = reserved {
                 self.chain.remember(refused);
                 return None;
@@ -255,7 +268,6 @@ impl State {
         };
         std::mem::forget(pending);
         self.chain.commit(growth, 0);
-        self.chain.resized(old_size_bytes, new_size_bytes);
         if new_size_bytes < old_size_bytes {
             self.chain.give_back(old_size_bytes - new_size_bytes, 0);
         }

@@ -72,8 +72,9 @@ enum Phase {
 /// ``after_end``: what happens to arrays that are made under it after its end, by tasks that continue: ``"charge"``
 /// counts and limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them.
 ///
-/// Arrays of up to 1 KiB may exceed a limit by up to 64 KiB in all (``stats.overdraft_bytes`` tells how far they do),
-/// because NumPy crashes if some of its scalars are refused. ``strict=True`` allows no excess.
+/// Arrays of up to 1 KiB may exceed each limit by up to 64 KiB in all, those of up to 32 bytes by 1 MiB
+/// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The same
+/// holds after the end of a request that refuses. ``strict=True`` allows no excess.
 ///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: it is inside of thousands of other requests.

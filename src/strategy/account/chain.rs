@@ -1,6 +1,7 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
-use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, UNCOUNTED, add, subtract};
+use super::refused::ENDED;
+use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, add, subtract};
 use crate::error::Error;
 use crate::sync::with_all;
 use std::slice;
@@ -101,7 +102,6 @@ impl Chain {
         let kind = Kind::Request {
             ended: AtomicBool::new(false),
             own_blocks: AtomicUsize::new(0),
-            tiny_bytes: AtomicUsize::new(0),
             overdraft_bytes,
             above: above.iter().map(Arc::downgrade).collect(),
         };
@@ -132,35 +132,44 @@ impl Chain {
         if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
     }
 
-    /// The position of the youngest account without room, if any.
+    /// The position of the youngest account that refuses `bytes` more for a block of `size_bytes`, if any. Late work is that
+    /// which its request, which has ended, refuses except for tiny blocks.
     #[inline]
-    fn without_room(&self, bytes: usize, is_tiny: bool) -> Option<usize> {
-        let at = self.accounts().iter().position(|account| !account.has_room_for(bytes))?;
-        if is_tiny { self.without_overdraft(bytes) } else { Some(at) }
-    }
-
-    /// [`without_room`](Self::without_room) for a block that may use the overdraft of its request.
-    #[cold]
-    fn without_overdraft(&self, bytes: usize) -> Option<usize> {
-        let Kind::Request { tiny_bytes, overdraft_bytes, .. } = &self.own.kind else { return Some(0) };
-        let is_within = tiny_bytes.load(RELAXED) + bytes <= *overdraft_bytes;
-        let refuses =
-            |account: &Arc<Account>| !(account.has_room_for(bytes) || is_within && account.lets_tiny_blocks_pass());
-        self.accounts().iter().position(refuses)
-    }
-
-    #[inline]
-    fn check(&self, bytes: usize, is_tiny: bool) -> Result<(), Refused> {
-        match self.without_room(bytes, is_tiny) {
-            None => Ok(()),
-            Some(at) => Err(self.accounts()[at].refuse(at, bytes)),
+    fn refusing(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
+        if !is_late && self.accounts().iter().all(|account| account.has_room_for(bytes)) {
+            return None;
         }
+        self.refusing_overdraft(bytes, size_bytes, is_late)
+    }
+
+    #[cold]
+    fn refusing_overdraft(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
+        let overdraft_bytes = self.overdraft_bytes();
+        let may_exceed = |account: &Arc<Account>, is_late| {
+            size_bytes <= TINY_BYTES
+                && overdraft_bytes > 0
+                && account.may_exceed(bytes, size_bytes, overdraft_bytes, is_late)
+        };
+        self.accounts().iter().position(|account| {
+            let is_late = is_late && Arc::ptr_eq(account, &self.own);
+            (is_late || !account.has_room_for(bytes)) && !may_exceed(account, is_late)
+        })
+    }
+
+    #[cold]
+    fn refuse(&self, at: usize, bytes: usize, is_late: bool) -> Refused {
+        let account = &self.accounts()[at];
+        account.refuse(if is_late && Arc::ptr_eq(account, &self.own) { ENDED } else { at }, bytes)
+    }
+
+    fn check(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
+        self.refusing(bytes, size_bytes, is_late).map_or(Ok(()), |at| Err(self.refuse(at, bytes, is_late)))
     }
 
     /// Charges all accounts or none.
     pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
         with_all(self.accounts(), || {
-            self.check(bytes, false)?;
+            self.check(bytes, usize::MAX, false)?;
             self.accounts().iter().for_each(|account| account.take(bytes, blocks));
             Ok(())
         })
@@ -171,10 +180,11 @@ impl Chain {
         with_all(self.accounts(), || self.accounts().iter().for_each(|account| account.give_back(bytes, blocks)));
     }
 
-    /// Reserves bytes for a block that is about to be allocated; [`commit`](Self::commit) or [`cancel`](Self::cancel) follows.
-    pub(crate) fn reserve(&self, bytes: usize, is_tiny: bool) -> Result<(), Refused> {
+    /// Reserves `bytes` for a block of `size_bytes` that is about to be made or resized; [`commit`](Self::commit) or
+    /// [`cancel`](Self::cancel) follows.
+    pub(crate) fn reserve(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
         with_all(self.accounts(), || {
-            self.check(bytes, is_tiny)?;
+            self.check(bytes, size_bytes, is_late)?;
             self.accounts().iter().for_each(|account| add(&account.pending_bytes, bytes));
             Ok(())
         })
@@ -201,27 +211,19 @@ impl Chain {
 /// Only for the chain of a request, which counts the request's own blocks and knows whether the request has ended.
 impl Chain {
     #[inline]
-    fn request(&self) -> (&AtomicBool, &AtomicUsize, &AtomicUsize) {
+    fn request(&self) -> (&AtomicBool, &AtomicUsize) {
         match &self.own.kind {
-            Kind::Request { ended, own_blocks, tiny_bytes, .. } => (ended, own_blocks, tiny_bytes),
+            Kind::Request { ended, own_blocks, .. } => (ended, own_blocks),
             Kind::Budget { .. } => unreachable!("called on the chains of requests only"),
         }
     }
 
-    /// Called after a resize: adjusts the bytes of tiny blocks.
-    pub(crate) fn resized(&self, old_bytes: usize, new_bytes: usize) {
-        let (_, _, tiny_bytes) = self.request();
-        if old_bytes <= TINY_BYTES || new_bytes <= TINY_BYTES {
-            self.own.lock.with(|| {
-                add(tiny_bytes, if new_bytes <= TINY_BYTES { new_bytes } else { 0 });
-                subtract(tiny_bytes, if old_bytes <= TINY_BYTES { old_bytes } else { 0 });
-            });
+    /// By how many bytes tiny blocks of the request may exceed limits; 0 for a budget's chain.
+    pub(crate) fn overdraft_bytes(&self) -> usize {
+        match &self.own.kind {
+            Kind::Request { overdraft_bytes, .. } => *overdraft_bytes,
+            Kind::Budget { .. } => 0,
         }
-    }
-
-    /// Whether tiny blocks of the request may exceed limits.
-    pub(crate) fn has_overdraft(&self) -> bool {
-        matches!(self.own.kind, Kind::Request { overdraft_bytes: 1.., .. })
     }
 
     /// Whether the request is inside another one that has not ended.
@@ -240,27 +242,26 @@ impl Chain {
     /// [`take`](Self::take) for a block that was allocated; returns whether it was taken, and remembers a refusal. `first` is
     /// called under the lock if the request has ended and this is its only block.
     #[inline]
-    pub(crate) fn take_block(&self, bytes: usize, first: impl FnOnce()) -> bool {
-        let is_tiny = bytes <= TINY_BYTES;
+    pub(crate) fn take_block(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
         if self.all.is_empty() {
             // The common case, without a loop: most requests are inside no other one and have no budget.
             return self.own.lock.with(|| {
-                if let Some(at) = self.without_room(bytes, is_tiny) {
-                    self.note(self.own.refuse(at, bytes));
+                if let Some(at) = self.refusing(bytes, bytes, is_late) {
+                    self.note(self.refuse(at, bytes, is_late));
                     return false;
                 }
                 self.own.take(bytes, 1);
-                self.add_own(bytes, first);
+                self.add_own(first);
                 true
             });
         }
         with_all(&self.all, || {
-            if let Some(at) = self.without_room(bytes, is_tiny) {
-                self.note(self.all[at].refuse(at, bytes));
+            if let Some(at) = self.refusing(bytes, bytes, is_late) {
+                self.note(self.refuse(at, bytes, is_late));
                 return false;
             }
             self.all.iter().for_each(|account| account.take(bytes, 1));
-            self.add_own(bytes, first);
+            self.add_own(first);
             true
         })
     }
@@ -272,21 +273,18 @@ impl Chain {
                 subtract(&account.pending_bytes, bytes);
                 account.take(bytes, 1);
             }
-            self.add_own(bytes, first);
+            self.add_own(first);
         });
     }
 
     /// Adds a block that no account counts. It keeps the request's state alive nevertheless.
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
-        self.own.lock.with(|| self.add_own(UNCOUNTED, first));
+        self.own.lock.with(|| self.add_own(first));
     }
 
     #[inline]
-    fn add_own(&self, bytes: usize, first: impl FnOnce()) {
-        let (ended, own_blocks, tiny_bytes) = self.request();
-        if bytes <= TINY_BYTES {
-            add(tiny_bytes, bytes);
-        }
+    fn add_own(&self, first: impl FnOnce()) {
+        let (ended, own_blocks) = self.request();
         let before = own_blocks.load(RELAXED);
         own_blocks.store(before + 1, RELAXED);
         if before == 0 && ended.load(RELAXED) {
@@ -302,37 +300,37 @@ impl Chain {
         if self.all.is_empty() {
             return self.own.lock.with(|| {
                 self.own.give_back(bytes, 1);
-                self.remove_own(bytes)
+                self.remove_own()
             });
         }
         with_all(&self.all, || {
             self.all.iter().for_each(|account| account.give_back(bytes, 1));
-            self.remove_own(bytes)
+            self.remove_own()
         })
     }
 
     /// [`give_block_back`](Self::give_block_back) for a block that no account counts.
     #[must_use]
     pub(crate) fn remove_uncounted(&self) -> bool {
-        self.own.lock.with(|| self.remove_own(UNCOUNTED))
+        self.own.lock.with(|| self.remove_own())
     }
 
     #[inline]
-    fn remove_own(&self, bytes: usize) -> bool {
-        let (ended, own_blocks, tiny_bytes) = self.request();
-        if bytes <= TINY_BYTES {
-            subtract(tiny_bytes, bytes);
-        }
+    fn remove_own(&self) -> bool {
+        let (ended, own_blocks) = self.request();
         let left = own_blocks.load(RELAXED) - 1;
         own_blocks.store(left, RELAXED);
         left == 0 && ended.load(RELAXED)
     }
 
     /// Ends the request; returns its numbers at that moment, and whether it has live blocks.
-    pub(crate) fn end(&self) -> (Stats, bool) {
-        let (ended, own_blocks, _) = self.request();
+    pub(crate) fn end(&self, refuses_late: bool) -> (Stats, bool) {
+        let (ended, own_blocks) = self.request();
         self.own.lock.with(|| {
             ended.store(true, RELAXED);
+            if refuses_late {
+                self.own.floor_bytes.store(self.own.live_bytes(), RELAXED);
+            }
             (self.own.numbers(), own_blocks.load(RELAXED) > 0)
         })
     }

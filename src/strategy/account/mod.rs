@@ -27,6 +27,11 @@ pub(crate) const UNLIMITED: usize = usize::MAX;
 /// Blocks of up to this many bytes may use an overdraft.
 pub(crate) const TINY_BYTES: usize = 1024;
 
+/// Blocks of up to this many bytes, scalars, may use an overdraft [`SCALARS_FACTOR`] times as large. NumPy does not check
+/// whether it got their memory, so long after arrays are refused, also because of a neighbour, they must not be.
+pub(crate) const SCALAR_BYTES: usize = 32;
+const SCALARS_FACTOR: usize = 16;
+
 /// Instead of a block's size: no account counts the block.
 pub(crate) const UNCOUNTED: usize = 0;
 
@@ -45,6 +50,9 @@ pub(crate) struct Account {
     live_bytes: AtomicUsize,
     /// Reserved for blocks that are being allocated. Counts towards the limit only.
     pending_bytes: AtomicUsize,
+    /// What was in use when the limit was lowered below it, or when a request that refuses late work ended; falls with what
+    /// is in use. Tiny blocks may exceed this by the overdraft, as they may exceed the limit. 0 else.
+    floor_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
     total_bytes: AtomicU64,
     live_blocks: AtomicUsize,
@@ -67,9 +75,8 @@ enum Kind {
         ended: AtomicBool,
         /// The live blocks of this request itself, counted or not.
         own_blocks: AtomicUsize,
-        /// The bytes of its own tiny blocks, which its overdraft limits.
-        tiny_bytes: AtomicUsize,
-        /// By how many bytes tiny blocks, its own and those of requests inside, may exceed limits.
+        /// By how many bytes tiny blocks, its own and those of requests inside, may exceed its limit; and its own the limit
+        /// of each budget.
         overdraft_bytes: usize,
         /// The other accounts that it is charged to. Weak, so that an ended request does not keep them alive.
         above: Box<[Weak<Account>]>,
@@ -124,6 +131,7 @@ impl Account {
             limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             live_bytes: AtomicUsize::new(0),
             pending_bytes: AtomicUsize::new(0),
+            floor_bytes: AtomicUsize::new(0),
             peak_bytes: AtomicUsize::new(0),
             total_bytes: AtomicU64::new(0),
             live_blocks: AtomicUsize::new(0),
@@ -158,7 +166,11 @@ impl Account {
 
     /// Changes the limit, from the next charge on.
     pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        self.lock.with(|| self.limit_bytes.store(limit_bytes, RELAXED));
+        self.lock.with(|| {
+            self.limit_bytes.store(limit_bytes, RELAXED);
+            let live_bytes = self.live_bytes();
+            self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
+        });
     }
 
     pub(crate) fn live_bytes(&self) -> usize {
@@ -213,13 +225,20 @@ impl Account {
         in_use.checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes.load(RELAXED))
     }
 
-    /// Whether tiny blocks may exceed this limit: always for a budget, and for a request with an overdraft.
+    /// Whether `bytes` more for a tiny block of `size_bytes` may exceed its limit. `overdraft_bytes` is that of the block's
+    /// request, which budgets go by. Where `is_late`, the limit is what was in use at the request's end.
     #[cold]
-    fn lets_tiny_blocks_pass(&self) -> bool {
-        match &self.kind {
-            Kind::Budget { .. } => true,
-            Kind::Request { overdraft_bytes, .. } => *overdraft_bytes > 0,
-        }
+    fn may_exceed(&self, bytes: usize, size_bytes: usize, overdraft_bytes: usize, is_late: bool) -> bool {
+        let overdraft_bytes = match &self.kind {
+            Kind::Budget { .. } => overdraft_bytes,
+            Kind::Request { overdraft_bytes, .. } => *overdraft_bytes,
+        };
+        let usable_bytes =
+            if size_bytes <= SCALAR_BYTES { overdraft_bytes.saturating_mul(SCALARS_FACTOR) } else { overdraft_bytes };
+        let limit_bytes = if is_late { 0 } else { self.limit_bytes() };
+        let level = limit_bytes.max(self.floor_bytes.load(RELAXED));
+        let in_use = self.live_bytes().saturating_add(self.pending_bytes.load(RELAXED)).saturating_add(bytes);
+        overdraft_bytes > 0 && in_use <= level.saturating_add(usable_bytes)
     }
 
     /// Adds a charge, which all accounts of the chain have room for.
@@ -240,6 +259,10 @@ impl Account {
     #[inline]
     fn give_back(&self, bytes: usize, blocks: usize) {
         subtract(&self.live_bytes, bytes);
+        let live_bytes = self.live_bytes();
+        if self.floor_bytes.load(RELAXED) > live_bytes {
+            self.floor_bytes.store(live_bytes, RELAXED);
+        }
         subtract(&self.live_blocks, blocks);
     }
 

@@ -11,7 +11,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 CARGO ?= cargo
-PYTEST_ARGS ?=
+# Tests run side by side, on every processor. One by one: PYTEST_ARGS=.
+PYTEST_ARGS ?= -n auto --dist worksteal
 STRESS ?= 500
 # What pyproject.toml promises (numpy>=1.26); everything else is tested with the NumPy of requirements/numpy.txt.
 OLDEST_NUMPY := 1.26.0

@@ -135,8 +135,8 @@ MUTANTS: Final = (
         "IDENTITY.get().filter(|_| false).unwrap_or_else(|| {"),
     Mutant("a token knows the new handler as the old one", TOKEN, "        self.old\n",
         "        Some(super::current())\n"),
-    Mutant("set keeps a selection where the default is asked for", CURRENT,
-        "handler.into().unwrap_or_else(default_handler)", "handler.into().unwrap_or_else(current)"),
+    Mutant("set keeps a selection where the default is asked for", TOKEN,
+        "handler.into().unwrap_or_else(default_handler)", "handler.into().unwrap_or_else(super::current)"),
     # scopes
     Mutant("a panic in scope() is not undone", GUARD, "    let _guard = enter(handler);\n    work()\n",
         "    let guard = std::mem::ManuallyDrop::new(enter(handler));\n    let result = work();\n"

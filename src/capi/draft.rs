@@ -191,26 +191,25 @@ impl Answer for Adapted {
     unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
         // SAFETY: the caller passes the context that belongs to these functions.
         let own = &unsafe { adapted(ctx) }.functions;
-        call.told(|| {
-            // SAFETY: the draft's functions take any sizes, and NULL or a block that they made, attached, as from NumPy.
-            let block = unsafe {
-                match call {
-                    Call::Malloc { size } => request(size).and_then(|size| attached(|| (own.alloc)(size))),
-                    Call::Calloc { nelem, elsize } => array(nelem, elsize)
-                        .and_then(request)
-                        .and_then(|_| attached(|| (own.zeroed_alloc)(nelem.max(1), elsize.max(1)))),
-                    Call::Realloc { ptr, new_size } => {
-                        request(new_size).and_then(|size| attached(|| (own.realloc)(ptr, size)))
-                    }
-                    Call::Free { ptr, .. } if ptr.is_null() => None,
-                    Call::Free { ptr, size } => {
-                        attached(|| (own.free)(ptr, size)); // where Python is gone the block stays
-                        None
-                    }
+        let telling = call.begin();
+        // SAFETY: the draft's functions take any sizes, and NULL or a block that they made, attached, as from NumPy.
+        let block = unsafe {
+            match call {
+                Call::Malloc { size } => request(size).and_then(|size| attached(|| (own.alloc)(size))),
+                Call::Calloc { nelem, elsize } => array(nelem, elsize)
+                    .and_then(request)
+                    .and_then(|_| attached(|| (own.zeroed_alloc)(nelem.max(1), elsize.max(1)))),
+                Call::Realloc { ptr, new_size } => {
+                    request(new_size).and_then(|size| attached(|| (own.realloc)(ptr, size)))
                 }
-            };
-            block.unwrap_or(null_mut())
-        })
+                Call::Free { ptr, .. } if ptr.is_null() => None,
+                Call::Free { ptr, size } => {
+                    attached(|| (own.free)(ptr, size)); // where Python is gone the block stays
+                    None
+                }
+            }
+        };
+        telling.done(block.unwrap_or(null_mut()))
     }
 }
 

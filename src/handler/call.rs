@@ -2,7 +2,7 @@
 //! C around that are here, once.
 
 use super::abi::{Copies, CopyFunction, Functions};
-use super::events::tell::{resizing, tell};
+use super::events::tell::{Resizing, resizing, tell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -16,33 +16,43 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Makes the call by `run`, which returns the block, and tells the event hook: of the end of a block before it ends, since
-    /// its address may be another's after that; of all else when it is done.
+    /// Tells the event hook of the end of a block before it ends: its address may be another's after that. Of all else it is
+    /// told by [`Telling::done`].
+    ///
+    /// Not a function around a closure: that would be one function for all four calls, which the compiler does not inline.
     #[inline(always)]
-    pub(crate) fn told(self, run: impl FnOnce() -> *mut c_void) -> *mut c_void {
-        match self {
-            Self::Malloc { size } => made(run(), size),
-            Self::Calloc { nelem, elsize } => made(run(), nelem.saturating_mul(elsize)),
-            Self::Realloc { ptr, new_size } => {
-                let resizing = resizing(ptr);
-                let moved = run();
-                resizing.done(moved, new_size);
-                moved
+    pub(crate) fn begin(self) -> Telling {
+        let resizing = match self {
+            Self::Realloc { ptr, .. } => Some(resizing(ptr)),
+            Self::Free { ptr, .. } if !ptr.is_null() => {
+                tell(ptr, null_mut(), 0);
+                None
             }
-            Self::Free { ptr, .. } => {
-                if !ptr.is_null() {
-                    tell(ptr, null_mut(), 0);
-                }
-                run()
-            }
-        }
+            _ => None,
+        };
+        Telling { call: self, resizing }
     }
 }
 
-#[inline(always)]
-fn made(block: *mut c_void, size_bytes: usize) -> *mut c_void {
-    tell(null_mut(), block, size_bytes);
-    block
+/// A call that is under way.
+#[must_use = "the event hook is told by `done`"]
+pub(crate) struct Telling {
+    call: Call,
+    resizing: Option<Resizing>,
+}
+
+impl Telling {
+    /// Tells the event hook of what the call made, and returns it.
+    #[inline(always)]
+    pub(crate) fn done(self, block: *mut c_void) -> *mut c_void {
+        match (self.call, self.resizing) {
+            (Call::Malloc { size }, _) => tell(null_mut(), block, size),
+            (Call::Calloc { nelem, elsize }, _) => tell(null_mut(), block, nelem.saturating_mul(elsize)),
+            (Call::Realloc { new_size, .. }, Some(resizing)) => resizing.done(block, new_size),
+            _ => {}
+        }
+        block
+    }
 }
 
 /// Answers calls from C.

@@ -88,27 +88,27 @@ impl<S: Strategy> Answer for Behind<S> {
     unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
         // SAFETY: the caller passes the context that belongs to these functions.
         let strategy = unsafe { strategy::<S>(ctx) };
-        call.told(|| {
-            to_c(match call {
-                Call::Malloc { size } => shielded("malloc", || strategy.allocate(layout::request(size)?)),
-                Call::Calloc { nelem, elsize } => {
-                    shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?))
+        let telling = call.begin();
+        let block = match call {
+            Call::Malloc { size } => shielded("malloc", || strategy.allocate(layout::request(size)?)),
+            Call::Calloc { nelem, elsize } => {
+                shielded("calloc", || strategy.allocate_zeroed(layout::request(layout::array(nelem, elsize)?)?))
+            }
+            Call::Realloc { ptr, new_size } => shielded("realloc", || {
+                let size_bytes = layout::request(new_size)?;
+                match NonNull::new(ptr.cast::<u8>()) {
+                    None => strategy.allocate(size_bytes),
+                    // SAFETY: the caller passes a live block of this strategy, and gives it up where this succeeds.
+                    Some(block) => unsafe { strategy.resize(block, size_bytes) },
                 }
-                Call::Realloc { ptr, new_size } => shielded("realloc", || {
-                    let size_bytes = layout::request(new_size)?;
-                    match NonNull::new(ptr.cast::<u8>()) {
-                        None => strategy.allocate(size_bytes),
-                        // SAFETY: the caller passes a live block of this strategy, and gives it up where this succeeds.
-                        Some(block) => unsafe { strategy.resize(block, size_bytes) },
-                    }
-                }),
-                Call::Free { ptr, .. } => shielded("free", || {
-                    // SAFETY: the caller passes a live block of this strategy, and gives it up.
-                    unsafe { strategy.release(NonNull::new(ptr.cast::<u8>())?) };
-                    None
-                }),
-            })
-        })
+            }),
+            Call::Free { ptr, .. } => shielded("free", || {
+                // SAFETY: the caller passes a live block of this strategy, and gives it up.
+                unsafe { strategy.release(NonNull::new(ptr.cast::<u8>())?) };
+                None
+            }),
+        };
+        telling.done(to_c(block))
     }
 }
 

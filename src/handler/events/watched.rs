@@ -52,8 +52,9 @@ impl<const HIGH: usize, const LOW: usize> Answer for Replacement<HIGH, LOW> {
 /// - as for the `n`th original.
 #[inline(never)]
 unsafe fn pass_on(n: usize, ctx: *mut c_void, call: Call) -> *mut c_void {
+    let telling = call.begin();
     // SAFETY: it is called with its own context, as if it had not been replaced.
-    call.told(|| unsafe { Functions { ctx, ..*original(n) }.call(call) })
+    telling.done(unsafe { Functions { ctx, ..*original(n) }.call(call) })
 }
 
 /// All of them, by their digits.

@@ -4,6 +4,7 @@
 //! nothing there, and it may still be left in its own: `contextvars` decides that, and we explain it.
 //! `scope_type.rs` makes it a Python object.
 
+use super::errors::with_cause;
 use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::token_cell::TokenCell;
@@ -116,11 +117,10 @@ pub(super) fn not_entered(name: &str) -> PyErr {
 #[cold]
 fn entered_elsewhere(py: Python<'_>, name: &str, cause: PyErr) -> PyErr {
     let (function, _) = name.split_once('(').unwrap_or((name, ""));
-    let error = PyValueError::new_err(format!(
+    let message = format!(
         "{name} was entered in another Context than the one that leaves it; nothing was restored. \
          Enter and leave it in the same task or thread; for a generator, use @{function}(...) instead of a \
          `with` across its yield"
-    ));
-    error.set_cause(py, Some(cause));
-    error
+    );
+    with_cause(py, PyValueError::new_err(message), cause)
 }

@@ -1,6 +1,6 @@
 //! `set_handler`, `reset` and the Token between them: `ContextVar.set` and `reset` on NumPy's own variable.
 
-use super::errors::wrong_type;
+use super::errors::{with_cause, wrong_type};
 use super::foreign::handler_in;
 use super::handler::PyHandler;
 use super::lookup::handler_for;
@@ -95,6 +95,5 @@ fn explain(py: Python<'_>, error: PyErr) -> PyErr {
     } else {
         return error;
     };
-    explained.set_cause(py, Some(error));
-    explained
+    with_cause(py, explained, error)
 }

@@ -269,3 +269,45 @@ if __name__ == "__main__":
 
     done = subprocess.run([sys.executable, path, method], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+
+
+UNFINISHED = {
+    "coroutine": """
+import asyncio
+async def work():
+    async with scope():
+        await asyncio.sleep(100)
+loop = asyncio.new_event_loop()
+task = loop.create_task(work())
+loop.run_until_complete(asyncio.sleep(0))
+""",
+    "generator": """
+import contextvars
+def steps():
+    with scope():
+        yield
+generator = steps()
+contextvars.Context().run(next, generator)
+""",
+    "reset": """
+import contextvars
+class Late:
+    token = contextvars.Context().run(ctxalloc.set_handler, "pool")
+    def __del__(self, reset=ctxalloc.reset):
+        reset(self.token)
+late = Late()
+""",
+}
+
+
+CASES = [(kind, scope) for kind in ("coroutine", "generator") for scope in ("request()", "use('pool')")]
+
+
+@pytest.mark.parametrize(("kind", "scope"), [*CASES, ("reset", "")])
+def test_what_is_never_finished_leaves_with_a_value_error_at_exit(kind: str, scope: str) -> None:
+    program = f"import ctxalloc\nscope = lambda: {f'ctxalloc.{scope}' if scope else None}\n{UNFINISHED[kind]}"
+    outcome = subprocesses.run(program)
+    assert outcome.code == 0, outcome
+    assert "panic" not in outcome.err, outcome.err
+    assert "ValueError: " in outcome.err, outcome.err
+    assert "another Context" in outcome.err or "another context" in outcome.err

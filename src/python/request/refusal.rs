@@ -14,7 +14,7 @@
 //! BudgetExceeded too: nothing in the error tells it from C's.
 
 use crate::error::Error;
-use crate::python::errors::BudgetExceeded;
+use crate::python::errors::{BudgetExceeded, with_cause};
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -36,9 +36,7 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
         None => refusals.iter().find(|refusal| is_of_rust(&message, refusal)),
     };
     let Some(refusal) = refusal else { return Ok(()) };
-    let exceeded = PyErr::from(refusal.error.clone());
-    exceeded.set_cause(py, Some(PyErr::from_value(error.clone())));
-    Err(exceeded)
+    Err(with_cause(py, PyErr::from(refusal.error.clone()), PyErr::from_value(error.clone())))
 }
 
 /// The size in bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.

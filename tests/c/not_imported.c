@@ -27,6 +27,15 @@ CALL(hook, ctxalloc_set_event_hook(NULL, NULL, NULL) == NULL)
 CALL(draft, ctxalloc_draft1_set_handler(NULL) == NULL)
 CALL(do_import, ctxalloc_import() < 0)
 
+/* ctxalloc_import() in the middle of another failure, as in a cleanup. Answers NULL, with what is set after it. */
+static PyObject *import_while_raising(PyObject *self, PyObject *nothing)
+{
+    (void)self, (void)nothing;
+    PyErr_SetString(PyExc_KeyError, "the first");
+    ctxalloc_import();
+    return NULL;
+}
+
 static PyObject *version(PyObject *self, PyObject *nothing)
 {
     (void)self, (void)nothing;
@@ -45,7 +54,8 @@ static PyMethodDef methods[] = {
     {"free", free_, METH_NOARGS, NULL},      {"find", find, METH_NOARGS, NULL},
     {"hook", hook, METH_NOARGS, NULL},       {"draft", draft, METH_NOARGS, NULL},
     {"version", version, METH_NOARGS, NULL}, {"message", message, METH_NOARGS, NULL},
-    {"do_import", do_import, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"do_import", do_import, METH_NOARGS, NULL},
+    {"import_while_raising", import_while_raising, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "not_imported", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -505,6 +505,17 @@ def test_another_table_is_refused_at_import(change: dict[str, int], message: str
         c_extensions.built("not_imported").do_import()
 
 
+def test_an_import_keeps_the_pending_exception() -> None:
+    module = c_extensions.built("not_imported")
+    with pytest.raises(KeyError, match="the first") as caught:
+        module.import_while_raising()
+    assert caught.value.__context__ is None
+    with c_extensions.another_table(abi_version=2), pytest.raises(ImportError, match="rebuild it") as refused:
+        module.import_while_raising()
+    assert isinstance(refused.value.__context__, KeyError)
+    assert refused.value.__context__.args == ("the first",)
+
+
 def test_a_newer_table_is_taken() -> None:
     program = """
 import c_extensions

@@ -218,7 +218,7 @@ CTXALLOC_FUNCTION int ctxalloc_copy(void *dst_in_block, const void *src_in_block
 
 #ifdef CTXALLOC_PYTHON
 /* Finds the installed package's functions. -1 and an ImportError where it is not installed, or too old for this
- * header. */
+ * header. An exception that is pending stays where it succeeds, and is the __context__ of its own where it fails. */
 CTXALLOC_FUNCTION int ctxalloc_import(void);
 
 /* The handler in which an array's bytes live, by way of its base if it is a view. NULL without an error: in none. */
@@ -292,7 +292,7 @@ const ctxalloc_api *ctxalloc_api_ = NULL;
 static const ctxalloc_api *ctxalloc_api_ = NULL;
 #endif
 
-static inline int ctxalloc_import(void) {
+static inline int ctxalloc_find_api_(void) {
     const ctxalloc_api *api = (const ctxalloc_api *)PyCapsule_Import("ctxalloc._C_API", 0);
     if (api == NULL) {
         return -1;
@@ -313,6 +313,31 @@ static inline int ctxalloc_import(void) {
     }
     ctxalloc_api_ = api;
     return 0;
+}
+
+/* Importing runs Python code, which needs the pending exception out of the way. */
+static inline int ctxalloc_import(void) {
+    PyObject *kind, *value, *traceback;
+    PyErr_Fetch(&kind, &value, &traceback);
+    int answer = ctxalloc_find_api_();
+    if (answer == 0) {
+        PyErr_Restore(kind, value, traceback);
+        return answer;
+    }
+    if (kind != NULL) {
+        PyObject *own_kind, *own_value, *own_traceback;
+        PyErr_Fetch(&own_kind, &own_value, &own_traceback);
+        PyErr_NormalizeException(&kind, &value, &traceback);
+        PyErr_NormalizeException(&own_kind, &own_value, &own_traceback);
+        if (traceback != NULL) {
+            PyException_SetTraceback(value, traceback);
+        }
+        PyException_SetContext(own_value, value); /* takes over the reference */
+        PyErr_Restore(own_kind, own_value, own_traceback);
+        Py_DECREF(kind);
+        Py_XDECREF(traceback);
+    }
+    return answer;
 }
 
 /* Whether there is a table; an exception where there is none. */

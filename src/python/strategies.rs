@@ -137,7 +137,14 @@ fn tracked(py: Python<'_>, options: &Options<'_, '_>) -> PyResult<Arc<dyn Strate
         return Ok(Arc::new(Tracked::new(upstream).map_err(in_python_words)?));
     }
     let attribution = attribution(py, frames, tasks)?;
-    Ok(Arc::new(Tracked::with_attribution(upstream, attribution).map_err(in_python_words)?))
+    let mut shown = Vec::new();
+    if frames > 0 {
+        shown.push(("traceback", frames.to_string()));
+    }
+    if tasks {
+        shown.push(("tasks", "true".to_owned()));
+    }
+    Ok(Arc::new(Tracked::with_shown_attribution(upstream, attribution, shown).map_err(in_python_words)?))
 }
 
 fn zeroing(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {

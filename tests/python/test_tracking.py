@@ -17,7 +17,7 @@ from subprocesses import says
 
 import ctxalloc
 from ctxalloc import tracking
-from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System, Tracked
+from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System, Tracked, Zeroing
 
 Array = npt.NDArray[np.float64]
 
@@ -318,6 +318,9 @@ def test_tracked_under_and_over_others_tells_users_sizes_and_addresses() -> None
     found = [(block.size_bytes, block.address) for block in handler.live_blocks()]
     assert found == [(array.nbytes, array.ctypes.data) for array in arrays[::2]]
     assert repr(Tracked(System())) == "Tracked(upstream=System)"
+    assert repr(Tracked(System(), traceback=10**9)) == "Tracked(upstream=System, traceback=1000000000)"
+    both = Tracked(System(), traceback=2, tasks=True)
+    assert repr(Zeroing(both)) == "Zeroing(upstream=Tracked(upstream=System, traceback=2, tasks=True))"
 
 
 @pytest.mark.parametrize("name", ["tracked", "test tracked, three frames", "test tracked, tasks"])

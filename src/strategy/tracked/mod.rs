@@ -60,7 +60,12 @@ struct Inner<S> {
     blocks: Prefixed<S, Record>,
     ledger: Arc<Ledger>,
     attribute: Option<Box<Attribute>>,
+    /// What `attribute` finds out, as `Debug` shows it: `traceback`, `tasks`.
+    options: Options,
 }
+
+/// The options of an attribution with their values.
+type Options = Vec<(&'static str, String)>;
 
 type Attribute = dyn Fn() -> Attribution + Send + Sync;
 
@@ -70,7 +75,7 @@ impl<S: Strategy> Tracked<S> {
     /// # Errors
     /// [`Error::BadOption`] where `upstream` is tracked already, or aligns its blocks to less than 8 bytes.
     pub fn new(upstream: S) -> Result<Self, Error> {
-        Self::with(upstream, None)
+        Self::with(upstream, None, Options::new())
     }
 
     /// [`new`](Self::new), with more about each block's maker: `attribute` is called at each allocation, on the thread that
@@ -82,10 +87,20 @@ impl<S: Strategy> Tracked<S> {
         upstream: S,
         attribute: impl Fn() -> Attribution + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        Self::with(upstream, Some(Box::new(attribute)))
+        Self::with(upstream, Some(Box::new(attribute)), Options::new())
     }
 
-    fn with(upstream: S, attribute: Option<Box<Attribute>>) -> Result<Self, Error> {
+    /// [`with_attribution`](Self::with_attribution), whose `Debug` shows these options too.
+    #[cfg(feature = "python")]
+    pub(crate) fn with_shown_attribution(
+        upstream: S,
+        attribute: impl Fn() -> Attribution + Send + Sync + 'static,
+        options: Options,
+    ) -> Result<Self, Error> {
+        Self::with(upstream, Some(Box::new(attribute)), options)
+    }
+
+    fn with(upstream: S, attribute: Option<Box<Attribute>>, options: Options) -> Result<Self, Error> {
         if upstream.live_blocks().is_some() {
             let value = format!("{upstream:?}");
             let wanted = "a strategy that is not tracked: its own list would be out of reach behind this one's";
@@ -98,7 +113,7 @@ impl<S: Strategy> Tracked<S> {
                           (align=8 and up for Guard and Callbacks)";
             return Err(Error::BadOption { option: "upstream", value, wanted });
         }
-        Ok(Self { inner: Arc::new(Inner { blocks, ledger: Ledger::new(), attribute }) })
+        Ok(Self { inner: Arc::new(Inner { blocks, ledger: Ledger::new(), attribute, options }) })
     }
 
     /// How many blocks are alive, and their bytes. These are counted, so this is cheaper than a listing.
@@ -109,7 +124,7 @@ impl<S: Strategy> Tracked<S> {
 
     #[inline]
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let Inner { blocks, ledger, attribute } = &*self.inner;
+        let Inner { blocks, ledger, attribute, .. } = &*self.inner;
         let attribution = match attribute {
             Some(attribute) => PackedAttribution::pack(attribute()),
             None => PackedAttribution::UNKNOWN,
@@ -184,7 +199,12 @@ impl<S> Clone for Tracked<S> {
 
 impl<S: fmt::Debug> fmt::Debug for Tracked<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tracked").field("upstream", &self.inner.blocks.upstream).finish()
+        let mut text = f.debug_struct("Tracked");
+        text.field("upstream", &self.inner.blocks.upstream);
+        for (option, value) in &self.inner.options {
+            text.field(option, &format_args!("{value}"));
+        }
+        text.finish()
     }
 }
 

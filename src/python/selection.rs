@@ -7,7 +7,8 @@
 #![allow(unsafe_code, reason = "PyContextVar_Set is in no limited API, but in every CPython")]
 
 use super::symbol::symbol;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use crate::error::Error;
+use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyTuple};
@@ -60,6 +61,9 @@ const VARIABLE: &str = "CTXALLOC_SELECTION";
 
 impl Selection {
     /// Chooses the way for this process. `default` is the capsule of NumPy's default handler.
+    ///
+    /// # Errors
+    /// ImportError, as for all variables of the environment, where [`VARIABLE`] asks for what there is not.
     pub(super) fn find(set_handler: SetHandler, default: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = default.py();
         let asked = std::env::var_os(VARIABLE).unwrap_or_default();
@@ -68,10 +72,9 @@ impl Selection {
             "" | "contextvar" | "contextvar-methods" => Self::numpys_variable(set_handler, default)?,
             "sethandler" => None,
             other => {
-                return Err(PyValueError::new_err(format!(
-                    "{VARIABLE}={other:?} is not a way to select handlers; \
-                     unset it, or set it to contextvar, contextvar-methods or sethandler"
-                )));
+                let wanted = "contextvar, contextvar-methods or sethandler";
+                let error = Error::BadSetting { name: VARIABLE, value: other.to_owned(), wanted };
+                return Err(PyImportError::new_err(error.to_string()));
             }
         };
         match var {
@@ -82,8 +85,9 @@ impl Selection {
                 };
                 Ok(Self::ContextVar { var: var.unbind(), calls })
             }
-            None if asked.starts_with("contextvar") => Err(PyRuntimeError::new_err(format!(
-                "{VARIABLE}={asked} cannot be used, as the ContextVar of this NumPy's handler was not found; unset it"
+            None if asked.starts_with("contextvar") => Err(PyImportError::new_err(format!(
+                "the environment says {VARIABLE}={asked:?}, but the ContextVar of this NumPy's handler was not found: \
+                 remove the variable"
             ))),
             None => {
                 let marker = py.import("contextvars")?.getattr("ContextVar")?.call1(("ctxalloc_witness",))?;

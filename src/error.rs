@@ -17,6 +17,48 @@ fn shown(text: &str) -> impl Display + '_ {
     Shown(text)
 }
 
+/// Why a budget has no room; one without a limit refuses only what cannot be counted.
+fn no_room(limit_bytes: usize, in_use_bytes: usize, requested_bytes: usize) -> String {
+    if limit_bytes == usize::MAX {
+        return format!(
+            "has no limit, but cannot count {requested_bytes} more bytes: with the {in_use_bytes} in use the sum would \
+             be more than can be counted; ask for less"
+        );
+    }
+    format!(
+        "has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; free something, \
+         or give it a higher limit"
+    )
+}
+
+/// A request by its name; one that was given none is called `request 7` already.
+fn request_called(name: &str) -> String {
+    let is_numbered = name.strip_prefix("request ").is_some_and(|number| number.parse::<u64>().is_ok());
+    match name {
+        "" => "the request".to_owned(),
+        _ if is_numbered => name.to_owned(),
+        _ => format!("request '{}'", shown(name)),
+    }
+}
+
+/// What was asked of a request, where that was memory.
+fn asked_for(requested_bytes: usize) -> String {
+    if requested_bytes == 0 { String::new() } else { format!(" ({requested_bytes} bytes were asked for)") }
+}
+
+/// What is not a block of `ctxalloc_new`.
+fn no_block(address: usize, size_bytes: usize) -> String {
+    if size_bytes == 0 {
+        return format!(
+            "no live block of ctxalloc_new() begins at {address:#x}: it was freed, or came from another allocator"
+        );
+    }
+    format!(
+        "{size_bytes} bytes from {address:#x} on lie in no live block of ctxalloc_new(): it was freed, came from another \
+         allocator, or is shorter"
+    )
+}
+
 /// What failed, with which value, and what to do about it.
 ///
 /// When one of these is returned, nothing has changed: not the table, not the selection, and no block.
@@ -134,10 +176,7 @@ pub enum Error {
     },
 
     /// A C function was given an address that is in no block of `ctxalloc_new`, or too close to the block's end.
-    #[error(
-        "{size_bytes} bytes from {address:#x} on lie in no live block of ctxalloc_new(): \
-         it was freed, came from another allocator, or is shorter"
-    )]
+    #[error("{}", no_block(*.address, *.size_bytes))]
     NotABlock {
         /// The address as given.
         address: usize,
@@ -169,10 +208,10 @@ pub enum Error {
         address: usize,
     },
 
-    /// There is no struct left to give one more handler to code that uses a draft of NEP 49.
+    /// There are no functions left to give one more handler to code that uses a draft of NEP 49.
     #[error(
-        "handler '{}' cannot be given out as a struct without a context: all {max} of those are in use by other \
-         handlers; use ctxalloc_get_handler(), which has no such limit",
+        "handler '{}' cannot be used by a struct without a context: all {max} sets of functions for those are in use by \
+         other handlers; use ctxalloc_get_handler(), which has no such limit",
         shown(.handler)
     )]
     TooManyViews {
@@ -253,15 +292,11 @@ pub enum Error {
     SettingsInUse,
 
     /// A [`Budget`](crate::strategy::Budget) has no room.
-    #[error(
-        "budget '{}' has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; \
-         free something, or give it a higher limit",
-        shown(.budget)
-    )]
+    #[error("budget '{}' {}", shown(.budget), no_room(*.limit_bytes, *.in_use_bytes, *.requested_bytes))]
     BudgetExceeded {
         /// The name of the budget that refused; perhaps one above the one that was charged.
         budget: String,
-        /// Its limit.
+        /// Its limit; `usize::MAX` where it has none, and the sum would be more than can be counted.
         limit_bytes: usize,
         /// How many bytes of it are in use.
         in_use_bytes: usize,
@@ -271,20 +306,21 @@ pub enum Error {
 
     /// Memory was requested from a request that has ended, and that refuses this or no longer exists.
     #[error(
-        "{request} has ended and gives no more memory ({requested_bytes} bytes were asked for); begin another request, or \
-         keep this one until its work is done"
+        "{} has ended and gives no more memory{}; begin another request, or keep this one until its work is done",
+        request_called(.request),
+        asked_for(*.requested_bytes)
     )]
     RequestEnded {
-        /// Its name.
+        /// Its name; empty where nothing is left that knows it.
         request: String,
-        /// How many bytes were requested.
+        /// How many bytes were requested; 0 where it was to be selected.
         requested_bytes: usize,
     },
 
-    /// A request was begun inside too many others.
+    /// A request would be charged to too many requests and budgets.
     #[error(
-        "a request cannot be begun inside of {max} requests and budgets; let tasks that go on begin root requests \
-         (`request().root()`, `ctxalloc.request(root=True)`)"
+        "a request cannot be charged to {max} or more requests and budgets above it; let tasks that go on begin root requests \
+         (`request().root()`, `ctxalloc.request(root=True)`), and make the chain of parents of its budget shorter"
     )]
     NestedTooDeep {
         /// How many there may be.
@@ -358,6 +394,32 @@ pub enum Error {
 #[cfg(test)]
 mod tests {
     use super::Error;
+
+    #[test]
+    fn a_message_names_the_request_and_speaks_of_bytes_where_some_were_asked_for() {
+        let ended = |request: &str, requested_bytes| {
+            let text = Error::RequestEnded { request: request.into(), requested_bytes }.to_string();
+            text.split_once(';').map(|(what, _)| what.to_owned()).unwrap_or(text)
+        };
+        assert_eq!(ended("job", 5), "request 'job' has ended and gives no more memory (5 bytes were asked for)");
+        assert_eq!(ended("job", 0), "request 'job' has ended and gives no more memory");
+        assert_eq!(ended("request 7", 0), "request 7 has ended and gives no more memory");
+        assert_eq!(ended("", 0), "the request has ended and gives no more memory");
+    }
+
+    #[test]
+    fn a_budget_without_a_limit_does_not_tell_one() {
+        let budget = "b".to_owned();
+        let refused = Error::BudgetExceeded { budget, limit_bytes: usize::MAX, in_use_bytes: 3, requested_bytes: 7 };
+        let message = refused.to_string();
+        assert!(message.starts_with("budget 'b' has no limit, but cannot count 7 more bytes: with the 3"), "{message}");
+    }
+
+    #[test]
+    fn a_block_that_is_none_is_told_without_a_size() {
+        let message = Error::NotABlock { address: 0x10, size_bytes: 0 }.to_string();
+        assert!(message.starts_with("no live block of ctxalloc_new() begins at 0x10:"), "{message}");
+    }
 
     #[test]
     fn what_somebody_gave_stays_in_its_line_whatever_it_has_in_it() {

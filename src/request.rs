@@ -107,7 +107,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
-    /// [`Error::NestedTooDeep`] inside more than 4096 others.
+    /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged.
     pub fn begin(self) -> Result<Request, Error> {
         Ok(Request { begun: Begun::begin(self.terms)? })
     }

@@ -26,7 +26,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     """A budget had no room for an allocation. ``__cause__`` is the MemoryError that it led to.
 
     ``budget`` is the name of the budget that refused, which may be one above the request's own; ``limit_bytes``, its
-    limit; ``in_use_bytes``, what was charged to it; ``requested_bytes``, the size of the allocation.
+    limit, or 2**64 - 1 where it has none and the sum cannot be counted; ``in_use_bytes``, what was charged to it; ``requested_bytes``, the size of the allocation.
     """
 
     __module__ = "ctxalloc"
@@ -39,6 +39,11 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         self.requested_bytes = requested_bytes
 
     def __str__(self) -> str:
+        if self.limit_bytes == 2**64 - 1:
+            return (
+                f"budget {self.budget!r} has no limit, but cannot count {self.requested_bytes} more bytes: with the "
+                f"{self.in_use_bytes} in use the sum would be more than can be counted; ask for less"
+            )
         return (
             f"budget {self.budget!r} has no room for {self.requested_bytes} more bytes: {self.in_use_bytes} of its "
             f"{self.limit_bytes} are in use; free something, or give it a higher limit"
@@ -46,6 +51,9 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
 
 
 class RequestEnded(MemoryError):  # noqa: N818 - for the same reason
-    """An allocation was refused: its request has ended, and was begun with ``after_end="refuse"``."""
+    """An allocation was refused: its request has ended, and was begun with ``after_end="refuse"``.
+
+    ``ctxalloc.usm`` and C code (``ctxalloc_new()``) raise it. NumPy raises a plain MemoryError there.
+    """
 
     __module__ = "ctxalloc"

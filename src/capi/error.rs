@@ -77,7 +77,9 @@ fn keep(refusal: Refusal) {
     match refusal {
         Refusal::Said(error) => {
             let code = match error {
-                Error::OutOfMemory { .. } | Error::BudgetExceeded { .. } => code::MEMORY,
+                Error::OutOfMemory { .. }
+                | Error::BudgetExceeded { .. }
+                | Error::RequestEnded { requested_bytes: 1.., .. } => code::MEMORY,
                 Error::CopyFailed { .. } | Error::TooManyViews { .. } | Error::NoPython => code::RUNTIME,
                 _ => code::VALUE,
             };

@@ -48,7 +48,10 @@ fn handler_behind(place: &AtomicPtr<c_void>) -> Option<Handler> {
 /// The handler whose functions have this number.
 fn numbered(number: usize) -> Result<Handler, Error> {
     let handler = HANDLERS.get(number).and_then(handler_behind);
-    handler.ok_or(Error::TooManyViews { handler: "a request".into(), max: MAX_REQUESTS })
+    handler.ok_or_else(|| {
+        let names = REQUESTS.get().map(|requests| requests.without_functions()).unwrap_or_default();
+        Error::TooManyViews { handler: names.join("' or '").into(), max: MAX_REQUESTS }
+    })
 }
 
 /// The handler that a struct of ours stands for; nothing where it is none of ours.
@@ -112,6 +115,8 @@ struct Given {
     /// Leaked.
     draft: NonNull<Draft2>,
     request: Handler,
+    /// Of its functions.
+    number: usize,
 }
 
 // SAFETY: the struct is written under the lock only, and `Handler` may be sent.
@@ -149,16 +154,29 @@ impl Requests {
             if let Some(given) = given {
                 if given.request != request {
                     given.request = request;
+                    given.number = lend(request);
                     // SAFETY: leaked, and written under the lock. The request that it was given out for is gone; by then C
                     // must not look at it any more (the header).
-                    unsafe { given.draft.write(set(lend(request)).named(&name)) };
+                    unsafe { given.draft.write(set(given.number).named(&name)) };
                 }
                 return given.draft.as_ptr().cast_const();
             }
-            let draft = NonNull::from(Box::leak(Box::new(set(lend(request)).named(&name))));
+            let number = lend(request);
+            let draft = NonNull::from(Box::leak(Box::new(set(number).named(&name))));
             by_slot.insert(slot, draft.addr().get());
-            by_address.insert(draft.addr().get(), Given { draft, request });
+            by_address.insert(draft.addr().get(), Given { draft, request, number });
             draft.as_ptr().cast_const()
+        })
+    }
+
+    /// The names of the requests that have a struct without functions: whoever calls those functions means one of these.
+    #[cold]
+    fn without_functions(&self) -> Vec<String> {
+        self.0.with(|structs| {
+            let without =
+                structs.by_address.values().filter(|given| given.number == NO_HANDLER && is_there(given.request));
+            // SAFETY: leaked, written under the lock, which is held.
+            without.map(|given| name_in(unsafe { &given.draft.as_ref().first })).collect()
         })
     }
 
@@ -168,11 +186,17 @@ impl Requests {
             if is_there(given.request) {
                 return Ok(Some(given.request));
             }
-            // SAFETY: leaked, written under the lock, which is held; the name ends with a NUL.
-            let name = unsafe { CStr::from_ptr((&raw const (*given.draft.as_ptr()).first.name).cast()) };
-            Err(Error::RequestEnded { request: name.to_string_lossy().into_owned(), requested_bytes: 0 })
+            // SAFETY: leaked, written under the lock, which is held.
+            let request = name_in(unsafe { &given.draft.as_ref().first });
+            Err(Error::RequestEnded { request, requested_bytes: 0 })
         })
     }
+}
+
+/// The name in a struct of ours.
+fn name_in(draft: &Draft1) -> String {
+    // SAFETY: [`Set::named`] wrote the name, and a NUL behind it.
+    unsafe { CStr::from_ptr(draft.name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
 /// The number of a set for a request; [`NO_HANDLER`] where all of them are those of requests that are there. Only under the

@@ -121,7 +121,7 @@ typedef void (ctxalloc_event_hook)(void *inp, void *outp, size_t size, void *use
 enum ctxalloc_error {
     CTXALLOC_NO_ERROR = 0,
     CTXALLOC_VALUE_ERROR = 1, /* an argument was wrong */
-    CTXALLOC_MEMORY_ERROR = 2, /* no memory, or a budget's limit */
+    CTXALLOC_MEMORY_ERROR = 2, /* no memory, a budget's limit, or a request that has ended */
     CTXALLOC_RUNTIME_ERROR = 3, /* anything else */
     CTXALLOC_RAISED = 4 /* a Python exception says it */
 };

@@ -1,13 +1,13 @@
 //! `SetHandler` of a draft under requests, over the selection of this thread.
 
-use super::super::error::{clear, error_code};
+use super::super::error::{clear, error_code, error_message};
 use super::super::forms::Draft1;
 use super::super::thread::OfThread;
 use super::super::view::MAX_REQUESTS;
 use super::set_handler;
 use crate::request::{Request, request};
 use crate::scope::{current, set};
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
@@ -60,6 +60,11 @@ fn free(draft: *const Draft1, block: *mut c_void) {
     unsafe { (*draft).free.expect("complete")(block, 0) };
 }
 
+fn message() -> String {
+    // SAFETY: a C string of this thread's, which is read before the next call.
+    unsafe { CStr::from_ptr(error_message()) }.to_string_lossy().into_owned()
+}
+
 /// Structs are recycled among requests, hence among the threads of these tests.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -75,6 +80,9 @@ fn any_number_of_requests_at_once_is_selected_again() {
         let block = alloc(*before, 1000);
         assert_eq!(request.stats().live_bytes, if block.is_null() { 0 } else { 1000 });
         assert_eq!(block.is_null(), error_code() != 0, "the reason is kept");
+        if block.is_null() {
+            assert!(message().contains(&format!("'{}'", request.name())), "{}", message());
+        }
         free(*before, block);
         clear();
         !block.is_null()
@@ -106,7 +114,9 @@ fn a_struct_of_an_ended_request_selects_no_other() {
         let refused = unsafe { set_handler::<OfThread, Draft1>(before) };
         assert!(refused.is_null());
         assert_ne!(error_code(), 0);
+        assert!(message().contains("has ended and gives no more memory; begin"), "{}", message());
         assert_eq!(current().name(), "d1", "nothing has changed");
         assert_eq!(alloc(before, 10), null_mut());
+        assert_eq!(error_code(), 2, "CTXALLOC_MEMORY_ERROR");
     }
 }

@@ -70,14 +70,15 @@ enum Phase {
 /// be. Its arrays may outlive it for any length of time, and stay charged to it until they are freed.
 ///
 /// ``after_end``: what happens to arrays that are made under it after its end, by tasks that continue: ``"charge"``
-/// counts and limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them.
+/// counts and limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them,
+/// unless the request is inside of one that is open: then they are charged and limited as before.
 ///
 /// Arrays of up to 1 KiB may exceed each limit by up to 64 KiB in all, those of up to 32 bytes by 1 MiB
 /// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The same
 /// holds after the end of a request that refuses. ``strict=True`` allows no excess.
 ///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
-/// on entering: it is inside of thousands of other requests.
+/// on entering: more than 4096 requests and budgets would be charged.
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None
@@ -164,8 +165,12 @@ impl PyRequest {
 
     /// Begins the request. The caller is the one that may enter.
     fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
-        if !matches!(*self.phase(), Phase::New) {
-            return Err(self.used());
+        let is_carried = match &*self.phase() {
+            Phase::New => None,
+            phase => Some(matches!(phase, Phase::Carried(_))),
+        };
+        if let Some(is_carried) = is_carried {
+            return Err(self.used(is_carried));
         }
         let begun = self.wanted.begin(py)?;
         let handler = begun.handler();
@@ -237,11 +242,16 @@ impl PyRequest {
     }
 
     #[cold]
-    fn used(&self) -> PyErr {
-        PyRuntimeError::new_err(format!(
-            "{} was entered and left before, and is for one block; call request() again for a second one",
-            self.text()
-        ))
+    fn used(&self, is_carried: bool) -> PyErr {
+        let text = self.text();
+        PyRuntimeError::new_err(if is_carried {
+            format!(
+                "{text} comes from current_request(): another Request began it, so it cannot be entered; make a new one \
+                 with request()"
+            )
+        } else {
+            format!("{text} was entered and left before, and is for one block; call request() again for a second one")
+        })
     }
 }
 

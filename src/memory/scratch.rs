@@ -10,7 +10,7 @@
 
 use super::allocator::Blocks;
 use crate::error::Error;
-use crate::handler::{Handler, Held};
+use crate::handler::{Handler, Held, requests};
 use crate::scope::current;
 use crate::strategy::{Arena, Strategy};
 use std::alloc::Layout;
@@ -75,6 +75,14 @@ impl Upstream {
             Self::Arena(arena) => arena
                 .allocate(bytes)
                 .ok_or_else(|| Error::OutOfMemory { handler: "arena".into(), requested_bytes: bytes }),
+        }
+    }
+
+    /// Whether no limit of a request is known to refuse so many bytes.
+    fn may_have_room(&self, bytes: usize) -> bool {
+        match self {
+            Self::Handler(held) => requests::may_have_room(held.handler(), bytes),
+            Self::Arena(_) => true,
         }
     }
 
@@ -239,7 +247,9 @@ impl Scratch {
         let needed_bytes = size_of::<Chunk>().saturating_add(layout.size() + (layout.align() - 1));
         let last_bytes = self.header(self.chunk.get()).map_or(0, |chunk| chunk.bytes);
         let usual_bytes = last_bytes.saturating_mul(2).clamp(FIRST_BYTES, MAX_BYTES);
-        if usual_bytes > needed_bytes && self.add_chunk(usual_bytes).is_ok() {
+        // A chunk that no limit leaves room for is not asked for: it would count as a refusal where nothing is refused.
+        if usual_bytes > needed_bytes && self.upstream.may_have_room(usual_bytes) && self.add_chunk(usual_bytes).is_ok()
+        {
             return Ok(self.bump(layout).expect("the chunk has room for it"));
         }
         // Near a limit, what is needed may still fit.

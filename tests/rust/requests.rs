@@ -247,7 +247,8 @@ fn a_request_that_left_nothing_is_gone() {
     assert!(none_is_present());
     assert_ne!(begin().handler(), handler, "the next one has another handler");
     assert_eq!(handler.name(), "a request that has ended");
-    assert!(matches!(handler.allocate(1), Err(Error::RequestEnded { requested_bytes: 1, .. })));
+    let refused = handler.allocate(1).expect_err("it is gone");
+    assert!(refused.to_string().starts_with("the request has ended and gives no more memory (1 bytes"), "{refused}");
 }
 
 #[test]
@@ -567,6 +568,8 @@ fn requests_nested_too_deep_are_refused_with_an_error() {
         }
     };
     assert_eq!(refused, Error::NestedTooDeep { max: 4096 });
+    let advice = refused.to_string();
+    assert!(advice.contains("root requests") && advice.contains("parents of its budget"), "{advice}");
     let innermost = nested.last().unwrap();
     let block = innermost.run(|| Buffer::zeroed(10).unwrap());
     assert_eq!(nested[0].stats().live_bytes, 10);

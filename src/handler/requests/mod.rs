@@ -334,6 +334,12 @@ fn chain_of(handler: Handler) -> Option<Arc<Chain>> {
     Slot::behind(handler).map(|slot| Arc::clone(&slot.state().chain))
 }
 
+/// Whether a request's handler could give so many bytes now: a look without the locks, which counts no refusal. True for a
+/// handler that is no request's, whoever holds it.
+pub(crate) fn may_have_room(handler: Handler, bytes: usize) -> bool {
+    Slot::behind(handler).is_none_or(|slot| slot.state().may_have_room(bytes))
+}
+
 /// Why a request's handler had no memory: the last refusal of so many bytes, or the last thing that happened to it.
 pub(super) fn refusal_of(handler: Handler, requested_bytes: Option<usize>) -> Option<Error> {
     if handler == table().ended() {
@@ -346,7 +352,7 @@ pub(super) fn refusal_of(handler: Handler, requested_bytes: Option<usize>) -> Op
 /// Nothing is left of the request that was asked for memory.
 #[cold]
 pub(super) fn gone(requested_bytes: usize) -> Error {
-    Error::RequestEnded { request: Ended::NAME.to_owned(), requested_bytes }
+    Error::RequestEnded { request: String::new(), requested_bytes }
 }
 
 /// What a request's handler is called.

@@ -163,6 +163,14 @@ impl State {
         }
     }
 
+    /// Whether no limit, and not its end, would refuse a block of so many bytes now.
+    pub(super) fn may_have_room(&self, size_bytes: usize) -> bool {
+        let limits_apply = self.after_end == AfterEnd::Charge || !self.chain.has_ended() || {
+            self.after_end == AfterEnd::Detach && self.chain.is_inside_of_a_live_one()
+        };
+        if limits_apply { self.chain.may_have_room(size_bytes) } else { self.after_end == AfterEnd::Detach }
+    }
+
     /// Charges bytes that are not a block of the request's; returns whether they were counted.
     pub(super) fn charge_external(&self, bytes: usize) -> Result<bool, Refused> {
         let terms = self.terms(bytes)?;

@@ -21,7 +21,7 @@ pub(in crate::python) struct PyStats {
     total_bytes: u64,
     /// How many blocks were ever allocated.
     count: u64,
-    /// How many allocations its own limit refused.
+    /// How many allocations were refused, by its own limit or because it had ended.
     refused: u64,
     /// How many bytes it is above its limit, which arrays of up to 1 KiB may exceed: see ``request()``.
     overdraft_bytes: usize,

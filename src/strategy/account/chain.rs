@@ -132,11 +132,17 @@ impl Chain {
         if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
     }
 
+    /// Whether all accounts have room; without their locks, whether they had a moment ago.
+    #[inline]
+    pub(crate) fn may_have_room(&self, bytes: usize) -> bool {
+        self.accounts().iter().all(|account| account.has_room_for(bytes))
+    }
+
     /// The position of the youngest account that refuses `bytes` more for a block of `size_bytes`, if any. Late work is that
     /// which its request, which has ended, refuses except for tiny blocks.
     #[inline]
     fn refusing(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
-        if !is_late && self.accounts().iter().all(|account| account.has_room_for(bytes)) {
+        if !is_late && self.may_have_room(bytes) {
             return None;
         }
         self.refusing_overdraft(bytes, size_bytes, is_late)

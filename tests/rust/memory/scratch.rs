@@ -4,8 +4,8 @@
 use crate::support::{Odd, marked, rounds};
 use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::vec::Vec as VecIn;
-use ctxalloc::strategy::{Arena, Pool};
-use ctxalloc::{Error, Handler, Scratch, handler, register, request, scope};
+use ctxalloc::strategy::{Arena, Budget, Pool};
+use ctxalloc::{AfterEnd, Error, Handler, Scratch, handler, register, request, scope};
 use proptest::prelude::*;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -62,6 +62,33 @@ fn a_scratch_in_an_arena_holds_chunks_of_it_until_dropped() {
     assert_eq!(arena.live_blocks(), 1, "the newest chunk stays");
     drop(scratch);
     assert!(arena.reset());
+}
+
+#[test]
+fn a_value_that_fits_counts_no_refusal_of_a_larger_chunk() {
+    let tenant = Budget::new("tenant", Some(10_000));
+    let by_limit = request().limit_bytes(10_000).begin().expect("memory");
+    let by_budget = request().budget(&tenant).begin().expect("memory");
+    for request in [by_limit, by_budget] {
+        let scratch = request.run(Scratch::new);
+        for _ in 0..2 {
+            scratch.put([0_u8; 3000]).expect("3 KB fit");
+        }
+        assert_eq!((request.stats().refused, tenant.refused()), (0, 0));
+        assert!(scratch.put([0_u8; 8000]).is_err());
+        assert_eq!(request.stats().refused + tenant.refused(), 1, "what fails is refused once");
+    }
+}
+
+#[test]
+fn a_scratch_of_an_ended_request_is_refused_once_or_detached() {
+    for (after_end, refused) in [(AfterEnd::Refuse, 1), (AfterEnd::Detach, 0)] {
+        let request = request().limit_bytes(10_000).after_end(after_end).begin().expect("memory");
+        let (scratch, handle) = (request.run(Scratch::new), request.handle());
+        request.end();
+        assert_eq!(scratch.put([0_u8; 3000]).is_err(), refused > 0);
+        assert_eq!(handle.stats().refused, refused);
+    }
 }
 
 #[test]

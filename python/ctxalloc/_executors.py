@@ -9,7 +9,9 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+from ctxalloc._native import set_handler
 
 __all__ = ["ThreadPoolExecutor", "wrap"]
 
@@ -25,9 +27,28 @@ class ThreadPoolExecutor(concurrent.futures.ThreadPoolExecutor):
     ``loop.run_in_executor``::
 
         asyncio.get_running_loop().set_default_executor(ctxalloc.ThreadPoolExecutor())
+
+    What ``initializer`` selects does nothing for the calls, since it runs in the thread's own context.
+    ValueError: it is ``ctxalloc.set_handler``.
     """
 
     __module__ = "ctxalloc"
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        thread_name_prefix: str = "",
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+    ) -> None:
+        """As its base's."""
+        if initializer is set_handler:
+            raise ValueError(
+                "ctxalloc.ThreadPoolExecutor(initializer=ctxalloc.set_handler) would select nothing: each call runs in "
+                "the context of whoever submits it; submit inside ctxalloc.use(...), or take "
+                "concurrent.futures.ThreadPoolExecutor"
+            )
+        super().__init__(max_workers, thread_name_prefix, initializer, initargs)
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
         """As its base's, in a copy of the caller's context."""
@@ -39,11 +60,15 @@ def wrap(function: Callable[_P, _T], /) -> Callable[_P, _T]:
 
     For what starts threads by itself: ``threading.Thread(target=ctxalloc.wrap(work))``,
     ``joblib.delayed(ctxalloc.wrap(work))`` with joblib's backend "threading", callbacks of C libraries. It holds the
-    context, and with it the request, for as long as it lives, and cannot be pickled. TypeError: a coroutine function;
-    tasks carry the context by themselves.
+    context, and with it the request, for as long as it lives, and cannot be pickled. TypeError: it cannot be called, or it
+    is a coroutine function (tasks carry the context by themselves) or a generator function.
     """
+    if not callable(function):
+        raise TypeError(f"ctxalloc.wrap({function!r}): give a function or another callable")
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(is_kind(function) for is_kind in kinds):
+    # Of an object with `async def __call__` only the method is a coroutine function.
+    bodies = (function, getattr(type(function), "__call__", None))
+    if any(is_kind(body) for is_kind in kinds for body in bodies):
         raise TypeError(
             f"ctxalloc.wrap({function!r}): wrap plain functions; tasks carry the context by themselves, and generators "
             "run in that of their caller"

@@ -20,6 +20,25 @@ reset: Any = ctxalloc.reset
 report: Any = tracking.report
 adopt: Any = ctxalloc.adopt
 S: Any = strategies
+wrap: Any = ctxalloc.wrap
+
+
+class AsyncCallable:
+    async def __call__(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return "an AsyncCallable"
+
+
+class SyncMade:
+    """Instances are coroutine functions; the class itself is a plain callable."""
+
+    async def __call__(self) -> None: ...
+
+
+def refused_by_none(error: Exception) -> None:
+    raise error
+
 
 SAID: list[tuple[Callable[[], object], type[Exception], str]] = [
     # a class, where one of its instances is wanted
@@ -84,6 +103,38 @@ SAID: list[tuple[Callable[[], object], type[Exception], str]] = [
             ": its own list would be out of reach behind this one's"
         ),
     ),
+    (
+        lambda: wrap(5),
+        TypeError,
+        "ctxalloc.wrap(5): give a function or another callable",
+    ),
+    (
+        lambda: wrap(None),
+        TypeError,
+        "ctxalloc.wrap(None): give a function or another callable",
+    ),
+    (
+        lambda: wrap(AsyncCallable()),
+        TypeError,
+        (
+            "ctxalloc.wrap(an AsyncCallable): wrap plain functions; tasks carry the context by themselves, and "
+            "generators run in that of their caller"
+        ),
+    ),
+    (
+        lambda: ctxalloc.ThreadPoolExecutor(initializer=ctxalloc.set_handler, initargs=("pool",)),
+        ValueError,
+        "ctxalloc.ThreadPoolExecutor(initializer=ctxalloc.set_handler) would select nothing: ",
+    ),
+    # a limit that there is not
+    (
+        lambda: refused_by_none(ctxalloc.BudgetExceeded("b", 2**64 - 1, 3, 7)),
+        ctxalloc.BudgetExceeded,
+        (
+            "budget 'b' has no limit, but cannot count 7 more bytes: with the 3 in use the sum would be more "
+            "than can be counted; ask for less"
+        ),
+    ),
     # one line, whatever is in it
     (
         lambda: handler("a\0b\nc"),
@@ -102,6 +153,18 @@ def test_a_message_names_the_function_the_argument_and_what_is_wanted(
     assert str(caught.value).startswith(message)
     if not message.endswith(": "):
         assert str(caught.value) == message
+
+
+def test_a_class_can_be_wrapped_whatever_its_instances_are() -> None:
+    assert isinstance(wrap(SyncMade)(), SyncMade)
+
+
+def test_the_running_request_is_not_entered_again() -> None:
+    with ctxalloc.request(name="open"):
+        again = ctxalloc.current_request()
+        assert again is not None
+        with pytest.raises(RuntimeError, match=r"^ctxalloc\.request\(name=\"open\"\) comes from current_request\(\)"):
+            again.__enter__()
 
 
 @pytest.mark.parametrize(

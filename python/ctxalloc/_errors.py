@@ -26,7 +26,8 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     """A budget had no room for an allocation. ``__cause__`` is the MemoryError that it led to.
 
     ``budget`` is the name of the budget that refused, which may be one above the request's own; ``limit_bytes``, its
-    limit, or 2**64 - 1 where it has none and the sum cannot be counted; ``in_use_bytes``, what was charged to it; ``requested_bytes``, the size of the allocation.
+    limit, or 2**64 - 1 where it has none and the sum cannot be counted; ``in_use_bytes``, what was charged to it;
+    ``requested_bytes``, the size of the allocation.
     """
 
     __module__ = "ctxalloc"

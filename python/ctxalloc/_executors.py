@@ -60,14 +60,14 @@ def wrap(function: Callable[_P, _T], /) -> Callable[_P, _T]:
 
     For what starts threads by itself: ``threading.Thread(target=ctxalloc.wrap(work))``,
     ``joblib.delayed(ctxalloc.wrap(work))`` with joblib's backend "threading", callbacks of C libraries. It holds the
-    context, and with it the request, for as long as it lives, and cannot be pickled. TypeError: it cannot be called, or it
-    is a coroutine function (tasks carry the context by themselves) or a generator function.
+    context, and with it the request, for as long as it lives, and cannot be pickled. TypeError: it cannot be called,
+    or it is a coroutine function (tasks carry the context by themselves) or a generator function.
     """
     if not callable(function):
         raise TypeError(f"ctxalloc.wrap({function!r}): give a function or another callable")
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     # Of an object with `async def __call__` only the method is a coroutine function.
-    bodies = (function, getattr(type(function), "__call__", None))
+    bodies = (function, getattr(type(function), "__call__", None))  # noqa: B004
     if any(is_kind(body) for is_kind in kinds for body in bodies):
         raise TypeError(
             f"ctxalloc.wrap({function!r}): wrap plain functions; tasks carry the context by themselves, and generators "

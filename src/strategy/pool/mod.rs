@@ -15,7 +15,7 @@ mod bits;
 mod cache;
 mod central;
 mod classes;
-mod clock;
+pub(super) mod clock;
 mod decay;
 mod extents;
 mod geometry;

@@ -22,10 +22,17 @@
 use crate::counters;
 use crate::error::Error;
 use crate::handler::requests;
+use crate::strategy::{PoolBytes, pool_bytes};
 
 pub use crate::counters::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 pub use crate::handler::requests::{Present, present};
 pub use crate::strategy::account::{BudgetNumbers, budgets};
+
+/// What all pools together have of the system: in use, and kept for later.
+#[must_use]
+pub fn pools() -> PoolBytes {
+    pool_bytes()
+}
 
 /// All counters now, and what requests have in use: of this process, or with `CTXALLOC_METRICS_DIR` of all processes that count
 /// there.

@@ -212,6 +212,12 @@ impl Seen {
         self.chain.own().name()
     }
 
+    /// The name that it was given, if any.
+    #[must_use]
+    pub fn given_name(&self) -> Option<&str> {
+        self.chain.own().given_name()
+    }
+
     /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
     pub fn stats(&self) -> Stats {

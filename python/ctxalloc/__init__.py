@@ -28,7 +28,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 """
 
 # _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
-from ctxalloc import _main_interpreter, _environment, asgi, metrics, problems, strategies, tracking, usm, wsgi  # noqa: F401, I001
+from ctxalloc import _main_interpreter, _environment  # noqa: F401, I001
+from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
 from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
@@ -102,7 +103,9 @@ __all__ = [
     "handler_of",
     "handlers",
     "metrics",
+    "opentelemetry",
     "problems",
+    "prometheus",
     "register",
     "request",
     "request_metrics",

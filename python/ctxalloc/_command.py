@@ -48,13 +48,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--handler", metavar="NAME", help="select this handler, in threads too: pool, hugepages, ...")
     run.add_argument(
-        "--limit", metavar="SIZE", type=_size, help="the most bytes of arrays at one time: 2GiB, 500MB; more is MemoryError"
+        "--limit",
+        metavar="SIZE",
+        type=_size,
+        help="the most bytes of arrays at one time: 2GiB, 500MB; more is MemoryError",
     )
     run.add_argument("--report", action="store_true", help="print what the arrays took to standard error at the end")
     run.add_argument(
-        "--compare", action="store_true", help="run it with NumPy's default and with --handler in turn; print time and faults"
+        "--compare",
+        action="store_true",
+        help="run it with NumPy's default and with --handler in turn; print both",
     )
-    run.add_argument("--rounds", metavar="N", type=_rounds, default=3, help="how often --compare runs each (default: 3)")
+    run.add_argument(
+        "--rounds", metavar="N", type=_rounds, default=3, help="how often --compare runs each (default: 3)"
+    )
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
     run.add_argument("program", help="the script, or with -m the module")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")

@@ -25,10 +25,10 @@ class Coverage(NamedTuple):
     other libraries."""
     error_bytes: int
     """``unseen_bytes`` is too small by at most this: pages of pools that were never touched are not resident."""
-    traced_numpy_bytes: int | None
-    """Live arrays of NumPy's default handler, if ``tracemalloc`` is tracing: part of what is unseen."""
-    traced_ctxalloc_bytes: int | None
-    """Live arrays of ctxalloc's handlers, if ``tracemalloc`` is tracing."""
+    traced_arrays_bytes: int | None
+    """Live arrays of NumPy, whichever handler made them, if ``tracemalloc`` is tracing."""
+    traced_buffers_bytes: int | None
+    """Live blocks that Rust made under a handler, if ``tracemalloc`` is tracing."""
     traced_other_bytes: int | None
     """Everything else that ``tracemalloc`` traces: Python objects."""
 
@@ -57,15 +57,17 @@ def coverage() -> Coverage:
     in_use, warm = _native._pools()  # noqa: SLF001 - made for this
     resident = resident_bytes()
     unseen = max(0, resident - in_use - warm)
-    numpy = ours = other = None
+    arrays = buffers = other = None
     if tracemalloc.is_tracing():
-        numpy = ours = other = 0
+        arrays = buffers = other = 0
         with contextlib.suppress(RuntimeError):  # somebody has stopped it meanwhile
-            for domain, size, *_ in tracemalloc.take_snapshot().traces._traces:  # type: ignore[attr-defined] # noqa: SLF001 - the public view makes an object of each
+            # The public view makes an object of each.
+            traces = tracemalloc.take_snapshot().traces._traces  # type: ignore[attr-defined] # noqa: SLF001
+            for domain, size, *_ in traces:
                 if domain == _NUMPY_DOMAIN:
-                    numpy += size
+                    arrays += size
                 elif domain == _native.tracemalloc_domain:
-                    ours += size
+                    buffers += size
                 else:
                     other += size
-    return Coverage(resident, in_use, warm, unseen, min(in_use + warm, resident), numpy, ours, other)
+    return Coverage(resident, in_use, warm, unseen, min(in_use + warm, resident), arrays, buffers, other)

@@ -13,7 +13,13 @@ from ctxalloc import _native
 from ctxalloc._text import size_text, table
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage")
-_VARIABLES = ("CTXALLOC_HANDLER", "CTXALLOC_DECAY_SECONDS", "CTXALLOC_WARM_BYTES", "CTXALLOC_METRICS_DIR", "CTXALLOC_SELECTION")
+_VARIABLES = (
+    "CTXALLOC_HANDLER",
+    "CTXALLOC_DECAY_SECONDS",
+    "CTXALLOC_WARM_BYTES",
+    "CTXALLOC_METRICS_DIR",
+    "CTXALLOC_SELECTION",
+)
 
 
 def _read(path: str | Path) -> str | None:
@@ -73,15 +79,13 @@ def print_info(out: TextIO) -> None:
     rows.append(["control group's limit", "none" if limit is None else size_text(limit)])
     if limit is not None and limit < memory and "CTXALLOC_WARM_BYTES" not in os.environ:
         advice.append(
-            f"pools keep up to an eighth of the machine's memory ({size_text(memory / 8)}), but the control group allows "
+            f"pools keep an eighth of the machine's memory ({size_text(memory / 8)}), but the control group allows "
             f"{size_text(limit)} in all: set CTXALLOC_WARM_BYTES={limit // 8}"
         )
     enabled, defrag = _chosen(_HUGE / "enabled"), _chosen(_HUGE / "defrag")
     rows.append(["transparent huge pages", f"{enabled or 'not there'}, defrag {defrag or 'not there'}"])
     if enabled in (None, "never"):
-        advice.append(
-            f"the handler hugepages gets ordinary pages: as root, echo madvise > {_HUGE / 'enabled'}"
-        )
+        advice.append(f"the handler hugepages gets ordinary pages: as root, echo madvise > {_HUGE / 'enabled'}")
     reserved, free = _read("/proc/sys/vm/nr_hugepages"), None
     for line in (_read("/proc/meminfo") or "").splitlines():
         if line.startswith("HugePages_Free:"):
@@ -89,12 +93,11 @@ def print_info(out: TextIO) -> None:
     rows.append(["huge pages set aside", f"{reserved or 0}, of which {free or 0} are free"])
     rows.append(["NUMA nodes", _read("/sys/devices/system/node/online") or "0"])
     rows.append(["lockable memory", _limit_text(resource.RLIMIT_MEMLOCK)])
-    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] not in (resource.RLIM_INFINITY,) and (
-        resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < 64 << 20
-    ):
+    lockable = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if lockable != resource.RLIM_INFINITY and lockable < 64 << 20:
         advice.append(
-            f"the handler locked has {_limit_text(resource.RLIMIT_MEMLOCK)}: raise `ulimit -l` (memlock in limits.conf, "
-            "LimitMEMLOCK= of a systemd unit)"
+            f"the handler locked has {size_text(lockable)}: raise `ulimit -l` (memlock in limits.conf, LimitMEMLOCK= "
+            "of a systemd unit)"
         )
     rows.append(["address space", _limit_text(resource.RLIMIT_AS)])
     table("ctxalloc here", ["what", "value"], rows, out)

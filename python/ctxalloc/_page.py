@@ -1,4 +1,4 @@
-"""The live page: ``ctxalloc.asgi.debug_app()``. One HTML file without anything from elsewhere, and its numbers as JSON."""
+"""The live page: ``ctxalloc.asgi.debug_app()``. One HTML file with nothing from elsewhere, and its numbers as JSON."""
 
 import hmac
 import json
@@ -19,8 +19,10 @@ _HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (
         b"content-security-policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-        b"frame-ancestors 'none'; base-uri 'none'",
+        (
+            b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+            b"frame-ancestors 'none'; base-uri 'none'"
+        ),
     ),
 )
 MAX_SHOWN: Final = 200

@@ -20,7 +20,7 @@ class Sums(NamedTuple):
     peak_bytes: int
     at_peak_bytes: int
     total_bytes: int
-    count: int
+    arrays: int
 
 
 class Profile:
@@ -37,7 +37,13 @@ class Profile:
     def print_handlers(self, out: TextIO) -> None:
         """A table of the handlers."""
         rows = [
-            [name, size_text(sums.peak_bytes), size_text(sums.total_bytes), str(sums.count), size_text(sums.live_bytes)]
+            [
+                name,
+                size_text(sums.peak_bytes),
+                size_text(sums.total_bytes),
+                str(sums.arrays),
+                size_text(sums.live_bytes),
+            ]
             for name, sums in sorted(self.handlers, key=lambda one: -one[1].peak_bytes)
         ]
         table("By handler", ["handler", "peak", "total", "arrays", "alive at the end"], rows, out)
@@ -46,7 +52,13 @@ class Profile:
         """A table of the largest sites."""
         largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))[:count]
         rows = [
-            [size_text(sums.at_peak_bytes), size_text(sums.total_bytes), str(sums.count), size_text(sums.live_bytes), where]
+            [
+                size_text(sums.at_peak_bytes),
+                size_text(sums.total_bytes),
+                str(sums.arrays),
+                size_text(sums.live_bytes),
+                where,
+            ]
             for where, sums in largest
         ]
         table("Largest sites", ["at the peak", "total", "arrays", "alive at the end", "where"], rows, out)

@@ -60,16 +60,15 @@ class Program(NamedTuple):
         if found is None:
             raise UsageError(f"there is no module {self.name!r}; install it, or give the path of a script")
 
-    def execute(self) -> None:
-        """As ``python`` runs it."""
+    def execute(self) -> dict[str, Any]:
+        """As ``python`` runs it; its names at its end."""
         sys.argv[:] = [self.name, *self.arguments]
         if self.is_module:
             sys.path.insert(0, str(Path.cwd()))
-            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
-        else:
-            if Path(self.name).is_file():
-                sys.path.insert(0, str(Path(self.name).resolve().parent))
-            runpy.run_path(self.name, run_name="__main__")
+            return runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        if Path(self.name).is_file():
+            sys.path.insert(0, str(Path(self.name).resolve().parent))
+        return runpy.run_path(self.name, run_name="__main__")
 
 
 def check_handler(name: str) -> None:
@@ -100,7 +99,8 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
             stack.enter_context(_carried())
         if report is not None:
             profile = stack.enter_context(profiled())
-        status = _status_of(program, request)
+        names: dict[str, Any] = {}
+        status = _status_of(program, request, names)
     if report is not None and profile is not None:
         _print(program, handler, limit, profile, begun, report)
     return status
@@ -112,11 +112,11 @@ class _Begun:
         self.usage = resource.getrusage(resource.RUSAGE_SELF)
 
 
-def _status_of(program: Program, request: _native.Request | None) -> int:
-    """What the interpreter would exit with."""
+def _status_of(program: Program, request: _native.Request | None, names: dict[str, Any]) -> int:
+    """What the interpreter would exit with. ``names`` gets what the program leaves, which is alive at its end."""
     try:
         with request or contextlib.nullcontext():
-            program.execute()
+            names.update(program.execute())
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -150,14 +150,14 @@ def _carried() -> Iterator[None]:
         thread.run = wrap(thread.run)  # type: ignore[method-assign] # as Thread(target=wrap(..)) would
         start(thread)
 
-    threading.Thread.start = start_carrying  # type: ignore[method-assign]
+    threading.Thread.start = start_carrying  # type: ignore[method-assign, assignment] # its name differs
     try:
         yield
     finally:
         threading.Thread.start = start  # type: ignore[method-assign]
 
 
-def _print(
+def _print(  # noqa: PLR0917 - one call
     program: Program, handler: str | None, limit: int | None, profile: Profile, begun: _Begun, out: TextIO
 ) -> None:
     now = resource.getrusage(resource.RUSAGE_SELF)
@@ -175,7 +175,7 @@ def _print(
     )
     sums = profile.all
     print(
-        f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in {sums.count} arrays in all, "
+        f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in {sums.arrays} arrays, "
         f"{size_text(sums.live_bytes)} alive at the end, {profile.refused} refused",
         file=out,
     )

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
@@ -32,10 +31,10 @@ _LEFT: Final = ("where", "value")
 
 
 def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
-    """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text.."""
+    """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text."""
     if not rows:
         return
-    if out.isatty() and "rich" in sys.modules or (out.isatty() and importlib.util.find_spec("rich")):
+    if out.isatty() and importlib.util.find_spec("rich"):
         _rich_table(title, heads, rows, out)
         return
     texts = [list(heads), *(list(row) for row in rows)]

@@ -306,9 +306,9 @@ def debug_app(*, token: str | None = None) -> _Application:
 
         app.mount("/debug/memory", ctxalloc.asgi.debug_app())
 
-    It answers clients of this machine only, unless it has a ``token``, which clients then give as ``?token=`` or as a
-    Bearer token. It shows names of routes, budgets and files, and no data. Not mounted it costs nothing. ValueError: the
-    token is shorter than 16 characters.
+    It answers clients of this machine only, unless it has a ``token``, which clients then give as ``?token=`` or as
+    a Bearer token. It shows names of routes, budgets and files, and no data. Not mounted it costs nothing. ValueError:
+    the token is shorter than 16 characters.
     """
     if token is not None and len(token) < 16:
         raise ValueError(

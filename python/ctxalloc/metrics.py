@@ -17,6 +17,7 @@ that directory, and each of them reads all. ``prometheus`` and ``opentelemetry``
 guide.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctxalloc import _native
@@ -26,11 +27,12 @@ __all__ = ["Budgets", "Histogram", "Present", "Process", "Series", "Snapshot", "
 BUCKETS = 64
 
 
-class Histogram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Histogram:
     """Counts of values in bytes, by powers of two."""
 
     counts: tuple[int, ...]
-    """How many values are above ``2**(k-1)`` and at most ``2**k``, for each ``k`` from 0 to 63; the first has 0 and 1."""
+    """How many values are above ``2**(k-1)`` and at most ``2**k``, for ``k`` from 0 to 63; the first has 0 and 1."""
     sum: int
     """The sum of all values, in bytes."""
 
@@ -153,9 +155,9 @@ def snapshot() -> Snapshot:
     """All counters now. RuntimeError: the directory ``CTXALLOC_METRICS_DIR`` cannot be used; the message says why."""
     series, processes = _native._metrics()  # noqa: SLF001 - made for this, here and below
     found: dict[str, Series] = {}
-    for name, *numbers, (peaks, peak_sum), (totals, total_sum) in series:
-        histograms = Histogram(tuple(peaks), peak_sum), Histogram(tuple(totals), total_sum)
-        found[name] = Series(name, *numbers, *histograms)
+    for one in series:
+        peaks, totals = (Histogram(tuple(counts), total) for counts, total in one[8:])
+        found[one[0]] = Series(*one[:8], peaks, totals)
     return Snapshot(found, [Process(*numbers) for numbers in processes])
 
 

@@ -57,7 +57,11 @@ class Collector:
                 family.add_metric([series.name], getattr(series, field))
             yield family
         histograms = (
-            ("ctxalloc_request_memory_peak_bytes", "The most bytes that a request had alive at one time.", "peak_bytes"),
+            (
+                "ctxalloc_request_memory_peak_bytes",
+                "The most bytes that a request had alive at one time.",
+                "peak_bytes",
+            ),
             ("ctxalloc_request_memory_allocated_bytes", "All bytes that a request allocated.", "total_bytes"),
         )
         for name, text, field in histograms:
@@ -77,7 +81,9 @@ class Collector:
             value=sum(process.live_requests for process in processes),
         )
         used = core.GaugeMetricFamily(
-            "ctxalloc_memory_used_bytes", "Bytes in live arrays of requests, by whether they have ended.", labels=["state"]
+            "ctxalloc_memory_used_bytes",
+            "Bytes in live arrays of requests, by whether they have ended.",
+            labels=["state"],
         )
         used.add_metric(["live"], sum(process.live_bytes for process in processes))
         used.add_metric(["escaped"], sum(process.escaped_bytes for process in processes))
@@ -90,7 +96,9 @@ class Collector:
             value=here.unseen_bytes,
         )
         if self._budgets:
-            in_use = core.GaugeMetricFamily("ctxalloc_budget_used_bytes", "Bytes charged to a budget.", labels=["budget"])
+            in_use = core.GaugeMetricFamily(
+                "ctxalloc_budget_used_bytes", "Bytes charged to a budget.", labels=["budget"]
+            )
             limit = core.GaugeMetricFamily("ctxalloc_budget_limit_bytes", "The limit of a budget.", labels=["budget"])
             for budget in self._budgets:
                 in_use.add_metric([budget.name], budget.in_use_bytes)

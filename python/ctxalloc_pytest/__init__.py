@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _MARK: Final = (
-    "ctxalloc(limit=None, total=None, escaped=None, handler=None, frames=5): run the test in a ctxalloc.request(); limit: "
-    "the most bytes of arrays at one time ('80 MB'); total: the most bytes in all; escaped: how many arrays may outlive "
-    "it; handler: 'pool', 'system', ...; frames: how much of the stack a failure shows for each site"
+    "ctxalloc(limit=None, total=None, escaped=None, handler=None, frames=5): run the test in a ctxalloc.request(); "
+    "limit: the most bytes of arrays at one time ('80 MB'); total: the most bytes in all; escaped: how many arrays may "
+    "outlive it; handler: 'pool', 'system', ...; frames: how much of the stack a failure shows for each site"
 )
 _OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames")
 _REQUEST: Final = pytest.StashKey["Request"]()
@@ -178,8 +178,8 @@ def _check(item: pytest.Item, request: "Request") -> None:
     total, escaped = _size("total", options.get("total")), options.get("escaped")
     if total is not None and request.stats.total_bytes > total:
         pytest.fail(
-            f"ctxalloc: the test allocated {size_text(request.stats.total_bytes)} ({request.stats.total_bytes} bytes) in "
-            f"{request.stats.count} arrays, more than total={options['total']!r}",
+            f"ctxalloc: the test allocated {size_text(request.stats.total_bytes)} ({request.stats.total_bytes} bytes) "
+            f"in {request.stats.count} arrays, more than total={options['total']!r}",
             pytrace=False,
         )
     if escaped is not None and request.escaped.count > escaped:
@@ -212,5 +212,7 @@ class _Report:
 
         terminalreporter.section("ctxalloc: the largest peaks of arrays")
         for peak, total, escaped, test in sorted(self.found, reverse=True)[:20]:
-            terminalreporter.line(f"{size_text(peak):>10} peak {size_text(total):>10} total {escaped:>5} escaped  {test}")
+            terminalreporter.line(
+                f"{size_text(peak):>10} peak {size_text(total):>10} total {escaped:>5} escaped  {test}"
+            )
         terminalreporter.line(f"{len(self.found)} tests measured")

@@ -38,8 +38,8 @@ def numbers() -> dict[str, Any]:
         {
             **{name: getattr(series, name) for name in metrics.Series._fields if not name.endswith("total_bytes")},
             "peak_bytes": series.peak_bytes.counts,
-            "p50": series.peak_bytes.quantile(0.5),
-            "p95": series.peak_bytes.quantile(0.95),
+            "p50": min(series.peak_bytes.quantile(0.5), series.max_peak_bytes),
+            "p95": min(series.peak_bytes.quantile(0.95), series.max_peak_bytes),
             "total": series.total_bytes.sum,
         }
         for series in sorted(snapshot.series.values(), key=lambda one: -one.requests)

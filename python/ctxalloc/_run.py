@@ -189,7 +189,7 @@ def _print(  # noqa: PLR0917 - one call
             one.name,
             str(one.requests),
             str(one.refused_requests),
-            size_text(one.peak_bytes.quantile(0.5)),
+            size_text(min(one.peak_bytes.quantile(0.5), one.max_peak_bytes)),
             size_text(one.max_peak_bytes),
             f"{one.escaped_blocks} ({size_text(one.escaped_bytes)})",
         ]

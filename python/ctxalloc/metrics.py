@@ -2,9 +2,9 @@
 
 ::
 
-    >>> with ctxalloc.request(name="thumbnail"):
+    >>> with ctxalloc.request(name="a picture"):
     ...     picture = numpy.zeros(1000)
-    >>> series = ctxalloc.metrics.snapshot().series["thumbnail"]
+    >>> series = ctxalloc.metrics.snapshot().series["a picture"]
     >>> series.requests, series.max_peak_bytes, series.peak_bytes.quantile(0.95)
     (1, 8000, 8192)
 

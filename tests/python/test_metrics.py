@@ -150,6 +150,7 @@ def test_prometheus_reads_what_we_expose() -> None:
     client = pytest.importorskip("prometheus_client")
     parser = pytest.importorskip("prometheus_client.parser")
     used("exposed", 5000)
+    used("at its bound", 16384)
     registry = client.CollectorRegistry()
     tenant = ctxalloc.Budget(1 << 20, name="exposed tenant")
     registry.register(ctxalloc.prometheus.Collector(budgets=[tenant]))
@@ -163,6 +164,7 @@ def test_prometheus_reads_what_we_expose() -> None:
     assert found["ctxalloc_request_memory_peak_bytes_bucket", "exposed", "4096.0"] == 0
     assert found["ctxalloc_request_memory_peak_bytes_bucket", "exposed", "16384.0"] == 1
     assert found["ctxalloc_request_memory_peak_bytes_bucket", "exposed", "+Inf"] == 1
+    assert found["ctxalloc_request_memory_peak_bytes_bucket", "at its bound", "16384.0"] == 1
     assert found["ctxalloc_request_memory_peak_bytes_sum", "exposed", None] == 5000
     assert found["ctxalloc_processes", None, None] == 1
     assert 'ctxalloc_budget_limit_bytes{budget="exposed tenant"} 1.048576e+06' in text

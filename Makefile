@@ -188,12 +188,19 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-handlers bench
+.PHONY: demo demo-handlers bench chromium page
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service
+
+# For tests/python/test_page.py, which is skipped without one, and for the picture.
+chromium: ## a headless Chromium by apt, as root: for the tests of the live page, and its picture
+	@command -v chromium-headless-shell chromium google-chrome >/dev/null || apt-get install -y chromium-headless-shell
+
+page: $(DONE)/package $(DONE)/demo chromium ## docs/images/page.png: the live page of the demo's service, in a headless Chromium
+	$(PY) scripts/draw_page.py
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked

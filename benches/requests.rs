@@ -90,6 +90,9 @@ fn nothing_in_it() -> String {
     let mut cache = VecDeque::with_capacity(1001);
     Group::new("a request".to_owned(), 1000)
         .add("begin, end", || drop(black_box(request().begin().expect("memory"))))
+        .add("with a name, by which it is counted", || {
+            drop(black_box(request().name("/route/{id}").begin().expect("memory")))
+        })
         .add("under a budget", move || drop(black_box(request().budget(&tenant).begin().expect("memory"))))
         .add("with one block of 80 bytes", || {
             let request = request().begin().expect("memory");

@@ -374,6 +374,18 @@ pub enum Error {
         advice: &'static str,
     },
 
+    /// The directory that `CTXALLOC_METRICS_DIR` names cannot be used.
+    #[error(
+        "the counters cannot be shared in {folder:?}, which the environment names in CTXALLOC_METRICS_DIR: {reason}; name a \
+         directory that the processes may read and write, or remove the variable"
+    )]
+    Metrics {
+        /// The directory.
+        folder: String,
+        /// What the system said.
+        reason: String,
+    },
+
     /// A [`Token`](crate::Token) was used for a second [`reset`](crate::reset) (PEP 567: `RuntimeError`).
     #[error("this token has been used once already; each set() gives a token for one reset()")]
     TokenUsed,

@@ -39,6 +39,7 @@
 //! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
 //! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
+//! | a question: how much, under which name? | [`metrics`] |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
@@ -48,12 +49,13 @@
 //! ## Layers: each uses only those to its right
 //!
 //! `python` → `capi` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
-//! [`source`], with [`thread`](mod@thread) and [`request`](mod@request) beside `task`, and the leaves `error`,
-//! `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
+//! [`source`], with [`thread`](mod@thread), [`request`](mod@request) and [`metrics`] beside `task`, and the leaves
+//! `counters`, `error`, `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
 //! walks through one allocation and one selection.
 
 pub mod handler;
 pub mod memory;
+pub mod metrics;
 pub mod request;
 pub mod scope;
 pub mod source;
@@ -67,6 +69,7 @@ pub mod python;
 #[cfg(feature = "tokio")]
 pub mod task;
 
+mod counters;
 mod error;
 mod layout;
 mod settings;

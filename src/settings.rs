@@ -3,6 +3,7 @@
 
 use crate::error::Error;
 use crate::trace;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct Settings {
 pub(crate) const DECAY_SECONDS: &str = "CTXALLOC_DECAY_SECONDS";
 /// Bytes, as a whole number.
 pub(crate) const WARM_BYTES: &str = "CTXALLOC_WARM_BYTES";
+/// A directory.
+const METRICS_DIR: &str = "CTXALLOC_METRICS_DIR";
 
 const DECAY: Duration = Duration::from_secs(10);
 /// About 136 years: a longer decay is no different, and twice this fits into nanoseconds as `u64`.
@@ -75,7 +78,14 @@ pub fn configure(settings: Settings) -> Result<(), Error> {
 /// [`Error::BadSetting`] for the first one with an invalid value. Its default is used instead.
 pub fn check_environment() -> Result<(), Error> {
     read();
-    from_environment().map(|_| ())
+    from_environment()?;
+    let wanted = "a directory that exists";
+    variable(METRICS_DIR, wanted, |text| Path::new(text).is_dir().then_some(())).map(|_| ())
+}
+
+/// The directory in which several processes share their counters, if there is one.
+pub(crate) fn metrics_dir() -> Option<PathBuf> {
+    std::env::var_os(METRICS_DIR).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// How long unused memory is kept.

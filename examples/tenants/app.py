@@ -16,11 +16,11 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 import ctxalloc
 from ctxalloc import Budget, MiB
-from ctxalloc.asgi import AllocatorMiddleware, Report, Scope
+from ctxalloc.asgi import AllocatorMiddleware, Report, Scope, debug_app
 
 SERVICE: Final = Budget(320 * MiB, name="service")
 GUESTS: Final = Budget(160 * MiB, parent=SERVICE, name="guests")
@@ -28,6 +28,9 @@ TENANTS: Final = {
     "patient": Budget(160 * MiB, parent=SERVICE, name="patient"),
     "greedy": Budget(parent=GUESTS, name="greedy"),
 }
+
+PAGE: Final = "/debug/memory"
+"""Where the live page is."""
 
 peaks: dict[str, list[int]] = {}
 
@@ -70,12 +73,18 @@ def build(*, is_guarded: bool) -> Any:
             Route("/smooth/{mib:int}", smooth, methods=["POST"]),
             Route("/total/{mib:int}", total, methods=["POST"]),
             Route("/peaks", show_peaks),
+            Mount(PAGE, debug_app()),
         ]
     )
     if not is_guarded:
         return app
     terms = ctxalloc.request(limit_bytes=256 * MiB)
-    routes: dict[str, Any] = {"/smooth/{mib}": terms, "/total/{mib}": terms, "/peaks": None}
+    routes: dict[str, Any] = {
+        "/smooth/{mib}": terms,
+        "/total/{mib}": terms,
+        "/peaks": None,
+        f"{PAGE}/{{rest:path}}": None,
+    }
     return AllocatorMiddleware(app, routes=routes, tenant=tenant_of, on_end=on_end)
 
 

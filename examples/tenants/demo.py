@@ -23,6 +23,7 @@ import numpy as np
 from ctxalloc import MiB
 
 from . import figure
+from .app import PAGE as LIVE_PAGE
 from .app import SERVICE
 
 PAGE: Final = 4096
@@ -105,6 +106,8 @@ async def measured(name: str, seconds: float, rest: float) -> Run:
         started(name) as (process, address),
         httpx.AsyncClient(base_url=address, timeout=60, trust_env=False) as http,
     ):
+        if name == "guarded":
+            print(f"(live page while it runs: {address}{LIVE_PAGE}/) ", end="", flush=True)
         await http.post(f"/total/{SMALL_MIB}", headers={"tenant": "patient"})
         begun = time.monotonic()
         watching = asyncio.create_task(watch(run, process, begun))

@@ -20,13 +20,17 @@ An array stays with the handler that made it, wherever it goes and however long 
   ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
 - watch: ``tracking``, with ``strategies.Tracked``; ``set_event_hook``; ``tracemalloc``, with ``tracemalloc_domain``
+- see: ``metrics``, counters by name of route, for ``ctxalloc.prometheus`` and ``ctxalloc.opentelemetry``; ``coverage``,
+  what no handler has; ``python -m ctxalloc run --report``; docs/observe.md
 - set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
   ``CTXALLOC_HANDLER``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
 """
 
 # _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
-from ctxalloc import _main_interpreter, _environment, asgi, problems, strategies, tracking, usm, wsgi  # noqa: F401, I001
+from ctxalloc import _main_interpreter, _environment  # noqa: F401, I001
+from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
+from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
 from ctxalloc._include import get_include
 from ctxalloc._native import (
@@ -67,6 +71,7 @@ from ctxalloc._executors import ThreadPoolExecutor, wrap
 __all__ = [
     "Budget",
     "BudgetExceeded",
+    "Coverage",
     "Escaped",
     "GiB",
     "Handler",
@@ -87,6 +92,7 @@ __all__ = [
     "adopt",
     "asgi",
     "configure",
+    "coverage",
     "current",
     "current_request",
     "detached",
@@ -96,7 +102,10 @@ __all__ = [
     "handler",
     "handler_of",
     "handlers",
+    "metrics",
+    "opentelemetry",
     "problems",
+    "prometheus",
     "register",
     "request",
     "request_metrics",

@@ -23,7 +23,7 @@ from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
 from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Report, Scope, Serving, Terms
 
-__all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms"]
+__all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
 
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -297,3 +297,23 @@ async def _answer_by(
         response = await run_in_threadpool(handler, connection, refused)
     if response is not None:
         await response(scope, receive, send)
+
+
+def debug_app(*, token: str | None = None) -> _Application:
+    """An ASGI application that shows what goes on: requests, routes, budgets, memory over time, who keeps escapes.
+
+    ::
+
+        app.mount("/debug/memory", ctxalloc.asgi.debug_app())
+
+    It answers clients of this machine only, unless it has a ``token``, which clients then give as ``?token=`` or as
+    a Bearer token. It shows names of routes, budgets and files, and no data. Not mounted it costs nothing. ValueError:
+    the token is shorter than 16 characters.
+    """
+    if token is not None and len(token) < 16:
+        raise ValueError(
+            f"debug_app(token=...): {len(token)} characters can be guessed; give 16 or more: secrets.token_urlsafe()"
+        )
+    from ctxalloc._page import DebugApp  # noqa: PLC0415 - for those who mount it
+
+    return DebugApp(token)

@@ -90,6 +90,7 @@ impl From<Error> for PyErr {
             | Error::TooManyViews { .. }
             | Error::NoHugePages { .. }
             | Error::LockLimit { .. }
+            | Error::Metrics { .. }
             | Error::Sycl { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),
         }

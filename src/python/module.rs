@@ -48,6 +48,10 @@ mod _native {
         shared_memory_at,
     };
     #[pymodule_export]
+    use super::super::metrics::{all_budgets, metrics, pool_bytes, present_requests};
+    #[pymodule_export]
+    use super::super::profile::{profile_begin, profile_end};
+    #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, escaped_of, request, request_metrics,
         stats_of,

@@ -30,8 +30,8 @@ pub use faulty::Faulty;
 pub use guard::{Guard, GuardOptions};
 #[cfg(feature = "python")]
 pub(crate) use pool::restart_decay;
-pub(crate) use pool::trim_pools;
-pub use pool::{Arena, Pool, PoolOptions};
+pub use pool::{Arena, Pool, PoolBytes, PoolOptions};
+pub(crate) use pool::{pool_bytes, trim_pools};
 pub(crate) use prefixed::Prefixed;
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;

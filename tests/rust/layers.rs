@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["python"],
     &["capi"],
-    &["task", "thread", "request"],
+    &["task", "thread", "request", "metrics"],
     &["memory"],
     &["scope"],
     &["handler"],
@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["source"],
 ];
 /// Open to all; they import no layer.
-const LEAVES: &[&str] = &["error", "layout", "settings", "sync", "trace"];
+const LEAVES: &[&str] = &["counters", "error", "layout", "settings", "sync", "trace"];
 
 pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

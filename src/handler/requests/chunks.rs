@@ -37,6 +37,18 @@ impl Chunks {
         }
     }
 
+    /// Calls `visit` with the start of each slot, of all copies of this crate.
+    pub(super) fn for_each_slot(&self, mut visit: impl FnMut(NonNull<c_void>)) {
+        // Acquire pairs with the exchange in `add`.
+        let mut next = self.newest.load(Ordering::Acquire).cast::<Chunk>();
+        // SAFETY: `add` alone stores pointers here, of values that live for ever and do not change.
+        while let Some(chunk) = unsafe { next.as_ref() } {
+            let starts = (0..chunk.bytes).step_by(SLOT_BYTES).map(|offset| chunk.start.wrapping_byte_add(offset));
+            starts.filter_map(|start| NonNull::new(start.cast_mut())).for_each(&mut visit);
+            next = chunk.next;
+        }
+    }
+
     /// The slot in which this address lies, and how far into it.
     pub(super) fn slot_around(&self, address: *const c_void) -> Option<(NonNull<c_void>, usize)> {
         // Acquire pairs with the exchange in `add`.

@@ -13,15 +13,18 @@
 
 pub(super) mod chunks;
 pub(super) mod ended;
+mod list;
 mod slot;
 mod state;
 
+pub use list::{Present, gauges, present};
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
 
 use super::held::Held;
 use super::process::table;
 use super::word::Handler;
+use crate::counters::{self, Sample};
 use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
@@ -158,6 +161,16 @@ impl Begun {
         let Some(held) = self.held.take() else { return self.stats() };
         let refuses_late = Slot::behind(held.handler()).is_some_and(|slot| slot.state().after_end == AfterEnd::Refuse);
         let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late);
+        let sample = Sample {
+            peak_bytes: stats.peak_bytes as u64,
+            total_bytes: stats.total_bytes,
+            refused: self.seen.chain.refusals_so_far(),
+            escaped_blocks: stats.live_blocks as u64,
+            escaped_bytes: stats.live_bytes as u64,
+        };
+        if counters::record(self.seen.chain.own().given_name(), &sample) {
+            counters::set_gauges(gauges());
+        }
         if blocks_are_alive {
             // This hold is its blocks' from now on: the release of the last one lets it go (`Slot::release`).
             std::mem::forget(held);
@@ -197,6 +210,12 @@ impl Seen {
     #[must_use]
     pub fn name(&self) -> Cow<'_, str> {
         self.chain.own().name()
+    }
+
+    /// The name that it was given, if any.
+    #[must_use]
+    pub fn given_name(&self) -> Option<&str> {
+        self.chain.own().given_name()
     }
 
     /// Its numbers so far; those of requests inside of it are part of them.

@@ -177,6 +177,22 @@ pub(in crate::handler) fn at_struct(c_struct: *const PyDataMem_Handler) -> Optio
     is_held.then(|| unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) })
 }
 
+/// The handlers of all requests that somebody holds, of this copy of the crate; held.
+pub(super) fn all() -> Vec<Held> {
+    let mut found = Vec::new();
+    table().chunks().for_each_slot(|slot| {
+        // SAFETY: a slot, which is immortal; of another copy perhaps, which lays it out in the same way up to `state`.
+        let slot: &'static Slot = unsafe { slot.cast().as_ref() };
+        // Acquire pairs with the Release in `begin`: the generation is that of the holders, or a newer one.
+        if slot.entry.made_here() && slot.holders.load(Ordering::Acquire) > 0 {
+            // SAFETY: its own generation.
+            let handler = unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) };
+            found.extend(Held::try_on(handler));
+        }
+    });
+    found
+}
+
 /// The name that NumPy sees of a request's handler that somebody holds.
 pub(super) fn name_in(handler: Handler) -> String {
     // SAFETY: the struct is immortal, has a NUL in its name, and nobody writes to it while the slot is held.

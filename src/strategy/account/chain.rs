@@ -3,9 +3,10 @@
 use super::refused::ENDED;
 use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, add, subtract};
 use crate::error::Error;
+use crate::strategy::pool::clock;
 use crate::sync::with_all;
 use std::slice;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 /// Adds `account` and every account that a charge to it goes to, perhaps more than once. The user named it, so it counts even
@@ -102,6 +103,8 @@ impl Chain {
         let kind = Kind::Request {
             ended: AtomicBool::new(false),
             own_blocks: AtomicUsize::new(0),
+            refusals: AtomicU64::new(0),
+            begun: clock::now(),
             overdraft_bytes,
             above: above.iter().map(Arc::downgrade).collect(),
         };
@@ -327,6 +330,24 @@ impl Chain {
         let left = own_blocks.load(RELAXED) - 1;
         own_blocks.store(left, RELAXED);
         left == 0 && ended.load(RELAXED)
+    }
+
+    /// How often the request was refused memory so far, by its own limit or by one above.
+    pub(crate) fn refusals_so_far(&self) -> u64 {
+        match &self.own.kind {
+            Kind::Request { refusals, .. } => refusals.load(RELAXED),
+            Kind::Budget { .. } => 0,
+        }
+    }
+
+    /// Whether it is inside of no other request that has not ended.
+    pub(crate) fn is_root(&self) -> bool {
+        self.all.is_empty() || !self.is_inside_of_a_live_one()
+    }
+
+    /// Whether blocks of the request itself are alive. A moment's answer.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.request().1.load(RELAXED) > 0
     }
 
     /// Ends the request; returns its numbers at that moment, and whether it has live blocks.

@@ -9,17 +9,22 @@
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
 mod chain;
+mod known;
 mod refusals;
 mod refused;
 
 pub(crate) use chain::Chain;
+pub use known::{BudgetNumbers, budgets};
 pub(crate) use refused::{Refusal, Refused};
 
+use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};
+use known::Listed;
 use refused::{REMEMBERED, RefusalNote};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// No limit.
 pub(crate) const UNLIMITED: usize = usize::MAX;
@@ -75,6 +80,10 @@ enum Kind {
         ended: AtomicBool,
         /// The live blocks of this request itself, counted or not.
         own_blocks: AtomicUsize,
+        /// How often it was refused memory, by its own limit or by one above.
+        refusals: AtomicU64,
+        /// When it began, by the coarse clock.
+        begun: Duration,
         /// By how many bytes tiny blocks, its own and those of requests inside, may exceed its limit; and its own the limit
         /// of each budget.
         overdraft_bytes: usize,
@@ -145,7 +154,10 @@ impl Account {
 
     /// An account for a budget.
     pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
-        Arc::new(Self::new(Some(name), limit_bytes, Kind::Budget { parent }, OwnerLock::new()))
+        let budget = Arc::new(Self::new(Some(name), limit_bytes, Kind::Budget { parent }, OwnerLock::new()));
+        let listed: Arc<dyn Listed> = Arc::clone(&budget) as _;
+        known::add(budget.id, Arc::downgrade(&listed));
+        budget
     }
 
     pub(crate) fn name(&self) -> Cow<'_, str> {
@@ -153,6 +165,11 @@ impl Account {
             Some(name) => Cow::Borrowed(name),
             None => format!("request {}", self.id).into(),
         }
+    }
+
+    /// The name that it was given, if any.
+    pub(crate) fn given_name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
     /// Its number, which no other account has.
@@ -177,7 +194,7 @@ impl Account {
         self.live_bytes.load(RELAXED)
     }
 
-    pub(super) fn peak_bytes(&self) -> usize {
+    pub(crate) fn peak_bytes(&self) -> usize {
         self.peak_bytes.load(RELAXED)
     }
 
@@ -186,7 +203,7 @@ impl Account {
     }
 
     /// The next account that it is charged to: a budget's parent, or the nearest live one above a request.
-    pub(super) fn parent(&self) -> Option<Arc<Self>> {
+    pub(crate) fn parent(&self) -> Option<Arc<Self>> {
         match &self.kind {
             Kind::Budget { parent } => parent.clone(),
             Kind::Request { above, .. } => above.iter().filter_map(Weak::upgrade).find(|account| !account.has_ended()),
@@ -198,6 +215,14 @@ impl Account {
         match &self.kind {
             Kind::Budget { .. } => false,
             Kind::Request { ended, .. } => ended.load(RELAXED),
+        }
+    }
+
+    /// How long ago the request began, accurate to a few milliseconds. Zero for a budget.
+    pub(crate) fn age(&self) -> Duration {
+        match &self.kind {
+            Kind::Budget { .. } => Duration::ZERO,
+            Kind::Request { begun, .. } => clock::now().saturating_sub(*begun),
         }
     }
 
@@ -284,8 +309,28 @@ impl AsOwnerLock for Arc<Account> {
     }
 }
 
+impl Listed for Account {
+    fn listed(&self) -> BudgetNumbers {
+        BudgetNumbers {
+            id: self.id,
+            parent: match &self.kind {
+                Kind::Budget { parent } => parent.as_ref().map(|parent| parent.id),
+                Kind::Request { .. } => None,
+            },
+            name: self.name().into_owned(),
+            limit_bytes: (self.limit_bytes() != UNLIMITED).then(|| self.limit_bytes()),
+            in_use_bytes: self.live_bytes(),
+            peak_bytes: self.peak_bytes(),
+            refused: self.refused(),
+        }
+    }
+}
+
 impl Drop for Account {
     fn drop(&mut self) {
+        if matches!(self.kind, Kind::Budget { .. }) {
+            known::remove(self.id);
+        }
         // In a loop, since budgets may be a million deep.
         let mut next = match &mut self.kind {
             Kind::Budget { parent } => parent.take(),

@@ -1,7 +1,7 @@
 //! What a chain refuses: the error for it, and what its request remembers of it.
 
 use super::refused::{ENDED, NO_MEMORY, REMEMBERED, Refusal, RefusalNote, Refused};
-use super::{Chain, RELAXED};
+use super::{Chain, Kind, RELAXED, count};
 use crate::error::Error;
 
 impl Chain {
@@ -41,6 +41,11 @@ impl Chain {
     /// [`remember`](Self::remember) for a caller that holds the own account's lock.
     #[cold]
     pub(super) fn note(&self, refused: Refused) {
+        if let Kind::Request { refusals, .. } = &self.own.kind
+            && refused.at != NO_MEMORY
+        {
+            count(refusals, 1);
+        }
         let notes = &self.own.refusals;
         for (to, from) in (1..REMEMBERED).rev().map(|number| (&notes[number], &notes[number - 1])) {
             to.fill(&from.read(), from.at_plus_one.load(RELAXED), from.made_before.load(RELAXED));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The time since an arbitrary moment, accurate to a few milliseconds. Cheap.
-pub(super) fn now() -> Duration {
+pub(in crate::strategy) fn now() -> Duration {
     // Miri knows the precise clock only.
     let clock = if cfg!(miri) { libc::CLOCK_MONOTONIC } else { libc::CLOCK_MONOTONIC_COARSE };
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

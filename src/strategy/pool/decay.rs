@@ -21,6 +21,32 @@ pub(super) trait Keeper: Send + Sync {
 
     /// Gives back all unused memory; returns how many bytes.
     fn give_back(&self) -> usize;
+
+    /// What it has of the system. An arena has none of its own: its spans are its pool's.
+    fn kept(&self) -> PoolBytes {
+        PoolBytes::default()
+    }
+}
+
+/// What pools have of the system. A moment's answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolBytes {
+    /// In pages that blocks or the caches of threads are in, touched or not.
+    pub in_use: usize,
+    /// In free pages that are kept for later.
+    pub warm: usize,
+}
+
+impl PoolBytes {
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self { in_use: self.in_use + other.in_use, warm: self.warm + other.warm }
+    }
+}
+
+/// The same of all pools together.
+pub(crate) fn pool_bytes() -> PoolBytes {
+    alive().iter().fold(PoolBytes::default(), |sum, keeper| sum.plus(keeper.kept()))
 }
 
 /// All keepers that are alive, by age.

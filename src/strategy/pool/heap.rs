@@ -6,6 +6,7 @@
 
 use super::bits::{first_run, mask, runs};
 use super::classes;
+use super::decay::PoolBytes;
 use super::geometry::{PAGE, REGION};
 use super::options::Wishes;
 use super::region::{self, Region};
@@ -196,6 +197,14 @@ impl<P: Pages> PageHeap<P> {
             }
         }
         released
+    }
+
+    pub(super) fn kept(&self) -> PoolBytes {
+        let pages = |bits: u64| bits.count_ones() as usize * PAGE;
+        self.state.with(|state| {
+            let of = |open: &Open| PoolBytes { in_use: pages(!open.free), warm: pages(open.dirty) };
+            state.open.iter().map(of).fold(PoolBytes::default(), PoolBytes::plus)
+        })
     }
 
     /// The number of regions mapped for small blocks.

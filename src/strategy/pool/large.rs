@@ -6,7 +6,7 @@
 
 use super::classes;
 use super::clock::now;
-use super::decay::note_released;
+use super::decay::{PoolBytes, note_released};
 use super::extents::{Extents, Grain, Run};
 use super::geometry::PAGE;
 use super::options::Wishes;
@@ -213,6 +213,13 @@ impl Large {
             });
         }
         self.store.with(|store| store.extents.has_dirty_since(moment)).then(|| now + decay / 8)
+    }
+
+    pub(super) fn kept(&self) -> PoolBytes {
+        self.store.with(|store| PoolBytes {
+            in_use: store.live_bytes,
+            warm: store.recent_bytes + store.extents.dirty_bytes(),
+        })
     }
 
     /// Returns all unused memory to the system. Returns how many bytes.

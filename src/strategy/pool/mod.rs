@@ -15,7 +15,7 @@ mod bits;
 mod cache;
 mod central;
 mod classes;
-mod clock;
+pub(super) mod clock;
 mod decay;
 mod extents;
 mod geometry;
@@ -37,6 +37,8 @@ use crate::source::{Pages, PrivatePages, pages};
 use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
 use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
+pub use decay::PoolBytes;
+pub(crate) use decay::pool_bytes;
 use decay::{Keeper, Noted, Registration};
 use geometry::PAGE;
 use heap::PageHeap;
@@ -290,6 +292,11 @@ impl<P: Pages> Keeper for Inner<P> {
 
     fn give_back(&self) -> usize {
         Self::give_back(self)
+    }
+
+    fn kept(&self) -> PoolBytes {
+        let huge = self.huge.as_ref().map(|huge| huge.blocks.kept()).unwrap_or_default();
+        self.large.kept().plus(self.heap.kept()).plus(huge)
     }
 }
 

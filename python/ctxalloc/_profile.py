@@ -1,0 +1,97 @@
+"""What a stretch of a program allocates, by site and by handler: ``ctxalloc run --report`` shows it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TextIO
+
+from ctxalloc import _native
+from ctxalloc._text import size_text, table
+
+FRAMES = 8
+"""How deep a site is looked for: NumPy's own Python functions are not one."""
+
+
+class Sums(NamedTuple):
+    """What one site, one handler or all of them allocated."""
+
+    live_bytes: int
+    peak_bytes: int
+    at_peak_bytes: int
+    total_bytes: int
+    arrays: int
+
+
+class Profile:
+    """The result: filled at the end of ``profiled()``."""
+
+    def __init__(self) -> None:
+        self.all = Sums(0, 0, 0, 0, 0)
+        self.refused = 0
+        self.is_complete = True
+        """False: the program set an event hook of its own meanwhile."""
+        self.sites: list[tuple[str, Sums]] = []
+        self.handlers: list[tuple[str, Sums]] = []
+
+    def print_handlers(self, out: TextIO) -> None:
+        """A table of the handlers."""
+        rows = [
+            [
+                name,
+                size_text(sums.peak_bytes),
+                size_text(sums.total_bytes),
+                str(sums.arrays),
+                size_text(sums.live_bytes),
+            ]
+            for name, sums in sorted(self.handlers, key=lambda one: -one[1].peak_bytes)
+        ]
+        table("By handler", ["handler", "peak", "total", "arrays", "alive at the end"], rows, out)
+
+    def print_sites(self, out: TextIO, count: int = 10) -> None:
+        """A table of the largest sites."""
+        largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))[:count]
+        rows = [
+            [
+                size_text(sums.at_peak_bytes),
+                size_text(sums.total_bytes),
+                str(sums.arrays),
+                size_text(sums.live_bytes),
+                where,
+            ]
+            for where, sums in largest
+        ]
+        table("Largest sites", ["at the peak", "total", "arrays", "alive at the end", "where"], rows, out)
+
+
+@contextmanager
+def profiled() -> Iterator[Profile]:
+    """Profiles the block, whatever handlers it selects. RuntimeError: another profile has begun."""
+    result = Profile()
+    _native._profile_begin(FRAMES)  # noqa: SLF001 - made for this
+    try:
+        yield result
+    finally:
+        sums, result.refused, sites, handlers, result.is_complete = _native._profile_end()  # noqa: SLF001
+        result.all = Sums(*sums)
+        result.handlers = [(name, Sums(*numbers)) for name, numbers in handlers]
+        by_place: dict[str, list[int]] = {}
+        for frames, numbers in sites:
+            place = by_place.setdefault(_place(frames), [0, 0, 0, 0, 0])
+            place[:] = map(sum, zip(place, numbers, strict=True))
+        result.sites = [(where, Sums(*numbers)) for where, numbers in by_place.items()]
+
+
+def _place(frames: list[tuple[str, int, str]]) -> str:
+    """The innermost call that is not in NumPy itself."""
+    for file, line, function in frames:
+        if f"{os.sep}numpy{os.sep}" not in file and not file.startswith("<frozen"):
+            return f"{_short(file)}:{line} {function}"
+    return f"{_short(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else "outside of Python"
+
+
+def _short(file: str) -> str:
+    for folder in sorted((folder for folder in [*sys.path, str(os.getcwd())] if folder), key=len, reverse=True):  # noqa: PTH109
+        if file.startswith(f"{folder}{os.sep}"):
+            return file[len(folder) + 1 :]
+    return file

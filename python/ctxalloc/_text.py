@@ -1,0 +1,60 @@
+"""Sizes and tables as text, for the command line and the tests' reports."""
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS.update({"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30})
+
+
+def size_of(text: str) -> int:
+    """The bytes that a text such as ``2GiB``, ``80 MB`` or ``4096`` says. ValueError: it says none."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is no size; give bytes, or a number with a unit: 4096, 80MB, 2GiB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+_LEFT: Final = ("where", "value")
+"""Heads of columns that are text; the first column is too."""
+
+
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
+    """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text."""
+    if not rows:
+        return
+    if out.isatty() and importlib.util.find_spec("rich"):
+        _rich_table(title, heads, rows, out)
+        return
+    texts = [list(heads), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
+    print(f"\n{title}", file=out)
+    for row in texts:
+        cells = [
+            cell.ljust(width) if column == 0 or heads[column] in _LEFT else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print(f"  {'  '.join(cells)}".rstrip(), file=out)
+
+
+def _rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
+    import rich.console  # noqa: PLC0415 - only where it is there
+    import rich.table  # noqa: PLC0415
+
+    made: Any = rich.table.Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column, head in enumerate(heads):
+        made.add_column(head, justify="left" if column == 0 or head in _LEFT else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    rich.console.Console(file=out).print(made)

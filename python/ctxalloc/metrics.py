@@ -1,0 +1,171 @@
+"""How much, how often, under which name: counters of all ended requests, kept in Rust and read here as plain data.
+
+::
+
+    >>> with ctxalloc.request(name="a picture"):
+    ...     picture = numpy.zeros(1000)
+    >>> series = ctxalloc.metrics.snapshot().series["a picture"]
+    >>> series.requests, series.max_peak_bytes, series.peak_bytes.quantile(0.95)
+    (1, 8000, 8192)
+
+A request adds to the counters of its name (in a middleware: its route) at its end. 128 names are kept; when there are
+more, the one used least is folded into ``other``. Requests without a name are ``unnamed``. The bytes of a request that
+is inside of another one are part of that one's too.
+
+With ``CTXALLOC_METRICS_DIR`` in the environment, the workers of a server that forks share their counters by files in
+that directory, and each of them reads all. ``prometheus`` and ``opentelemetry`` export them; docs/observe.md is the
+guide.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ctxalloc import _native
+
+__all__ = ["Budgets", "Histogram", "Present", "Process", "Series", "Snapshot", "budgets", "present", "snapshot"]
+
+BUCKETS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of values in bytes, by powers of two."""
+
+    counts: tuple[int, ...]
+    """How many values are above ``2**(k-1)`` and at most ``2**k``, for ``k`` from 0 to 63; the first has 0 and 1."""
+    sum: int
+    """The sum of all values, in bytes."""
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(self.counts)
+
+    def quantile(self, q: float) -> int:
+        """The upper end, in bytes, of the bucket with the part ``q`` (0 to 1) of all values; 0 without values.
+
+        At most twice the true quantile. ValueError: ``q`` is not from 0 to 1.
+        """
+        if not 0 <= q <= 1:
+            raise ValueError(f"quantile({q!r}): give a number from 0 to 1")
+        wanted, below = max(1.0, q * self.count), 0
+        for bucket, count in enumerate(self.counts):
+            below += count
+            if count and below >= wanted:
+                return 1 << bucket
+        return 0
+
+    def at_most(self, power: int) -> int:
+        """How many values are at most ``2**power`` bytes."""
+        return sum(self.counts[: power + 1])
+
+
+class Series(NamedTuple):
+    """The counters of all ended requests with one name."""
+
+    name: str
+    """Their name: the route, where a middleware began them."""
+    requests: int
+    """How many have ended."""
+    refused_requests: int
+    """How many of them were refused memory at least once."""
+    refused_allocations: int
+    """How many allocations were refused."""
+    escaped_requests: int
+    """How many left blocks behind."""
+    escaped_blocks: int
+    """How many blocks were alive at their ends."""
+    escaped_bytes: int
+    """The bytes of these blocks."""
+    max_peak_bytes: int
+    """The largest peak of one request."""
+    peak_bytes: Histogram
+    """Their peaks."""
+    total_bytes: Histogram
+    """All bytes that each of them allocated."""
+
+
+class Process(NamedTuple):
+    """What one process has in use: this one now, another one when its last request ended."""
+
+    pid: int
+    """Its number."""
+    live_requests: int
+    """Requests that have not ended."""
+    live_bytes: int
+    """The bytes of their live blocks."""
+    escaping_requests: int
+    """Requests that have ended, and whose blocks are alive."""
+    escaped_bytes: int
+    """The bytes of these blocks."""
+
+
+class Snapshot(NamedTuple):
+    """All counters at one moment."""
+
+    series: dict[str, Series]
+    """By name."""
+    processes: list[Process]
+    """The processes that live and count: this one, or all that share a ``CTXALLOC_METRICS_DIR``."""
+
+
+class Present(NamedTuple):
+    """A request of this process that has not ended, or of which blocks, tasks or capsules are alive."""
+
+    name: str
+    """Its name."""
+    age_seconds: float
+    """How long ago it began."""
+    has_ended: bool
+    """Whether it has ended."""
+    is_root: bool
+    """Whether it is inside of no other request that has not ended."""
+    live_bytes: int
+    """The bytes of its live blocks, with those of requests inside."""
+    peak_bytes: int
+    """The most bytes that were alive at one time."""
+    limit_bytes: int | None
+    """Its limit."""
+    parent: str | None
+    """The name of the budget or request that it is charged to next."""
+    escapes: list[_native.Block] | None
+    """Its live blocks, if it has ended and its strategy is a ``strategies.Tracked``."""
+
+
+class Budgets(NamedTuple):
+    """A budget of this process: ``budgets()`` lists them, and ``parent`` makes them a tree."""
+
+    id: int
+    """Its number, which no other budget has."""
+    parent: int | None
+    """The number of the budget above it."""
+    name: str
+    """Its name."""
+    limit_bytes: int | None
+    """Its limit."""
+    in_use_bytes: int
+    """The bytes that are charged to it."""
+    peak_bytes: int
+    """The most bytes that were charged to it at one time."""
+    refused: int
+    """How many charges it refused."""
+
+
+def snapshot() -> Snapshot:
+    """All counters now. RuntimeError: the directory ``CTXALLOC_METRICS_DIR`` cannot be used; the message says why."""
+    series, processes = _native._metrics()  # noqa: SLF001 - made for this, here and below
+    found: dict[str, Series] = {}
+    for one in series:
+        peaks, totals = (Histogram(tuple(counts), total) for counts, total in one[8:])
+        found[one[0]] = Series(*one[:8], peaks, totals)
+    return Snapshot(found, [Process(*numbers) for numbers in processes])
+
+
+def present() -> list[Present]:
+    """The requests of this process that are present now, the oldest first."""
+    return [Present(*numbers) for numbers in _native._present_requests()]  # noqa: SLF001
+
+
+def budgets() -> list[Budgets]:
+    """The budgets of this process, the oldest first."""
+    return [Budgets(*numbers) for numbers in _native._budgets()]  # noqa: SLF001

@@ -1,0 +1,86 @@
+"""The counters for OpenTelemetry: observable instruments, which the SDK reads when it exports.
+
+::
+
+    ctxalloc.opentelemetry.instrument()
+
+Nothing is recorded beside what Rust counts. OpenTelemetry has no observable histogram, so peaks are told as counters by
+bucket: ``ctxalloc.request.memory.peak.bucket`` with the attribute ``le`` in bytes, each with all that are smaller, as
+Prometheus has them.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ctxalloc import metrics
+from ctxalloc._coverage import coverage
+from ctxalloc._native import __version__
+from ctxalloc._optional import need
+from ctxalloc.prometheus import BOUNDS_BYTES, powers_of
+
+__all__ = ["instrument"]
+
+NAME = "ctxalloc.request.name"
+
+
+def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES) -> None:
+    """Create the instruments, once for each provider; by default the global one.
+
+    ``bounds_bytes``: the upper ends of the buckets, powers of two in increasing order. ValueError: one is none.
+    ModuleNotFoundError: ``opentelemetry-api`` is not installed.
+    """
+    api: Any = need("opentelemetry.metrics", "ctxalloc.opentelemetry.instrument", "opentelemetry-api")
+    powers = powers_of(bounds_bytes)
+    meter = api.get_meter("ctxalloc", __version__, meter_provider)
+
+    def by_name(field: str) -> Any:
+        def read(_options: Any) -> Iterable[Any]:
+            for series in metrics.snapshot().series.values():
+                yield api.Observation(getattr(series, field), {NAME: series.name})
+
+        return [read]
+
+    def allocated(_options: Any) -> Iterable[Any]:
+        for series in metrics.snapshot().series.values():
+            yield api.Observation(series.total_bytes.sum, {NAME: series.name})
+
+    def peaks(_options: Any) -> Iterable[Any]:
+        for series in metrics.snapshot().series.values():
+            for power in powers:
+                yield api.Observation(series.peak_bytes.at_most(power), {NAME: series.name, "le": str(1 << power)})
+            yield api.Observation(series.peak_bytes.count, {NAME: series.name, "le": "+Inf"})
+
+    def peak_sum(_options: Any) -> Iterable[Any]:
+        for series in metrics.snapshot().series.values():
+            yield api.Observation(series.peak_bytes.sum, {NAME: series.name})
+
+    def active(_options: Any) -> Iterable[Any]:
+        yield api.Observation(sum(process.live_requests for process in metrics.snapshot().processes))
+
+    def used(_options: Any) -> Iterable[Any]:
+        processes = metrics.snapshot().processes
+        yield api.Observation(sum(process.live_bytes for process in processes), {"ctxalloc.state": "live"})
+        yield api.Observation(sum(process.escaped_bytes for process in processes), {"ctxalloc.state": "escaped"})
+
+    def unseen(_options: Any) -> Iterable[Any]:
+        yield api.Observation(coverage().unseen_bytes)
+
+    counters = (
+        ("request.count", by_name("requests"), "{request}", "Requests that have ended."),
+        ("request.refused", by_name("refused_requests"), "{request}", "Ended requests that were refused memory."),
+        ("request.refused_allocations", by_name("refused_allocations"), "{allocation}", "Refused allocations."),
+        ("request.escaped", by_name("escaped_requests"), "{request}", "Ended requests that left arrays behind."),
+        ("request.memory.escaped", by_name("escaped_bytes"), "By", "Bytes in arrays alive at their request's end."),
+        ("request.memory.allocated", [allocated], "By", "All bytes that ended requests allocated."),
+        ("request.memory.peak.bucket", [peaks], "{request}", "Ended requests with a peak of at most `le` bytes."),
+        ("request.memory.peak.sum", [peak_sum], "By", "The sum of the peaks of ended requests."),
+    )
+    for name, callbacks, unit, text in counters:
+        meter.create_observable_counter(f"ctxalloc.{name}", callbacks, unit=unit, description=text)
+    gauges = (
+        ("request.active", active, "{request}", "Requests that have not ended."),
+        ("memory.used", used, "By", "Bytes in live arrays of requests, by whether they have ended."),
+        ("memory.unseen", unseen, "By", "Resident bytes of this process that are in no handler."),
+    )
+    for name, callback, unit, text in gauges:
+        meter.create_observable_up_down_counter(f"ctxalloc.{name}", [callback], unit=unit, description=text)

@@ -1,0 +1,234 @@
+"""A pytest plugin: what a test's arrays take, and limits for it.
+
+``@pytest.mark.ctxalloc(limit="80 MB", escaped=0, handler="pool")``, the fixture ``ctxalloc_request``, the option
+``--ctxalloc-report`` and the setting ``ctxalloc_limit``. Its own package, which imports ctxalloc (and NumPy) for the
+first test that asks for it: pytest loads this in every project of an environment. docs/observe.md is the guide.
+"""
+
+import contextlib
+import functools
+import gc
+import inspect
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from ctxalloc import Request
+
+__all__: list[str] = []
+
+_MARK: Final = (
+    "ctxalloc(limit=None, total=None, escaped=None, handler=None, frames=5): run the test in a ctxalloc.request(); "
+    "limit: the most bytes of arrays at one time ('80 MB'); total: the most bytes in all; escaped: how many arrays may "
+    "outlive it; handler: 'pool', 'system', ...; frames: how much of the stack a failure shows for each site"
+)
+_OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames")
+_REQUEST: Final = pytest.StashKey["Request"]()
+_PROPERTY: Final = "ctxalloc"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option and the setting."""
+    group = parser.getgroup("ctxalloc")
+    group.addoption(
+        "--ctxalloc-report",
+        action="store_true",
+        help="measure the arrays of every test, and list the tests with the largest peaks",
+    )
+    parser.addini("ctxalloc_limit", "the limit of tests whose mark has none: '500 MB'; those without a mark have none")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The mark, and the report where it is asked for."""
+    config.addinivalue_line("markers", _MARK)
+    if config.getoption("--ctxalloc-report"):
+        config.pluginmanager.register(_Report(), "ctxalloc-report")
+
+
+@pytest.fixture
+def ctxalloc_request(request: pytest.FixtureRequest) -> "Request":
+    """The test's own ctxalloc.Request: its numbers so far, and at its end."""
+    return _request_of(request.node)
+
+
+def _request_of(item: pytest.Item) -> "Request":
+    """The request that the test will run in, made once."""
+    found = item.stash.get(_REQUEST, None)
+    if found is None:
+        found = item.stash[_REQUEST] = _made(item)
+    return found
+
+
+def _options(item: pytest.Item) -> Mapping[str, Any]:
+    mark = item.get_closest_marker("ctxalloc")
+    if mark is None:
+        return {}
+    unknown = [name for name in mark.kwargs if name not in _OPTIONS]
+    if mark.args or unknown:
+        given = mark.args[0] if mark.args else unknown[0]
+        raise pytest.UsageError(f"@pytest.mark.ctxalloc: {given!r} is no option; give {', '.join(_OPTIONS)} by keyword")
+    return mark.kwargs
+
+
+def _size(name: str, given: Any) -> int | None:
+    from ctxalloc._text import size_of  # noqa: PLC0415 - see above: here and below
+
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    try:
+        return size_of(given)
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(f"@pytest.mark.ctxalloc({name}={given!r}): {error}") from None
+
+
+def _made(item: pytest.Item) -> "Request":
+    import ctxalloc  # noqa: PLC0415
+    from ctxalloc._run import STRATEGIES  # noqa: PLC0415
+
+    options, strategy = _options(item), None
+    handler = options.get("handler")
+    if handler is not None and handler not in STRATEGIES:
+        raise pytest.UsageError(f"@pytest.mark.ctxalloc(handler={handler!r}): give one of {', '.join(STRATEGIES)}")
+    if item.get_closest_marker("ctxalloc") is not None:
+        upstream = ctxalloc.strategies.Pool() if handler is None else STRATEGIES[handler]()
+        strategy = ctxalloc.strategies.Tracked(upstream, traceback=int(options.get("frames", 5)))
+        limit = options.get("limit") or item.config.getini("ctxalloc_limit") or None
+    else:
+        limit = None
+    return ctxalloc.request(limit_bytes=_size("limit", limit), strategy=strategy, name=item.name, root=True)
+
+
+def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..., Any]:
+    """The test function, run in the request wherever its plugin runs it: a fixture's Context may not be the test's."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            with request:
+                result = await function(*args, **kwargs)
+                await _one_turn()
+                gc.collect()
+            return result
+    else:
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            with request:
+                result = function(*args, **kwargs)
+                gc.collect()  # an escape is what something refers to
+            return result
+
+    return called
+
+
+async def _one_turn() -> None:
+    """Lets asyncio's loop let go of what it has just handed over: the results of tasks that were waited for."""
+    if "asyncio" in sys.modules:
+        import asyncio  # noqa: PLC0415 - where the test's plugin uses another loop, nobody has
+
+        with contextlib.suppress(RuntimeError):  # that loop is not asyncio's
+            asyncio.get_running_loop()
+            await asyncio.sleep(0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Runs the test in its request, and checks it."""
+    __tracebackhide__ = True
+    is_asked_for = (
+        item.get_closest_marker("ctxalloc") is not None
+        or item.stash.get(_REQUEST, None) is not None
+        or item.config.getoption("--ctxalloc-report")
+    )
+    if not is_asked_for or not isinstance(item, pytest.Function):
+        return (yield)
+    request, function = _request_of(item), item.obj
+    item.obj = _in_request(function, request)
+    try:
+        result = yield
+    except BaseException:
+        _note(item, request)
+        _show_sites(item, request, "Arrays that were alive when the test failed")
+        raise
+    else:
+        _note(item, request)
+        _check(item, request)
+        return result
+    finally:
+        item.obj = function
+        del item.stash[_REQUEST]  # a second run of the test has its own
+
+
+def _note(item: pytest.Item, request: "Request") -> None:
+    if request.escaped is None:  # the test was never entered: a skip, an error of another plugin
+        return
+    stats = request.stats
+    for name, value in (
+        ("peak_bytes", stats.peak_bytes),
+        ("total_bytes", stats.total_bytes),
+        ("escaped_blocks", request.escaped.count),
+        ("refused", stats.refused),
+    ):
+        item.user_properties.append((f"{_PROPERTY}_{name}", value))
+
+
+def _show_sites(item: pytest.Item, request: "Request", title: str) -> None:
+    from ctxalloc import tracking  # noqa: PLC0415
+
+    blocks = request.escaped.blocks if request.escaped is not None else None
+    if blocks:
+        item.add_report_section("call", "ctxalloc", f"{title}: {tracking.report(blocks)}")
+
+
+def _check(item: pytest.Item, request: "Request") -> None:
+    if request.escaped is None:
+        return
+    from ctxalloc._text import size_text  # noqa: PLC0415
+
+    options = _options(item)
+    total, escaped = _size("total", options.get("total")), options.get("escaped")
+    if total is not None and request.stats.total_bytes > total:
+        pytest.fail(
+            f"ctxalloc: the test allocated {size_text(request.stats.total_bytes)} ({request.stats.total_bytes} bytes) "
+            f"in {request.stats.count} arrays, more than total={options['total']!r}",
+            pytrace=False,
+        )
+    if escaped is not None and request.escaped.count > escaped:
+        _show_sites(item, request, "Arrays that outlive the test")
+        pytest.fail(
+            f"ctxalloc: {request.escaped.count} arrays of {request.escaped.bytes} bytes outlive the test, more than "
+            f"escaped={escaped}",
+            pytrace=False,
+        )
+
+
+class _Report:
+    """Collects what the tests took: in the controlling process, also under pytest-xdist."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int, int, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keeps the numbers of a test."""
+        if report.when == "call":
+            numbers: dict[str, Any] = {name: value for name, value in report.user_properties if isinstance(value, int)}
+            peak = numbers.get(f"{_PROPERTY}_peak_bytes")
+            if peak is not None:
+                total, escaped = numbers[f"{_PROPERTY}_total_bytes"], numbers[f"{_PROPERTY}_escaped_blocks"]
+                self.found.append((peak, total, escaped, report.nodeid))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Lists the largest."""
+        from ctxalloc._text import size_text  # noqa: PLC0415
+
+        terminalreporter.section("ctxalloc: the largest peaks of arrays")
+        for peak, total, escaped, test in sorted(self.found, reverse=True)[:20]:
+            terminalreporter.line(
+                f"{size_text(peak):>10} peak {size_text(total):>10} total {escaped:>5} escaped  {test}"
+            )
+        terminalreporter.line(f"{len(self.found)} tests measured")

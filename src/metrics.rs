@@ -1,0 +1,45 @@
+//! How much, where, how often: counters of all ended requests by name, and what is in use now. Beside `request`.
+//!
+//! A request adds to its name's counters at its end: one lock, no allocation. [`snapshot`] reads them, for exporters.
+//! At most 128 names are kept; when there are more, the one used least is folded into [`OTHER`].
+//!
+//! ```
+//! use ctxalloc::{Buffer, metrics, request};
+//!
+//! let thumbnail = request().name("thumbnail").begin()?;
+//! thumbnail.run(|| Buffer::zeroed(1000))?;
+//! drop(thumbnail);
+//! let snapshot = metrics::snapshot()?;
+//! let series = snapshot.series.iter().find(|series| series.name == "thumbnail").expect("it has ended");
+//! assert_eq!((series.requests, series.refused_requests, series.max_peak_bytes), (1, 0, 1000));
+//! assert_eq!(series.peak_bytes.counts[10], 1); // up to 1024 bytes
+//! # Ok::<(), ctxalloc::Error>(())
+//! ```
+//!
+//! With `CTXALLOC_METRICS_DIR` in the environment, the processes of a server that forks share their counters by files in that
+//! directory, and each of them reads all. A child of `fork` counts from zero otherwise.
+
+use crate::counters;
+use crate::error::Error;
+use crate::handler::requests;
+use crate::strategy::{PoolBytes, pool_bytes};
+
+pub use crate::counters::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
+pub use crate::handler::requests::{Present, present};
+pub use crate::strategy::account::{BudgetNumbers, budgets};
+
+/// What all pools together have of the system: in use, and kept for later.
+#[must_use]
+pub fn pools() -> PoolBytes {
+    pool_bytes()
+}
+
+/// All counters now, and what requests have in use: of this process, or with `CTXALLOC_METRICS_DIR` of all processes that count
+/// there.
+///
+/// # Errors
+/// [`Error::Metrics`] if that directory cannot be used.
+pub fn snapshot() -> Result<Snapshot, Error> {
+    counters::set_gauges(requests::gauges());
+    counters::snapshot()
+}

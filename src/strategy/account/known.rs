@@ -1,0 +1,67 @@
+//! All budgets that there are, for whoever shows them.
+
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+/// A budget, as this file sees it.
+pub(super) trait Listed: Send + Sync {
+    fn listed(&self) -> BudgetNumbers;
+}
+
+struct Known(Locked<BTreeMap<u64, Weak<dyn Listed>>>);
+
+impl HeldAcrossFork for Known {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.0.lock());
+    }
+}
+
+fn known() -> &'static Known {
+    static KNOWN: Made<Arc<Known>> = Made::new();
+    KNOWN.get_or_make(|| {
+        let known = Arc::new(Known(Locked::new(BTreeMap::new())));
+        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&known) as _;
+        crate::sync::hold_across_fork(Arc::downgrade(&holder));
+        known
+    })
+}
+
+/// A budget's numbers at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BudgetNumbers {
+    /// Its number, which no other budget has.
+    pub id: u64,
+    /// The number of the budget above it.
+    pub parent: Option<u64>,
+    /// Its name.
+    pub name: String,
+    /// Its limit in bytes, if it has one.
+    pub limit_bytes: Option<usize>,
+    /// The bytes that are charged to it.
+    pub in_use_bytes: usize,
+    /// The largest value of `in_use_bytes` so far.
+    pub peak_bytes: usize,
+    /// How many charges it refused.
+    pub refused: u64,
+}
+
+/// Adds a budget by its number, until it is removed.
+pub(super) fn add(id: u64, budget: Weak<dyn Listed>) {
+    known().0.with(|all| drop(all.insert(id, budget)));
+}
+
+/// For an account that is being dropped.
+pub(super) fn remove(id: u64) {
+    // The last weak reference frees the memory: outside of the lock.
+    drop(known().0.with(|all| all.remove(&id)));
+}
+
+/// All budgets that somebody has or that have budgets below, the oldest first.
+#[must_use]
+pub fn budgets() -> Vec<BudgetNumbers> {
+    // The last reference may be ours by then, and its drop takes the lock: not under it.
+    let all: Vec<Arc<dyn Listed>> = known().0.with(|all| all.values().filter_map(Weak::upgrade).collect());
+    all.iter().map(|budget| budget.listed()).collect()
+}

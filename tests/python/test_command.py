@@ -1,0 +1,176 @@
+"""``python -m ctxalloc``: programs run as ``python`` runs them, and what is reported of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxalloc import _text
+
+PROGRAM = """\
+import sys, threading
+import numpy as np
+
+def work():
+    a = np.ones((500, 500))
+    return a + a
+
+kept = np.zeros(10_000)
+work()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(__name__, sys.argv[1:], sys.path[0])
+if "exit" in sys.argv:
+    sys.exit(3)
+if "message" in sys.argv:
+    sys.exit("it says why")
+if "raise" in sys.argv:
+    raise ValueError("its own")
+if "big" in sys.argv:
+    np.zeros(20_000_000)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def ctxalloc(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "ctxalloc", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+
+
+def test_a_script_runs_as_python_runs_it(script: Path) -> None:
+    plain = subprocess.run([sys.executable, script, "--report", "x"], capture_output=True, text=True, check=True)
+    run = ctxalloc("run", script, "--report", "x")
+    assert (run.returncode, run.stdout, run.stderr) == (0, plain.stdout, "")
+
+
+@pytest.mark.parametrize(("word", "status", "said"), [("exit", 3, ""), ("message", 1, "it says why\n")])
+def test_a_script_ends_as_it_wants(script: Path, word: str, status: int, said: str) -> None:
+    run = ctxalloc("run", script, word)
+    assert (run.returncode, run.stderr) == (status, said)
+
+
+def test_a_scripts_traceback_is_its_own(script: Path) -> None:
+    run = ctxalloc("run", script, "raise")
+    assert run.returncode == 1
+    assert "ValueError: its own" in run.stderr
+    assert "runpy" not in run.stderr
+    assert "_run.py" not in run.stderr
+
+
+def test_a_module_runs_with_m(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
+    (tmp_path / "package" / "__init__.py").touch()
+    assert ctxalloc("run", "-m", "package", "-x", cwd=tmp_path).stdout == "__main__ package ['-x']\n"
+
+
+def test_the_report_names_handlers_and_sites(script: Path) -> None:
+    run = ctxalloc("run", "--report", script)
+    assert run.returncode == 0
+    assert "default_allocator" in run.stderr
+    assert f"{script.name}:5 work" in run.stderr
+    assert "3.89 MiB at the peak" in run.stderr  # two of 2 MB, and 80 kB
+    assert "78.1 KiB alive at the end" in run.stderr
+
+
+def test_a_handler_is_selected_in_threads_too(script: Path) -> None:
+    run = ctxalloc("run", "--handler", "pool", "--report", script)
+    table = run.stderr.partition("By handler")[2].partition("Largest")[0]
+    assert "pool" in table
+    assert "default_allocator" not in table
+
+
+def test_a_limit_ends_the_program_with_the_reason(script: Path) -> None:
+    run = ctxalloc("run", "--limit", "100MB", script, "big")
+    assert run.returncode == 1
+    assert "has no room for 160000000 more bytes" in run.stderr
+    assert "np.zeros(20_000_000)" in run.stderr
+    assert ctxalloc("run", "--limit", "100MB", script).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--handler", "nope", "{script}"], "no handler is named 'nope'"),
+        (["--limit", "2Gi", "{script}"], "'2Gi' is no size; give bytes, or a number with a unit"),
+        (["--rounds", "0", "{script}"], "'0' is no number of rounds"),
+        (["-m", "no_such_module"], "there is no module 'no_such_module'"),
+        (["no_such_script.py"], "there is no script 'no_such_script.py'"),
+    ],
+)
+def test_what_cannot_be_run_is_named(script: Path, words: list[str], said: str) -> None:
+    run = ctxalloc("run", *(word.format(script=script) for word in words))
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_compare_runs_both_and_shows_the_output_once(script: Path) -> None:
+    run = ctxalloc("run", "--compare", "--handler", "aligned64", "--rounds", "1", script)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("__main__") == 1
+    assert "page faults" in run.stderr
+    assert "aligned64" in run.stderr
+
+
+def test_compare_stops_where_a_run_fails(script: Path) -> None:
+    run = ctxalloc("run", "--compare", "--rounds", "1", script, "exit")
+    assert (run.returncode, "the run with default_allocator ended with status 3" in run.stderr) == (3, True)
+
+
+def test_info_tells_what_is_here() -> None:
+    run = ctxalloc("info")
+    assert run.returncode == 0
+    for word in ("NumPy", "hugepages", "control group's limit", "transparent huge pages", "selection by"):
+        assert word in run.stdout
+
+
+def test_the_console_script_is_the_same_command() -> None:
+    run = subprocess.run(
+        [Path(sys.executable).parent / "ctxalloc", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "run" in run.stdout
+    assert "info" in run.stdout
+
+
+def test_sizes_are_read_and_written() -> None:
+    for text, size in (("4096", 4096), ("80 MB", 80_000_000), ("2GiB", 2 << 30), ("1.5k", 1536), ("0", 0)):
+        assert _text.size_of(text) == size
+    for text in ("", "-1", "MB", "1 2", "3 parsecs"):
+        with pytest.raises(ValueError, match="is no size; give bytes"):
+            _text.size_of(text)
+    assert [_text.size_text(size) for size in (0, 999, 1024, 1 << 20, 5 << 40)] == [
+        "0 B",
+        "999 B",
+        "1 KiB",
+        "1 MiB",
+        "5 TiB",
+    ]
+
+
+def test_a_profile_is_right_when_blocks_are_resized_and_refused(tmp_path: Path) -> None:
+    path = tmp_path / "resizes.py"
+    path.write_text(
+        "import numpy as np\n"
+        "a = np.zeros(1_000_000, np.uint8)\n"
+        "a.resize(4_000_000, refcheck=False)\n"
+        "a.resize(2_000_000, refcheck=False)\n"
+    )
+    run = ctxalloc("run", "--report", path)
+    assert "3.81 MiB at the peak, 3.81 MiB in 1 arrays, 1.91 MiB alive at the end, 0 refused" in run.stderr
+
+
+def test_a_program_with_a_hook_of_its_own_is_said_to_be_incomplete(tmp_path: Path) -> None:
+    path = tmp_path / "hooks.py"
+    path.write_text("import ctxalloc\nctxalloc.set_event_hook(print)\n")
+    assert "incomplete: the program set an event hook of its own" in ctxalloc("run", "--report", path).stderr
+    assert os.environ.get("CTXALLOC_HANDLER") is None

@@ -1,0 +1,142 @@
+"""The live page of ``ctxalloc.asgi.debug_app()``: who may see it, its numbers, and what a real browser makes of it."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi_calls import call, http
+
+import ctxalloc
+from ctxalloc.asgi import debug_app
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+HOST = (b"host", b"127.0.0.1:8000")
+
+
+def ask(app: Any, path: str = "/", *headers: tuple[bytes, bytes], client: str = "127.0.0.1", query: bytes = b"") -> Any:
+    scope = {**http(path, headers=[*(headers or (HOST,))]), "client": (client, 1), "query_string": query}
+    return asyncio.run(call(app, scope))
+
+
+def test_this_machine_sees_the_page_and_its_numbers() -> None:
+    app = debug_app()
+    page = ask(app)
+    assert page.status == 200
+    assert b"<title>ctxalloc</title>" in page.body
+    with ctxalloc.request(name="on the page"):
+        np.empty(100, np.uint8)
+    data = json.loads(ask(app, "/debug/data").body)
+    assert any(route["name"] == "on the page" for route in data["routes"])
+    assert data["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"client": "192.168.1.7"},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-forwarded-for", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"forwarded", b"for=8.8.8.8")]},
+        {"headers": [(b"host", b"evil.example")]},
+    ],
+)
+def test_others_are_refused_without_a_token(asked: dict[str, Any]) -> None:
+    for path in ("/", "/data"):
+        answer = ask(debug_app(), path, *asked.get("headers", ()), client=asked.get("client", "127.0.0.1"))
+        assert answer.status == 403
+        assert b"debug_app(token=...)" in answer.body
+
+
+def test_a_token_lets_others_in_and_nobody_else() -> None:
+    token = "a token of many characters"
+    app = debug_app(token=token)
+    assert ask(app).status == 403
+    assert ask(app, "/", HOST, (b"authorization", b"Bearer wrong")).status == 403
+    assert ask(app, "/", HOST, (b"authorization", b"Bearer " + token.encode()), client="8.8.8.8").status == 200
+    assert ask(app, "/data", query=b"token=a+token+of+many+characters", client="8.8.8.8").status == 200
+    assert ask(app, "/data", query=b"token=%ff", client="8.8.8.8").status == 403
+    with pytest.raises(ValueError, match="5 characters can be guessed"):
+        debug_app(token="short")
+
+
+def test_only_get_is_answered() -> None:
+    scope = {**http("/", "POST", headers=[HOST]), "client": ("127.0.0.1", 1), "query_string": b""}
+    assert asyncio.run(call(debug_app(), scope)).status == 405
+
+
+SERVICE = """
+import sys, socket
+import numpy as np, uvicorn
+import ctxalloc
+from ctxalloc.asgi import AllocatorMiddleware, debug_app
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+tenant = ctxalloc.Budget(8 << 20, name="a <b>tenant</b>", parent=ctxalloc.Budget(64 << 20, name="process"))
+kept = []
+
+async def load(request):
+    kept.append(np.zeros(int(request.path_params["size"]), np.uint8))
+    return PlainTextResponse("kept")
+
+terms = ctxalloc.request(budget=tenant, strategy=ctxalloc.strategies.Tracked(traceback=3))
+inner = Starlette(routes=[Route("/load/{size}", load)])
+app = Starlette(routes=[
+    Mount("/debug/memory", debug_app()),
+    Mount("/", AllocatorMiddleware(inner, routes={"/load/{size}": terms})),
+])
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.run(app, fd=listening.fileno(), log_level="warning", lifespan="off")
+"""
+
+
+@pytest.fixture
+def service() -> Iterator[int]:
+    for library in ("uvicorn", "starlette"):
+        pytest.importorskip(library)
+    with subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+@pytest.mark.once
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: make chromium")
+def test_a_browser_shows_requests_budgets_and_who_keeps_escapes(service: int, tmp_path: Path) -> None:
+    from urllib.request import urlopen
+
+    for size in (100_000, 200_000, 3_000_000):
+        with urlopen(f"http://127.0.0.1:{service}/load/{size}") as answer:
+            assert answer.read() == b"kept"
+    assert BROWSER is not None
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=6000",
+        "--dump-dom",
+        f"http://127.0.0.1:{service}/debug/memory/",
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    dom = shown.stdout
+    assert 'data-turns="' in dom, dom[-2000:]
+    assert "/load/{size}" in dom
+    assert "a &lt;b&gt;tenant&lt;/b&gt;" in dom, "names are text, not HTML"
+    assert "3.15 MiB" in dom  # what the tenant has in use
+    assert "<polyline" in dom
+    assert "<rect" in dom
+    assert "3300000 bytes in 3 blocks" in dom  # of all requests that have one strategy
+    assert "no numbers:" not in dom.partition("<script>")[0]

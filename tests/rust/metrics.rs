@@ -1,0 +1,163 @@
+//! The counters of ended requests. In a process of its own, one test at a time: they are the process's.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
+use ctxalloc::metrics::{Gauges, OTHER, Series, UNNAMED, budgets, present, snapshot};
+use ctxalloc::strategy::Budget;
+use ctxalloc::{Buffer, request};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn series(name: &str) -> Series {
+    snapshot().unwrap().series.into_iter().find(|series| series.name == name).unwrap_or_default()
+}
+
+fn gauges() -> Gauges {
+    snapshot().unwrap().processes[0].gauges
+}
+
+#[test]
+fn a_request_is_counted_under_its_name_at_its_end() {
+    let _alone = alone();
+    let thumbnail = request().name("thumbnail").begin().unwrap();
+    thumbnail.run(|| {
+        drop(Buffer::zeroed(3000).unwrap());
+        drop(Buffer::zeroed(2000).unwrap());
+    });
+    assert_eq!(series("thumbnail"), Series::default());
+    drop(thumbnail);
+    let counted = series("thumbnail");
+    assert_eq!((counted.requests, counted.refused_requests, counted.escaped_requests), (1, 0, 0));
+    assert_eq!((counted.max_peak_bytes, counted.peak_bytes.sum, counted.total_bytes.sum), (3000, 3000, 5000));
+    assert_eq!((counted.peak_bytes.counts[12], counted.total_bytes.counts[13]), (1, 1));
+    assert_eq!((counted.peak_bytes.count(), counted.total_bytes.count()), (1, 1));
+}
+
+#[test]
+fn refusals_count_whoever_refused() {
+    let _alone = alone();
+    let tenant = Budget::new("tenant", Some(1000));
+    for (name, limit_bytes) in [("by its own limit", 1000), ("by a budget above", 1 << 20)] {
+        let refused = request().name(name).limit_bytes(limit_bytes).budget(&tenant).begin().unwrap();
+        refused.run(|| {
+            assert!(Buffer::zeroed(1001).is_err());
+            assert!(Buffer::zeroed(300_000).is_err());
+        });
+        assert!(refused.end().refusal.is_some());
+        let counted = series(name);
+        assert_eq!((counted.requests, counted.refused_requests, counted.refused_allocations), (1, 1, 2), "{name}");
+    }
+}
+
+#[test]
+fn what_escapes_is_counted_and_shown_until_it_is_freed() {
+    let _alone = alone();
+    let before = gauges();
+    let leaving = request().name("leaving").begin().unwrap();
+    let kept = leaving.run(|| Buffer::zeroed(5000).unwrap());
+    assert_eq!(gauges().live_requests, before.live_requests + 1);
+    assert_eq!(gauges().live_bytes, before.live_bytes + 5000);
+    drop(leaving);
+    let counted = series("leaving");
+    assert_eq!((counted.escaped_requests, counted.escaped_blocks, counted.escaped_bytes), (1, 1, 5000));
+    assert_eq!(gauges().escaped_bytes, before.escaped_bytes + 5000);
+    let shown: Vec<_> = present().into_iter().filter(|request| request.name == "leaving").collect();
+    assert_eq!((shown.len(), shown[0].has_ended, shown[0].live_bytes, shown[0].peak_bytes), (1, true, 5000, 5000));
+    drop(kept);
+    assert_eq!(gauges(), before);
+    assert!(!present().iter().any(|request| request.name == "leaving"));
+}
+
+#[test]
+fn bytes_of_requests_inside_are_shown_once() {
+    let _alone = alone();
+    let before = gauges();
+    let outer = request().name("outer").begin().unwrap();
+    let (inner, kept) = outer.run(|| {
+        let inner = request().name("inner").begin().unwrap();
+        let kept = inner.run(|| Buffer::zeroed(700).unwrap());
+        (inner, kept)
+    });
+    assert_eq!((gauges().live_requests - before.live_requests, gauges().live_bytes - before.live_bytes), (2, 700));
+    drop((kept, inner, outer));
+}
+
+#[test]
+fn no_request_is_lost_when_there_are_too_many_names() {
+    let _alone = alone();
+    let sum = || {
+        snapshot().unwrap().series.iter().map(|series| (series.requests, series.total_bytes.sum)).collect::<Vec<_>>()
+    };
+    let add = |all: Vec<(u64, u64)>| all.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let before = add(sum());
+    for number in 0..1000 {
+        for _ in 0..1 + u64::from(number % 10 == 0) {
+            let one = request().name(format!("name {number}")).begin().unwrap();
+            one.run(|| drop(Buffer::zeroed(100).unwrap()));
+        }
+    }
+    let after = add(sum());
+    assert_eq!((after.0 - before.0, after.1 - before.1), (1100, 110_000));
+    let names: Vec<_> = snapshot().unwrap().series.into_iter().map(|series| series.name).collect();
+    assert!(names.len() <= 130 && names.iter().any(|name| name == OTHER), "{names:?}");
+    // Those used twice stay, those used once make room.
+    assert!((0..1000).step_by(10).all(|number| names.contains(&format!("name {number}"))), "{names:?}");
+}
+
+#[test]
+fn requests_without_a_name_are_counted_together() {
+    let _alone = alone();
+    let before = series(UNNAMED).requests;
+    drop(request().begin().unwrap());
+    drop(request().name("").begin().unwrap());
+    assert_eq!(series(UNNAMED).requests, before + 2);
+}
+
+#[test]
+fn a_long_name_is_cut_between_characters() {
+    let _alone = alone();
+    drop(request().name("ä".repeat(100) + "b").begin().unwrap());
+    drop(request().name("a".to_owned() + &"ä".repeat(100)).begin().unwrap());
+    assert_eq!(series(&"ä".repeat(64)).requests, 1);
+    assert_eq!(series(&("a".to_owned() + &"ä".repeat(63))).requests, 1);
+}
+
+#[test]
+fn threads_count_exactly_while_others_read() {
+    let _alone = alone();
+    let rounds = if cfg!(miri) { 20 } else { 20_000 };
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..rounds {
+                    drop(request().name("of threads").begin().unwrap());
+                }
+            });
+        }
+        for _ in 0..rounds / 20 {
+            let seen = series("of threads");
+            assert_eq!(seen.requests, seen.peak_bytes.count(), "a reader saw half of a write");
+        }
+    });
+    assert_eq!(series("of threads").requests, 4 * rounds);
+}
+
+#[test]
+fn budgets_are_listed_while_they_live() {
+    let _alone = alone();
+    let process = Budget::new("the process", None);
+    let tenant = process.child("a tenant", Some(1000));
+    let charged = request().budget(&tenant).begin().unwrap();
+    let kept = charged.run(|| Buffer::zeroed(400).unwrap());
+    let listed = budgets();
+    let find = |name: &str| listed.iter().find(|budget| budget.name == name).cloned();
+    let (above, below) = (find("the process").unwrap(), find("a tenant").unwrap());
+    assert_eq!((above.parent, below.parent), (None, Some(above.id)));
+    assert_eq!((below.limit_bytes, below.in_use_bytes, below.peak_bytes), (Some(1000), 400, 400));
+    drop((kept, charged, tenant, process));
+    assert!(!budgets().iter().any(|budget| budget.name == "a tenant" || budget.name == "the process"));
+}

@@ -39,6 +39,7 @@
 //! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
 //! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
+//! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
@@ -47,7 +48,7 @@
 //!
 //! ## Layers: each uses only those to its right
 //!
-//! `python` → `capi` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
+//! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread) and [`request`](mod@request) beside `task`, and the leaves `error`,
 //! `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
 //! walks through one allocation and one selection.
@@ -66,6 +67,8 @@ mod capi;
 pub mod python;
 #[cfg(feature = "tokio")]
 pub mod task;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 mod error;
 mod layout;
@@ -97,6 +100,7 @@ pub fn trim() -> usize {
 mod documents {
     #[doc = include_str!("../README.md")]
     mod readme {}
+    #[cfg(feature = "axum")]
     #[doc = include_str!("../docs/rust.md")]
     mod guide {}
     #[doc = include_str!("../docs/strategies.md")]

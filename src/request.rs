@@ -3,8 +3,9 @@
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, Terms};
-use crate::scope::{current, scope};
+use crate::scope::{Scoped, WithHandler, current, scope};
 use crate::strategy::{Budget, LiveBlock, Strategy};
+use crate::trace::{Numbers, RequestSpan};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -109,7 +110,9 @@ impl Builder {
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
     /// [`Error::NestedTooDeep`] inside more than 4096 others.
     pub fn begin(self) -> Result<Request, Error> {
-        Ok(Request { begun: Begun::begin(self.terms)? })
+        let begun = Begun::begin(self.terms)?;
+        let span = RequestSpan::new(|| begun.name());
+        Ok(Request { begun, span: Some(span) })
     }
 }
 
@@ -117,6 +120,8 @@ impl Builder {
 #[derive(Debug)]
 pub struct Request {
     begun: Begun,
+    /// Until the end.
+    span: Option<RequestSpan>,
 }
 
 /// What a request used, and what outlives it.
@@ -151,10 +156,57 @@ impl Request {
         scope(self.handler(), work)
     }
 
+    /// Gives `future` a context of its own with the request's handler selected. It does not end the request.
+    ///
+    /// ```
+    /// use ctxalloc::{Buffer, request};
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    /// # runtime.block_on(async {
+    /// let request = request().name("thumbnail").begin()?;
+    /// let answer = request.scope(async { Buffer::copy_from_slice(b"answer") }).await?;
+    /// assert_eq!(request.stats().live_bytes, answer.len());
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// # }).expect("memory");
+    /// ```
+    pub fn scope<F: Future>(&self, future: F) -> Scoped<F> {
+        future.with_handler(self.handler())
+    }
+
+    /// The span of `tracing` in which its events belong: `request`, of the target `ctxalloc` and the level DEBUG. Its field
+    /// `handler` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and `refused`.
+    ///
+    /// `request.scope(future).instrument(request.span().clone())` puts what the future reports into it.
+    #[cfg(feature = "tracing")]
+    #[must_use]
+    pub fn span(&self) -> &tracing::Span {
+        self.own_span().get()
+    }
+
+    /// Enters its span until the returned value is dropped.
+    #[cfg(feature = "tower")]
+    pub(crate) fn entered(&self) -> impl Drop + use<'_> {
+        #[cfg(feature = "tracing")]
+        return self.own_span().get().enter();
+        #[cfg(not(feature = "tracing"))]
+        {
+            struct Nothing;
+            impl Drop for Nothing {
+                fn drop(&mut self) {}
+            }
+            Nothing
+        }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> Cow<'_, str> {
         self.begun.name()
+    }
+
+    /// The last refusal, unless something was allocated in it since: why its work may have failed.
+    #[must_use]
+    pub fn last_refusal(&self) -> Option<Error> {
+        self.begun.last_refusal()
     }
 
     /// Its numbers so far, including those of requests inside.
@@ -184,7 +236,7 @@ impl Request {
     /// Ends it and reports what it used.
     pub fn end(mut self) -> Report {
         let escapes = self.begun.live_blocks();
-        let stats = self.begun.end();
+        let stats = self.finish();
         Report {
             stats,
             escaped_blocks: stats.live_blocks,
@@ -192,5 +244,29 @@ impl Request {
             escapes,
             refusal: self.begun.take_refusals().into_iter().next().map(|refusal| refusal.error),
         }
+    }
+
+    #[cfg(feature = "tracing")]
+    fn own_span(&self) -> &RequestSpan {
+        self.span.as_ref().expect("there until the end, which consumes the request")
+    }
+
+    fn finish(&mut self) -> Stats {
+        let stats = self.begun.end();
+        if let Some(span) = self.span.take() {
+            span.record(&Numbers {
+                peak_bytes: stats.peak_bytes,
+                total_blocks: stats.total_blocks,
+                escaped: stats.live_blocks,
+                refused: stats.refused,
+            });
+        }
+        stats
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.finish();
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["python"],
     &["capi"],
+    &["tower"],
     &["task", "thread", "request"],
     &["memory"],
     &["scope"],

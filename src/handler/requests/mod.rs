@@ -199,6 +199,12 @@ impl Seen {
         self.chain.own().name()
     }
 
+    /// The last refusal, unless something was allocated in it since.
+    #[must_use]
+    pub fn last_refusal(&self) -> Option<Error> {
+        self.chain.refusal_of(None)
+    }
+
     /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
     pub fn stats(&self) -> Stats {

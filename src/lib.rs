@@ -41,6 +41,7 @@
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
+//! | Rust's own heap: `Box`, `Vec`, `String` | [`GlobalScoped`], a global allocator that attributes it to requests |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
 //! | an extension module for Python | `python` (with that feature) |
@@ -78,7 +79,7 @@ mod trace;
 
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
-pub use memory::{Buffer, ContextAlloc, Scratch};
+pub use memory::{Buffer, ContextAlloc, GlobalScoped, Scratch};
 pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 pub use settings::{Settings, check_environment, configure};

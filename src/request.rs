@@ -9,6 +9,7 @@ use crate::trace::{Numbers, RequestSpan};
 use std::borrow::Cow;
 use std::sync::Arc;
 
+pub use crate::handler::heap::HeapStats;
 pub use crate::handler::requests::{AfterEnd, ExternalCharge, RequestHandle};
 pub use crate::strategy::account::Stats;
 
@@ -104,15 +105,39 @@ impl Builder {
         self
     }
 
+    /// The most bytes that Rust's heap should hold for it at one time: what [`GlobalScoped`](crate::GlobalScoped) counts.
+    ///
+    /// What exceeds it is allocated nevertheless, since Rust aborts the process where a `Vec` or a `Box` gets no memory. The request
+    /// is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and [`tower::RequestLayer`] drops the service's future
+    /// after the poll in which it happens and answers with 413. Where several threads work in the request at one time, each may
+    /// have 64 KiB that the others do not see.
+    ///
+    #[cfg_attr(feature = "tower", doc = "[`tower::RequestLayer`]: crate::tower::RequestLayer")]
+    #[cfg_attr(not(feature = "tower"), doc = "[`tower::RequestLayer`]: crate::request")]
+    pub fn heap_limit_bytes(mut self, heap_limit_bytes: usize) -> Self {
+        self.terms.heap_limit_bytes = Some(heap_limit_bytes);
+        self
+    }
+
+    /// Refuses what exceeds [`heap_limit_bytes`](Self::heap_limit_bytes). `try_reserve` then returns its error; **`push`, `Box::new`
+    /// and everything else that cannot fail abort the process**, as Rust does when memory runs out. For work that reserves all of
+    /// its memory.
+    pub fn heap_refuses(mut self) -> Self {
+        self.terms.heap_refuses = true;
+        self
+    }
+
     /// Begins the request. If it is inside another one, that one's numbers include its own.
     ///
     /// # Errors
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
-    /// [`Error::NestedTooDeep`] inside more than 4096 others.
+    /// [`Error::NestedTooDeep`] inside more than 4096 others; [`Error::BadOption`] for a limit of Rust's heap in a program whose
+    /// allocator does not count.
     pub fn begin(self) -> Result<Request, Error> {
+        let has_heap_limit = self.terms.heap_limit_bytes.is_some();
         let begun = Begun::begin(self.terms)?;
         let span = RequestSpan::new(|| begun.name());
-        Ok(Request { begun, span: Some(span) })
+        Ok(Request { begun, span: Some(span), has_heap_limit })
     }
 }
 
@@ -122,6 +147,7 @@ pub struct Request {
     begun: Begun,
     /// Until the end.
     span: Option<RequestSpan>,
+    has_heap_limit: bool,
 }
 
 /// What a request used, and what outlives it.
@@ -139,6 +165,8 @@ pub struct Report {
     pub escapes: Option<Vec<LiveBlock>>,
     /// The last refusal that nobody has taken yet, if any.
     pub refusal: Option<Error>,
+    /// What Rust's heap held for it, if a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
+    pub heap: Option<HeapStats>,
 }
 
 impl Request {
@@ -203,6 +231,19 @@ impl Request {
         self.begun.name()
     }
 
+    /// What Rust's heap holds for it. `None` unless a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
+    #[must_use]
+    pub fn heap(&self) -> Option<HeapStats> {
+        self.begun.heap()
+    }
+
+    /// [`Error::BudgetExceeded`] if Rust's heap held more for it than its
+    /// [`heap_limit_bytes`](Builder::heap_limit_bytes), however much that is by now.
+    #[must_use]
+    pub fn heap_exceeded(&self) -> Option<Error> {
+        if self.has_heap_limit { self.begun.heap_exceeded() } else { None }
+    }
+
     /// The last refusal, unless something was allocated in it since: why its work may have failed.
     #[must_use]
     pub fn last_refusal(&self) -> Option<Error> {
@@ -236,13 +277,16 @@ impl Request {
     /// Ends it and reports what it used.
     pub fn end(mut self) -> Report {
         let escapes = self.begun.live_blocks();
+        let exceeded = self.heap_exceeded();
+        let heap = self.begun.heap(); // before the end, with which the request may be gone
         let stats = self.finish();
         Report {
             stats,
             escaped_blocks: stats.live_blocks,
             escaped_bytes: stats.live_bytes,
             escapes,
-            refusal: self.begun.take_refusals().into_iter().next().map(|refusal| refusal.error),
+            heap,
+            refusal: self.begun.take_refusals().into_iter().next().map(|refusal| refusal.error).or(exceeded),
         }
     }
 

@@ -18,7 +18,7 @@
 //!   events::{tell, watched}         how the hook is told
 //!   trampoline, foreign             the C functions of a strategy, and of somebody else's struct
 //!   builtin, process                the handlers that are always there; the table of this process
-//!   held, selected, requests        a handler that stays what it is; what is selected; requests
+//!   held, heap, requests, selected  a handler that stays what it is; Rust's heap; requests; what is selected
 //!   allocating, copying, usm        what a Handler does
 //! ```
 #![allow(unsafe_code, reason = "NEP 49 is a table of C functions")]
@@ -32,6 +32,7 @@ mod copying;
 mod entry;
 pub mod events;
 mod foreign;
+pub(crate) mod heap;
 mod held;
 mod index;
 mod interpreter;

@@ -105,7 +105,7 @@ where
             })
         }));
         let polled = match polled {
-            Ok(polled) => ready!(polled),
+            Ok(polled) => polled,
             Err(panic) => {
                 if let Inside::Account(serving, mut context, _) = std::mem::replace(this.inside, Inside::Nothing) {
                     // A second panic, of what is left of the future, is not worth more than the first.
@@ -115,30 +115,41 @@ where
                 resume_unwind(panic)
             }
         };
+        let exceeded = serving.request().heap_exceeded();
+        let answer = match polled {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending if exceeded.is_none() => return Poll::Pending,
+            Poll::Pending => None,
+        };
         let Inside::Account(mut serving, mut context, is_head) = std::mem::replace(this.inside, Inside::Nothing) else {
             unreachable!("matched above")
         };
-        let refused = match &polled {
-            Ok(response) => match response.extensions().get::<Error>() {
+        let refused = match &answer {
+            _ if exceeded.is_some() => exceeded.as_ref().map(|error| serving.status_for(error)),
+            Some(Ok(response)) => match response.extensions().get::<Error>() {
                 Some(told) => serving.answer_to(Some(told)),
                 None if response.status() == StatusCode::INTERNAL_SERVER_ERROR => serving.answer_to(None),
                 None => None,
             },
-            Err(_) => serving.answer_to(None),
+            Some(Err(_)) => serving.answer_to(None),
+            None => None,
         };
-        Poll::Ready(match (polled, refused) {
-            (answer, Some(status)) => {
-                context.run(|| drop(answer));
-                let response = own(status, serving.is_grpc, is_head, serving.retry_after_seconds());
-                serving.status = Some(response.status());
-                serving.end(Outcome::Refused);
-                Ok(response)
-            }
-            (Err(error), None) => {
+        if let Some(status) = refused {
+            context.run(|| {
+                drop(answer);
+                this.inner.set(None);
+            });
+            let response = own(status, serving.is_grpc, is_head, serving.retry_after_seconds());
+            serving.status = Some(response.status());
+            serving.end(Outcome::Refused);
+            return Poll::Ready(Ok(response));
+        }
+        Poll::Ready(match answer.expect("it is refused where there is none") {
+            Err(error) => {
                 serving.end(Outcome::Failed);
                 Err(error)
             }
-            (Ok(response), None) => {
+            Ok(response) => {
                 let (parts, body) = response.into_parts();
                 serving.status = Some(parts.status);
                 let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());

@@ -99,8 +99,13 @@ impl Serving {
     pub(super) fn answer_to(&self, told: Option<&Error>) -> Option<StatusCode> {
         let last = if told.is_none() { self.request().last_refusal() } else { None };
         let refusal = told.or(last.as_ref()).filter(|error| self.options.answers && problem::is_refusal(error))?;
+        Some(self.status_for(refusal))
+    }
+
+    /// The status for a refusal.
+    pub(super) fn status_for(&self, refusal: &Error) -> StatusCode {
         let tenant = self.tenant.as_ref().map(Budget::name);
-        Some(problem::status_of(refusal, Some(&self.request().name()), tenant.as_deref()))
+        problem::status_of(refusal, Some(&self.request().name()), tenant.as_deref())
     }
 
     pub(super) fn retry_after_seconds(&self) -> u32 {

@@ -134,3 +134,28 @@ fn terms_that_cannot_be_kept_are_answered_with_500() {
     assert_eq!(response.status().as_u16(), 500);
     assert!(heard.try_recv().is_err(), "it never began, and the service was not called");
 }
+
+#[test]
+fn what_exceeds_the_limit_of_the_heap_is_dropped_and_answered() {
+    let (layer, heard) = told();
+    let layer = layer.terms(|_, terms| Some(terms.name("upload").heap_limit_bytes(100_000)));
+    let service = layer.layer(service_fn(|request: Request<()>| async move {
+        let mut kept = Vec::new();
+        for _ in 0..if request.headers().contains_key("much") { 20 } else { 5 } {
+            kept.push(vec![0_u8; 10_000]);
+            tokio::task::yield_now().await;
+        }
+        answer(Scripted::new([])).await
+    }));
+    let much = Request::builder().header("much", "yes").body(()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (request, status, outcome) in [(much, 413, Outcome::Refused), (get(), 200, Outcome::Dropped)] {
+        let response = runtime.block_on(service.clone().oneshot(request)).unwrap();
+        assert_eq!(response.status().as_u16(), status);
+        drop(response);
+        let ended = assert_outcome(&heard, outcome);
+        let heap = ended.report.heap.unwrap();
+        assert!(heap.peak_bytes < 115_000 && heap.live_bytes < 1000, "it was dropped at once: {heap:?}");
+        assert_eq!(matches!(ended.report.refusal, Some(Error::BudgetExceeded { .. })), status == 413);
+    }
+}

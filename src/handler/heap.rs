@@ -94,6 +94,8 @@ fn pops() -> &'static Pops {
 /// What a thread did for one request since it last added it to the request's record.
 struct Tally {
     owner: Cell<Option<&'static Record>>,
+    /// Whether new blocks are nobody's for now.
+    is_paused: Cell<bool>,
     made_blocks: Cell<u64>,
     made_bytes: Cell<u64>,
     freed_blocks: Cell<u64>,
@@ -110,6 +112,7 @@ thread_local! {
     static TALLY: Tally = const {
         Tally {
             owner: Cell::new(None),
+            is_paused: Cell::new(false),
             made_blocks: Cell::new(0),
             made_bytes: Cell::new(0),
             freed_blocks: Cell::new(0),
@@ -146,6 +149,24 @@ pub(super) fn select(owner: Option<&'static Record>) {
     });
 }
 
+/// New blocks of this thread are nobody's until the returned value is dropped.
+#[inline]
+pub(super) fn unattributed() -> Option<Unattributed> {
+    is_active().then(|| Unattributed { was_paused: TALLY.with(|tally| tally.is_paused.replace(true)) })
+}
+
+/// See [`unattributed`].
+pub(super) struct Unattributed {
+    was_paused: bool,
+}
+
+impl Drop for Unattributed {
+    #[inline]
+    fn drop(&mut self) {
+        TALLY.with(|tally| tally.is_paused.set(self.was_paused));
+    }
+}
+
 /// A new block of so many bytes: whose it is.
 ///
 /// # Errors
@@ -154,6 +175,9 @@ pub(super) fn select(owner: Option<&'static Record>) {
 pub(crate) fn made(bytes: usize) -> Result<Option<&'static Record>, Refused> {
     TALLY.with(|tally| {
         let Some(owner) = tally.owner.get() else { return Ok(None) };
+        if tally.is_paused.get() {
+            return Ok(None);
+        }
         tally.grow(owner, bytes)?;
         tally.made_blocks.set(tally.made_blocks.get() + 1);
         Ok(Some(owner))
@@ -419,13 +443,8 @@ impl Drop for HeapRecord {
 #[cold]
 fn grow() -> &'static Record {
     const CHUNK: usize = 32;
-    // Immortal: no request's, whatever is selected here.
-    let outer = TALLY.with(|tally| {
-        tally.flush();
-        tally.owner.take()
-    });
+    let _immortal = unattributed(); // no request's, whatever is selected here
     let chunk = Box::leak((0..CHUNK).map(|_| Record::fresh()).collect::<Box<[_]>>());
-    TALLY.with(|tally| tally.owner.set(outer));
     let (first, others) = chunk.split_first().expect("a chunk is not empty");
     others.iter().for_each(push);
     first

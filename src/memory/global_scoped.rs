@@ -7,6 +7,7 @@
 
 use crate::handler::heap::{self, Record, Refused};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::any::TypeId;
 use std::cell::Cell;
 use std::ptr::{self, null_mut};
 
@@ -58,10 +59,19 @@ const REENTRANT: *const Record = ptr::without_provenance(1);
 const MIN_BYTES: usize = size_of::<Layout>();
 
 thread_local! {
-    /// Whether this thread is inside of an `upstream`.
-    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// Where this thread is.
+    static PLACE: Cell<Place> = const { Cell::new(Place::Outside) };
     /// Blocks that an `upstream` freed while it was at work: each begins with its `Layout`, after the word with the next one.
     static LATER: Cell<*mut u8> = const { Cell::new(null_mut()) };
+}
+
+/// Whether a thread is inside of an `upstream` that may call back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Outside,
+    Inside,
+    /// And it freed something, which is in [`LATER`].
+    InsideWithLater,
 }
 
 /// What `upstream` is asked for, and how far into it the caller's bytes begin.
@@ -89,14 +99,28 @@ unsafe fn word(block: *mut u8) -> *mut *const Record {
     unsafe { block.sub(size_of::<*const Record>()).cast() }
 }
 
-impl<A: GlobalAlloc> GlobalScoped<A> {
+impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
+    /// The system's allocator is C's, which knows of no global allocator. Known when this is compiled.
+    #[inline]
+    fn may_call_back() -> bool {
+        TypeId::of::<A>() != TypeId::of::<System>()
+    }
+
+    /// Whether `upstream` is at work on this thread, and called back.
+    #[inline]
+    fn is_inside() -> bool {
+        Self::may_call_back() && PLACE.get() != Place::Outside
+    }
+
     /// Runs `work` of `upstream`, and then frees what it freed meanwhile.
     #[inline]
     fn inside<R>(&self, work: impl FnOnce(&A) -> R) -> R {
-        IS_INSIDE.set(true);
+        if !Self::may_call_back() {
+            return work(&self.upstream);
+        }
+        PLACE.set(Place::Inside);
         let answer = work(&self.upstream);
-        IS_INSIDE.set(false);
-        if !LATER.get().is_null() {
+        if PLACE.replace(Place::Outside) == Place::InsideWithLater {
             self.free_later();
         }
         answer
@@ -121,7 +145,7 @@ impl<A: GlobalAlloc> GlobalScoped<A> {
     fn make(&self, layout: Layout, zeroed: bool) -> *mut u8 {
         let Some((around, offset)) = around(layout) else { return null_mut() };
         heap::activate();
-        let (owner, start) = if IS_INSIDE.get() {
+        let (owner, start) = if Self::is_inside() {
             (REENTRANT, raw(&System, around, zeroed))
         } else {
             let Ok(owner) = heap::made(layout.size()) else { return null_mut() };
@@ -147,7 +171,7 @@ impl<A: GlobalAlloc> GlobalScoped<A> {
 
 // SAFETY: blocks are `upstream`'s or System's, which keep these promises, with an offset that keeps the alignment and room for it.
 // The word before a block says whose it is. Nothing here unwinds or allocates by itself.
-unsafe impl<A: GlobalAlloc> GlobalAlloc for GlobalScoped<A> {
+unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.make(layout, false)
@@ -171,12 +195,13 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for GlobalScoped<A> {
         if let Some(owner) = unsafe { owner.as_ref() } {
             heap::freed(owner, layout.size(), true);
         }
-        if IS_INSIDE.get() {
+        if Self::is_inside() {
             // SAFETY: given up by the caller, with at least `MIN_BYTES` after its word.
             unsafe {
                 block.cast::<Layout>().write_unaligned(layout);
                 word(block).cast::<*mut u8>().write(LATER.replace(block));
             }
+            PLACE.set(Place::InsideWithLater);
             return;
         }
         // SAFETY: `upstream` made it with this layout.
@@ -189,7 +214,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for GlobalScoped<A> {
         let (Some((around, offset)), Some((new_around, _))) = (around(layout), new) else { return null_mut() };
         // SAFETY: the caller passes a block that was made here with this layout: `offset` bytes into its start.
         let (owner, start) = unsafe { (word(block).read(), block.sub(offset)) };
-        if ptr::eq(owner, REENTRANT) || IS_INSIDE.get() {
+        if ptr::eq(owner, REENTRANT) || Self::is_inside() {
             // SAFETY: the caller passes a live block with this layout. It is System's from now on if `upstream` is at work.
             return unsafe { self.moved(block, layout, new_size) };
         }
@@ -214,7 +239,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for GlobalScoped<A> {
     }
 }
 
-impl<A: GlobalAlloc> GlobalScoped<A> {
+impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
     /// `realloc` by a new block and a copy: what `GlobalAlloc` does by default.
     ///
     /// # Safety

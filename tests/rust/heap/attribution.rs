@@ -323,3 +323,20 @@ fn what_upstream_refuses_changes_no_number_but_the_peak() {
         assert_eq!((after, bytes), (before, vec![7; 100]));
     });
 }
+
+#[test]
+fn what_strategies_keep_books_with_is_no_requests() {
+    let tracked = ctxalloc::strategy::Tracked::new(ctxalloc::strategy::Pool::new()).unwrap();
+    let own = request().root().strategy(tracked).begin().unwrap();
+    own.run(|| {
+        let kept: Vec<_> = (0..100).map(|size| ctxalloc::Buffer::zeroed(1 + size * 1000).unwrap()).collect();
+        let heap = own.heap().unwrap();
+        assert_eq!(
+            (heap.live_blocks, heap.live_bytes),
+            (1, 100 * size_of::<ctxalloc::Buffer>()),
+            "the list of buffers"
+        );
+        drop(kept);
+    });
+    assert_eq!(own.heap().unwrap().live_blocks, 0);
+}

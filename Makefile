@@ -33,7 +33,7 @@ WHEELS := target/wheels
 EXTENSION := examples/extension
 
 # The features for services in Rust, without which docs/rust.md is not tested.
-services := --features axum
+services := --features axum,rayon
 rust_sources := $(shell find src -name '*.rs') Cargo.toml Cargo.lock
 python_sources := $(shell find python include -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.h' -o -name '*.pc')
 extension_sources := $(shell find $(EXTENSION) -name target -prune -o \( -name '*.rs' -o -name '*.toml' \
@@ -199,7 +199,7 @@ demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route u
 	$(PY) -m examples.service
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
-	$(CARGO) bench --locked
+	$(CARGO) bench --locked $(services)
 	for script in benches/*.py; do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 

@@ -66,6 +66,8 @@ pub mod thread;
 mod capi;
 #[cfg(feature = "python")]
 pub mod python;
+#[cfg(feature = "rayon")]
+pub mod rayon;
 #[cfg(feature = "tokio")]
 pub mod task;
 #[cfg(feature = "tower")]
@@ -101,7 +103,7 @@ pub fn trim() -> usize {
 mod documents {
     #[doc = include_str!("../README.md")]
     mod readme {}
-    #[cfg(feature = "axum")]
+    #[cfg(all(feature = "axum", feature = "rayon"))]
     #[doc = include_str!("../docs/rust.md")]
     mod guide {}
     #[doc = include_str!("../docs/strategies.md")]

@@ -108,12 +108,9 @@ impl Builder {
     /// The most bytes that Rust's heap should hold for it at one time: what [`GlobalScoped`](crate::GlobalScoped) counts.
     ///
     /// What exceeds it is allocated nevertheless, since Rust aborts the process where a `Vec` or a `Box` gets no memory. The request
-    /// is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and [`tower::RequestLayer`] drops the service's future
+    /// is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and `tower::RequestLayer` drops the service's future
     /// after the poll in which it happens and answers with 413. Where several threads work in the request at one time, each may
     /// have 64 KiB that the others do not see.
-    ///
-    #[cfg_attr(feature = "tower", doc = "[`tower::RequestLayer`]: crate::tower::RequestLayer")]
-    #[cfg_attr(not(feature = "tower"), doc = "[`tower::RequestLayer`]: crate::request")]
     pub fn heap_limit_bytes(mut self, heap_limit_bytes: usize) -> Self {
         self.terms.heap_limit_bytes = Some(heap_limit_bytes);
         self

@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["python"],
     &["capi"],
     &["tower"],
-    &["task", "thread", "request"],
+    &["task", "thread", "request", "rayon"],
     &["memory"],
     &["scope"],
     &["handler"],

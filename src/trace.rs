@@ -157,3 +157,40 @@ impl RequestSpan {
         &self.span
     }
 }
+
+/// What [`Traced`](crate::strategy::Traced) tells. Events of a block that is told of while another one is are not told: a
+/// subscriber may allocate where it listens.
+#[cfg(feature = "tracing")]
+mod blocks {
+    use std::cell::Cell;
+    use std::ptr::NonNull;
+
+    thread_local! {
+        static TELLING: Cell<bool> = const { Cell::new(false) };
+    }
+
+    fn once(tell: impl FnOnce()) {
+        if tracing::enabled!(target: "ctxalloc::blocks", tracing::Level::TRACE) && !TELLING.replace(true) {
+            tell();
+            TELLING.set(false);
+        }
+    }
+
+    pub(crate) fn block(operation: &'static str, block: NonNull<u8>, size_bytes: usize) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation, ?block, size_bytes));
+    }
+
+    pub(crate) fn resized(block: NonNull<u8>, moved: NonNull<u8>, size_bytes: usize) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation = "resized", ?block, ?moved, size_bytes));
+    }
+
+    pub(crate) fn released(block: NonNull<u8>) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation = "released", ?block));
+    }
+
+    pub(crate) fn no_block(size_bytes: usize) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation = "refused", size_bytes));
+    }
+}
+#[cfg(feature = "tracing")]
+pub(crate) use blocks::{block, no_block, released, resized};

@@ -113,7 +113,10 @@ where
         let frame = match polled {
             Ok(polled) => ready!(polled),
             Err(panic) => {
-                this.inside.take().expect("looked at above").serving.end(Outcome::Panicked);
+                let Inside { serving, mut context, .. } = this.inside.take().expect("looked at above");
+                // A second panic, of what is left of the body, is not worth more than the first.
+                let _ = catch_unwind(AssertUnwindSafe(|| context.run(|| this.inner.set(None))));
+                serving.end(Outcome::Panicked);
                 resume_unwind(panic)
             }
         };

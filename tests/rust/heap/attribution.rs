@@ -129,8 +129,7 @@ fn random_programs_on_one_thread_have_the_naive_counts() {
         }
         drop(requests);
         // After the end they are credited too.
-        while !blocks.is_empty() {
-            let Block { bytes, maker } = blocks.pop().unwrap();
+        while let Some(Block { bytes, maker }) = blocks.pop() {
             if let Some(maker) = maker {
                 counts[maker].live_bytes -= bytes.capacity();
                 counts[maker].live_blocks -= 1;

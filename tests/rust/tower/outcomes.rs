@@ -114,7 +114,8 @@ fn a_body_that_is_dropped_early_fails_or_panics_is_told_once() {
         let _ = poll(&mut body);
         let _ = catch_unwind(AssertUnwindSafe(|| poll(&mut body).map(drop)));
         drop(body);
-        assert_outcome(&heard, outcome);
+        let ended = assert_outcome(&heard, outcome);
+        assert_eq!(ended.report.escaped_blocks, 0, "what the body held goes before the end");
     }
 }
 

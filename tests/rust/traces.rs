@@ -10,9 +10,12 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
 
-/// Everything that was said, in order: what it is, and its fields.
+/// What was said, and its fields.
+type Said = (String, BTreeMap<String, String>);
+
+/// Everything that was said, in order.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<(String, BTreeMap<String, String>)>>>);
+struct Heard(Arc<Mutex<Vec<Said>>>);
 
 #[derive(Default)]
 struct Fields(BTreeMap<String, String>);

@@ -32,6 +32,8 @@ SERVICES := .venv-services
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
+# The features for services in Rust, without which docs/rust.md is not tested.
+services := --features axum,rayon
 rust_sources := $(shell find src -name '*.rs') Cargo.toml Cargo.lock
 python_sources := $(shell find python include -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.h' -o -name '*.pc')
 extension_sources := $(shell find $(EXTENSION) -name target -prune -o \( -name '*.rs' -o -name '*.toml' \
@@ -128,13 +130,14 @@ lint-rust: $(DONE)/build-tools ## cargo fmt --check, and clippy for each set of 
 	$(CARGO) clippy --quiet --locked --all-targets --no-default-features -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features capi -- -D warnings
+	$(CARGO) clippy --quiet --locked --all-targets $(services) -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features usm -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features abi3 -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets -p ctxalloc-example -- -D warnings
 
 doc: $(DONE)/build-tools ## rustdoc without and with Python (warnings are errors)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps --no-default-features
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps $(services)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps --features abi3
 
 lint-python: $(DONE)/tools ## ruff: lint rules and format
@@ -150,7 +153,7 @@ types: $(DONE)/tools $(DONE)/extension ## mypy --strict on the package, the exam
 # tokio and reports nothing to tracing (src/trace.rs): what takes long and touches neither is not run a second time.
 core_alone := --lib --test rust --test requests --test process --test events --test guard --test global
 test-rust: ## cargo test: with tokio and tracing, then the core alone
-	$(CARGO) test --quiet --locked
+	$(CARGO) test --quiet --locked $(services)
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone)
 	$(CARGO) test --quiet --locked --no-default-features --features capi --lib draft
 
@@ -203,7 +206,7 @@ page: $(DONE)/package $(DONE)/demo chromium ## docs/images/page.png: the live pa
 	$(PY) scripts/draw_page.py
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
-	$(CARGO) bench --locked
+	$(CARGO) bench --locked $(services)
 	for script in benches/*.py; do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 

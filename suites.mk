@@ -31,4 +31,4 @@ package: ## cargo publish --dry-run, then the doc tests of the crate as it was p
 	$(CARGO) package --quiet --locked --no-verify --allow-dirty
 	rm -rf target/packaged && mkdir -p target/packaged
 	tar -xzf $(PACKAGED).crate -C target/packaged
-	cd target/packaged/ctxalloc-$(VERSION) && $(CARGO) test --quiet --doc --target-dir $(CURDIR)/target/package-build
+	cd target/packaged/ctxalloc-$(VERSION) && $(CARGO) test --quiet --doc $(services) --target-dir $(CURDIR)/target/package-build

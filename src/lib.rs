@@ -40,7 +40,9 @@
 //! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | a question: how much, under which name? | [`metrics`] |
+//! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
+//! | Rust's own heap: `Box`, `Vec`, `String` | [`GlobalScoped`], a global allocator that attributes it to requests |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
 //! | an extension module for Python | `python` (with that feature) |
@@ -48,8 +50,8 @@
 //!
 //! ## Layers: each uses only those to its right
 //!
-//! `python` → `capi` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
-//! [`source`], with [`thread`](mod@thread), [`request`](mod@request) and [`metrics`] beside `task`, and the leaves
+//! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
+//! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the leaves
 //! `counters`, `error`, `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
 //! walks through one allocation and one selection.
 
@@ -66,8 +68,12 @@ pub mod thread;
 mod capi;
 #[cfg(feature = "python")]
 pub mod python;
+#[cfg(feature = "rayon")]
+pub mod rayon;
 #[cfg(feature = "tokio")]
 pub mod task;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 mod counters;
 mod error;
@@ -78,7 +84,7 @@ mod trace;
 
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};
-pub use memory::{Buffer, ContextAlloc, Scratch};
+pub use memory::{Buffer, ContextAlloc, GlobalScoped, Scratch};
 pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_request, request};
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 pub use settings::{Settings, check_environment, configure};
@@ -100,6 +106,7 @@ pub fn trim() -> usize {
 mod documents {
     #[doc = include_str!("../README.md")]
     mod readme {}
+    #[cfg(all(feature = "axum", feature = "rayon"))]
     #[doc = include_str!("../docs/rust.md")]
     mod guide {}
     #[doc = include_str!("../docs/strategies.md")]

@@ -3,11 +3,13 @@
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, Terms};
-use crate::scope::{current, scope};
+use crate::scope::{Scoped, WithHandler, current, scope};
 use crate::strategy::{Budget, LiveBlock, Strategy};
+use crate::trace::{Numbers, RequestSpan};
 use std::borrow::Cow;
 use std::sync::Arc;
 
+pub use crate::handler::heap::HeapStats;
 pub use crate::handler::requests::{AfterEnd, ExternalCharge, RequestHandle};
 pub use crate::strategy::account::Stats;
 
@@ -103,13 +105,36 @@ impl Builder {
         self
     }
 
+    /// The most bytes that Rust's heap should hold for it at one time: what [`GlobalScoped`](crate::GlobalScoped) counts.
+    ///
+    /// What exceeds it is allocated nevertheless, since Rust aborts the process where a `Vec` or a `Box` gets no memory. The request
+    /// is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and `tower::RequestLayer` drops the service's future
+    /// after the poll in which it happens and answers with 413. Where several threads work in the request at one time, each may
+    /// have 64 KiB that the others do not see.
+    pub fn heap_limit_bytes(mut self, heap_limit_bytes: usize) -> Self {
+        self.terms.heap_limit_bytes = Some(heap_limit_bytes);
+        self
+    }
+
+    /// Refuses what exceeds [`heap_limit_bytes`](Self::heap_limit_bytes). `try_reserve` then returns its error; **`push`, `Box::new`
+    /// and everything else that cannot fail abort the process**, as Rust does when memory runs out. For work that reserves all of
+    /// its memory.
+    pub fn heap_refuses(mut self) -> Self {
+        self.terms.heap_refuses = true;
+        self
+    }
+
     /// Begins the request. If it is inside another one, that one's numbers include its own.
     ///
     /// # Errors
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
-    /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged.
+    /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a limit of
+    /// Rust's heap in a program whose allocator does not count.
     pub fn begin(self) -> Result<Request, Error> {
-        Ok(Request { begun: Begun::begin(self.terms)? })
+        let has_heap_limit = self.terms.heap_limit_bytes.is_some();
+        let begun = Begun::begin(self.terms)?;
+        let span = RequestSpan::new(|| begun.name());
+        Ok(Request { begun, span: Some(span), has_heap_limit })
     }
 }
 
@@ -117,6 +142,9 @@ impl Builder {
 #[derive(Debug)]
 pub struct Request {
     begun: Begun,
+    /// Until the end.
+    span: Option<RequestSpan>,
+    has_heap_limit: bool,
 }
 
 /// What a request used, and what outlives it.
@@ -134,6 +162,8 @@ pub struct Report {
     pub escapes: Option<Vec<LiveBlock>>,
     /// The last refusal that nobody has taken yet, if any.
     pub refusal: Option<Error>,
+    /// What Rust's heap held for it, if a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
+    pub heap: Option<HeapStats>,
 }
 
 impl Request {
@@ -151,10 +181,70 @@ impl Request {
         scope(self.handler(), work)
     }
 
+    /// Gives `future` a context of its own with the request's handler selected. It does not end the request.
+    ///
+    /// ```
+    /// use ctxalloc::{Buffer, request};
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    /// # runtime.block_on(async {
+    /// let request = request().name("thumbnail").begin()?;
+    /// let answer = request.scope(async { Buffer::copy_from_slice(b"answer") }).await?;
+    /// assert_eq!(request.stats().live_bytes, answer.len());
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// # }).expect("memory");
+    /// ```
+    pub fn scope<F: Future>(&self, future: F) -> Scoped<F> {
+        future.with_handler(self.handler())
+    }
+
+    /// The span of `tracing` in which its events belong: `request`, of the target `ctxalloc` and the level DEBUG. Its field
+    /// `handler` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and `refused`.
+    ///
+    /// `request.scope(future).instrument(request.span().clone())` puts what the future reports into it.
+    #[cfg(feature = "tracing")]
+    #[must_use]
+    pub fn span(&self) -> &tracing::Span {
+        self.own_span().get()
+    }
+
+    /// Enters its span until the returned value is dropped.
+    #[cfg(feature = "tower")]
+    pub(crate) fn entered(&self) -> impl Drop + use<'_> {
+        #[cfg(feature = "tracing")]
+        return self.own_span().get().enter();
+        #[cfg(not(feature = "tracing"))]
+        {
+            struct Nothing;
+            impl Drop for Nothing {
+                fn drop(&mut self) {}
+            }
+            Nothing
+        }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> Cow<'_, str> {
         self.begun.name()
+    }
+
+    /// What Rust's heap holds for it. `None` unless a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
+    #[must_use]
+    pub fn heap(&self) -> Option<HeapStats> {
+        self.begun.heap()
+    }
+
+    /// [`Error::BudgetExceeded`] if Rust's heap held more for it than its
+    /// [`heap_limit_bytes`](Builder::heap_limit_bytes), however much that is by now.
+    #[must_use]
+    pub fn heap_exceeded(&self) -> Option<Error> {
+        if self.has_heap_limit { self.begun.heap_exceeded() } else { None }
+    }
+
+    /// The last refusal, unless something was allocated in it since: why its work may have failed.
+    #[must_use]
+    pub fn last_refusal(&self) -> Option<Error> {
+        self.begun.last_refusal()
     }
 
     /// Its numbers so far, including those of requests inside.
@@ -184,13 +274,40 @@ impl Request {
     /// Ends it and reports what it used.
     pub fn end(mut self) -> Report {
         let escapes = self.begun.live_blocks();
-        let stats = self.begun.end();
+        let exceeded = self.heap_exceeded();
+        let heap = self.begun.heap(); // before the end, with which the request may be gone
+        let stats = self.finish();
         Report {
             stats,
             escaped_blocks: stats.live_blocks,
             escaped_bytes: stats.live_bytes,
             escapes,
-            refusal: self.begun.take_refusals().into_iter().next().map(|refusal| refusal.error),
+            heap,
+            refusal: self.begun.take_refusals().into_iter().next().map(|refusal| refusal.error).or(exceeded),
         }
+    }
+
+    #[cfg(feature = "tracing")]
+    fn own_span(&self) -> &RequestSpan {
+        self.span.as_ref().expect("there until the end, which consumes the request")
+    }
+
+    fn finish(&mut self) -> Stats {
+        let stats = self.begun.end();
+        if let Some(span) = self.span.take() {
+            span.record(&Numbers {
+                peak_bytes: stats.peak_bytes,
+                total_blocks: stats.total_blocks,
+                escaped: stats.live_blocks,
+                refused: stats.refused,
+            });
+        }
+        stats
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.finish();
     }
 }

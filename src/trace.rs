@@ -58,3 +58,139 @@ pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, adv
     #[cfg(not(feature = "tracing"))]
     let _ = (strategy, error, advice);
 }
+
+/// Memory was refused by a budget, or because a request has ended.
+#[cold]
+pub(crate) fn refused(error: &crate::error::Error) {
+    #[cfg(feature = "tracing")]
+    {
+        use std::cell::Cell;
+        thread_local! {
+            /// Whoever hears of it may be refused memory too.
+            static TELLING: Cell<bool> = const { Cell::new(false) };
+        }
+        if !TELLING.replace(true) {
+            tracing::warn!(target: "ctxalloc", %error, "memory was refused");
+            TELLING.set(false);
+        }
+    }
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
+/// A service's request has no account, and was answered with 500.
+#[cfg(feature = "tower")]
+#[cold]
+pub(crate) fn no_request(error: &crate::error::Error) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "ctxalloc", %error, "a request of the service could not be begun and was answered with 500");
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
+/// The function that is told how a service's request ended panicked.
+#[cfg(feature = "tower")]
+#[cold]
+pub(crate) fn on_end_panicked(request: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "ctxalloc", request, "`on_end` panicked");
+    #[cfg(not(feature = "tracing"))]
+    let _ = request;
+}
+
+/// A request's span, with its numbers once it has ended. Nothing without the feature `tracing`.
+#[derive(Debug)]
+pub(crate) struct RequestSpan {
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
+
+/// What a request's span says at its end.
+#[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "nobody reads it"))]
+pub(crate) struct Numbers {
+    pub(crate) peak_bytes: usize,
+    pub(crate) total_blocks: u64,
+    pub(crate) escaped: usize,
+    pub(crate) refused: u64,
+}
+
+impl RequestSpan {
+    /// `name` is asked only if somebody listens.
+    pub(crate) fn new<'a>(name: impl FnOnce() -> std::borrow::Cow<'a, str>) -> Self {
+        #[cfg(feature = "tracing")]
+        let span = {
+            use tracing::field::Empty;
+            tracing::debug_span!(
+                target: "ctxalloc",
+                "request",
+                handler = &*name(),
+                peak_bytes = Empty,
+                total_blocks = Empty,
+                escaped = Empty,
+                refused = Empty,
+            )
+        };
+        #[cfg(not(feature = "tracing"))]
+        let _ = name;
+        Self {
+            #[cfg(feature = "tracing")]
+            span,
+        }
+    }
+
+    /// Says how it ended.
+    pub(crate) fn record(&self, numbers: &Numbers) {
+        #[cfg(feature = "tracing")]
+        if !self.span.is_disabled() {
+            self.span.record("peak_bytes", numbers.peak_bytes);
+            self.span.record("total_blocks", numbers.total_blocks);
+            self.span.record("escaped", numbers.escaped);
+            self.span.record("refused", numbers.refused);
+        }
+        #[cfg(not(feature = "tracing"))]
+        let _ = numbers;
+    }
+
+    /// The span itself, for whoever instruments something with it.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn get(&self) -> &tracing::Span {
+        &self.span
+    }
+}
+
+/// What [`Traced`](crate::strategy::Traced) tells. Events of a block that is told of while another one is are not told: a
+/// subscriber may allocate where it listens.
+#[cfg(feature = "tracing")]
+mod blocks {
+    use std::cell::Cell;
+    use std::ptr::NonNull;
+
+    thread_local! {
+        static TELLING: Cell<bool> = const { Cell::new(false) };
+    }
+
+    fn once(tell: impl FnOnce()) {
+        if tracing::enabled!(target: "ctxalloc::blocks", tracing::Level::TRACE) && !TELLING.replace(true) {
+            tell();
+            TELLING.set(false);
+        }
+    }
+
+    pub(crate) fn block(operation: &'static str, block: NonNull<u8>, size_bytes: usize) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation, ?block, size_bytes));
+    }
+
+    pub(crate) fn resized(block: NonNull<u8>, moved: NonNull<u8>, size_bytes: usize) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation = "resized", ?block, ?moved, size_bytes));
+    }
+
+    pub(crate) fn released(block: NonNull<u8>) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation = "released", ?block));
+    }
+
+    pub(crate) fn no_block(size_bytes: usize) {
+        once(|| tracing::trace!(target: "ctxalloc::blocks", operation = "refused", size_bytes));
+    }
+}
+#[cfg(feature = "tracing")]
+pub(crate) use blocks::{block, no_block, released, resized};

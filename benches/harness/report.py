@@ -182,6 +182,41 @@ def blocks() -> Iterator[Aim]:
         yield f"`{name}` adds to a block", f"{most} ns", f"{more:.1f} ns", more <= most
 
 
+def rust_services() -> Iterator[Aim]:
+    """Services in Rust: the layer, spans, and Rust's own heap."""
+    groups = rust("services")
+    rows = groups["a request of an axum service that does nothing"]
+    layer = rows["tower::RequestLayer"] - rows["with a layer that does nothing"]
+    yield (
+        "`tower::RequestLayer` on a request, beyond a layer that does nothing",
+        "1 us",
+        f"{layer:.0f} ns",
+        layer <= 1000,
+    )
+    poll = groups["one poll of a future in a request"]
+    scoped = poll["request.scope()"]
+    silent, heard = (poll[f"in its span, {who} subscriber"] - scoped for who in ("no", "idle"))
+    yield (
+        "a poll in a request's span, beyond the request's",
+        "2 ns without a subscriber",
+        (f"{silent:.1f} ns; {heard:.1f} ns with an idle one"),
+        silent <= 2,
+    )
+    served = groups["an axum service"]
+    for what, scoped_how, bare_how, aim in (
+        ("nothing selected", "no layer", "no layer", 1.02),
+        ("each request selected", "layer", "layer", 1.1),
+        ("selected and limited", "layer, limit", "layer", 1.1),
+    ):
+        ratio = served[f"GlobalScoped over it, {scoped_how}"] / served[f"system, {bare_how}"]
+        outcome = f"{ratio:.2f}x"
+        if scoped_how != "layer, limit":
+            ratio_mi = served[f"GlobalScoped over mimalloc, {scoped_how}"] / served[f"mimalloc, {bare_how}"]
+            outcome += f"; over mimalloc {ratio_mi:.2f}x"
+            ratio = max(ratio, ratio_mi)
+        yield f"`GlobalScoped` on an axum service, {what}", f"{aim}x the bare allocator", outcome, ratio <= aim
+
+
 def memory() -> Iterator[Aim]:
     """Issue: RSS after a load."""
     rows = numbers("load")["load"]
@@ -206,7 +241,15 @@ def services() -> Iterator[Aim]:
     yield "what its p99 gains", "5 %", f"{100 * more:.1f} %", more <= 0.05
 
 
-PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (selections, arrays, requests, services, blocks, memory)
+PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
+    selections,
+    arrays,
+    requests,
+    services,
+    rust_services,
+    blocks,
+    memory,
+)
 
 
 def main() -> int:

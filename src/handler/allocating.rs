@@ -141,8 +141,13 @@ impl Handler {
     /// Why there is no memory: a request's refusal of that many bytes, or its last one; else that there is none.
     #[cold]
     fn refused(self, requested_bytes: usize, refused_bytes: Option<usize>) -> Error {
-        requests::refusal_of(self, refused_bytes)
-            .unwrap_or_else(|| Error::OutOfMemory { handler: self.name(), requested_bytes })
+        match requests::refusal_of(self, refused_bytes) {
+            Some(error) => {
+                crate::trace::refused(&error);
+                error
+            }
+            None => Error::OutOfMemory { handler: self.name(), requested_bytes },
+        }
     }
 }
 

@@ -12,13 +12,14 @@
 //!
 //! ```text
 //!   abi, name                       NEP 49's structs; what a name may be
+//!   heap                            what Rust's own heap holds for requests
 //!   entry, word                     Entry, which the table holds; Handler, the word that refers to one
 //!   interpreter, events::state      what the table knows of Python, and of the event hook
 //!   index, requests::chunks, table  the table
 //!   events::{tell, watched}         how the hook is told
 //!   trampoline, foreign             the C functions of a strategy, and of somebody else's struct
 //!   builtin, process                the handlers that are always there; the table of this process
-//!   held, selected, requests        a handler that stays what it is; what is selected; requests
+//!   held, requests, selected        a handler that stays what it is; requests; what is selected
 //!   allocating, copying, usm        what a Handler does
 //! ```
 #![allow(unsafe_code, reason = "NEP 49 is a table of C functions")]
@@ -32,6 +33,7 @@ mod copying;
 mod entry;
 pub mod events;
 mod foreign;
+pub(crate) mod heap;
 mod held;
 mod index;
 mod interpreter;

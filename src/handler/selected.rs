@@ -3,7 +3,9 @@
 //!
 //! It is a word without a destructor, so that it can be read while thread-locals are torn down.
 
+use super::heap;
 use super::held::Held;
+use super::requests;
 use super::word::Handler;
 use std::cell::Cell;
 
@@ -48,5 +50,10 @@ pub(crate) fn replace(selected: Option<Held>) -> Option<Held> {
         let _ = LEAVER.try_with(|_| ());
     }
     // SAFETY: the word owned a hold, and is overwritten: the `Held` is its only owner from now on.
-    SELECTED.replace(word).map(|handler| unsafe { Held::assume(handler) })
+    let old = SELECTED.replace(word).map(|handler| unsafe { Held::assume(handler) });
+    if heap::is_active() {
+        // Before the old hold can be dropped: what this thread has yet to add to its request's record keeps that request.
+        heap::select(word.and_then(requests::heap_of));
+    }
+    old
 }

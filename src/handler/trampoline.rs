@@ -8,6 +8,7 @@
 use super::abi::Functions;
 use super::call::{Answer, Call, functions};
 use super::entry::Draft;
+use super::heap;
 use super::name::Name;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
@@ -89,6 +90,7 @@ impl<S: Strategy> Answer for Behind<S> {
         // SAFETY: the caller passes the context that belongs to these functions.
         let strategy = unsafe { strategy::<S>(ctx) };
         let telling = call.begin();
+        let books = heap::unattributed(); // what a strategy keeps books with is no request's
         let block = match call {
             Call::Malloc { size } => shielded("malloc", || strategy.allocate(layout::request(size)?)),
             Call::Calloc { nelem, elsize } => {
@@ -108,6 +110,7 @@ impl<S: Strategy> Answer for Behind<S> {
                 None
             }),
         };
+        drop(books);
         telling.done(to_c(block))
     }
 }

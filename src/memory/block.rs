@@ -1,4 +1,4 @@
-//! `Block`: owned, initialised bytes of a handler. [`Buffer`](super::Buffer) and [`DeviceBuffer`](super::DeviceBuffer) are
+//! `Block`: owned bytes of a handler. [`Buffer`](super::Buffer) and [`DeviceBuffer`](super::DeviceBuffer) are
 //! one each; they differ in who may read the bytes.
 
 use crate::error::Error;
@@ -50,20 +50,15 @@ impl Block {
         Ok(Self { start: handler.allocate(length)?, length, handler, _held: None })
     }
 
-    /// Resizes it to `length` bytes, neither length being zero. The first bytes are kept, new ones are zero.
+    /// Resizes it to `length` bytes, neither length being zero. The first bytes are kept; the caller writes the new ones before
+    /// anybody reads them.
     ///
     /// # Errors
     /// Those of [`Handler::resize`]; it is unchanged then.
-    pub(super) fn resize(&mut self, length: usize) -> Result<(), Error> {
+    pub(super) fn resize_uninitialised(&mut self, length: usize) -> Result<(), Error> {
         debug_assert!(self.length > 0 && length > 0);
-        // SAFETY: a live block of this handler, since the length is not zero. The old pointer is overwritten on success. The
-        // resized block has `length` bytes, of which the first `self.length` are kept and the others are ours to write.
-        unsafe {
-            self.start = self.handler.resize(self.start, length)?;
-            if let Some(grown) = length.checked_sub(self.length) {
-                self.start.add(self.length).write_bytes(0, grown);
-            }
-        }
+        // SAFETY: a live block of this handler, since the length is not zero. The old pointer is overwritten on success.
+        self.start = unsafe { self.handler.resize(self.start, length) }?;
         self.length = length;
         Ok(())
     }

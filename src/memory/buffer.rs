@@ -6,6 +6,7 @@ use crate::handler::Handler;
 use crate::handler::trace as report_block;
 use crate::scope::current;
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 
 /// Owned, initialised bytes of a handler, resized and released by that same handler.
@@ -22,9 +23,29 @@ use std::ops::{Deref, DerefMut};
 /// assert_eq!((buffer[0], buffer[99_999], &*buffer.handler().name()), (7, 0, "aligned64"));
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
+///
+/// It grows like a `Vec<u8>`, but says so where it cannot: [`extend_from_slice`](Self::extend_from_slice) returns an error, and
+/// what is written to it by [`io::Write`] one of the kind `OutOfMemory`.
+///
+/// ```
+/// use ctxalloc::Buffer;
+/// use std::io::Write;
+///
+/// let mut report = Buffer::with_capacity(100)?;
+/// report.extend_from_slice(b"pixels: ")?;
+/// write!(report, "{}", 1000).expect("there is memory");
+/// assert_eq!(&*report, b"pixels: 1000");
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
 pub struct Buffer {
+    /// As many bytes as its capacity.
     block: Block,
+    /// So many of them are initialised.
+    length: usize,
 }
+
+/// What growing step by step begins with, in bytes.
+const MIN_CAPACITY: usize = 64;
 
 impl Buffer {
     /// `length` zero bytes in the current handler.
@@ -43,6 +64,24 @@ impl Buffer {
     pub fn zeroed_in(handler: Handler, length: usize) -> Result<Self, Error> {
         handler.require_host_accessible()?;
         Ok(Self::reported(Block::zeroed(handler, length)?))
+    }
+
+    /// No bytes, with room for `capacity` in the current handler.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn with_capacity(capacity: usize) -> Result<Self, Error> {
+        Self::with_capacity_in(current(), capacity)
+    }
+
+    /// No bytes, with room for `capacity` in `handler`.
+    ///
+    /// # Errors
+    /// As [`zeroed_in`](Self::zeroed_in).
+    pub fn with_capacity_in(handler: Handler, capacity: usize) -> Result<Self, Error> {
+        let mut buffer = Self::uninitialised(handler, capacity)?;
+        buffer.length = 0;
+        Ok(buffer)
     }
 
     /// A copy of `bytes` in the current handler.
@@ -68,6 +107,9 @@ impl Buffer {
     /// # Errors
     /// As [`zeroed_in`](Self::zeroed_in); [`Error::CopyFailed`] if the handler has a copy function and it failed.
     pub fn try_clone(&self) -> Result<Self, Error> {
+        if self.length < self.block.length() {
+            return Self::copy_from_slice_in(self.handler(), self);
+        }
         let mut copy = Self::uninitialised(self.handler(), self.len())?;
         copy.block.copy_from(&self.block)?;
         Ok(copy)
@@ -81,6 +123,10 @@ impl Buffer {
     /// # Panics
     /// If `bytes` has another length, as [`slice::copy_from_slice`] does.
     pub fn copy_to_slice(&self, bytes: &mut [u8]) -> Result<(), Error> {
+        if self.length < self.block.length() {
+            bytes.copy_from_slice(self);
+            return Ok(());
+        }
         self.block.copy_to_slice(bytes)
     }
 
@@ -94,7 +140,7 @@ impl Buffer {
         if block.length() > 0 {
             report_block(block.start().as_ptr(), block.length());
         }
-        Self { block }
+        Self { length: block.length(), block }
     }
 
     /// Resizes it to `length` bytes by the handler that made it. The first bytes are kept, new ones are zero.
@@ -102,15 +148,75 @@ impl Buffer {
     /// # Errors
     /// [`Error::OutOfMemory`], or another refusal of the handler's; the buffer is unchanged then.
     pub fn resize(&mut self, length: usize) -> Result<(), Error> {
-        if self.is_empty() || length == 0 {
+        if self.block.length() == 0 || length == 0 {
             *self = Self::zeroed_in(self.handler(), length)?;
             return Ok(());
         }
+        let before = self.length;
+        self.set_capacity(length)?;
+        self.length = length;
+        if before < length {
+            // SAFETY: inside of the block, which has `length` bytes, and exclusively borrowed.
+            unsafe { self.block.start().add(before).write_bytes(0, length - before) };
+        }
+        Ok(())
+    }
+
+    /// Changes the size of the block, neither size being zero. Bytes beyond `length` are not initialised then.
+    fn set_capacity(&mut self, capacity: usize) -> Result<(), Error> {
         // Before the resize: once the block has moved, its address may be that of another block.
-        report_block(self.as_ptr().cast_mut(), 0);
-        let outcome = self.block.resize(length);
-        report_block(self.as_ptr().cast_mut(), self.len());
+        report_block(self.block.start().as_ptr(), 0);
+        let outcome = self.block.resize_uninitialised(capacity);
+        report_block(self.block.start().as_ptr(), self.block.length());
         outcome
+    }
+
+    /// How many bytes it has room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.block.length()
+    }
+
+    /// Makes room for `additional` bytes more, or for twice as many as it has room for, so that growing step by step copies each
+    /// byte a few times at most.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or another refusal of the handler's; the buffer is unchanged then.
+    pub fn reserve(&mut self, additional: usize) -> Result<(), Error> {
+        if additional <= self.capacity() - self.length {
+            return Ok(());
+        }
+        let handler = self.handler();
+        let needed = self.length.checked_add(additional);
+        let needed =
+            needed.ok_or_else(|| Error::OutOfMemory { handler: handler.name(), requested_bytes: usize::MAX })?;
+        let roomy = needed.max(self.capacity().saturating_mul(2)).max(MIN_CAPACITY);
+        if self.capacity() == 0 {
+            *self = Self::with_capacity_in(handler, needed)?;
+            return Ok(());
+        }
+        // Where there is no room for twice as much, what is needed may still fit.
+        self.set_capacity(roomy).or_else(|_| self.set_capacity(needed))
+    }
+
+    /// Adds a copy of `bytes` at its end.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.reserve(bytes.len())?;
+        // SAFETY: the block has room for them after its `length` bytes, and `bytes` is borrowed from elsewhere.
+        unsafe {
+            let end = self.block.start().add(self.length);
+            end.copy_from_nonoverlapping(std::ptr::NonNull::from(bytes).cast(), bytes.len());
+        }
+        self.length += bytes.len();
+        Ok(())
+    }
+
+    /// Keeps the first `length` bytes, and the room for the others. Nothing happens if it has fewer.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
     }
 
     /// The handler that made it and will release it.
@@ -122,9 +228,31 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if !self.is_empty() {
-            report_block(self.as_ptr().cast_mut(), 0);
+        if self.block.length() > 0 {
+            report_block(self.block.start().as_ptr(), 0);
         }
+    }
+}
+
+impl io::Write for Buffer {
+    /// # Errors
+    /// Of the kind `OutOfMemory`, with our [`Error`] in it.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.extend_from_slice(bytes).map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Buffer> for bytes::Bytes {
+    /// Without a copy. The block goes back to its handler when the last clone or slice of it is dropped; to a request it is an
+    /// escape until then.
+    fn from(buffer: Buffer) -> Self {
+        Self::from_owner(buffer)
     }
 }
 
@@ -132,16 +260,16 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: all `length` bytes are initialised, since every constructor writes them before it returns, and they are
+        // SAFETY: all `length` bytes are initialised, since whatever makes it longer writes them before it returns, and they are
         // borrowed with `self`. Without bytes the pointer is dangling, which an empty slice allows.
-        unsafe { std::slice::from_raw_parts(self.block.start().as_ptr(), self.block.length()) }
+        unsafe { std::slice::from_raw_parts(self.block.start().as_ptr(), self.length) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `self` is borrowed exclusively, and it alone owns the block.
-        unsafe { std::slice::from_raw_parts_mut(self.block.start().as_ptr(), self.block.length()) }
+        unsafe { std::slice::from_raw_parts_mut(self.block.start().as_ptr(), self.length) }
     }
 }
 
@@ -168,6 +296,6 @@ impl Eq for Buffer {}
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.block.debug("Buffer", f)
+        f.debug_struct("Buffer").field("length", &self.length).field("handler", &self.handler().name()).finish()
     }
 }

@@ -7,9 +7,11 @@ mod block;
 mod buffer;
 mod context_alloc;
 mod device_buffer;
+mod global_scoped;
 mod scratch;
 
 pub use buffer::Buffer;
 pub use context_alloc::ContextAlloc;
 pub use device_buffer::DeviceBuffer;
+pub use global_scoped::GlobalScoped;
 pub use scratch::Scratch;

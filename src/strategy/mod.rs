@@ -17,6 +17,8 @@ mod pool;
 mod prefixed;
 mod shared_memory;
 mod system;
+#[cfg(feature = "tracing")]
+mod traced;
 mod tracked;
 mod zeroing;
 
@@ -35,6 +37,8 @@ pub(crate) use pool::{pool_bytes, trim_pools};
 pub(crate) use prefixed::Prefixed;
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
+#[cfg(feature = "tracing")]
+pub use traced::Traced;
 pub use tracked::{Attribution, Frame, Group, LiveBlock, Origin, Place, Report, Thread, Totals, Tracked};
 pub use zeroing::Zeroing;
 

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["python"],
     &["capi"],
-    &["task", "thread", "request", "metrics"],
+    &["tower"],
+    &["task", "thread", "request", "metrics", "rayon"],
     &["memory"],
     &["scope"],
     &["handler"],

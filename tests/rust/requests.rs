@@ -789,3 +789,10 @@ fn a_strategy_that_panics_in_its_end_takes_nothing_down() {
     request().strategy(Panics).begin().unwrap().end();
     assert!(none_is_present());
 }
+
+#[test]
+fn a_limit_of_the_heap_needs_an_allocator_that_counts() {
+    let refused = request().heap_limit_bytes(1000).begin().unwrap_err();
+    assert!(matches!(refused, Error::BadOption { option: "heap_limit_bytes", .. }), "{refused}");
+    assert_eq!(request().begin().unwrap().heap(), None);
+}

@@ -32,6 +32,8 @@ const EACH: &[(&str, Make)] = &[
     ("Fallback, each in turn", || Arc::new(Fallback::new(Faulty::every(System, 2).expect("a count"), Pool::new()))),
     ("Faulty, not failing", || Arc::new(Faulty::every(Aligned::CACHE_LINE, u64::MAX).expect("in range"))),
     ("Tracked", || Arc::new(Tracked::new(Pool::new()).expect("not tracked"))),
+    #[cfg(feature = "tracing")]
+    ("Traced", || Arc::new(ctxalloc::strategy::Traced::new(Pool::new()))),
     ("Zeroing", || Arc::new(Zeroing::new(Pool::new()))),
     #[cfg(not(miri))]
     ("Guard", || Arc::new(Guard::new(GuardOptions::default()).expect("in range"))),

@@ -21,6 +21,7 @@ pub use list::{Present, gauges, present};
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
 
+use super::heap::{self, HeapRecord, HeapStats, Record};
 use super::held::Held;
 use super::process::table;
 use super::word::Handler;
@@ -56,6 +57,10 @@ pub struct Terms {
     pub outer: Option<Handler>,
     /// What becomes of work that goes on after it.
     pub after_end: AfterEnd,
+    /// The most bytes of Rust's heap that may be alive at one time.
+    pub heap_limit_bytes: Option<usize>,
+    /// Whether more than that is refused.
+    pub heap_refuses: bool,
     /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
 }
@@ -108,11 +113,20 @@ impl Begun {
     /// # Errors
     /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
     pub fn begin(terms: Terms) -> Result<Self, Error> {
-        let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end, is_of_this_thread } = terms;
+        let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end, .. } = terms;
         if let Some(strategy) = &strategy
             && strategy.alignment() < MIN_ALIGN
         {
             return Err(Error::BadAlignment { align: strategy.alignment(), min: MIN_ALIGN, max: Aligned::MAX });
+        }
+        if let Some(limit_bytes) = terms.heap_limit_bytes
+            && !heap::is_active()
+        {
+            return Err(Error::BadOption {
+                option: "heap_limit_bytes",
+                value: limit_bytes.to_string(),
+                wanted: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
+            });
         }
         // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
@@ -124,11 +138,12 @@ impl Begun {
             overdraft_bytes,
             budget.as_ref().map(Budget::account),
             around,
-            is_of_this_thread,
+            terms.is_of_this_thread,
         )?;
         let chain = Arc::new(chain);
         let memory = Memory::new(strategy);
-        let state = State { chain: Arc::clone(&chain), memory, after_end, _budget: budget };
+        let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
+        let state = State { chain: Arc::clone(&chain), memory, after_end, heap, _budget: budget };
         let number = chain.own().number();
         let held = Slot::begin(name.as_deref(), number, state);
         BEGUN.fetch_add(1, Ordering::Relaxed);
@@ -218,6 +233,28 @@ impl Seen {
         self.chain.own().given_name()
     }
 
+    /// What Rust's heap holds for it; `None` if the program's allocator does not count, or nothing is left of the request.
+    #[must_use]
+    pub fn heap(&self) -> Option<HeapStats> {
+        let held = Held::try_on(self.handler)?;
+        Slot::behind(held.handler())?.state().heap.as_ref().map(HeapRecord::stats)
+    }
+
+    /// [`Error::BudgetExceeded`] if Rust's heap held more for it than its limit allows.
+    #[must_use]
+    pub fn heap_exceeded(&self) -> Option<Error> {
+        let held = Held::try_on(self.handler)?;
+        let exceeded = Slot::behind(held.handler())?.state().heap.as_ref()?.exceeded()?;
+        let (limit_bytes, in_use_bytes, requested_bytes) = exceeded;
+        Some(Error::BudgetExceeded { budget: self.name().into_owned(), limit_bytes, in_use_bytes, requested_bytes })
+    }
+
+    /// The last refusal, unless something was allocated in it since.
+    #[must_use]
+    pub fn last_refusal(&self) -> Option<Error> {
+        self.chain.refusal_of(None)
+    }
+
     /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -275,6 +312,19 @@ impl RequestHandle {
     #[must_use]
     pub fn budget(&self) -> Budget {
         self.seen.budget()
+    }
+
+    /// What Rust's heap holds for it. `None` unless a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
+    #[must_use]
+    pub fn heap(&self) -> Option<HeapStats> {
+        self.seen.heap()
+    }
+
+    /// [`Error::BudgetExceeded`] if Rust's heap held more for it than
+    /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes), however much that is by now.
+    #[must_use]
+    pub fn heap_exceeded(&self) -> Option<Error> {
+        self.seen.heap_exceeded()
     }
 
     /// Whether it has ended.
@@ -346,6 +396,12 @@ impl Drop for ExternalCharge {
             self.chain.give_back(self.bytes, 1);
         }
     }
+}
+
+/// The heap record of a request's handler that somebody holds, of this copy of the crate.
+#[inline]
+pub(super) fn heap_of(handler: Handler) -> Option<&'static Record> {
+    Some(Slot::behind(handler)?.state().heap.as_ref()?.get())
 }
 
 /// The accounts of a request's handler that somebody holds, of this copy of the crate.

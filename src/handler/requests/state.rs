@@ -1,5 +1,6 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
+use crate::handler::heap::HeapRecord;
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
 use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
 use std::ptr::NonNull;
@@ -37,6 +38,8 @@ pub(super) struct State {
     pub(super) chain: Arc<Chain>,
     pub(super) memory: Memory,
     pub(super) after_end: AfterEnd,
+    /// What Rust's heap holds for it, if the program's allocator counts that.
+    pub(super) heap: Option<HeapRecord>,
     /// The budget that it was given: while it is here, requests inside of this one are charged to it too.
     pub(super) _budget: Option<Budget>,
 }

@@ -36,6 +36,7 @@ impl Wanted {
             outer: if self.is_root { None } else { Some(bridge::current(py)?) },
             after_end: self.after_end,
             is_of_this_thread: true,
+            ..Terms::default()
         })?)
     }
 }

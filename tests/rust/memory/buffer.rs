@@ -144,6 +144,9 @@ fn buffers_compare_by_their_bytes_and_show_their_handler() {
 
 #[derive(Debug, Clone)]
 enum Step {
+    Extend { which: usize, bytes: Vec<u8> },
+    Truncate { which: usize, length: usize },
+    Reserve { which: usize, length: usize },
     Make { owner: usize, length: usize },
     Copy { owner: usize, bytes: Vec<u8> },
     Resize { which: usize, length: usize },
@@ -166,6 +169,10 @@ fn step() -> impl Strategy<Value = Step> {
         (0..3_usize).prop_map(|owner| Step::Select { owner }),
         (any::<usize>(), length()).prop_map(|(which, length)| Step::Elsewhere { which, length }),
         any::<usize>().prop_map(|which| Step::Drop { which }),
+        (any::<usize>(), prop::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(which, bytes)| Step::Extend { which, bytes }),
+        (any::<usize>(), length()).prop_map(|(which, length)| Step::Truncate { which, length }),
+        (any::<usize>(), length()).prop_map(|(which, length)| Step::Reserve { which, length }),
     ]
 }
 
@@ -197,6 +204,19 @@ proptest! {
                     buffer.fill(byte);
                     model.fill(byte);
                 },
+                Step::Extend { which, bytes } => if let Some((buffer, model, _)) = live.get_mut(which % count) {
+                    buffer.extend_from_slice(&bytes).expect("some bytes");
+                    model.extend_from_slice(&bytes);
+                    prop_assert!(buffer.capacity() >= buffer.len());
+                },
+                Step::Truncate { which, length } => if let Some((buffer, model, _)) = live.get_mut(which % count) {
+                    buffer.truncate(length);
+                    model.truncate(length);
+                },
+                Step::Reserve { which, length } => if let Some((buffer, model, _)) = live.get_mut(which % count) {
+                    buffer.reserve(length).expect("some bytes");
+                    prop_assert!(buffer.capacity() - model.len() >= length);
+                },
                 Step::Clone { which } => if let Some((buffer, model, owner)) = live.get(which % count) {
                     let copy = (buffer.try_clone().expect("some bytes"), model.clone(), *owner);
                     live.push(copy);
@@ -222,4 +242,37 @@ proptest! {
         prop_assert_eq!(current(), ctxalloc::default_handler());
         prop_assert_eq!(colours()[0].1.faults(), 0, "a block went to a handler that had not made it");
     }
+}
+
+#[test]
+fn a_buffer_that_cannot_grow_says_so_and_is_as_it_was() {
+    use std::io::Write;
+    let request = ctxalloc::request().limit_bytes(1000).begin().expect("memory");
+    let mut buffer = request.run(|| Buffer::with_capacity(600)).expect("room");
+    assert_eq!((buffer.len(), buffer.capacity()), (0, 600));
+    buffer.write_all(&[7; 600]).expect("room");
+    buffer.extend_from_slice(&[8; 200]).expect("not for twice as much, but for this");
+    assert_eq!((buffer.len(), buffer.capacity()), (800, 800));
+    let refused = buffer.write(&[9; 201]).expect_err("over the limit");
+    assert_eq!(refused.kind(), std::io::ErrorKind::OutOfMemory);
+    assert!(refused.to_string().contains("has no room"), "{refused}");
+    assert!(buffer[..600] == [7; 600] && buffer[600..] == [8; 200]);
+    drop(buffer);
+    assert_eq!(request.stats().live_bytes, 0);
+}
+
+#[test]
+#[cfg(feature = "bytes")]
+fn a_buffer_becomes_bytes_and_goes_back_with_the_last_slice() {
+    let request = ctxalloc::request().begin().expect("memory");
+    let mut buffer = request.run(|| Buffer::with_capacity(100)).expect("memory");
+    buffer.extend_from_slice(b"an answer").expect("room");
+    let start = buffer.as_ptr();
+    let answer = bytes::Bytes::from(buffer);
+    assert_eq!((answer.as_ptr(), &*answer), (start, &b"an answer"[..]));
+    let word = answer.slice(3..);
+    drop(answer);
+    assert_eq!(request.end().escaped_bytes, 100);
+    std::thread::spawn(move || drop(word)).join().expect("no panic");
+    assert!(bytes::Bytes::from(Buffer::zeroed(0).expect("nothing")).is_empty());
 }

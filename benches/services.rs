@@ -1,0 +1,316 @@
+//! What services in Rust pay: the tower layer for a request; a poll in a request, with and without its span; Rust's heap by
+//! `GlobalScoped`, block by block, and for a whole service in processes of its own that differ in their allocator alone.
+//! Run by `make bench`.
+#![allow(unsafe_code, reason = "a global allocator that is chosen when the program starts")]
+
+mod interleaved;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::Request;
+use axum::routing::get;
+use ctxalloc::tower::RequestLayer;
+use ctxalloc::{GlobalScoped, Handler, WithHandler, request};
+use http_body_util::BodyExt;
+use interleaved::{Group, keep};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fmt::Write as _;
+use std::future::{Future, pending};
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context as TaskContext, Waker};
+use std::time::Instant;
+use tower::{Service, ServiceExt};
+use tracing::instrument::Instrument;
+
+struct MiMalloc;
+
+// SAFETY: mimalloc's functions keep these promises.
+unsafe impl GlobalAlloc for MiMalloc {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: any size, and an alignment that is a power of two.
+        unsafe { libmimalloc_sys::mi_malloc_aligned(layout.size(), layout.align()).cast() }
+    }
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
+        // SAFETY: the caller gives up a block of mimalloc's.
+        unsafe { libmimalloc_sys::mi_free(block.cast()) }
+    }
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller passes a block of mimalloc's with this alignment.
+        unsafe { libmimalloc_sys::mi_realloc_aligned(block.cast(), new_size, layout.align()).cast() }
+    }
+}
+
+static SCOPED_SYSTEM: GlobalScoped = GlobalScoped::new(System);
+static SCOPED_MIMALLOC: GlobalScoped<MiMalloc> = GlobalScoped::new(MiMalloc);
+
+/// One of four allocators, by the environment when the program starts.
+struct Chosen;
+
+const VARIABLE: &std::ffi::CStr = c"CTXALLOC_BENCH_ALLOCATOR";
+static CHOICE: AtomicU8 = AtomicU8::new(0);
+
+#[cold]
+fn choose() -> u8 {
+    // SAFETY: nobody changes the environment; the program has one thread when it allocates first.
+    let value = unsafe { libc::getenv(VARIABLE.as_ptr()) };
+    // SAFETY: NULL, or a string with at least its NUL.
+    let choice = if value.is_null() { b'1' } else { unsafe { value.cast::<u8>().read() } };
+    CHOICE.store(choice, Ordering::Relaxed);
+    choice
+}
+
+macro_rules! by_choice {
+    ($by:ident => $call:expr) => {
+        match CHOICE.load(Ordering::Relaxed) {
+            0 if choose() != b'1' => by_choice!(chosen $by => $call),
+            0 | b'1' => { let $by = &System; $call }
+            _ => by_choice!(chosen $by => $call),
+        }
+    };
+    (chosen $by:ident => $call:expr) => {
+        match CHOICE.load(Ordering::Relaxed) {
+            b'2' => { let $by = &SCOPED_SYSTEM; $call }
+            b'3' => { let $by = &MiMalloc; $call }
+            _ => { let $by = &SCOPED_MIMALLOC; $call }
+        }
+    };
+}
+
+// SAFETY: the choice is made once, before the first block.
+unsafe impl GlobalAlloc for Chosen {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises.
+        unsafe { by_choice!(by => by.alloc(layout)) }
+    }
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises, and the choice is the one that made the block.
+        unsafe { by_choice!(by => by.dealloc(block, layout)) }
+    }
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller's promises, and the choice is the one that made the block.
+        unsafe { by_choice!(by => by.realloc(block, layout, new_size)) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Chosen = Chosen;
+
+/// What an answer of words takes: some two hundred blocks, a sort, a list that grows.
+async fn words(Path(count): Path<usize>) -> String {
+    let mut words: Vec<String> = (0..count).map(|number| format!("word {}", number * 7919 % 1000)).collect();
+    words.sort_unstable();
+    words.dedup();
+    words.join(" ")
+}
+
+fn app(layer: Option<RequestLayer>) -> Router {
+    let router = Router::new().route("/words/{count}", get(words));
+    match layer {
+        Some(layer) => router.layer(layer),
+        None => router,
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime")
+}
+
+/// One request after the other, from the service itself to the last byte of the answer.
+fn requests(layer: Option<RequestLayer>, uri: &'static str) -> impl FnMut() {
+    requests_of(app(layer), uri)
+}
+
+fn requests_of(mut app: Router, uri: &'static str) -> impl FnMut() {
+    let runtime = runtime();
+    move || {
+        runtime.block_on(async {
+            let request = Request::builder().uri(uri).body(Body::empty()).expect("a request");
+            let response = ServiceExt::<Request<Body>>::ready(&mut app).await.expect("ready").call(request).await;
+            black_box(response.expect("an answer").into_body().collect().await.expect("a body"));
+        });
+    }
+}
+
+fn layers() -> String {
+    Group::new("a request of an axum service that does nothing", 1000)
+        .add("with a layer that does nothing", {
+            let layer = tower::util::MapRequestLayer::new(|request: Request<Body>| request);
+            requests_of(app(None).layer(layer), "/words/0")
+        })
+        .add("without a layer", requests(None, "/words/0"))
+        .add("tower::RequestLayer", requests(Some(RequestLayer::new()), "/words/0"))
+        .add(
+            "with a limit, a name and on_end",
+            requests(
+                Some(RequestLayer::new().limit_bytes(1 << 20).terms(|_, terms| Some(terms.name("words"))).on_end(
+                    |ended| {
+                        black_box(ended);
+                    },
+                )),
+                "/words/0",
+            ),
+        )
+        .run()
+}
+
+fn polled(future: impl Future<Output = ()> + 'static) -> impl FnMut() {
+    let mut future = Box::pin(future);
+    move || {
+        let poll = future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
+        assert!(black_box(poll).is_pending());
+    }
+}
+
+/// A subscriber that takes every span and does nothing.
+struct Deaf;
+
+impl tracing::Subscriber for Deaf {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+fn polls() -> String {
+    let silent = request().begin().expect("memory");
+    let listened = {
+        let _listening = tracing::subscriber::set_default(Deaf);
+        request().begin().expect("memory")
+    };
+    let handler = silent.handler();
+    let (without, with) = (silent.span().clone(), listened.span().clone());
+    let rows = Group::new("one poll of a future in a request", 20_000)
+        .add("the future alone", polled(pending()))
+        .add("request.scope()", polled(pending().with_handler(handler)))
+        .add("in its span, no subscriber", polled(pending().with_handler(handler).instrument(without)))
+        .add("in its span, idle subscriber", polled(pending().with_handler(handler).instrument(with)))
+        .run();
+    drop((silent, listened));
+    rows
+}
+
+/// So many blocks made, and then all dropped.
+fn blocks<A: GlobalAlloc>(by: &'static A, handler: Option<Handler>, kept: bool) -> impl FnMut() {
+    let layout = Layout::from_size_align(64, 8).expect("a layout");
+    move || {
+        let work = || {
+            let mut all = [std::ptr::null_mut(); 100];
+            for block in &mut all {
+                // SAFETY: the layout has a size above zero.
+                *block = unsafe { by.alloc(black_box(layout)) };
+                if !kept {
+                    // SAFETY: made just now.
+                    unsafe { by.dealloc(*block, layout) };
+                }
+            }
+            if kept {
+                // SAFETY: made above, each once.
+                black_box(all).iter().for_each(|block| unsafe { by.dealloc(*block, layout) });
+            }
+        };
+        match handler {
+            Some(handler) => ctxalloc::scope(handler, work),
+            None => work(),
+        }
+    }
+}
+
+fn heap() -> String {
+    blocks(&SCOPED_SYSTEM, None, true)(); // from here on it counts
+    let (own, limited) = (request().begin(), request().heap_limit_bytes(1 << 30).begin());
+    let (own, limited) = (own.expect("memory"), limited.expect("GlobalScoped is at work"));
+    let (handler, with_limit) = (own.handler(), limited.handler());
+    let rows = Group::new("100 blocks of 64 B of Rust's heap", 100)
+        .per(100)
+        .add("system", blocks(&System, None, true))
+        .add("GlobalScoped over it, nothing selected", blocks(&SCOPED_SYSTEM, None, true))
+        .add("GlobalScoped over it, in a request", blocks(&SCOPED_SYSTEM, Some(handler), true))
+        .add("GlobalScoped over it, with a limit", blocks(&SCOPED_SYSTEM, Some(with_limit), true))
+        .add("mimalloc", blocks(&MiMalloc, None, true))
+        .add("GlobalScoped over mimalloc, nothing selected", blocks(&SCOPED_MIMALLOC, None, true))
+        .add("GlobalScoped over mimalloc, in a request", blocks(&SCOPED_MIMALLOC, Some(handler), true))
+        .run();
+    drop((own, limited));
+    rows
+}
+
+/// What a child does: prints nanoseconds for a request.
+fn child(how: &str) {
+    let layer = match how {
+        "none" => None,
+        "request" => Some(RequestLayer::new()),
+        _ => Some(RequestLayer::new().terms(|_, terms| Some(terms.heap_limit_bytes(1 << 30)))),
+    };
+    let mut one = requests(layer, "/words/200");
+    (0..500).for_each(|_| one());
+    let begun = Instant::now();
+    const REQUESTS: u32 = 5000;
+    (0..REQUESTS).for_each(|_| one());
+    println!("{}", begun.elapsed().as_nanos() / u128::from(REQUESTS));
+}
+
+/// A service in processes that differ in their allocator alone, in turn.
+fn services() -> std::io::Result<String> {
+    const ROUNDS: usize = 15;
+    let variants = [
+        ("system, no layer", "1", "none"),
+        ("GlobalScoped over it, no layer", "2", "none"),
+        ("system, layer", "1", "request"),
+        ("GlobalScoped over it, layer", "2", "request"),
+        ("GlobalScoped over it, layer, limit", "2", "limit"),
+        ("mimalloc, no layer", "3", "none"),
+        ("GlobalScoped over mimalloc, no layer", "4", "none"),
+        ("mimalloc, layer", "3", "request"),
+        ("GlobalScoped over mimalloc, layer", "4", "request"),
+    ];
+    let mut times = vec![Vec::new(); variants.len()];
+    for _ in 0..ROUNDS {
+        for ((_, allocator, how), times) in variants.iter().zip(&mut times) {
+            let mut child = Command::new(std::env::current_exe()?);
+            let said = child.env(VARIABLE.to_str().expect("ASCII"), allocator).args(["--child", how]).output()?.stdout;
+            let nanoseconds: f64 = String::from_utf8_lossy(&said).trim().parse().map_err(std::io::Error::other)?;
+            times.push(nanoseconds);
+        }
+    }
+    let mut rows = String::new();
+    println!("\nan axum service, 200 words, in processes of their own");
+    for ((name, ..), times) in variants.iter().zip(&mut times) {
+        times.sort_by(f64::total_cmp);
+        let [low, median, high] = [ROUNDS / 4, ROUNDS / 2, ROUNDS * 3 / 4].map(|at| times[at]);
+        println!("{name:<44} {median:>9.0} ns {low:>9.0} ns {high:>9.0} ns");
+        let _ = writeln!(
+            rows,
+            "{{\"group\": \"an axum service\", \"variant\": \"{name}\", \"median_ns\": {median:.3}, \"quarter_ns\": {low:.3}, \"three_quarters_ns\": {high:.3}}}"
+        );
+    }
+    Ok(rows)
+}
+
+fn main() -> std::io::Result<()> {
+    let arguments: Vec<_> = std::env::args().collect();
+    // `cargo test --benches` runs this too: it asks whether there are tests, and there are none.
+    if arguments.iter().any(|argument| argument == "--test" || argument == "--list") {
+        return Ok(());
+    }
+    if let Some(at) = arguments.iter().position(|argument| argument == "--child") {
+        child(&arguments[at + 1]);
+        return Ok(());
+    }
+    keep("services-rust", &(layers() + &polls() + &heap() + &services()?))
+}

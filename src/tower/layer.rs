@@ -1,0 +1,200 @@
+//! `RequestLayer`: what a service is given, and `RequestService`, which it makes of a service.
+
+use super::future::ResponseFuture;
+use super::serving::{Ended, Options, Serving};
+use crate::request::{Builder, RequestHandle, request};
+use crate::scope::{Context, current};
+use crate::strategy::Budget;
+use crate::trace;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{Method, Request, Response};
+use http_body::Body;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Serves each request of a service in a [request](crate::request()) of ctxalloc, which is a root.
+///
+/// The service finds a [`RequestHandle`] in the extensions of the [`http::Request`] (axum: `Extension<RequestHandle>`), and by
+/// [`current_request`](crate::current_request). Tasks that it starts by [`task::spawn`](crate::task::spawn) belong to it.
+///
+/// **Refusals are answered** with 413 (a second try cannot succeed), 429 (the tenant's budget refused) or 503, and a problem
+/// document (RFC 9457); a gRPC request with the status RESOURCE_EXHAUSTED. This is done where the service
+/// - put an [`Error`](crate::Error) into the extensions of its answer, as `Error` itself does as an answer of axum's (feature
+///   `axum`);
+/// - answers with 500, or returns an error, and nothing was allocated in the request since the refusal.
+///
+/// One inside of another is a request inside of another: an outer layer for the whole service, others for its routes.
+#[derive(Clone)]
+#[must_use = "a service must be given it"]
+pub struct RequestLayer {
+    options: Arc<Options>,
+}
+
+impl RequestLayer {
+    /// An account for each request, without a limit.
+    pub fn new() -> Self {
+        Self {
+            options: Arc::new(Options {
+                limit_bytes: None,
+                budget: None,
+                tenant: None,
+                choose: None,
+                on_end: None,
+                answers: true,
+                retry_after_seconds: 1,
+            }),
+        }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Options)) -> Self {
+        change(Arc::make_mut(&mut self.options));
+        self
+    }
+
+    /// The most bytes that each request may have at one time.
+    pub fn limit_bytes(self, limit_bytes: usize) -> Self {
+        self.with(|options| options.limit_bytes = Some(limit_bytes))
+    }
+
+    /// A budget that all requests are charged to: the service's.
+    pub fn budget(self, budget: &Budget) -> Self {
+        self.with(|options| options.budget = Some(budget.clone()))
+    }
+
+    /// Finds the budget of a request's tenant, which it is charged to in place of [`budget`](Self::budget). Make that one its
+    /// parent. What it refuses is answered with 429. Budgets are told apart by their names.
+    pub fn tenant(self, tenant: impl Fn(&Parts) -> Option<Budget> + Send + Sync + 'static) -> Self {
+        self.with(|options| options.tenant = Some(Arc::new(tenant)))
+    }
+
+    /// Chooses the terms of each request, from those that the layer gives to all: its name, a limit of its own, an arena.
+    /// `None`: it gets no account, as if there were no layer.
+    ///
+    /// Name it after its route, never after its path: strangers choose paths. In axum the route is in
+    /// `parts.extensions.get::<axum::extract::MatchedPath>()`.
+    pub fn terms(self, choose: impl Fn(&Parts, Builder) -> Option<Builder> + Send + Sync + 'static) -> Self {
+        self.with(|options| options.choose = Some(Arc::new(choose)))
+    }
+
+    /// What is called once for each request with an account, at its end. A panic in it becomes an event of `tracing`.
+    pub fn on_end(self, on_end: impl Fn(&Ended) + Send + Sync + 'static) -> Self {
+        self.with(|options| options.on_end = Some(Arc::new(on_end)))
+    }
+
+    /// Whether refusals are answered; if not, the service's own answer passes. They are, by default.
+    pub fn answers(self, answers: bool) -> Self {
+        self.with(|options| options.answers = answers)
+    }
+
+    /// What the header `retry-after` of 429 and 503 says, 1 by default.
+    pub fn retry_after_seconds(self, seconds: u32) -> Self {
+        self.with(|options| options.retry_after_seconds = seconds)
+    }
+}
+
+impl Default for RequestLayer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for RequestLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { limit_bytes, budget, .. } = &*self.options;
+        f.debug_struct("RequestLayer").field("limit_bytes", limit_bytes).field("budget", budget).finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for RequestLayer {
+    type Service = RequestService<S>;
+
+    fn layer(&self, inner: S) -> RequestService<S> {
+        RequestService { inner, options: Arc::clone(&self.options) }
+    }
+}
+
+/// A service in a [`RequestLayer`].
+#[derive(Clone)]
+pub struct RequestService<S> {
+    inner: S,
+    options: Arc<Options>,
+}
+
+impl<S: fmt::Debug> fmt::Debug for RequestService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+/// What a request of the service gets.
+enum Begun {
+    Account(Serving),
+    Nothing,
+    Failed,
+}
+
+fn begin(options: &Arc<Options>, parts: &Parts) -> Begun {
+    // Inside of another layer's request, if that one is selected. What else is selected here is there by accident.
+    let outer = parts.extensions.get::<RequestHandle>();
+    let is_inside = outer.is_some_and(|outer| outer.handler() == current());
+    let mut terms = if is_inside { request() } else { request().root() };
+    if let Some(limit_bytes) = options.limit_bytes {
+        terms = terms.limit_bytes(limit_bytes);
+    }
+    let tenant = options.tenant.as_ref().and_then(|tenant| tenant(parts));
+    if let Some(budget) = tenant.as_ref().or(options.budget.as_ref()) {
+        terms = terms.budget(budget);
+    }
+    let terms = match &options.choose {
+        Some(choose) => choose(parts, terms),
+        None => Some(terms),
+    };
+    let Some(terms) = terms else { return Begun::Nothing };
+    let is_grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    match terms.begin() {
+        Ok(request) => Begun::Account(Serving::new(request, Arc::clone(options), tenant, is_grpc)),
+        Err(error) => {
+            trace::no_request(&error);
+            Begun::Failed
+        }
+    }
+}
+
+impl<S, A, B> Service<Request<A>> for RequestService<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+    S::Future: Future<Output = Result<Response<B>, S::Error>>,
+    B: Body,
+    B::Data: From<&'static [u8]>,
+{
+    type Response = Response<super::body::ResponseBody<B>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        let serving = match begin(&self.options, &parts) {
+            Begun::Account(serving) => serving,
+            Begun::Nothing => return ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body))),
+            Begun::Failed => return ResponseFuture::unavailable(self.options.retry_after_seconds),
+        };
+        parts.extensions.insert(serving.request().handle());
+        let is_head = parts.method == Method::HEAD;
+        let request = Request::from_parts(parts, body);
+        let mut context = Context::with_handler(serving.request().handler());
+        let future = {
+            let _entered = serving.request().entered();
+            context.run(|| self.inner.call(request))
+        };
+        ResponseFuture::new(future, serving, context, is_head)
+    }
+}

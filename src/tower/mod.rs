@@ -1,0 +1,46 @@
+//! Layer 7: an account for each request of a [tower](https://docs.rs/tower) service: axum, hyper, tonic.
+//!
+//! [`RequestLayer`] begins a [request](crate::request()) of ctxalloc for each request of the service, keeps it selected while
+//! the service's future and the answer's body are polled and dropped, and tells how it ended: once, however it ends.
+//!
+//! ```
+//! use ctxalloc::{Buffer, tower::{Outcome, RequestLayer}};
+//! use http_body_util::{BodyExt, Full};
+//! use std::sync::mpsc;
+//! use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+//!
+//! async fn resize(_: http::Request<()>) -> Result<http::Response<Full<bytes::Bytes>>, BoxError> {
+//!     let pixels = Buffer::zeroed(100_000)?;
+//!     Ok(http::Response::new(Full::new(bytes::Bytes::copy_from_slice(&pixels[..10]))))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let (told, heard) = mpsc::channel();
+//! let layer = RequestLayer::new().limit_bytes(1 << 20).on_end(move |ended| told.send(ended.clone()).expect("it is heard"));
+//! let service = ServiceBuilder::new().layer(layer).service_fn(resize);
+//!
+//! let response = service.oneshot(http::Request::new(())).await?;
+//! assert!(heard.try_recv().is_err()); // the body is not there yet
+//! response.into_body().collect().await?;
+//! let ended = heard.try_recv()?;
+//! assert_eq!((ended.outcome, ended.report.stats.peak_bytes), (Outcome::Completed, 100_000));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The files from the bottom up: `problem` says what the client hears of a refusal, `serving` is one request from its beginning
+//! to its one end, `body` and `future` carry it, `layer` is what services are given.
+
+#[cfg(feature = "axum")]
+mod axum;
+mod body;
+mod future;
+mod layer;
+mod problem;
+mod serving;
+
+pub use body::ResponseBody;
+pub use future::ResponseFuture;
+pub use layer::{RequestLayer, RequestService};
+pub use serving::{Ended, Outcome};

@@ -1,0 +1,18 @@
+//! `GlobalScoped` as this program's allocator, over one that watches: whose each block of Rust's heap is, against a naive count.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+#![allow(unsafe_code, reason = "a global allocator; fork")]
+
+#[path = "heap/attribution.rs"]
+mod attribution;
+#[path = "heap/limits.rs"]
+mod limits;
+#[path = "heap/process.rs"]
+mod process;
+#[path = "heap/upstream.rs"]
+mod upstream;
+
+use ctxalloc::GlobalScoped;
+use upstream::Upstream;
+
+#[global_allocator]
+static GLOBAL: GlobalScoped<Upstream> = GlobalScoped::new(Upstream);

@@ -1,0 +1,69 @@
+//! Limits of Rust's heap.
+
+use ctxalloc::{Error, request};
+use std::sync::Barrier;
+use std::thread;
+
+#[test]
+fn what_exceeds_a_limit_is_given_and_the_request_is_marked() {
+    let own = request().root().name("upload").heap_limit_bytes(100_000).begin().unwrap();
+    own.run(|| {
+        let _first = vec![0_u8; 90_000];
+        assert_eq!(own.heap_exceeded(), None);
+        let mut list = vec![0_u8; 9_000];
+        list.extend([0; 5_000]); // aborts nobody
+        assert_eq!(list.len(), 14_000);
+    });
+    let Some(Error::BudgetExceeded { budget, limit_bytes: 100_000, .. }) = own.heap_exceeded() else {
+        panic!("{own:?}")
+    };
+    assert_eq!(budget, "upload");
+    assert!(matches!(own.end().refusal, Some(Error::BudgetExceeded { .. })));
+}
+
+#[test]
+fn a_limit_that_refuses_is_an_error_of_try_reserve() {
+    let own = request().root().heap_limit_bytes(100_000).heap_refuses().begin().unwrap();
+    own.run(|| {
+        let mut bytes: Vec<u8> = Vec::new();
+        assert!(bytes.try_reserve_exact(100_001).is_err());
+        bytes.try_reserve_exact(60_000).unwrap();
+        bytes.resize(60_000, 7);
+        assert!(bytes.try_reserve_exact(50_000).is_err(), "a resize is refused too");
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        bytes.try_reserve_exact(40_000).unwrap(); // exactly what there is
+        assert!(Vec::<u8>::new().try_reserve_exact(1).is_err());
+        drop(bytes);
+        Vec::<u8>::new().try_reserve_exact(100_000).unwrap();
+    });
+    let heap = own.heap().unwrap();
+    assert_eq!((heap.live_bytes, heap.peak_bytes, heap.exceeded), (0, 100_000, 3));
+}
+
+#[test]
+fn threads_at_once_pass_a_limit_by_a_quantum_each_at_most() {
+    const LIMIT: usize = 1 << 20;
+    const THREADS: usize = 4;
+    let own = request().root().heap_limit_bytes(LIMIT).heap_refuses().begin().unwrap();
+    let barrier = Barrier::new(THREADS);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let mut kept: Vec<Vec<u8>> = Vec::with_capacity(10_000);
+                own.run(|| {
+                    for _ in 0..if cfg!(miri) { 100 } else { 2000 } {
+                        let mut block = Vec::new();
+                        if block.try_reserve_exact(1000).is_ok() {
+                            kept.push(block);
+                        }
+                    }
+                });
+                barrier.wait(); // all are live
+            });
+        }
+    });
+    let heap = own.heap().unwrap();
+    assert_eq!(heap.live_bytes, 0);
+    assert!(heap.total_bytes as usize <= LIMIT + THREADS * (64 << 10), "{heap:?}");
+    assert!(cfg!(miri) || heap.total_bytes as usize > LIMIT - THREADS * (64 << 10), "{heap:?}");
+}

@@ -1,0 +1,80 @@
+//! The ends of threads, requests and processes.
+
+use ctxalloc::handler::requests::metrics;
+use ctxalloc::{request, thread as scoped};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+#[test]
+fn a_threads_last_destructors_allocate_and_free() {
+    struct Last(Vec<u8>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            drop(vec![0_u8; 5000]); // of nobody, or of the request: the selection goes at the thread's end as well
+            self.0.extend([0; 1000]);
+        }
+    }
+    thread_local! {
+        static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    }
+    let own = request().root().begin().unwrap();
+    for _ in 0..20 {
+        let thread = own.run(|| {
+            scoped::spawn(|| {
+                LAST.set(Some(Last(vec![0; 100])));
+                drop(ctxalloc::set(ctxalloc::current())); // stays selected to the end
+            })
+        });
+        thread.join().unwrap();
+    }
+    let heap = own.heap().unwrap();
+    assert_eq!((heap.live_bytes, heap.live_blocks), (0, 0), "{heap:?}");
+    assert!(heap.total_blocks >= 20);
+}
+
+#[test]
+fn escapes_of_the_heap_keep_no_request() {
+    let mut kept = VecDeque::new();
+    for number in 0..if cfg!(miri) { 100 } else { 20_000_usize } {
+        let own = request().root().begin().unwrap();
+        kept.push_back(own.run(|| vec![1_u8; 100 + number % 50]));
+        assert_eq!(own.end().heap.unwrap().live_blocks, 1);
+        if kept.len() > 50 {
+            drop(kept.pop_front());
+        }
+    }
+    assert!(metrics().present < 100, "the words before the blocks do not hold their requests");
+    let own = request().root().begin().unwrap();
+    assert_eq!(own.heap().unwrap(), ctxalloc::request::HeapStats::default(), "a record begins anew");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri does not fork")]
+fn a_child_of_fork_counts_on() {
+    let own = request().root().begin().unwrap();
+    let other = std::thread::spawn({
+        let handle = own.handle();
+        move || ctxalloc::scope(handle.handler(), || (0..50_000).for_each(|size| drop(vec![0_u8; 1 + size % 3000])))
+    });
+    for _ in 0..20 {
+        // SAFETY: the child allocates, which works after fork, and ends.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: a timer of the child, whose signal ends it if it hangs.
+            unsafe { libc::alarm(20) };
+            let child = request().root().begin().unwrap();
+            let kept = child.run(|| vec![1_u8; 1000]);
+            let right = child.heap().unwrap().live_bytes == 1000;
+            drop(kept);
+            let right = right && child.end().heap.unwrap().live_bytes == 0;
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        let mut status = -1;
+        // SAFETY: our child, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0, "a child hung, crashed or counted wrong");
+    }
+    other.join().unwrap();
+    assert_eq!(own.heap().unwrap().live_blocks, 0);
+}

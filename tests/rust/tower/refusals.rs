@@ -1,0 +1,161 @@
+//! What a client hears where memory was refused.
+
+use crate::support::{Scripted, answer, assert_outcome, get, now, poll, told};
+use ctxalloc::strategy::Budget;
+use ctxalloc::tower::Outcome;
+use ctxalloc::{Buffer, Error};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use std::task::Poll;
+use tower::{BoxError, Layer, ServiceExt, service_fn};
+
+fn text<B>(response: Response<B>) -> String
+where
+    B: http_body::Body<Error: std::fmt::Debug>,
+{
+    let bytes = now(response.into_body().collect()).unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn an_error_of_the_service_after_a_refusal_is_answered() {
+    let (layer, heard) = told();
+    let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {
+        Buffer::zeroed(2000)?;
+        Ok::<_, BoxError>(answer(Scripted::new([])).await?)
+    }));
+    let response = now(service.oneshot(get())).unwrap();
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    assert!(response.headers().get("retry-after").is_none(), "a second try cannot succeed");
+    let length = response.headers()["content-length"].to_str().unwrap().parse::<usize>().unwrap();
+    let body = text(response);
+    assert!(body.contains("\"status\":413") && body.len() == length && !body.contains("1000"));
+    let ended = assert_outcome(&heard, Outcome::Refused);
+    assert_eq!((ended.status, ended.report.stats.refused), (Some(StatusCode::PAYLOAD_TOO_LARGE), 1));
+    assert!(matches!(ended.report.refusal, Some(Error::BudgetExceeded { requested_bytes: 2000, .. })));
+}
+
+#[test]
+fn a_500_after_a_refusal_is_answered_and_a_500_without_is_not() {
+    let (layer, heard) = told();
+    for (asked, went_on, status, outcome) in [
+        (2000, false, 413, Outcome::Refused),
+        (500, false, 500, Outcome::Completed),
+        (2000, true, 500, Outcome::Completed), // it coped with the refusal, and failed later for another reason
+    ] {
+        let service = layer.clone().limit_bytes(1000).layer(service_fn(move |_: Request<()>| async move {
+            let _ = Buffer::zeroed(asked);
+            if went_on {
+                let _ = Buffer::zeroed(10);
+            }
+            let body = http_body_util::Empty::<bytes::Bytes>::new();
+            Response::builder().status(500).body(body)
+        }));
+        let response = now(service.oneshot(get())).unwrap();
+        assert_eq!(response.status().as_u16(), status);
+        assert_outcome(&heard, outcome);
+    }
+}
+
+#[test]
+fn without_answers_the_services_own_passes() {
+    let (layer, heard) = told();
+    let service = layer.limit_bytes(1000).answers(false).layer(service_fn(|_: Request<()>| async {
+        Buffer::zeroed(2000)?;
+        answer(Scripted::new([])).await.map_err(|_| unreachable!())
+    }));
+    assert!(matches!(now(service.oneshot(get())), Err(Error::BudgetExceeded { .. })));
+    assert_outcome(&heard, Outcome::Failed);
+}
+
+#[test]
+fn a_tenants_refusal_is_429_and_the_services_503() {
+    let service = Budget::new("service", Some(10_000));
+    let tenant = service.child("red", Some(5000));
+    let (layer, heard) = told();
+    let layer = layer
+        .budget(&service)
+        .retry_after_seconds(7)
+        .tenant(move |parts| parts.headers.contains_key("red").then(|| tenant.clone()));
+    let work = layer.layer(service_fn(|_: Request<()>| async {
+        let _first = Buffer::zeroed(4500)?;
+        let _second = Buffer::zeroed(4500)?;
+        Buffer::zeroed(4500)?;
+        answer(Scripted::new([])).await.map_err(|_| unreachable!())
+    }));
+    let red = Request::builder().header("red", "yes").body(()).unwrap();
+    for (request, status) in [(red, 429), (get(), 503)] {
+        let response = now(work.clone().oneshot(request)).unwrap_or_else(|error: Error| panic!("{error}"));
+        assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (status, &"7".parse().unwrap()));
+        assert_outcome(&heard, Outcome::Refused);
+    }
+    assert_eq!(service.in_use_bytes(), 0);
+}
+
+#[test]
+fn grpc_hears_a_status_of_its_own() {
+    let (layer, heard) = told();
+    let service = layer.limit_bytes(10).layer(service_fn(|_: Request<()>| async {
+        Buffer::zeroed(20)?;
+        answer(Scripted::new([])).await.map_err(|_| unreachable!())
+    }));
+    let request = Request::builder().header("content-type", "application/grpc+proto").body(()).unwrap();
+    let response = now(service.oneshot(request)).unwrap_or_else(|error: Error| panic!("{error}"));
+    assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
+    let mut body = Box::pin(response.into_body());
+    assert!(matches!(poll(&mut body), Poll::Ready(None)));
+    assert_outcome(&heard, Outcome::Refused);
+}
+
+#[test]
+fn terms_that_cannot_be_kept_are_answered_with_500() {
+    /// Aligns its blocks to less than a request promises.
+    #[derive(Debug)]
+    struct Unaligned;
+    // SAFETY: it hands out nothing.
+    #[allow(unsafe_code, reason = "a strategy")]
+    unsafe impl ctxalloc::strategy::Strategy for Unaligned {
+        fn alignment(&self) -> usize {
+            1
+        }
+        fn allocate(&self, _: usize) -> Option<std::ptr::NonNull<u8>> {
+            None
+        }
+        unsafe fn resize(&self, _: std::ptr::NonNull<u8>, _: usize) -> Option<std::ptr::NonNull<u8>> {
+            None
+        }
+        unsafe fn release(&self, _: std::ptr::NonNull<u8>) {}
+    }
+    let (layer, heard) = told();
+    let layer = layer.terms(|_, terms| Some(terms.strategy(Unaligned)));
+    let service = layer.layer(service_fn(|_: Request<()>| answer(Scripted::new([]))));
+    let response = now(service.oneshot(get())).unwrap();
+    assert_eq!(response.status().as_u16(), 500);
+    assert!(heard.try_recv().is_err(), "it never began, and the service was not called");
+}
+
+#[test]
+fn what_exceeds_the_limit_of_the_heap_is_dropped_and_answered() {
+    let (layer, heard) = told();
+    let layer = layer.terms(|_, terms| Some(terms.name("upload").heap_limit_bytes(100_000)));
+    let service = layer.layer(service_fn(|request: Request<()>| async move {
+        let mut kept = Vec::new();
+        for _ in 0..if request.headers().contains_key("much") { 20 } else { 5 } {
+            kept.push(vec![0_u8; 10_000]);
+            tokio::task::yield_now().await;
+        }
+        answer(Scripted::new([])).await
+    }));
+    let much = Request::builder().header("much", "yes").body(()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (request, status, outcome) in [(much, 413, Outcome::Refused), (get(), 200, Outcome::Dropped)] {
+        let response = runtime.block_on(service.clone().oneshot(request)).unwrap();
+        assert_eq!(response.status().as_u16(), status);
+        drop(response);
+        let ended = assert_outcome(&heard, outcome);
+        let heap = ended.report.heap.unwrap();
+        assert!(heap.peak_bytes < 115_000 && heap.live_bytes < 1000, "it was dropped at once: {heap:?}");
+        assert_eq!(matches!(ended.report.refusal, Some(Error::BudgetExceeded { .. })), status == 413);
+    }
+}

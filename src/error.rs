@@ -408,7 +408,7 @@ mod tests {
     use super::Error;
 
     #[test]
-    fn a_message_names_the_request_and_speaks_of_bytes_where_some_were_asked_for() {
+    fn messages_name_the_request_and_the_bytes_that_were_asked_for() {
         let ended = |request: &str, requested_bytes| {
             let text = Error::RequestEnded { request: request.into(), requested_bytes }.to_string();
             text.split_once(';').map(|(what, _)| what.to_owned()).unwrap_or(text)

@@ -99,6 +99,12 @@ unsafe fn word(block: *mut u8) -> *mut *const Record {
     unsafe { block.sub(size_of::<*const Record>()).cast() }
 }
 
+/// The same block, by a pointer that may also reach what lies before it: a `Box` or a `Vec` comes back with one that is good for
+/// its own bytes only.
+fn whole(block: *mut u8) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(block.addr())
+}
+
 impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
     /// The system's allocator is C's, which knows of no global allocator. Known when this is compiled.
     #[inline]
@@ -164,6 +170,7 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
         unsafe {
             let block = start.add(offset);
             word(block).write(owner);
+            start.expose_provenance(); // for `whole`
             block
         }
     }
@@ -185,6 +192,7 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let Some((around, offset)) = around(layout) else { return };
+        let block = whole(block);
         // SAFETY: the caller gives up a block that was made here with this layout: `offset` bytes into its start.
         let (owner, start) = unsafe { (word(block).read(), block.sub(offset)) };
         if ptr::eq(owner, REENTRANT) {
@@ -212,6 +220,7 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let new = Layout::from_size_align(new_size, layout.align()).ok().and_then(self::around);
         let (Some((around, offset)), Some((new_around, _))) = (around(layout), new) else { return null_mut() };
+        let block = whole(block);
         // SAFETY: the caller passes a block that was made here with this layout: `offset` bytes into its start.
         let (owner, start) = unsafe { (word(block).read(), block.sub(offset)) };
         if ptr::eq(owner, REENTRANT) || Self::is_inside() {
@@ -234,6 +243,7 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
             }
             return moved;
         }
+        moved.expose_provenance();
         // SAFETY: as far into the moved block.
         unsafe { moved.add(offset) }
     }

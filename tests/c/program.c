@@ -278,7 +278,7 @@ static void too_many_views(void)
         CHECK(ctxalloc_register(&many[i], NULL) == &many[i] && ctxalloc_set_handler(&many[i]) != NULL);
         const ctxalloc_draft1_handler *view = ctxalloc_draft1_set_handler(NULL);
         if (view == NULL) {
-            refused(CTXALLOC_RUNTIME_ERROR, "all 256 of those are in use");
+            refused(CTXALLOC_RUNTIME_ERROR, "all 256 sets of functions");
             CHECK(ctxalloc_get_handler() == &many[i]); /* nothing has changed */
             refusals++;
         } else {

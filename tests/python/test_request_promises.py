@@ -187,7 +187,7 @@ def test_the_request_is_known_from_any_depth() -> None:
                 assert current_request() == inner != scope
             with ctxalloc.use("pool"):
                 assert current_request() is None
-            with pytest.raises(RuntimeError, match="for one block"):
+            with pytest.raises(RuntimeError, match="another Request began it"):
                 found.__enter__()
         assert found == scope
         assert current_request() is None

@@ -6,7 +6,6 @@ Counting itself is in Rust's bench: the rows of benches/requests.rs with a name 
 target/bench/observe.json. Options: --rounds N, --quick.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Row, keep, loop, machine, medians, row_of, table
+from harness import Row, keep, loop, medians, rounds_asked, row_of, table
 
 import ctxalloc
 from ctxalloc import _profile, metrics
@@ -99,12 +98,7 @@ def run_alone(rounds: int) -> dict[str, Row]:
 
 def main() -> None:
     """Measures, prints and keeps."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
-    options = parser.parse_args()
-    rounds = 5 if options.quick else options.rounds
-    print(f"{machine()}; {rounds} rounds, medians")
+    rounds = rounds_asked(__doc__)
     found = {"requests": requests(rounds), "profile": profile(rounds), "reading": reading(rounds)}
     keep("observe", {"rounds": rounds, **found, "run": run_alone(max(5, rounds // 4))})
 

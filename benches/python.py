@@ -4,7 +4,6 @@ Every variant runs in turn, round after round; the medians are compared. `make b
 numbers in target/bench/python.json. Options: --rounds N, --quick.
 """
 
-import argparse
 import asyncio
 import contextlib
 import contextvars
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy_allocator
-from harness import Loop, Row, keep, loop, machine, medians, table
+from harness import Loop, Row, keep, loop, medians, rounds_asked, table
 
 import ctxalloc
 import ctxalloc_example
@@ -97,12 +96,7 @@ def futures(rounds: int) -> dict[str, Row]:
 
 def main() -> int:
     """Measures, prints, keeps and draws."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
-    options = parser.parse_args()
-    rounds = 5 if options.quick else options.rounds
-    print(f"{machine()}; {rounds} rounds, medians")
+    rounds = rounds_asked(__doc__)
     keep("python", {"rounds": rounds, "selection": selection(rounds), "futures": futures(rounds)})
     return 0
 

@@ -6,7 +6,6 @@ turn, round after round; the medians are compared. Numbers go to target/bench/re
 --quick.
 """
 
-import argparse
 import asyncio
 import contextvars
 import sys
@@ -14,7 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
-from harness import Row, keep, loop, machine, medians, table
+from harness import Row, keep, loop, medians, rounds_asked, table
 
 import ctxalloc
 
@@ -95,12 +94,7 @@ def many_alive(rounds: int) -> dict[str, Row]:
 
 def main() -> int:
     """Measures, prints, says what missed its aim, and keeps."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
-    options = parser.parse_args()
-    rounds = 5 if options.quick else options.rounds
-    print(f"{machine()}; {rounds} rounds, medians")
+    rounds = rounds_asked(__doc__)
     empty = empty_ones(rounds)
     arrays = {str(size): with_arrays(rounds, size) for size in (800, 8000)}
     live = many_alive(5)

@@ -1,5 +1,6 @@
 """What the Python benches share: loops without a call in them, medians in turn, tables of ratios, where results go."""
 
+import argparse
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["OUT", "Loop", "Row", "keep", "loop", "machine", "medians", "row_of", "table"]
+__all__ = ["OUT", "Loop", "Row", "keep", "loop", "machine", "medians", "rounds_asked", "row_of", "table"]
 
 OUT: Final = Path(__file__).parents[2] / "target" / "bench"
 Loop = Callable[[int], float]
@@ -78,3 +79,14 @@ def keep(name: str, numbers: dict[str, Any]) -> Path:
     place.write_text(json.dumps({"machine": machine(), **numbers}, indent=1), encoding="utf-8")
     print(f"\nkept in {place}")
     return place
+
+
+def rounds_asked(description: str | None) -> int:
+    """The rounds that the command line asks for, printed with the machine."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
+    options = parser.parse_args()
+    rounds: int = 5 if options.quick else options.rounds
+    print(f"{machine()}; {rounds} rounds, medians")
+    return rounds

@@ -1,6 +1,18 @@
 //! Reports of what no return value can say: `tracing` events of the target `ctxalloc`. Without the feature `tracing` they cost
 //! nothing. A leaf: imports no layer. (Reports of blocks to Python's tracemalloc are the handler layer's.)
 
+#[cfg(feature = "tracing")]
+use std::cell::Cell;
+
+/// Runs `tell` unless this thread is inside of one that `telling` marks.
+#[cfg(feature = "tracing")]
+fn not_within_itself(telling: &'static std::thread::LocalKey<Cell<bool>>, tell: impl FnOnce()) {
+    if !telling.replace(true) {
+        tell();
+        telling.set(false);
+    }
+}
+
 /// A guard was dropped in another context than its own, so nothing was restored.
 #[cold]
 pub(crate) fn guard_left_elsewhere(handler: &str) {
@@ -64,15 +76,11 @@ pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, adv
 pub(crate) fn refused(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
     {
-        use std::cell::Cell;
         thread_local! {
             /// Whoever hears of it may be refused memory too.
             static TELLING: Cell<bool> = const { Cell::new(false) };
         }
-        if !TELLING.replace(true) {
-            tracing::warn!(target: "ctxalloc", %error, "memory was refused");
-            TELLING.set(false);
-        }
+        not_within_itself(&TELLING, || tracing::warn!(target: "ctxalloc", %error, "memory was refused"));
     }
     #[cfg(not(feature = "tracing"))]
     let _ = error;
@@ -170,9 +178,8 @@ mod blocks {
     }
 
     fn once(tell: impl FnOnce()) {
-        if tracing::enabled!(target: "ctxalloc::blocks", tracing::Level::TRACE) && !TELLING.replace(true) {
-            tell();
-            TELLING.set(false);
+        if tracing::enabled!(target: "ctxalloc::blocks", tracing::Level::TRACE) {
+            super::not_within_itself(&TELLING, tell);
         }
     }
 

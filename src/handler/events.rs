@@ -14,8 +14,6 @@ use super::process::table;
 use super::table::Table;
 
 pub use state::{EventHook, Hook};
-#[cfg(any(feature = "capi", feature = "python"))]
-pub(crate) use tell::tell;
 pub use watched::MAX_WATCHED;
 
 /// Has `hook` told of every block that any handler makes, resizes or frees from now on; `None` ends it. Returns the hook

@@ -150,28 +150,35 @@ impl Memory {
 }
 
 impl State {
-    /// What becomes of a block of so many bytes, or why there is none.
+    /// What becomes of a block of so many bytes; `None`: it is refused, because the request has ended.
     #[inline]
-    fn terms(&self, size_bytes: usize) -> Result<Counting, Refused> {
+    fn counting(&self, size_bytes: usize) -> Option<Counting> {
         if self.after_end == AfterEnd::Charge || !self.chain.has_ended() {
-            return Ok(Counting::Usual);
+            return Some(Counting::Usual);
         }
         match self.after_end {
             // NumPy crashes where it is refused some scalars, after the end too.
-            AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.overdraft_bytes() > 0 => Ok(Counting::Late),
-            AfterEnd::Refuse => Err(self.chain.refuse_after_end(size_bytes)),
+            AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.overdraft_bytes() > 0 => Some(Counting::Late),
+            AfterEnd::Refuse => None,
             // Detaching is its own affair: a request around it that is not over is charged.
-            _ if self.chain.is_inside_of_a_live_one() => Ok(Counting::Usual),
-            _ => Ok(Counting::None),
+            _ if self.chain.is_inside_of_a_live_one() => Some(Counting::Usual),
+            _ => Some(Counting::None),
         }
+    }
+
+    /// [`counting`](Self::counting), or the refusal, which counts.
+    #[inline]
+    fn terms(&self, size_bytes: usize) -> Result<Counting, Refused> {
+        self.counting(size_bytes).ok_or_else(|| self.chain.refuse_after_end(size_bytes))
     }
 
     /// Whether no limit, and not its end, would refuse a block of so many bytes now.
     pub(super) fn may_have_room(&self, size_bytes: usize) -> bool {
-        let limits_apply = self.after_end == AfterEnd::Charge || !self.chain.has_ended() || {
-            self.after_end == AfterEnd::Detach && self.chain.is_inside_of_a_live_one()
-        };
-        if limits_apply { self.chain.may_have_room(size_bytes) } else { self.after_end == AfterEnd::Detach }
+        match self.counting(size_bytes) {
+            Some(Counting::Usual) => self.chain.may_have_room(size_bytes),
+            Some(Counting::None) => true,
+            Some(Counting::Late) | None => false,
+        }
     }
 
     /// Charges bytes that are not a block of the request's; returns whether they were counted.

@@ -106,7 +106,7 @@ pub fn trim() -> usize {
 mod documents {
     #[doc = include_str!("../README.md")]
     mod readme {}
-    #[cfg(all(feature = "axum", feature = "rayon"))]
+    #[cfg(all(feature = "axum", feature = "rayon", feature = "metrics"))]
     #[doc = include_str!("../docs/rust.md")]
     mod guide {}
     #[doc = include_str!("../docs/strategies.md")]

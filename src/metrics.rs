@@ -16,13 +16,21 @@
 //! # Ok::<(), ctxalloc::Error>(())
 //! ```
 //!
+//! With the feature `metrics`, `publish` hands them to the recorder of the `metrics` crate.
+//!
 //! With `CTXALLOC_METRICS_DIR` in the environment, the processes of a server that forks share their counters by files in that
 //! directory, and each of them reads all. A child of `fork` counts from zero otherwise.
+
+#[cfg(feature = "metrics")]
+mod publish;
 
 use crate::counters;
 use crate::error::Error;
 use crate::handler::requests;
 use crate::strategy::{PoolBytes, pool_bytes};
+
+#[cfg(feature = "metrics")]
+pub use publish::publish;
 
 pub use crate::counters::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 pub use crate::handler::requests::{Present, present};

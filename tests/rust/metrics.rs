@@ -161,3 +161,54 @@ fn budgets_are_listed_while_they_live() {
     drop((kept, charged, tenant, process));
     assert!(!budgets().iter().any(|budget| budget.name == "a tenant" || budget.name == "the process"));
 }
+
+/// Against the exporter that most services use: what it renders is what Prometheus scrapes.
+#[cfg(feature = "metrics")]
+#[test]
+fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
+    let _alone = alone();
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let render = || {
+        metrics::with_local_recorder(&recorder, ctxalloc::metrics::publish).unwrap();
+        handle.render()
+    };
+    let value = |page: &str, line: &str| {
+        let found = page.lines().find_map(|found| found.strip_prefix(line)?.trim().parse::<f64>().ok());
+        found.unwrap_or_else(|| panic!("no line {line:?} in {page}"))
+    };
+
+    let published = request().name("published").limit_bytes(100_000).begin().unwrap();
+    let kept = published.run(|| {
+        assert!(Buffer::zeroed(200_000).is_err());
+        drop(Buffer::zeroed(5000).unwrap());
+        Buffer::zeroed(3000).unwrap()
+    });
+    let page = render();
+    assert!(!page.contains("\"published\""), "it has not ended: {page}");
+    assert!(value(&page, "ctxalloc_requests_active") >= 1.0);
+    assert!(value(&page, "ctxalloc_memory_used_bytes{state=\"live\"}") >= 3000.0);
+
+    drop(published);
+    // Published twice, counted once.
+    render();
+    let page = render();
+    for (line, expected) in [
+        ("ctxalloc_requests_total{name=\"published\"}", 1.0),
+        ("ctxalloc_requests_refused_total{name=\"published\"}", 1.0),
+        ("ctxalloc_allocations_refused_total{name=\"published\"}", 1.0),
+        ("ctxalloc_requests_escaped_total{name=\"published\"}", 1.0),
+        ("ctxalloc_escaped_bytes_total{name=\"published\"}", 3000.0),
+        ("ctxalloc_request_memory_peak_max_bytes{name=\"published\"}", 5000.0),
+        ("ctxalloc_request_memory_peak_bytes_bucket{name=\"published\",le=\"4096\"}", 0.0),
+        ("ctxalloc_request_memory_peak_bytes_bucket{name=\"published\",le=\"16384\"}", 1.0),
+        ("ctxalloc_request_memory_peak_bytes_bucket{name=\"published\",le=\"+Inf\"}", 1.0),
+        ("ctxalloc_request_memory_peak_bytes_sum{name=\"published\"}", 5000.0),
+        ("ctxalloc_request_memory_peak_bytes_count{name=\"published\"}", 1.0),
+        ("ctxalloc_request_memory_allocated_bytes_sum{name=\"published\"}", 8000.0),
+    ] {
+        assert_eq!(value(&page, line), expected, "{line}");
+    }
+    assert!(value(&page, "ctxalloc_memory_used_bytes{state=\"escaped\"}") >= 3000.0);
+    drop(kept);
+}

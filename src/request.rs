@@ -124,6 +124,13 @@ impl Builder {
         self
     }
 
+    /// Measures by how much the process grows beside its pools meanwhile ([`Report::unseen_growth_bytes`]): memory that goes other
+    /// ways than handlers, which no account counts. Costs two looks at the system, some microseconds each.
+    pub fn measure_unseen(mut self) -> Self {
+        self.terms.measure_unseen = true;
+        self
+    }
+
     /// Begins the request. If it is inside another one, that one's numbers include its own.
     ///
     /// # Errors
@@ -164,6 +171,10 @@ pub struct Report {
     pub refusal: Option<Error>,
     /// What Rust's heap held for it, if a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
     pub heap: Option<HeapStats>,
+    /// By how many bytes the process grew beside its pools ([`Builder::measure_unseen`]); below zero where memory went back. `None`
+    /// if another request was open, or a root was begun, meanwhile: then nobody can tell whose it is. Pages of a pool that were
+    /// never touched make it too small, and other threads' work is part of it.
+    pub unseen_growth_bytes: Option<i64>,
 }
 
 impl Request {
@@ -283,6 +294,7 @@ impl Request {
             escaped_bytes: stats.live_bytes,
             escapes,
             heap,
+            unseen_growth_bytes: self.begun.unseen_growth_bytes(),
             refusal: self.begun.take_refusals().into_iter().next().map(|refusal| refusal.error).or(exceeded),
         }
     }

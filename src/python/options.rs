@@ -5,9 +5,11 @@ use super::text::repr_of;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
+use std::fmt;
 use std::time::Duration;
 
-/// An argument of `function` as `read` reads it; None if it was not given. `wanted` completes the sentence "give ...".
+/// An argument of `function` as `read` reads it; None if it was not given. `wanted` completes the sentence "give ...", and is
+/// only formatted where that is said.
 ///
 /// # Errors
 /// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range.
@@ -15,7 +17,7 @@ pub(super) fn argument<'py, T>(
     function: &str,
     name: &str,
     given: Option<&Bound<'py, PyAny>>,
-    wanted: &str,
+    wanted: impl fmt::Display,
     read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Option<T>> {
     let Some(value) = given else { return Ok(None) };

@@ -9,6 +9,7 @@ pub mod pages;
 mod huge;
 mod locked;
 mod numa;
+mod resident;
 mod shared;
 #[cfg(feature = "usm")]
 mod sycl;
@@ -16,6 +17,7 @@ mod sycl;
 pub use huge::HugePages;
 pub use locked::LockedPages;
 pub use numa::{NumaPages, NumaPolicy};
+pub(crate) use resident::resident_bytes;
 pub(crate) use shared::{Shared, grow_shared, map_shared};
 #[cfg(feature = "usm")]
 pub use sycl::{Event, Queue, RowAxis, Runtime, UsmKind, UsmPages};

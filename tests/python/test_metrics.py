@@ -248,3 +248,54 @@ def test_coverage_splits_what_tracemalloc_traces() -> None:
         "print(c.traced_arrays_bytes // 1_000_000, c.traced_buffers_bytes, c.traced_other_bytes // 1_000_000)\n"
     )
     assert subprocesses.says(program) == "15 0 2"
+
+
+UNSEEN = """
+import ctypes, threading
+import ctxalloc, numpy as np
+from ctxalloc import MiB
+
+np.ones(40 * MiB, np.uint8)                                # what is loaded at first use
+with ctxalloc.request():
+    np.ones(40 * MiB, np.uint8)
+
+def measured(work):
+    with ctxalloc.request(measure_unseen=True) as request:
+        kept = work()
+    assert request.unseen_growth_bytes is not None, work
+    print(round(request.unseen_growth_bytes / (16 * MiB)))
+    return kept
+
+kept = measured(lambda: bytearray(b"x") * (64 * MiB))      # Python's own
+del kept
+measured(lambda: np.ones(64 * MiB, np.uint8))              # seen: it goes through the handler
+measured(lambda: None)
+
+with ctxalloc.request(measure_unseen=True) as late:
+    assert late.unseen_growth_bytes is None                # not before the end
+with ctxalloc.request() as plain:
+    pass
+with ctxalloc.request():                                   # not alone: inside of another one
+    with ctxalloc.request(measure_unseen=True) as nested:
+        pass
+with ctxalloc.request(measure_unseen=True) as outer:       # requests inside are part of it
+    with ctxalloc.request():
+        pass
+with ctxalloc.request(measure_unseen=True) as crowded:     # another root meanwhile
+    with ctxalloc.request(root=True):
+        pass
+def elsewhere():
+    with ctxalloc.request():
+        pass
+with ctxalloc.request(measure_unseen=True) as beside:      # in another thread
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+print([request.unseen_growth_bytes is not None for request in (late, plain, nested, outer, crowded, beside)])
+"""
+
+
+def test_growth_beside_the_pools_is_measured_where_a_request_is_alone() -> None:
+    grown, seen, nothing, known = subprocesses.says(UNSEEN).splitlines()
+    assert (grown, seen, nothing) == ("4", "0", "0")
+    assert known == "[True, False, False, True, False, False]"

@@ -212,3 +212,24 @@ fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
     assert!(value(&page, "ctxalloc_memory_used_bytes{state=\"escaped\"}") >= 3000.0);
     drop(kept);
 }
+
+/// Roots begun by another test would make it nobody's: hence in this process of one test at a time.
+#[test]
+fn growth_beside_the_pools_is_told_where_a_request_is_alone() {
+    let _alone = alone();
+    let measured = |work: &dyn Fn()| {
+        let request = request().root().measure_unseen().begin().unwrap();
+        request.run(work);
+        request.end().unseen_growth_bytes
+    };
+    let leaked = measured(&|| std::mem::forget(vec![1_u8; 64 << 20]));
+    assert!((48 << 20..80 << 20).contains(&leaked.unwrap()), "{leaked:?}");
+    let seen = measured(&|| std::mem::forget(Buffer::copy_from_slice(&vec![1; 1 << 20]).unwrap()));
+    assert!(seen.unwrap().abs() < 8 << 20, "{seen:?}");
+    assert_eq!(measured(&|| drop(request().root().begin().unwrap())), None, "another root");
+    assert!(measured(&|| drop(request().begin().unwrap())).is_some(), "inside of it");
+    let open = request().root().begin().unwrap();
+    assert_eq!(measured(&|| ()), None, "another one is open");
+    drop(open);
+    assert_eq!(request().begin().unwrap().end().unseen_growth_bytes, None, "nobody asked");
+}

@@ -16,6 +16,7 @@ pub(super) mod ended;
 mod list;
 mod slot;
 mod state;
+mod unseen;
 
 pub use list::{Present, gauges, present};
 pub(super) use slot::at_struct;
@@ -36,7 +37,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use unseen::Outside;
 
 /// What a request is begun with.
 #[derive(Debug, Default)]
@@ -61,6 +62,8 @@ pub struct Terms {
     pub heap_limit_bytes: Option<usize>,
     /// Whether more than that is refused.
     pub heap_refuses: bool,
+    /// Whether to measure by how much the process grows beside its pools: two looks at the system, each some microseconds.
+    pub measure_unseen: bool,
     /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
 }
@@ -77,6 +80,9 @@ pub struct Begun {
     /// Until the end.
     held: Option<Held>,
     seen: Seen,
+    outside: Option<Outside>,
+    /// From the end on.
+    unseen_growth_bytes: Option<i64>,
 }
 
 /// What can be asked of a request by whoever began it or carries it, also after its end. Keeps nothing alive but its numbers.
@@ -98,13 +104,11 @@ pub struct Metrics {
     pub slots: usize,
 }
 
-static BEGUN: AtomicU64 = AtomicU64::new(0);
-
 /// How many requests there are, and were.
 #[must_use]
 pub fn metrics() -> Metrics {
     let (slots, free) = slot::counts();
-    Metrics { begun: BEGUN.load(Ordering::Relaxed), present: slots - free, slots }
+    Metrics { begun: unseen::begun(), present: slots - free, slots }
 }
 
 impl Begun {
@@ -132,6 +136,8 @@ impl Begun {
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();
+        let is_nested = around.is_some_and(|around| !around.has_ended());
+        let outside = if terms.measure_unseen { Outside::before() } else { None };
         let chain = Chain::of_request(
             name.as_deref(),
             limit_bytes,
@@ -146,8 +152,17 @@ impl Begun {
         let state = State { chain: Arc::clone(&chain), memory, after_end, heap, _budget: budget };
         let number = chain.own().number();
         let held = Slot::begin(name.as_deref(), number, state);
-        BEGUN.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { seen: Seen { handler: held.handler(), chain }, held: Some(held) })
+        unseen::count(is_nested);
+        let seen = Seen { handler: held.handler(), chain };
+        Ok(Self { seen, held: Some(held), outside, unseen_growth_bytes: None })
+    }
+
+    /// By how many bytes the process grew beside its pools from the beginning to the end: what the request's work allocated in
+    /// other ways, less what was freed. `None` before the end, unless it was to be measured, or if another request was open, or a
+    /// root was begun, meanwhile.
+    #[must_use]
+    pub fn unseen_growth_bytes(&self) -> Option<i64> {
+        self.unseen_growth_bytes
     }
 
     /// The last refusals that may have led to what ended the request, the youngest first; told once.
@@ -174,6 +189,7 @@ impl Begun {
     /// time only reads them.
     pub fn end(&mut self) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
+        self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
         let refuses_late = Slot::behind(held.handler()).is_some_and(|slot| slot.state().after_end == AfterEnd::Refuse);
         let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late);
         let sample = Sample {

@@ -77,11 +77,15 @@ enum Phase {
 /// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The same
 /// holds after the end of a request that refuses. ``strict=True`` allows no excess.
 ///
+/// ``measure_unseen=True``: find out by how much the process grows beside its pools meanwhile
+/// (``unseen_growth_bytes``). Costs two looks at the system, some microseconds each.
+///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.
 #[pyfunction]
 #[pyo3(signature = (
-    *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None
+    *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None,
+    measure_unseen = None
 ))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
@@ -91,6 +95,7 @@ pub(super) fn request(
     root: Option<&Bound<'_, PyAny>>,
     after_end: Option<&Bound<'_, PyAny>>,
     strict: Option<&Bound<'_, PyAny>>,
+    measure_unseen: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
     Ok(PyRequest::new(Wanted {
         limit_bytes: terms::limit(limit_bytes)?,
@@ -100,6 +105,7 @@ pub(super) fn request(
         is_root: terms::flag("root", root)?,
         after_end: terms::after_end(after_end)?,
         is_strict: terms::flag("strict", strict)?,
+        measure_unseen: terms::flag("measure_unseen", measure_unseen)?,
     }))
 }
 
@@ -379,6 +385,17 @@ impl PyRequest {
     #[getter]
     fn stats(&self) -> PyResult<PyStats> {
         self.with_request(|request| PyStats::from(request.stats()))
+    }
+
+    /// By how many bytes the process grew beside its pools, with ``measure_unseen=True``: what went other ways than handlers,
+    /// less what was freed. None before its end, and where another request was open, or a root was begun, meanwhile: then
+    /// nobody can tell whose it is. Work of other threads is part of it.
+    #[getter]
+    fn unseen_growth_bytes(&self) -> Option<i64> {
+        match &*self.phase() {
+            Phase::Left { begun, .. } => begun.unseen_growth_bytes(),
+            _ => None,
+        }
     }
 
     /// What was alive at its end. None before its end, and always for what ``current_request()`` returned: ask the

@@ -22,6 +22,7 @@ pub(super) struct Wanted {
     pub(super) is_root: bool,
     pub(super) after_end: AfterEnd,
     pub(super) is_strict: bool,
+    pub(super) measure_unseen: bool,
 }
 
 impl Wanted {
@@ -35,6 +36,7 @@ impl Wanted {
             strategy: self.strategy.clone(),
             outer: if self.is_root { None } else { Some(bridge::current(py)?) },
             after_end: self.after_end,
+            measure_unseen: self.measure_unseen,
             is_of_this_thread: true,
             ..Terms::default()
         })?)

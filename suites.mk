@@ -1,7 +1,7 @@
 # What looks at the project from outside: other packages' own test suites, hours of mixed work, the crate as it would be
 # published. Included by the Makefile.
 
-.PHONY: test-suites test-suites-part test-crashes soak package
+.PHONY: test-suites test-suites-part test-crashes test-scripts soak package
 # NumPy's suite whole, parts of SciPy's and pandas'; each test in requests, and in the pool. Two hours on two cores.
 SUITE_WAYS := request limited pool
 
@@ -16,6 +16,13 @@ test-crashes: $(DONE)/suites ## NumPy's tests while memory fails at random: each
 
 $(DONE)/suites: $(DONE)/package requirements/suites.txt requirements/test.txt requirements/pins.txt
 	$(PY) $(pip_install) -r requirements/suites.txt
+	touch $@
+
+test-scripts: $(DONE)/scripts ## examples of scikit-learn and scikit-image under `ctxalloc run`: the same output, every pixel
+	$(PY) tests/scripts/run.py
+
+$(DONE)/scripts: $(DONE)/package requirements/scripts.txt requirements/pins.txt
+	$(PY) $(pip_install) -r requirements/scripts.txt
 	touch $@
 
 SOAK_SECONDS ?= 600

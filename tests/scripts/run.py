@@ -32,8 +32,8 @@ SCRIPTS = {
     "scikit-learn": (
         "examples/classification/plot_digits_classification.py",
         "examples/classification/plot_lda_qda.py",
-        "examples/cluster/plot_coin_segmentation.py",
         "examples/cluster/plot_dbscan.py",
+        "examples/cluster/plot_mean_shift.py",
         "examples/covariance/plot_mahalanobis_distances.py",
         "examples/decomposition/plot_ica_blind_source_separation.py",
         "examples/decomposition/plot_incremental_pca.py",
@@ -106,7 +106,9 @@ def complaints(script: Path) -> list[str]:
     found = []
     for options in ([], ["--handler", "pool", "--limit", LIMIT]):
         ours = run("-m", "ctxalloc", "run", *options, "--report", script)
-        differing = [pair for pair in zip_longest(plain.stdout.splitlines(), ours.stdout.splitlines()) if len({*pair}) > 1]
+        differing = [
+            pair for pair in zip_longest(plain.stdout.splitlines(), ours.stdout.splitlines()) if len({*pair}) > 1
+        ]
         if ours.returncode != 0 or differing:
             found.append(f"{options}: status {ours.returncode}, {differing[:1]}: {ours.stderr.strip()[-500:]}")
         counted = re.search(r"arrays: .* in ([0-9]+) arrays, .* ([0-9]+) refused", ours.stderr)

@@ -1,5 +1,6 @@
 //! `ResponseBody`: the body of an answer, polled and dropped inside of its request, which ends with it.
 
+use super::problem;
 use super::serving::{Outcome, Serving};
 use crate::scope::Context;
 use http_body::{Body, Frame, SizeHint};
@@ -125,12 +126,13 @@ where
                 if let (Left::Bytes(left), Some(data)) = (&mut inside.left, frame.data_ref()) {
                     *left = left.saturating_sub(bytes::Buf::remaining(data) as u64);
                 }
-                // A body that says that it is over is not polled again.
-                this.inner
-                    .as_ref()
-                    .as_pin_ref()
-                    .is_some_and(|inner| inner.is_end_stream())
-                    .then_some(Outcome::Completed)
+                // A body that says that it is over is not polled again, and neither is one after its trailers.
+                let is_over =
+                    frame.is_trailers() || this.inner.as_ref().as_pin_ref().is_some_and(|inner| inner.is_end_stream());
+                let is_refused = inside.serving.is_grpc
+                    && frame.trailers_ref().is_some_and(problem::is_exhausted)
+                    && inside.serving.is_refused();
+                is_over.then_some(if is_refused { Outcome::Refused } else { Outcome::Completed })
             }
             Some(Err(_)) => Some(Outcome::Failed),
             None => Some(Outcome::Completed),

@@ -128,7 +128,9 @@ where
             _ if exceeded.is_some() => exceeded.as_ref().map(|error| serving.status_for(error)),
             Some(Ok(response)) => match response.extensions().get::<Error>() {
                 Some(told) => serving.answer_to(Some(told)),
-                None if response.status() == StatusCode::INTERNAL_SERVER_ERROR => serving.answer_to(None),
+                None if problem::is_unexplained(response.status(), response.headers(), serving.is_grpc) => {
+                    serving.answer_to(None)
+                }
                 None => None,
             },
             Some(Err(_)) => serving.answer_to(None),
@@ -152,6 +154,9 @@ where
             Ok(response) => {
                 let (parts, body) = response.into_parts();
                 serving.status = Some(parts.status);
+                if problem::tells_of_refusal(parts.status, &parts.headers, serving.is_grpc) && serving.is_refused() {
+                    serving.outcome = Outcome::Refused; // the service tells of it itself
+                }
                 let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
                 let is_asked_for = !is_head && has_body(parts.status);
                 Ok(Response::from_parts(parts, ResponseBody::new(body, serving, context, length, is_asked_for)))

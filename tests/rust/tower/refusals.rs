@@ -59,6 +59,38 @@ fn a_500_after_a_refusal_is_answered_and_a_500_without_is_not() {
 }
 
 #[test]
+fn a_refusal_that_the_service_answers_itself_is_one_in_the_words_that_it_chose() {
+    let (layer, heard) = told();
+    for (asked, status, outcome) in
+        [(2000, 503, Outcome::Refused), (2000, 404, Outcome::Completed), (500, 503, Outcome::Completed)]
+    {
+        let service = layer.clone().limit_bytes(1000).layer(service_fn(move |_: Request<()>| async move {
+            drop(Buffer::zeroed(asked));
+            let body = http_body_util::Full::new(bytes::Bytes::from_static(b"try later"));
+            Response::builder().status(status).body(body)
+        }));
+        let response = now(service.oneshot(get())).unwrap();
+        assert_eq!((response.status().as_u16(), text(response).as_str()), (status, "try later"));
+        assert_outcome(&heard, outcome);
+    }
+}
+
+#[test]
+fn an_error_that_is_no_refusal_passes_as_it_is() {
+    let (layer, heard) = told();
+    let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {
+        let mut response = answer(Scripted::new([])).await?;
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        response.extensions_mut().insert(Error::NameEmpty);
+        Ok::<_, std::convert::Infallible>(response)
+    }));
+    let response = now(service.oneshot(get())).unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    drop(response);
+    assert_outcome(&heard, Outcome::Dropped);
+}
+
+#[test]
 fn without_answers_the_services_own_passes() {
     let (layer, heard) = told();
     let service = layer.limit_bytes(1000).answers(false).layer(service_fn(|_: Request<()>| async {

@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
-/// The body of an answer. Its request ends when the body is at its end, returns an error, panics or is dropped.
+/// The body of an answer. Its request ends when the body is at its end or has given its trailers, returns an error, panics or is
+/// dropped.
 ///
 /// A server that knows the length of a body takes all of its bytes and does not ask for more; and it does not ask at all for the
 /// body of an answer to HEAD. Both are [completed](Outcome::Completed).

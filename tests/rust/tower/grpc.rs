@@ -82,10 +82,11 @@ async fn make(request: Request<String>, begun: Arc<Notify>) -> Result<Response<S
         }
         "hoards" => {
             let mut kept = Vec::new();
-            loop {
+            for _ in 0..100 {
                 kept.push(vec![0_u8; bytes]);
                 tokio::task::yield_now().await;
             }
+            Ok(Response::new(kept.len().to_string()))
         }
         _ => Err(Status::unimplemented(what)),
     }
@@ -197,7 +198,11 @@ async fn calls_on_one_connection_are_told_once_each() {
         assert_eq!(running.make(format!("tells {bytes}")).await.unwrap(), bytes.to_string());
         assert_eq!(running.ended(Outcome::Completed).await.report.stats.peak_bytes, bytes);
         let refused = running.make("minds 10").await.unwrap_err();
-        assert_eq!(refused.code(), Code::InvalidArgument, "an error that has nothing to do with memory is the method's own");
+        assert_eq!(
+            refused.code(),
+            Code::InvalidArgument,
+            "an error that has nothing to do with memory is the method's own"
+        );
         running.ended(Outcome::Completed).await;
     }
     assert_eq!(running.budget.in_use_bytes(), 0);

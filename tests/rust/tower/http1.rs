@@ -172,8 +172,9 @@ async fn requests_on_a_connection_that_is_kept_alive_are_told_once_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_are_sent_all_at_once_are_told_once_each() {
     let mut running = Running::new().await;
-    let requests: String =
-        ["/chunks", "/whole", "/much", "/chunks"].map(|path| format!("GET {path} HTTP/1.1\r\nhost: here\r\n\r\n")).concat();
+    let requests: String = ["/chunks", "/whole", "/much", "/chunks"]
+        .map(|path| format!("GET {path} HTTP/1.1\r\nhost: here\r\n\r\n"))
+        .concat();
     let mut stream = running.raw(&requests).await;
     let mut answers = String::new();
     while answers.matches("0\r\n\r\n").count() < 2 {

@@ -131,6 +131,7 @@ MUTANTS: Final = (
     Mutant("a method's own refusal is an answer", PROBLEM, "statuses.contains(&status) || (is_grpc && is_exhausted(headers))", "statuses.contains(&status)"),
     Mutant("a service's own refusal is an answer", PROBLEM, "statuses.contains(&status) || (is_grpc && is_exhausted(headers))", "is_grpc && is_exhausted(headers)"),
     Mutant("a busy service is a refusal", FUTURE, "&& serving.is_refused() {", "{"),
+    Mutant("an inner layer's refusal is an answer", FUTURE, "            response.extensions_mut().insert(Refused);\n", ""),
     Mutant("trailers tell of no refusal", BODY, "is_over.then_some(if is_refused {", "is_over.then_some(if is_refused && false {"),
     Mutant("no retry-after", PROBLEM, "headers.insert(RETRY_AFTER, retry_after_seconds.into());", "let _ = (RETRY_AFTER, retry_after_seconds);"),
     # GlobalScoped: whose a block is
@@ -149,6 +150,7 @@ MUTANTS: Final = (
     Mutant("a block that was not made counts", SCOPED, "                heap::not_made(owner, layout.size());", "                let _ = owner;"),
     Mutant("a resize that failed counts", SCOPED, "heap::not_resized(owner, layout.size(), new_size);", "let _ = owner;"),
     Mutant("books count", HEAP, "if tally.is_paused.get() {", "if false && tally.is_paused.get() {"),
+    Mutant("what requests are kept in counts", "src/handler/requests/mod.rs", "let _books = heap::unattributed();", "let _ = heap::unattributed();"),
     Mutant("numbers of this thread are late", HEAP, "            if tally.is_for(self.0) {\n                tally.flush();\n            }\n", "            let _ = tally;\n"),
     # records
     Mutant("a record begins with old numbers", HEAP, "        record.total_bytes.store(0, Ordering::Relaxed);\n", ""),

@@ -350,3 +350,15 @@ fn what_strategies_keep_books_with_is_no_requests() {
     });
     assert_eq!(own.heap().unwrap().live_blocks, 0);
 }
+
+#[test]
+fn what_requests_are_kept_in_is_no_requests() {
+    let own = request().root().begin().unwrap();
+    own.run(|| {
+        let inside: Vec<Request> = (0..3000).map(|_| request().begin().unwrap()).collect();
+        let heap = own.heap().unwrap();
+        assert_eq!(heap.live_blocks, 1, "the list of requests: {heap:?}");
+        drop(inside);
+    });
+    assert_eq!(own.heap().unwrap().live_blocks, 0);
+}

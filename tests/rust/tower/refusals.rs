@@ -76,6 +76,23 @@ fn a_refusal_that_the_service_answers_itself_is_one_in_the_words_that_it_chose()
 }
 
 #[test]
+fn a_refusal_that_an_inner_layer_answers_is_one_for_the_outer_layer_too() {
+    let ((outer, outer_heard), (inner, inner_heard)) = (told(), told());
+    for (limited, other) in [(outer.clone(), inner.clone().limit_bytes(1000)), (outer.limit_bytes(1000), inner)] {
+        let service = limited.layer(other.layer(service_fn(|_: Request<()>| async {
+            Buffer::zeroed(2000)?;
+            answer(Scripted::new([])).await.map_err(|_| unreachable!())
+        })));
+        let response = now(service.oneshot(get())).unwrap_or_else(|error: Error| panic!("{error}"));
+        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(text(response).contains("\"status\":413"));
+        for heard in [&inner_heard, &outer_heard] {
+            assert_eq!(assert_outcome(heard, Outcome::Refused).status, Some(StatusCode::PAYLOAD_TOO_LARGE));
+        }
+    }
+}
+
+#[test]
 fn an_error_that_is_no_refusal_passes_as_it_is() {
     let (layer, heard) = told();
     let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {

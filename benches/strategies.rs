@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 const SIZES: [(usize, &str); 4] = [(16, "16 B"), (256, "256 B"), (1024, "1 KiB"), (4096, "4 KiB")];
 
@@ -256,7 +257,7 @@ fn c_heap() -> Callbacks {
 }
 
 /// A block made, filled where it is to be, and released again.
-fn filled(strategy: Arc<dyn Strategy>, size: usize, fills: bool) -> impl FnMut() {
+fn filled(strategy: &dyn Strategy, size: usize, fills: bool) -> impl FnMut() {
     move || {
         let block = strategy.allocate(black_box(size)).expect("memory");
         // SAFETY: a new block of so many bytes; live, from this strategy, released once.
@@ -269,8 +270,10 @@ fn filled(strategy: Arc<dyn Strategy>, size: usize, fills: bool) -> impl FnMut()
     }
 }
 
+const ROUNDS_OF_EACH: usize = 15;
+
 /// The table of docs/strategies.md.
-fn each() -> String {
+fn each() {
     let pool = || Pool::shared().clone();
     let options = PoolOptions::default;
     let numa = NumaPages::new(&[0], NumaPolicy::Bind).map(|pages| Pool::over(pages, options()));
@@ -293,20 +296,26 @@ fn each() -> String {
     // Where this machine lets us.
     all.extend(numa.ok().map(|pool| ("Pool of NumaPages", Arc::new(pool) as Arc<dyn Strategy>)));
     all.extend(locked.ok().map(|pool| ("Pool of LockedPages", Arc::new(pool) as Arc<dyn Strategy>)));
-    let mut rows = String::new();
-    for (size, label, fills, repeats) in
-        [(8000, "8000 B", false, 1000), (1 << 20, "1 MiB, filled", true, 10), (64 << 20, "64 MiB, filled", true, 1)]
-    {
-        let mut group = Group::new(format!("each strategy, a block of {label}"), repeats);
-        for (name, strategy) in &all {
-            let Some(block) = strategy.allocate(size) else { continue }; // `ulimit -l`, for one
-            // SAFETY: live, from this strategy, once.
-            unsafe { strategy.release(block) };
-            group = group.add(name, filled(Arc::clone(strategy), size, fills));
+    const SIZES: [(usize, bool, u32); 3] = [(8000, false, 1000), (1 << 20, true, 10), (64 << 20, true, 1)];
+    let mut least = vec![[f64::INFINITY; 3]; all.len()];
+    for _ in 0..ROUNDS_OF_EACH {
+        for ((_, strategy), least) in all.iter().zip(&mut least) {
+            for ((size, fills, repeats), least) in SIZES.into_iter().zip(least) {
+                let Some(block) = strategy.allocate(size) else { continue }; // `ulimit -l`, for one
+                // SAFETY: live, from this strategy, once.
+                unsafe { strategy.release(block) };
+                let mut work = filled(strategy.as_ref(), size, fills);
+                let begun = Instant::now();
+                (0..repeats).for_each(|_| work());
+                *least = least.min(begun.elapsed().as_secs_f64() * 1e6 / f64::from(repeats));
+            }
         }
-        rows += &group.run();
     }
-    rows
+    println!("\nmicroseconds for a block, the least of {ROUNDS_OF_EACH} rounds");
+    println!("{:<32} {:>9} {:>15} {:>15}", "", "8000 B", "1 MiB, filled", "64 MiB, filled");
+    for ((name, _), [small, large, huge]) in all.iter().zip(least) {
+        println!("{name:<32} {small:>9.3} {large:>15.1} {huge:>15.0}");
+    }
 }
 
 fn main() -> std::io::Result<()> {
@@ -316,9 +325,11 @@ fn main() -> std::io::Result<()> {
     }
     handler("pool").expect("built in"); // the table and the shared pool are there
     if std::env::args().any(|argument| argument == "each") {
-        return keep("strategies-each-rust", &each());
+        each();
+        return Ok(());
     }
-    let mut rows = each();
+    each();
+    let mut rows = String::new();
     for (size, label) in SIZES {
         rows += &one_thread(size, label);
         rows += &several_alive(size, label);

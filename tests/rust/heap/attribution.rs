@@ -317,7 +317,7 @@ fn what_upstream_refuses_changes_no_number() {
         let refused = refusing(|| (bytes.try_reserve_exact(1000).is_err(), other.try_reserve_exact(1 << 40).is_err()));
         assert_eq!(refused, (true, true));
         assert_eq!((own.heap().unwrap(), &bytes[..]), (before, &[7; 100][..]));
-        let _more = vec![0_u8; 10];
+        let _more = Vec::<u8>::with_capacity(10);
         assert_eq!(own.heap().unwrap().peak_bytes, 110, "nor later");
     });
 }

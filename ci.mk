@@ -1,7 +1,7 @@
 # The heavy suites: what CI runs beside `make test`, and what is run by hand before a release. The Makefile includes this
 # file, so `make loom` works as `make test` does, and `make` lists the targets of both.
 
-.PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants test-numpy test-numpy-part
+.PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants mutants-rust test-numpy test-numpy-part
 # Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
 containers := --features allocator-api2,allocator-api2-02
 miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
@@ -70,6 +70,9 @@ stress-part: stress ## a hundredth of `make stress`
 
 mutants: $(DONE)/tools $(DONE)/package ## breaks the selection in 60 ways; the oracle must notice each (MUTANTS="name ..." for some)
 	$(PY) tests/oracle/mutants.py $(MUTANTS)
+
+mutants-rust: ## takes each guard of the tower layer and of GlobalScoped out; their tests must notice (MUTANTS="name" for one)
+	$(PYTHON) tests/rust/mutants.py $(if $(MUTANTS),"$(MUTANTS)")
 
 # One run for each handler; NUMPY_HANDLERS="guard" chooses. CI runs the part, with three.
 test-numpy-part: NUMPY_HANDLERS := system aligned64 pool

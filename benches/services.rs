@@ -53,7 +53,10 @@ static SCOPED_MIMALLOC: GlobalScoped<MiMalloc> = GlobalScoped::new(MiMalloc);
 struct Chosen;
 
 const VARIABLE: &std::ffi::CStr = c"CTXALLOC_BENCH_ALLOCATOR";
+/// One more than its place, once the choice is made.
 static CHOICE: AtomicU8 = AtomicU8::new(0);
+/// Each is called by its address, so that what is compared differs in the allocator alone.
+static ALLOCATORS: [&(dyn GlobalAlloc + Sync); 4] = [&System, &SCOPED_SYSTEM, &MiMalloc, &SCOPED_MIMALLOC];
 
 #[cold]
 fn choose() -> u8 {
@@ -61,25 +64,18 @@ fn choose() -> u8 {
     let value = unsafe { libc::getenv(VARIABLE.as_ptr()) };
     // SAFETY: NULL, or a string with at least its NUL.
     let choice = if value.is_null() { b'1' } else { unsafe { value.cast::<u8>().read() } };
+    let choice = choice.clamp(b'1', b'4') - b'0';
     CHOICE.store(choice, Ordering::Relaxed);
     choice
 }
 
-macro_rules! by_choice {
-    ($by:ident => $call:expr) => {
-        match CHOICE.load(Ordering::Relaxed) {
-            0 if choose() != b'1' => by_choice!(chosen $by => $call),
-            0 | b'1' => { let $by = &System; $call }
-            _ => by_choice!(chosen $by => $call),
-        }
+#[inline]
+fn chosen() -> &'static dyn GlobalAlloc {
+    let choice = match CHOICE.load(Ordering::Relaxed) {
+        0 => choose(),
+        choice => choice,
     };
-    (chosen $by:ident => $call:expr) => {
-        match CHOICE.load(Ordering::Relaxed) {
-            b'2' => { let $by = &SCOPED_SYSTEM; $call }
-            b'3' => { let $by = &MiMalloc; $call }
-            _ => { let $by = &SCOPED_MIMALLOC; $call }
-        }
-    };
+    ALLOCATORS[usize::from(choice - 1) % ALLOCATORS.len()]
 }
 
 // SAFETY: the choice is made once, before the first block.
@@ -87,17 +83,22 @@ unsafe impl GlobalAlloc for Chosen {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises.
-        unsafe { by_choice!(by => by.alloc(layout)) }
+        unsafe { chosen().alloc(layout) }
+    }
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises.
+        unsafe { chosen().alloc_zeroed(layout) }
     }
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the caller's promises, and the choice is the one that made the block.
-        unsafe { by_choice!(by => by.dealloc(block, layout)) }
+        unsafe { chosen().dealloc(block, layout) }
     }
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         // SAFETY: the caller's promises, and the choice is the one that made the block.
-        unsafe { by_choice!(by => by.realloc(block, layout, new_size)) }
+        unsafe { chosen().realloc(block, layout, new_size) }
     }
 }
 

@@ -1,18 +1,25 @@
 //! What a block costs in Rust: `pool` against mimalloc's own functions, an arena against bumpalo, and what a budget or
-//! a list of live blocks adds. One thread, and two that work at once. Run by `make bench`.
+//! a list of live blocks adds. One thread, and two that work at once. Run by `make bench`. With the argument `each`
+//! (`cargo bench --bench strategies -- each`) only what docs/strategies.md has: a block of each strategy, by its size.
 #![allow(unsafe_code, reason = "peers are C libraries and raw memory")]
 
 mod interleaved;
 
 use ctxalloc::Scratch;
 use ctxalloc::handler;
-use ctxalloc::strategy::{Arena, Budget, Budgeted, Fallback, Pool, Strategy, System, Tracked};
+use ctxalloc::source::{HugePages, LockedPages, NumaPages, NumaPolicy};
+use ctxalloc::strategy::{
+    Aligned, Arena, Budget, Budgeted, CallbackFunctions, Callbacks, Fallback, Faulty, Guard, GuardOptions, Pool,
+    PoolOptions, SharedMemory, Strategy, System, Tracked, Zeroing,
+};
 use interleaved::{Group, keep};
+use std::ffi::c_void;
 use std::hint::black_box;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 const SIZES: [(usize, &str); 4] = [(16, "16 B"), (256, "256 B"), (1024, "1 KiB"), (4096, "4 KiB")];
 
@@ -222,12 +229,106 @@ fn added_beside(size: usize, label: &str) -> String {
     rows
 }
 
+/// C's own functions, called by their addresses.
+fn c_heap() -> Callbacks {
+    unsafe extern "C" fn malloc(_: *mut c_void, size: usize) -> *mut c_void {
+        // SAFETY: any size.
+        unsafe { libc::malloc(size) }
+    }
+    unsafe extern "C" fn calloc(_: *mut c_void, count: usize, size: usize) -> *mut c_void {
+        // SAFETY: any sizes.
+        unsafe { libc::calloc(count, size) }
+    }
+    unsafe extern "C" fn realloc(_: *mut c_void, block: *mut c_void, size: usize) -> *mut c_void {
+        // SAFETY: `Callbacks` passes a live block of these functions.
+        unsafe { libc::realloc(block, size) }
+    }
+    unsafe extern "C" fn free(_: *mut c_void, block: *mut c_void, _: usize) {
+        // SAFETY: `Callbacks` passes a live block of these functions.
+        unsafe { libc::free(block) }
+    }
+    let mut functions = CallbackFunctions::new(std::ptr::null_mut());
+    functions.malloc = Some(malloc);
+    functions.calloc = Some(calloc);
+    functions.realloc = Some(realloc);
+    functions.free = Some(free);
+    // SAFETY: C's functions keep C's contract; no context is needed.
+    unsafe { Callbacks::new(functions, 16) }.expect("all four are there")
+}
+
+/// A block made, filled where it is to be, and released again.
+fn filled(strategy: &dyn Strategy, size: usize, fills: bool) -> impl FnMut() {
+    move || {
+        let block = strategy.allocate(black_box(size)).expect("memory");
+        // SAFETY: a new block of so many bytes; live, from this strategy, released once.
+        unsafe {
+            if fills {
+                black_box(block).write_bytes(1, size);
+            }
+            strategy.release(black_box(block));
+        }
+    }
+}
+
+const ROUNDS_OF_EACH: usize = 15;
+
+/// The table of docs/strategies.md.
+fn each() {
+    let pool = || Pool::shared().clone();
+    let options = PoolOptions::default;
+    let numa = NumaPages::new(&[0], NumaPolicy::Bind).map(|pages| Pool::over(pages, options()));
+    let locked = LockedPages::new().map(|pages| Pool::over(pages, options()));
+    let mut all: Vec<(&'static str, Arc<dyn Strategy>)> = vec![
+        ("System", Arc::new(System)),
+        ("Aligned", Arc::new(Aligned::CACHE_LINE)),
+        ("Pool", Arc::new(pool())),
+        ("Arena", Arc::new(Arena::over(Pool::shared()))),
+        ("Budgeted, over Pool", Arc::new(Budgeted::new(pool(), Budget::new("one", Some(8 << 30))))),
+        ("Faulty, over Pool", Arc::new(Faulty::with_probability(pool(), 0.0, 1).expect("a probability"))),
+        ("Fallback, over Pool and System", Arc::new(Fallback::new(pool(), System))),
+        ("Tracked, over Pool", Arc::new(Tracked::new(pool()).expect("not tracked"))),
+        ("Zeroing, over Pool", Arc::new(Zeroing::new(pool()))),
+        ("Pool of HugePages", Arc::new(Pool::over(HugePages::transparent(), options()))),
+        ("Guard", Arc::new(Guard::new(GuardOptions::default()).expect("the default options"))),
+        ("SharedMemory", Arc::new(SharedMemory)),
+        ("Callbacks, C", Arc::new(c_heap())),
+    ];
+    // Where this machine lets us.
+    all.extend(numa.ok().map(|pool| ("Pool of NumaPages", Arc::new(pool) as Arc<dyn Strategy>)));
+    all.extend(locked.ok().map(|pool| ("Pool of LockedPages", Arc::new(pool) as Arc<dyn Strategy>)));
+    const SIZES: [(usize, bool, u32); 3] = [(8000, false, 1000), (1 << 20, true, 10), (64 << 20, true, 1)];
+    let mut least = vec![[f64::INFINITY; 3]; all.len()];
+    for _ in 0..ROUNDS_OF_EACH {
+        for ((_, strategy), least) in all.iter().zip(&mut least) {
+            for ((size, fills, repeats), least) in SIZES.into_iter().zip(least) {
+                let Some(block) = strategy.allocate(size) else { continue }; // `ulimit -l`, for one
+                // SAFETY: live, from this strategy, once.
+                unsafe { strategy.release(block) };
+                let mut work = filled(strategy.as_ref(), size, fills);
+                let begun = Instant::now();
+                (0..repeats).for_each(|_| work());
+                *least = least.min(begun.elapsed().as_secs_f64() * 1e6 / f64::from(repeats));
+            }
+        }
+    }
+    println!("\nmicroseconds for a block, the least of {ROUNDS_OF_EACH} rounds");
+    println!("{:<32} {:>9} {:>15} {:>15}", "", "8000 B", "1 MiB, filled", "64 MiB, filled");
+    for ((name, _), [small, large, huge]) in all.iter().zip(least) {
+        println!("{name:<32} {small:>9.3} {large:>15.1} {huge:>15.0}");
+    }
+}
+
 fn main() -> std::io::Result<()> {
     // `cargo test --benches` runs this too: it asks whether there are tests, and there are none.
     if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
         return Ok(());
     }
     handler("pool").expect("built in"); // the table and the shared pool are there
+    if std::env::args().any(|argument| argument == "each") {
+        each();
+        return Ok(());
+    }
+    each();
     let mut rows = String::new();
     for (size, label) in SIZES {
         rows += &one_thread(size, label);

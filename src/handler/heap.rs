@@ -11,7 +11,7 @@
 
 use crate::sync::{ForkLock, HeldAcrossFork, Made, hold_across_fork};
 use std::cell::Cell;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut, without_provenance};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -91,27 +91,36 @@ fn pops() -> &'static Pops {
     })
 }
 
+/// In place of an owner, on a thread that has not allocated yet: its first block makes it NULL. So that nothing selected is one
+/// look at one word, which also finds out that there is an allocator which counts.
+const UNSEEN: *const Record = without_provenance(1);
+
 /// What a thread did for one request since it last added it to the request's record.
+///
+/// No two that a block changes at one time are neighbours: the compiler would change them as one word of 16 bytes, and wait for the
+/// two stores of 8 bytes before.
+#[repr(C)]
 struct Tally {
-    owner: Cell<Option<&'static Record>>,
-    /// Whether new blocks are nobody's for now.
-    is_paused: Cell<bool>,
-    made_blocks: Cell<u64>,
-    made_bytes: Cell<u64>,
-    freed_blocks: Cell<u64>,
+    /// The record of the request that is selected; NULL, or [`UNSEEN`].
+    owner: Cell<*const Record>,
     /// Made less freed.
     live_bytes: Cell<isize>,
-    /// The largest `live_bytes` since.
-    high_bytes: Cell<isize>,
     /// How large `live_bytes` may become before somebody has to look.
     ceiling_bytes: Cell<isize>,
+    made_bytes: Cell<u64>,
+    /// The largest `live_bytes` since, as far as it was less afterwards.
+    high_bytes: Cell<isize>,
+    made_blocks: Cell<u64>,
+    /// Whether new blocks are nobody's for now.
+    is_paused: Cell<bool>,
+    freed_blocks: Cell<u64>,
 }
 
 thread_local! {
     /// Without a destructor: allocated and freed is until a thread's very end. What selects a request adds it then.
     static TALLY: Tally = const {
         Tally {
-            owner: Cell::new(None),
+            owner: Cell::new(UNSEEN),
             is_paused: Cell::new(false),
             made_blocks: Cell::new(0),
             made_bytes: Cell::new(0),
@@ -126,14 +135,6 @@ thread_local! {
 /// The request's limit refuses it.
 pub(crate) struct Refused;
 
-/// Notes that there is a global allocator which counts.
-#[inline]
-pub(crate) fn activate() {
-    if !IS_ACTIVE.load(Ordering::Relaxed) {
-        IS_ACTIVE.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Whether selections are to be told to [`select`].
 #[inline]
 pub(super) fn is_active() -> bool {
@@ -145,7 +146,7 @@ pub(super) fn is_active() -> bool {
 pub(super) fn select(owner: Option<&'static Record>) {
     TALLY.with(|tally| {
         tally.flush();
-        tally.owner.set(owner);
+        tally.owner.set(owner.map_or(null(), std::ptr::from_ref));
     });
 }
 
@@ -173,31 +174,32 @@ impl Drop for Unattributed {
 /// [`Refused`] by that request's limit; nothing is counted then.
 #[inline]
 pub(crate) fn made(bytes: usize) -> Result<Option<&'static Record>, Refused> {
-    TALLY.with(|tally| {
-        let Some(owner) = tally.owner.get() else { return Ok(None) };
-        if tally.is_paused.get() {
-            return Ok(None);
-        }
-        tally.grow(owner, bytes)?;
-        tally.made_blocks.set(tally.made_blocks.get() + 1);
-        Ok(Some(owner))
-    })
+    TALLY.with(|tally| if tally.owner.get().is_null() { Ok(None) } else { tally.made(bytes) })
 }
 
-/// A block of `owner` is freed; or was not made after all (`was_made` is false), and then does not count as made.
+/// A block of `owner` is freed.
 #[inline]
-pub(crate) fn freed(owner: &'static Record, bytes: usize, was_made: bool) {
+pub(crate) fn freed(owner: &'static Record, bytes: usize) {
     TALLY.with(|tally| {
         if !tally.is_for(owner) {
             return owner.freed_elsewhere(bytes);
         }
-        tally.live_bytes.set(tally.live_bytes.get() - bytes as isize);
-        if was_made {
-            tally.freed_blocks.set(tally.freed_blocks.get() + 1);
-        } else {
-            tally.made_blocks.set(tally.made_blocks.get().wrapping_sub(1));
-            tally.made_bytes.set(tally.made_bytes.get().wrapping_sub(bytes as u64));
+        tally.freed_blocks.set(tally.freed_blocks.get() + 1);
+        tally.shrink(bytes);
+    });
+}
+
+/// A block was not made after all, and does not count as made.
+#[cold]
+#[inline(never)]
+pub(crate) fn not_made(owner: Option<&'static Record>, bytes: usize) {
+    let Some(owner) = owner else { return };
+    TALLY.with(|tally| {
+        if !tally.is_for(owner) {
+            return owner.freed_elsewhere(bytes); // upstream has selected something else meanwhile
         }
+        tally.made_blocks.set(tally.made_blocks.get().wrapping_sub(1));
+        tally.take_back(bytes);
     });
 }
 
@@ -210,7 +212,7 @@ pub(crate) fn resized(owner: &'static Record, old_bytes: usize, new_bytes: usize
     TALLY.with(|tally| match (tally.is_for(owner), new_bytes.checked_sub(old_bytes)) {
         (true, Some(growth)) => tally.grow(owner, growth),
         (true, None) => {
-            tally.live_bytes.set(tally.live_bytes.get() - (old_bytes - new_bytes) as isize);
+            tally.shrink(old_bytes - new_bytes);
             Ok(())
         }
         (false, Some(growth)) => owner.grown_elsewhere(growth),
@@ -221,10 +223,54 @@ pub(crate) fn resized(owner: &'static Record, old_bytes: usize, new_bytes: usize
     })
 }
 
+/// A block of `owner` was not resized after all.
+#[cold]
+pub(crate) fn not_resized(owner: &'static Record, old_bytes: usize, new_bytes: usize) {
+    TALLY.with(|tally| match (tally.is_for(owner), new_bytes.checked_sub(old_bytes)) {
+        (true, Some(growth)) => tally.take_back(growth),
+        (true, None) => tally.live_bytes.set(tally.live_bytes.get() + (old_bytes - new_bytes) as isize),
+        (false, Some(growth)) => {
+            owner.live_bytes.fetch_sub(growth, Ordering::Relaxed);
+            owner.total_bytes.fetch_sub(growth as u64, Ordering::Relaxed);
+        }
+        (false, None) => {
+            owner.live_bytes.fetch_add(old_bytes - new_bytes, Ordering::Relaxed);
+        }
+    })
+}
+
 impl Tally {
     #[inline]
     fn is_for(&self, owner: &'static Record) -> bool {
-        self.owner.get().is_some_and(|own| std::ptr::eq(own, owner))
+        std::ptr::eq(self.owner.get(), owner)
+    }
+
+    #[inline]
+    fn owner(&self) -> Option<&'static Record> {
+        let owner = self.owner.get();
+        // SAFETY: NULL, or from `select`, which is given immortal records.
+        if std::ptr::eq(owner, UNSEEN) { None } else { unsafe { owner.as_ref() } }
+    }
+
+    #[inline]
+    fn made(&self, bytes: usize) -> Result<Option<&'static Record>, Refused> {
+        let Some(owner) = self.owner() else {
+            self.first_block();
+            return Ok(None);
+        };
+        if self.is_paused.get() {
+            return Ok(None);
+        }
+        self.grow(owner, bytes)?;
+        self.made_blocks.set(self.made_blocks.get() + 1);
+        Ok(Some(owner))
+    }
+
+    /// Notes that there is a global allocator which counts.
+    #[cold]
+    fn first_block(&self) {
+        IS_ACTIVE.store(true, Ordering::Relaxed);
+        self.owner.set(null());
     }
 
     #[inline]
@@ -241,13 +287,28 @@ impl Tally {
     fn add(&self, live: isize, bytes: usize) {
         self.live_bytes.set(live);
         self.made_bytes.set(self.made_bytes.get() + bytes as u64);
+    }
+
+    /// Only here is `live_bytes` compared with its largest value, and when it is added: what `upstream` refused was never live.
+    #[inline]
+    fn shrink(&self, bytes: usize) {
+        let live = self.live_bytes.get();
         if live > self.high_bytes.get() {
             self.high_bytes.set(live);
         }
+        self.live_bytes.set(live - bytes as isize);
+    }
+
+    /// Undoes `add`.
+    #[cold]
+    fn take_back(&self, bytes: usize) {
+        self.live_bytes.set(self.live_bytes.get() - bytes as isize);
+        self.made_bytes.set(self.made_bytes.get().wrapping_sub(bytes as u64));
     }
 
     /// Adds what there is to the record, and looks what may come.
     #[cold]
+    #[inline(never)]
     fn grow_slowly(&self, owner: &'static Record, bytes: usize) -> Result<(), Refused> {
         self.flush();
         let room = owner.room();
@@ -261,7 +322,7 @@ impl Tally {
 
     #[inline]
     fn flush(&self) {
-        if self.made_blocks.get() | self.freed_blocks.get() != 0 || self.live_bytes.get() != 0 {
+        if self.made_bytes.get() | self.freed_blocks.get() != 0 || self.live_bytes.get() != 0 {
             self.flush_slowly();
         }
         self.ceiling_bytes.set(0);
@@ -270,9 +331,10 @@ impl Tally {
     #[cold]
     fn flush_slowly(&self) {
         let (made, freed) = (self.made_blocks.replace(0), self.freed_blocks.replace(0));
-        let (live, high) = (self.live_bytes.replace(0), self.high_bytes.replace(0));
+        let live = self.live_bytes.replace(0);
+        let high = self.high_bytes.replace(0).max(live);
         let made_bytes = self.made_bytes.replace(0);
-        let Some(owner) = self.owner.get() else { return };
+        let Some(owner) = self.owner() else { return };
         // Relaxed: who reads all at one time has ordered that by other means. The request is selected here, hence not gone.
         let before = owner.live_bytes.fetch_add(live.cast_unsigned(), Ordering::Relaxed).cast_signed();
         let peak = before.saturating_add(high).max(0).cast_unsigned();
@@ -335,6 +397,7 @@ impl Record {
         Ok(())
     }
 
+    #[inline(never)]
     fn freed_elsewhere(&'static self, bytes: usize) {
         self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
         // AcqRel: whoever recycles it comes after all that was done to it.

@@ -2,8 +2,8 @@
 
 use super::block::Block;
 use crate::error::Error;
-use crate::handler::Handler;
 use crate::handler::trace as report_block;
+use crate::handler::{Handler, requests};
 use crate::scope::current;
 use std::fmt;
 use std::io;
@@ -195,8 +195,15 @@ impl Buffer {
             *self = Self::with_capacity_in(handler, needed)?;
             return Ok(());
         }
-        // Where there is no room for twice as much, what is needed may still fit.
-        self.set_capacity(roomy).or_else(|_| self.set_capacity(needed))
+        // What no limit leaves room for is not asked for: it would count as a refusal where nothing is refused.
+        if roomy > needed
+            && requests::may_have_room(handler, roomy - self.capacity())
+            && self.set_capacity(roomy).is_ok()
+        {
+            return Ok(());
+        }
+        // Near a limit, what is needed may still fit.
+        self.set_capacity(needed)
     }
 
     /// Adds a copy of `bytes` at its end.

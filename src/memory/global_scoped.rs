@@ -74,12 +74,10 @@ enum Place {
     InsideWithLater,
 }
 
-/// What `upstream` is asked for, and how far into it the caller's bytes begin.
+/// How far into its block of `upstream`'s a block with this layout begins.
 #[inline]
-fn around(layout: Layout) -> Option<(Layout, usize)> {
-    let offset = layout.align().max(align_of::<*const Record>());
-    let size = layout.size().max(MIN_BYTES).checked_add(offset)?;
-    Layout::from_size_align(size, offset).ok().map(|around| (around, offset))
+fn offset(layout: Layout) -> usize {
+    layout.align().max(align_of::<*const Record>())
 }
 
 /// A block `around` another one.
@@ -112,6 +110,40 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
         TypeId::of::<A>() != TypeId::of::<System>()
     }
 
+    /// What `upstream` is asked for: none if that is more than a layout may have.
+    #[inline]
+    fn around(layout: Layout) -> Option<Layout> {
+        let (size, offset) = (Self::size_around(layout), offset(layout));
+        // Neither a layout's size nor its alignment is above `isize::MAX`, so the sum above has not wrapped.
+        // SAFETY: `offset` is a power of two, as both of which it is the larger one are, and the size is looked at.
+        (size <= isize::MAX.cast_unsigned() + 1 - offset)
+            .then(|| unsafe { Layout::from_size_align_unchecked(size, offset) })
+    }
+
+    /// How many bytes of `upstream`'s are around a block.
+    #[inline]
+    fn size_around(layout: Layout) -> usize {
+        let size = if Self::may_call_back() { layout.size().max(MIN_BYTES) } else { layout.size() };
+        size + offset(layout)
+    }
+
+    /// What `upstream` was asked for.
+    ///
+    /// # Safety
+    /// - a block with this layout was made here.
+    #[inline]
+    unsafe fn made_around(layout: Layout) -> Layout {
+        debug_assert!(Self::around(layout).is_some());
+        // SAFETY: `around` has found that this is a layout, when the block was made.
+        unsafe { Layout::from_size_align_unchecked(Self::size_around(layout), offset(layout)) }
+    }
+
+    /// Whether `upstream` asked for a block itself, by its word.
+    #[inline]
+    fn is_reentrant(word: *const Record) -> bool {
+        Self::may_call_back() && ptr::eq(word, REENTRANT)
+    }
+
     /// Whether `upstream` is at work on this thread, and called back.
     #[inline]
     fn is_inside() -> bool {
@@ -141,34 +173,31 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
             unsafe {
                 LATER.set(word(block).cast::<*mut u8>().read());
                 let layout = block.cast::<Layout>().read_unaligned();
-                let (around, offset) = around(layout).expect("it was allocated so");
-                self.inside(|upstream| upstream.dealloc(block.sub(offset), around));
+                let around = Self::made_around(layout);
+                self.inside(|upstream| upstream.dealloc(block.sub(offset(layout)), around));
             }
         }
     }
 
     #[inline]
     fn make(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        let Some((around, offset)) = around(layout) else { return null_mut() };
-        heap::activate();
+        let Some(around) = Self::around(layout) else { return null_mut() };
         let (owner, start) = if Self::is_inside() {
             (REENTRANT, raw(&System, around, zeroed))
         } else {
             let Ok(owner) = heap::made(layout.size()) else { return null_mut() };
             let start = self.inside(|upstream| raw(upstream, around, zeroed));
-            if start.is_null()
-                && let Some(owner) = owner
-            {
-                heap::freed(owner, layout.size(), false);
+            if start.is_null() {
+                heap::not_made(owner, layout.size());
             }
             (owner.map_or(ptr::null(), ptr::from_ref), start)
         };
         if start.is_null() {
             return start;
         }
-        // SAFETY: `start` has `offset` bytes before those of the caller, at least a word.
+        // SAFETY: `start` has that many bytes before those of the caller, at least a word.
         unsafe {
-            let block = start.add(offset);
+            let block = start.add(offset(layout));
             word(block).write(owner);
             start.expose_provenance(); // for `whole`
             block
@@ -191,17 +220,17 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        let Some((around, offset)) = around(layout) else { return };
         let block = whole(block);
-        // SAFETY: the caller gives up a block that was made here with this layout: `offset` bytes into its start.
-        let (owner, start) = unsafe { (word(block).read(), block.sub(offset)) };
-        if ptr::eq(owner, REENTRANT) {
+        // SAFETY: the caller gives up a block that was made here with this layout: so far into its start.
+        let (around, owner, start) =
+            unsafe { (Self::made_around(layout), word(block).read(), block.sub(offset(layout))) };
+        if Self::is_reentrant(owner) {
             // SAFETY: System made it with this layout.
             return unsafe { System.dealloc(start, around) };
         }
         // SAFETY: NULL, or a record, and those live for ever.
         if let Some(owner) = unsafe { owner.as_ref() } {
-            heap::freed(owner, layout.size(), true);
+            heap::freed(owner, layout.size());
         }
         if Self::is_inside() {
             // SAFETY: given up by the caller, with at least `MIN_BYTES` after its word.
@@ -218,12 +247,13 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
 
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        let new = Layout::from_size_align(new_size, layout.align()).ok().and_then(self::around);
-        let (Some((around, offset)), Some((new_around, _))) = (around(layout), new) else { return null_mut() };
+        let new = Layout::from_size_align(new_size, layout.align()).ok().and_then(Self::around);
+        let Some(new_around) = new else { return null_mut() };
         let block = whole(block);
-        // SAFETY: the caller passes a block that was made here with this layout: `offset` bytes into its start.
-        let (owner, start) = unsafe { (word(block).read(), block.sub(offset)) };
-        if ptr::eq(owner, REENTRANT) || Self::is_inside() {
+        // SAFETY: the caller passes a block that was made here with this layout: so far into its start.
+        let (around, owner, start) =
+            unsafe { (Self::made_around(layout), word(block).read(), block.sub(offset(layout))) };
+        if Self::is_reentrant(owner) || Self::is_inside() {
             // SAFETY: the caller passes a live block with this layout. It is System's from now on if `upstream` is at work.
             return unsafe { self.moved(block, layout, new_size) };
         }
@@ -238,14 +268,13 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
         let moved = self.inside(|upstream| unsafe { upstream.realloc(start, around, new_around.size()) });
         if moved.is_null() {
             if let Some(owner) = owner {
-                // Back to what it was, which no limit refuses: what was given back is there.
-                let _ = heap::resized(owner, new_size, layout.size());
+                heap::not_resized(owner, layout.size(), new_size);
             }
             return moved;
         }
         moved.expose_provenance();
         // SAFETY: as far into the moved block.
-        unsafe { moved.add(offset) }
+        unsafe { moved.add(offset(layout)) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `ResponseBody`: the body of an answer, polled and dropped inside of its request, which ends with it.
 
+use super::problem;
 use super::serving::{Outcome, Serving};
 use crate::scope::Context;
 use http_body::{Body, Frame, SizeHint};
@@ -9,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
-/// The body of an answer. Its request ends when the body is at its end, returns an error, panics or is dropped.
+/// The body of an answer. Its request ends when the body is at its end or has given its trailers, returns an error, panics or is
+/// dropped.
 ///
 /// A server that knows the length of a body takes all of its bytes and does not ask for more; and it does not ask at all for the
 /// body of an answer to HEAD. Both are [completed](Outcome::Completed).
@@ -125,12 +127,13 @@ where
                 if let (Left::Bytes(left), Some(data)) = (&mut inside.left, frame.data_ref()) {
                     *left = left.saturating_sub(bytes::Buf::remaining(data) as u64);
                 }
-                // A body that says that it is over is not polled again.
-                this.inner
-                    .as_ref()
-                    .as_pin_ref()
-                    .is_some_and(|inner| inner.is_end_stream())
-                    .then_some(Outcome::Completed)
+                // A body that says that it is over is not polled again, and neither is one after its trailers.
+                let is_over =
+                    frame.is_trailers() || this.inner.as_ref().as_pin_ref().is_some_and(|inner| inner.is_end_stream());
+                let is_refused = inside.serving.is_grpc
+                    && frame.trailers_ref().is_some_and(problem::is_exhausted)
+                    && inside.serving.is_refused();
+                is_over.then_some(if is_refused { Outcome::Refused } else { Outcome::Completed })
             }
             Some(Err(_)) => Some(Outcome::Failed),
             None => Some(Outcome::Completed),

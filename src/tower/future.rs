@@ -69,6 +69,10 @@ fn own<B: Body>(
     response
 }
 
+/// In the extensions of an answer to a refusal, for a layer outside of this one.
+#[derive(Clone, Copy)]
+struct Refused;
+
 /// Whether a server looks at the body of such an answer.
 fn has_body(status: StatusCode) -> bool {
     !(status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED)
@@ -128,7 +132,9 @@ where
             _ if exceeded.is_some() => exceeded.as_ref().map(|error| serving.status_for(error)),
             Some(Ok(response)) => match response.extensions().get::<Error>() {
                 Some(told) => serving.answer_to(Some(told)),
-                None if response.status() == StatusCode::INTERNAL_SERVER_ERROR => serving.answer_to(None),
+                None if problem::is_unexplained(response.status(), response.headers(), serving.is_grpc) => {
+                    serving.answer_to(None)
+                }
                 None => None,
             },
             Some(Err(_)) => serving.answer_to(None),
@@ -139,7 +145,8 @@ where
                 drop(answer);
                 this.inner.set(None);
             });
-            let response = own(status, serving.is_grpc, is_head, serving.retry_after_seconds());
+            let mut response = own(status, serving.is_grpc, is_head, serving.retry_after_seconds());
+            response.extensions_mut().insert(Refused);
             serving.status = Some(response.status());
             serving.end(Outcome::Refused);
             return Poll::Ready(Ok(response));
@@ -152,6 +159,13 @@ where
             Ok(response) => {
                 let (parts, body) = response.into_parts();
                 serving.status = Some(parts.status);
+                // The service tells of it itself, or an inner layer has.
+                if parts.extensions.get::<Refused>().is_some()
+                    || (problem::tells_of_refusal(parts.status, &parts.headers, serving.is_grpc)
+                        && serving.is_refused())
+                {
+                    serving.outcome = Outcome::Refused;
+                }
                 let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
                 let is_asked_for = !is_head && has_body(parts.status);
                 Ok(Response::from_parts(parts, ResponseBody::new(body, serving, context, length, is_asked_for)))

@@ -26,7 +26,10 @@ use tower_service::Service;
 /// document (RFC 9457); a gRPC request with the status RESOURCE_EXHAUSTED. This is done where the service
 /// - put an [`Error`](crate::Error) into the extensions of its answer, as `Error` itself does as an answer of axum's (feature
 ///   `axum`);
-/// - answers with 500, or returns an error, and nothing was allocated in the request since the refusal.
+/// - answers with 500 (a gRPC service: INTERNAL or UNKNOWN), or returns an error, and nothing was allocated in the request since
+///   the refusal.
+///
+/// What a service says of a refusal in words of its own, with one of these statuses, passes, and is [`Outcome::Refused`](super::Outcome::Refused) too.
 ///
 /// One inside of another is a request inside of another: an outer layer for the whole service, others for its routes.
 #[derive(Clone)]
@@ -86,7 +89,8 @@ impl RequestLayer {
         self.with(|options| options.on_end = Some(Arc::new(on_end)))
     }
 
-    /// Whether refusals are answered; if not, the service's own answer passes. They are, by default.
+    /// Whether refusals are answered; if not, the service's own answer passes. They are, by default. What exceeds
+    /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes) is answered in any case: there is no other answer.
     pub fn answers(self, answers: bool) -> Self {
         self.with(|options| options.answers = answers)
     }

@@ -58,6 +58,27 @@ pub(super) fn headers(status: StatusCode, retry_after_seconds: u32) -> HeaderMap
     headers
 }
 
+/// The status of gRPC that these headers, or trailers, tell.
+fn grpc_status(headers: &HeaderMap) -> Option<&str> {
+    headers.get("grpc-status")?.to_str().ok()
+}
+
+/// Whether the service says of its answer no more than that something went wrong: 500, or UNKNOWN or INTERNAL of gRPC.
+pub(super) fn is_unexplained(status: StatusCode, headers: &HeaderMap, is_grpc: bool) -> bool {
+    status == StatusCode::INTERNAL_SERVER_ERROR || (is_grpc && matches!(grpc_status(headers), Some("2" | "13")))
+}
+
+/// Whether the service's own answer tells of a refusal.
+pub(super) fn tells_of_refusal(status: StatusCode, headers: &HeaderMap, is_grpc: bool) -> bool {
+    let statuses = [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
+    statuses.contains(&status) || (is_grpc && is_exhausted(headers))
+}
+
+/// Whether headers or trailers of gRPC say that a resource is exhausted.
+pub(super) fn is_exhausted(headers: &HeaderMap) -> bool {
+    headers.get("grpc-status") == Some(&EXHAUSTED)
+}
+
 /// The headers of an answer to a gRPC request, which has no body: gRPC's "Trailers-Only".
 pub(super) fn grpc_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();

@@ -102,6 +102,11 @@ impl Serving {
         Some(self.status_for(refusal))
     }
 
+    /// Whether memory was refused, and nothing was allocated since.
+    pub(super) fn is_refused(&self) -> bool {
+        self.request().last_refusal().is_some_and(|error| problem::is_refusal(&error))
+    }
+
     /// The status for a refusal.
     pub(super) fn status_for(&self, refusal: &Error) -> StatusCode {
         let tenant = self.tenant.as_ref().map(Budget::name);

@@ -1,6 +1,10 @@
 //! `tower::RequestLayer`: each request of a service is reported once, however it ends, and nothing of it stays.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "tower/grpc.rs"]
+mod grpc;
+#[path = "tower/http1.rs"]
+mod http1;
 #[path = "tower/load.rs"]
 mod load;
 #[path = "tower/outcomes.rs"]

@@ -132,6 +132,7 @@ impl Begun {
                 wanted: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
             });
         }
+        let _books = heap::unattributed(); // what requests are kept in is no request's
         // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));

@@ -308,19 +308,32 @@ fn an_upstream_that_calls_back_is_never_entered_twice() {
 }
 
 #[test]
-fn what_upstream_refuses_changes_no_number_but_the_peak() {
+fn what_upstream_refuses_changes_no_number() {
     let own = request().root().begin().unwrap();
     own.run(|| {
         let mut bytes: Vec<u8> = vec![7; 100];
         let before = own.heap().unwrap();
         let mut other = Vec::<u8>::new();
-        let refused = refusing(|| (bytes.try_reserve_exact(1000).is_err(), other.try_reserve_exact(1000).is_err()));
+        let refused = refusing(|| (bytes.try_reserve_exact(1000).is_err(), other.try_reserve_exact(1 << 40).is_err()));
         assert_eq!(refused, (true, true));
-        let mut after = own.heap().unwrap();
-        after.peak_bytes = before.peak_bytes;
-        after.total_bytes = before.total_bytes;
-        assert_eq!((after, bytes), (before, vec![7; 100]));
+        assert_eq!((own.heap().unwrap(), &bytes[..]), (before, &[7; 100][..]));
+        let _more = Vec::<u8>::with_capacity(10);
+        assert_eq!(own.heap().unwrap().peak_bytes, 110, "nor later");
     });
+}
+
+#[test]
+fn a_resize_there_and_back_is_nobody_elses() {
+    let requests = begun(2);
+    let mut bytes: Vec<u8> = requests[0].run(|| Vec::with_capacity(100));
+    requests[0].run(|| {
+        bytes.reserve_exact(5000);
+        bytes.shrink_to(100);
+    });
+    requests[1].run(|| drop(Vec::<u8>::with_capacity(10)));
+    let [first, second] = [&requests[0], &requests[1]].map(|request| request.heap().unwrap());
+    assert_eq!((first.peak_bytes, first.total_bytes, first.live_bytes), (5000, 5000, 100));
+    assert_eq!((second.peak_bytes, second.total_bytes, second.total_blocks), (10, 10, 1));
 }
 
 #[test]
@@ -336,6 +349,18 @@ fn what_strategies_keep_books_with_is_no_requests() {
             "the list of buffers"
         );
         drop(kept);
+    });
+    assert_eq!(own.heap().unwrap().live_blocks, 0);
+}
+
+#[test]
+fn what_requests_are_kept_in_is_no_requests() {
+    let own = request().root().begin().unwrap();
+    own.run(|| {
+        let inside: Vec<Request> = (0..3000).map(|_| request().begin().unwrap()).collect();
+        let heap = own.heap().unwrap();
+        assert_eq!(heap.live_blocks, 1, "the list of requests: {heap:?}");
+        drop(inside);
     });
     assert_eq!(own.heap().unwrap().live_blocks, 0);
 }

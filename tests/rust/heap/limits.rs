@@ -51,6 +51,8 @@ fn threads_at_once_pass_a_limit_by_a_quantum_each_at_most() {
             scope.spawn(|| {
                 let mut kept: Vec<Vec<u8>> = Vec::with_capacity(10_000);
                 own.run(|| {
+                    kept.push(vec![0; 1000]);
+                    barrier.wait(); // each has looked how much room there is
                     for _ in 0..if cfg!(miri) { 100 } else { 2000 } {
                         let mut block = Vec::new();
                         if block.try_reserve_exact(1000).is_ok() {

@@ -4,6 +4,7 @@ use ctxalloc::handler::requests::metrics;
 use ctxalloc::{request, thread as scoped};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::thread;
 
 #[test]
 fn a_threads_last_destructors_allocate_and_free() {
@@ -18,18 +19,31 @@ fn a_threads_last_destructors_allocate_and_free() {
         static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
     }
     let own = request().root().begin().unwrap();
-    for _ in 0..20 {
-        let thread = own.run(|| {
-            scoped::spawn(|| {
-                LAST.set(Some(Last(vec![0; 100])));
-                drop(ctxalloc::set(ctxalloc::current())); // stays selected to the end
-            })
-        });
+    let to_the_end = request().root().begin().unwrap();
+    let handle = to_the_end.handle();
+    for number in 0..30 {
+        let thread = match number % 3 {
+            0 => own.run(|| scoped::spawn(|| LAST.set(Some(Last(vec![0; 100]))))),
+            // Selected to the end of the thread, before this destructor or after it.
+            first => {
+                let handle = handle.clone();
+                thread::spawn(move || {
+                    if first == 1 {
+                        LAST.set(None);
+                    }
+                    drop(ctxalloc::set(handle.handler()));
+                    drop(handle);
+                    LAST.set(Some(Last(vec![0; 100])));
+                })
+            }
+        };
         thread.join().unwrap();
     }
-    let heap = own.heap().unwrap();
-    assert_eq!((heap.live_bytes, heap.live_blocks), (0, 0), "{heap:?}");
-    assert!(heap.total_blocks >= 20);
+    for (request, threads) in [(own, 10), (to_the_end, 20)] {
+        let heap = request.heap().unwrap();
+        assert_eq!((heap.live_bytes, heap.live_blocks), (0, 0), "{heap:?}");
+        assert!(heap.total_blocks >= threads, "what a thread made is added at its end: {heap:?}");
+    }
 }
 
 #[test]
@@ -52,7 +66,7 @@ fn escapes_of_the_heap_keep_no_request() {
 #[cfg_attr(miri, ignore = "Miri does not fork")]
 fn a_child_of_fork_counts_on() {
     let own = request().root().begin().unwrap();
-    let other = std::thread::spawn({
+    let other = thread::spawn({
         let handle = own.handle();
         move || ctxalloc::scope(handle.handler(), || (0..50_000).for_each(|size| drop(vec![0_u8; 1 + size % 3000])))
     });

@@ -276,3 +276,16 @@ fn a_buffer_becomes_bytes_and_goes_back_with_the_last_slice() {
     std::thread::spawn(move || drop(word)).join().expect("no panic");
     assert!(bytes::Bytes::from(Buffer::zeroed(0).expect("nothing")).is_empty());
 }
+
+#[test]
+fn growing_near_a_limit_counts_no_refusal_where_nothing_is_refused() {
+    let request = ctxalloc::request().root().limit_bytes(100_000).begin().expect("memory");
+    let mut buffer = request.run(|| Buffer::with_capacity(1000)).expect("1000 bytes");
+    for _ in 0..20 {
+        buffer.extend_from_slice(&[7; 5000]).expect("there is room");
+    }
+    assert_eq!((buffer.len(), buffer.capacity(), request.stats().refused), (100_000, 100_000, 0));
+    assert_eq!(request.last_refusal(), None);
+    buffer.extend_from_slice(&[7]).expect_err("one too many");
+    assert_eq!((buffer.len(), request.stats().refused), (100_000, 1));
+}

@@ -59,6 +59,55 @@ fn a_500_after_a_refusal_is_answered_and_a_500_without_is_not() {
 }
 
 #[test]
+fn a_refusal_that_the_service_answers_itself_is_one_in_the_words_that_it_chose() {
+    let (layer, heard) = told();
+    for (asked, status, outcome) in
+        [(2000, 503, Outcome::Refused), (2000, 404, Outcome::Completed), (500, 503, Outcome::Completed)]
+    {
+        let service = layer.clone().limit_bytes(1000).layer(service_fn(move |_: Request<()>| async move {
+            drop(Buffer::zeroed(asked));
+            let body = http_body_util::Full::new(bytes::Bytes::from_static(b"try later"));
+            Response::builder().status(status).body(body)
+        }));
+        let response = now(service.oneshot(get())).unwrap();
+        assert_eq!((response.status().as_u16(), text(response).as_str()), (status, "try later"));
+        assert_outcome(&heard, outcome);
+    }
+}
+
+#[test]
+fn a_refusal_that_an_inner_layer_answers_is_one_for_the_outer_layer_too() {
+    let ((outer, outer_heard), (inner, inner_heard)) = (told(), told());
+    for (limited, other) in [(outer.clone(), inner.clone().limit_bytes(1000)), (outer.limit_bytes(1000), inner)] {
+        let service = limited.layer(other.layer(service_fn(|_: Request<()>| async {
+            Buffer::zeroed(2000)?;
+            answer(Scripted::new([])).await.map_err(|_| unreachable!())
+        })));
+        let response = now(service.oneshot(get())).unwrap_or_else(|error: Error| panic!("{error}"));
+        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(text(response).contains("\"status\":413"));
+        for heard in [&inner_heard, &outer_heard] {
+            assert_eq!(assert_outcome(heard, Outcome::Refused).status, Some(StatusCode::PAYLOAD_TOO_LARGE));
+        }
+    }
+}
+
+#[test]
+fn an_error_that_is_no_refusal_passes_as_it_is() {
+    let (layer, heard) = told();
+    let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {
+        let mut response = answer(Scripted::new([])).await?;
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        response.extensions_mut().insert(Error::NameEmpty);
+        Ok::<_, std::convert::Infallible>(response)
+    }));
+    let response = now(service.oneshot(get())).unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    drop(response);
+    assert_outcome(&heard, Outcome::Dropped);
+}
+
+#[test]
 fn without_answers_the_services_own_passes() {
     let (layer, heard) = told();
     let service = layer.limit_bytes(1000).answers(false).layer(service_fn(|_: Request<()>| async {

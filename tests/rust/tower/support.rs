@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 /// What a [`Scripted`] body does when it is polled.
 pub(crate) enum Step {
     Data(&'static str),
+    Trailers,
     Wait,
     Fail,
     Panic,
@@ -44,6 +45,7 @@ impl Body for Scripted {
         drop(Buffer::zeroed(1000).unwrap());
         match self.steps.pop_front() {
             Some(Step::Data(text)) => Poll::Ready(Some(Ok(Frame::data(text.into())))),
+            Some(Step::Trailers) => Poll::Ready(Some(Ok(Frame::trailers(http::HeaderMap::new())))),
             Some(Step::Wait) => Poll::Pending,
             Some(Step::Fail) => Poll::Ready(Some(Err(io::Error::other("it fails")))),
             Some(Step::Panic) => panic!("it panics"),

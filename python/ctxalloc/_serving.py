@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
+from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._errors import BudgetExceeded, RequestEnded
@@ -146,8 +147,13 @@ class Service:
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
 
-    def begin(self, scope: Scope, method: str | None, path: str, kind: "type[_S]") -> "_S | None":
-        """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it."""
+    def begin(
+        self, scope: Scope, method: str | None, path: str, kind: "type[_S]", *, selects: bool = False
+    ) -> "_S | None":
+        """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it.
+
+        ``selects``: what has an account is selected, until ``request._leave()``; else ``Serving.select`` does it.
+        """
         found = self.routes.find(method, path)
         route, choice = (None, self.default) if found is None else found
         here = _SERVING.get()
@@ -172,8 +178,14 @@ class Service:
                     f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
                     "terms' out, or make it the parent of the tenants'"
                 )
-        begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
-        return kind(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
+        if selects:
+            begun, handler = asked._serve(not is_inside, route, tenant), None  # noqa: SLF001
+        else:
+            begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
+            handler = begun._begin()  # noqa: SLF001
+        if tenant is None and is_inside and here is not None:
+            tenant = here.tenant  # which it is charged to as well, by the request around it
+        return kind(self, scope, route, begun, handler, base, tenant)
 
 
 class Serving:
@@ -194,7 +206,7 @@ class Serving:
         scope: Scope,
         route: str | None,
         begun: Request | None,
-        handler: Handler | str,
+        handler: Handler | str | None,
         base: Handler,
         tenant: Budget | None,
     ) -> None:
@@ -226,15 +238,25 @@ class Serving:
         reset(token)
         _SERVING.reset(mark)
 
+    def leave(self, mark: ContextToken["Serving | None"]) -> None:
+        """Undo what ``Service.begin(selects=True)`` and ``mark_as_served`` selected."""
+        assert self.request is not None  # noqa: S101 - for those that have an account
+        try:
+            self.request._leave()  # noqa: SLF001 - made for this
+            _SERVING.reset(mark)
+        except ValueError:
+            # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
+            self.close()
+
     def close(self) -> None:
         """End the request, if it has not ended."""
         if self.request is not None:
-            self.request._end(None)  # noqa: SLF001 - made for this
+            self.request._close()  # noqa: SLF001 - made for this
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """End the request and tell of it, if nobody has."""
         if self.request is not None:
-            self.request._end(None)  # noqa: SLF001 - as above
+            self.request._close()  # noqa: SLF001 - as above
             if self._rights:
                 self._tell(outcome, error, self._rights)
 
@@ -293,11 +315,33 @@ class Serving:
         self._refusal = None
 
 
+class Step:
+    """A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
+
+    __slots__ = ("_selected", "serving")
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+
+    def __enter__(self) -> None:
+        self._selected = self.serving.select()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ValueError):  # thrown away, and closed in another Context: nothing is selected there
+            self.serving.deselect(self._selected)
+
+
 def _leaf(error: BaseException) -> BaseException:
     """The one exception in a group of one: task groups wrap what their tasks raise."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+mark_as_served: Final = _SERVING.set
+"""Says in the running Context whose request it serves, until ``Serving.leave``."""
 
 
 def serving() -> Serving | None:
@@ -311,17 +355,6 @@ def refusal(error: BaseException) -> BudgetExceeded | None:
         return error
     here = _SERVING.get()
     return None if here is None else here.refusal_of(error)
-
-
-def status_of(refused: BudgetExceeded, here: Serving | None) -> int:
-    """413 where a second try cannot succeed, 429 where the tenant's budget refused, 503 where another one did."""
-    if refused.requested_bytes > refused.limit_bytes:
-        return 413
-    if here is None or here.request is None:
-        return 503
-    if refused.budget == here.request.name and here.request.stats.refused:
-        return 413
-    return 429 if here.tenant is not None and refused.budget == here.tenant.name else 503
 
 
 @contextlib.contextmanager

@@ -21,7 +21,19 @@ from typing import Any, Literal, TypeAlias
 from ctxalloc import _serving, problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
-from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Report, Scope, Serving, Terms
+from ctxalloc._serving import (
+    ACCOUNT,
+    KEY,
+    REQUEST_KEY,
+    Choice,
+    OnEnd,
+    Report,
+    Scope,
+    Serving,
+    Step,
+    Terms,
+    mark_as_served,
+)
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
 
@@ -94,22 +106,24 @@ class AllocatorMiddleware:
         path, root = scope.get("path", ""), scope.get("root_path")
         if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
-        serving = self._service.begin(scope, scope.get("method"), path, _Exchange)
+        serving = self._service.begin(scope, scope.get("method"), path, _Exchange, selects=True)
         if serving is None:
             await self.app(scope, receive, send)
             return
-        inner = {**scope, KEY: serving}
         if serving.request is None:
-            await self._selected(serving, inner, receive, send)
+            with Step(serving):
+                await self.app({**scope, KEY: serving}, receive, send)
             return
-        inner[REQUEST_KEY] = serving.request
+        mark = mark_as_served(serving)
+        inner = {**scope, KEY: serving, REQUEST_KEY: serving.request}
         serving.middleware = self
         serving.to_server = send
         if self._service.on_end is not None:
             receive = _watched(receive, serving)
         try:
-            await self._selected(serving, inner, receive, serving.send)
+            await self.app(inner, receive, serving.send)
         except BaseException as error:
+            serving.leave(mark)
             refused = serving.refusal_of(error)
             if refused is None:
                 serving.end_unanswered(error)
@@ -127,6 +141,7 @@ class AllocatorMiddleware:
                 serving.end("refused", refused)
                 del refused  # its traceback has this frame
         else:
+            serving.leave(mark)
             if serving.replaced is not None:  # and the framework has kept its exception
                 serving.end("refused", serving.replaced)
             elif serving.is_whole or kind == "websocket":
@@ -139,18 +154,6 @@ class AllocatorMiddleware:
             serving.replaced = None
             serving.to_server = _too_late
             serving.forget()
-
-    async def _selected(self, serving: Serving, scope: Scope, receive: _Receive, send: _Send) -> None:
-        """The application's call, with the request's handler selected."""
-        selected = serving.select()
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            try:
-                serving.deselect(selected)
-            except ValueError:
-                # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
-                serving.close()
 
 
 def _watched(receive: _Receive, serving: Serving) -> _Receive:

@@ -5,6 +5,8 @@ import contextvars
 import gc
 import json
 import logging
+import subprocess
+import sys
 import types
 import weakref
 from typing import Any
@@ -390,6 +392,114 @@ def test_a_call_that_a_server_throws_away_ends_once_and_selects_nothing() -> Non
     coroutine.close()  # type: ignore[attr-defined]
     assert told.only.outcome == "cancelled"
     assert current().name == "default_allocator"
+
+
+@pytest.mark.parametrize("raised", [KeyError, asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("when", ["completed", "failed", "refused"])
+def test_an_on_end_that_raises_is_not_called_again(raised: type[BaseException], when: str) -> None:
+    told = Told()
+
+    def on_end(scope: Scope, report: Report) -> None:
+        told(scope, report)
+        raise raised("from on_end")
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        if when == "failed":
+            raise OSError("mine")
+        if when == "refused":
+            np.empty(BIG, np.uint8)
+        await answer(send)
+
+    async def main() -> None:
+        # An Exception is logged; what ends a program or a task passes, as from anywhere else.
+        expected = OSError if when == "failed" and raised is KeyError else None if raised is KeyError else raised
+        service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=on_end)
+        with pytest.raises(expected) if expected else contextlib.nullcontext():
+            await call(service, http())
+        assert current().name == "default_allocator"
+        assert ctxalloc._serving.serving() is None
+
+    asyncio.run(main())
+    assert told.only.outcome == when
+
+
+@pytest.mark.parametrize("where", ["application", "first message", "last message", "answer", "background"])
+def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
+    told = Told()
+    reached = []
+
+    async def forever() -> None:
+        reached.append(where)
+        await asyncio.Event().wait()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        if where == "application":
+            await forever()
+        if where == "answer":
+            np.empty(BIG, np.uint8)
+        await answer(send)
+        await forever()
+
+    async def send(message: Any) -> None:
+        if (message["type"], where) in {
+            ("http.response.start", "first message"),
+            ("http.response.start", "answer"),
+            ("http.response.body", "last message"),
+        }:
+            await forever()
+
+    async def main() -> None:
+        service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=told)
+        task = asyncio.create_task(service(http(), Client().receive, send))
+        while not reached:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert current().name == "default_allocator"
+
+    asyncio.run(main())
+    expected = {"answer": "refused", "background": "completed"}
+    assert told.only.outcome == expected.get(where, "cancelled")
+
+
+EXITS = {
+    "the loop is closed": "loop.close()",
+    "the loop is closed and the task is gone": "del task; loop.close(); gc.collect()",
+    "the loop is stopped": "",
+    "the task is in a cycle": "task.own = [task]; del task; gc.freeze()",
+    "another thread has the loop": "threading.Thread(target=loop.run_forever, daemon=True).start()",
+    "the program ends by an exception": "raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_what_a_program_drops_at_its_exit_ends_once(how: str) -> None:
+    """Servers cancel their tasks; those that do not leave coroutines to the interpreter."""
+    program = f"""
+import asyncio, gc, os, sys, threading
+from ctxalloc.asgi import AllocatorMiddleware
+
+class Task(asyncio.Task): pass
+
+def on_end(scope, report):
+    os.write(1, f"{{scope['path']}} {{report.outcome}} {{report.stats.peak_bytes}}\\n".encode())
+
+async def hangs(scope, receive, send):
+    import numpy
+    held = numpy.ones(1000)
+    await asyncio.Event().wait()
+
+loop = asyncio.new_event_loop()
+loop.set_task_factory(lambda loop, coroutine, **more: Task(coroutine, loop=loop, **more))
+scope = {{"type": "http", "method": "GET", "path": "/a", "headers": []}}
+task = loop.create_task(AllocatorMiddleware(hangs, on_end=on_end)(scope, None, None))
+loop.run_until_complete(asyncio.sleep(0))
+{EXITS[how]}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "/a cancelled 8000\n", done.stderr
+    assert done.returncode == (3 if "exception" in how else 0)
 
 
 def test_on_end_is_outside_of_the_request_and_its_errors_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:

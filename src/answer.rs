@@ -3,6 +3,7 @@
 //! The layer for tower and the middlewares in Python decide by it, so that both tell the same. The document names no budget and no
 //! number, because strangers read it.
 
+#[cfg(any(test, feature = "tower"))]
 use crate::error::Error;
 
 /// What a client is told of a refusal.
@@ -18,8 +19,10 @@ pub(crate) enum Answer {
 
 impl Answer {
     /// The answer to a refusal of a request that is charged to the budget `tenant`; `None` if the error is none of a budget.
+    #[cfg(any(test, feature = "tower"))]
     pub(crate) fn to(error: &Error, tenant: Option<u64>) -> Option<Self> {
-        let &Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } = error else {
+        let &Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } = error
+        else {
             return None;
         };
         Some(Self::of(Some(budget_id), of_request, limit_bytes, held_bytes.saturating_add(requested_bytes), tenant))
@@ -101,12 +104,23 @@ mod tests {
         for (budget_id, of_request, limit_bytes, held_bytes, requested_bytes, expected) in TABLE {
             let budget = "the same name".to_owned();
             let in_use_bytes = limit_bytes;
-            let error =
-                Error::BudgetExceeded { budget, budget_id, of_request, limit_bytes, in_use_bytes, held_bytes, requested_bytes };
+            let error = Error::BudgetExceeded {
+                budget,
+                budget_id,
+                of_request,
+                limit_bytes,
+                in_use_bytes,
+                held_bytes,
+                requested_bytes,
+            };
             assert_eq!(Answer::to(&error, Some(TENANT)), Some(expected), "{error:?}");
         }
         assert_eq!(Answer::to(&Error::TokenUsed, None), None);
-        assert_eq!(Answer::of(None, false, 100, 20, None), Busy, "an unknown budget is not the tenant's, of which there is none");
+        assert_eq!(
+            Answer::of(None, false, 100, 20, None),
+            Busy,
+            "an unknown budget is not the tenant's, of which there is none"
+        );
     }
 
     #[test]

@@ -3,6 +3,8 @@
 `src/python/errors.rs` says which error becomes which exception.
 """
 
+from typing import Any
+
 
 class RegistrationError(ValueError):
     """A handler could not be registered: its name or its struct is invalid, or the name is taken."""
@@ -30,7 +32,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     ``requested_bytes``, the size of the allocation.
 
     ``budget_id`` is that budget's ``id``, which tells it from others of the same name; None in an exception that was
-    unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that others share.
+    copied or unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that others share.
     ``held_bytes``: how much of what was in use the request itself had.
     """
 
@@ -46,8 +48,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         budget_id: int | None = None,
         of_request: bool = False,  # noqa: FBT001, FBT002 - Rust passes it by position
     ) -> None:
-        # What it is pickled with: in another process the number means another budget.
-        super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes, held_bytes, None, of_request)
+        super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes)
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.in_use_bytes = in_use_bytes
@@ -55,6 +56,10 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         self.held_bytes = held_bytes
         self.budget_id = budget_id
         self.of_request = of_request
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process the number means another budget.
+        return type(self), self.args, {**self.__dict__, "budget_id": None}
 
     @property
     def never_fits(self) -> bool:

@@ -6,8 +6,10 @@ selection, which stays NumPy's own ContextVar: it says who selected, not what. N
 reasons.
 """
 
+import atexit
 import contextlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -70,34 +72,59 @@ _S = TypeVar("_S", bound="Serving")
 _SERVING: ContextVar["Serving | None"] = ContextVar("ctxalloc.serving", default=None)
 
 
+class _Found(NamedTuple):
+    """A route, and what it has."""
+
+    route: str | None
+    choice: "Choice"
+    terms: Request | None
+    """The choice, if it is terms, as most are: they need not be asked for."""
+    has_budget: bool
+    """Whether these terms name a budget."""
+
+
+def _found(route: str | None, choice: "Choice", where: str) -> _Found:
+    terms = choice if isinstance(_checked(choice, where), Request) else None  # which is callable too, as a decorator
+    return _Found(route, choice, terms, terms is not None and terms._wanted_budget is not None)  # noqa: SLF001
+
+
 class Routes:
     """Patterns of paths, and what each has."""
 
-    def __init__(self, routes: Mapping[str, Choice]) -> None:
-        self._exact: dict[str, tuple[str, Choice]] = {}
-        self._patterns: list[tuple[str | None, re.Pattern[str], str, Choice]] = []
+    def __init__(self, routes: Mapping[str, Choice], default: Choice) -> None:
+        self._exact: dict[str, _Found] = {}
+        self._patterns: list[tuple[str | None, Callable[[str], object], _Found]] = []
         self._has_methods = False
+        self._default = _found(None, default, "default")
         for route, choice in routes.items():
             method, path = _pattern(route)
             self._has_methods |= method is not None
+            found = _found(route, choice, route)
             if "{" in path:
-                self._patterns.append((method, re.compile(_expression(path, route)), route, _checked(choice, route)))
+                self._patterns.append((method, re.compile(_expression(path, route)).fullmatch, found))
             else:
-                self._exact[route] = (route, _checked(choice, route))
+                self._exact[route] = found
 
-    def find(self, method: str | None, path: str) -> tuple[str, Choice] | None:
-        """The route of a path: one with the method before one without, one without parameters before one with."""
-        if self._has_methods and method is not None:
-            found = self._exact.get(f"{method} {path}")
-            if found is not None:
-                return found
-        found = self._exact.get(path)
-        if found is not None or not self._patterns:
+    def without_more(self) -> dict[str, _Found]:
+        """The routes that are found by their path alone."""
+        return {} if self._has_methods else self._exact
+
+    def find(self, scope: Scope, method: str, path: str) -> _Found:
+        """The route of a path: one with the method before one without, one without parameters before one with.
+
+        ``method`` is the key under which the scope has it.
+        """
+        if self._has_methods:
+            asked = scope.get(method)
+            found = self._exact.get(f"{asked} {path}") or self._exact.get(path)
+        else:
+            asked, found = None, self._exact.get(path)
+        if found is not None:
             return found
-        for wanted, pattern, route, choice in self._patterns:
-            if (wanted is None or wanted == method) and pattern.fullmatch(path):
-                return route, choice
-        return None
+        for wanted, matches, found in self._patterns:
+            if (wanted is None or wanted == asked) and matches(path):
+                return found
+        return self._default
 
 
 def _pattern(route: str) -> tuple[str | None, str]:
@@ -140,87 +167,104 @@ class Service:
         retry_after_seconds: int,
         peak_header: str | None,
     ) -> None:
-        self.routes = Routes(routes or {})
-        self.default = _checked(default, "default")
+        self.routes = Routes(routes or {}, default)
+        self.exact = self.routes.without_more()
         self.tenant = tenant
         self.on_end = on_end
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
 
-    def begin(
-        self, scope: Scope, method: str | None, path: str, kind: "type[_S]", *, selects: bool = False
-    ) -> "_S | None":
+    def begin(self, scope: Scope, method: str, path: str, kind: "type[_S]", *, selects: bool = False) -> "_S | None":
         """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it.
 
-        ``selects``: what has an account is selected, until ``request._leave()``; else ``Serving.select`` does it.
+        ``method``: the key under which the scope has the method. ``selects``: what has an account is selected, until
+        ``request._leave()``; else ``Serving.select`` does it.
         """
-        found = self.routes.find(method, path)
-        route, choice = (None, self.default) if found is None else found
+        route, choice, asked, has_budget = self.exact.get(path) or self.routes.find(scope, method, path)
         here = _SERVING.get()
-        is_inside = here is not None and scope.get(KEY) is here
-        base = current() if here is None else here.base
-        if isinstance(choice, Request):  # first, as most are; and it is callable too, as a decorator
-            asked = choice
+        if here is None:
+            base, is_inside = current(), False
         else:
-            terms = choice if choice is None or isinstance(choice, (Handler, str)) else choice(scope)
+            base, is_inside = here.base, scope.get(KEY) is here
+        if asked is None:
+            terms = choice(scope) if callable(choice) else choice
             if terms is None:
                 if here is None or is_inside:
                     return None
-                return kind(self, scope, route, None, base, base, None)
+                terms = base
             if not isinstance(terms, Request):
-                return kind(self, scope, route, None, terms, base, None)
-            asked = terms
+                serving = kind(self, scope, route, None, base)
+                serving.handler = terms
+                return serving
+            asked, has_budget = terms, terms._wanted_budget is not None  # noqa: SLF001 - made for this, here and below
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
-            if tenant is not None and asked._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
+            if tenant is not None and has_budget:
                 raise ValueError(
                     f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
                     "terms' out, or make it the parent of the tenants'"
                 )
         if selects:
-            begun, handler = asked._serve(not is_inside, route, tenant), None  # noqa: SLF001
+            serving = kind(self, scope, route, asked._serve(not is_inside, route, tenant), base)  # noqa: SLF001
         else:
             begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
             handler = begun._begin()  # noqa: SLF001
+            serving = kind(self, scope, route, begun, base)
+            serving.handler = handler
         if tenant is None and is_inside and here is not None:
             tenant = here.tenant  # which it is charged to as well, by the request around it
-        return kind(self, scope, route, begun, handler, base, tenant)
+        if tenant is not None:
+            serving.tenant = tenant
+        return serving
 
 
 class Serving:
     """One request of a server, from its beginning to its end."""
 
-    # Defaults on the class: most requests need none of their own.
-    status: int | None = None
-    """The status of the answer, once it is begun."""
-    is_disconnected = False
-    """The client has gone, and somebody heard of it."""
-    _refusal: BudgetExceeded | None = None
-    _rights: list[None] | None = None
-    _began = 0.0
+    # Slots, all of them filled at once: it is made on the way of every request, and what a class has by default is found
+    # more slowly.
+    __slots__ = (
+        "_began",
+        "_refusal",
+        "base",
+        "handler",
+        "is_disconnected",
+        "is_whole",
+        "replaced",
+        "request",
+        "route",
+        "scope",
+        "service",
+        "started",
+        "status",
+        "tenant",
+    )
 
-    def __init__(  # noqa: PLR0917 - one call, on the way of every request
-        self,
-        service: Service,
-        scope: Scope,
-        route: str | None,
-        begun: Request | None,
-        handler: Handler | str | None,
-        base: Handler,
-        tenant: Budget | None,
-    ) -> None:
+    def __init__(self, service: Service, scope: Scope, route: str | None, begun: Request | None, base: Handler) -> None:
         self.service = service
         self.scope: Scope | None = scope
         self.route = route
         self.request = begun
-        self.handler = handler
         self.base = base
-        self.tenant = tenant
+        self.handler: Handler | str | None = None
+        """What ``select`` selects."""
+        self.tenant: Budget | None = None
+        """Whose it is; perhaps by the request around it."""
+        self.status: int | None = None
+        """The status of the answer, once it is begun."""
+        self.is_disconnected = False
+        """The client has gone, and somebody heard of it."""
+        self.started = False
+        """Headers were sent, or a WebSocket accepted."""
+        self.is_whole = False
+        """The last body message was sent, or the WebSocket closed."""
+        self.replaced: BudgetExceeded | None = None
+        """The refusal that was answered in place of the 500 of a framework inside."""
+        self._refusal: BudgetExceeded | None = None
         if service.on_end is not None and begun is not None:
-            # Whoever takes it may tell of the end: `pop` has one winner, in whatever thread.
-            self._rights = [None]
             self._began = time.perf_counter()
+            _UNTOLD.add(self)
 
     def select(self) -> tuple[Token, ContextToken["Serving | None"]]:
         """Select its handler in the running Context, until ``deselect``."""
@@ -238,16 +282,6 @@ class Serving:
         reset(token)
         _SERVING.reset(mark)
 
-    def leave(self, mark: ContextToken["Serving | None"]) -> None:
-        """Undo what ``Service.begin(selects=True)`` and ``mark_as_served`` selected."""
-        assert self.request is not None  # noqa: S101 - for those that have an account
-        try:
-            self.request._leave()  # noqa: SLF001 - made for this
-            _SERVING.reset(mark)
-        except ValueError:
-            # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
-            self.close()
-
     def close(self) -> None:
         """End the request, if it has not ended."""
         if self.request is not None:
@@ -257,8 +291,8 @@ class Serving:
         """End the request and tell of it, if nobody has."""
         if self.request is not None:
             self.request._close()  # noqa: SLF001 - as above
-            if self._rights:
-                self._tell(outcome, error, self._rights)
+            if self.service.on_end is not None:
+                self._tell(outcome, error, self.request, self.service.on_end)
 
     def end_unanswered(self, error: BaseException | None) -> None:
         """The same, where no whole answer was sent: by an exception, or without one."""
@@ -271,22 +305,22 @@ class Serving:
         else:
             self.end("cancelled", error)
 
-    def _tell(self, outcome: Outcome, error: BaseException | None, rights: list[None]) -> None:
+    def _tell(self, outcome: Outcome, error: BaseException | None, begun: Request, on_end: OnEnd) -> None:
         try:
-            rights.pop()
-        except IndexError:
+            _UNTOLD.remove(self)
+        except KeyError:
             return
-        begun, scope, on_end = self.request, self.scope, self.service.on_end
-        assert begun is not None  # noqa: S101 - else there were no rights
-        escaped = begun.escaped
-        assert scope is not None  # noqa: S101 - let go of below only
-        assert on_end is not None  # noqa: S101
+        escaped, scope = begun.escaped, self.scope
         assert escaped is not None  # noqa: S101 - it has ended
+        assert scope is not None  # noqa: S101 - let go of after this only
         seconds = time.perf_counter() - self._began
         report = Report(self.route, outcome, self.status, seconds, begun.stats, escaped, error)
+        token = set_handler(self.base)  # what it makes is not the request's
         try:
-            with use(self.base):  # what it makes is not the request's
+            try:
                 on_end(scope, report)
+            finally:
+                reset(token)
         except Exception:
             log.exception("on_end raised; its request (route %r) has ended all the same", self.route)
 
@@ -315,6 +349,21 @@ class Serving:
         self._refusal = None
 
 
+_UNTOLD: Final[set[Serving]] = set()
+"""Those whose `on_end` has to be told. Whoever removes one tells it: `remove` has one winner, in whatever thread."""
+
+
+def _tell_at_exit() -> None:
+    """What a program leaves behind at its exit: a loop in a thread, a task that nothing frees."""
+    for untold in list(_UNTOLD):
+        untold.end("cancelled")
+
+
+atexit.register(_tell_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_UNTOLD.clear)  # they are the parent's
+
+
 class Step:
     """A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
 
@@ -329,8 +378,10 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with contextlib.suppress(ValueError):  # thrown away, and closed in another Context: nothing is selected there
+        try:  # noqa: SIM105 - it is on the way of every request
             self.serving.deselect(self._selected)
+        except ValueError:  # thrown away, and closed in another Context: nothing is selected there
+            pass
 
 
 def _leaf(error: BaseException) -> BaseException:
@@ -340,8 +391,10 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-mark_as_served: Final = _SERVING.set
-"""Says in the running Context whose request it serves, until ``Serving.leave``."""
+mark: Final = _SERVING.set
+"""Says in the running Context whose request it serves, until ``unmark``."""
+
+unmark: Final = _SERVING.reset
 
 
 def serving() -> Serving | None:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
 
-from ctxalloc import _serving, problems
+from ctxalloc import problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
 from ctxalloc._serving import (
@@ -29,10 +29,12 @@ from ctxalloc._serving import (
     OnEnd,
     Report,
     Scope,
+    Service,
     Serving,
     Step,
     Terms,
-    mark_as_served,
+    mark,
+    unmark,
 )
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
@@ -88,7 +90,7 @@ class AllocatorMiddleware:
         self.app = app
         self._ends_with_response = ends == "response"
         self._answers = answers
-        self._service = _serving.Service(
+        self._service = Service(
             routes=routes,
             default=default,
             tenant=tenant,
@@ -103,27 +105,36 @@ class AllocatorMiddleware:
         if kind not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        path, root = scope.get("path", ""), scope.get("root_path")
+        path: str = scope["path"]
+        root = scope.get("root_path")
         if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
-        serving = self._service.begin(scope, scope.get("method"), path, _Exchange, selects=True)
+        serving = self._service.begin(scope, "method", path, _Exchange, selects=True)
         if serving is None:
             await self.app(scope, receive, send)
             return
-        if serving.request is None:
+        request = serving.request
+        if request is None:
             with Step(serving):
                 await self.app({**scope, KEY: serving}, receive, send)
             return
-        mark = mark_as_served(serving)
-        inner = {**scope, KEY: serving, REQUEST_KEY: serving.request}
+        marked = mark(serving)
+        inner = {**scope, KEY: serving, REQUEST_KEY: request}
         serving.middleware = self
         serving.to_server = send
         if self._service.on_end is not None:
             receive = _watched(receive, serving)
         try:
-            await self.app(inner, receive, serving.send)
+            try:
+                await self.app(inner, receive, serving.send)
+            finally:
+                try:
+                    request._leave()  # noqa: SLF001 - made for this
+                    unmark(marked)
+                except ValueError:
+                    # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
+                    request._close()  # noqa: SLF001 - as above
         except BaseException as error:
-            serving.leave(mark)
             refused = serving.refusal_of(error)
             if refused is None:
                 serving.end_unanswered(error)
@@ -141,7 +152,6 @@ class AllocatorMiddleware:
                 serving.end("refused", refused)
                 del refused  # its traceback has this frame
         else:
-            serving.leave(mark)
             if serving.replaced is not None:  # and the framework has kept its exception
                 serving.end("refused", serving.replaced)
             elif serving.is_whole or kind == "websocket":
@@ -151,9 +161,8 @@ class AllocatorMiddleware:
                 serving.end_unanswered(None)
         finally:
             # Contexts that go on (a timer of the connection, a task) hold this, and need nothing of the exchange.
-            serving.replaced = None
             serving.to_server = _too_late
-            serving.forget()
+            serving.replaced = serving.scope = serving._refusal = None
 
 
 def _watched(receive: _Receive, serving: Serving) -> _Receive:
@@ -171,20 +180,16 @@ def _watched(receive: _Receive, serving: Serving) -> _Receive:
 class _Exchange(Serving):
     """A request that is being served, and what its server was sent."""
 
+    __slots__ = ("middleware", "to_server")
+
     middleware: AllocatorMiddleware
     to_server: _Send
-    started = False
-    """Headers were sent, or a WebSocket accepted."""
-    is_whole = False
-    """The last body message was sent, or the WebSocket closed."""
-    replaced: BudgetExceeded | None = None
-    """The refusal that was answered in place of the 500 of a framework inside."""
 
     def send(self, message: _Message) -> Awaitable[None]:
         """The application's ``send``."""
         kind = message["type"]
         if kind == "http.response.body":
-            if not message.get("more_body", False):
+            if "more_body" not in message or not message["more_body"]:
                 return self._last(message)
             if self.replaced is not None:
                 return _nothing()
@@ -193,8 +198,8 @@ class _Exchange(Serving):
             self.status = status = message["status"]
             if status == 500 and self.middleware._answers:  # noqa: SLF001 - a part of it, here and below
                 return self._start_500(message)
-            if self.middleware._service.peak_header is not None:  # noqa: SLF001
-                message = self._with_peak(message, self.middleware._service.peak_header)  # noqa: SLF001
+            if self.service.peak_header is not None:
+                message = self._with_peak(message, self.service.peak_header)
         elif kind in ("http.response.pathsend", "websocket.close"):
             return self._last(message)
         elif kind == "websocket.accept":

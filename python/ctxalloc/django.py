@@ -103,7 +103,7 @@ class AllocatorMiddleware:
         return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
 
     def _begin(self, request: HttpRequest) -> Serving | None:
-        serving = self._service.begin(request.META, request.method, request.path_info, Serving)
+        serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info, Serving)
         if serving is not None:
             request.META[KEY] = serving
             if serving.request is not None:
@@ -144,6 +144,7 @@ class _Step(Step):
         serving = self.serving
         if isinstance(error, (StopIteration, StopAsyncIteration)):
             serving.end("completed")
+            serving.forget()
             return
         refused = serving.refusal_of(error)
         if refused is None:
@@ -163,6 +164,10 @@ class _Streamed(Generic[_Content]):
     def close(self) -> None:
         """The end, if it has not come before."""
         self._serving.end("unfinished")
+
+    def __del__(self) -> None:
+        """A server that does not close answers: the account closes all the same."""
+        self.close()
 
 
 class _Stream(_Streamed[Iterator[bytes]]):

@@ -62,7 +62,7 @@ class AllocatorMiddleware:
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """The WSGI entry point."""
-        serving = self._service.begin(environ, environ.get("REQUEST_METHOD"), environ.get("PATH_INFO") or "/", Serving)
+        serving = self._service.begin(environ, "REQUEST_METHOD", environ.get("PATH_INFO") or "/", Serving)
         if serving is None:
             return self.app(environ, start_response)
         environ = {**environ, KEY: serving}

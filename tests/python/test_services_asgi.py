@@ -1,6 +1,7 @@
 """`ctxalloc.asgi.AllocatorMiddleware`: what a request gets, and its one end. No server here."""
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import json
@@ -478,6 +479,7 @@ def test_what_a_program_drops_at_its_exit_ends_once(how: str) -> None:
     """Servers cancel their tasks; those that do not leave coroutines to the interpreter."""
     program = f"""
 import asyncio, gc, os, sys, threading
+import numpy
 from ctxalloc.asgi import AllocatorMiddleware
 
 class Task(asyncio.Task): pass
@@ -486,8 +488,7 @@ def on_end(scope, report):
     os.write(1, f"{{scope['path']}} {{report.outcome}} {{report.stats.peak_bytes}}\\n".encode())
 
 async def hangs(scope, receive, send):
-    import numpy
-    held = numpy.ones(1000)
+    held = numpy.empty(1000)
     await asyncio.Event().wait()
 
 loop = asyncio.new_event_loop()

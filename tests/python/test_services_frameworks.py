@@ -367,7 +367,7 @@ async def async_big_view(request: Any) -> HttpResponse:
 
 
 def busy_view(request: Any) -> HttpResponse:
-    kept = [np.empty(MiB, np.uint8) for _ in range(20)]
+    kept = [np.empty(MiB, np.uint8) for _ in range(3)]
     return HttpResponse(str(len(kept)))
 
 
@@ -423,10 +423,13 @@ def test_djangos_streams_are_in_the_request_to_their_end(ask: Any, kind: str) ->
 @pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
 def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
     django_reports.clear()
+    with request(budget=tenant_of_django):
+        others = np.empty(4 * MiB, np.uint8)
     for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/busy", 429)]:
         status, headers, body = ask(where)
         assert (status, headers["content-type"]) == (wanted, "application/problem+json")
         assert json.loads(body)["status"] == wanted
+    del others
     assert [report.outcome for report in django_reports] == ["refused"] * 3
     django_reports.clear()
 

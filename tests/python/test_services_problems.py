@@ -117,7 +117,12 @@ def test_the_exception_names_the_account_that_refused() -> None:
         held = np.empty(10 * MiB, np.uint8)
         np.empty(10 * MiB, np.uint8)
     error = raised.value
-    assert (error.budget_id, error.of_request, error.held_bytes, error.never_fits) == (tenant.id, False, held.size, True)
+    assert (error.budget_id, error.of_request, error.held_bytes, error.never_fits) == (
+        tenant.id,
+        False,
+        held.size,
+        True,
+    )
     assert tenant.id in [budget.id for budget in ctxalloc.metrics.budgets()]
     with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=MiB) as scope:
         np.empty(10 * MiB, np.uint8)

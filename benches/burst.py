@@ -107,7 +107,13 @@ def serve(kind: str, descriptor: int) -> None:
         service = AllocatorMiddleware(app)
     elif kind == "trim":
         trim_every_second()
-    options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "loop": "asyncio"}
+    options: dict[str, Any] = {
+        "lifespan": "off",
+        "access_log": False,
+        "log_level": "warning",
+        "loop": "asyncio",
+        "timeout_keep_alive": 60,
+    }
     uvicorn.run(service, fd=descriptor, **options)
 
 

@@ -8,6 +8,7 @@ reasons.
 
 import atexit
 import contextlib
+import inspect
 import logging
 import os
 import re
@@ -42,6 +43,12 @@ ACCOUNT: Final = request()
 """Terms without a limit: an account only."""
 
 log = logging.getLogger("ctxalloc")
+
+_CHOICES: Final = (
+    "give a ctxalloc.request(...), a Handler, the name of one, None, or a function that returns one of them"
+)
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header (RFC 9110, token)."""
 
 
 class Report(NamedTuple):
@@ -93,7 +100,7 @@ class Routes:
 
     def __init__(self, routes: Mapping[str, Choice], default: Choice) -> None:
         self._exact: dict[str, _Found] = {}
-        self._patterns: list[tuple[str | None, Callable[[str], object], _Found]] = []
+        self._patterns: dict[str | None, list[tuple[Callable[[str], object], _Found]]] = {}
         self._has_methods = False
         self._default = _found(None, default, "default")
         for route, choice in routes.items():
@@ -101,7 +108,8 @@ class Routes:
             self._has_methods |= method is not None
             found = _found(route, choice, route)
             if "{" in path:
-                self._patterns.append((method, re.compile(_expression(path, route)).fullmatch, found))
+                matches = re.compile(_expression(path, route), re.DOTALL).fullmatch
+                self._patterns.setdefault(method, []).append((matches, found))
             else:
                 self._exact[route] = found
 
@@ -110,20 +118,27 @@ class Routes:
         return {} if self._has_methods else self._exact
 
     def find(self, scope: Scope, method: str, path: str) -> _Found:
-        """The route of a path: one with the method before one without, one without parameters before one with.
+        """The route of a path: one without parameters before one with, one with the method before one without.
 
-        ``method`` is the key under which the scope has it.
+        ``method`` is the key under which the scope has it. What frameworks serve alike is found alike, else there would
+        be a way around a route's limit: HEAD as GET; and a path with a line break at its end as one without, since
+        Starlette's patterns end with ``$``.
         """
+        path = path.removesuffix("\n")
+        methods: tuple[str | None, ...] = (None,)
         if self._has_methods:
             asked = scope.get(method)
-            found = self._exact.get(f"{asked} {path}") or self._exact.get(path)
-        else:
-            asked, found = None, self._exact.get(path)
-        if found is not None:
+            methods = ("HEAD", "GET", None) if asked == "HEAD" else (asked, None)
+            for one in methods:
+                found = self._exact.get(path if one is None else f"{one} {path}")
+                if found is not None:
+                    return found
+        elif (found := self._exact.get(path)) is not None:
             return found
-        for wanted, matches, found in self._patterns:
-            if (wanted is None or wanted == asked) and matches(path):
-                return found
+        for one in methods:
+            for matches, found in self._patterns.get(one, ()):
+                if matches(path):
+                    return found
         return self._default
 
 
@@ -145,13 +160,21 @@ def _expression(path: str, route: str) -> str:
     return "".join(re.escape(text) + expression for text, expression in zip(texts, [*expressions, ""], strict=True))
 
 
+def _plain(function: object, where: str) -> None:
+    """TypeError: it is not a function that can be called here."""
+    if not callable(function):
+        raise TypeError(f"{where}{function!r}: give a function")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{where}{function!r} is async, and is not awaited here; give a plain function")
+
+
 def _checked(choice: Choice, where: str) -> Choice:
-    if choice is None or isinstance(choice, (Request, Handler, str)) or callable(choice):
+    if choice is None or isinstance(choice, (Request, Handler, str)):
         return choice
-    raise TypeError(
-        f"{where}: {choice!r} is no choice; give a ctxalloc.request(...), a Handler, the name of one, None, or a "
-        "function that returns one of them"
-    )
+    if callable(choice):
+        _plain(choice, f"{where}: ")
+        return choice
+    raise TypeError(f"{where}: {choice!r} is no choice; {_CHOICES}")
 
 
 class Service:
@@ -167,6 +190,15 @@ class Service:
         retry_after_seconds: int,
         peak_header: str | None,
     ) -> None:
+        for name, function in (("tenant", tenant), ("on_end", on_end)):
+            if function is not None:
+                _plain(function, f"{name}=")
+        if isinstance(retry_after_seconds, bool) or not isinstance(retry_after_seconds, int):
+            raise TypeError(f"retry_after_seconds={retry_after_seconds!r}: give whole seconds, an int")
+        if retry_after_seconds < 0:
+            raise ValueError(f"retry_after_seconds={retry_after_seconds!r}: give 0 or more")
+        if peak_header is not None and not _HEADER.fullmatch(peak_header):
+            raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
         self.routes = Routes(routes or {}, default)
         self.exact = self.routes.without_more()
         self.tenant = tenant
@@ -193,6 +225,8 @@ class Service:
                     return None
                 terms = base
             if not isinstance(terms, Request):
+                if not isinstance(terms, (Handler, str)):
+                    raise TypeError(f"route {route!r}: {terms!r} is no choice; {_CHOICES}")
                 serving = kind(self, scope, route, None, base)
                 serving.handler = terms
                 return serving
@@ -200,6 +234,8 @@ class Service:
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
+            if tenant is not None and not isinstance(tenant, Budget):
+                raise TypeError(f"route {route!r}: {tenant!r} is no budget; `tenant` gives a ctxalloc.Budget, or None")
             if tenant is not None and has_budget:
                 raise ValueError(
                     f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
@@ -260,7 +296,7 @@ class Serving:
         self.is_whole = False
         """The last body message was sent, or the WebSocket closed."""
         self.replaced: BudgetExceeded | None = None
-        """The refusal that was answered in place of the 500 of a framework inside."""
+        """The refusal that is answered in place of the 500 of a framework inside."""
         self._refusal: BudgetExceeded | None = None
         if service.on_end is not None and begun is not None:
             self._began = time.perf_counter()

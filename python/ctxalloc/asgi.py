@@ -96,7 +96,8 @@ class AllocatorMiddleware:
             tenant=tenant,
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
-            peak_header=peak_header,
+            # ASGI wants names in lower case.
+            peak_header=peak_header.lower() if isinstance(peak_header, str) else peak_header,
         )
 
     async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
@@ -136,15 +137,14 @@ class AllocatorMiddleware:
                     request._close()  # noqa: SLF001 - as above
         except BaseException as error:
             refused = serving.refusal_of(error)
+            if refused is None and isinstance(error, Exception):
+                refused = serving.replaced  # it failed once more
             if refused is None:
                 serving.end_unanswered(error)
                 raise
             try:
                 serving.close()
-                is_answered = serving.replaced is not None
-                if not is_answered and self._answers:
-                    is_answered = await serving.answer(refused, inner, receive)
-                if not is_answered:
+                if not self._answers or not await serving.answer(refused, inner, receive):
                     if refused is error:
                         raise
                     raise refused from refused.__cause__
@@ -153,7 +153,11 @@ class AllocatorMiddleware:
                 del refused  # its traceback has this frame
         else:
             if serving.replaced is not None:  # and the framework has kept its exception
-                serving.end("refused", serving.replaced)
+                try:
+                    serving.close()
+                    await serving.answer(serving.replaced, inner, receive)
+                finally:
+                    serving.end("refused", serving.replaced)
             elif serving.is_whole or kind == "websocket":
                 if not (serving.is_whole and self._ends_with_response):
                     serving.end("completed")
@@ -189,18 +193,21 @@ class _Exchange(Serving):
         """The application's ``send``."""
         kind = message["type"]
         if kind == "http.response.body":
-            if "more_body" not in message or not message["more_body"]:
-                return self._last(message)
             if self.replaced is not None:
                 return _nothing()
+            if "more_body" not in message or not message["more_body"]:
+                return self._last(message)
         elif kind == "http.response.start":
+            status = message["status"]
+            if status == 500 and self.middleware._answers and self._replaces():  # noqa: SLF001 - a part of it
+                return _nothing()
             self.started = True
-            self.status = status = message["status"]
-            if status == 500 and self.middleware._answers:  # noqa: SLF001 - a part of it, here and below
-                return self._start_500(message)
+            self.status = status
             if self.service.peak_header is not None:
                 message = self._with_peak(message, self.service.peak_header)
         elif kind in ("http.response.pathsend", "websocket.close"):
+            return self._last(message)
+        elif kind == "http.response.zerocopysend" and not message.get("more_body", False):
             return self._last(message)
         elif kind == "websocket.accept":
             self.started = True
@@ -212,26 +219,24 @@ class _Exchange(Serving):
 
     async def _last(self, message: _Message) -> None:
         """The last message, and the end of the account. The ContextVar is not touched: this may be another task."""
-        if self.replaced is None:
-            try:
-                await self.to_server(message)
-            except OSError:  # what servers raise where the client has gone (ASGI 2.4)
-                self.is_disconnected = True
-                raise
+        try:
+            await self.to_server(message)
+        except OSError:  # what servers raise where the client has gone (ASGI 2.4)
+            self.is_disconnected = True
+            raise
         self.is_whole = True
         if self.middleware._ends_with_response:  # noqa: SLF001
-            self.end("completed" if self.replaced is None else "refused", self.replaced)
+            self.end("completed")
 
-    async def _start_500(self, message: _Message) -> None:
-        """Where a framework inside sends a 500 because of a refusal, from within its ``except``, the answer is ours."""
+    def _replaces(self) -> bool:
+        """Whether a framework inside sends a 500 because of a refusal, from within its ``except``: the answer is ours.
+
+        It is given when the application has returned.
+        """
         error = sys.exception()
-        refused = None if error is None else self.refusal_of(error)
-        del error
-        if refused is None:
-            await self.to_server(message)
-            return
-        self.replaced = refused
-        await self._send_problem(problems.of(refused, self))
+        if error is not None:
+            self.replaced = self.refusal_of(error)
+        return self.replaced is not None
 
     async def answer(self, refused: BudgetExceeded, scope: Scope, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""

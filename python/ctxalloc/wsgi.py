@@ -62,7 +62,10 @@ class AllocatorMiddleware:
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """The WSGI entry point."""
-        serving = self._service.begin(environ, "REQUEST_METHOD", environ.get("PATH_INFO") or "/", Serving)
+        path: str = environ.get("PATH_INFO") or "/"
+        if not path.isascii():
+            path = path.encode("latin-1", "replace").decode("utf-8", "replace")  # PEP 3333 has its bytes as Latin-1
+        serving = self._service.begin(environ, "REQUEST_METHOD", path, Serving)
         if serving is None:
             return self.app(environ, start_response)
         environ = {**environ, KEY: serving}

@@ -722,3 +722,83 @@ def test_logging_is_quiet_where_nothing_is_wrong(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.DEBUG, "ctxalloc"):
         asyncio.run(call(AllocatorMiddleware(makes(10)), http()))
     assert not caplog.records
+
+
+# ---- ways around a limit ----------------------------------------------------------------------------
+
+
+def routes_found(routes: dict[str, Any], *asked: tuple[str, str]) -> list[str | None]:
+    told = Told()
+    service = AllocatorMiddleware(makes(10), routes=routes, on_end=told)
+    for method, path in asked:
+        asyncio.run(call(service, http(path, method)))
+    return [report.route for report in told.reports]
+
+
+def test_a_route_with_the_method_comes_before_one_without() -> None:
+    routes = {"/a/{name}": request(), "POST /a/{name}": request(), "/b": request(), "POST /b": request()}
+    asked = [("POST", "/a/x"), ("GET", "/a/x"), ("POST", "/b"), ("GET", "/b")]
+    assert routes_found(routes, *asked) == ["POST /a/{name}", "/a/{name}", "POST /b", "/b"]
+
+
+def test_a_line_break_in_a_path_is_no_way_around_a_route() -> None:
+    """Starlette's patterns end with `$`, which stands before a last line break too: `/a%0A` is served as `/a`."""
+    routes = {"/a": request(), "GET /b": request(), "/c/{name}": request(), "/files/{rest:path}": request()}
+    asked = [("GET", f"{path}\n") for path in ("/a", "/b", "/c/x", "/files/a/b")]
+    assert routes_found(routes, *asked) == list(routes)
+    assert routes_found(routes, ("GET", "/files/a\nb/c")) == ["/files/{rest:path}"]
+
+
+def test_head_is_served_as_get_is() -> None:
+    """Starlette, Flask and Django answer HEAD by what they have for GET."""
+    routes = {"GET /a": request(), "GET /c/{name}": request(), "HEAD /d": request(), "GET /d": request()}
+    asked = [("HEAD", "/a"), ("HEAD", "/c/x"), ("HEAD", "/d"), ("POST", "/a")]
+    assert routes_found(routes, *asked) == ["GET /a", "GET /c/{name}", "HEAD /d", None]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"peak_header": "x peak"}, ValueError, "peak_header='x peak'"),
+        ({"peak_header": "x\r\ny: 1"}, ValueError, "peak_header="),
+        ({"peak_header": ""}, ValueError, "peak_header=''"),
+        ({"retry_after_seconds": -1}, ValueError, "retry_after_seconds=-1"),
+        ({"retry_after_seconds": 0.5}, TypeError, "retry_after_seconds=0.5"),
+        ({"retry_after_seconds": True}, TypeError, "retry_after_seconds=True"),
+        ({"on_end": named}, TypeError, "on_end=.*async"),
+        ({"on_end": 3}, TypeError, "on_end=3"),
+        ({"tenant": named}, TypeError, "tenant=.*async"),
+        ({"tenant": Budget(name="b")}, TypeError, "tenant="),
+        ({"default": named}, TypeError, "default: .*async"),
+        ({"routes": {"/a": named}}, TypeError, "/a: .*async"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        AllocatorMiddleware(tells, **options)
+
+
+def test_a_choice_that_is_none_and_a_tenant_that_is_none_fail_the_request_and_name_the_route() -> None:
+    for options in ({"default": lambda _: 3}, {"tenant": lambda _: "red"}):
+        with pytest.raises(TypeError, match=r"3 is no choice|'red' is no budget"):
+            asyncio.run(call(AllocatorMiddleware(tells, **options), http()))
+        assert ctxalloc._serving.serving() is None
+
+
+def test_the_peaks_header_is_in_lower_case_as_asgi_wants_it() -> None:
+    app = AllocatorMiddleware(makes(1234), peak_header="X-Peak-Bytes")
+    assert asyncio.run(call(app, http())).headers == {"x-peak-bytes": "1234"}
+
+
+def test_a_body_that_the_server_takes_from_a_file_is_whole() -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.zerocopysend", "file": 1, "more_body": True})
+        assert not told.reports
+        await send({"type": "http.response.zerocopysend", "file": 1})
+        assert told.only.outcome == "completed"
+
+    asyncio.run(call(AllocatorMiddleware(app, on_end=told), http()))
+    assert told.only.outcome == "completed"

@@ -32,13 +32,13 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     ``requested_bytes``, the size of the allocation.
 
     ``budget_id`` is that budget's ``id``, which tells it from others of the same name; None in an exception that was
-    copied or unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that others share.
-    ``held_bytes``: how much of what was in use the request itself had.
+    copied or unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that
+    others share. ``held_bytes``: how much of what was in use the request itself had.
     """
 
     __module__ = "ctxalloc"
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - Rust passes them by position
         self,
         budget: str,
         limit_bytes: int,
@@ -46,7 +46,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         requested_bytes: int,
         held_bytes: int = 0,
         budget_id: int | None = None,
-        of_request: bool = False,  # noqa: FBT001, FBT002 - Rust passes it by position
+        of_request: bool = False,  # noqa: FBT001, FBT002 - as above
     ) -> None:
         super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes)
         self.budget = budget

@@ -91,8 +91,10 @@ class _Found(NamedTuple):
 
 
 def _found(route: str | None, choice: "Choice", where: str) -> _Found:
-    terms = choice if isinstance(_checked(choice, where), Request) else None  # which is callable too, as a decorator
-    return _Found(route, choice, terms, terms is not None and terms._wanted_budget is not None)  # noqa: SLF001
+    choice = _checked(choice, where)
+    if isinstance(choice, Request):  # first: it is callable too, as a decorator
+        return _Found(route, choice, choice, choice._wanted_budget is not None)  # noqa: SLF001
+    return _Found(route, choice, None, has_budget=False)
 
 
 class Routes:
@@ -219,7 +221,7 @@ class Service:
         else:
             base, is_inside = here.base, scope.get(KEY) is here
         if asked is None:
-            terms = choice(scope) if callable(choice) else choice
+            terms = choice if choice is None or isinstance(choice, (Request, Handler, str)) else choice(scope)
             if terms is None:
                 if here is None or is_inside:
                     return None
@@ -230,7 +232,7 @@ class Service:
                 serving = kind(self, scope, route, None, base)
                 serving.handler = terms
                 return serving
-            asked, has_budget = terms, terms._wanted_budget is not None  # noqa: SLF001 - made for this, here and below
+            asked, has_budget = terms, terms._wanted_budget is not None  # noqa: SLF001 - made for this
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
@@ -258,7 +260,7 @@ class Service:
 class Serving:
     """One request of a server, from its beginning to its end."""
 
-    # Slots, all of them filled at once: it is made on the way of every request, and what a class has by default is found
+    # Slots, all of them filled at once: it is made on the way of every request, and the defaults of a class are found
     # more slowly.
     __slots__ = (
         "_began",

@@ -133,7 +133,7 @@ class AllocatorMiddleware:
                     request._leave()  # noqa: SLF001 - made for this
                     unmark(marked)
                 except ValueError:
-                    # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
+                    # A server threw the coroutine away, which was closed in whatever Context: nothing is selected.
                     request._close()  # noqa: SLF001 - as above
         except BaseException as error:
             refused = serving.refusal_of(error)
@@ -166,7 +166,7 @@ class AllocatorMiddleware:
         finally:
             # Contexts that go on (a timer of the connection, a task) hold this, and need nothing of the exchange.
             serving.to_server = _too_late
-            serving.replaced = serving.scope = serving._refusal = None
+            serving.replaced = serving.scope = serving._refusal = None  # noqa: SLF001 - as above
 
 
 def _watched(receive: _Receive, serving: Serving) -> _Receive:
@@ -205,10 +205,9 @@ class _Exchange(Serving):
             self.status = status
             if self.service.peak_header is not None:
                 message = self._with_peak(message, self.service.peak_header)
-        elif kind in ("http.response.pathsend", "websocket.close"):
-            return self._last(message)
-        elif kind == "http.response.zerocopysend" and not message.get("more_body", False):
-            return self._last(message)
+        elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
+            if not message.get("more_body", False):  # the last of them only may have it
+                return self._last(message)
         elif kind == "websocket.accept":
             self.started = True
             self.status = 101

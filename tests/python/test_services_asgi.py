@@ -427,10 +427,10 @@ def test_an_on_end_that_raises_is_not_called_again(raised: type[BaseException], 
 @pytest.mark.parametrize("where", ["application", "first message", "last message", "answer", "background"])
 def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
     told = Told()
-    reached = []
+    reached = asyncio.Event()
 
     async def forever() -> None:
-        reached.append(where)
+        reached.set()
         await asyncio.Event().wait()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
@@ -452,8 +452,7 @@ def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
     async def main() -> None:
         service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=told)
         task = asyncio.create_task(service(http(), Client().receive, send))
-        while not reached:
-            await asyncio.sleep(0)
+        await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

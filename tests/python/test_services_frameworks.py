@@ -146,8 +146,8 @@ def test_starlettes_routes_with_a_line_break_or_head_have_their_limits() -> None
 
     app = Starlette(routes=[Route("/a", served), Route("/b/{name}", served)])
     app.add_middleware(AllocatorMiddleware, routes={"GET /a": SMALL, "GET /b/{name}": SMALL})
-    for method, path in [("GET", "/a\n"), ("HEAD", "/a"), ("GET", "/b/x\n"), ("HEAD", "/b/x")]:
-        assert asyncio.run(call(app, http(path, method))).status == 413, (method, path)
+    for method, where in [("GET", "/a\n"), ("HEAD", "/a"), ("GET", "/b/x\n"), ("HEAD", "/b/x")]:
+        assert asyncio.run(call(app, http(where, method))).status == 413, (method, where)
 
 
 def test_a_500_that_has_another_reason_stays_one() -> None:

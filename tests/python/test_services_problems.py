@@ -47,10 +47,11 @@ def makes(*sizes: int) -> Any:
     return app
 
 
-@pytest.mark.parametrize(("whose", "of_request", "limit", "held", "wanted", "status"), TABLE)
+@pytest.mark.parametrize("row", TABLE)
 def test_the_answer_says_whether_a_second_try_may_succeed_and_whom_it_waits_for(
-    whose: str, of_request: bool, limit: int, held: int, wanted: int, status: int
+    row: tuple[str, bool, int, int, int, int],
 ) -> None:
+    whose, of_request, limit, held, wanted, status = row
     tenant, other = Budget(name="same"), Budget(name="same")
     which = {"tenant": tenant, "other": other}[whose]
     error = BudgetExceeded("same", limit, limit, wanted, held, which.id, of_request)

@@ -4,8 +4,10 @@
 """
 
 import asyncio
+import contextlib
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +64,15 @@ WSGI: dict[str, list[str]] = {
     ],
     "gunicorn gevent": ["-m", "gunicorn", "-k", "gevent", "-b", "127.0.0.1:{port}", "served_app:wsgi_service"],
     "granian wsgi": ["-m", "granian", "--interface", "wsgi", "--port", "{port}", "served_app:wsgi_service"],
+}
+
+
+# How a server is told not to wait for its requests when it ends.
+IMPATIENT: dict[str, list[str]] = {
+    "uvicorn": ["--timeout-graceful-shutdown", "1"],
+    "hypercorn": ["--graceful-timeout", "1"],
+    "granian": ["--workers-kill-timeout", "5"],
+    "gunicorn": ["--graceful-timeout", "1"],
 }
 
 
@@ -128,6 +139,38 @@ def test_behind_each_server_every_array_is_in_its_own_request(server: str) -> No
 
     with served(ASGI[server]) as port:
         asyncio.run(main(port))
+
+
+@pytest.mark.parametrize("server", ASGI)
+def test_a_server_that_ends_tells_of_each_of_its_requests_once(server: str, tmp_path: Path) -> None:
+    ends = tmp_path / "ends"
+    ends.touch()
+    hanging = 5
+
+    async def main(port: int) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(hanging):
+                connection = await stack.enter_async_context(connected(port))
+                connection.write("/hang")
+                await connection.writer.drain()
+            async with asyncio.timeout(PATIENCE_S):
+                while ends.read_text().count("/hang begun") < hanging:  # noqa: ASYNC110 - another process writes it
+                    await asyncio.sleep(0.02)
+            kept.append(stack.pop_all())
+
+    kept: list[contextlib.AsyncExitStack] = []
+    with asyncio.Runner() as runner:
+        command = [*ASGI[server], *IMPATIENT[server.partition(" ")[0]]]
+        with served(command, CTXALLOC_TEST_ENDS=str(ends)) as port:
+            runner.run(main(port))
+        lines = ends.read_text().splitlines()
+        runner.run(kept[0].aclose())
+    told = [line for line in lines if line.startswith("/hang") and line != "/hang begun"]
+    print(told)
+    if server.startswith(("granian", "gunicorn")):
+        assert len(told) <= hanging, "they kill workers whose requests hang: then there is nobody who could tell"
+    else:
+        assert len(told) == hanging
 
 
 @pytest.mark.parametrize("server", WORKERS)

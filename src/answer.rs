@@ -100,7 +100,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_answer_says_whether_a_second_try_may_succeed_and_whom_it_waits_for() {
+    fn the_answer_says_whether_a_second_try_may_succeed() {
         for (budget_id, of_request, limit_bytes, held_bytes, requested_bytes, expected) in TABLE {
             let budget = "the same name".to_owned();
             let in_use_bytes = limit_bytes;

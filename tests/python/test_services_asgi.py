@@ -777,7 +777,7 @@ def test_an_option_that_cannot_be_is_refused(options: Any, error: type[Exception
         AllocatorMiddleware(tells, **options)
 
 
-def test_a_choice_that_is_none_and_a_tenant_that_is_none_fail_the_request_and_name_the_route() -> None:
+def test_what_is_no_choice_or_no_budget_fails_the_request_and_says_so() -> None:
     for options in ({"default": lambda _: 3}, {"tenant": lambda _: "red"}):
         with pytest.raises(TypeError, match=r"3 is no choice|'red' is no budget"):
             asyncio.run(call(AllocatorMiddleware(tells, **options), http()))

@@ -48,7 +48,7 @@ def makes(*sizes: int) -> Any:
 
 
 @pytest.mark.parametrize("row", TABLE)
-def test_the_answer_says_whether_a_second_try_may_succeed_and_whom_it_waits_for(
+def test_the_answer_says_whether_a_second_try_may_succeed(
     row: tuple[str, bool, int, int, int, int],
 ) -> None:
     whose, of_request, limit, held, wanted, status = row
@@ -84,7 +84,7 @@ def test_budgets_of_one_name_are_told_apart() -> None:
     assert asked(makes(10 * MiB), "/same", **options).status == 200
 
 
-def test_what_one_request_alone_uses_up_is_413_also_where_the_budget_is_shared() -> None:
+def test_what_one_request_alone_uses_up_is_413_in_a_shared_budget_too() -> None:
     service = Budget(64 * MiB, name="service")
     tenant = Budget(16 * MiB, parent=service, name="tenant")
     assert asked(makes(10 * MiB, 10 * MiB), tenant=lambda _: tenant).status == 413

@@ -1,11 +1,12 @@
 """Memory of a service through a burst and after it: uvicorn, requests of ten arrays of 100 B to 8 MiB in threads.
 
-Every peer is a process of its own under the same load: a second at rest, `--burst` seconds of requests from sixteen
-clients, `--rest` seconds with four small requests a second. Some small arrays stay in a cache, so that the heap has
+Every peer is a process of its own under the same load: a second at rest, `--requests` requests from sixteen clients,
+`--rest` seconds with four small requests a second. Some small arrays stay in a cache, so that the heap has
 holes, as it has in a service. RSS is what the kernel says of the process, twenty times a second, beyond what it was
 before the burst. The peers: NumPy's default; the same with `malloc_trim(0)` once a second, by a timer; jemalloc
 preloaded, as it comes and with its background thread; `ctxalloc.asgi.AllocatorMiddleware`, as it comes. Numbers go to
-target/bench/burst.json, the picture to target/bench/burst.png. Options: --burst N, --rest N, --quick, --picture PATH.
+target/bench/burst.json, the picture to target/bench/burst.png. Options: --requests N, --rest N, --quick, --picture
+PATH.
 """
 
 import argparse
@@ -58,8 +59,9 @@ class Seen:
     """What was seen of a peer."""
 
     memory: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds since the burst began, MiB beyond what there was."""
+    """Seconds since the burst's end, MiB beyond what there was."""
     latencies_s: list[float] = field(default_factory=list)
+    burst_s: float = 0.0
 
 
 # ---- the server's side --------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def rss_mib(process: int) -> float:
     return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * PAGE_MIB
 
 
-async def load(port: int, process: int, burst_s: float, rest_s: float) -> Seen:
+async def load(port: int, process: int, requests: int, rest_s: float) -> Seen:
     """The whole load on one service."""
     seen = Seen()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -161,23 +163,26 @@ async def load(port: int, process: int, burst_s: float, rest_s: float) -> Seen:
             seen.memory.append((time.perf_counter() - begun, rss_mib(process) - before))
             await asyncio.sleep(SAMPLE_S)
 
-    numbers = iter(range(1, 1 << 30))
+    numbers = iter(range(1, requests + 1))
 
     async def client() -> None:
         own_reader, own_writer = await asyncio.open_connection("127.0.0.1", port)
-        while (asked := time.perf_counter()) < begun + burst_s:
-            await ask(own_reader, own_writer, f"/work/{next(numbers)}")
+        for number in numbers:
+            asked = time.perf_counter()
+            await ask(own_reader, own_writer, f"/work/{number}")
             seen.latencies_s.append(time.perf_counter() - asked)
         own_writer.close()
         await own_writer.wait_closed()
 
     watching = asyncio.create_task(watch())
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    seen.burst_s = time.perf_counter() - begun
     until = time.perf_counter() + rest_s
     while time.perf_counter() < until:
         await ask(reader, writer, "/rest")
         await asyncio.sleep(0.25)
     watching.cancel()
+    seen.memory = [(at - seen.burst_s, mib) for at, mib in seen.memory]
     writer.close()
     return seen
 
@@ -193,18 +198,18 @@ def peers() -> list[Peer]:
     return [Peer("NumPy's default"), Peer("malloc_trim each second", kind="trim"), *preloaded, Peer(OURS, kind="ours")]
 
 
-def row_of(seen: Seen, burst_s: float, rest_s: float) -> dict[str, float]:
+def row_of(seen: Seen, rest_s: float) -> dict[str, float]:
     """The numbers of one peer."""
-    last_second = [mib for at, mib in seen.memory if at > burst_s + rest_s - 1]
+    last_second = [mib for at, mib in seen.memory if at > rest_s - 1]
     return {
-        "requests_per_second": len(seen.latencies_s) / burst_s,
+        "requests_per_second": len(seen.latencies_s) / seen.burst_s,
         "p99_ms": float(np.percentile(seen.latencies_s, 99)) * 1e3,
         "highest_mib": max(mib for _, mib in seen.memory),
         "after_mib": statistics.mean(last_second),
     }
 
 
-def draw(path: Path, found: dict[str, Seen], burst_s: float) -> None:
+def draw(path: Path, found: dict[str, Seen]) -> None:
     """Memory over time, a line for each peer."""
     import matplotlib as mpl  # noqa: PLC0415 - the servers do not draw
 
@@ -219,10 +224,10 @@ def draw(path: Path, found: dict[str, Seen], burst_s: float) -> None:
             colour = "#2f6f9f" if is_ours else next(colours)
             width = 2.6 if is_ours else 1.2
             panel.plot(*zip(*seen.memory, strict=True), label=name, color=colour, linewidth=width)
-        panel.axvline(burst_s, color="#5f6b78", linewidth=0.8, linestyle=":")
+        panel.axvline(0, color="#5f6b78", linewidth=0.8, linestyle=":")
         panel.set(
             title="Memory of a service beyond what it had before, through a burst and after it",
-            xlabel="seconds; dotted: the burst ends",
+            xlabel="seconds since the burst ended",
             ylabel="MiB",
             ylim=(0, None),
         )
@@ -233,9 +238,9 @@ def draw(path: Path, found: dict[str, Seen], burst_s: float) -> None:
 def main() -> int:
     """Measures, prints, keeps and draws."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--burst", type=float, default=6, help="seconds of load (%(default)s)")
+    parser.add_argument("--requests", type=int, default=2000, help="of the burst (%(default)s)")
     parser.add_argument("--rest", type=float, default=16, help="seconds after it; the decay is ten (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="two seconds of each: does it run?")
+    parser.add_argument("--quick", action="store_true", help="few requests, two seconds after: does it run?")
     parser.add_argument("--picture", type=Path, help="where the picture goes besides target/bench")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--socket", type=int, help=argparse.SUPPRESS)
@@ -243,23 +248,23 @@ def main() -> int:
     if options.serve:
         serve(options.serve, options.socket)
         return 0
-    burst_s, rest_s = (2.0, 2.0) if options.quick else (options.burst, options.rest)
-    print(f"{machine()}; {CLIENTS} clients, {burst_s:g} s of load and {rest_s:g} s after it\n")
+    requests, rest_s = (100, 2.0) if options.quick else (options.requests, options.rest)
+    print(f"{machine()}; {CLIENTS} clients, {requests} requests and {rest_s:g} s after them\n")
     print(f"{'':28}{'requests/s':>12}{'p99 ms':>9}{'highest MiB':>13}{'after MiB':>11}")
     found: dict[str, Seen] = {}
     rows: dict[str, dict[str, float]] = {}
     for peer in peers():
         with served(peer) as (port, process):
-            found[peer.name] = seen = asyncio.run(load(port, process, burst_s, rest_s))
-        rows[peer.name] = row = row_of(seen, burst_s, rest_s)
+            found[peer.name] = seen = asyncio.run(load(port, process, requests, rest_s))
+        rows[peer.name] = row = row_of(seen, rest_s)
         print(
             f"{peer.name:28}{row['requests_per_second']:12.0f}{row['p99_ms']:9.1f}{row['highest_mib']:13.0f}"
             f"{row['after_mib']:11.1f}",
             flush=True,
         )
-    place = keep("burst", {"burst_s": burst_s, "rest_s": rest_s, "burst": rows})
+    place = keep("burst", {"requests": requests, "rest_s": rest_s, "burst": rows})
     for path in [place.with_suffix(".png"), *filter(None, [options.picture])]:
-        draw(path, found, burst_s)
+        draw(path, found)
     return 0
 
 

@@ -162,7 +162,7 @@ def _expression(path: str, route: str) -> str:
     return "".join(re.escape(text) + expression for text, expression in zip(texts, [*expressions, ""], strict=True))
 
 
-def _plain(function: object, where: str) -> None:
+def _plain(function: Any, where: str) -> None:
     """TypeError: it is not a function that can be called here."""
     if not callable(function):
         raise TypeError(f"{where}{function!r}: give a function")

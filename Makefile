@@ -29,6 +29,7 @@ OLDEST := .venv-oldest-numpy
 USM := .venv-usm
 DPEX := .venv-dpex
 SERVICES := .venv-services
+LIBRARIES := .venv-libraries
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -218,6 +219,6 @@ include suites.mk
 .PHONY: clean
 clean: ## remove everything that these targets made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -118,6 +118,15 @@ test-services: $(DONE)/package $(DONE)/services ## the middlewares behind uvicor
 
 services-environment: $(DONE)/services
 
+.PHONY: test-libraries
+test-libraries: $(DONE)/package $(DONE)/libraries ## docs/coverage.md on pandas, Arrow, Polars, OpenCV, Numba and others, measured
+	PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/libraries $(PYTEST_ARGS)
+
+$(DONE)/libraries: $(DONE)/venv requirements/libraries.txt
+	[ -x $(LIBRARIES)/bin/python ] || $(PYTHON) -m venv $(LIBRARIES)
+	$(LIBRARIES)/bin/python $(pip_install) -r requirements/libraries.txt
+	touch $@
+
 $(DONE)/services: $(DONE)/venv requirements/services.txt requirements/test.txt
 	[ -x $(SERVICES)/bin/python ] || $(PYTHON) -m venv $(SERVICES)
 	$(SERVICES)/bin/python $(pip_install) -r requirements/services.txt -r requirements/test.txt

@@ -296,10 +296,16 @@ pub enum Error {
     BudgetExceeded {
         /// The name of the budget that refused; perhaps one above the one that was charged.
         budget: String,
+        /// Its number, which tells it from others of that name ([`Budget::id`](crate::strategy::Budget::id)).
+        budget_id: u64,
+        /// Whether it is the own limit of a request: this one's, or that of a request inside or around. Nobody else uses it.
+        of_request: bool,
         /// Its limit; `usize::MAX` where it has none, and the sum would be more than can be counted.
         limit_bytes: usize,
         /// How many bytes of it are in use.
         in_use_bytes: usize,
+        /// How many of these the request itself holds, with the requests inside of it; 0 where no request asked.
+        held_bytes: usize,
         /// How many more bytes were requested.
         requested_bytes: usize,
     },
@@ -407,6 +413,11 @@ pub enum Error {
 mod tests {
     use super::Error;
 
+    fn refused(budget: String, limit_bytes: usize, in_use_bytes: usize, requested_bytes: usize) -> Error {
+        let (budget_id, of_request, held_bytes) = (1, false, 0);
+        Error::BudgetExceeded { budget, budget_id, of_request, limit_bytes, in_use_bytes, held_bytes, requested_bytes }
+    }
+
     #[test]
     fn messages_name_the_request_and_the_bytes_that_were_asked_for() {
         let ended = |request: &str, requested_bytes| {
@@ -421,9 +432,7 @@ mod tests {
 
     #[test]
     fn a_budget_without_a_limit_does_not_tell_one() {
-        let budget = "b".to_owned();
-        let refused = Error::BudgetExceeded { budget, limit_bytes: usize::MAX, in_use_bytes: 3, requested_bytes: 7 };
-        let message = refused.to_string();
+        let message = refused("b".to_owned(), usize::MAX, 3, 7).to_string();
         assert!(message.starts_with("budget 'b' has no limit, but cannot count 7 more bytes: with the 3"), "{message}");
     }
 
@@ -442,7 +451,7 @@ mod tests {
             Error::NameTaken { name: name() },
             Error::NameHasNul { name: name(), position: 1 },
             Error::FunctionMissing { handler: name(), function: "free" },
-            Error::BudgetExceeded { budget: name(), limit_bytes: 1, in_use_bytes: 1, requested_bytes: 1 },
+            refused(name(), 1, 1, 1),
         ] {
             let message = error.to_string();
             assert!(message.contains(shown) && !message.contains(char::is_control), "{message}");

@@ -52,8 +52,8 @@
 //!
 //! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the leaves
-//! `counters`, `error`, `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
-//! walks through one allocation and one selection.
+//! `answer`, `counters`, `error`, `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order.
+//! `ARCHITECTURE.md` walks through one allocation and one selection.
 
 pub mod handler;
 pub mod memory;
@@ -75,6 +75,8 @@ pub mod task;
 #[cfg(feature = "tower")]
 pub mod tower;
 
+#[cfg(any(feature = "python", feature = "tower"))]
+mod answer;
 mod counters;
 mod error;
 mod layout;

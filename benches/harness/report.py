@@ -226,6 +226,16 @@ def memory() -> Iterator[Aim]:
     yield "RSS after a mixed-lifetime load under `pool`", "0.6x NumPy's default", f"{ratio:.2f}x; {peers}", ratio <= 0.6
 
 
+def burst() -> Iterator[Aim]:
+    """Memory of a service after a burst."""
+    after = {name: row["after_mib"] for name, row in numbers("burst")["burst"].items()}
+    *peers, (ours, own) = after.items()
+    others = ", ".join(f"{name} {mib:.0f}" for name, mib in peers)
+    aim = "less than every peer"
+    outcome = f"{own:.0f} MiB; {others}"
+    yield f"RSS of a service after a burst and the decay, `{ours}`", aim, outcome, own < min(mib for _, mib in peers)
+
+
 def services() -> Iterator[Aim]:
     """Middlewares."""
     kept = numbers("services")
@@ -249,6 +259,7 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
     rust_services,
     blocks,
     memory,
+    burst,
 )
 
 
@@ -269,6 +280,7 @@ def main() -> int:
     behind = rest.partition(END)[2]
     RESULTS.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + behind, encoding="utf-8")
     shutil.copyfile(OUT / "arrays.png", PICTURE)
+    shutil.copyfile(OUT / "burst.png", PICTURE.with_name("burst.png"))
     print(f"written: {RESULTS}, {PICTURE}")
     return 0
 

@@ -3,6 +3,8 @@
 `src/python/errors.rs` says which error becomes which exception.
 """
 
+from typing import Any
+
 
 class RegistrationError(ValueError):
     """A handler could not be registered: its name or its struct is invalid, or the name is taken."""
@@ -28,16 +30,41 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     ``budget`` is the name of the budget that refused, which may be one above the request's own; ``limit_bytes``, its
     limit, or 2**64 - 1 where it has none and the sum cannot be counted; ``in_use_bytes``, what was charged to it;
     ``requested_bytes``, the size of the allocation.
+
+    ``budget_id`` is that budget's ``id``, which tells it from others of the same name; None in an exception that was
+    copied or unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that
+    others share. ``held_bytes``: how much of what was in use the request itself had.
     """
 
     __module__ = "ctxalloc"
 
-    def __init__(self, budget: str, limit_bytes: int, in_use_bytes: int, requested_bytes: int) -> None:
+    def __init__(  # noqa: PLR0917 - Rust passes them by position
+        self,
+        budget: str,
+        limit_bytes: int,
+        in_use_bytes: int,
+        requested_bytes: int,
+        held_bytes: int = 0,
+        budget_id: int | None = None,
+        of_request: bool = False,  # noqa: FBT001, FBT002 - as above
+    ) -> None:
         super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes)
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.in_use_bytes = in_use_bytes
         self.requested_bytes = requested_bytes
+        self.held_bytes = held_bytes
+        self.budget_id = budget_id
+        self.of_request = of_request
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process the number means another budget.
+        return type(self), self.args, {**self.__dict__, "budget_id": None}
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether the budget could not give as much even if the request were the only one that it is charged with."""
+        return self.held_bytes + self.requested_bytes > self.limit_bytes or self.limit_bytes == 2**64 - 1
 
     def __str__(self) -> str:
         if self.limit_bytes == 2**64 - 1:

@@ -6,13 +6,17 @@ selection, which stays NumPy's own ContextVar: it says who selected, not what. N
 reasons.
 """
 
+import atexit
 import contextlib
+import inspect
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
+from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._errors import BudgetExceeded, RequestEnded
@@ -39,6 +43,12 @@ ACCOUNT: Final = request()
 """Terms without a limit: an account only."""
 
 log = logging.getLogger("ctxalloc")
+
+_CHOICES: Final = (
+    "give a ctxalloc.request(...), a Handler, the name of one, None, or a function that returns one of them"
+)
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header (RFC 9110, token)."""
 
 
 class Report(NamedTuple):
@@ -69,34 +79,69 @@ _S = TypeVar("_S", bound="Serving")
 _SERVING: ContextVar["Serving | None"] = ContextVar("ctxalloc.serving", default=None)
 
 
+class _Found(NamedTuple):
+    """A route, and what it has."""
+
+    route: str | None
+    choice: "Choice"
+    terms: Request | None
+    """The choice, if it is terms, as most are: they need not be asked for."""
+    has_budget: bool
+    """Whether these terms name a budget."""
+
+
+def _found(route: str | None, choice: "Choice", where: str) -> _Found:
+    choice = _checked(choice, where)
+    if isinstance(choice, Request):  # first: it is callable too, as a decorator
+        return _Found(route, choice, choice, choice._wanted_budget is not None)  # noqa: SLF001
+    return _Found(route, choice, None, has_budget=False)
+
+
 class Routes:
     """Patterns of paths, and what each has."""
 
-    def __init__(self, routes: Mapping[str, Choice]) -> None:
-        self._exact: dict[str, tuple[str, Choice]] = {}
-        self._patterns: list[tuple[str | None, re.Pattern[str], str, Choice]] = []
+    def __init__(self, routes: Mapping[str, Choice], default: Choice) -> None:
+        self._exact: dict[str, _Found] = {}
+        self._patterns: dict[str | None, list[tuple[Callable[[str], object], _Found]]] = {}
         self._has_methods = False
+        self._default = _found(None, default, "default")
         for route, choice in routes.items():
             method, path = _pattern(route)
             self._has_methods |= method is not None
+            found = _found(route, choice, route)
             if "{" in path:
-                self._patterns.append((method, re.compile(_expression(path, route)), route, _checked(choice, route)))
+                matches = re.compile(_expression(path, route), re.DOTALL).fullmatch
+                self._patterns.setdefault(method, []).append((matches, found))
             else:
-                self._exact[route] = (route, _checked(choice, route))
+                self._exact[route] = found
 
-    def find(self, method: str | None, path: str) -> tuple[str, Choice] | None:
-        """The route of a path: one with the method before one without, one without parameters before one with."""
-        if self._has_methods and method is not None:
-            found = self._exact.get(f"{method} {path}")
-            if found is not None:
-                return found
-        found = self._exact.get(path)
-        if found is not None or not self._patterns:
+    def without_more(self) -> dict[str, _Found]:
+        """The routes that are found by their path alone."""
+        return {} if self._has_methods else self._exact
+
+    def find(self, scope: Scope, method: str, path: str) -> _Found:
+        """The route of a path: one without parameters before one with, one with the method before one without.
+
+        ``method`` is the key under which the scope has it. What frameworks serve alike is found alike, else there would
+        be a way around a route's limit: HEAD as GET; and a path with a line break at its end as one without, since
+        Starlette's patterns end with ``$``.
+        """
+        path = path.removesuffix("\n")
+        methods: tuple[str | None, ...] = (None,)
+        if self._has_methods:
+            asked = scope.get(method)
+            methods = ("HEAD", "GET", None) if asked == "HEAD" else (asked, None)
+            for one in methods:
+                found = self._exact.get(path if one is None else f"{one} {path}")
+                if found is not None:
+                    return found
+        elif (found := self._exact.get(path)) is not None:
             return found
-        for wanted, pattern, route, choice in self._patterns:
-            if (wanted is None or wanted == method) and pattern.fullmatch(path):
-                return route, choice
-        return None
+        for one in methods:
+            for matches, found in self._patterns.get(one, ()):
+                if matches(path):
+                    return found
+        return self._default
 
 
 def _pattern(route: str) -> tuple[str | None, str]:
@@ -117,13 +162,21 @@ def _expression(path: str, route: str) -> str:
     return "".join(re.escape(text) + expression for text, expression in zip(texts, [*expressions, ""], strict=True))
 
 
+def _plain(function: Any, where: str) -> None:
+    """TypeError: it is not a function that can be called here."""
+    if not callable(function):
+        raise TypeError(f"{where}{function!r}: give a function")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{where}{function!r} is async, and is not awaited here; give a plain function")
+
+
 def _checked(choice: Choice, where: str) -> Choice:
-    if choice is None or isinstance(choice, (Request, Handler, str)) or callable(choice):
+    if choice is None or isinstance(choice, (Request, Handler, str)):
         return choice
-    raise TypeError(
-        f"{where}: {choice!r} is no choice; give a ctxalloc.request(...), a Handler, the name of one, None, or a "
-        "function that returns one of them"
-    )
+    if callable(choice):
+        _plain(choice, f"{where}: ")
+        return choice
+    raise TypeError(f"{where}: {choice!r} is no choice; {_CHOICES}")
 
 
 class Service:
@@ -139,76 +192,117 @@ class Service:
         retry_after_seconds: int,
         peak_header: str | None,
     ) -> None:
-        self.routes = Routes(routes or {})
-        self.default = _checked(default, "default")
+        for name, function in (("tenant", tenant), ("on_end", on_end)):
+            if function is not None:
+                _plain(function, f"{name}=")
+        if isinstance(retry_after_seconds, bool) or not isinstance(retry_after_seconds, int):
+            raise TypeError(f"retry_after_seconds={retry_after_seconds!r}: give whole seconds, an int")
+        if retry_after_seconds < 0:
+            raise ValueError(f"retry_after_seconds={retry_after_seconds!r}: give 0 or more")
+        if peak_header is not None and not _HEADER.fullmatch(peak_header):
+            raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
+        self.routes = Routes(routes or {}, default)
+        self.exact = self.routes.without_more()
         self.tenant = tenant
         self.on_end = on_end
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
 
-    def begin(self, scope: Scope, method: str | None, path: str, kind: "type[_S]") -> "_S | None":
-        """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it."""
-        found = self.routes.find(method, path)
-        route, choice = (None, self.default) if found is None else found
+    def begin(self, scope: Scope, method: str, path: str, kind: "type[_S]", *, selects: bool = False) -> "_S | None":
+        """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it.
+
+        ``method``: the key under which the scope has the method. ``selects``: what has an account is selected, until
+        ``request._leave()``; else ``Serving.select`` does it.
+        """
+        route, choice, asked, has_budget = self.exact.get(path) or self.routes.find(scope, method, path)
         here = _SERVING.get()
-        is_inside = here is not None and scope.get(KEY) is here
-        base = current() if here is None else here.base
-        if isinstance(choice, Request):  # first, as most are; and it is callable too, as a decorator
-            asked = choice
+        if here is None:
+            base, is_inside = current(), False
         else:
-            terms = choice if choice is None or isinstance(choice, (Handler, str)) else choice(scope)
+            base, is_inside = here.base, scope.get(KEY) is here
+        if asked is None:
+            terms = choice if choice is None or isinstance(choice, (Request, Handler, str)) else choice(scope)
             if terms is None:
                 if here is None or is_inside:
                     return None
-                return kind(self, scope, route, None, base, base, None)
+                terms = base
             if not isinstance(terms, Request):
-                return kind(self, scope, route, None, terms, base, None)
-            asked = terms
+                if not isinstance(terms, (Handler, str)):
+                    raise TypeError(f"route {route!r}: {terms!r} is no choice; {_CHOICES}")
+                serving = kind(self, scope, route, None, base)
+                serving.handler = terms
+                return serving
+            asked, has_budget = terms, terms._wanted_budget is not None  # noqa: SLF001 - made for this
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
-            if tenant is not None and asked._wanted_budget is not None:  # noqa: SLF001 - made for this, here and below
+            if tenant is not None and not isinstance(tenant, Budget):
+                raise TypeError(f"route {route!r}: {tenant!r} is no budget; `tenant` gives a ctxalloc.Budget, or None")
+            if tenant is not None and has_budget:
                 raise ValueError(
                     f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
                     "terms' out, or make it the parent of the tenants'"
                 )
-        begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
-        return kind(self, scope, route, begun, begun._begin(), base, tenant)  # noqa: SLF001
+        if selects:
+            serving = kind(self, scope, route, asked._serve(not is_inside, route, tenant), base)  # noqa: SLF001
+        else:
+            begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
+            handler = begun._begin()  # noqa: SLF001
+            serving = kind(self, scope, route, begun, base)
+            serving.handler = handler
+        if tenant is None and is_inside and here is not None:
+            tenant = here.tenant  # which it is charged to as well, by the request around it
+        if tenant is not None:
+            serving.tenant = tenant
+        return serving
 
 
 class Serving:
     """One request of a server, from its beginning to its end."""
 
-    # Defaults on the class: most requests need none of their own.
-    status: int | None = None
-    """The status of the answer, once it is begun."""
-    is_disconnected = False
-    """The client has gone, and somebody heard of it."""
-    _refusal: BudgetExceeded | None = None
-    _rights: list[None] | None = None
-    _began = 0.0
+    # Slots, all of them filled at once: it is made on the way of every request, and the defaults of a class are found
+    # more slowly.
+    __slots__ = (
+        "_began",
+        "_refusal",
+        "base",
+        "handler",
+        "is_disconnected",
+        "is_whole",
+        "replaced",
+        "request",
+        "route",
+        "scope",
+        "service",
+        "started",
+        "status",
+        "tenant",
+    )
 
-    def __init__(  # noqa: PLR0917 - one call, on the way of every request
-        self,
-        service: Service,
-        scope: Scope,
-        route: str | None,
-        begun: Request | None,
-        handler: Handler | str,
-        base: Handler,
-        tenant: Budget | None,
-    ) -> None:
+    def __init__(self, service: Service, scope: Scope, route: str | None, begun: Request | None, base: Handler) -> None:
         self.service = service
         self.scope: Scope | None = scope
         self.route = route
         self.request = begun
-        self.handler = handler
         self.base = base
-        self.tenant = tenant
+        self.handler: Handler | str | None = None
+        """What ``select`` selects."""
+        self.tenant: Budget | None = None
+        """Whose it is; perhaps by the request around it."""
+        self.status: int | None = None
+        """The status of the answer, once it is begun."""
+        self.is_disconnected = False
+        """The client has gone, and somebody heard of it."""
+        self.started = False
+        """Headers were sent, or a WebSocket accepted."""
+        self.is_whole = False
+        """The last body message was sent, or the WebSocket closed."""
+        self.replaced: BudgetExceeded | None = None
+        """The refusal that is answered in place of the 500 of a framework inside."""
+        self._refusal: BudgetExceeded | None = None
         if service.on_end is not None and begun is not None:
-            # Whoever takes it may tell of the end: `pop` has one winner, in whatever thread.
-            self._rights = [None]
             self._began = time.perf_counter()
+            _UNTOLD.add(self)
 
     def select(self) -> tuple[Token, ContextToken["Serving | None"]]:
         """Select its handler in the running Context, until ``deselect``."""
@@ -229,14 +323,14 @@ class Serving:
     def close(self) -> None:
         """End the request, if it has not ended."""
         if self.request is not None:
-            self.request._end(None)  # noqa: SLF001 - made for this
+            self.request._close()  # noqa: SLF001 - made for this
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """End the request and tell of it, if nobody has."""
         if self.request is not None:
-            self.request._end(None)  # noqa: SLF001 - as above
-            if self._rights:
-                self._tell(outcome, error, self._rights)
+            self.request._close()  # noqa: SLF001 - as above
+            if self.service.on_end is not None:
+                self._tell(outcome, error, self.request, self.service.on_end)
 
     def end_unanswered(self, error: BaseException | None) -> None:
         """The same, where no whole answer was sent: by an exception, or without one."""
@@ -249,22 +343,22 @@ class Serving:
         else:
             self.end("cancelled", error)
 
-    def _tell(self, outcome: Outcome, error: BaseException | None, rights: list[None]) -> None:
+    def _tell(self, outcome: Outcome, error: BaseException | None, begun: Request, on_end: OnEnd) -> None:
         try:
-            rights.pop()
-        except IndexError:
+            _UNTOLD.remove(self)
+        except KeyError:
             return
-        begun, scope, on_end = self.request, self.scope, self.service.on_end
-        assert begun is not None  # noqa: S101 - else there were no rights
-        escaped = begun.escaped
-        assert scope is not None  # noqa: S101 - let go of below only
-        assert on_end is not None  # noqa: S101
+        escaped, scope = begun.escaped, self.scope
         assert escaped is not None  # noqa: S101 - it has ended
+        assert scope is not None  # noqa: S101 - let go of after this only
         seconds = time.perf_counter() - self._began
         report = Report(self.route, outcome, self.status, seconds, begun.stats, escaped, error)
+        token = set_handler(self.base)  # what it makes is not the request's
         try:
-            with use(self.base):  # what it makes is not the request's
+            try:
                 on_end(scope, report)
+            finally:
+                reset(token)
         except Exception:
             log.exception("on_end raised; its request (route %r) has ended all the same", self.route)
 
@@ -293,11 +387,52 @@ class Serving:
         self._refusal = None
 
 
+_UNTOLD: Final[set[Serving]] = set()
+"""Those whose `on_end` has to be told. Whoever removes one tells it: `remove` has one winner, in whatever thread."""
+
+
+def _tell_at_exit() -> None:
+    """What a program leaves behind at its exit: a loop in a thread, a task that nothing frees."""
+    for untold in list(_UNTOLD):
+        untold.end("cancelled")
+
+
+atexit.register(_tell_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_UNTOLD.clear)  # they are the parent's
+
+
+class Step:
+    """A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
+
+    __slots__ = ("_selected", "serving")
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+
+    def __enter__(self) -> None:
+        self._selected = self.serving.select()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:  # noqa: SIM105 - it is on the way of every request
+            self.serving.deselect(self._selected)
+        except ValueError:  # thrown away, and closed in another Context: nothing is selected there
+            pass
+
+
 def _leaf(error: BaseException) -> BaseException:
     """The one exception in a group of one: task groups wrap what their tasks raise."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+mark: Final = _SERVING.set
+"""Says in the running Context whose request it serves, until ``unmark``."""
+
+unmark: Final = _SERVING.reset
 
 
 def serving() -> Serving | None:
@@ -311,17 +446,6 @@ def refusal(error: BaseException) -> BudgetExceeded | None:
         return error
     here = _SERVING.get()
     return None if here is None else here.refusal_of(error)
-
-
-def status_of(refused: BudgetExceeded, here: Serving | None) -> int:
-    """413 where a second try cannot succeed, 429 where the tenant's budget refused, 503 where another one did."""
-    if refused.requested_bytes > refused.limit_bytes:
-        return 413
-    if here is None or here.request is None:
-        return 503
-    if refused.budget == here.request.name and here.request.stats.refused:
-        return 413
-    return 429 if here.tenant is not None and refused.budget == here.tenant.name else 503
 
 
 @contextlib.contextmanager

@@ -18,10 +18,24 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
 
-from ctxalloc import _serving, problems
+from ctxalloc import problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
-from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Report, Scope, Serving, Terms
+from ctxalloc._serving import (
+    ACCOUNT,
+    KEY,
+    REQUEST_KEY,
+    Choice,
+    OnEnd,
+    Report,
+    Scope,
+    Service,
+    Serving,
+    Step,
+    Terms,
+    mark,
+    unmark,
+)
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
 
@@ -76,13 +90,14 @@ class AllocatorMiddleware:
         self.app = app
         self._ends_with_response = ends == "response"
         self._answers = answers
-        self._service = _serving.Service(
+        self._service = Service(
             routes=routes,
             default=default,
             tenant=tenant,
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
-            peak_header=peak_header,
+            # ASGI wants names in lower case.
+            peak_header=peak_header.lower() if isinstance(peak_header, str) else peak_header,
         )
 
     async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
@@ -91,35 +106,45 @@ class AllocatorMiddleware:
         if kind not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        path, root = scope.get("path", ""), scope.get("root_path")
+        path: str = scope["path"]
+        root = scope.get("root_path")
         if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
-        serving = self._service.begin(scope, scope.get("method"), path, _Exchange)
+        serving = self._service.begin(scope, "method", path, _Exchange, selects=True)
         if serving is None:
             await self.app(scope, receive, send)
             return
-        inner = {**scope, KEY: serving}
-        if serving.request is None:
-            await self._selected(serving, inner, receive, send)
+        request = serving.request
+        if request is None:
+            with Step(serving):
+                await self.app({**scope, KEY: serving}, receive, send)
             return
-        inner[REQUEST_KEY] = serving.request
+        marked = mark(serving)
+        inner = {**scope, KEY: serving, REQUEST_KEY: request}
         serving.middleware = self
         serving.to_server = send
         if self._service.on_end is not None:
             receive = _watched(receive, serving)
         try:
-            await self._selected(serving, inner, receive, serving.send)
+            try:
+                await self.app(inner, receive, serving.send)
+            finally:
+                try:
+                    request._leave()  # noqa: SLF001 - made for this
+                    unmark(marked)
+                except ValueError:
+                    # A server threw the coroutine away, which was closed in whatever Context: nothing is selected.
+                    request._close()  # noqa: SLF001 - as above
         except BaseException as error:
             refused = serving.refusal_of(error)
+            if refused is None and isinstance(error, Exception):
+                refused = serving.replaced  # it failed once more
             if refused is None:
                 serving.end_unanswered(error)
                 raise
             try:
                 serving.close()
-                is_answered = serving.replaced is not None
-                if not is_answered and self._answers:
-                    is_answered = await serving.answer(refused, inner, receive)
-                if not is_answered:
+                if not self._answers or not await serving.answer(refused, inner, receive):
                     if refused is error:
                         raise
                     raise refused from refused.__cause__
@@ -128,7 +153,11 @@ class AllocatorMiddleware:
                 del refused  # its traceback has this frame
         else:
             if serving.replaced is not None:  # and the framework has kept its exception
-                serving.end("refused", serving.replaced)
+                try:
+                    serving.close()
+                    await serving.answer(serving.replaced, inner, receive)
+                finally:
+                    serving.end("refused", serving.replaced)
             elif serving.is_whole or kind == "websocket":
                 if not (serving.is_whole and self._ends_with_response):
                     serving.end("completed")
@@ -136,21 +165,8 @@ class AllocatorMiddleware:
                 serving.end_unanswered(None)
         finally:
             # Contexts that go on (a timer of the connection, a task) hold this, and need nothing of the exchange.
-            serving.replaced = None
             serving.to_server = _too_late
-            serving.forget()
-
-    async def _selected(self, serving: Serving, scope: Scope, receive: _Receive, send: _Send) -> None:
-        """The application's call, with the request's handler selected."""
-        selected = serving.select()
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            try:
-                serving.deselect(selected)
-            except ValueError:
-                # A server threw the coroutine away, which was closed in whatever Context: nothing is selected there.
-                serving.close()
+            serving.replaced = serving.scope = serving._refusal = None  # noqa: SLF001 - as above
 
 
 def _watched(receive: _Receive, serving: Serving) -> _Receive:
@@ -168,32 +184,30 @@ def _watched(receive: _Receive, serving: Serving) -> _Receive:
 class _Exchange(Serving):
     """A request that is being served, and what its server was sent."""
 
+    __slots__ = ("middleware", "to_server")
+
     middleware: AllocatorMiddleware
     to_server: _Send
-    started = False
-    """Headers were sent, or a WebSocket accepted."""
-    is_whole = False
-    """The last body message was sent, or the WebSocket closed."""
-    replaced: BudgetExceeded | None = None
-    """The refusal that was answered in place of the 500 of a framework inside."""
 
     def send(self, message: _Message) -> Awaitable[None]:
         """The application's ``send``."""
         kind = message["type"]
         if kind == "http.response.body":
-            if not message.get("more_body", False):
-                return self._last(message)
             if self.replaced is not None:
                 return _nothing()
+            if "more_body" not in message or not message["more_body"]:
+                return self._last(message)
         elif kind == "http.response.start":
+            status = message["status"]
+            if status == 500 and self.middleware._answers and self._replaces():  # noqa: SLF001 - a part of it
+                return _nothing()
             self.started = True
-            self.status = status = message["status"]
-            if status == 500 and self.middleware._answers:  # noqa: SLF001 - a part of it, here and below
-                return self._start_500(message)
-            if self.middleware._service.peak_header is not None:  # noqa: SLF001
-                message = self._with_peak(message, self.middleware._service.peak_header)  # noqa: SLF001
-        elif kind in ("http.response.pathsend", "websocket.close"):
-            return self._last(message)
+            self.status = status
+            if self.service.peak_header is not None:
+                message = self._with_peak(message, self.service.peak_header)
+        elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
+            if not message.get("more_body", False):  # the last of them only may have it
+                return self._last(message)
         elif kind == "websocket.accept":
             self.started = True
             self.status = 101
@@ -204,26 +218,24 @@ class _Exchange(Serving):
 
     async def _last(self, message: _Message) -> None:
         """The last message, and the end of the account. The ContextVar is not touched: this may be another task."""
-        if self.replaced is None:
-            try:
-                await self.to_server(message)
-            except OSError:  # what servers raise where the client has gone (ASGI 2.4)
-                self.is_disconnected = True
-                raise
+        try:
+            await self.to_server(message)
+        except OSError:  # what servers raise where the client has gone (ASGI 2.4)
+            self.is_disconnected = True
+            raise
         self.is_whole = True
         if self.middleware._ends_with_response:  # noqa: SLF001
-            self.end("completed" if self.replaced is None else "refused", self.replaced)
+            self.end("completed")
 
-    async def _start_500(self, message: _Message) -> None:
-        """Where a framework inside sends a 500 because of a refusal, from within its ``except``, the answer is ours."""
+    def _replaces(self) -> bool:
+        """Whether a framework inside sends a 500 because of a refusal, from within its ``except``: the answer is ours.
+
+        It is given when the application has returned.
+        """
         error = sys.exception()
-        refused = None if error is None else self.refusal_of(error)
-        del error
-        if refused is None:
-            await self.to_server(message)
-            return
-        self.replaced = refused
-        await self._send_problem(problems.of(refused, self))
+        if error is not None:
+            self.replaced = self.refusal_of(error)
+        return self.replaced is not None
 
     async def answer(self, refused: BudgetExceeded, scope: Scope, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""

@@ -11,6 +11,7 @@ from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 try:
@@ -21,7 +22,7 @@ except ImportError:
     raise ImportError("ctxalloc.django needs Django, and its import fails: pip install django") from sys.exception()
 
 from ctxalloc import _serving, problems
-from ctxalloc._serving import ACCOUNT, KEY, Serving
+from ctxalloc._serving import ACCOUNT, KEY, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
 
@@ -73,28 +74,16 @@ class AllocatorMiddleware:
         serving = self._begin(request)
         if serving is None:
             return self._checked(self.get_response(request))
-        selected = serving.select()
-        try:
+        with _Step(serving):
             response = self._checked(self.get_response(request))
-        except BaseException as error:
-            serving.deselect(selected)
-            serving.end_unanswered(error)
-            raise
-        serving.deselect(selected)
         return self._answered(serving, response)
 
     async def _asynchronous(self, request: HttpRequest) -> HttpResponseBase:
         serving = self._begin(request)
         if serving is None:
             return self._checked(await self.get_response(request))
-        selected = serving.select()
-        try:
+        with _Step(serving):
             response = self._checked(await self.get_response(request))
-        except BaseException as error:
-            serving.deselect(selected)
-            serving.end_unanswered(error)
-            raise
-        serving.deselect(selected)
         return self._answered(serving, response)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
@@ -114,7 +103,7 @@ class AllocatorMiddleware:
         return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
 
     def _begin(self, request: HttpRequest) -> Serving | None:
-        serving = self._service.begin(request.META, request.method, request.path_info, Serving)
+        serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info, Serving)
         if serving is not None:
             request.META[KEY] = serving
             if serving.request is not None:
@@ -143,6 +132,28 @@ class AllocatorMiddleware:
         return response
 
 
+class _Step(Step):
+    """A step of Django, of either kind: what leaves it as an exception ends the request."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if error is None:
+            return
+        serving = self.serving
+        if isinstance(error, (StopIteration, StopAsyncIteration)):
+            serving.end("completed")
+            serving.forget()
+            return
+        refused = serving.refusal_of(error)
+        if refused is None:
+            serving.end_unanswered(error)
+        else:
+            serving.end("refused", refused)
+        serving.forget()
+
+
 class _Streamed(Generic[_Content]):
     """Streamed content, each of whose steps is in the request. Django closes it with the response."""
 
@@ -154,6 +165,10 @@ class _Streamed(Generic[_Content]):
         """The end, if it has not come before."""
         self._serving.end("unfinished")
 
+    def __del__(self) -> None:
+        """A server that does not close answers: the account closes all the same."""
+        self.close()
+
 
 class _Stream(_Streamed[Iterator[bytes]]):
     """Content of a synchronous view."""
@@ -162,15 +177,8 @@ class _Stream(_Streamed[Iterator[bytes]]):
         return self
 
     def __next__(self) -> bytes:
-        selected = self._serving.select()
-        try:
-            part = next(self._content)
-        except BaseException as error:
-            self._serving.deselect(selected)
-            _ended(self._serving, error)
-            raise
-        self._serving.deselect(selected)
-        return part
+        with _Step(self._serving):
+            return next(self._content)
 
 
 class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
@@ -180,24 +188,5 @@ class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
         return self
 
     async def __anext__(self) -> bytes:
-        selected = self._serving.select()
-        try:
-            part = await anext(self._content)
-        except BaseException as error:
-            self._serving.deselect(selected)
-            _ended(self._serving, error)
-            raise
-        self._serving.deselect(selected)
-        return part
-
-
-def _ended(serving: Serving, error: BaseException) -> None:
-    if isinstance(error, (StopIteration, StopAsyncIteration)):
-        serving.end("completed")
-        return
-    refused = serving.refusal_of(error)
-    if refused is None:
-        serving.end_unanswered(error)
-    else:
-        serving.end("refused", refused)
-    serving.forget()
+        with _Step(self._serving):
+            return await anext(self._content)

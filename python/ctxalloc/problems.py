@@ -10,15 +10,15 @@ themselves; these two are for handlers of errors in the application, where it ma
             raise error
         return problem.body, problem.status, problem.headers
 
-Neighbours: ``_serving`` has the request that is asked.
+Neighbours: ``_serving`` has the request that is asked; ``src/answer.rs`` decides, for Rust's services too.
 """
 
-import json
 from http import HTTPStatus
 from typing import NamedTuple
 
 from ctxalloc import _serving
 from ctxalloc._errors import BudgetExceeded
+from ctxalloc._native import _answer
 
 __all__ = ["Problem", "problem", "refusal"]
 
@@ -32,13 +32,6 @@ class Problem(NamedTuple):
     """``content-type``, ``content-length`` and, with 429 and 503, ``retry-after``."""
     body: bytes
     """JSON, in UTF-8. It names no budget and no number: strangers read it."""
-
-
-_DETAIL = {
-    413: "The request needs more memory than it may have.",
-    429: "The memory that this client may have is in use.",
-    503: "The memory of this service is in use.",
-}
 
 
 def refusal(error: BaseException) -> BudgetExceeded | None:
@@ -63,9 +56,10 @@ def problem(error: BaseException) -> Problem | None:
 
 def of(refused: BudgetExceeded, serving: "_serving.Serving | None") -> Problem:
     """The answer to a refusal in a request; for the middlewares."""
-    status = _serving.status_of(refused, serving)
-    document = {"type": "about:blank", "title": phrase(status), "status": status, "detail": _DETAIL[status]}
-    body = json.dumps(document).encode()
+    which = (refused.budget_id, refused.of_request, refused.limit_bytes)
+    tenant = None if serving is None else serving.tenant
+    status, document = _answer(which, refused.held_bytes, refused.requested_bytes, tenant)
+    body = document.encode()
     headers = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
     if status != 413:
         seconds = 1 if serving is None else serving.service.retry_after_seconds

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ctxalloc import _serving, problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
-from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Serving
+from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
 
@@ -62,7 +62,10 @@ class AllocatorMiddleware:
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """The WSGI entry point."""
-        serving = self._service.begin(environ, environ.get("REQUEST_METHOD"), environ.get("PATH_INFO") or "/", Serving)
+        path: str = environ.get("PATH_INFO") or "/"
+        if not path.isascii():
+            path = path.encode("latin-1", "replace").decode("utf-8", "replace")  # PEP 3333 has its bytes as Latin-1
+        serving = self._service.begin(environ, "REQUEST_METHOD", path, Serving)
         if serving is None:
             return self.app(environ, start_response)
         environ = {**environ, KEY: serving}
@@ -99,34 +102,28 @@ class _Body:
 
     def begin(self, app: _Application, environ: _Environ) -> Iterable[bytes]:
         """The application's call; or the answer to its refusal."""
-        selected = self._serving.select()
         try:
-            self._content = content = app(environ, self._start)
+            with Step(self._serving):
+                self._content = content = app(environ, self._start)
         except BaseException as error:
-            self._serving.deselect(selected)
             return self._failed(error)
-        self._serving.deselect(selected)
         return content
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        selected = self._serving.select()
         try:
-            if self._iterator is None:
-                self._iterator = iter(self._content)
-            part = next(self._iterator)
+            with Step(self._serving):
+                if self._iterator is None:
+                    self._iterator = iter(self._content)
+                part = next(self._iterator)
         except StopIteration:
-            self._serving.deselect(selected)
             self.is_whole = True
             raise
         except BaseException as error:
-            self._serving.deselect(selected)
             (part,) = self._failed(error)
             self._iterator = iter(())
-        else:
-            self._serving.deselect(selected)
         self._is_sent = self._is_sent or bool(part)
         return part
 
@@ -134,15 +131,14 @@ class _Body:
         """The end of the request."""
         close = getattr(self._content, "close", None)
         error: BaseException | None = None
-        selected = self._serving.select()
         try:
-            if close is not None:
-                close()
+            with Step(self._serving):
+                if close is not None:
+                    close()
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self._serving.deselect(selected)
             self.finish(error)
             del error
 

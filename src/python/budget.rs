@@ -47,7 +47,7 @@ impl Eq for PyBudget {}
 
 impl std::hash::Hash for PyBudget {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.budget.identity().hash(state);
+        self.budget.id().hash(state);
     }
 }
 
@@ -73,6 +73,12 @@ impl PyBudget {
     #[getter]
     fn name(&self) -> Cow<'_, str> {
         self.budget.name()
+    }
+
+    /// Its number, which no other budget of the process has: ``BudgetExceeded.budget_id``, ``metrics.budgets()``.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.budget.id()
     }
 
     /// Its limit in bytes; None if it only counts. It may be changed at any time: a new limit applies from the next

@@ -58,8 +58,25 @@ impl From<Error> for PyErr {
         let message = error.to_string();
         match error {
             Error::OutOfMemory { .. } => PyMemoryError::new_err(message),
-            Error::BudgetExceeded { budget, limit_bytes, in_use_bytes, requested_bytes } => {
-                BudgetExceeded::new_err((budget, limit_bytes, in_use_bytes, requested_bytes))
+            Error::BudgetExceeded {
+                budget,
+                budget_id,
+                of_request,
+                limit_bytes,
+                in_use_bytes,
+                held_bytes,
+                requested_bytes,
+            } => {
+                // The order of its `__init__`.
+                BudgetExceeded::new_err((
+                    budget,
+                    limit_bytes,
+                    in_use_bytes,
+                    requested_bytes,
+                    held_bytes,
+                    budget_id,
+                    of_request,
+                ))
             }
             Error::RequestEnded { .. } => RequestEnded::new_err(message),
             Error::UnknownHandler { .. } => UnknownHandlerError::new_err(message),

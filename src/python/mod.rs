@@ -13,6 +13,7 @@
 //! Nothing else carries a handler across. An extension calls [`init`] first in its `#[pymodule]`, so that it uses the
 //! table of the package and not one of its own.
 
+mod answer;
 mod asyncgen;
 mod asyncio;
 mod attached;

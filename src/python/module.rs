@@ -35,6 +35,8 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
+    use super::super::answer::answer;
+    #[pymodule_export]
     use super::super::asyncgen::anext_unhooked;
     #[pymodule_export]
     use super::super::budget::PyBudget;

@@ -142,10 +142,10 @@ impl Budget {
         Arc::ptr_eq(&self.account, &other.account)
     }
 
-    /// A number that no other budget has while this one is alive.
-    #[cfg(feature = "python")]
-    pub(crate) fn identity(&self) -> usize {
-        Arc::as_ptr(&self.account).addr()
+    /// Its number, which no other budget has: [`Error::BudgetExceeded`] tells by it which one refused.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.account.number()
     }
 
     /// The budget directly above it. For the budget of a [`Request`](crate::Request) this is the nearest one that the request
@@ -313,8 +313,11 @@ mod tests {
         let refused = request.charge(200).expect_err("no room for the tenant");
         let expected = Error::BudgetExceeded {
             budget: "tenant".into(),
+            budget_id: tenant.id(),
+            of_request: false,
             limit_bytes: 800,
             in_use_bytes: 700,
+            held_bytes: 0,
             requested_bytes: 200,
         };
         assert_eq!(refused, expected);

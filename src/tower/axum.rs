@@ -1,8 +1,7 @@
 //! `Error` as an answer of axum's handlers: `async fn handler() -> Result<Bytes, ctxalloc::Error>`.
 
-use super::problem::{document, headers, status_of};
+use super::problem::{answer_to, document, headers, status_of};
 use crate::error::Error;
-use crate::request::current_request;
 use axum_core::body::Body;
 use axum_core::response::{IntoResponse, Response};
 
@@ -10,11 +9,10 @@ impl IntoResponse for Error {
     /// 413 or 503 with a problem document for memory that was refused; 500 for all others. A
     /// [`RequestLayer`](super::RequestLayer) knows more, and answers what its tenant's budget refused with 429.
     fn into_response(self) -> Response {
-        let request = current_request().map(|request| request.name().into_owned());
-        let status = status_of(&self, request.as_deref(), None);
-        let mut response = Response::new(Body::from(document(status)));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers(status, 1);
+        let answer = answer_to(&self, None);
+        let mut response = Response::new(Body::from(document(answer)));
+        *response.status_mut() = status_of(answer);
+        *response.headers_mut() = headers(answer, 1);
         response.extensions_mut().insert(self);
         response
     }

@@ -3,6 +3,7 @@
 use super::body::ResponseBody;
 use super::problem;
 use super::serving::{Outcome, Serving};
+use crate::answer::Answer;
 use crate::error::Error;
 use crate::scope::Context;
 use http::header::CONTENT_LENGTH;
@@ -51,9 +52,9 @@ impl<F> ResponseFuture<F> {
     }
 }
 
-/// An answer of the layer's own.
+/// An answer of the layer's own; None is 500.
 fn own<B: Body>(
-    status: StatusCode,
+    answer: Option<Answer>,
     is_grpc: bool,
     is_head: bool,
     retry_after_seconds: u32,
@@ -63,9 +64,9 @@ fn own<B: Body>(
         *response.headers_mut() = problem::grpc_headers();
         return response;
     }
-    let mut response = Response::new(ResponseBody::own(if is_head { "" } else { problem::document(status) }));
-    *response.status_mut() = status;
-    *response.headers_mut() = problem::headers(status, retry_after_seconds);
+    let mut response = Response::new(ResponseBody::own(if is_head { "" } else { problem::document(answer) }));
+    *response.status_mut() = problem::status_of(answer);
+    *response.headers_mut() = problem::headers(answer, retry_after_seconds);
     response
 }
 
@@ -96,7 +97,7 @@ where
             }
             Inside::Unavailable(retry_after) => {
                 let seconds = retry_after.take().expect("a `ResponseFuture` was polled after it was complete");
-                return Poll::Ready(Ok(own(StatusCode::INTERNAL_SERVER_ERROR, false, false, seconds)));
+                return Poll::Ready(Ok(own(None, false, false, seconds)));
             }
         };
         let polled = catch_unwind(AssertUnwindSafe(|| {
@@ -129,7 +130,7 @@ where
             unreachable!("matched above")
         };
         let refused = match &answer {
-            _ if exceeded.is_some() => exceeded.as_ref().map(|error| serving.status_for(error)),
+            _ if exceeded.is_some() => exceeded.as_ref().and_then(|error| serving.answer_for(error)),
             Some(Ok(response)) => match response.extensions().get::<Error>() {
                 Some(told) => serving.answer_to(Some(told)),
                 None if problem::is_unexplained(response.status(), response.headers(), serving.is_grpc) => {
@@ -140,12 +141,12 @@ where
             Some(Err(_)) => serving.answer_to(None),
             None => None,
         };
-        if let Some(status) = refused {
+        if refused.is_some() {
             context.run(|| {
                 drop(answer);
                 this.inner.set(None);
             });
-            let mut response = own(status, serving.is_grpc, is_head, serving.retry_after_seconds());
+            let mut response = own(refused, serving.is_grpc, is_head, serving.retry_after_seconds());
             response.extensions_mut().insert(Refused);
             serving.status = Some(response.status());
             serving.end(Outcome::Refused);

@@ -1,7 +1,7 @@
 //! `RequestLayer`: what a service is given, and `RequestService`, which it makes of a service.
 
 use super::future::ResponseFuture;
-use super::serving::{Ended, Options, Serving};
+use super::serving::{Ended, Options, Serving, TenantId};
 use crate::request::{Builder, RequestHandle, request};
 use crate::scope::{Context, current};
 use crate::strategy::Budget;
@@ -70,7 +70,7 @@ impl RequestLayer {
     }
 
     /// Finds the budget of a request's tenant, which it is charged to in place of [`budget`](Self::budget). Make that one its
-    /// parent. What it refuses is answered with 429. Budgets are told apart by their names.
+    /// parent. What it refuses is answered with 429.
     pub fn tenant(self, tenant: impl Fn(&Parts) -> Option<Budget> + Send + Sync + 'static) -> Self {
         self.with(|options| options.tenant = Some(Arc::new(tenant)))
     }
@@ -159,6 +159,8 @@ fn begin(options: &Arc<Options>, parts: &Parts) -> Begun {
         None => Some(terms),
     };
     let Some(terms) = terms else { return Begun::Nothing };
+    let around = if is_inside { parts.extensions.get().copied() } else { None };
+    let tenant = tenant.map(|budget| TenantId(budget.id())).or(around);
     let is_grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
     match terms.begin() {
         Ok(request) => Begun::Account(Serving::new(request, Arc::clone(options), tenant, is_grpc)),
@@ -192,6 +194,10 @@ where
             Begun::Failed => return ResponseFuture::unavailable(self.options.retry_after_seconds),
         };
         parts.extensions.insert(serving.request().handle());
+        match serving.tenant() {
+            Some(tenant) => _ = parts.extensions.insert(tenant),
+            None => _ = parts.extensions.remove::<TenantId>(), // an outer one's, whose request this one is not inside of
+        }
         let is_head = parts.method == Method::HEAD;
         let request = Request::from_parts(parts, body);
         let mut context = Context::with_handler(serving.request().handler());

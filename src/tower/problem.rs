@@ -1,6 +1,6 @@
-//! What the client hears of a refusal: a problem document (RFC 9457), or a status of gRPC. It names no budget and no number,
-//! because strangers read it.
+//! How a client is told of a refusal: the headers and the body of the answer that `crate::answer` decides on, or a status of gRPC.
 
+use crate::answer::Answer;
 use crate::error::Error;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -13,46 +13,32 @@ pub(super) fn is_refusal(error: &Error) -> bool {
     matches!(error, Error::BudgetExceeded { .. } | Error::RequestEnded { .. } | Error::OutOfMemory { .. })
 }
 
-/// The status that tells a client of a refusal in the request called `request`, which is charged to `tenant`. 413: a second try
-/// cannot succeed. 429: the tenant's budget refused. 503: memory is short for others too.
-pub(super) fn status_of(error: &Error, request: Option<&str>, tenant: Option<&str>) -> StatusCode {
+/// The answer to an error of a request that is charged to `tenant`. None where memory has nothing to do with it: 500.
+pub(super) fn answer_to(error: &Error, tenant: Option<u64>) -> Option<Answer> {
     match error {
-        Error::BudgetExceeded { budget, limit_bytes, requested_bytes, .. } => {
-            if request == Some(budget) || requested_bytes > limit_bytes {
-                StatusCode::PAYLOAD_TOO_LARGE
-            } else if tenant == Some(budget) {
-                StatusCode::TOO_MANY_REQUESTS
-            } else {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-        }
-        Error::RequestEnded { .. } | Error::OutOfMemory { .. } => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
+        // What was there is gone, or was never enough: others may be told so too.
+        Error::RequestEnded { .. } | Error::OutOfMemory { .. } => Some(Answer::Busy),
+        error => Answer::to(error, tenant),
     }
 }
 
-/// The body that goes with a status of [`status_of`].
-pub(super) fn document(status: StatusCode) -> &'static str {
-    match status {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            r#"{"type":"about:blank","title":"Content Too Large","status":413,"detail":"The request needs more memory than it may have."}"#
-        }
-        StatusCode::TOO_MANY_REQUESTS => {
-            r#"{"type":"about:blank","title":"Too Many Requests","status":429,"detail":"The memory that this client may have is in use."}"#
-        }
-        StatusCode::SERVICE_UNAVAILABLE => {
-            r#"{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The memory of this service is in use."}"#
-        }
-        _ => r#"{"type":"about:blank","title":"Internal Server Error","status":500}"#,
-    }
+/// The status of such an answer.
+pub(super) fn status_of(answer: Option<Answer>) -> StatusCode {
+    let status = answer.and_then(|answer| StatusCode::from_u16(answer.status()).ok());
+    status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// Its body.
+pub(super) fn document(answer: Option<Answer>) -> &'static str {
+    answer.map_or(r#"{"type":"about:blank","title":"Internal Server Error","status":500}"#, Answer::document)
 }
 
 /// The headers that go with it.
-pub(super) fn headers(status: StatusCode, retry_after_seconds: u32) -> HeaderMap {
+pub(super) fn headers(answer: Option<Answer>, retry_after_seconds: u32) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    headers.insert(CONTENT_LENGTH, document(status).len().into());
-    if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+    headers.insert(CONTENT_LENGTH, document(answer).len().into());
+    if matches!(answer, Some(Answer::TenantBusy | Answer::Busy)) {
         headers.insert(RETRY_AFTER, retry_after_seconds.into());
     }
     headers
@@ -90,30 +76,15 @@ pub(super) fn grpc_headers() -> HeaderMap {
 
 #[cfg(test)]
 mod tests {
-    use super::{document, status_of};
+    use super::{answer_to, document, status_of};
     use crate::error::Error;
-    use http::StatusCode;
-
-    fn refused(budget: &str, requested_bytes: usize) -> Error {
-        Error::BudgetExceeded { budget: budget.into(), limit_bytes: 100, in_use_bytes: 90, requested_bytes }
-    }
 
     #[test]
-    fn the_status_says_whether_a_second_try_may_succeed() {
-        let status = |error: &Error| status_of(error, Some("upload"), Some("red")).as_u16();
-        assert_eq!(status(&refused("upload", 20)), 413);
-        assert_eq!(status(&refused("red", 20)), 429);
-        assert_eq!(status(&refused("red", 101)), 413);
-        assert_eq!(status(&refused("service", 20)), 503);
+    fn what_no_budget_refused_is_503_where_it_is_memory_and_500_else() {
+        let status = |error: &Error| status_of(answer_to(error, None)).as_u16();
         assert_eq!(status(&Error::OutOfMemory { handler: "pool".into(), requested_bytes: 1 }), 503);
+        assert_eq!(status(&Error::RequestEnded { request: "r".into(), requested_bytes: 1 }), 503);
         assert_eq!(status(&Error::TokenUsed), 500);
-    }
-
-    #[test]
-    fn each_document_has_the_status_that_it_goes_with() {
-        for status in [413, 429, 503, 500] {
-            let text = document(StatusCode::from_u16(status).expect("a status"));
-            assert!(text.contains(&format!("\"status\":{status}")), "{text}");
-        }
+        assert!(document(None).contains("\"status\":500"));
     }
 }

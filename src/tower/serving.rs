@@ -2,6 +2,7 @@
 //! out is forgotten.
 
 use super::problem;
+use crate::answer::Answer;
 use crate::error::Error;
 use crate::request::{Builder, Report, Request};
 use crate::strategy::Budget;
@@ -66,12 +67,16 @@ pub(super) struct Options {
     pub(super) retry_after_seconds: u32,
 }
 
+/// The number of the tenant's budget, for layers further in, which it is charged to as well.
+#[derive(Clone, Copy)]
+pub(super) struct TenantId(pub(super) u64);
+
 /// A request that is being served. Dropping it ends it, and tells so.
 pub(super) struct Serving {
     /// Until the end.
     request: Option<Request>,
     options: Arc<Options>,
-    tenant: Option<Budget>,
+    tenant: Option<TenantId>,
     began: Instant,
     pub(super) status: Option<StatusCode>,
     /// How it ends if it is dropped now.
@@ -80,7 +85,7 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    pub(super) fn new(request: Request, options: Arc<Options>, tenant: Option<Budget>, is_grpc: bool) -> Self {
+    pub(super) fn new(request: Request, options: Arc<Options>, tenant: Option<TenantId>, is_grpc: bool) -> Self {
         let began = Instant::now();
         Self { request: Some(request), options, tenant, began, status: None, outcome: Outcome::Dropped, is_grpc }
     }
@@ -94,12 +99,12 @@ impl Serving {
         self.outcome = outcome;
     }
 
-    /// The status for a refusal that this request's service told of, or that nothing was allocated after. `None`: it is not
+    /// The answer to a refusal that this request's service told of, or that nothing was allocated after. `None`: it is not
     /// refused, or the layer does not answer.
-    pub(super) fn answer_to(&self, told: Option<&Error>) -> Option<StatusCode> {
+    pub(super) fn answer_to(&self, told: Option<&Error>) -> Option<Answer> {
         let last = if told.is_none() { self.request().last_refusal() } else { None };
         let refusal = told.or(last.as_ref()).filter(|error| self.options.answers && problem::is_refusal(error))?;
-        Some(self.status_for(refusal))
+        self.answer_for(refusal)
     }
 
     /// Whether memory was refused, and nothing was allocated since.
@@ -107,10 +112,14 @@ impl Serving {
         self.request().last_refusal().is_some_and(|error| problem::is_refusal(&error))
     }
 
-    /// The status for a refusal.
-    pub(super) fn status_for(&self, refusal: &Error) -> StatusCode {
-        let tenant = self.tenant.as_ref().map(Budget::name);
-        problem::status_of(refusal, Some(&self.request().name()), tenant.as_deref())
+    /// The answer to a refusal.
+    pub(super) fn answer_for(&self, refusal: &Error) -> Option<Answer> {
+        problem::answer_to(refusal, self.tenant.map(|tenant| tenant.0))
+    }
+
+    /// Whose it is.
+    pub(super) fn tenant(&self) -> Option<TenantId> {
+        self.tenant
     }
 
     pub(super) fn retry_after_seconds(&self) -> u32 {

@@ -26,9 +26,21 @@ counts: Counter[str] = Counter(begun=0, ended=0, wrong=0, refused=0, completed=0
 USER: contextvars.ContextVar[int] = contextvars.ContextVar("user", default=0)
 
 
+ENDS = os.environ.get("CTXALLOC_TEST_ENDS")
+"""A file that gets a line for each beginning and each end, also when the server is on its way out."""
+
+
+def note(line: str) -> None:
+    if ENDS:
+        file = os.open(ENDS, os.O_WRONLY | os.O_APPEND)
+        os.write(file, f"{line}\n".encode())
+        os.close(file)
+
+
 def on_end(scope: Any, report: Report) -> None:
     counts["ended"] += 1
     counts[report.outcome] += 1
+    note(f"{report.route or scope.get('path')} {report.outcome}")
 
 
 def is_mine(begun: ctxalloc.Request, *arrays: Any) -> bool:
@@ -108,6 +120,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         kept = np.ones(10 * MiB, np.uint8)
         await send_json(send, {"ok": False, "bytes": kept.nbytes})
     elif path == "/hang":
+        note("/hang begun")
         while (await receive())["type"] != "http.disconnect":
             counts["woken"] += 1
     elif path == "/stream":

@@ -45,13 +45,12 @@ def served(command: Sequence[str], **environment: str) -> Iterator[int]:
             print(said.read().decode()[-4000:])
             raise
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
+            process.terminate()  # it ends its workers itself
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
 
 
 async def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:

@@ -1,10 +1,13 @@
 """`ctxalloc.asgi.AllocatorMiddleware`: what a request gets, and its one end. No server here."""
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import json
 import logging
+import subprocess
+import sys
 import types
 import weakref
 from typing import Any
@@ -392,6 +395,113 @@ def test_a_call_that_a_server_throws_away_ends_once_and_selects_nothing() -> Non
     assert current().name == "default_allocator"
 
 
+@pytest.mark.parametrize("raised", [KeyError, asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("when", ["completed", "failed", "refused"])
+def test_an_on_end_that_raises_is_not_called_again(raised: type[BaseException], when: str) -> None:
+    told = Told()
+
+    def on_end(scope: Scope, report: Report) -> None:
+        told(scope, report)
+        raise raised("from on_end")
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        if when == "failed":
+            raise OSError("mine")
+        if when == "refused":
+            np.empty(BIG, np.uint8)
+        await answer(send)
+
+    async def main() -> None:
+        # An Exception is logged; what ends a program or a task passes, as from anywhere else.
+        expected = OSError if when == "failed" and raised is KeyError else None if raised is KeyError else raised
+        service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=on_end)
+        with pytest.raises(expected) if expected else contextlib.nullcontext():
+            await call(service, http())
+        assert current().name == "default_allocator"
+        assert ctxalloc._serving.serving() is None
+
+    asyncio.run(main())
+    assert told.only.outcome == when
+
+
+@pytest.mark.parametrize("where", ["application", "first message", "last message", "answer", "background"])
+def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
+    told = Told()
+    reached = asyncio.Event()
+
+    async def forever() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        if where == "application":
+            await forever()
+        if where == "answer":
+            np.empty(BIG, np.uint8)
+        await answer(send)
+        await forever()
+
+    async def send(message: Any) -> None:
+        if (message["type"], where) in {
+            ("http.response.start", "first message"),
+            ("http.response.start", "answer"),
+            ("http.response.body", "last message"),
+        }:
+            await forever()
+
+    async def main() -> None:
+        service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=told)
+        task = asyncio.create_task(service(http(), Client().receive, send))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert current().name == "default_allocator"
+
+    asyncio.run(main())
+    expected = {"answer": "refused", "background": "completed"}
+    assert told.only.outcome == expected.get(where, "cancelled")
+
+
+EXITS = {
+    "the loop is closed": "loop.close()",
+    "the loop is closed and the task is gone": "del task; loop.close(); gc.collect()",
+    "the loop is stopped": "",
+    "the task is in a cycle": "task.own = [task]; del task; gc.freeze()",
+    "another thread has the loop": "threading.Thread(target=loop.run_forever, daemon=True).start()",
+    "the program ends by an exception": "raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_what_a_program_drops_at_its_exit_ends_once(how: str) -> None:
+    """Servers cancel their tasks; those that do not leave coroutines to the interpreter."""
+    program = f"""
+import asyncio, gc, os, sys, threading
+import numpy
+from ctxalloc.asgi import AllocatorMiddleware
+
+class Task(asyncio.Task): pass
+
+def on_end(scope, report):
+    os.write(1, f"{{scope['path']}} {{report.outcome}} {{report.stats.peak_bytes}}\\n".encode())
+
+async def hangs(scope, receive, send):
+    held = numpy.empty(1000)
+    await asyncio.Event().wait()
+
+loop = asyncio.new_event_loop()
+loop.set_task_factory(lambda loop, coroutine, **more: Task(coroutine, loop=loop, **more))
+scope = {{"type": "http", "method": "GET", "path": "/a", "headers": []}}
+task = loop.create_task(AllocatorMiddleware(hangs, on_end=on_end)(scope, None, None))
+loop.run_until_complete(asyncio.sleep(0))
+{EXITS[how]}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "/a cancelled 8000\n", done.stderr
+    assert done.returncode == (3 if "exception" in how else 0)
+
+
 def test_on_end_is_outside_of_the_request_and_its_errors_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
     seen = []
 
@@ -611,3 +721,83 @@ def test_logging_is_quiet_where_nothing_is_wrong(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.DEBUG, "ctxalloc"):
         asyncio.run(call(AllocatorMiddleware(makes(10)), http()))
     assert not caplog.records
+
+
+# ---- ways around a limit ----------------------------------------------------------------------------
+
+
+def routes_found(routes: dict[str, Any], *asked: tuple[str, str]) -> list[str | None]:
+    told = Told()
+    service = AllocatorMiddleware(makes(10), routes=routes, on_end=told)
+    for method, path in asked:
+        asyncio.run(call(service, http(path, method)))
+    return [report.route for report in told.reports]
+
+
+def test_a_route_with_the_method_comes_before_one_without() -> None:
+    routes = {"/a/{name}": request(), "POST /a/{name}": request(), "/b": request(), "POST /b": request()}
+    asked = [("POST", "/a/x"), ("GET", "/a/x"), ("POST", "/b"), ("GET", "/b")]
+    assert routes_found(routes, *asked) == ["POST /a/{name}", "/a/{name}", "POST /b", "/b"]
+
+
+def test_a_line_break_in_a_path_is_no_way_around_a_route() -> None:
+    """Starlette's patterns end with `$`, which stands before a last line break too: `/a%0A` is served as `/a`."""
+    routes = {"/a": request(), "GET /b": request(), "/c/{name}": request(), "/files/{rest:path}": request()}
+    asked = [("GET", f"{path}\n") for path in ("/a", "/b", "/c/x", "/files/a/b")]
+    assert routes_found(routes, *asked) == list(routes)
+    assert routes_found(routes, ("GET", "/files/a\nb/c")) == ["/files/{rest:path}"]
+
+
+def test_head_is_served_as_get_is() -> None:
+    """Starlette, Flask and Django answer HEAD by what they have for GET."""
+    routes = {"GET /a": request(), "GET /c/{name}": request(), "HEAD /d": request(), "GET /d": request()}
+    asked = [("HEAD", "/a"), ("HEAD", "/c/x"), ("HEAD", "/d"), ("POST", "/a")]
+    assert routes_found(routes, *asked) == ["GET /a", "GET /c/{name}", "HEAD /d", None]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"peak_header": "x peak"}, ValueError, "peak_header='x peak'"),
+        ({"peak_header": "x\r\ny: 1"}, ValueError, "peak_header="),
+        ({"peak_header": ""}, ValueError, "peak_header=''"),
+        ({"retry_after_seconds": -1}, ValueError, "retry_after_seconds=-1"),
+        ({"retry_after_seconds": 0.5}, TypeError, "retry_after_seconds=0.5"),
+        ({"retry_after_seconds": True}, TypeError, "retry_after_seconds=True"),
+        ({"on_end": named}, TypeError, "on_end=.*async"),
+        ({"on_end": 3}, TypeError, "on_end=3"),
+        ({"tenant": named}, TypeError, "tenant=.*async"),
+        ({"tenant": Budget(name="b")}, TypeError, "tenant="),
+        ({"default": named}, TypeError, "default: .*async"),
+        ({"routes": {"/a": named}}, TypeError, "/a: .*async"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        AllocatorMiddleware(tells, **options)
+
+
+def test_what_is_no_choice_or_no_budget_fails_the_request_and_says_so() -> None:
+    for options in ({"default": lambda _: 3}, {"tenant": lambda _: "red"}):
+        with pytest.raises(TypeError, match=r"3 is no choice|'red' is no budget"):
+            asyncio.run(call(AllocatorMiddleware(tells, **options), http()))
+        assert ctxalloc._serving.serving() is None
+
+
+def test_the_peaks_header_is_in_lower_case_as_asgi_wants_it() -> None:
+    app = AllocatorMiddleware(makes(1234), peak_header="X-Peak-Bytes")
+    assert asyncio.run(call(app, http())).headers == {"x-peak-bytes": "1234"}
+
+
+def test_a_body_that_the_server_takes_from_a_file_is_whole() -> None:
+    told = Told()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.zerocopysend", "file": 1, "more_body": True})
+        assert not told.reports
+        await send({"type": "http.response.zerocopysend", "file": 1})
+        assert told.only.outcome == "completed"
+
+    asyncio.run(call(AllocatorMiddleware(app, on_end=told), http()))
+    assert told.only.outcome == "completed"

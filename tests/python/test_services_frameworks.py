@@ -21,6 +21,7 @@ from asgiref.sync import sync_to_async  # noqa: E402
 from django.conf import settings  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
 from starlette.background import BackgroundTask  # noqa: E402
+from starlette.middleware.base import BaseHTTPMiddleware  # noqa: E402
 from starlette.requests import Request as HttpRequest  # noqa: E402
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse  # noqa: E402
 from starlette.routing import Mount, Route, WebSocketRoute  # noqa: E402
@@ -73,7 +74,8 @@ def test_starlette_answers_a_refusal_from_middleware_and_from_outside(path: str,
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("path", ["/async", "/thread"])
-def test_the_applications_own_handler_answers_a_refusal(path: str, *, is_async: bool) -> None:
+@pytest.mark.parametrize("outside", [False, True])
+def test_the_applications_own_handler_answers_a_refusal(path: str, *, is_async: bool, outside: bool) -> None:
     async def awaited(_: HttpRequest, error: Exception) -> JSONResponse:
         return called(_, error)
 
@@ -83,8 +85,13 @@ def test_the_applications_own_handler_answers_a_refusal(path: str, *, is_async: 
         return JSONResponse({"wanted": error.requested_bytes}, status_code=599)
 
     app = Starlette(routes=ROUTES, exception_handlers={BudgetExceeded: awaited if is_async else called})
-    app.add_middleware(AllocatorMiddleware, default=SMALL)
-    client = asyncio.run(call(app, http(path)))
+    service: Any = app
+    if outside:
+        service = AllocatorMiddleware(app, default=SMALL)
+    else:
+        app.add_middleware(AllocatorMiddleware, default=SMALL)
+    client = asyncio.run(call(service, http(path)))
+    assert len(client.sent) == 2
     assert client.status == 599
     assert json.loads(client.body) == {"wanted": 10 * MiB}
 
@@ -104,6 +111,43 @@ def test_a_handler_for_memory_errors_may_ask_which_budget_refused() -> None:
     assert asyncio.run(call(app, http("/async"))).status == 413
     assert problems.problem(MemoryError()) is None
     assert problems.problem(BudgetExceeded("a", 10, 10, 5)).status == 503  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_handler_for_all_exceptions_does_not_answer_a_refusal(*, outside: bool) -> None:
+    async def failed(_: HttpRequest, error: Exception) -> PlainTextResponse:
+        return PlainTextResponse("failed", 500)
+
+    app = Starlette(routes=ROUTES, exception_handlers={Exception: failed})
+    service: Any = app
+    if outside:
+        service = AllocatorMiddleware(app, default=SMALL)
+    else:
+        app.add_middleware(AllocatorMiddleware, default=SMALL)
+    assert asyncio.run(call(service, http("/async"))).status == 413
+
+
+def test_base_http_middleware_between_lets_a_refusal_through() -> None:
+    class Between(BaseHTTPMiddleware):
+        async def dispatch(self, request: HttpRequest, call_next: Any) -> Any:
+            return await call_next(request)
+
+    for paths in ("/async", "/thread"):
+        app = Starlette(routes=ROUTES)
+        app.add_middleware(Between)
+        app.add_middleware(AllocatorMiddleware, default=SMALL)
+        assert asyncio.run(call(app, http(paths))).status == 413
+
+
+def test_starlettes_routes_with_a_line_break_or_head_have_their_limits() -> None:
+    async def served(_: HttpRequest) -> PlainTextResponse:
+        big()
+        return PlainTextResponse("served without its limit")
+
+    app = Starlette(routes=[Route("/a", served), Route("/b/{name}", served)])
+    app.add_middleware(AllocatorMiddleware, routes={"GET /a": SMALL, "GET /b/{name}": SMALL})
+    for method, where in [("GET", "/a\n"), ("HEAD", "/a"), ("GET", "/b/x\n"), ("HEAD", "/b/x")]:
+        assert asyncio.run(call(app, http(where, method))).status == 413, (method, where)
 
 
 def test_a_500_that_has_another_reason_stays_one() -> None:
@@ -367,7 +411,7 @@ async def async_big_view(request: Any) -> HttpResponse:
 
 
 def busy_view(request: Any) -> HttpResponse:
-    kept = [np.empty(MiB, np.uint8) for _ in range(20)]
+    kept = [np.empty(MiB, np.uint8) for _ in range(3)]
     return HttpResponse(str(len(kept)))
 
 
@@ -423,10 +467,13 @@ def test_djangos_streams_are_in_the_request_to_their_end(ask: Any, kind: str) ->
 @pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
 def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
     django_reports.clear()
+    with request(budget=tenant_of_django):
+        others = np.empty(4 * MiB, np.uint8)
     for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/busy", 429)]:
         status, headers, body = ask(where)
         assert (status, headers["content-type"]) == (wanted, "application/problem+json")
         assert json.loads(body)["status"] == wanted
+    del others
     assert [report.outcome for report in django_reports] == ["refused"] * 3
     django_reports.clear()
 

@@ -203,3 +203,18 @@ def test_the_peak_is_a_header_where_it_is_asked_for() -> None:
     server = Server()
     server.get(AllocatorMiddleware(app, peak_header="X-Peak"))
     assert server.headers == {"a": "b", "X-Peak": "4321"}
+
+
+def test_a_route_that_is_not_ascii_has_its_limit() -> None:
+    """PATH_INFO has the bytes of the path as Latin-1 (PEP 3333)."""
+    reports, on_end = told()
+
+    def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return [b""]
+
+    service = AllocatorMiddleware(app, routes={"/größe": request(), "/größe/{name}": request()}, on_end=on_end)
+    for path in ("/größe", "/größe/ä"):
+        Server().get(service, path.encode().decode("latin-1"))
+    Server().get(service, "/\xff")
+    assert [report.route for report in reports] == ["/größe", "/größe/{name}", None]

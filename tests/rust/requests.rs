@@ -66,9 +66,17 @@ fn a_limit_refuses_and_the_report_says_whose_it_was() {
     let kept = request.run(|| Buffer::zeroed(1500)).unwrap();
     assert!(request.run(|| Buffer::zeroed(501)).is_err());
     assert_eq!(tenant.in_use_bytes(), 1500);
+    let own = request.budget();
     let report = request.end();
-    let expected =
-        Error::BudgetExceeded { budget: "upload".into(), limit_bytes: 2000, in_use_bytes: 1500, requested_bytes: 501 };
+    let expected = Error::BudgetExceeded {
+        budget: "upload".into(),
+        budget_id: own.id(),
+        of_request: true,
+        limit_bytes: 2000,
+        in_use_bytes: 1500,
+        held_bytes: 1500,
+        requested_bytes: 501,
+    };
     assert_eq!(report.refusal, Some(expected));
     assert_eq!(report.stats.refused, 1);
     drop(kept);

@@ -56,6 +56,8 @@ struct Numbers {
     /// is in use.
     floor: usize,
     name: String,
+    /// What the real one is told apart by.
+    id: u64,
 }
 
 #[derive(Default)]
@@ -211,13 +213,18 @@ impl Program<'_> {
         let name = format!("budget {}", self.model.accounts.len());
         if self.budgets.is_empty() || self.random.one_in(3) {
             let number = self.model.budget(name.clone(), limit, None);
-            self.budgets.push((number, Budget::new(&name, limit)));
+            self.add_budget(number, Budget::new(&name, limit));
         } else {
             let (parent, real) = &self.budgets[self.random.below(self.budgets.len())];
             let real = real.child(&name, limit);
             let number = self.model.budget(name, limit, Some(*parent));
-            self.budgets.push((number, real));
+            self.add_budget(number, real);
         }
+    }
+
+    fn add_budget(&mut self, number: usize, real: Budget) {
+        self.model.accounts[number].id = real.id();
+        self.budgets.push((number, real));
     }
 
     fn begin(&mut self) {
@@ -250,6 +257,7 @@ impl Program<'_> {
         let outer = inside.filter(|_| !is_root).map(|inside| self.requests[inside].number);
         let budget = budget.map(|budget| self.budgets[budget].0);
         let number = self.model.request(name, limit, overdraft, budget, outer);
+        self.model.accounts[number].id = real.budget().id();
         self.requests.push(Real {
             number,
             budget: real.budget(),
@@ -292,11 +300,14 @@ impl Program<'_> {
                     assert!(matches!(made, Err(Error::RequestEnded { .. })), "{made:?}");
                 }
                 Err(refusing) => {
-                    let Numbers { limit, stats, name, .. } = &self.model.accounts[refusing];
+                    let Numbers { limit, stats, name, id, overdraft, .. } = &self.model.accounts[refusing];
                     let expected = Error::BudgetExceeded {
                         budget: name.clone(),
+                        budget_id: *id,
+                        of_request: overdraft.is_some(),
                         limit_bytes: limit.unwrap(),
                         in_use_bytes: stats.live_bytes,
+                        held_bytes: self.model.accounts[number].stats.live_bytes,
                         requested_bytes: size,
                     };
                     assert_eq!(made.unwrap_err(), expected);

@@ -1,4 +1,4 @@
-"""`mypy --strict` and pyright accept what docs/services.md shows, as one program."""
+"""`mypy --strict` and pyright accept what README.md and docs/services.md show, each as one program."""
 
 import json
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 from documents import blocks
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "services.md").read_text()
 
 
@@ -16,11 +17,18 @@ def program(text: str) -> str:
     return "\n".join(block.text for block in blocks(text) if block.language == "python")
 
 
-def test_mypy_accepts_the_guide(tmp_path: Path) -> None:
+def without_django(guide: str) -> str:
+    """It has no types, and pyright makes some up."""
+    before, _, rest = guide.partition("## Django")
+    return before + rest.partition("\n## ")[2]
+
+
+@pytest.mark.parametrize("document", [README, GUIDE], ids=["README.md", "docs/services.md"])
+def test_mypy_accepts_what_is_shown(document: str, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    (tmp_path / "guide.py").write_text(program(GUIDE))
+    (tmp_path / "shown.py").write_text(program(document))
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file", ROOT / "pyproject.toml", tmp_path / "guide.py"],
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", ROOT / "pyproject.toml", tmp_path / "shown.py"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -29,15 +37,14 @@ def test_mypy_accepts_the_guide(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_pyright_accepts_the_guide(tmp_path: Path) -> None:
-    """Without Django's part: it has no types, and pyright makes some up."""
+@pytest.mark.parametrize("document", [README, without_django(GUIDE)], ids=["README.md", "docs/services.md"])
+def test_pyright_accepts_what_is_shown(document: str, tmp_path: Path) -> None:
     pytest.importorskip("pyright")
-    before, _, rest = GUIDE.partition("## Django")
-    (tmp_path / "guide.py").write_text(program(before + rest.partition("\n## ")[2]))
+    (tmp_path / "shown.py").write_text(program(document))
     options = {"extraPaths": [str(ROOT / "python")], "pythonVersion": "3.11", "typeCheckingMode": "standard"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(options))
     checked = subprocess.run(
-        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "guide.py"],
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "shown.py"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -263,7 +263,15 @@ impl Seen {
         let held = Held::try_on(self.handler)?;
         let exceeded = Slot::behind(held.handler())?.state().heap.as_ref()?.exceeded()?;
         let (limit_bytes, in_use_bytes, requested_bytes) = exceeded;
-        Some(Error::BudgetExceeded { budget: self.name().into_owned(), limit_bytes, in_use_bytes, requested_bytes })
+        Some(Error::BudgetExceeded {
+            budget: self.name().into_owned(),
+            budget_id: self.chain.own().number(),
+            of_request: true,
+            limit_bytes,
+            in_use_bytes,
+            held_bytes: in_use_bytes,
+            requested_bytes,
+        })
     }
 
     /// The last refusal, unless something was allocated in it since.

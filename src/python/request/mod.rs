@@ -319,6 +319,32 @@ impl PyRequest {
         Self::new(wanted)
     }
 
+    /// Begins a new request on the same terms, as `_again` and `__enter__` do: for a server. `_close` ends it, `_leave` restores
+    /// the selection, in whichever order: a server's request ends before the call that it was begun for.
+    #[pyo3(signature = (root, name, budget, /))]
+    fn _serve(
+        &self,
+        py: Python<'_>,
+        root: bool,
+        name: Option<String>,
+        budget: Option<&Bound<'_, PyBudget>>,
+    ) -> PyResult<Self> {
+        let request = self._again(Some(root), name, budget);
+        request.enter(py)?;
+        Ok(request)
+    }
+
+    /// Restores the selection. ValueError: this is another Context; nothing changes.
+    fn _leave(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(token) = self.token.take(py) else { return Err(not_entered(&self.text())) };
+        deselect(py, &self.token, token, &|| self.text())
+    }
+
+    /// Ends it, if it has not ended, and leaves the selection alone: this may be another task.
+    fn _close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py, None)
+    }
+
     /// The budget that the terms name.
     #[getter]
     fn _wanted_budget(&self) -> Option<PyBudget> {

@@ -168,7 +168,13 @@ impl Chain {
     #[cold]
     fn refuse(&self, at: usize, bytes: usize, is_late: bool) -> Refused {
         let account = &self.accounts()[at];
-        account.refuse(if is_late && Arc::ptr_eq(account, &self.own) { ENDED } else { at }, bytes)
+        let refused = account.refuse(if is_late && Arc::ptr_eq(account, &self.own) { ENDED } else { at }, bytes);
+        // Whatever is charged to the request is charged to all accounts of its chain, so it is part of what is in use there.
+        let held_bytes = match self.own.kind {
+            Kind::Request { .. } => self.own.live_bytes(),
+            Kind::Budget { .. } => 0,
+        };
+        Refused { held_bytes, ..refused }
     }
 
     fn check(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {

@@ -298,7 +298,7 @@ impl Account {
         // Reserved bytes count as in use here, as they do for the limit.
         let in_use_bytes = self.live_bytes() + self.pending_bytes.load(RELAXED);
         let limit_bytes = self.limit_bytes();
-        Refused { at, limit_bytes, in_use_bytes, requested_bytes }
+        Refused { at, limit_bytes, in_use_bytes, held_bytes: 0, requested_bytes }
     }
 }
 

@@ -8,12 +8,15 @@ impl Chain {
     /// The error for a refusal by this chain.
     #[cold]
     pub(crate) fn error(&self, refused: Refused) -> Error {
-        let Refused { at, limit_bytes, in_use_bytes, requested_bytes } = refused;
+        let Refused { at, limit_bytes, in_use_bytes, held_bytes, requested_bytes } = refused;
         match self.accounts().get(at) {
             Some(account) => Error::BudgetExceeded {
                 budget: account.name().into_owned(),
+                budget_id: account.number(),
+                of_request: matches!(account.kind, Kind::Request { .. }),
                 limit_bytes,
                 in_use_bytes,
+                held_bytes,
                 requested_bytes,
             },
             None => Error::RequestEnded { request: self.own.name().into_owned(), requested_bytes },
@@ -29,7 +32,7 @@ impl Chain {
     /// Remembers that there was no memory, so that an earlier refusal of as many bytes is not taken for the reason.
     #[cold]
     pub(crate) fn remember_no_memory(&self, requested_bytes: usize) {
-        self.remember(Refused { at: NO_MEMORY, limit_bytes: 0, in_use_bytes: 0, requested_bytes });
+        self.remember(Refused { at: NO_MEMORY, limit_bytes: 0, in_use_bytes: 0, held_bytes: 0, requested_bytes });
     }
 
     /// Remembers a refusal.

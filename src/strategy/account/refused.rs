@@ -20,6 +20,8 @@ pub(crate) struct Refused {
     pub(super) at: usize,
     pub(super) limit_bytes: usize,
     pub(super) in_use_bytes: usize,
+    /// What the request that asked holds of it.
+    pub(super) held_bytes: usize,
     pub(super) requested_bytes: usize,
 }
 
@@ -38,6 +40,7 @@ pub(super) struct RefusalNote {
     pub(super) at_plus_one: AtomicUsize,
     limit_bytes: AtomicUsize,
     in_use_bytes: AtomicUsize,
+    held_bytes: AtomicUsize,
     requested_bytes: AtomicUsize,
     /// The account's `total_blocks` at that moment.
     pub(super) made_before: AtomicU64,
@@ -49,6 +52,7 @@ impl RefusalNote {
             at: 0,
             limit_bytes: self.limit_bytes.load(Relaxed),
             in_use_bytes: self.in_use_bytes.load(Relaxed),
+            held_bytes: self.held_bytes.load(Relaxed),
             requested_bytes: self.requested_bytes.load(Relaxed),
         }
     }
@@ -57,6 +61,7 @@ impl RefusalNote {
         self.at_plus_one.store(at_plus_one, Relaxed);
         self.limit_bytes.store(refused.limit_bytes, Relaxed);
         self.in_use_bytes.store(refused.in_use_bytes, Relaxed);
+        self.held_bytes.store(refused.held_bytes, Relaxed);
         self.requested_bytes.store(refused.requested_bytes, Relaxed);
         self.made_before.store(made_before, Relaxed);
     }

@@ -118,27 +118,41 @@ fn without_answers_the_services_own_passes() {
     assert_outcome(&heard, Outcome::Failed);
 }
 
+fn assert_says<B>(response: &Result<Response<B>, Error>, status: u16) {
+    let Ok(response) = response else { panic!("it is not answered") };
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (status, &"7".parse().unwrap()));
+}
+
 #[test]
 fn a_tenants_refusal_is_429_and_the_services_503() {
     let service = Budget::new("service", Some(10_000));
     let tenant = service.child("red", Some(5000));
+    let others = tenant.charge(4000).unwrap();
+    let more = service.charge(4000).unwrap();
     let (layer, heard) = told();
+    // An inner layer knows the tenant of the one around it; and names do not count.
+    let inner = layer.clone().retry_after_seconds(7).terms(|_, terms| Some(terms.name("service")));
     let layer = layer
         .budget(&service)
         .retry_after_seconds(7)
         .tenant(move |parts| parts.headers.contains_key("red").then(|| tenant.clone()));
-    let work = layer.layer(service_fn(|_: Request<()>| async {
-        let _first = Buffer::zeroed(4500)?;
-        let _second = Buffer::zeroed(4500)?;
-        Buffer::zeroed(4500)?;
+    let works = service_fn(|request: Request<()>| async move {
+        let _held = Buffer::zeroed(if request.headers().contains_key("much") { 4800 } else { 0 })?;
+        Buffer::zeroed(3000)?;
         answer(Scripted::new([])).await.map_err(|_| unreachable!())
-    }));
-    let red = Request::builder().header("red", "yes").body(()).unwrap();
-    for (request, status) in [(red, 429), (get(), 503)] {
-        let response = now(work.clone().oneshot(request)).unwrap_or_else(|error: Error| panic!("{error}"));
-        assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (status, &"7".parse().unwrap()));
-        assert_outcome(&heard, Outcome::Refused);
+    });
+    let asked = |names: &[&str]| {
+        names.iter().fold(Request::builder(), |request, &name| request.header(name, "yes")).body(()).unwrap()
+    };
+    for (request, status) in [(&["red"][..], 429), (&[], 503)] {
+        assert_says(&now(layer.layer(works).oneshot(asked(request))), status);
+        assert_says(&now(layer.layer(inner.layer(works)).oneshot(asked(request))), status);
     }
+    drop((others, more));
+    let response = now(layer.layer(works).oneshot(asked(&["red", "much"])));
+    let status = response.unwrap_or_else(|error: Error| panic!("{error}")).status();
+    assert_eq!(status.as_u16(), 413, "alone, too, it has more than the tenant may");
+    drop(heard);
     assert_eq!(service.in_use_bytes(), 0);
 }
 

@@ -14,6 +14,7 @@ An array stays with the handler that made it, wherever it goes and however long 
 - serve: ``asgi``, ``wsgi``, ``ctxalloc.django``, ``ctxalloc.fastapi``: an account and limits for each request of a
   service; ``problems`` for answers to refusals; ``ThreadPoolExecutor`` and ``wrap`` for threads, ``detached`` to opt
   out
+- clusters: ``ctxalloc.dask``, ``ctxalloc.ray``: an account and limits for each task, in shared workers; docs/clusters.md
 - request: ``request`` for work with memory, numbers and a limit of its own; ``current_request``; ``Budget`` for limits
   of several requests together
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
@@ -31,7 +32,14 @@ An array stays with the handler that made it, wherever it goes and however long 
 from ctxalloc import _main_interpreter, _environment  # noqa: F401, I001
 from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
 from ctxalloc._coverage import Coverage, coverage
-from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
+from ctxalloc._errors import (
+    BudgetExceeded,
+    RegistrationError,
+    RequestEnded,
+    RustPanic,
+    TaskBudgetExceeded,
+    UnknownHandlerError,
+)
 from ctxalloc._include import get_include
 from ctxalloc._native import (
     _C_API,  # noqa: F401 - what ctxalloc_import() of ctxalloc.h finds
@@ -85,6 +93,7 @@ __all__ = [
     "Scope",
     "SharedBlock",
     "Stats",
+    "TaskBudgetExceeded",
     "ThreadPoolExecutor",
     "Token",
     "UnknownHandlerError",

@@ -5,17 +5,17 @@ in Rust; ``Summary`` is their counters together. Neighbours: ``dask`` and ``ray`
 ``docs/decisions/0026-a-task-enters-its-request-in-its-worker.md``.
 """
 
-import contextlib
 import functools
 import html
 import io
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxalloc import metrics
 from ctxalloc._errors import BudgetExceeded, TaskBudgetExceeded
-from ctxalloc._native import Budget, handler, request, use
+from ctxalloc._native import Budget, Handler, Request, Scope, handler, request, use
 from ctxalloc._text import size_text, table
 from ctxalloc._units import MiB
 
@@ -73,11 +73,11 @@ class Choice:
     """Terms made ready: ``block()`` is a block that one task runs in."""
 
     __slots__ = ("block", "terms")
+    block: Callable[[], Request | Scope]
 
     def __init__(self, terms: Terms, name: str, budget: Budget | None) -> None:
         """UnknownHandlerError: the terms name a handler that this process does not have."""
         self.terms = terms
-        self.block: Callable[[], contextlib.AbstractContextManager[object]]
         if terms.handler is not None:
             self.block = functools.partial(use, handler(terms.handler))
         else:
@@ -104,6 +104,55 @@ def named(refused: BudgetExceeded, key: object, prefix: str) -> TaskBudgetExceed
     )
     error.__cause__ = cause
     return error.with_traceback(refused.__traceback__)
+
+
+class NamedBlock:
+    """A block of a task whose function is wrapped: the same, and a refusal that leaves it names the task."""
+
+    __slots__ = ("_block", "_key", "_prefix")
+
+    def __init__(self, block: Request | Scope, key: Callable[[], object], prefix: str) -> None:
+        self._block = block
+        self._key = key
+        self._prefix = prefix
+
+    def __enter__(self) -> object:
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:
+        try:
+            self._block.__exit__(kind, error, traceback)
+        except BudgetExceeded as refused:
+            raise named(refused, self._key(), self._prefix) from refused.__cause__
+        self._name(error)
+
+    def _name(self, error: BaseException | None) -> None:
+        """Name a refusal that was one before: of a request inside of the task's."""
+        if isinstance(error, BudgetExceeded) and not isinstance(error, TaskBudgetExceeded):
+            raise named(error, self._key(), self._prefix) from error.__cause__
+
+
+class NamedSteps(NamedBlock):
+    """The same for a generator, whose steps select the handler themselves."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Handler:
+        if isinstance(self._block, Request):
+            return self._block._begin()  # noqa: SLF001 - made for this, here and below
+        return self._block.handler
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:
+        if isinstance(self._block, Request):
+            try:
+                self._block._end(error)  # noqa: SLF001
+            except BudgetExceeded as refused:
+                raise named(refused, self._key(), self._prefix) from refused.__cause__
+        self._name(error)
 
 
 class BudgetNumbers(NamedTuple):

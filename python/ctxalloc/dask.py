@@ -22,6 +22,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
@@ -38,7 +39,7 @@ except ImportError:
 from ctxalloc import _native, metrics
 from ctxalloc._coverage import coverage
 from ctxalloc._errors import BudgetExceeded
-from ctxalloc._native import Budget, configure, trim
+from ctxalloc._native import Budget, trim
 from ctxalloc._tasks import BudgetNumbers, Choice, ProcessReport, Suggestion, Summary, Terms, TermsOf, named
 
 __all__ = ["ANNOTATION", "ProcessReport", "RequestPlugin", "Suggestion", "Summary", "dask_setup", "report", "summary"]
@@ -59,7 +60,10 @@ TERMINATE: Final = 0.95
 """Where workers are killed, if Dask's configuration does not say it."""
 
 WORTH_TRIMMING_BYTES: Final = 1 << 20
-"""Less than this is not given back under pressure: the look costs more."""
+"""Less than this is not given back: it costs more than it gains."""
+
+IDLE_SECONDS: Final = 2.0
+"""After this time without a task, a worker gives back what its pools keep."""
 
 _PREFIXES: Final = 4096
 """Prefixes whose terms are kept ready; users may give every task a name of its own."""
@@ -79,7 +83,6 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
     - ``budget``: the limit of all tasks and results of a worker together. ``"auto"``: what the worker is killed at, less
       5 % of its memory limit and less what others use in the process, which is followed while it runs; none where the
       worker has no memory limit. A number of bytes: as it is. None: none.
-    - ``decay_seconds``: after which time pools give back memory that nobody uses. None leaves it as it is.
 
     What a limit refuses fails its task with ``TaskBudgetExceeded``, and Dask's ``retries`` apply; the worker and its
     other tasks go on. TypeError, ValueError: an option is not possible. On the worker, RuntimeError: this ``distributed``
@@ -96,7 +99,6 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
         strict: bool = False,
         prefixes: Mapping[str, TermsOf] | None = None,
         budget: int | Literal["auto"] | None = "auto",
-        decay_seconds: float | None = 2.0,
     ) -> None:
         self.terms = Terms(limit_bytes, handler, strict).checked("RequestPlugin")
         self.prefixes = {
@@ -109,9 +111,6 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
         else:
             Budget(budget)  # which says what is wrong with it
         self.budget = budget
-        if decay_seconds is not None and not decay_seconds >= 0:
-            raise ValueError(f"RequestPlugin(decay_seconds={decay_seconds!r}): give 0 or more, or None")
-        self.decay_seconds = decay_seconds
         self._attached: _Attached | None = None
         self._worker: Any = None
         self._broken: BaseException | None = None
@@ -134,8 +133,6 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
             return
         try:
             _look(worker)
-            if self.decay_seconds is not None:
-                configure(decay_seconds=self.decay_seconds)
             self._attached = _Attached(worker, self.terms, self.prefixes, self.budget)
         except Exception as error:
             # A worker that joins later only logs it, and keeps the plugin.
@@ -278,6 +275,7 @@ class _Attached:
         for one in (terms, *prefixes.values()):  # what is wrong with them is seen before anything is changed
             if one is not None:
                 self._choice_of(one, "")
+        self._was_busy = time.monotonic()
         self._undo = contextlib.ExitStack()
         self._watch_memory()
         self._carry_to_actors()
@@ -406,6 +404,13 @@ class _Attached:
         terminate = dask.config.get("distributed.worker.memory.terminate", TERMINATE) or TERMINATE
         return max(0, int((terminate - MARGIN) * self._memory_limit) - self._others_bytes)
 
+    def _is_idle(self) -> bool:
+        """Whether there has been no task for a while."""
+        state, now = self._worker.state, time.monotonic()
+        if state.executing or state.long_running:
+            self._was_busy = now
+        return now - self._was_busy > IDLE_SECONDS
+
     def _watch_memory(self) -> None:
         """When Dask asks for the process's memory: first give back what is only kept, and see what others have."""
         monitor = self._worker.monitor
@@ -415,7 +420,8 @@ class _Attached:
         def trimmed() -> int:
             memory = measured()
             in_use, warm = _native._pools()  # noqa: SLF001 - made for this
-            if self._pressure_bytes is not None and memory > self._pressure_bytes and warm >= WORTH_TRIMMING_BYTES:
+            is_pressed = self._pressure_bytes is not None and memory > self._pressure_bytes
+            if (self._is_idle() or is_pressed) and warm >= WORTH_TRIMMING_BYTES:
                 trim()
                 memory = measured()
                 in_use, warm = _native._pools()  # noqa: SLF001

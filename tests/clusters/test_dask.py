@@ -96,12 +96,12 @@ def _widened(part: Any) -> Any:
 
 def test_a_seceded_task_stays_in_its_request(client: Any) -> None:
     client.register_plugin(RequestPlugin(limit_bytes=8 * MiB))
-    assert client.submit(_secedes, pure=False).result() == "_secedes"
+    assert client.submit(secedes, pure=False).result() == "secedes"
     with pytest.raises(TaskBudgetExceeded):
-        client.submit(_secedes, 9 * MiB, pure=False).result()
+        client.submit(secedes, 9 * MiB, pure=False).result()
 
 
-def _secedes(size_bytes: int = 0) -> str | None:
+def secedes(size_bytes: int = 0) -> str | None:
     distributed.secede()
     np.ones(size_bytes, np.uint8)
     request = ctxalloc.current_request()
@@ -110,12 +110,12 @@ def _secedes(size_bytes: int = 0) -> str | None:
 
 def test_a_task_that_waits_for_tasks_of_its_own_does_not_take_them_in(client: Any) -> None:
     client.register_plugin(RequestPlugin())
-    outer, inner = client.submit(_has_tasks, pure=False).result()
-    assert outer == "_has_tasks"
+    outer, inner = client.submit(has_tasks, pure=False).result()
+    assert outer == "has_tasks"
     assert inner == [("where", 0)] * 4
 
 
-def _has_tasks() -> Any:
+def has_tasks() -> Any:
     kept = np.ones(MiB)
     with distributed.worker_client() as client:
         inner = client.gather(client.map(work.where, range(4), pure=False))
@@ -229,14 +229,15 @@ def test_an_annotation_comes_before_a_prefix_and_that_before_the_plugin(client: 
 def test_an_annotated_array_graph_has_its_own_limit(client: Any) -> None:
     client.register_plugin(RequestPlugin(limit_bytes=4 * MiB))
 
-    def mean() -> Any:
-        return dask.array.ones((1000, 1000), chunks=(1000, 1000)).mean()
+    def mean() -> Any:  # not of ones, which are a single number seen often
+        return dask.array.arange(1_000_000, chunks=1_000_000, dtype=float).mean()
 
     with pytest.raises(TaskBudgetExceeded):
         mean().compute()
     with dask.annotate(ctxalloc={"limit_bytes": 64 * MiB}):
         annotated = mean()
-    assert float(annotated.compute(optimize_graph=False)) == 1.0
+    with dask.config.set({"optimization.fuse.active": False}):
+        assert float(annotated.compute(optimize_graph=False)) == 499_999.5
 
 
 def test_none_is_no_request(client: Any) -> None:
@@ -283,7 +284,6 @@ def test_an_annotation_that_is_no_terms_fails_its_task_and_says_why(client: Any,
         ({"budget": "all"}, "'auto' or None"),
         ({"budget": -1}, "limit_bytes"),
         ({"prefixes": {"sum": {"limit": 5}}}, r"prefixes=\{'sum': \.\.\.\}"),
-        ({"decay_seconds": -1}, "decay_seconds"),
     ],
     ids=str,
 )
@@ -344,6 +344,7 @@ def _add_processes(dask_worker: Any) -> None:
     import concurrent.futures
     import multiprocessing
 
+    multiprocessing.current_process()._config["daemon"] = False  # a Nanny's worker is one, and may have no children
     context = multiprocessing.get_context("spawn")
     dask_worker.executors["processes"] = concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
 
@@ -437,7 +438,7 @@ def test_a_task_of_an_unknown_kind_fails_rather_than_run_without_a_limit(monkeyp
 
 
 def test_the_decorator_works_without_the_plugin(client: Any) -> None:
-    decorated = ctxalloc.request(limit_bytes=16 * MiB, name="mine")(work.total)
+    decorated = ctxalloc.request(limit_bytes=16 * MiB, name="mine")(work.total)  # pickled by value
     with pytest.raises(ctxalloc.BudgetExceeded, match="budget 'mine' has no room"):
         client.submit(decorated, 100 * MiB, pure=False).result()
     assert client.submit(decorated, MiB, pure=False).result() == MiB
@@ -539,7 +540,7 @@ def test_a_worker_without_a_memory_limit_has_no_budget() -> None:
 
 
 def test_warm_memory_is_given_back_before_the_worker_is_told_how_much_it_has(client: Any) -> None:
-    client.register_plugin(RequestPlugin(decay_seconds=3600))
+    client.register_plugin(RequestPlugin())
     for warm, told, after in client.run(_warm_then_asked).values():
         assert warm >= 500 * MiB, "the test needs warm memory"
         assert after < 64 * MiB
@@ -553,6 +554,15 @@ def _warm_then_asked(dask_worker: Any) -> tuple[int, int, int]:
     warm = ctxalloc.coverage().pools_warm_bytes
     told = dask_worker.monitor.get_process_memory()
     return warm, told, ctxalloc.coverage().pools_warm_bytes
+
+
+def test_an_idle_worker_gives_back_what_its_pools_keep(client: Any) -> None:
+    """Pools themselves would wait ten seconds."""
+    client.register_plugin(RequestPlugin())
+    client.gather(client.map(work.spread, [100 * MiB] * 4, pure=False))
+    begun = time.monotonic()
+    until(lambda: all(one.warm_bytes < 2 * MiB for one in client.run(report).values()), "warm memory stays")
+    assert time.monotonic() - begun < 60
 
 
 def test_spilled_results_are_charged_no_longer(client: Any) -> None:
@@ -612,18 +622,18 @@ def test_the_summary_is_of_the_whole_cluster(client: Any) -> None:
 def test_measured_peaks_suggest_limits_that_hold(client: Any) -> None:
     client.register_plugin(RequestPlugin())
     client.gather(client.map(work.ones, [5 * MiB] * 10, pure=False))
-    distributed.wait(client.map(_refused_always, range(2), pure=False))
+    distributed.wait(client.map(refused_always, range(2), pure=False))
     suggested = summary(client).suggest(headroom=1.5)
     limit = suggested["ones"].limit_bytes
     assert limit >= 1.5 * 5 * MiB
     assert limit % MiB == 0
     assert suggested["ones"].resources == {"memory": limit}
-    assert "_refused_always" not in suggested, "a task that was refused did not reach its peak"
+    assert "refused_always" not in suggested, "a task that was refused did not reach its peak"
     with pytest.raises(ValueError, match="headroom"):
         summary(client).suggest(headroom=0.5)
 
 
-def _refused_always(_: int) -> None:
+def refused_always(_: int) -> None:
     np.ones(100 << 30, np.uint8)
 
 

@@ -14,7 +14,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - serve: ``asgi``, ``wsgi``, ``ctxalloc.django``, ``ctxalloc.fastapi``: an account and limits for each request of a
   service; ``problems`` for answers to refusals; ``ThreadPoolExecutor`` and ``wrap`` for threads, ``detached`` to opt
   out
-- clusters: ``ctxalloc.dask``, ``ctxalloc.ray``: an account and limits for each task, in shared workers; docs/clusters.md
+- clusters: ``ctxalloc.dask``, ``ctxalloc.ray``, ``ctxalloc.celery``: an account and limits for each task;
+  ``process_initializer`` for pools of processes; docs/clusters.md
 - request: ``request`` for work with memory, numbers and a limit of its own; ``current_request``; ``Budget`` for limits
   of several requests together
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
@@ -75,6 +76,7 @@ from ctxalloc._serving import detached
 from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
 from ctxalloc._executors import ThreadPoolExecutor, wrap
+from ctxalloc._processes import process_initializer
 
 __all__ = [
     "Budget",
@@ -114,6 +116,7 @@ __all__ = [
     "metrics",
     "opentelemetry",
     "problems",
+    "process_initializer",
     "prometheus",
     "register",
     "request",

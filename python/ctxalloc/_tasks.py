@@ -94,16 +94,16 @@ def named(refused: BudgetExceeded, key: object, prefix: str) -> TaskBudgetExceed
     frames would stay charged until the garbage collector finds it.
     """
     cause = refused.__cause__
-    for error in (refused, cause):
-        if error is not None:
-            traceback.clear_frames(error.__traceback__)
+    for one in (refused, cause):
+        if one is not None:
+            traceback.clear_frames(one.__traceback__)
     if isinstance(refused, TaskBudgetExceeded):  # of another task, whose result this one asked for
         return refused
     error = TaskBudgetExceeded(
         refused.budget, refused.limit_bytes, refused.in_use_bytes, refused.requested_bytes, key, prefix
     )
-    error.__cause__ = cause
-    return error.with_traceback(refused.__traceback__)
+    # The cause does not go through pickle; its traceback does, and says where in the task it was.
+    return error.with_traceback((cause or refused).__traceback__)
 
 
 class NamedBlock:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import time
+import traceback
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,7 @@ def test_a_refused_task_fails_with_its_key_and_prefix_and_its_worker_goes_on(cli
     assert (error.limit_bytes, error.requested_bytes) == (16 * MiB, 100 * MiB)
     assert isinstance(error, ctxalloc.BudgetExceeded)
     assert isinstance(error, MemoryError)
+    assert "np.ones" in "".join(traceback.format_exception(error)), "it does not say where in the task it was"
     assert client.submit(work.total, MiB, pure=False).result() == MiB
     assert pids(client) == before
 
@@ -227,6 +229,8 @@ def test_an_annotation_comes_before_a_prefix_and_that_before_the_plugin(client: 
 
 
 def test_an_annotated_array_graph_has_its_own_limit(client: Any) -> None:
+    if distributed.__version__ == "2024.12.0":
+        pytest.skip("that release drops the annotations of tasks that it fuses; terms by prefix hold")
     client.register_plugin(RequestPlugin(limit_bytes=4 * MiB))
 
     def mean() -> Any:  # not of ones, which are a single number seen often
@@ -236,8 +240,7 @@ def test_an_annotated_array_graph_has_its_own_limit(client: Any) -> None:
         mean().compute()
     with dask.annotate(ctxalloc={"limit_bytes": 64 * MiB}):
         annotated = mean()
-    with dask.config.set({"optimization.fuse.active": False}):
-        assert float(annotated.compute(optimize_graph=False)) == 499_999.5
+    assert float(annotated.compute(optimize_graph=False)) == 499_999.5
 
 
 def test_none_is_no_request(client: Any) -> None:
@@ -549,7 +552,7 @@ def test_warm_memory_is_given_back_before_the_worker_is_told_how_much_it_has(cli
 
 def _warm_then_asked(dask_worker: Any) -> tuple[int, int, int]:
     with ctxalloc.request():
-        kept = [np.ones(MiB, np.uint8) for _ in range(800)]
+        kept = [np.ones(MiB, np.uint8) for _ in range(650)]
     del kept
     warm = ctxalloc.coverage().pools_warm_bytes
     told = dask_worker.monitor.get_process_memory()

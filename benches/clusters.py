@@ -1,8 +1,8 @@
 """What a request around each task of Dask costs: the call alone, small tasks end to end, patterns of dask.array.
 
 Every variant runs in turn, round after round; medians are compared. The call alone is measured in this process: what
-the plugin does before a task and around it (aim: 20 us). The rest runs on a LocalCluster of one process with two threads, to
-which the plugin is added, and from which it is taken, for each run (aim: 1.05x). Arrays of requests live in the pool,
+the plugin does before a task and around it (aim: 20 us). The rest runs on a LocalCluster of one process with two
+threads, to which the plugin is added, and from which it is taken, for each run (aim: 1.05x). Arrays of requests live in the pool,
 which keeps memory warm, so patterns with large blocks should gain. Numbers go to target/bench/clusters.json. Run it by
 `make bench-clusters`. Options: --rounds N, --quick.
 """
@@ -45,7 +45,7 @@ def call(rounds: int) -> dict[str, Row]:
     """A task's call, as it is and in a request."""
     spec = Task("inc-1", inc, 1)
     ready = Choice(Terms(limit_bytes=ctxalloc.GiB), "inc", ctxalloc.Budget(ctxalloc.GiB))
-    attached = object.__new__(ctxalloc.dask._Attached)
+    attached = object.__new__(ctxalloc.dask._Attached)  # noqa: SLF001 - on no worker, but as one has it
     attached._prefixes, attached._terms, attached._ready = {}, Terms(), {"inc": ready}
     put, state = attached.put_into_request, _State
 

@@ -28,8 +28,9 @@ def process_initializer(
     As well for ``multiprocessing.Pool`` and for joblib, hence for scikit-learn (``joblib.parallel_config("loky",
     initializer=...)``). It can be pickled. ``limit_bytes``: the most that the process may have at one time, whichever
     tasks made it; what does not fit is a MemoryError in the task, and the process goes on. ``strict``, ``name``: as in
-    ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler. TypeError, ValueError: an argument is
-    not possible.
+    ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler.
+
+    TypeError, ValueError: an argument is not possible.
     """
     return functools.partial(_begin, Terms(limit_bytes, handler, strict).checked("process_initializer"), name)
 

@@ -252,11 +252,16 @@ class Summary:
 
 def _sum(one: metrics.Series, other: metrics.Series) -> metrics.Series:
     return metrics.Series(
-        one.name,
-        *(mine + theirs for mine, theirs in zip(one[1:7], other[1:7], strict=True)),
-        max(one.max_peak_bytes, other.max_peak_bytes),
-        _together(one.peak_bytes, other.peak_bytes),
-        _together(one.total_bytes, other.total_bytes),
+        name=one.name,
+        requests=one.requests + other.requests,
+        refused_requests=one.refused_requests + other.refused_requests,
+        refused_allocations=one.refused_allocations + other.refused_allocations,
+        escaped_requests=one.escaped_requests + other.escaped_requests,
+        escaped_blocks=one.escaped_blocks + other.escaped_blocks,
+        escaped_bytes=one.escaped_bytes + other.escaped_bytes,
+        max_peak_bytes=max(one.max_peak_bytes, other.max_peak_bytes),
+        peak_bytes=_together(one.peak_bytes, other.peak_bytes),
+        total_bytes=_together(one.total_bytes, other.total_bytes),
     )
 
 

@@ -16,19 +16,41 @@ try:
 except ImportError:
     raise ImportError("ctxalloc.celery needs Celery, and its import fails: pip install celery") from sys.exception()
 
-from ctxalloc._errors import BudgetExceeded
+from ctxalloc._errors import BudgetExceeded, TaskBudgetExceeded
 from ctxalloc._native import Budget, request
 from ctxalloc._tasks import named
 
-__all__ = ["RequestTask"]
+__all__ = ["RequestTask", "RunRefused"]
+
+
+class RunRefused(RuntimeError):  # noqa: N818 - says what happened, like ctxalloc.BudgetExceeded
+    """A budget had no room for an allocation of a task's run.
+
+    It is no MemoryError, for which Celery ends the worker. The attributes are those of ``ctxalloc.TaskBudgetExceeded``,
+    which is its ``__cause__`` in the worker: ``key`` is the run's id, ``prefix`` the task's name.
+    """
+
+    def __init__(  # noqa: PLR0917 - Celery makes it anew from its `args`
+        self, budget: str, limit_bytes: int, in_use_bytes: int, requested_bytes: int, key: str, prefix: str
+    ) -> None:
+        super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix)
+        self.budget = budget
+        self.limit_bytes = limit_bytes
+        self.in_use_bytes = in_use_bytes
+        self.requested_bytes = requested_bytes
+        self.key = key
+        self.prefix = prefix
+
+    def __str__(self) -> str:
+        return str(TaskBudgetExceeded(*self.args))
 
 
 class RequestTask(Task):  # type: ignore[misc] # Celery has no types
     """A base for tasks whose every run is a ``ctxalloc.request()``, named after the task.
 
     Its options are those of the task: ``limit_bytes`` and ``strict`` as in ``ctxalloc.request``, ``budget`` a Budget of
-    the worker's process that the task is charged to. What a limit refuses fails the run with ``TaskBudgetExceeded``,
-    whose ``key`` is the run's id and whose ``prefix`` is the task's name; ``autoretry_for`` and ``retry`` apply.
+    the worker's process that the task is charged to. What a limit refuses fails the run with ``RunRefused``;
+    ``autoretry_for`` and ``retry`` apply, and the worker goes on.
     """
 
     abstract = True
@@ -45,4 +67,5 @@ class RequestTask(Task):  # type: ignore[misc] # Celery has no types
             with block:
                 return super().__call__(*args, **kwargs)
         except BudgetExceeded as refused:
-            raise named(refused, self.request.id, self.name) from refused.__cause__
+            error = named(refused, self.request.id, self.name)
+            raise RunRefused(*error.args) from error

@@ -76,17 +76,18 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
 
     - ``limit_bytes``: the limit of each task. Its peak counts what the task makes, its result included, and not what it
       is given.
-    - ``handler``: instead of a request, the name of a handler that each task's arrays live in. There is no account then.
+    - ``handler``: instead of a request, the name of a handler that each task's arrays live in; there is no account.
     - ``strict``: no overdraft, as in ``ctxalloc.request``.
-    - ``prefixes``: other terms by the prefix of the key: ``{"read-parquet": {"limit_bytes": n}, "plot": None}``. None is
-      no request. ``dask.annotate(ctxalloc={...})`` comes before both.
-    - ``budget``: the limit of all tasks and results of a worker together. ``"auto"``: what the worker is killed at, less
-      5 % of its memory limit and less what others use in the process, which is followed while it runs; none where the
-      worker has no memory limit. A number of bytes: as it is. None: none.
+    - ``prefixes``: other terms by the prefix of the key: ``{"read-parquet": {"limit_bytes": n}, "plot": None}``. None
+      is no request. ``dask.annotate(ctxalloc={...})`` comes before both.
+    - ``budget``: the limit of all tasks and results of a worker together. ``"auto"``: what the worker is killed at,
+      less 5 % of its memory limit and less what others use in the process, which is followed while it runs; none where
+      the worker has no memory limit. A number of bytes: as it is. None: none.
 
     What a limit refuses fails its task with ``TaskBudgetExceeded``, and Dask's ``retries`` apply; the worker and its
-    other tasks go on. TypeError, ValueError: an option is not possible. On the worker, RuntimeError: this ``distributed``
-    is older than 2024.12.0, or differs from those that are known; its tasks fail with it too, until the plugin is removed.
+    other tasks go on. TypeError, ValueError: an option is not possible. On the worker, RuntimeError: this
+    ``distributed`` is older than 2024.12.0, or differs from those that are known; its tasks fail with it too, until the
+    plugin is removed.
     """
 
     name = NAME
@@ -294,8 +295,8 @@ class _Attached:
             return
         if not isinstance(spec, GraphNode):
             error = RuntimeError(
-                f"ctxalloc.dask does not know distributed {distributed.__version__}: a task is a {type(spec).__name__}; "
-                "take an older release, or decorate the functions with @ctxalloc.request(...) instead"
+                f"ctxalloc.dask does not know distributed {distributed.__version__}: a task is a "
+                f"{type(spec).__name__}; take an older release, or decorate the functions with @ctxalloc.request(...)"
             )
             task.run_spec = _Failing(spec, error)
             return

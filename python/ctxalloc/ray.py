@@ -48,9 +48,9 @@ def runtime_env(
     """A ``runtime_env`` for ``ray.init`` or ``.options`` whose workers run each task in a ``ctxalloc.request()``.
 
     - ``limit_bytes``: the limit of each task and each call of a method. ``"memory"``: what ``memory=`` of
-      ``@ray.remote`` declares, which Ray itself only schedules by; for an actor, it is the limit of all that its methods
-      make and keep. Where nothing is declared, there is no limit.
-    - ``handler``: instead of a request, the name of a handler that arrays live in. There is no account then.
+      ``@ray.remote`` declares, which Ray itself only schedules by; for an actor, it is the limit of all that its
+      methods make and keep. Where nothing is declared, there is no limit.
+    - ``handler``: instead of a request, the name of a handler that arrays live in; there is no account.
     - ``strict``: no overdraft, as in ``ctxalloc.request``.
     - ``functions``: other terms by name, ``{"module.function": {"limit_bytes": n}, "Class.method": None}``. None is no
       request.
@@ -102,7 +102,7 @@ def setup() -> None:
     """
     ray = need("ray", "ctxalloc.ray", "ray")
     internal = need("ray._private.worker", "ctxalloc.ray", "ray")
-    manager = getattr(getattr(internal, "global_worker", None), "function_actor_manager", None)
+    manager: Any = getattr(getattr(internal, "global_worker", None), "function_actor_manager", None)
     numbers = tuple(int(part) for part in ray.__version__.split(".")[:2] if part.isdigit())
     if numbers < OLDEST or not hasattr(manager, "get_execution_info"):
         raise RuntimeError(

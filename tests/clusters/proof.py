@@ -46,7 +46,9 @@ class Outcome(NamedTuple):
 
     def counted(self, *, greedy: bool) -> Counter[str]:
         """How the greedy tasks ended, or the others."""
-        return Counter(status for status, is_greedy in zip(self.statuses, self.greedy, strict=True) if is_greedy == greedy)
+        return Counter(
+            status for status, is_greedy in zip(self.statuses, self.greedy, strict=True) if is_greedy == greedy
+        )
 
 
 def modest(size_bytes: int, seed: int) -> float:

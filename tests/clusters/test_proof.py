@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("distributed")
 
-import proof  # noqa: E402
+import proof
 
 
 def test_without_the_plugin_greedy_tasks_kill_workers() -> None:

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
+import work
 
-ray = pytest.importorskip("ray")
-
-import ctxalloc.ray  # noqa: E402
-import work  # noqa: E402
-from ctxalloc import MiB, TaskBudgetExceeded  # noqa: E402
+import ctxalloc.ray
+from ctxalloc import MiB, TaskBudgetExceeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of its dependencies
 

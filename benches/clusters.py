@@ -2,9 +2,9 @@
 
 Every variant runs in turn, round after round; medians are compared. The call alone is measured in this process: what
 the plugin does before a task and around it (aim: 20 us). The rest runs on a LocalCluster of one process with two
-threads, to which the plugin is added, and from which it is taken, for each run (aim: 1.05x). Arrays of requests live in the pool,
-which keeps memory warm, so patterns with large blocks should gain. Numbers go to target/bench/clusters.json. Run it by
-`make bench-clusters`. Options: --rounds N, --quick.
+threads, to which the plugin is added, and from which it is taken, for each run (aim: 1.05x). Arrays of requests live in
+the pool, which keeps memory warm, so patterns with large blocks should gain. Numbers go to target/bench/clusters.json.
+Run it by `make bench-clusters`. Options: --rounds N, --quick.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""Draws docs/images/clusters.png: a workload with a few greedy tasks on two workers of Dask, without and with the plugin.
+"""Draws docs/images/clusters.png: a few greedy tasks among others on two workers of Dask, without and with the plugin.
 
 Run it in the clusters' environment: `PYTHONPATH=python .venv-clusters/bin/python scripts/draw_clusters.py`.
 """

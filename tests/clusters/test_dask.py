@@ -129,7 +129,7 @@ def has_tasks() -> Any:
 # ---- refusals
 
 
-def test_a_refused_task_fails_with_its_key_and_prefix_and_its_worker_goes_on(client: Any) -> None:
+def test_a_refused_task_says_which_and_its_worker_goes_on(client: Any) -> None:
     client.register_plugin(RequestPlugin(limit_bytes=16 * MiB))
     before = pids(client)
     future = client.submit(work.total, 100 * MiB, key="total-of-much")
@@ -195,7 +195,7 @@ def _raises() -> None:
     raise MemoryError("my own")
 
 
-def test_what_a_refused_task_had_is_free_without_the_garbage_collector(client: Any) -> None:
+def test_what_a_refused_task_had_is_free_at_once(client: Any) -> None:
     client.register_plugin(RequestPlugin(limit_bytes=16 * MiB))
     client.run(gc.disable)
     try:
@@ -245,8 +245,9 @@ def test_an_annotated_array_graph_has_its_own_limit(client: Any) -> None:
 
 def test_none_is_no_request(client: Any) -> None:
     client.register_plugin(RequestPlugin(prefixes={"where_async": None}))
-    with dask.annotate(ctxalloc=None):
-        assert client.submit(work.where, pure=False).result() == (None, None)
+    if not IS_OLDEST:  # which drops annotations that are None
+        with dask.annotate(ctxalloc=None):
+            assert client.submit(work.where, pure=False).result() == (None, None)
     assert client.submit(work.where_async, pure=False).result() == (None, None)
     assert client.submit(work.where, pure=False).result() == ("where", 0)
 
@@ -270,7 +271,7 @@ def test_a_handler_instead_of_a_request(client: Any) -> None:
     ],
     ids=str,
 )
-def test_an_annotation_that_is_no_terms_fails_its_task_and_says_why(client: Any, terms: Any, message: str) -> None:
+def test_an_impossible_annotation_fails_its_task_and_says_why(client: Any, terms: Any, message: str) -> None:
     client.register_plugin(RequestPlugin())
     with dask.annotate(ctxalloc=terms):
         future = client.submit(work.total, 1, pure=False)
@@ -413,7 +414,7 @@ def test_a_preload_with_impossible_options_runs_no_task() -> None:
         client.submit(work.total, 1, pure=False).result()
 
 
-def test_an_unknown_release_fails_its_tasks_rather_than_run_them_without_a_limit(
+def test_an_unknown_release_runs_no_task_without_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (
@@ -429,7 +430,7 @@ def test_an_unknown_release_fails_its_tasks_rather_than_run_them_without_a_limit
         assert client.submit(work.total, 1, pure=False).result() == 1
 
 
-def test_a_task_of_an_unknown_kind_fails_rather_than_run_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_an_unknown_kind_fails_instead_of_running(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
         Client(cluster) as client,
@@ -503,7 +504,7 @@ def test_the_workers_budget_is_over_all_its_tasks(client: Any) -> None:
     assert client.submit(work.spread, 32 * MiB, pure=False).result() == 32
 
 
-def test_the_budget_is_what_the_worker_would_be_killed_at_less_what_others_have(client: Any) -> None:
+def test_the_budget_follows_what_others_have_in_the_process(client: Any) -> None:
     client.register_plugin(RequestPlugin())
     limits = [one.budget.limit_bytes for one in client.run(report).values()]
     assert all(256 * MiB < limit < 0.9 * 1024 * MiB for limit in limits)
@@ -543,7 +544,7 @@ def test_a_worker_without_a_memory_limit_has_no_budget() -> None:
         assert client.submit(work.where, pure=False).result() == ("where", 0)
 
 
-def test_warm_memory_is_given_back_before_the_worker_is_told_how_much_it_has(client: Any) -> None:
+def test_warm_memory_goes_back_before_the_worker_is_told(client: Any) -> None:
     client.register_plugin(RequestPlugin())
     for warm, told, after in client.run(_warm_then_asked).values():
         assert warm >= 500 * MiB, "the test needs warm memory"
@@ -592,7 +593,7 @@ def _first(array: Any) -> int:
 # ---- what is seen
 
 
-def test_the_workers_page_for_prometheus_has_the_prefixes_and_the_budget(client: Any) -> None:
+def test_the_page_for_prometheus_has_prefixes_and_budget(client: Any) -> None:
     pytest.importorskip("prometheus_client")
     client.register_plugin(RequestPlugin(limit_bytes=16 * MiB))
     distributed.wait(client.map(work.total, [MiB] * 8 + [100 * MiB], pure=False))

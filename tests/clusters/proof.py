@@ -67,7 +67,7 @@ def greedy(size_bytes: int, _: int) -> int:
     return len(kept)
 
 
-def run(*, with_plugin: bool, tasks: int = 2000, greedy_every: int = 500) -> Outcome:
+def run(*, with_plugin: bool, tasks: int = 2000, greedy_every: int = 1000) -> Outcome:
     """The workload on two workers with two threads each."""
     settings = {"distributed.scheduler.allowed-failures": 1, "distributed.worker.memory.recent-to-old-time": "1s"}
     samples: list[Sample] = []
@@ -102,17 +102,18 @@ def run(*, with_plugin: bool, tasks: int = 2000, greedy_every: int = 500) -> Out
             for number in range(tasks)
         ]
         distributed.wait(futures)
+        # A result that a killed worker had is made anew, for which this waits.
+        errors = [future.exception() for future in futures]
+        statuses = ["finished" if error is None else type(error).__name__ for error in errors]
         seconds = time.monotonic() - begun
-        statuses = [
-            future.status if future.status != "error" else type(future.exception()).__name__ for future in futures
-        ]
-        del futures
+        del futures, errors
         left = None
         if with_plugin:
             left = _left(client)
         done.set()
         sampler.join()
         restarts = len(client.get_events("worker-restart-memory"))
+        client.wait_for_workers(2, timeout=120)  # a cluster that closes while a worker restarts may hang
     return Outcome(statuses, is_greedy, restarts, seconds, samples, left)
 
 

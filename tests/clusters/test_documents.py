@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_python(*arguments: str | Path) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -18,6 +18,8 @@ import proof  # noqa: E402 - the tests hold it to what is drawn here
 
 from ctxalloc import MiB  # noqa: E402
 
+TASKS = 600
+GREEDY_EVERY = 600
 TARGET = ROOT / "docs" / "images" / "clusters.png"
 
 
@@ -49,11 +51,14 @@ def panel(axes: plt.Axes, found: proof.Outcome, title: str) -> None:
 
 def main() -> None:
     """Runs both, and draws."""
-    runs = [(proof.run(with_plugin=False), "without ctxalloc"), (proof.run(with_plugin=True), "with RequestPlugin")]
+    runs = []
+    for with_plugin, title in ((False, "without ctxalloc"), (True, "with RequestPlugin")):
+        found = proof.run(with_plugin=with_plugin, tasks=TASKS, greedy_every=GREEDY_EVERY)
+        print(title, found.restarts, found.seconds, found.counted(greedy=True), found.counted(greedy=False), flush=True)
+        runs.append((found, title))
     figure, panels = plt.subplots(2, 1, figsize=(9, 6), layout="constrained")
     for axes, (found, title) in zip(panels, runs, strict=True):
         panel(axes, found, title)
-        print(title, found.restarts, found.seconds, found.counted(greedy=True), found.counted(greedy=False))
     figure.savefig(TARGET, dpi=110)
 
 

@@ -58,6 +58,7 @@ impl Wanted {
         arguments.set_item("root", self.is_root)?;
         arguments.set_item("after_end", after_end_text(self.after_end))?;
         arguments.set_item("strict", self.is_strict)?;
+        arguments.set_item("measure_unseen", self.measure_unseen)?;
         Ok(arguments)
     }
 }

@@ -30,6 +30,8 @@ USM := .venv-usm
 DPEX := .venv-dpex
 SERVICES := .venv-services
 LIBRARIES := .venv-libraries
+CLUSTERS := .venv-clusters
+OLDEST_DASK := .venv-oldest-dask
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -208,7 +210,7 @@ page: $(DONE)/package $(DONE)/demo chromium ## docs/images/page.png: the live pa
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked $(services)
-	for script in benches/*.py; do $(PY) "$$script"; done
+	for script in $(filter-out benches/clusters.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 
 include ci.mk
@@ -219,6 +221,6 @@ include suites.mk
 .PHONY: clean
 clean: ## remove everything that these targets made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_DASK) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

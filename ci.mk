@@ -132,6 +132,27 @@ $(DONE)/services: $(DONE)/venv requirements/services.txt requirements/test.txt
 	$(SERVICES)/bin/python $(pip_install) -r requirements/services.txt -r requirements/test.txt
 	touch $@
 
+# Dask and Ray with real workers, joblib and Celery, in an environment of their own; the tests of Dask again with the oldest
+# release that ctxalloc.dask takes. One after the other: each has processes of its own already.
+.PHONY: test-clusters bench-clusters clusters-environment
+clusters_python := PYTHONPATH=$(CURDIR)/python $(CLUSTERS)/bin/python
+
+test-clusters: $(DONE)/package $(DONE)/clusters ## each task of Dask, Ray, joblib and Celery in a request of its own, on real workers
+	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_DASK)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py
+
+bench-clusters: $(DONE)/package $(DONE)/clusters ## what a request around each task of Dask costs; docs/clusters.md has the figures
+	$(clusters_python) benches/clusters.py
+
+clusters-environment: $(DONE)/clusters
+
+$(DONE)/clusters: $(DONE)/venv requirements/clusters.txt requirements/clusters-oldest.txt requirements/pins.txt
+	[ -x $(CLUSTERS)/bin/python ] || $(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/python $(pip_install) -r requirements/clusters.txt
+	[ -x $(OLDEST_DASK)/bin/python ] || $(PYTHON) -m venv $(OLDEST_DASK)
+	$(OLDEST_DASK)/bin/python $(pip_install) -r requirements/clusters-oldest.txt
+	touch $@
+
 # numba-dpex ended in 2024 and needs the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.
 .PHONY: test-dpex
 dpex_runtime := LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so"

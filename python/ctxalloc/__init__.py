@@ -14,6 +14,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - serve: ``asgi``, ``wsgi``, ``ctxalloc.django``, ``ctxalloc.fastapi``: an account and limits for each request of a
   service; ``problems`` for answers to refusals; ``ThreadPoolExecutor`` and ``wrap`` for threads, ``detached`` to opt
   out
+- clusters: ``ctxalloc.dask``, ``ctxalloc.ray``, ``ctxalloc.celery``: an account and limits for each task;
+  ``process_initializer`` for pools of processes; docs/clusters.md
 - request: ``request`` for work with memory, numbers and a limit of its own; ``current_request``; ``Budget`` for limits
   of several requests together
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
@@ -31,7 +33,14 @@ An array stays with the handler that made it, wherever it goes and however long 
 from ctxalloc import _main_interpreter, _environment  # noqa: F401, I001
 from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
 from ctxalloc._coverage import Coverage, coverage
-from ctxalloc._errors import BudgetExceeded, RegistrationError, RequestEnded, RustPanic, UnknownHandlerError
+from ctxalloc._errors import (
+    BudgetExceeded,
+    RegistrationError,
+    RequestEnded,
+    RustPanic,
+    TaskBudgetExceeded,
+    UnknownHandlerError,
+)
 from ctxalloc._include import get_include
 from ctxalloc._native import (
     _C_API,  # noqa: F401 - what ctxalloc_import() of ctxalloc.h finds
@@ -67,6 +76,7 @@ from ctxalloc._serving import detached
 from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
 from ctxalloc._executors import ThreadPoolExecutor, wrap
+from ctxalloc._processes import process_initializer
 
 __all__ = [
     "Budget",
@@ -85,6 +95,7 @@ __all__ = [
     "Scope",
     "SharedBlock",
     "Stats",
+    "TaskBudgetExceeded",
     "ThreadPoolExecutor",
     "Token",
     "UnknownHandlerError",
@@ -105,6 +116,7 @@ __all__ = [
     "metrics",
     "opentelemetry",
     "problems",
+    "process_initializer",
     "prometheus",
     "register",
     "request",

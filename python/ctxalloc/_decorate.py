@@ -64,6 +64,23 @@ def _decorated(how: _How, function: Any) -> Any:
         )
     # Of an object with `async def __call__` only the method is a coroutine function.
     body = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    return _of_kind(how, function, body)
+
+
+def in_blocks(
+    block: Callable[[], contextlib.AbstractContextManager[object]],
+    steps: Callable[[], contextlib.AbstractContextManager[Handler]],
+    function: Callable[..., Any],
+    body: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Make each call of ``function`` run in a block of its own; ``body`` tells which kind of function it is.
+
+    A block of ``steps`` selects nothing: its ``as`` is the handler to select in each step of a generator.
+    """
+    return _of_kind(_How("request(...)", block, steps), function, body)
+
+
+def _of_kind(how: _How, function: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
     for is_kind, wrap in _KINDS:
         if is_kind(function) or is_kind(body):
             return wrap(how, function)

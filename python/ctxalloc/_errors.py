@@ -85,3 +85,24 @@ class RequestEnded(MemoryError):  # noqa: N818 - for the same reason
     """
 
     __module__ = "ctxalloc"
+
+
+class TaskBudgetExceeded(BudgetExceeded):
+    """A budget had no room for an allocation of a task of Dask or Ray. It goes to the client by pickle.
+
+    ``key`` is the task's key in Dask, its id in Ray; ``prefix`` is the key's prefix in Dask, the name of the function
+    in Ray, which limits can be given for.
+    """
+
+    __module__ = "ctxalloc"
+
+    def __init__(  # noqa: PLR0917 - pickle makes it anew from its `args`
+        self, budget: str, limit_bytes: int, in_use_bytes: int, requested_bytes: int, key: object, prefix: str
+    ) -> None:
+        super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes)
+        self.args = (budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix)
+        self.key = key
+        self.prefix = prefix
+
+    def __str__(self) -> str:
+        return f"task {self.key!r}: {super().__str__()}"

@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 # The main job has tests of its own.
 # Those that need a SYCL runtime are run by tests/usm.
 NEED_SYCL = {"usm_service.py", "usm.md"}
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in {"demo.py"} | NEED_SYCL)
+# Those that need Dask or Ray are run by tests/clusters.
+NEED_CLUSTERS = {"dask_tasks.py", "ray_tasks.py", "clusters.md"}
+NOT_HERE = NEED_SYCL | NEED_CLUSTERS
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in {"demo.py"} | NOT_HERE)
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 # A change log speaks of what was, also where it is no longer.
 CURRENT_DOCUMENTS = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
@@ -75,7 +78,7 @@ def test_the_python_in_a_document_runs_and_prints_what_the_document_says(documen
     if document.name == "services.md":
         for library in ("django", "fastapi", "flask", "httpx"):
             pytest.importorskip(library)
-    if has_python and document.name not in NEED_SYCL:
+    if has_python and document.name not in NOT_HERE:
         run_python(ROOT / "tests" / "python" / "documents.py", document)
 
 

@@ -42,6 +42,13 @@ def test_the_error_pickles_and_copies() -> None:
         assert str(other) == str(error)
 
 
+def test_the_error_of_a_task_pickles_with_its_name() -> None:
+    error = ctxalloc.TaskBudgetExceeded("sum", 10, 5, 8, ("sum-abc", 1, 2), "sum")
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(other), other.args, vars(other)) == (ctxalloc.TaskBudgetExceeded, error.args, vars(error))
+        assert str(other) == f"task ('sum-abc', 1, 2): {BudgetExceeded('sum', 10, 5, 8)}"
+
+
 def test_async_too() -> None:
     async def main() -> None:
         async with request(limit_bytes=1000, strict=True):

@@ -1,7 +1,9 @@
 """`@ctxalloc.request()`: each call of a function, coroutine function or (async) generator is a request of its own."""
 
 import asyncio
+import copy
 import inspect
+import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
@@ -135,3 +137,40 @@ def test_methods_of_all_kinds_are_decorated() -> None:
 
     assert Service().plain().startswith("request ")
     assert Service.static().startswith("request ")
+
+
+def test_terms_pickle_for_decorated_functions_of_other_processes() -> None:
+    terms = request(limit_bytes=1000, name="there", root=True, after_end="refuse", strict=True)
+    for twin in (pickle.loads(pickle.dumps(terms)), copy.copy(terms)):
+        assert repr(twin) == '<ctxalloc.request(name="there"), not entered>'
+        with pytest.raises(BudgetExceeded, match="'there' has no room for 1001 more bytes: 0 of its 1000"), twin:
+            np.empty(1001, np.uint8)
+        late: list[MemoryError] = []
+        with twin_of_ended(terms) as ended:
+            handler = ended.handler
+        with ctxalloc.use(handler):
+            try:
+                np.empty(100, np.uint8)
+            except MemoryError as error:
+                late.append(error)
+        assert late, "it refuses after its end, as its terms say"
+
+
+def twin_of_ended(terms: ctxalloc.Request) -> ctxalloc.Request:
+    return pickle.loads(pickle.dumps(terms))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("option", ["budget", "strategy"])
+def test_terms_that_belong_to_this_process_do_not_pickle(option: str) -> None:
+    terms = (
+        request(budget=Budget(1000)) if option == "budget" else request(strategy=ctxalloc.strategies.Aligned(align=64))
+    )
+    with pytest.raises(TypeError, match=f"a request with {option}= cannot be pickled"):
+        pickle.dumps(terms)
+
+
+def test_a_request_that_was_entered_does_not_pickle() -> None:
+    with request(name="mine") as scope, pytest.raises(TypeError, match="was entered, and belongs to this process"):
+        pickle.dumps(scope)
+    with pytest.raises(TypeError, match="was entered, and belongs to this process"):
+        pickle.dumps(scope)

@@ -23,7 +23,7 @@ use crate::strategy::account::Stats;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyString, PyTuple};
 use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use terms::Wanted;
@@ -380,6 +380,20 @@ impl PyRequest {
             Phase::New | Phase::Carried(_) => Vec::new(),
         };
         refusal::raise(py, error, &refusals)
+    }
+
+    /// Pickles by its terms, as decorated functions need it that go to other processes. TypeError: it was entered, or
+    /// its terms name a budget or a strategy.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        if !matches!(*self.phase(), Phase::New) {
+            return Err(PyTypeError::new_err(format!(
+                "{} was entered, and belongs to this process; pickle terms that nobody has entered",
+                self.text()
+            )));
+        }
+        let request = py.import("ctxalloc")?.getattr("request")?;
+        let anew = py.import("functools")?.getattr("partial")?.call((request,), Some(&self.wanted.arguments(py)?))?;
+        Ok((anew, PyTuple::empty(py)))
     }
 
     /// The name that it was given, or a number. RuntimeError: it is not entered yet; so for the other attributes.

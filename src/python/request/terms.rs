@@ -9,7 +9,7 @@ use crate::python::text::repr_of;
 use crate::strategy::{Budget, Strategy};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
 
 /// What a Request was asked for; each block or call that it is entered for begins a request on these terms.
@@ -40,6 +40,35 @@ impl Wanted {
             is_of_this_thread: true,
             ..Terms::default()
         })?)
+    }
+
+    /// The arguments that `ctxalloc.request()` makes it anew from in another process. TypeError: they mean something in
+    /// this one only.
+    pub(super) fn arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let of_this_process = [("strategy", self.strategy.is_some()), ("budget", self.budget.is_some())];
+        if let Some((option, _)) = of_this_process.into_iter().find(|&(_, is_given)| is_given) {
+            return Err(PyTypeError::new_err(format!(
+                "a request with {option}= cannot be pickled, because a {option} belongs to one process; make the request in \
+                 the process that shall have it"
+            )));
+        }
+        let arguments = PyDict::new(py);
+        arguments.set_item("limit_bytes", self.limit_bytes)?;
+        arguments.set_item("name", self.name.as_deref())?;
+        arguments.set_item("root", self.is_root)?;
+        arguments.set_item("after_end", after_end_text(self.after_end))?;
+        arguments.set_item("strict", self.is_strict)?;
+        arguments.set_item("measure_unseen", self.measure_unseen)?;
+        Ok(arguments)
+    }
+}
+
+/// What [`after_end`] reads.
+fn after_end_text(after_end: AfterEnd) -> &'static str {
+    match after_end {
+        AfterEnd::Charge => "charge",
+        AfterEnd::Refuse => "refuse",
+        AfterEnd::Detach => "detach",
     }
 }
 

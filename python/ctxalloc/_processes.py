@@ -1,0 +1,47 @@
+"""What a pool of processes runs in each of them first: ``process_initializer``.
+
+A task of its own is what ``@ctxalloc.request(...)`` on the function makes; this is for a whole process. Neighbours:
+``dask`` and ``ray`` for clusters, ``_executors`` for threads.
+"""
+
+import functools
+from collections.abc import Callable
+
+from ctxalloc._native import Request, request, set_handler
+from ctxalloc._tasks import Terms
+
+__all__ = ["process_initializer"]
+
+# The request of this process, which lasts as long as it.
+_KEPT: list[Request] = []
+
+
+def process_initializer(
+    *, limit_bytes: int | None = None, handler: str | None = None, strict: bool = False, name: str = "process"
+) -> Callable[[], None]:
+    """An ``initializer=`` for processes that run tasks: all that a process makes is in one request, or in a handler.
+
+    ::
+
+        concurrent.futures.ProcessPoolExecutor(initializer=ctxalloc.process_initializer(limit_bytes=n))
+
+    As well for ``multiprocessing.Pool`` and for joblib, hence for scikit-learn (``joblib.parallel_config("loky",
+    initializer=...)``). It can be pickled. ``limit_bytes``: the most that the process may have at one time, whichever
+    tasks made it; what does not fit is a MemoryError in the task, and the process goes on. ``strict``, ``name``: as in
+    ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler.
+
+    TypeError, ValueError: an argument is not possible.
+    """
+    return functools.partial(_begin, Terms(limit_bytes, handler, strict).checked("process_initializer"), name)
+
+
+process_initializer.__module__ = "ctxalloc"
+
+
+def _begin(terms: Terms, name: str) -> None:
+    if terms.handler is not None:
+        set_handler(terms.handler)
+        return
+    begun = request(limit_bytes=terms.limit_bytes, strict=terms.strict, name=name, root=True)
+    begun.__enter__()
+    _KEPT.append(begun)

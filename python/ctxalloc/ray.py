@@ -1,0 +1,213 @@
+"""Memory, an account and a limit for each task and each call of an actor's method of Ray, in its worker.
+
+::
+
+    ray.init(runtime_env=ctxalloc.ray.runtime_env(limit_bytes="memory"))      # Ray's memory=, as a limit
+    print(ctxalloc.ray.report())
+
+or, for accounts only, ``runtime_env={"worker_process_setup_hook": "ctxalloc.ray.setup"}``. Needs Ray 2.40 or later in
+the process that calls it. Where a task enters its request, and why there:
+``docs/decisions/0026-a-task-enters-its-request-in-its-worker.md``; docs/clusters.md is the guide.
+"""
+
+import functools
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ctxalloc import _decorate, metrics
+from ctxalloc._coverage import coverage
+from ctxalloc._native import Budget
+from ctxalloc._optional import need
+from ctxalloc._tasks import Choice, NamedBlock, NamedSteps, ProcessReport, Suggestion, Summary, Terms, TermsOf
+
+__all__ = ["OPTIONS", "ProcessReport", "Suggestion", "Summary", "report", "runtime_env", "setup"]
+
+OPTIONS: Final = "CTXALLOC_RAY"
+"""The environment variable in which ``runtime_env`` sends the options to the workers."""
+
+OLDEST: Final = (2, 40)
+"""The oldest release of Ray whose sources were read for this; docs/clusters.md says which one the tests run with."""
+
+_HOOK: Final = "ctxalloc.ray.setup"
+_DECLARED: Final = "memory"
+_METRICS: Final = "CTXALLOC_METRICS_DIR"
+
+
+def runtime_env(
+    *,
+    limit_bytes: int | Literal["memory"] | None = None,
+    handler: str | None = None,
+    strict: bool = False,
+    functions: Mapping[str, TermsOf] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A ``runtime_env`` for ``ray.init`` or ``.options`` whose workers run each task in a ``ctxalloc.request()``.
+
+    - ``limit_bytes``: the limit of each task and each call of a method. ``"memory"``: what ``memory=`` of
+      ``@ray.remote`` declares, which Ray itself only schedules by; for an actor, it is the limit of all that its
+      methods make and keep. Where nothing is declared, there is no limit.
+    - ``handler``: instead of a request, the name of a handler that arrays live in; there is no account.
+    - ``strict``: no overdraft, as in ``ctxalloc.request``.
+    - ``functions``: other terms by name, ``{"module.function": {"limit_bytes": n}, "Class.method": None}``. None is no
+      request.
+    - ``base``: a ``runtime_env`` to add all this to.
+
+    A refused task fails with ``TaskBudgetExceeded``: the cause of Ray's RayTaskError, which is an instance of both. Its
+    worker goes on. TypeError, ValueError: an option is not possible, or ``base`` has a hook already.
+    """
+    options = {"limit_bytes": limit_bytes, "handler": handler, "strict": strict, "functions": dict(functions or {})}
+    _Wanted(options)
+    env = dict(base or {})
+    other = env.get("worker_process_setup_hook")
+    if other is not None and other != _HOOK:
+        raise ValueError(
+            f"runtime_env(base=...): it has a worker_process_setup_hook, {other!r}; Ray takes one: call "
+            "ctxalloc.ray.setup() in that, and leave this function out"
+        )
+    env["worker_process_setup_hook"] = _HOOK
+    env["env_vars"] = {**env.get("env_vars", {}), OPTIONS: json.dumps(options)}
+    return env
+
+
+class _Wanted:
+    """The options, checked."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        limit = options.get("limit_bytes")
+        self.is_declared = limit == _DECLARED
+        if isinstance(limit, str) and not self.is_declared:
+            raise ValueError(f"runtime_env(limit_bytes={limit!r}): give a number of bytes, 'memory' or None")
+        terms = Terms(None if self.is_declared else limit, options.get("handler"), options.get("strict", False))
+        if self.is_declared and terms.handler is not None:
+            raise ValueError("runtime_env(limit_bytes='memory', handler=...): a handler has nothing to limit; give one")
+        self.terms = terms.checked("runtime_env")
+        self.functions = {
+            name: self.terms.changed(changes, f"runtime_env(functions={{{name!r}: ...}})")
+            for name, changes in options.get("functions", {}).items()
+        }
+        self.own_limits = {
+            name for name, changes in options.get("functions", {}).items() if changes and "limit_bytes" in changes
+        }
+
+
+def setup() -> None:
+    """Ray's ``worker_process_setup_hook``: runs in each worker before its first task.
+
+    RuntimeError: this Ray is not one that is known; the workers do not start then, and Ray says why. ValueError,
+    TypeError: the environment's ``CTXALLOC_RAY`` is not what ``runtime_env`` makes.
+    """
+    ray = need("ray", "ctxalloc.ray", "ray")
+    internal = need("ray._private.worker", "ctxalloc.ray", "ray")
+    manager: Any = getattr(getattr(internal, "global_worker", None), "function_actor_manager", None)
+    numbers = tuple(int(part) for part in ray.__version__.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST or not hasattr(manager, "get_execution_info"):
+        raise RuntimeError(
+            f"ctxalloc.ray does not know ray {ray.__version__}: it works with {'.'.join(map(str, OLDEST))} and later, "
+            "whose workers look functions up by get_execution_info; take such a release, or decorate the functions "
+            "with @ctxalloc.request(...) below @ray.remote instead"
+        )
+    wanted = _Wanted(json.loads(os.environ.get(OPTIONS) or "{}"))
+    _share_counters(internal)
+    if not isinstance(getattr(manager.get_execution_info, "__self__", None), _LookUp):
+        manager.get_execution_info = _LookUp(ray, manager.get_execution_info, wanted).get_execution_info
+
+
+def _share_counters(internal: Any) -> None:
+    """The workers of a node count into files in the session's own directory, and each of them reads all."""
+    if not os.environ.get(_METRICS):
+        folder = Path(internal._global_node.get_session_dir_path(), "ctxalloc")  # noqa: SLF001 - Ray's own modules do
+        folder.mkdir(exist_ok=True)
+        os.environ[_METRICS] = str(folder)
+
+
+class _LookUp:
+    """In the place of what looks up the function of each task: it finds the same one, made to run in a request."""
+
+    def __init__(self, ray: Any, found: Callable[..., Any], wanted: _Wanted) -> None:
+        self._ray = ray
+        self._found = found
+        self._wanted = wanted
+        self._wrapped: dict[Any, tuple[Any, Any]] = {}
+        self._of_actor: Budget | None = None
+
+    def get_execution_info(self, job_id: Any, function_descriptor: Any) -> Any:
+        """As Ray's own."""
+        info = self._found(job_id, function_descriptor)
+        before = self._wrapped.get(function_descriptor.function_id)
+        if before is not None and before[0] is info:
+            return before[1]
+        wrapped = info._replace(function=self._in_request(info, function_descriptor))
+        self._wrapped[function_descriptor.function_id] = info, wrapped
+        return wrapped
+
+    def _in_request(self, info: Any, descriptor: Any) -> Any:
+        function = info.function
+        method = descriptor.function_name
+        name = f"{descriptor.class_name}.{method}" if descriptor.class_name else f"{descriptor.module_name}.{method}"
+        if method.startswith("__ray") or descriptor.module_name == __name__:
+            return function  # Ray's own, and what `report` runs
+        terms = self._wanted.functions.get(name, self._wanted.terms)
+        if terms is None:
+            return function
+        is_declared = self._wanted.is_declared and terms.handler is None and name not in self._wanted.own_limits
+        choice = functools.partial(self._declared, terms, name) if is_declared else _always(Choice(terms, name, None))
+        runtime = self._ray.get_runtime_context
+
+        def key() -> object:
+            return runtime().get_task_id()
+
+        return _decorate.in_blocks(
+            lambda: NamedBlock(choice().block(), key, name),
+            lambda: NamedSteps(choice().block(), key, name),
+            function,
+            getattr(function, "method", function),
+        )
+
+    def _declared(self, terms: Terms, name: str) -> Choice:
+        """The terms with what ``memory=`` declares as their limit."""
+        context = self._ray.get_runtime_context()
+        declared = context.get_assigned_resources().get("memory")
+        limit = None if declared is None else int(declared)
+        if limit is None or context.get_actor_id() is None:
+            return Choice(terms._replace(limit_bytes=limit), name, None)
+        if self._of_actor is None:
+            self._of_actor = Budget(limit, name=f"actor {name.partition('.')[0]}")
+        return Choice(terms, name, self._of_actor)
+
+
+def _always(choice: Choice) -> Callable[[], Choice]:
+    return lambda: choice
+
+
+def _read() -> ProcessReport:
+    """What the workers of a node counted."""
+    if not os.environ.get(_METRICS):
+        raise RuntimeError(
+            "this worker has no counters of ctxalloc; start Ray with runtime_env=ctxalloc.ray.runtime_env(...)"
+        )
+    seen = coverage()
+    series = dict(metrics.snapshot().series)
+    return ProcessReport(socket.gethostname(), os.getpid(), seen.resident_bytes, seen.pools_warm_bytes, None, series)
+
+
+def report() -> Summary:
+    """The counters of all nodes by name of function, those of workers that have ended included.
+
+    It runs a small task on each node. RuntimeError: no worker counts, because Ray was started without ``runtime_env``.
+    """
+    ray = need("ray", "ctxalloc.ray.report()", "ray")
+    strategies = need("ray.util.scheduling_strategies", "ctxalloc.ray.report()", "ray")
+    read = ray.remote(_read)
+    asked = [
+        read.options(
+            num_cpus=0,
+            scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False),
+        ).remote()
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return Summary(ray.get(asked))

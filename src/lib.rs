@@ -52,7 +52,7 @@
 //!
 //! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the leaves
-//! `counters`, `error`, `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
+//! `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order. `ARCHITECTURE.md`
 //! walks through one allocation and one selection.
 
 pub mod handler;
@@ -78,6 +78,7 @@ pub mod tower;
 mod counters;
 mod error;
 mod layout;
+mod os;
 mod settings;
 mod sync;
 mod trace;

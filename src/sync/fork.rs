@@ -73,9 +73,10 @@ pub(crate) fn around_fork(calls: AroundFork) {
 }
 
 #[cfg(not(any(ctxalloc_loom, miri)))]
-#[allow(unsafe_code, reason = "pthread_atfork")]
+#[allow(unsafe_code, reason = "a box that goes from one side of a fork to the other")]
 mod holders {
     use super::{AroundFork, FORKS, HeldAcrossFork, Locked};
+    use crate::os;
     use crate::sync::Made;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -161,8 +162,7 @@ mod holders {
         HOLDERS.get_or_make(|| {
             // Before anybody can see the list: no fork falls between it and its hold.
             // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
-            // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
-            let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+            os::at_fork(Some(before), Some(in_parent), Some(in_child));
             Locked::new(Holders::default())
         })
     }

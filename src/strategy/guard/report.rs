@@ -168,10 +168,8 @@ impl Text {
     pub(super) fn print(&self) {
         let mut rest = &self.bytes[..self.length];
         while !rest.is_empty() {
-            // SAFETY: `rest` is a live slice; write(2) is safe in a signal handler.
-            let written = unsafe { libc::write(libc::STDERR_FILENO, rest.as_ptr().cast(), rest.len()) };
-            match usize::try_from(written) {
-                Ok(written) if written > 0 => rest = &rest[written.min(rest.len())..],
+            match crate::os::print_error(rest) {
+                Some(written) if written > 0 => rest = &rest[written.min(rest.len())..],
                 _ => return,
             }
         }

@@ -18,3 +18,71 @@ check-platforms: ## macOS and Windows by type: every set of features, and the co
 	env -u PYO3_PYTHON PYO3_NO_PYTHON=1 $(check) --target $(MAC) --features abi3
 	$(check) --target $(WINDOWS) --no-default-features
 	$(check) --target $(WINDOWS) $(services)
+
+
+# ---- by running -------------------------------------------------------------------------------------
+
+# musl runs here. Its tests are static programs, so they need no loader of their own.
+MUSL := x86_64-unknown-linux-musl
+test-musl: ## the core's Rust tests with musl instead of glibc
+	@command -v musl-gcc >/dev/null || { echo 'error: musl-gcc is missing: apt-get install musl-tools' >&2; exit 1; }
+	rustup target add $(MUSL)
+	CC_x86_64_unknown_linux_musl=musl-gcc \
+		$(CARGO) test --quiet --locked --no-default-features $(core_alone) --target $(MUSL) --target-dir target/musl
+
+# aarch64 under qemu's user mode, as if this were one: the kernel starts qemu for its programs (binfmt_misc), also for those
+# that a test starts. qemu emulates the instructions, and on x86-64 none of ARM's reorderings: those are loom's and Miri's.
+ARM := aarch64-unknown-linux-gnu
+ARM_ROOT := /usr/aarch64-linux-gnu
+arm := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CTXALLOC_EMULATED=1
+# What qemu 7.2 does otherwise than Linux; each has its line in docs/development.md.
+qemu_cannot :=
+test-aarch64: aarch64-tools ## the core's Rust tests on an emulated aarch64
+	rustup target add $(ARM)
+	$(arm) QEMU_LD_PREFIX=$(ARM_ROOT) $(CARGO) test --quiet --locked --no-default-features $(core_alone) --target $(ARM) \
+		--target-dir target/aarch64 --no-fail-fast -- $(foreach test,$(qemu_cannot),--skip $(test))
+
+.PHONY: aarch64-tools
+aarch64-tools:
+	@command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-gcc >/dev/null && [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ] || { \
+		echo 'error: qemu or a cross compiler is missing: as root, apt-get install' \
+			'qemu-user qemu-user-binfmt binfmt-support gcc-aarch64-linux-gnu libc6-dev-arm64-cross' >&2; exit 1; }
+
+# Debian's Python for aarch64, with NumPy's wheel for it.
+ARM_PYTHON := target/pythons/aarch64
+$(ARM_PYTHON)/stamp: scripts/debian_root.sh
+	rm -rf $(ARM_PYTHON)
+	scripts/debian_root.sh $(ARM_PYTHON) arm64 bookworm python3.11 python3.11-venv
+	touch $@
+
+# A released CPython that this machine has no package for; Debian's next release has it.
+NEWER := 3.14
+newer := target/pythons/$(NEWER)/usr/bin/python$(NEWER)
+$(newer): scripts/debian_python.sh scripts/debian_root.sh
+	scripts/debian_python.sh target/pythons/$(NEWER) testing $(NEWER)
+
+test-3.14: $(newer) ## test-newest on CPython 3.14, unpacked from Debian's next release
+	$(MAKE) test-newest NEWEST_PYTHON=$(CURDIR)/$(newer)
+
+# ---- wheels -----------------------------------------------------------------------------------------
+
+$(DONE)/wheels-tools: $(DONE)/build-tools requirements/wheels.txt requirements/pins.txt
+	$(PY) $(pip_install) -r requirements/wheels.txt
+	touch $@
+
+WHEELS_ALL := target/wheels-all
+wheel := $(in_venv) PYO3_NO_PYTHON=1 maturin build --quiet --release --locked --zig --target-dir target/wheels-build --out $(WHEELS_ALL)
+# The oldest C libraries that Rust itself promises to work with: glibc 2.17, musl 1.2.
+wheels-all: $(DONE)/wheels-tools ## wheels for manylinux and musllinux, x86-64 and aarch64, and the sdist: built, checked, tried
+	rustup target add $(ARM) $(MUSL) x86_64-unknown-linux-gnu aarch64-unknown-linux-musl
+	rm -rf $(WHEELS_ALL) && mkdir -p $(WHEELS_ALL)
+	$(wheel) --target x86_64-unknown-linux-gnu --compatibility manylinux_2_17
+	$(wheel) --target $(ARM) --compatibility manylinux_2_17
+	$(wheel) --target $(MUSL) --compatibility musllinux_1_2
+	$(wheel) --target aarch64-unknown-linux-musl --compatibility musllinux_1_2
+	$(in_venv) maturin sdist --quiet --out $(WHEELS_ALL)
+	$(MAKE) check-wheels
+
+.PHONY: check-wheels
+check-wheels: $(DONE)/wheels-tools $(ARM_PYTHON)/stamp
+	$(in_venv) scripts/check_wheels.py $(WHEELS_ALL)

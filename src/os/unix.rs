@@ -97,14 +97,14 @@ pub(super) fn read_clock(clock: libc::clockid_t) -> (u64, u32) {
     (time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Has these called at each `fork` from now on, unless there is no memory to remember them.
+/// Has these called at each `fork` from now on. False: there is no memory to remember them.
 pub(crate) fn at_fork(
     before: Option<unsafe extern "C" fn()>,
     in_parent: Option<unsafe extern "C" fn()>,
     in_child: Option<unsafe extern "C" fn()>,
-) {
+) -> bool {
     // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
-    let _ = unsafe { libc::pthread_atfork(before, in_parent, in_child) };
+    unsafe { libc::pthread_atfork(before, in_parent, in_child) == 0 }
 }
 
 /// Starts a thread with all signals blocked. Allocates nothing by Rust's allocator, which may be one of ours. `None` if the

@@ -135,12 +135,13 @@ pub(crate) fn thread_name() -> [u8; 16] {
     [0; 16]
 }
 
-/// Nothing forks here.
+/// True: nothing forks here.
 pub(crate) fn at_fork(
     _before: Option<unsafe extern "C" fn()>,
     _in_parent: Option<unsafe extern "C" fn()>,
     _in_child: Option<unsafe extern "C" fn()>,
-) {
+) -> bool {
+    true
 }
 
 /// Writes zeros that are not optimised away, though nobody reads them.

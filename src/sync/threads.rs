@@ -178,7 +178,7 @@ fn forget_others_after_fork() {
         }
         if !HOOKED.swap(true, Ordering::Relaxed) {
             // Fails only for want of memory; then a child of a process with several threads may wait for one that is gone.
-            crate::os::at_fork(None, None, Some(in_the_child));
+            let _ = crate::os::at_fork(None, None, Some(in_the_child));
         }
     }
 }

@@ -42,6 +42,7 @@ pub(super) struct Owner {
     /// The Guard's Debug text, for reports.
     pub(super) text: String,
     /// Whether it reports on standard error.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(super) reports: bool,
     pub(super) misuses: AtomicU64,
 }

@@ -50,13 +50,11 @@ def smoke_installed(package: Path) -> str:
 
 
 def smoke_emulated(wheel: Path) -> str:
-    """Unpack an aarch64 wheel and NumPy's beside it, and try them in Debian's Python under qemu."""
+    """Install an aarch64 wheel and NumPy's in a folder, and try them in Debian's Python under qemu."""
     with folder() as place:
-        run(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", place, NUMPY,
-            "--platform", "manylinux_2_28_aarch64", "--platform", "manylinux_2_27_aarch64",
-            "--platform", "manylinux2014_aarch64", "--python-version", "3.11")  # fmt: skip
-        for archive in [wheel, *place.glob("numpy-*.whl")]:
-            zipfile.ZipFile(archive).extractall(place)
+        platforms = [f"--platform={old}_aarch64" for old in ("manylinux_2_28", "manylinux_2_27", "manylinux2014")]
+        run(sys.executable, "-m", "pip", "install", "--target", place, "--only-binary=:all:", "--python-version", "3.11",
+            *platforms, NUMPY, wheel)  # fmt: skip
         python = ARM / "usr" / "bin" / "python3.11"
         return run(python, SMOKE, QEMU_LD_PREFIX=str(ARM), PYTHONPATH=str(place))
 

@@ -13,6 +13,7 @@
 
 pub(super) mod chunks;
 pub(super) mod ended;
+mod holders;
 mod list;
 mod slot;
 mod state;

@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ROOT / "tests" / "wheels" / "smoke.py"
 ARM = ROOT / "target" / "pythons" / "aarch64"
-NUMPY = next(line for line in (ROOT / "requirements" / "numpy.txt").read_text().splitlines() if line.startswith("numpy"))
+PINNED = (ROOT / "requirements" / "numpy.txt").read_text()
+NUMPY = next(line for line in PINNED.splitlines() if line.startswith("numpy"))
 # A system of musl, by its loader: in Debian's package `musl`.
 MUSL = {"x86_64": Path("/lib/ld-musl-x86_64.so.1"), "aarch64": ARM / "lib" / "ld-musl-aarch64.so.1"}
 
@@ -53,8 +54,8 @@ def smoke_emulated(wheel: Path) -> str:
     """Install an aarch64 wheel and NumPy's in a folder, and try them in Debian's Python under qemu."""
     with folder() as place:
         platforms = [f"--platform={old}_aarch64" for old in ("manylinux_2_28", "manylinux_2_27", "manylinux2014")]
-        run(sys.executable, "-m", "pip", "install", "--target", place, "--only-binary=:all:", "--python-version", "3.11",
-            *platforms, NUMPY, wheel)  # fmt: skip
+        options = ["--target", place, "--only-binary=:all:", "--python-version", "3.11", *platforms]
+        run(sys.executable, "-m", "pip", "install", *options, NUMPY, wheel)
         python = ARM / "usr" / "bin" / "python3.11"
         return run(python, SMOKE, QEMU_LD_PREFIX=str(ARM), PYTHONPATH=str(place))
 

@@ -20,9 +20,9 @@ pub(crate) use made::Made;
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
 
 #[cfg(ctxalloc_loom)]
-pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 #[cfg(not(ctxalloc_loom))]
-pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 #[cfg(ctxalloc_loom)]
 use loom::thread::yield_now;

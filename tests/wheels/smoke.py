@@ -93,7 +93,8 @@ def main() -> None:
         [sys.executable, "-m", "ctxalloc", "info"], capture_output=True, text=True, check=True, timeout=300
     )
     assert "pool" in said.stdout, said.stdout
-    print(f"smoke: {len(served)} handlers, {platform.machine()}, {'-'.join(platform.libc_ver())}, NumPy {np.__version__}")
+    library = "-".join(platform.libc_ver())
+    print(f"smoke: {len(served)} handlers, {platform.machine()}, {library}, NumPy {np.__version__}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@
 
 pub(super) mod chunks;
 pub(super) mod ended;
-mod holders;
 mod list;
 mod slot;
 mod state;

@@ -1,6 +1,12 @@
 //! `Slot`: type-stable memory for one request after the other.
 //!
-//! `holders` is the whole state of a slot, see `holders.rs`.
+//! `holders` is the whole state of a slot:
+//! - set to 1: when a request begins in it. Cannot be set while anybody holds it, for it is taken from the list of free ones.
+//! - above 0: the request and its state are there, `generation` and `c_struct` do not change, and holders may hold it again.
+//! - counted up by others than holders (`try_hold`): only while it is above 0, and kept only if the generation is right.
+//! - set to 0: by the last holder, which then recycles the slot. Nobody gets hold of it until the next request begins.
+//!
+//! It counts 64 bits, which no program can run over.
 
 use super::super::abi::{Functions, PyDataMem_Handler};
 use super::super::entry::{Entry, HOLD_AGAIN, TRY_HOLD};
@@ -9,7 +15,6 @@ use super::super::name;
 use super::super::process::table;
 use super::super::trampoline;
 use super::super::word::{Handler, MAX_GENERATION, SLOT_BYTES};
-use super::holders::Holders;
 use super::state::{MIN_ALIGN, State};
 use crate::strategy::{LiveBlock, Strategy};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made};
@@ -29,7 +34,7 @@ pub(in crate::handler) struct Slot {
     entry: Entry,
     /// What NumPy sees. Its name is the request's, written while nobody holds the slot.
     c_struct: UnsafeCell<PyDataMem_Handler>,
-    holders: Holders,
+    holders: AtomicU64,
     generation: AtomicU32,
     /// There while somebody holds the slot.
     state: UnsafeCell<MaybeUninit<State>>,
@@ -72,7 +77,7 @@ impl Slot {
     /// The request's own. For holders.
     #[inline]
     pub(super) fn state(&self) -> &State {
-        debug_assert!(self.holders.are_any(), "nobody holds this slot");
+        debug_assert!(self.holders.load(Ordering::Relaxed) > 0, "nobody holds this slot");
         // SAFETY: callers hold the slot, so the state is there and nobody writes to it.
         unsafe { (*self.state.get()).assume_init_ref() }
     }
@@ -96,7 +101,8 @@ impl Slot {
             None => name::number(field, number),
         }
         let generation = slot.generation.load(Ordering::Relaxed);
-        slot.holders.begin();
+        // Release pairs with the Acquire in `try_hold`: who gets hold of it sees all of the above.
+        slot.holders.store(1, Ordering::Release);
         // SAFETY: an immortal slot of `make`'s with its own generation, and the hold that was just counted.
         unsafe { Held::assume(slot.handler(generation)) }
     }
@@ -109,7 +115,9 @@ impl Slot {
     }
 
     fn try_hold(&self, generation: u32) -> bool {
-        if !self.holders.try_one_more() {
+        let is_held = |holders: u64| (holders > 0).then(|| holders + 1);
+        // Acquire pairs with the Release in `begin`: the generation read below is that of the request we hold.
+        if self.holders.fetch_update(Ordering::Acquire, Ordering::Relaxed, is_held).is_err() {
             return false;
         }
         let is_it = self.generation.load(Ordering::Relaxed) == generation;
@@ -122,13 +130,15 @@ impl Slot {
     /// One more holder; the caller is one, or has a block that is.
     #[inline]
     pub(super) fn hold_again(&self) {
-        self.holders.one_more();
+        // Relaxed: who hands a hold on to another thread orders that by other means.
+        self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
     /// One holder less; the last one recycles the slot.
     #[inline]
     pub(super) fn let_go(&'static self) {
-        if self.holders.one_less() {
+        // AcqRel: the recycling sees everything that was done by those who let go before.
+        if self.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.recycle();
         }
     }
@@ -161,9 +171,10 @@ pub(in crate::handler) fn at_struct(c_struct: *const PyDataMem_Handler) -> Optio
     }
     // SAFETY: a slot, which is immortal; of another copy perhaps, which lays it out in the same way up to `state`.
     let slot: &'static Slot = unsafe { slot.cast().as_ref() };
-    // The generation is that of the holders, or a newer one.
+    // Acquire pairs with the Release in `begin`: the generation is that of the holders, or a newer one.
+    let is_held = slot.holders.load(Ordering::Acquire) > 0;
     // SAFETY: its own generation.
-    slot.holders.are_any().then(|| unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) })
+    is_held.then(|| unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) })
 }
 
 /// The handlers of all requests that somebody holds, of this copy of the crate; held.
@@ -172,8 +183,8 @@ pub(super) fn all() -> Vec<Held> {
     table().chunks().for_each_slot(|slot| {
         // SAFETY: a slot, which is immortal; of another copy perhaps, which lays it out in the same way up to `state`.
         let slot: &'static Slot = unsafe { slot.cast().as_ref() };
-        // The generation is that of the holders, or a newer one.
-        if slot.entry.made_here() && slot.holders.are_any() {
+        // Acquire pairs with the Release in `begin`: the generation is that of the holders, or a newer one.
+        if slot.entry.made_here() && slot.holders.load(Ordering::Acquire) > 0 {
             // SAFETY: its own generation.
             let handler = unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) };
             found.extend(Held::try_on(handler));
@@ -293,7 +304,7 @@ impl Slot {
                 ..Entry::new(functions, c_struct, NAME)
             },
             c_struct: UnsafeCell::new(functions.named(name::field_of(NAME))),
-            holders: Holders::none(),
+            holders: AtomicU64::new(0),
             generation: AtomicU32::new(0),
             state: UnsafeCell::new(MaybeUninit::uninit()),
         }

@@ -1,6 +1,6 @@
 //! What Linux does in its own way, with glibc and with musl.
 
-use super::unix::read_clock;
+use super::unix::{can_write_by, read_clock};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -118,10 +118,19 @@ pub(crate) unsafe fn wipe(start: NonNull<u8>, size_bytes: usize) {
 }
 
 /// Two descriptors of a pipe, to read from and to write to, which programs started by exec do not inherit.
-pub(super) fn pipe() -> Option<[c_int; 2]> {
+fn pipe() -> Option<[c_int; 2]> {
     let mut ends = [-1; 2];
     // SAFETY: an array with room for two descriptors.
     (unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0).then_some(ends)
+}
+
+/// Whether the byte at `address` can be written to.
+///
+/// # Safety
+/// - there is memory at `address`, and nobody writes to this byte meanwhile.
+pub(crate) unsafe fn can_write(address: *mut u8) -> bool {
+    // SAFETY: this function's contract, and a new pipe.
+    pipe().is_some_and(|ends| unsafe { can_write_by(ends, address) })
 }
 
 /// The address of this thread's errno. Safe in a signal handler.

@@ -1,7 +1,7 @@
 //! What macOS does in its own way. Type-checked only (`make check-platforms`): nobody has run it yet.
 
 pub(crate) use super::sleeper::{forget_sleepers, sleep_while, wake_sleeper};
-use super::unix::read_clock;
+use super::unix::{can_write_by, read_clock};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 
@@ -82,7 +82,7 @@ pub(crate) unsafe fn wipe(start: NonNull<u8>, size_bytes: usize) {
 
 /// Two descriptors of a pipe, to read from and to write to. A program that another thread starts by exec at this moment may
 /// inherit them: there is no call that makes and marks them in one step.
-pub(super) fn pipe() -> Option<[c_int; 2]> {
+fn pipe() -> Option<[c_int; 2]> {
     let mut ends = [-1; 2];
     // SAFETY: an array with room for two descriptors, and calls with descriptors of ours.
     unsafe {
@@ -94,6 +94,15 @@ pub(super) fn pipe() -> Option<[c_int; 2]> {
         }
     }
     Some(ends)
+}
+
+/// Whether the byte at `address` can be written to.
+///
+/// # Safety
+/// - there is memory at `address`, and nobody writes to this byte meanwhile.
+pub(crate) unsafe fn can_write(address: *mut u8) -> bool {
+    // SAFETY: this function's contract, and a new pipe.
+    pipe().is_some_and(|ends| unsafe { can_write_by(ends, address) })
 }
 
 /// The address of this thread's errno. Safe in a signal handler.

@@ -1,6 +1,6 @@
 //! What Linux and macOS do in the same way.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -139,12 +139,11 @@ pub(crate) unsafe fn join_thread(thread: usize) {
     unsafe { libc::pthread_join(thread as libc::pthread_t, null_mut()) };
 }
 
-/// Whether the byte at `address` can be written to: the system is asked to copy it out and back in.
+/// Whether the byte at `address` can be written to: the system is asked to copy it into a pipe and back. Closes the pipe's ends.
 ///
 /// # Safety
-/// - there is memory at `address`, and nobody writes to this byte meanwhile.
-pub(crate) unsafe fn can_write(address: *mut u8) -> bool {
-    let Some(ends) = super::pipe() else { return false };
+/// - there is memory at `address`, and nobody writes to this byte meanwhile; `ends` are a new pipe's.
+pub(super) unsafe fn can_write_by(ends: [c_int; 2], address: *mut u8) -> bool {
     // SAFETY: both are calls on our own descriptors with one byte of memory that is there. The system answers EFAULT where the
     // byte may not be read or written; what it writes is what was there.
     let (sent, taken) = unsafe { (libc::write(ends[1], address.cast(), 1), libc::read(ends[0], address.cast(), 1)) };

@@ -215,6 +215,7 @@ bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured i
 
 include ci.mk
 include suites.mk
+include platforms.mk
 
 # ---- clean ------------------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@
 //!
 //! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the leaves
-//! `answer`, `counters`, `error`, `layout`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the order.
-//! `ARCHITECTURE.md` walks through one allocation and one selection.
+//! `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the
+//! order. `ARCHITECTURE.md` walks through one allocation and one selection.
 
 pub mod handler;
 pub mod memory;
@@ -80,6 +80,7 @@ mod answer;
 mod counters;
 mod error;
 mod layout;
+mod os;
 mod settings;
 mod sync;
 mod trace;

@@ -9,7 +9,7 @@ mod membarrier;
 mod owner;
 mod threads;
 
-#[cfg(not(any(ctxalloc_loom, miri)))]
+#[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) use fork::{AroundFork, around_fork};
 pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, hold_across_fork, hold_across_fork_until};
 #[cfg_attr(
@@ -78,6 +78,7 @@ impl ForkLock {
     }
 
     /// Takes the lock if nobody holds it, and says whether it did. Waits for nobody: fit for a signal handler.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(crate) fn try_acquire(&self) -> bool {
         // Acquire pairs with the Release below, as in `acquire`.
         self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()

@@ -287,7 +287,7 @@ class SharedMemory(Strategy):
     Use it for a few large arrays: each block takes some ten microseconds, whole pages, and a file descriptor while it
     lives (``ulimit -n``); if there is none left, MemoryError is raised. Unlike under any other strategy, parent and
     child write to the *same* memory after ``os.fork``; each may free it independently. Resizing an array may move it to
-    another descriptor.
+    another descriptor. RuntimeError: the system is not Linux.
     """
 
     __slots__ = ()

@@ -12,10 +12,11 @@ pub(crate) use region::Sample;
 pub use snapshot::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 
 use crate::error::Error;
+use crate::os;
 use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks};
 use crate::trace;
-use place::{Mapping, Place, started};
+use place::{Mapping, Place};
 use region::{Read, SERIES};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,7 +86,7 @@ impl Counting {
             return;
         }
         let folder = settings::metrics_dir();
-        let start = started(pid).unwrap_or_default();
+        let start = os::process_started(pid).unwrap_or_default();
         let (place, problem) = match folder.as_deref().map(|folder| Mapping::take(folder, pid, start)) {
             Some(Ok(mapping)) => (Place::Mapped(mapping), None),
             Some(Err(error)) => {
@@ -157,7 +158,7 @@ pub(crate) fn snapshot() -> Result<Snapshot, Error> {
                 let region = mapping.region();
                 region.read().into_iter().filter_map(Read::series).for_each(&mut add);
                 let (pid, start) = region.owner();
-                if started(pid) == Some(start) {
+                if os::process_started(pid) == Some(start) {
                     processes.push(Process { pid, gauges: region.gauges() });
                 }
             }

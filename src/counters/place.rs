@@ -3,16 +3,15 @@
 //!
 //! A process holds a lock on its file (`flock`), which the system releases when the process ends. The next process takes the
 //! file over and counts on: there are as many files as there were processes at one time, and sums never go back.
-#![allow(unsafe_code, reason = "mmap, flock")]
+#![allow(unsafe_code, reason = "maps files")]
 
 use super::region::Region;
 use crate::error::Error;
-use std::fs::{File, OpenOptions, read_dir};
+use crate::os;
+use std::fs::{File, OpenOptions, TryLockError, read_dir};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 
 const PREFIX: &str = "ctxalloc-metrics-1-";
 /// How many processes may count in one directory.
@@ -38,7 +37,7 @@ unsafe impl Send for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `Mapping::of` mapped so many bytes here, and no reference outlives this value.
-        unsafe { libc::munmap(self.region.as_ptr().cast(), size_of::<Region>()) };
+        unsafe { os::unmap(self.region.cast(), size_of::<Region>()) };
     }
 }
 
@@ -67,15 +66,12 @@ impl Mapping {
         for number in 0..MAX_FILES {
             let path = folder.join(format!("{PREFIX}{number}"));
             let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            os::only_for_its_owner(options.read(true).write(true).create(true).truncate(false));
             let file = options.open(path).map_err(|error| fail(&error))?;
-            // SAFETY: a call with a descriptor of ours.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::WouldBlock {
-                    continue;
-                }
-                return Err(fail(&error));
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::Error(error)) => return Err(fail(&error)),
             }
             let length = file.metadata().map_err(|error| fail(&error))?.len();
             if length == 0 {
@@ -83,7 +79,7 @@ impl Mapping {
             } else if length != size_of::<Region>() as u64 {
                 continue; // another program's
             }
-            let mapping = Self::of(file, libc::PROT_READ | libc::PROT_WRITE).map_err(|error| fail(&error))?;
+            let mapping = Self::of(file, true).map_err(|error| fail(&error))?;
             if mapping.region().take(pid, started) {
                 return Ok(mapping);
             }
@@ -106,7 +102,7 @@ impl Mapping {
             let file = File::open(entry.path()).map_err(|error| fail(&error))?;
             // One that is shorter was just made, and its process has counted nothing.
             if file.metadata().map_err(|error| fail(&error))?.len() == size_of::<Region>() as u64 {
-                let mapping = Self::of(file, libc::PROT_READ).map_err(|error| fail(&error))?;
+                let mapping = Self::of(file, false).map_err(|error| fail(&error))?;
                 if mapping.region().is_one() {
                     found.push(mapping);
                 }
@@ -116,14 +112,9 @@ impl Mapping {
     }
 
     /// Maps a file that is as long as a region.
-    fn of(file: File, protection: i32) -> io::Result<Self> {
-        // SAFETY: a new mapping, at an address that the system chooses.
-        let start =
-            unsafe { libc::mmap(null_mut(), size_of::<Region>(), protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        match NonNull::new(start.cast()) {
-            Some(region) if start != libc::MAP_FAILED => Ok(Self { region, _file: file }),
-            _ => Err(io::Error::last_os_error()),
-        }
+    fn of(file: File, is_writable: bool) -> io::Result<Self> {
+        let region = os::map_file(&file, size_of::<Region>(), is_writable)?.cast();
+        Ok(Self { region, _file: file })
     }
 
     pub(super) fn region(&self) -> &Region {
@@ -136,11 +127,4 @@ impl Mapping {
 #[cold]
 fn failed(folder: &Path, error: &io::Error) -> Error {
     Error::Metrics { folder: folder.display().to_string(), reason: error.to_string() }
-}
-
-/// When a process was started, as the system counts. None: there is no such process, or it cannot be asked.
-pub(super) fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything; the 22nd field is the 20th after it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }

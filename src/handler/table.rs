@@ -107,9 +107,8 @@ pub(super) fn hold_across_fork() {
         }
     }
     // Fails only for want of memory; then a child that is forked during a registration cannot register.
-    // SAFETY: the functions live as long as the process (neither executables nor extension modules are unloaded).
     #[cfg(not(any(miri, ctxalloc_loom)))]
-    let _ = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+    let _ = crate::os::at_fork(Some(before), Some(after), Some(after));
     #[cfg(any(miri, ctxalloc_loom))]
     let _ = (before as extern "C" fn(), after as extern "C" fn());
 }

@@ -63,7 +63,7 @@ impl PyStrategy {
                 found_guard = Some(guard.clone());
                 Arc::new(guard)
             }
-            "SharedMemory" => Arc::new(SharedMemory),
+            "SharedMemory" => Arc::new(SharedMemory::new()?),
             "Usm" => Arc::new(options.usm_pool()?),
             "UsmArena" => Arc::new(Arena::over(&options.usm_pool()?)),
             "Callbacks" => callbacks(&options)?,

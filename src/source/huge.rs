@@ -7,6 +7,7 @@
 use super::Pages;
 use super::pages::{self, HUGE_PAGE};
 use crate::error::Error;
+use crate::os;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -44,8 +45,11 @@ impl HugePages {
     /// SIGBUS if there is none.
     ///
     /// # Errors
-    /// [`Error::NoHugePages`] if none is free now.
+    /// [`Error::NoHugePages`] if none is free now; [`Error::SystemRefused`] except on Linux.
     pub fn reserved() -> Result<Self, Error> {
+        if cfg!(not(target_os = "linux")) {
+            return Err(os::lacks("MAP_HUGETLB", "do without reserved=True, or use Pool"));
+        }
         let Some(trial) = map_reserved(HUGE_PAGE, HUGE_PAGE) else {
             let read =
                 |path: &str| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<usize>().ok());
@@ -63,7 +67,7 @@ impl HugePages {
 }
 
 /// `size_bytes` of reserved huge pages at a multiple of `align`, both multiples of [`HUGE_PAGE`].
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn map_reserved(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
@@ -88,11 +92,11 @@ fn map_reserved(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
 }
 
 /// How often another thread may take the address range before this gives up.
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(miri)))]
 const RACES: usize = 16;
 
-/// Miri has no huge pages.
-#[cfg(miri)]
+/// Miri has no huge pages, and only Linux reserves them.
+#[cfg(not(all(target_os = "linux", not(miri))))]
 fn map_reserved(_size_bytes: usize, _align: usize) -> Option<NonNull<u8>> {
     None
 }

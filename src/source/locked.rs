@@ -4,6 +4,7 @@
 use super::pages;
 use super::{Pages, PrivatePages};
 use crate::error::Error;
+use crate::os;
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
@@ -62,10 +63,7 @@ impl LockedPages {
         if cfg!(miri) {
             return None;
         }
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: every Linux has this resource, and `limit` is a struct of ours to write to.
-        let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
-        (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then(|| limit.rlim_cur.try_into().unwrap_or(usize::MAX))
+        os::lock_limit_bytes()
     }
 }
 

@@ -8,17 +8,23 @@ pub mod pages;
 
 mod huge;
 mod locked;
+#[cfg(target_os = "linux")]
+mod memfd;
+#[cfg(not(target_os = "linux"))]
+mod no_memfd;
 mod numa;
 mod resident;
-mod shared;
 #[cfg(feature = "usm")]
 mod sycl;
 
 pub use huge::HugePages;
 pub use locked::LockedPages;
+#[cfg(target_os = "linux")]
+pub(crate) use memfd::{Shared, can_share, grow_shared, map_shared};
+#[cfg(not(target_os = "linux"))]
+pub(crate) use no_memfd::{Shared, can_share, grow_shared, map_shared};
 pub use numa::{NumaPages, NumaPolicy};
 pub(crate) use resident::resident_bytes;
-pub(crate) use shared::{Shared, grow_shared, map_shared};
 #[cfg(feature = "usm")]
 pub use sycl::{Event, Queue, RowAxis, Runtime, UsmKind, UsmPages};
 
@@ -111,8 +117,7 @@ pub struct PrivatePages;
 /// Mappings above this size ask for huge pages, as NumPy's default handler does. In bytes.
 const HUGE_FROM: usize = 4 << 20;
 
-// SAFETY: private anonymous mappings belong to this process alone and are zero when new and after MADV_DONTNEED (mmap(2),
-// madvise(2)).
+// SAFETY: private anonymous mappings belong to this process alone and are zero when new (mmap(2)) and after `pages::discard`.
 unsafe impl Pages for PrivatePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let start = pages::map(size_bytes, align)?;

@@ -3,7 +3,8 @@
 
 use super::{Pages, PrivatePages, pages};
 use crate::error::Error;
-#[cfg(not(miri))]
+use crate::os;
+#[cfg(all(target_os = "linux", not(miri)))]
 use std::ffi::c_long;
 use std::ffi::c_ulong;
 use std::fmt;
@@ -35,7 +36,7 @@ impl NumaPolicy {
     }
 
     /// `MPOL_PREFERRED`, `MPOL_BIND`, `MPOL_INTERLEAVE` of linux/mempolicy.h.
-    #[cfg(not(miri))]
+    #[cfg(all(target_os = "linux", not(miri)))]
     const fn mode(self) -> c_long {
         match self {
             Self::Preferred => 1,
@@ -66,8 +67,11 @@ impl NumaPages {
     ///
     /// # Errors
     /// [`Error::NoSuchNode`] for a node that is not online; [`Error::BadOption`] if the policy does not allow this number of
-    /// nodes; [`Error::SystemRefused`] if the system refuses, as it does in some containers.
+    /// nodes; [`Error::SystemRefused`] if the system refuses, as it does in some containers, and except on Linux.
     pub fn new(nodes: &[usize], policy: NumaPolicy) -> Result<Self, Error> {
+        if cfg!(not(target_os = "linux")) {
+            return Err(os::lacks("mbind", "use Pool"));
+        }
         let online_text = online_text();
         let online = read_list(&online_text);
         if let Some(&node) = nodes.iter().find(|node| !online.contains(node)) {
@@ -123,7 +127,7 @@ impl NumaPages {
     ///
     /// # Safety
     /// - `start` and `size_bytes` name whole pages of a mapping.
-    #[cfg(not(miri))]
+    #[cfg(all(target_os = "linux", not(miri)))]
     unsafe fn bind(&self, start: NonNull<u8>, size_bytes: usize) -> io::Result<()> {
         // The kernel reads one bit less than it is told (mbind(2)).
         let bits = MAX_NODES + 1;
@@ -136,8 +140,8 @@ impl NumaPages {
         }
     }
 
-    /// Miri has no nodes.
-    #[cfg(miri)]
+    /// Miri has no nodes. On other systems [`new`](Self::new) has made no such source.
+    #[cfg(not(all(target_os = "linux", not(miri))))]
     unsafe fn bind(&self, _start: NonNull<u8>, _size_bytes: usize) -> io::Result<()> {
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! later, as it does on pages of a heap (NumPy issue 31590).
 #![allow(unsafe_code, reason = "the only door to mmap")]
 
+use crate::os;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,9 +18,7 @@ pub fn page_bytes() -> usize {
     // Relaxed: every thread finds the same value.
     match KNOWN.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: sysconf takes any number.
-            let asked = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-            let page = usize::try_from(asked).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096);
+            let page = os::page_bytes();
             KNOWN.store(page, Ordering::Relaxed);
             page
         }
@@ -37,9 +36,7 @@ pub fn physical_bytes() -> usize {
     // Relaxed: every thread finds the same value.
     match KNOWN.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: sysconf takes any number.
-            let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-            let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(page_bytes());
+            let bytes = os::physical_bytes();
             KNOWN.store(bytes, Ordering::Relaxed);
             bytes
         }
@@ -53,44 +50,17 @@ pub fn physical_bytes() -> usize {
 #[cfg(not(miri))]
 pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     debug_assert!(align.is_power_of_two() && size_bytes > 0);
-    let slack = if align > page_bytes() { align } else { 0 };
-    let start = map_anywhere(size_bytes.checked_add(slack)?)?;
-    if slack == 0 {
-        return Some(start);
-    }
-    let before = crate::layout::padding(start.addr().get(), align);
-    // SAFETY: `before` is less than `align`, which is `slack`, so the aligned `size_bytes` lie in the mapping. The parts before
-    // and behind them are whole pages, and nobody else has the mapping yet.
-    unsafe {
-        let aligned = start.add(before);
-        if before > 0 {
-            unmap(start, before);
-        }
-        if slack > before {
-            unmap(aligned.add(size_bytes), slack - before);
-        }
-        Some(aligned)
-    }
+    if align > page_bytes() { os::map_aligned(size_bytes, align) } else { os::map(size_bytes) }
 }
 
-#[cfg(not(miri))]
-fn map_anywhere(size_bytes: usize) -> Option<NonNull<u8>> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new anonymous mapping at an address of the system's choice.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), size_bytes, protection, flags, -1, 0) };
-    if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
-}
-
-/// Unmaps a mapping, or some pages of one.
+/// Unmaps a mapping, or, except on Windows, some pages of one.
 ///
 /// # Safety
-/// - `start` and `size_bytes` name whole pages from [`map`] that nobody uses any more.
+/// - `start` and `size_bytes` name whole pages from [`map`] that nobody uses any more; on Windows all of one mapping.
 #[cfg(not(miri))]
 pub unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
-    // SAFETY: whole pages of `map` that nobody uses (this function's contract). The call fails only if cutting out a part needs
-    // one more mapping than the process may have; then the pages stay mapped, unused.
-    let _ = unsafe { libc::munmap(start.as_ptr().cast(), size_bytes) };
+    // SAFETY: whole pages of `map` that nobody uses (this function's contract).
+    unsafe { os::unmap(start, size_bytes) }
 }
 
 /// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns whether
@@ -100,9 +70,8 @@ pub unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
 /// - `start` and `size_bytes` name whole pages from [`map`] whose contents nobody needs any more.
 #[cfg(not(miri))]
 pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
-    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract). Private anonymous memory reads as
-    // zero afterwards (madvise(2)).
-    unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_DONTNEED) == 0 }
+    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract).
+    unsafe { os::discard(start, size_bytes) }
 }
 
 /// Makes pages inaccessible and returns their memory to the system: an access is a SIGSEGV (EFAULT in a system call) until they
@@ -116,20 +85,8 @@ pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
 #[cfg(not(miri))]
 #[must_use]
 pub unsafe fn guard(start: NonNull<u8>, size_bytes: usize) -> bool {
-    /// From linux/mman.h; the libc crate does not have it yet.
-    const MADV_GUARD_INSTALL: libc::c_int = 102;
-    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract). Memory that cannot be returned stays,
-    // inaccessible.
-    unsafe {
-        if libc::madvise(start.as_ptr().cast(), size_bytes, MADV_GUARD_INSTALL) == 0 {
-            return true;
-        }
-        if libc::mprotect(start.as_ptr().cast(), size_bytes, libc::PROT_NONE) != 0 {
-            return false;
-        }
-        discard(start, size_bytes);
-    }
-    true
+    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract).
+    unsafe { os::forbid(start, size_bytes) }
 }
 
 /// Brings pages into memory and locks them there, so that they are never swapped out.
@@ -142,16 +99,11 @@ pub unsafe fn guard(start: NonNull<u8>, size_bytes: usize) -> bool {
 #[cfg(not(miri))]
 pub unsafe fn lock(start: NonNull<u8>, size_bytes: usize) -> std::io::Result<()> {
     // SAFETY: whole pages of `map` (this function's contract); no contents change.
-    match unsafe { libc::mlock(start.as_ptr().cast(), size_bytes) } {
-        0 => Ok(()),
-        _ => {
-            let error = std::io::Error::last_os_error();
-            // If memory ran out half-way, some pages are locked.
-            // SAFETY: the same pages.
-            unsafe { unlock(start, size_bytes) };
-            Err(error)
-        }
-    }
+    unsafe { os::lock(start, size_bytes) }.inspect_err(|_| {
+        // If memory ran out half-way, some pages are locked.
+        // SAFETY: the same pages.
+        unsafe { unlock(start, size_bytes) };
+    })
 }
 
 /// Undoes a [`lock`].
@@ -161,7 +113,7 @@ pub unsafe fn lock(start: NonNull<u8>, size_bytes: usize) -> std::io::Result<()>
 #[cfg(not(miri))]
 pub unsafe fn unlock(start: NonNull<u8>, size_bytes: usize) {
     // SAFETY: whole pages of `map` (this function's contract); no contents change.
-    let _ = unsafe { libc::munlock(start.as_ptr().cast(), size_bytes) };
+    unsafe { os::unlock(start, size_bytes) };
 }
 
 /// Asks for huge pages behind a mapping. A hint: if the system has none, it uses ordinary pages.
@@ -171,7 +123,9 @@ pub unsafe fn unlock(start: NonNull<u8>, size_bytes: usize) {
 pub unsafe fn prefer_huge(start: NonNull<u8>, size_bytes: usize) {
     #[cfg(not(miri))]
     // SAFETY: whole pages of `map` (this function's contract); the hint changes no contents.
-    let _ = unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_HUGEPAGE) };
+    unsafe {
+        os::prefer_huge(start, size_bytes);
+    }
     #[cfg(miri)]
     let _ = (start, size_bytes);
 }

@@ -16,6 +16,7 @@ pub(crate) struct Ledger<R> {
 const SHARDS: usize = 32;
 
 /// A shard stayed locked, perhaps by the asking thread itself.
+#[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Busy;
 
@@ -59,6 +60,7 @@ impl<R: Send + 'static> Ledger<R> {
     ///
     /// The interrupted thread may hold the lock itself, and then waiting would never end. If another thread holds it, a few
     /// attempts suffice, since locks are held for a few stores only.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(crate) fn try_near<T>(
         &self,
         address: usize,

@@ -5,10 +5,11 @@
 
 use super::Strategy;
 use super::ledger::ProcessLedger;
-use crate::source::{Shared, grow_shared, map_shared};
+use crate::error::Error;
+use crate::source::{Shared, can_share, grow_shared, map_shared};
 use crate::trace;
+use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 
 /// Blocks that another process can map: [`locate`](SharedMemory::locate) returns a block's descriptor, which the other
@@ -33,7 +34,7 @@ pub struct SharedMemory;
 #[non_exhaustive]
 pub struct SharedBlock {
     /// The descriptor in this process. It is closed when the block is released; duplicate it to keep it.
-    pub descriptor: RawFd,
+    pub descriptor: c_int,
     /// The distance in bytes from the start of the block, which is that of the file, to the address.
     pub offset_bytes: usize,
     /// The block's size in bytes, from the start of the file. The file is rounded up to whole pages.
@@ -54,13 +55,22 @@ unsafe impl Send for Record {}
 static BLOCKS: ProcessLedger<Record> = ProcessLedger::new();
 
 impl SharedMemory {
+    /// The strategy, if the system can have it: Linux. (The unit struct can be written anywhere; elsewhere it refuses every
+    /// block.)
+    ///
+    /// # Errors
+    /// [`Error::SystemRefused`] on other systems.
+    pub fn new() -> Result<Self, Error> {
+        can_share().map(|()| Self)
+    }
+
     /// Finds the block that an address lies in: any address inside a live block of any `SharedMemory` of this process.
     /// `None` for other addresses.
     #[must_use]
     pub fn locate(address: usize) -> Option<SharedBlock> {
         BLOCKS.if_made()?.near(address, |start, record| {
             let offset_bytes = address.checked_sub(start).filter(|&offset| offset < record.size_bytes)?;
-            let descriptor = record.shared.descriptor.as_raw_fd();
+            let descriptor = record.shared.descriptor();
             Some(SharedBlock { descriptor, offset_bytes, size_bytes: record.size_bytes })
         })
     }

@@ -5,6 +5,7 @@
 
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
+use crate::os;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -32,24 +33,6 @@ impl<S: Strategy> Zeroing<S> {
     #[must_use]
     pub fn new(upstream: S) -> Self {
         Self { blocks: Prefixed::new(upstream) }
-    }
-}
-
-/// Writes zeros that the compiler may not optimise away, though nobody reads them.
-///
-/// # Safety
-/// - `size_bytes` bytes from `start` on are writable, and nobody else uses them.
-unsafe fn wipe(start: NonNull<u8>, size_bytes: usize) {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    // SAFETY: explicit_bzero writes `size_bytes` bytes, which are ours to write (this function's contract).
-    unsafe {
-        libc::explicit_bzero(start.as_ptr().cast(), size_bytes);
-    }
-    #[cfg(not(all(target_os = "linux", not(miri))))]
-    {
-        // SAFETY: these bytes are ours to write (this function's contract).
-        unsafe { start.write_bytes(0, size_bytes) };
-        std::hint::black_box(start);
     }
 }
 
@@ -85,7 +68,7 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
         // SAFETY: the last `surplus` bytes of the live block, which its user gives up with this call. Its record is ours to
         // write.
         unsafe {
-            wipe(block.add(new_size_bytes), surplus);
+            os::wipe(block.add(new_size_bytes), surplus);
             Prefixed::<S, usize>::write(block, new_size_bytes);
         }
         Some(block)
@@ -95,7 +78,7 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
         // SAFETY: the block is live and not used again (this function's contract), so all of it may be overwritten. Its
         // record says how long it is.
         unsafe {
-            wipe(block, Prefixed::<S, usize>::read(block));
+            os::wipe(block, Prefixed::<S, usize>::read(block));
             self.blocks.release(block);
         }
     }

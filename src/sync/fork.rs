@@ -59,7 +59,7 @@ impl Drop for HeldUntilDropped {
 
 /// What is called around the locks of all holders: before the first is taken, and after the last is released.
 #[derive(Debug)]
-#[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "neither forks"))]
+#[cfg_attr(any(ctxalloc_loom, miri, windows), allow(dead_code, reason = "none of them forks"))]
 pub(crate) struct AroundFork {
     pub(crate) before: fn(),
     pub(crate) in_parent: fn(),
@@ -67,15 +67,16 @@ pub(crate) struct AroundFork {
 }
 
 /// Has these called at each `fork`. There is one such set of functions: a second one is ignored.
-#[cfg(not(any(ctxalloc_loom, miri)))]
+#[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) fn around_fork(calls: AroundFork) {
     holders::around(calls);
 }
 
 #[cfg(not(any(ctxalloc_loom, miri)))]
-#[allow(unsafe_code, reason = "pthread_atfork")]
+#[allow(unsafe_code, reason = "a box that goes from one side of a fork to the other")]
 mod holders {
     use super::{AroundFork, FORKS, HeldAcrossFork, Locked};
+    use crate::os;
     use crate::sync::Made;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -161,12 +162,12 @@ mod holders {
         HOLDERS.get_or_make(|| {
             // Before anybody can see the list: no fork falls between it and its hold.
             // Fails only for want of memory, and then a child of a process that allocates while it forks may hang.
-            // SAFETY: the functions live as long as the process: neither executables nor extension modules are unloaded.
-            let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+            let _ = os::at_fork(Some(before), Some(in_parent), Some(in_child));
             Locked::new(Holders::default())
         })
     }
 
+    #[cfg(not(windows))]
     pub(super) fn around(calls: AroundFork) {
         holders();
         AROUND.get_or_make(|| calls);

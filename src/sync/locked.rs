@@ -59,6 +59,7 @@ impl<L: Lock, T> Behind<L, T> {
 impl<T> Behind<ForkLock, T> {
     /// As [`with`](Self::with) where nobody holds the lock; else nothing, at once. For a signal handler, whose thread may be
     /// the one that holds it.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         if !self.lock.try_acquire() {

@@ -178,9 +178,7 @@ fn forget_others_after_fork() {
         }
         if !HOOKED.swap(true, Ordering::Relaxed) {
             // Fails only for want of memory; then a child of a process with several threads may wait for one that is gone.
-            // SAFETY: the function lives as long as the process: neither executables nor extension modules are unloaded.
-            #[allow(unsafe_code, reason = "pthread_atfork")]
-            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
+            let _ = crate::os::at_fork(None, None, Some(in_the_child));
         }
     }
 }

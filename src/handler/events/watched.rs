@@ -77,8 +77,8 @@ pub(in crate::handler) unsafe extern "C" fn watch(c_struct: *mut PyDataMem_Handl
     if watched.original.load(Ordering::Relaxed).is_null() {
         // SAFETY: an immortal struct; only this function changes it, under the table's lock.
         let Ok(functions) = (unsafe { PyDataMem_Handler::functions(c_struct) }) else { return false };
-        // SAFETY: the address of a field of a struct that is there; it is not read.
-        if !is_writable(unsafe { &raw mut (*c_struct).allocator.malloc }.cast()) {
+        // SAFETY: the address of a field of a struct that is there; only this function writes to it.
+        if !unsafe { crate::os::can_write((&raw mut (*c_struct).allocator.malloc).cast()) } {
             return false;
         }
         watched.c_struct.store(c_struct, Ordering::Relaxed);
@@ -90,21 +90,4 @@ pub(in crate::handler) unsafe extern "C" fn watch(c_struct: *mut PyDataMem_Handl
     // replacements call the originals.
     unsafe { PyDataMem_Handler::set_functions(c_struct, wanted) };
     on
-}
-
-/// Whether the byte at `address` can be written to: the system is asked to copy it out and back in.
-fn is_writable(address: *mut u8) -> bool {
-    let mut ends = [-1; 2];
-    // SAFETY: an array with room for two descriptors.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return false;
-    }
-    // SAFETY: both are calls on our own descriptors with one byte of a struct that is there. The system answers EFAULT where
-    // the byte may not be read or written; what it writes is what was there.
-    let (sent, taken) = unsafe { (libc::write(ends[1], address.cast(), 1), libc::read(ends[0], address.cast(), 1)) };
-    for end in ends {
-        // SAFETY: our own descriptor, used for the last time.
-        unsafe { libc::close(end) };
-    }
-    (sent, taken) == (1, 1)
 }

@@ -2,6 +2,7 @@
 //! `syclinterface` headers, unchanged from 0.17 to 0.22.
 
 use crate::error::Error;
+use crate::os;
 use crate::sync::Made;
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
@@ -112,8 +113,7 @@ impl Runtime {
         };
         std::mem::forget(library); // never unloaded: its functions stay callable
         // A flag instead of comparing `getpid`, which is a system call, before each call of SYCL.
-        // SAFETY: `forked` only stores to a static, and this code is never unloaded.
-        if unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0 {
+        if !os::at_fork(None, None, Some(forked)) {
             return Err(Error::Sycl {
                 what: "no memory to learn of forks, in which SYCL must not be called".into(),
                 advice: "free something",

@@ -6,6 +6,7 @@
 
 use super::record::{BLOCKS, Thread};
 use super::report::{Finding, Text};
+use crate::os;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -58,7 +59,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     // SAFETY: the address of this thread's errno is valid as long as the thread runs. The kernel passes a valid siginfo to a
     // handler with SA_SIGINFO.
     let (errno, saved, info_of_signal) = unsafe {
-        let errno = libc::__errno_location();
+        let errno = os::errno();
         (errno, errno.read(), &*info)
     };
     let code = info_of_signal.si_code;
@@ -66,7 +67,8 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     if code > 0 {
         // SAFETY: for SIGSEGV and SIGBUS of the kernel's the siginfo holds the faulting address.
         let address = unsafe { info_of_signal.si_addr() }.addr();
-        report(address, access(context));
+        // SAFETY: the system passed the context to this handler, which has SA_SIGINFO.
+        report(address, unsafe { os::kind_of_access(context) });
     }
     // SAFETY: this thread's errno, as read above.
     unsafe { errno.write(saved) };
@@ -177,29 +179,12 @@ extern "C" fn write(fault: *const Fault) {
     }
 }
 
-/// `read` or `write`, or `access` on machines that do not say which.
-#[cfg(target_arch = "x86_64")]
-fn access(context: *mut c_void) -> &'static str {
-    /// Bit 1 of the page fault's error code (Intel SDM volume 3, 4.7).
-    const WRITE: i64 = 2;
-    let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the kernel passes a valid ucontext to a handler with SA_SIGINFO.
-    let error = unsafe { (*context).uc_mcontext.gregs[libc::REG_ERR as usize] };
-    if error & WRITE == 0 { "read" } else { "write" }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn access(_context: *mut c_void) -> &'static str {
-    "access"
-}
-
 /// Blocks the signals that the kernel would have blocked for the previous handler, and no more: it may run for long, or
 /// never return.
 fn set_mask_as_the_kernel_would(signal: c_int, before: &libc::sigaction, context: *mut c_void) {
-    const MAX_SIGNAL: c_int = 64;
     // SAFETY: the kernel passes a valid ucontext to a handler with SA_SIGINFO. It holds the mask of the interrupted code.
     let mut mask = unsafe { (*context.cast::<libc::ucontext_t>()).uc_sigmask };
-    for other in 1..=MAX_SIGNAL {
+    for other in 1..=os::MAX_SIGNAL {
         let itself = other == signal && before.sa_flags & libc::SA_NODEFER == 0;
         // SAFETY: two valid sets, and a signal's number.
         unsafe {

@@ -8,6 +8,7 @@
 //! The records are apart from the blocks, in one ledger for all Guards of the process (`record`). The fault handler (`fault`)
 //! looks a faulting address up there, and `report` says which block it was.
 
+#[cfg(unix)]
 mod fault;
 mod record;
 mod report;
@@ -127,6 +128,7 @@ impl Guard {
         let readable = fenced.checked_next_multiple_of(page)?;
         let mapped_bytes = readable.checked_add(front + page).filter(|&bytes| isize::try_from(bytes).is_ok())?;
         if inner.options.report {
+            #[cfg(unix)]
             fault::install();
         }
         // If the system has no mapping left, those in quarantine can go.

@@ -1,5 +1,6 @@
 //! The record of each guarded block: where its parts lie, and whether the bytes around it were overwritten.
 
+use crate::os;
 use crate::strategy::ledger::ProcessLedger;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -41,6 +42,7 @@ pub(super) struct Owner {
     /// The Guard's Debug text, for reports.
     pub(super) text: String,
     /// Whether it reports on standard error.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(super) reports: bool,
     pub(super) misuses: AtomicU64,
 }
@@ -115,7 +117,7 @@ fn damaged<'a>(bytes: impl Iterator<Item = &'a u8>) -> Option<(usize, usize)> {
 /// A thread, as the system knows it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Thread {
-    pub(super) id: i32,
+    pub(super) id: u32,
     /// Terminated by a NUL.
     pub(super) name: [u8; 16],
 }
@@ -123,15 +125,9 @@ pub(super) struct Thread {
 impl Thread {
     /// The running thread. Safe in a signal handler.
     pub(super) fn current() -> Self {
-        let mut name = [0; 16];
         if cfg!(miri) {
-            return Self { id: 0, name };
+            return Self { id: 0, name: [0; 16] };
         }
-        // SAFETY: PR_GET_NAME writes at most 16 bytes, with a NUL at the end (prctl(2)); gettid takes nothing and never fails.
-        let id = unsafe {
-            libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr());
-            libc::gettid()
-        };
-        Self { id, name }
+        Self { id: os::thread_number(), name: os::thread_name() }
     }
 }

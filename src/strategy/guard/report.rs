@@ -8,8 +8,10 @@ use std::fmt::{self, Display, Write};
 #[derive(Debug)]
 pub(super) enum Finding<'a> {
     /// An access to an unreadable page of a Guard.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     Fault { access: &'static str, address: usize, record: &'a Record },
     /// A faulting address that could not be looked up, because the records were locked.
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     Unknown { address: usize },
     /// Bytes around a block were overwritten.
     Damaged { damage: Damage, record: &'a Record },
@@ -155,6 +157,7 @@ impl Text {
         Self { bytes: [0; 1024], length: 0 }
     }
 
+    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(super) fn clear(&mut self) {
         self.length = 0;
     }
@@ -168,10 +171,8 @@ impl Text {
     pub(super) fn print(&self) {
         let mut rest = &self.bytes[..self.length];
         while !rest.is_empty() {
-            // SAFETY: `rest` is a live slice; write(2) is safe in a signal handler.
-            let written = unsafe { libc::write(libc::STDERR_FILENO, rest.as_ptr().cast(), rest.len()) };
-            match usize::try_from(written) {
-                Ok(written) if written > 0 => rest = &rest[written.min(rest.len())..],
+            match crate::os::print_error(rest) {
+                Some(written) if written > 0 => rest = &rest[written.min(rest.len())..],
                 _ => return,
             }
         }

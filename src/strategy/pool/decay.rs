@@ -72,7 +72,7 @@ fn with_keepers<R>(work: impl FnOnce(&mut Keepers) -> R) -> R {
 fn keepers() -> &'static Locked<Keepers> {
     static KEEPERS: Made<Locked<Keepers>> = Made::new();
     KEEPERS.get_or_make(|| {
-        #[cfg(not(any(ctxalloc_loom, miri)))]
+        #[cfg(not(any(ctxalloc_loom, miri, windows)))]
         timer::watch_forks();
         Locked::new(Keepers::default())
     })
@@ -161,20 +161,20 @@ impl Noted {
     }
 }
 
-#[cfg(any(ctxalloc_loom, miri))]
+#[cfg(any(ctxalloc_loom, miri, windows))]
 fn is_awake() -> bool {
     true
 }
 
-/// Without a thread under loom and Miri.
-#[cfg(any(ctxalloc_loom, miri))]
+/// Without a thread under loom and Miri, and on Windows.
+#[cfg(any(ctxalloc_loom, miri, windows))]
 fn wake() {
     if false {
         pass();
     }
 }
 
-#[cfg(not(any(ctxalloc_loom, miri)))]
+#[cfg(not(any(ctxalloc_loom, miri, windows)))]
 use timer::{is_awake, wake};
 
 /// How the thread is started again in the parent after a fork. Python does it later, when it is safe to start threads.
@@ -192,17 +192,18 @@ pub(crate) mod restart {
 }
 
 /// If unset, the thread is started at once.
-#[cfg(not(any(ctxalloc_loom, miri)))]
+#[cfg(not(any(ctxalloc_loom, miri, windows)))]
 static RESTART: Made<fn()> = Made::new();
 
-#[cfg(not(any(ctxalloc_loom, miri)))]
+#[cfg(not(any(ctxalloc_loom, miri, windows)))]
 mod timer {
     use super::{Duration, Ordering, RESTART, keepers, pass};
+    use crate::os;
     use crate::strategy::pool::clock;
     use crate::sync::{AroundFork, around_fork};
     use std::ffi::c_void;
     use std::ptr::null_mut;
-    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
     /// The state of the thread: one of the four values below.
     static STATE: AtomicU32 = AtomicU32::new(NONE);
@@ -218,10 +219,10 @@ mod timer {
     const FORKING: u32 = 3;
 
     /// The thread, while the state is RUNNING.
-    static THREAD: AtomicU64 = AtomicU64::new(0);
+    static THREAD: AtomicUsize = AtomicUsize::new(0);
     /// Whether the state was RUNNING before the fork. Written and read by the forking thread only.
     static WAS_RUNNING: AtomicBool = AtomicBool::new(false);
-    /// Counts calls of `wake`. The thread sleeps on this word (a futex) until it changes.
+    /// Counts calls of `wake`. The thread sleeps on this word until it changes.
     static CALLS: AtomicU32 = AtomicU32::new(0);
     /// Set by a fork to end the thread; cleared before the next one is started.
     static STOP: AtomicBool = AtomicBool::new(false);
@@ -246,37 +247,18 @@ mod timer {
             // If it could not be started, the next call tries again.
             STATE.store(if started.is_some() { RUNNING } else { NONE }, Ordering::Release);
         } else {
-            futex(libc::FUTEX_WAKE, 1, None);
+            os::wake_sleeper(&CALLS);
         }
     }
 
     /// Starts the thread. Only a fork ever joins it.
-    fn start() -> Option<u64> {
+    fn start() -> Option<usize> {
         STOP.store(false, Ordering::Relaxed);
-        let mut thread = 0;
-        // SAFETY: plain C structs for which zeros are valid, each initialised by its own function before it is used and
-        // destroyed once. If the system refuses the stack size, its default is used. `run` takes no argument.
-        let failed = unsafe {
-            let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
-            if libc::pthread_attr_init(&raw mut attributes) != 0 {
-                return None;
-            }
-            libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
-            // A thread begins with the mask of the one that starts it: all signals blocked.
-            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            let failed = libc::pthread_create(&raw mut thread, &raw const attributes, run, null_mut());
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
-            libc::pthread_attr_destroy(&raw mut attributes);
-            failed
-        };
-        (failed == 0).then_some(thread)
+        os::start_thread(run, STACK_BYTES)
     }
 
     extern "C" fn run(_: *mut c_void) -> *mut c_void {
-        // SAFETY: PR_SET_NAME reads a C string, which is static.
-        unsafe { libc::prctl(libc::PR_SET_NAME, c"ctxalloc-decay".as_ptr()) };
+        os::name_thread(c"ctxalloc-decay");
         while !STOP.load(Ordering::SeqCst) {
             let seen = CALLS.load(Ordering::SeqCst);
             let next = pass();
@@ -284,28 +266,14 @@ mod timer {
                 break;
             }
             // If `wake` was called since `seen` was read, this returns at once.
-            futex(libc::FUTEX_WAIT, seen, next.map(|next| next.saturating_sub(clock::now()).max(SHORTEST)));
+            os::sleep_while(&CALLS, seen, next.map(|next| next.saturating_sub(clock::now()).max(SHORTEST)));
         }
         null_mut()
     }
 
-    /// FUTEX_WAIT: sleeps until `CALLS` is not `value`, somebody wakes it, or `time` is over. FUTEX_WAKE: wakes `value`
-    /// sleepers.
-    fn futex(operation: libc::c_int, value: u32, time: Option<Duration>) {
-        let time = time.map(|time| libc::timespec {
-            tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: time.subsec_nanos().into(),
-        });
-        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `CALLS` is static, and `time` is NULL or points to a timespec that lives until the call returns.
-        let _ = unsafe {
-            libc::syscall(libc::SYS_futex, CALLS.as_ptr(), operation | libc::FUTEX_PRIVATE_FLAG, value, time)
-        };
-    }
-
     /// Has the thread ended before a fork takes the locks that are held across it.
     pub(super) fn watch_forks() {
-        around_fork(AroundFork { before, in_parent, in_child: after });
+        around_fork(AroundFork { before, in_parent, in_child });
     }
 
     fn before() {
@@ -326,9 +294,9 @@ mod timer {
         WAS_RUNNING.store(true, Ordering::Relaxed);
         STOP.store(true, Ordering::SeqCst);
         CALLS.fetch_add(1, Ordering::SeqCst);
-        futex(libc::FUTEX_WAKE, 1, None);
-        // SAFETY: `start` made it, joinable. Only the thread that changed RUNNING to FORKING joins it.
-        unsafe { libc::pthread_join(THREAD.load(Ordering::Relaxed), null_mut()) };
+        os::wake_sleeper(&CALLS);
+        // SAFETY: `start` made it. Only the thread that changed RUNNING to FORKING joins it.
+        unsafe { os::join_thread(THREAD.load(Ordering::Relaxed)) };
         keepers().lock().acquire();
     }
 
@@ -338,6 +306,11 @@ mod timer {
         if was_running {
             RESTART.get().copied().unwrap_or(wake)();
         }
+    }
+
+    fn in_child() {
+        os::forget_sleepers();
+        after();
     }
 
     fn after() {

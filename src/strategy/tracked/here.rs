@@ -1,7 +1,7 @@
 //! The running thread's number, name and lane. They are asked for once and kept in a thread-local without a destructor,
 //! which can be read while the thread ends. Also the clock.
 
-use crate::sync;
+use crate::{os, sync};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -49,44 +49,27 @@ fn ask(before: Here) -> Here {
     here
 }
 
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(not(miri))]
 fn number() -> u32 {
-    // SAFETY: gettid takes no argument and cannot fail.
-    unsafe { libc::gettid() as u32 }
+    os::thread_number()
 }
 
-/// Other systems have no such number; the process counts its threads.
-#[cfg(not(all(target_os = "linux", not(miri))))]
+/// Miri has no such number; the process counts its threads.
+#[cfg(miri)]
 fn number() -> u32 {
     static NUMBERS: AtomicU32 = AtomicU32::new(1);
     NUMBERS.fetch_add(1, Ordering::Relaxed).max(1)
 }
 
-#[cfg(not(miri))]
 fn name() -> [u8; 15] {
-    let mut name = [0_u8; 64];
-    // SAFETY: `pthread_self` is the running thread. The call writes at most `name.len()` bytes, with a NUL at the end; on
-    // an error it writes nothing, and the name stays empty.
-    let _ = unsafe { libc::pthread_getname_np(libc::pthread_self(), name.as_mut_ptr().cast(), name.len()) };
-    let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
-    std::array::from_fn(|index| if index < length { name[index] } else { 0 })
+    let name = if cfg!(miri) { [0; 16] } else { os::thread_name() };
+    std::array::from_fn(|index| name[index])
 }
 
-#[cfg(miri)]
-fn name() -> [u8; 15] {
-    [0; 15]
-}
-
-/// Nanoseconds of a monotonic clock: the coarse one on Linux, which costs a quarter of the precise one and is good enough
-/// for the ages of blocks.
+/// Nanoseconds of a monotonic clock: the system's coarse one, which on Linux costs a quarter of the precise one and is good
+/// enough for the ages of blocks.
 #[inline]
 pub(super) fn now_ns() -> u64 {
-    #[cfg(target_os = "linux")]
-    const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC_COARSE;
-    #[cfg(not(target_os = "linux"))]
-    const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec of ours, and both clocks exist on the systems that they are chosen for.
-    let _ = unsafe { libc::clock_gettime(CLOCK, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    let (seconds, nanoseconds) = os::clock();
+    seconds * 1_000_000_000 + u64::from(nanoseconds)
 }

@@ -1,7 +1,10 @@
-//! Memory with a descriptor (memfd): another process that has the descriptor can map the same pages.
+//! Memory with a descriptor (memfd): another process that has the descriptor can map the same pages. Linux has it;
+//! `no_memfd.rs` is in place of this file elsewhere.
 #![allow(unsafe_code, reason = "maps files of memory")]
 
 use super::pages::page_bytes;
+use crate::error::Error;
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,7 +15,19 @@ pub(crate) struct Shared {
     pub(crate) start: NonNull<u8>,
     /// A multiple of the page size.
     pub(crate) mapped_bytes: usize,
-    pub(crate) descriptor: OwnedFd,
+    descriptor: OwnedFd,
+}
+
+impl Shared {
+    /// The descriptor, as long as this value lives.
+    pub(crate) fn descriptor(&self) -> c_int {
+        self.descriptor.as_raw_fd()
+    }
+}
+
+/// Whether this system has such memory.
+pub(crate) fn can_share() -> Result<(), Error> {
+    Ok(())
 }
 
 /// Maps a new file of `size_bytes` zeros, rounded up to pages. It cannot be shortened, so no process that has the descriptor

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Unpacks Debian's packages, and what they need, into a folder: programs for another processor or of another release. The
+# machine itself keeps what it has: lists and archives are below the folder too.
+#
+# usage: scripts/debian_root.sh FOLDER ARCHITECTURE RELEASE PACKAGE...
+set -euo pipefail
+folder=$1 architecture=$2 release=$3
+shift 3
+
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m 1 '/debian/$' || true)
+if [ -z "$mirror" ]; then
+    echo "error: apt-get knows no mirror of Debian (apt-get indextargets): this needs a Debian with its package lists" >&2
+    exit 1
+fi
+mkdir -p "$folder"/apt/{lists/partial,archives/partial}
+folder=$(cd "$folder" && pwd)
+: >"$folder/apt/status"
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >"$folder/apt/sources.list"
+own=(-o Dir::Etc::SourceList="$folder/apt/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State="$folder/apt"
+    -o Dir::State::status="$folder/apt/status" -o Dir::Cache="$folder/apt" -o APT::Architecture="$architecture"
+    -o APT::Architectures="$architecture" -o APT::Sandbox::User=root)
+apt-get -qq "${own[@]}" update
+apt-get -qq "${own[@]}" install --download-only --yes --no-install-recommends "$@" >"$folder/apt/log"
+for archive in "$folder"/apt/archives/*.deb; do
+    dpkg-deb --extract "$archive" "$folder"
+done
+rm -rf "$folder/apt"

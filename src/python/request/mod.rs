@@ -82,6 +82,7 @@ enum Phase {
 ///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.
+#[allow(clippy::too_many_arguments, reason = "one for each option of the function in Python")]
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None,

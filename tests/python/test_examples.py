@@ -113,10 +113,10 @@ def test_the_links_between_headings_lead_somewhere() -> None:
 @pytest.mark.parametrize("document", CURRENT_DOCUMENTS, ids=by_name)
 def test_the_make_targets_that_a_document_names_exist(document: Path) -> None:
     makefiles = "".join(path.read_text() for path in (ROOT / "Makefile", *ROOT.glob("*.mk")))
-    targets = set(re.findall(r"^([a-z0-9-]+):", makefiles, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9.-]+):", makefiles, re.MULTILINE))
     text = document.read_text()
-    commands = re.findall(r"^(?:\w+=\S+ )*make((?: [a-z0-9-]+)+)", text, re.MULTILINE)
-    commands += re.findall(r"`(?:\w+=\S+ )*make((?: [a-z0-9-]+)+)", text)
+    commands = re.findall(r"^(?:\w+=\S+ )*make((?: [a-z0-9.-]+)+)", text, re.MULTILINE)
+    commands += re.findall(r"`(?:\w+=\S+ )*make((?: [a-z0-9.-]+)+)", text)
     for command in commands:
         assert set(command.split()) <= targets, f"{document}: make{command}"
 

@@ -59,7 +59,7 @@ fn a_500_after_a_refusal_is_answered_and_a_500_without_is_not() {
 }
 
 #[test]
-fn a_refusal_that_the_service_answers_itself_is_one_in_the_words_that_it_chose() {
+fn a_refusal_that_the_service_answers_itself_is_one_in_its_own_words() {
     let (layer, heard) = told();
     for (asked, status, outcome) in
         [(2000, 503, Outcome::Refused), (2000, 404, Outcome::Completed), (500, 503, Outcome::Completed)]

@@ -228,7 +228,8 @@ def test_coverage_sees_pools_and_says_what_it_does_not() -> None:
     with ctxalloc.use("pool"):
         array = np.ones(64 << 20, np.uint8)
     during = ctxalloc.coverage()
-    assert 64 << 20 <= during.pools_in_use_bytes - before.pools_in_use_bytes < 65 << 20
+    # What earlier tests left in this thread's cache may have gone back meanwhile.
+    assert 63 << 20 < during.pools_in_use_bytes - before.pools_in_use_bytes < 65 << 20
     unseen = bytearray(64 << 20)
     unseen[::4096] = b"1" * len(unseen[::4096])
     outside = ctxalloc.coverage()

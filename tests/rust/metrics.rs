@@ -4,6 +4,7 @@
 use ctxalloc::metrics::{Gauges, OTHER, Series, UNNAMED, budgets, present, snapshot};
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, request};
+use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -217,19 +218,21 @@ fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
 #[test]
 fn growth_beside_the_pools_is_told_where_a_request_is_alone() {
     let _alone = alone();
-    let measured = |work: &dyn Fn()| {
+    let measured = |work: &dyn Fn() -> Box<dyn Any>| {
         let request = request().root().measure_unseen().begin().unwrap();
-        request.run(work);
-        request.end().unseen_growth_bytes
+        let kept = request.run(work);
+        let growth = request.end().unseen_growth_bytes;
+        drop(kept);
+        growth
     };
-    let leaked = measured(&|| std::mem::forget(vec![1_u8; 64 << 20]));
-    assert!((48 << 20..80 << 20).contains(&leaked.unwrap()), "{leaked:?}");
-    let seen = measured(&|| std::mem::forget(Buffer::copy_from_slice(&vec![1; 1 << 20]).unwrap()));
+    let unseen = measured(&|| Box::new(vec![1_u8; 64 << 20]));
+    assert!((48 << 20..80 << 20).contains(&unseen.unwrap()), "{unseen:?}");
+    let seen = measured(&|| Box::new(Buffer::copy_from_slice(&vec![1; 1 << 20]).unwrap()));
     assert!(seen.unwrap().abs() < 8 << 20, "{seen:?}");
-    assert_eq!(measured(&|| drop(request().root().begin().unwrap())), None, "another root");
-    assert!(measured(&|| drop(request().begin().unwrap())).is_some(), "inside of it");
+    assert_eq!(measured(&|| Box::new(request().root().begin().unwrap())), None, "another root");
+    assert!(measured(&|| Box::new(request().begin().unwrap().end())).is_some(), "inside of it");
     let open = request().root().begin().unwrap();
-    assert_eq!(measured(&|| ()), None, "another one is open");
+    assert_eq!(measured(&|| Box::new(())), None, "another one is open");
     drop(open);
     assert_eq!(request().begin().unwrap().end().unseen_growth_bytes, None, "nobody asked");
 }

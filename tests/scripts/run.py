@@ -32,8 +32,8 @@ SCRIPTS = {
     "scikit-learn": (
         "examples/classification/plot_digits_classification.py",
         "examples/classification/plot_lda_qda.py",
+        "examples/cluster/plot_agglomerative_dendrogram.py",
         "examples/cluster/plot_dbscan.py",
-        "examples/cluster/plot_mean_shift.py",
         "examples/covariance/plot_mahalanobis_distances.py",
         "examples/decomposition/plot_ica_blind_source_separation.py",
         "examples/decomposition/plot_incremental_pca.py",

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -74,7 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command == "info":
-        _info.print_info(sys.stdout)
+        try:
+            _info.print_info(sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever reads it has read enough, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     program = _run.Program(options.program, options.is_module, options.arguments)
     try:

@@ -174,3 +174,12 @@ def test_a_program_with_a_hook_of_its_own_is_said_to_be_incomplete(tmp_path: Pat
     path.write_text("import ctxalloc\nctxalloc.set_event_hook(print)\n")
     assert "incomplete: the program set an event hook of its own" in ctxalloc("run", "--report", path).stderr
     assert os.environ.get("CTXALLOC_HANDLER") is None
+
+
+def test_info_ends_well_where_nobody_reads_on() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ctxalloc", "info"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -7,7 +7,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# One target after another: most use both processors by themselves. Those that do not ask for this: `$(side_by_side) one other`.
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
+side_by_side = $(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=yes
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -31,7 +35,8 @@ DPEX := .venv-dpex
 SERVICES := .venv-services
 LIBRARIES := .venv-libraries
 CLUSTERS := .venv-clusters
-OLDEST_DASK := .venv-oldest-dask
+OLDEST_CLUSTERS := .venv-oldest-clusters
+WHEEL_TOOLS := .venv-wheels
 WHEELS := target/wheels
 EXTENSION := examples/extension
 
@@ -91,15 +96,18 @@ $(DONE)/package: $(DONE)/build-tools $(rust_sources) pyproject.toml
 	$(in_venv) maturin develop --quiet --release --locked
 	touch $@
 
+# In a target directory of its own: there ctxalloc is a dependency and no extension module, and cargo would build it anew
+# at each change between the two.
+of_extension := --manifest-path $(EXTENSION)/Cargo.toml --target-dir target/extension
 $(DONE)/extension: $(DONE)/package $(extension_sources)
-	$(in_venv) maturin develop --quiet --release --locked --manifest-path $(EXTENSION)/Cargo.toml
+	$(in_venv) maturin develop --quiet --release --locked $(of_extension)
 	touch $@
 
 # Built with the oldest supported CPython, and tested with the newest too.
 $(WHEELS)/stamp: $(DONE)/extension $(python_sources) README.md
 	mkdir -p $(WHEELS) && rm -f $(WHEELS)/*.whl
 	$(in_venv) maturin build --quiet --release --locked --out $(WHEELS)
-	$(in_venv) maturin build --quiet --release --locked --out $(WHEELS) --manifest-path $(EXTENSION)/Cargo.toml
+	$(in_venv) maturin build --quiet --release --locked --out $(WHEELS) $(of_extension)
 	ls -s -h $(WHEELS)/*.whl
 	touch $@
 
@@ -124,7 +132,8 @@ c-library: ## the C library without Python, its header and its pkg-config file, 
 
 # ---- the tests of every change ----------------------------------------------------------------------
 
-.PHONY: test lint lint-rust lint-python types test-rust test-c doc oracle test-python test-newest test-oldest-numpy
+.PHONY: test lint lint-rust lint-python types types-stubs types-sources doc \
+	test-rust test-rust-services test-rust-core test-c oracle test-python test-newest test-oldest-numpy
 test: lint-rust doc lint-python types test-rust test-c oracle test-python test-newest test-oldest-numpy ## what every change must pass: lint, doc and all tests below
 lint: lint-rust lint-python types ## formatters, linters and type checks only
 
@@ -147,18 +156,31 @@ lint-python: $(DONE)/tools ## ruff: lint rules and format
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 
+# Each on one processor: so at the same time.
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict on the package, the examples and the README; stubtest on the stubs
-	$(PY) -m mypy
+	$(side_by_side) types-stubs types-sources
+types-stubs:
 	MYPYPATH=python $(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist tests/stubtest.txt ctxalloc
+types-sources:
+	$(PY) -m mypy
 	$(PY) scripts/typed_documents.py README.md
 
 # The Python binding is tested from Python: a test binary with it would have to link libpython. The core alone has no
 # tokio and reports nothing to tracing (src/trace.rs): what takes long and touches neither is not run a second time.
 core_alone := --lib --test rust --test requests --test process --test events --test guard --test global
-test-rust: ## cargo test: with tokio and tracing, then the core alone
-	$(CARGO) test --quiet --locked $(services)
-	$(CARGO) test --quiet --locked --no-default-features $(core_alone)
+# Many of them wait, for memory to be given back or for a child: so more at a time than there are processors.
+test_threads := --test-threads=4
+# Cargo builds one after the other; then both run at the same time. Without make's flags: cargo would look for its jobserver.
+test-rust: ## cargo test: with tokio and tracing, and the core alone
+	$(CARGO) test --quiet --locked $(services) --no-run
+	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
+	$(side_by_side) test-rust-services test-rust-core
 	$(CARGO) test --quiet --locked --no-default-features --features capi --lib draft
+	CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --quiet --release --locked --test optimized --target-dir target/optimized
+test-rust-services:
+	MAKEFLAGS= $(CARGO) test --quiet --locked $(services) -- $(test_threads)
+test-rust-core:
+	MAKEFLAGS= $(CARGO) test --quiet --locked --no-default-features $(core_alone) -- $(test_threads) --skip apart_under_many_threads
 
 # Under valgrind: no error, and no lost block (what is immortal is still reachable).
 test-c: c-library ## a C program without Python, linked statically and dynamically, under valgrind where there is one
@@ -174,32 +196,39 @@ oracle: $(DONE)/tools $(DONE)/package ## random programs: CPython and Rust must 
 test-python: $(DONE)/tools $(DONE)/extension ## pytest in .venv
 	$(PY) -m pytest $(PYTEST_ARGS)
 
+# Installs the wheels and what their tests need into an environment, unless that was done since all of them changed.
+wheels_in = [ -z "$$(find $(WHEELS)/stamp requirements -newer $(1)/installed 2>&1)" ] || { \
+	$(1)/bin/python $(pip_install) -r requirements/test.txt $(2); \
+	$(1)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; touch $(1)/installed; }
+
 test-newest: $(WHEELS)/stamp ## pytest with the wheels on the newest CPython of this machine (NEWEST_PYTHON=...)
 	@newest="$${NEWEST_PYTHON:-$$($(PY) scripts/newest_python.py)}"; \
 	if [ -z "$$newest" ]; then \
 		echo "test-newest: skipped, there is no CPython newer than $$($(PY) --version) here"; exit 0; fi; \
 	echo "test-newest: $$("$$newest" --version) ($$newest)"; \
 	[ "$$(readlink -f $(NEWEST)/bin/python)" = "$$(readlink -f "$$newest")" ] || "$$newest" -m venv --clear $(NEWEST); \
-	$(NEWEST)/bin/python $(pip_install) -r requirements/test.txt -r requirements/demo.txt; \
-	$(NEWEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
+	$(call wheels_in,$(NEWEST),-r requirements/demo.txt); \
 	$(NEWEST)/bin/python -m pytest -p no:cacheprovider -m "not once" $(PYTEST_ARGS)
 
+# Marks of the tests say what depends on which: pyproject.toml explains them.
 test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest supported NumPy
 	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
 		echo "test-oldest-numpy: skipped, that NumPy has no wheel for $$($(PY) --version)"; exit 0; fi; \
 	[ -x $(OLDEST)/bin/python ] || $(PY) -m venv $(OLDEST); \
-	$(OLDEST)/bin/python $(pip_install) 'numpy==$(OLDEST_NUMPY)' -r requirements/test.txt; \
-	$(OLDEST)/bin/python $(pip_install) --force-reinstall --no-deps $(WHEELS)/*.whl; \
-	$(OLDEST)/bin/python -m pytest -p no:cacheprovider -m "not once" $(PYTEST_ARGS)
+	$(call wheels_in,$(OLDEST),'numpy==$(OLDEST_NUMPY)'); \
+	$(OLDEST)/bin/python -m pytest -p no:cacheprovider -m "not once and not any_numpy" $(PYTEST_ARGS)
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-handlers bench chromium page
+.PHONY: demo demo-handlers bench compare chromium page
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service
+
+compare: $(DONE)/package ## three well-known NumPy programs, by NumPy's default and by `pool`: the README's table
+	for program in examples/compare/*.py; do $(PY) -m ctxalloc run --compare --rounds 3 "$$program"; done
 
 # For tests/python/test_page.py, which is skipped without one, and for the picture.
 chromium: ## a headless Chromium by apt, as root: for the tests of the live page, and its picture
@@ -222,6 +251,6 @@ include platforms.mk
 .PHONY: clean
 clean: ## remove everything that these targets made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_DASK) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_CLUSTERS) $(WHEEL_TOOLS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 # The heavy suites: what CI runs beside `make test`, and what is run by hand before a release. The Makefile includes this
 # file, so `make loom` works as `make test` does, and `make` lists the targets of both.
 
-.PHONY: miri miri-part loom sanitize asan tsan stress stress-part mutants mutants-rust test-numpy test-numpy-part
+.PHONY: miri miri-part loom shuffled sanitize asan tsan stress stress-part mutants mutants-rust test-numpy test-numpy-part
 # Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
 containers := --features allocator-api2,allocator-api2-02
 miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
@@ -20,6 +20,15 @@ endif
 loom: ## the lock-free parts in every interleaving, under loom
 	RUSTFLAGS='--cfg ctxalloc_loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 		$(CARGO) test --quiet --release --lib --no-default-features --target-dir target/loom loom
+
+# Only nightly's test harness has the option, unless a stable one is told otherwise; cargo itself is not, or it would build
+# everything anew.
+SHUFFLES ?= 3
+shuffled: ## the Rust tests in random orders, SHUFFLES times: none may depend on what another one left behind
+	for round in $$(seq $(SHUFFLES)); do \
+		CARGO_TARGET_$(shell tr a-z- A-Z_ <<< '$(HOST)')_RUNNER='env RUSTC_BOOTSTRAP=1' \
+			$(CARGO) test --quiet --locked $(services) --tests -- -Z unstable-options --shuffle $(test_threads); \
+	done
 
 sanitize: asan tsan ## the core's tests under AddressSanitizer, LeakSanitizer and ThreadSanitizer
 
@@ -42,19 +51,21 @@ asan:
 		$(skip) 2>&1 \
 		| sed '/WARNING: AddressSanitizer failed to allocate/d'
 
-# ThreadSanitizer ends a child of `fork` that starts a thread: these two tests do that.
+# A child of `fork` may start the thread that gives memory back, of which ThreadSanitizer would die. These two tests start
+# threads in a child themselves.
+tsan_options := $(may_fail):die_after_fork=0
 tsan_skip := $(skip) --skip what_another_thread_drops --skip a_pool_may_be_the_global_allocator
 
 # With a nightly toolchain the standard library is instrumented too; otherwise only our own code is.
 tsan:
 ifeq ($(NIGHTLY),)
-	TSAN_OPTIONS=$(may_fail) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
+	TSAN_OPTIONS=$(tsan_options) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
 		$(CARGO) test --quiet --locked --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
 		$(tsan_skip)
 else
 	[ -d "$$(rustc +$(NIGHTLY) --print sysroot)/lib/rustlib/src/rust/library" ] || \
 		rustup component add --toolchain $(NIGHTLY) rust-src
-	TSAN_OPTIONS=$(may_fail) RUSTFLAGS='-Zsanitizer=thread' \
+	TSAN_OPTIONS=$(tsan_options) RUSTFLAGS='-Zsanitizer=thread' \
 		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
 		$(tsan_skip)
 endif
@@ -132,25 +143,41 @@ $(DONE)/services: $(DONE)/venv requirements/services.txt requirements/test.txt
 	$(SERVICES)/bin/python $(pip_install) -r requirements/services.txt -r requirements/test.txt
 	touch $@
 
-# Dask and Ray with real workers, joblib and Celery, in an environment of their own; the tests of Dask again with the oldest
-# release that ctxalloc.dask takes. One after the other: each has processes of its own already.
-.PHONY: test-clusters bench-clusters clusters-environment
+# Dask and Ray with real workers, joblib and Celery, in an environment of their own; those of Dask and Ray again with the
+# oldest releases that ctxalloc takes. One after the other: each has processes of its own already.
+.PHONY: test-clusters test-clusters-part bench-clusters clusters-proof clusters-picture clusters-environment
 clusters_python := PYTHONPATH=$(CURDIR)/python $(CLUSTERS)/bin/python
 
 test-clusters: $(DONE)/package $(DONE)/clusters ## each task of Dask, Ray, joblib and Celery in a request of its own, on real workers
 	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters
-	PYTHONPATH=$(CURDIR)/python $(OLDEST_DASK)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py \
+		tests/clusters/test_dask_workers.py tests/clusters/test_ray.py
+
+# What ends within minutes: without the runs of minutes, and without those that fill the machine until something is killed.
+clusters_part := -k "not 20000 and not spilled and not guide and not kill_workers"
+
+test-clusters-part: $(DONE)/package $(DONE)/clusters ## the part of it that ends within minutes
+	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters $(clusters_part)
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py \
+		tests/clusters/test_dask_workers.py $(clusters_part)
 
 bench-clusters: $(DONE)/package $(DONE)/clusters ## what a request around each task of Dask costs; docs/clusters.md has the figures
 	$(clusters_python) benches/clusters.py
+
+clusters-proof: $(DONE)/package $(DONE)/clusters ## what becomes of 3000 tasks and four greedy ones on Dask and on Ray, without ctxalloc and with it
+	$(clusters_python) tests/clusters/proof.py
+	$(clusters_python) tests/clusters/proof.py --on proof_ray
+
+clusters-picture: $(DONE)/package $(DONE)/clusters ## docs/images/clusters.png: thousands of tasks of Dask and a few greedy ones, without the plugin and with it
+	$(clusters_python) scripts/draw_clusters.py
 
 clusters-environment: $(DONE)/clusters
 
 $(DONE)/clusters: $(DONE)/venv requirements/clusters.txt requirements/clusters-oldest.txt requirements/pins.txt
 	[ -x $(CLUSTERS)/bin/python ] || $(PYTHON) -m venv $(CLUSTERS)
 	$(CLUSTERS)/bin/python $(pip_install) -r requirements/clusters.txt
-	[ -x $(OLDEST_DASK)/bin/python ] || $(PYTHON) -m venv $(OLDEST_DASK)
-	$(OLDEST_DASK)/bin/python $(pip_install) -r requirements/clusters-oldest.txt
+	[ -x $(OLDEST_CLUSTERS)/bin/python ] || $(PYTHON) -m venv $(OLDEST_CLUSTERS)
+	$(OLDEST_CLUSTERS)/bin/python $(pip_install) -r requirements/clusters-oldest.txt
 	touch $@
 
 # numba-dpex ended in 2024 and needs the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.

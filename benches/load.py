@@ -21,7 +21,7 @@ from harness.peers import NUMPY_ALLOCATOR, Peer, Process, found_preloads, select
 ARRAYS: Final = 10
 MINUTE: Final = 500
 KEPT: Final = 1 / 50
-LEAST, MOST = 100, 32 << 20
+MIN, MAX = 100, 32 << 20
 DEFAULT: Final = "NumPy's default"
 PAGE_MIB: Final = 4096 / (1 << 20)
 
@@ -36,7 +36,7 @@ def one_request(draw: random.Random, handler: str | None) -> list[np.ndarray[Any
     made: list[np.ndarray[Any, Any]] = []
     with selection(handler):
         for _ in range(ARRAYS):
-            size = round(LEAST * (MOST / LEAST) ** draw.random())
+            size = round(MIN * (MAX / MIN) ** draw.random())
             made.append(np.full(size, 1, np.uint8))
     return [array for array in made if draw.random() < KEPT]
 

@@ -1,12 +1,12 @@
-"""What seeing costs: a request that is counted under a name, a profile, a snapshot, a scrape; `ctxalloc run` alone.
+"""What seeing costs: a request that is counted under a name, a profile, a snapshot, a scrape; `ctxalloc run`, the page.
 
 Every variant runs in turn, round after round; medians are compared. What `ctxalloc run` adds is measured in processes
-of their own, which run the same loop by `python` and by `ctxalloc run`, in turn (aim: nothing, within the noise).
+of their own, which run the same loop by `python` and by `ctxalloc run`, in turn (aim: nothing, within the noise). So is
+what the live page adds to a request of the middleware, mounted and asked by nobody; not mounted, it is not imported.
 Counting itself is in Rust's bench: the rows of benches/requests.rs with a name and without. Numbers go to
 target/bench/observe.json. Options: --rounds N, --quick.
 """
 
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,8 +20,6 @@ import ctxalloc
 from ctxalloc import _profile, metrics
 from ctxalloc._page import numbers
 
-AIM_RUN = 1.05
-
 SCRIPT = """\
 import time
 import numpy as np
@@ -33,6 +31,37 @@ def run(n):
     return (time.perf_counter() - begun) / n * 1e9
 run(1000)
 print(min(run(100_000) for _ in range(5)))
+"""
+
+
+PAGE = """\
+import asyncio, sys, time
+import ctxalloc
+from ctxalloc.asgi import AllocatorMiddleware
+async def empty(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+app, mounted = empty, None
+if sys.argv[1] == "mounted":
+    from ctxalloc.asgi import debug_app
+    page = debug_app()
+    async def app(scope, receive, send):
+        await (page if scope["path"].startswith("/debug/memory/") else empty)(scope, receive, send)
+else:
+    async def app(scope, receive, send):
+        await (empty if scope["path"].startswith("/debug/memory/") else empty)(scope, receive, send)
+    assert "ctxalloc._page" not in sys.modules
+service = AllocatorMiddleware(app)
+scope = {"type": "http", "method": "GET", "path": "/work", "headers": [], "client": ("127.0.0.1", 1)}
+async def receive(): ...
+async def send(message): ...
+async def run(n):
+    begun = time.process_time()
+    for _ in range(n):
+        await service(scope, receive, send)
+    return (time.process_time() - begun) / n * 1e9
+asyncio.run(run(1000))
+print(min(asyncio.run(run(10_000)) for _ in range(5)))
 """
 
 
@@ -76,31 +105,39 @@ def reading(rounds: int) -> dict[str, Row]:
     return rows
 
 
-def run_alone(rounds: int) -> dict[str, Row]:
-    """The same loop by ``python`` and by ``ctxalloc run``."""
+def processes(script: str, commands: dict[str, list[str]], rounds: int, title: str) -> dict[str, Row]:
+    """What a script prints, run in each way in turn, in processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "script.py")
-        script.write_text(SCRIPT, encoding="utf-8")
-        commands = {
-            "python": [sys.executable, str(script)],
-            "ctxalloc run": [sys.executable, "-m", "ctxalloc", "run", str(script)],
-        }
+        path = Path(folder, "script.py")
+        path.write_text(script, encoding="utf-8")
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
-            for name, command in commands.items():
+            for name, words in commands.items():
+                command = [sys.executable, *(word.format(script=path) for word in words)]
                 times[name].append(float(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
     rows = {name: row_of(all_times) for name, all_times in times.items()}
-    table("an array of 8 kB, in processes of their own", rows, "python")
-    ratio = statistics.median(times["ctxalloc run"]) / statistics.median(times["python"])
-    print(f"`ctxalloc run` without --report: {ratio:.2f}x (aim: {AIM_RUN}x)")
+    table(title, rows, next(iter(rows)))
     return rows
+
+
+def run_alone(rounds: int) -> dict[str, Row]:
+    """The same loop by ``python`` and by ``ctxalloc run``."""
+    commands = {"python": ["{script}"], "ctxalloc run": ["-m", "ctxalloc", "run", "{script}"]}
+    return processes(SCRIPT, commands, rounds, "an array of 8 kB, in processes of their own")
+
+
+def page(rounds: int) -> dict[str, Row]:
+    """A request of the middleware, with the page mounted beside the application, and without."""
+    commands = {"not mounted": ["{script}", "not"], "mounted, and asked by nobody": ["{script}", "mounted"]}
+    return processes(PAGE, commands, rounds, "a request of AllocatorMiddleware and the live page")
 
 
 def main() -> None:
     """Measures, prints and keeps."""
     rounds = rounds_asked(__doc__)
     found = {"requests": requests(rounds), "profile": profile(rounds), "reading": reading(rounds)}
-    keep("observe", {"rounds": rounds, **found, "run": run_alone(max(5, rounds // 4))})
+    few = max(5, rounds // 4)
+    keep("observe", {"rounds": rounds, **found, "run": run_alone(few), "page": page(few)})
 
 
 if __name__ == "__main__":

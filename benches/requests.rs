@@ -1,5 +1,5 @@
-//! What a request costs in Rust: blocks made and dropped inside of one, against the C heap, the pool and mimalloc, on one
-//! thread and on several at once; a request with nothing in it; an escape. Run by `make bench`.
+//! What a request costs in Rust: blocks made and dropped inside of one, against the C heap, the pool and mimalloc, on
+//! one thread and on several at once; a request with nothing in it; an escape. Run by `make bench`.
 
 mod interleaved;
 

@@ -2,19 +2,23 @@
 
 The first table is CPU time of one call, no server, every variant in turn, round after round; the middleware's own share
 is its median less the empty application's (aim: 3 us). The second is uvicorn in a process of its own, asked by clients
-on connections that stay open; with and without take turns, medians are compared (aim: 5 % of throughput and p99).
+on connections that stay open; with and without take turns, medians are compared (aim: 5 % of throughput and p99; beside
+them the server's CPU time of one request, which other programs disturb less): a route of half a dozen arrays of 800 kB,
+and a light one, the same with 8 kB.
 Numbers go to target/bench/services.json. Options: --rounds N, --quick.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +30,7 @@ from ctxalloc.asgi import AllocatorMiddleware
 AIM_OWN_NS = 3000.0
 CLIENTS = 8
 ROUTE = "/multiply/{size}"
-ASK = b"GET /multiply/100000 HTTP/1.1\r\nhost: bench\r\n\r\n"
+SIZES = {"arrays of 800 kB": 100_000, "arrays of 8 kB": 1000}
 
 Application = Callable[..., Awaitable[None]]
 
@@ -37,7 +41,7 @@ async def empty(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 async def multiplies(scope: Any, _receive: Any, send: Any) -> None:
-    """A NumPy route: half a dozen arrays of 800 kB."""
+    """A NumPy route: half a dozen arrays."""
     if scope["type"] != "http":
         return
     size = int(scope["path"].rpartition("/")[2])
@@ -99,27 +103,28 @@ def alone(rounds: int) -> dict[str, Row]:
 
 
 @contextlib.contextmanager
-def served(app: str) -> Iterator[int]:
-    """The bench's own application on uvicorn; a port."""
+def served(app: str) -> Iterator[tuple[int, int]]:
+    """The bench's own application on uvicorn; a port and a process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         command = [sys.executable, __file__, "--serve", app, "--socket", str(listening.fileno())]
         with subprocess.Popen(command, pass_fds=[listening.fileno()]) as process:
             try:
-                yield port
+                yield port, process.pid
             finally:
                 process.terminate()
 
 
-async def load(port: int, requests: int) -> tuple[float, float]:
+async def load(port: int, size: int, requests: int) -> tuple[float, float]:
     """Requests in a second, and p99 in milliseconds."""
     latencies: list[float] = []
+    ask = f"GET /multiply/{size} HTTP/1.1\r\nhost: bench\r\n\r\n".encode()
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(requests // CLIENTS):
             begun = time.perf_counter()
-            writer.write(ASK)
+            writer.write(ask)
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
             latencies.append(time.perf_counter() - begun)
@@ -132,27 +137,38 @@ async def load(port: int, requests: int) -> tuple[float, float]:
     return len(latencies) / seconds, float(np.percentile(latencies, 99)) * 1e3
 
 
-def behind_a_server(rounds: int, requests: int) -> dict[str, dict[str, float]]:
+def behind_a_server(route: str, rounds: int, requests: int) -> dict[str, dict[str, float]]:
     """With and without, in turn."""
-    found: dict[str, list[tuple[float, float]]] = {"bare": [], "guarded": []}
+    found: dict[str, list[tuple[float, float, float]]] = {"bare": [], "guarded": []}
     with served("bare") as bare, served("guarded") as guarded:
-        ports = {"bare": bare, "guarded": guarded}
-        for port in ports.values():
-            asyncio.run(load(port, requests // 4))
+        servers = {"bare": bare, "guarded": guarded}
+        for port, _ in servers.values():
+            asyncio.run(load(port, SIZES[route], requests // 4))
         for _ in range(rounds):
-            for name, port in ports.items():
-                found[name].append(asyncio.run(load(port, requests)))
+            for name, (port, process) in servers.items():
+                before = cpu_seconds(process)
+                rate, p99 = asyncio.run(load(port, SIZES[route], requests))
+                found[name].append((rate, p99, (cpu_seconds(process) - before) / requests * 1e6))
     rows = {
-        name: {
-            "requests_per_second": statistics.median(rate for rate, _ in measured),
-            "p99_ms": statistics.median(p99 for _, p99 in measured),
-        }
+        name: dict(
+            zip(
+                ("requests_per_second", "p99_ms", "cpu_us"),
+                map(statistics.median, zip(*measured, strict=True)),
+                strict=True,
+            )
+        )
         for name, measured in found.items()
     }
-    print(f"\n{'uvicorn, a NumPy route':28}{'requests/s':>12}{'p99 ms':>9}")
+    print(f"\n{f'uvicorn, {route}':28}{'requests/s':>12}{'p99 ms':>9}{'CPU us':>9}")
     for name, row in rows.items():
-        print(f"{name:28}{row['requests_per_second']:12.0f}{row['p99_ms']:9.2f}")
+        print(f"{name:28}{row['requests_per_second']:12.0f}{row['p99_ms']:9.2f}{row['cpu_us']:9.1f}")
     return rows
+
+
+def cpu_seconds(process: int) -> float:
+    """What a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serve(which: str, descriptor: int) -> None:
@@ -162,7 +178,8 @@ def serve(which: str, descriptor: int) -> None:
     guarded = AllocatorMiddleware(multiplies, routes={ROUTE: ctxalloc.request(limit_bytes=1 << 30)})
     app: Any = {"bare": multiplies, "guarded": guarded}[which]
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "loop": "asyncio"}
-    uvicorn.run(app, fd=descriptor, **options)
+    # Not `fd=`: uvicorn takes that for a socket of the file system, without TCP_NODELAY, and each answer waits 40 ms.
+    uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[socket.socket(fileno=descriptor)])
 
 
 def main() -> int:
@@ -182,7 +199,7 @@ def main() -> int:
     base = rows["no middleware"]["median_ns"]
     for name, row in rows.items():
         print(f"{name:44}{(row['median_ns'] - base) / 1000:6.2f} us of its own")
-    server = behind_a_server(max(3, rounds // 4), 400 if options.quick else 2000)
+    server = {route: behind_a_server(route, max(3, rounds // 4), 400 if options.quick else 2000) for route in SIZES}
     keep("services", {"rounds": rounds, "alone": rows, "server": server})
     return 0
 

@@ -1,6 +1,6 @@
-//! What services in Rust pay: the tower layer for a request; a poll in a request, with and without its span; Rust's heap by
-//! `GlobalScoped`, block by block, and for a whole service in processes of its own that differ in their allocator alone.
-//! Run by `make bench`.
+//! What services in Rust pay: the tower layer for a request; a poll in a request, with and without its span; Rust's
+//! heap by `GlobalScoped`, block by block, and for an application, alone and served over TCP, in processes that differ
+//! in their allocator alone. Run by `make bench`.
 #![allow(unsafe_code, reason = "a global allocator that is chosen when the program starts")]
 
 mod interleaved;
@@ -18,7 +18,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
 use std::future::{Future, pending};
 use std::hint::black_box;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context as TaskContext, Waker};
 use std::time::Instant;
@@ -47,7 +49,7 @@ unsafe impl GlobalAlloc for MiMalloc {
 }
 
 static SCOPED_SYSTEM: GlobalScoped = GlobalScoped::new(System);
-static SCOPED_MIMALLOC: GlobalScoped<MiMalloc> = GlobalScoped::new(MiMalloc);
+static SCOPED_MIMALLOC: GlobalScoped<MiMalloc> = GlobalScoped::over_leaf(MiMalloc);
 
 /// One of four allocators, by the environment when the program starts.
 struct Chosen;
@@ -251,53 +253,119 @@ fn heap() -> String {
     rows
 }
 
-/// What a child does: prints nanoseconds for a request.
-fn child(how: &str) {
-    let layer = match how {
+const REQUESTS: u32 = 5000;
+
+fn layer_of(how: &str) -> Option<RequestLayer> {
+    match how {
         "none" => None,
         "request" => Some(RequestLayer::new()),
         _ => Some(RequestLayer::new().terms(|_, terms| Some(terms.heap_limit_bytes(1 << 30)))),
-    };
-    let mut one = requests(layer, "/words/200");
+    }
+}
+
+/// What a child does: prints nanoseconds for a request to the application alone.
+fn child(how: &str) {
+    let mut one = requests(layer_of(how), "/words/200");
     (0..500).for_each(|_| one());
     let begun = Instant::now();
-    const REQUESTS: u32 = 5000;
     (0..REQUESTS).for_each(|_| one());
     println!("{}", begun.elapsed().as_nanos() / u128::from(REQUESTS));
 }
 
-/// A service in processes that differ in their allocator alone, in turn.
-fn services() -> std::io::Result<String> {
+/// What a child does that serves: prints its port, and answers on one thread until it is killed.
+fn server(how: &str) -> std::io::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await?;
+        println!("{}", listener.local_addr()?.port());
+        axum::serve(listener, app(layer_of(how))).await
+    })
+}
+
+/// A GET over a connection that stays open, to the last byte of the answer.
+fn get_over(connection: &mut BufReader<TcpStream>) -> std::io::Result<()> {
+    connection.get_mut().write_all(b"GET /words/200 HTTP/1.1\r\nhost: bench\r\n\r\n")?;
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        connection.read_line(&mut line)?;
+        match line.trim_end().split_once(": ") {
+            Some(("content-length", value)) => length = value.parse().map_err(std::io::Error::other)?,
+            None if line.trim_end().is_empty() => break,
+            _ => {}
+        }
+    }
+    connection.read_exact(&mut vec![0; length])
+}
+
+/// The nanoseconds of processor time that a process had so far.
+fn processor_time(id: u32) -> std::io::Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/schedstat"))?;
+    text.split_whitespace().next().and_then(|first| first.parse().ok()).ok_or_else(|| std::io::Error::other(text))
+}
+
+/// Processor time of a server for a request over TCP, in nanoseconds.
+fn over_tcp(allocator: &str, how: &str) -> std::io::Result<f64> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(VARIABLE.to_str().expect("ASCII"), allocator)
+        .args(["--server", how])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut port = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut port)?;
+    let port: u16 = port.trim().parse().map_err(std::io::Error::other)?;
+    let mut connection = BufReader::new(TcpStream::connect(("127.0.0.1", port))?);
+    for _ in 0..500 {
+        get_over(&mut connection)?;
+    }
+    let before = processor_time(child.id())?;
+    for _ in 0..REQUESTS {
+        get_over(&mut connection)?;
+    }
+    let spent = processor_time(child.id())? - before;
+    child.kill()?;
+    child.wait()?;
+    Ok(spent / f64::from(REQUESTS))
+}
+
+/// The application alone, timed by the child itself.
+fn alone(allocator: &str, how: &str) -> std::io::Result<f64> {
+    let mut child = Command::new(std::env::current_exe()?);
+    let said = child.env(VARIABLE.to_str().expect("ASCII"), allocator).args(["--child", how]).output()?.stdout;
+    String::from_utf8_lossy(&said).trim().parse().map_err(std::io::Error::other)
+}
+
+/// A service in processes that differ in their allocator alone, in turn. The first variant comes twice: by how much
+/// these two differ, nothing can be told.
+fn services(group: &str, measure: fn(&str, &str) -> std::io::Result<f64>) -> std::io::Result<String> {
     const ROUNDS: usize = 15;
     let variants = [
         ("system, no layer", "1", "none"),
         ("GlobalScoped over it, no layer", "2", "none"),
+        ("system, no layer, again", "1", "none"),
         ("system, layer", "1", "request"),
         ("GlobalScoped over it, layer", "2", "request"),
         ("GlobalScoped over it, layer, limit", "2", "limit"),
         ("mimalloc, no layer", "3", "none"),
         ("GlobalScoped over mimalloc, no layer", "4", "none"),
+        ("mimalloc, no layer, again", "3", "none"),
         ("mimalloc, layer", "3", "request"),
         ("GlobalScoped over mimalloc, layer", "4", "request"),
     ];
     let mut times = vec![Vec::new(); variants.len()];
     for _ in 0..ROUNDS {
         for ((_, allocator, how), times) in variants.iter().zip(&mut times) {
-            let mut child = Command::new(std::env::current_exe()?);
-            let said = child.env(VARIABLE.to_str().expect("ASCII"), allocator).args(["--child", how]).output()?.stdout;
-            let nanoseconds: f64 = String::from_utf8_lossy(&said).trim().parse().map_err(std::io::Error::other)?;
-            times.push(nanoseconds);
+            times.push(measure(allocator, how)?);
         }
     }
     let mut rows = String::new();
-    println!("\nan axum service, 200 words, in processes of their own");
+    println!("\n{group}, 200 words, in processes of their own");
     for ((name, ..), times) in variants.iter().zip(&mut times) {
         times.sort_by(f64::total_cmp);
         let [low, median, high] = [ROUNDS / 4, ROUNDS / 2, ROUNDS * 3 / 4].map(|at| times[at]);
         println!("{name:<44} {median:>9.0} ns {low:>9.0} ns {high:>9.0} ns");
         let _ = writeln!(
             rows,
-            "{{\"group\": \"an axum service\", \"variant\": \"{name}\", \"median_ns\": {median:.3}, \"quarter_ns\": {low:.3}, \"three_quarters_ns\": {high:.3}}}"
+            "{{\"group\": \"{group}\", \"variant\": \"{name}\", \"median_ns\": {median:.3}, \"quarter_ns\": {low:.3}, \"three_quarters_ns\": {high:.3}}}"
         );
     }
     Ok(rows)
@@ -313,5 +381,9 @@ fn main() -> std::io::Result<()> {
         child(&arguments[at + 1]);
         return Ok(());
     }
-    keep("services-rust", &(layers() + &polls() + &heap() + &services()?))
+    if let Some(at) = arguments.iter().position(|argument| argument == "--server") {
+        return server(&arguments[at + 1]);
+    }
+    let served = services("an axum application", alone)? + &services("an axum service over TCP", over_tcp)?;
+    keep("services-rust", &(layers() + &polls() + &heap() + &served))
 }

@@ -146,8 +146,8 @@ fn two_threads(size: usize, label: &str) -> String {
 }
 
 /// A stretch of work: blocks are made, none is released before its end, when the memory goes at once (bumpalo) or is
-/// given back block by block, as NumPy would, and then reset (the arena). bumpalo is for one thread and uses nothing again;
-/// behind a mutex it may at least be shared, as an arena is.
+/// given back block by block, as NumPy would, and then reset (the arena). bumpalo is for one thread and uses nothing
+/// again; behind a mutex it may at least be shared, as an arena is.
 fn arenas(size: usize, label: &str) -> String {
     let mut bump = bumpalo::Bump::new();
     let shared = Mutex::new(bumpalo::Bump::new());

@@ -1,5 +1,5 @@
-//! A block of SYCL's memory, made and freed: by dpctl's C library, and by the pool over it. `make bench-usm`, which names
-//! dpctl's library in CTXALLOC_DPCTL. Each figure is the least of nine runs on one thread.
+//! A block of SYCL's memory, made and freed: by dpctl's C library, and by the pool over it. `make bench-usm`, which
+//! names dpctl's library in CTXALLOC_DPCTL. Each figure is the least of nine runs on one thread.
 #![allow(unsafe_code, reason = "blocks")]
 
 use ctxalloc::source::{Queue, Runtime, UsmKind, UsmPages};

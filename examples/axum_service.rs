@@ -1,4 +1,5 @@
-//! axum: each route has an account, a limit and memory of its own; what does not fit is answered, and the service goes on.
+//! axum: each route has an account, a limit and memory of its own; what does not fit is answered, and the service goes
+//! on.
 //!
 //! `cargo run --example axum_service --features axum` prints
 //! ```text
@@ -84,9 +85,9 @@ async fn slow() -> Result<&'static str, ctxalloc::Error> {
 }
 
 fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
-    let (told, heard) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let budget = Budget::new("service", Some(64 << 20));
-    let app = service(&budget, move |ended: &Ended| drop(told.send(ended.clone())));
+    let app = service(&budget, move |ended: &Ended| drop(sender.send(ended.clone())));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -110,7 +111,7 @@ fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
             let account = match shown {
                 "/health" => "no account".to_owned(),
                 _ => {
-                    let Ended { name, outcome, report, .. } = heard.recv()?;
+                    let Ended { name, outcome, report, .. } = receiver.recv()?;
                     format!("{name} {outcome:?}, {} bytes at the peak", report.stats.peak_bytes)
                 }
             };

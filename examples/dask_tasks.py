@@ -29,7 +29,7 @@ def collect(count: int) -> int:
 def main() -> None:
     """Runs both kinds side by side."""
     with (
-        dask.distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster,
+        dask.distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
         dask.distributed.Client(cluster) as client,
     ):
         client.register_plugin(ctxalloc.dask.RequestPlugin(limit_bytes=64 * ctxalloc.MiB))

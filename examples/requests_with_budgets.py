@@ -31,7 +31,8 @@ async def work(tenant: str, size_bytes: int) -> None:
     """Make large arrays that are freed at the end, and a small one that stays."""
     data = np.ones(size_bytes // 8)
     await asyncio.sleep(0)  # the other requests are at work
-    spectrum = data + np.sqrt(data)
+    spectrum = np.sqrt(data)
+    spectrum += data  # in place: whether NumPy finds this out by itself depends on the interpreter
     if tenant == "blue":
         cache[tenant, size_bytes] = spectrum[:11].copy()
 

@@ -16,5 +16,6 @@ patchelf --set-interpreter "$libraries/ld-linux-x86-64.so.2" --force-rpath --set
     "$folder/usr/bin/python$version"
 # Where its pip is, for `-m venv`, and its headers, for what the tests compile.
 sed -i "s|/usr/share/python-wheels|$folder/usr/share/python-wheels|" "$folder/usr/lib/python$version"/_sysconfigdata*.py
+ln -s ../x86_64-linux-gnu "$folder/usr/include/python$version/x86_64-linux-gnu"
 rm -rf "$folder/usr/lib/python$version/__pycache__"
 "$folder/usr/bin/python$version" -c 'import ensurepip, ssl, sqlite3, sys, venv; print(sys.version)'

@@ -100,8 +100,8 @@ def draw_requests(axes: Axes, outcomes: list[Outcome]) -> None:
     for position, outcome in enumerate(outcomes):
         refused = outcome.refused_by is not None
         colour = COLOURS[outcome.tenant]
-        face = "none" if refused else colour
-        axes.bar(position, outcome.peak_bytes / MiB, width=0.8, facecolor=face, edgecolor=colour, linewidth=0.8)
+        fill = "none" if refused else colour
+        axes.bar(position, outcome.peak_bytes / MiB, width=0.8, facecolor=fill, edgecolor=colour, linewidth=0.8)
     axes.axhline(LIMIT_BYTES / MiB, color="#5f6b78", linestyle="--", linewidth=1)
     axes.text(0, LIMIT_BYTES / MiB + 0.3, "limit of each request, 12 MiB", va="bottom", fontsize=8.5, color="#5f6b78")
     counts = {name: sum(outcome.tenant == name for outcome in outcomes) for name in COLOURS}

@@ -1,12 +1,13 @@
-//! What a client is told where a budget refused: a status, and a problem document (RFC 9457). A leaf: imports no layer.
+//! The answer to a client when a budget has refused: a status, and a problem document (RFC 9457). A leaf: imports no
+//! layer.
 //!
-//! The layer for tower and the middlewares in Python decide by it, so that both tell the same. The document names no budget and no
-//! number, because strangers read it.
+//! The layer for tower and Python's middlewares both use it, so that they give the same answer. The document names no
+//! budget and no number, because strangers read it.
 
 #[cfg(any(test, feature = "tower"))]
 use crate::error::Error;
 
-/// What a client is told of a refusal.
+/// The answer to a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// 413: a second try cannot succeed.
@@ -18,7 +19,8 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// The answer to a refusal of a request that is charged to the budget `tenant`; `None` if the error is none of a budget.
+    /// The answer to a refusal of a request that is charged to the budget `tenant`; `None` if the error is none of a
+    /// budget.
     #[cfg(any(test, feature = "tower"))]
     pub(crate) fn to(error: &Error, tenant: Option<u64>) -> Option<Self> {
         let &Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } = error
@@ -28,8 +30,8 @@ impl Answer {
         Some(Self::of(Some(budget_id), of_request, limit_bytes, held_bytes.saturating_add(requested_bytes), tenant))
     }
 
-    /// The same by the numbers: `needed_bytes` is what the request holds and asked for besides, together. The refusing budget may
-    /// be unknown.
+    /// The same, from numbers. `needed_bytes` is what the request holds together with what it asked for. `budget_id` is
+    /// `None` if it is not known which budget refused.
     pub(crate) fn of(
         budget_id: Option<u64>,
         of_request: bool,

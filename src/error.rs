@@ -263,25 +263,25 @@ pub enum Error {
     },
 
     /// An option of a strategy that is out of its range.
-    #[error("{option}={value} is not possible; give {wanted}")]
+    #[error("{option}={value} is not possible; give {expected}")]
     BadOption {
         /// The option's name.
         option: &'static str,
         /// The value as given.
         value: String,
         /// What it may be.
-        wanted: &'static str,
+        expected: &'static str,
     },
 
     /// An environment variable has an invalid value.
-    #[error("the environment says {name}={value:?}, but wanted are {wanted}: correct the variable, or remove it")]
+    #[error("the environment says {name}={value:?}, which is not possible; give {expected}, or remove the variable")]
     BadSetting {
         /// The variable's name.
         name: &'static str,
         /// Its value.
         value: String,
         /// What it may be.
-        wanted: &'static str,
+        expected: &'static str,
     },
 
     /// [`configure`](crate::configure) was called after the settings were used.
@@ -298,7 +298,8 @@ pub enum Error {
         budget: String,
         /// Its number, which tells it from others of that name ([`Budget::id`](crate::strategy::Budget::id)).
         budget_id: u64,
-        /// Whether it is the own limit of a request: this one's, or that of a request inside or around. Nobody else uses it.
+        /// Whether it is the own limit of a request: this one's, or that of a request inside or around. Nobody else
+        /// uses it.
         of_request: bool,
         /// Its limit; `usize::MAX` where it has none, and the sum would be more than can be counted.
         limit_bytes: usize,
@@ -347,13 +348,13 @@ pub enum Error {
 
     /// Memory could not be locked: the process's limit is too low.
     #[error(
-        "cannot lock {wanted_bytes} bytes of memory: RLIMIT_MEMLOCK is {limit_bytes} bytes, of which {locked_bytes} are \
+        "cannot lock {requested_bytes} bytes of memory: RLIMIT_MEMLOCK is {limit_bytes} bytes, of which {locked_bytes} are \
          locked already; raise it (`ulimit -l`, memlock in limits.conf, LimitMEMLOCK= in a systemd unit, \
          --ulimit memlock= for a container) or give the process CAP_IPC_LOCK"
     )]
     LockLimit {
         /// How many bytes were tried.
-        wanted_bytes: usize,
+        requested_bytes: usize,
         /// The limit of the process.
         limit_bytes: usize,
         /// How many bytes of it are used.
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_none_is_told_without_a_size() {
+    fn a_block_that_is_none_is_named_without_a_size() {
         let message = Error::NotABlock { address: 0x10, size_bytes: 0 }.to_string();
         assert!(message.starts_with("no live block of ctxalloc_new() begins at 0x10:"), "{message}");
     }

@@ -3,8 +3,8 @@
 /// The largest block, in bytes: what a Rust slice and a pointer difference can express.
 pub(crate) const MAX_BYTES: usize = isize::MAX as usize;
 
-/// The size to request from a strategy: zero becomes one (`malloc(0)` must return a block that can be freed). `None` if no
-/// object can have the size.
+/// The size to request from a strategy: zero becomes one (`malloc(0)` must return a block that can be freed). `None` if
+/// no object can have the size.
 #[inline]
 pub(crate) const fn request(size_bytes: usize) -> Option<usize> {
     match size_bytes {

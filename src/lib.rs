@@ -37,7 +37,7 @@
 //! | --- | --- |
 //! | a block of code | [`scope`](fn@scope), [`enter`], [`set`] and [`reset`] |
 //! | a future or a stream | [`.with_handler()`](WithHandler::with_handler), [`.in_current_handler()`](WithHandler::in_current_handler) |
-//! | a task, a thread | `task::spawn` and its kin, [`thread::spawn`], [`Context::wrap`] |
+//! | a task, a thread | `task::spawn`, `spawn_blocking` and others, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | a question: how much, under which name? | [`metrics`] |
 //! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
@@ -51,9 +51,9 @@
 //! ## Layers: each uses only those to its right
 //!
 //! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
-//! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the leaves
-//! `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace` for all. A test reads the `use crate::` lines and holds the
-//! order. `ARCHITECTURE.md` walks through one allocation and one selection.
+//! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the
+//! leaves `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace` for all. A test reads the `use
+//! crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one selection.
 
 pub mod handler;
 pub mod memory;
@@ -92,8 +92,9 @@ pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_requ
 pub use scope::{Context, Guard, Scoped, Token, WithHandler, current, enter, reset, scope, set};
 pub use settings::{Settings, check_environment, configure};
 
-/// Returns the unused memory of all pools, arenas and handlers to the system. Returns how many bytes, as far as is known. The
-/// caches of other threads stay (at most 2 MiB per thread).
+/// Returns the unused memory of all pools, arenas, handlers and threads' caches to the system. Returns how many bytes,
+/// as far as is known. Where the system has no `membarrier` (macOS, Windows, some sandboxes) the caches of other
+/// threads stay: at most 2 MiB of small blocks per thread, which keep the pages of 64 KiB that they lie in.
 ///
 /// ```
 /// drop(ctxalloc::Buffer::zeroed_in(ctxalloc::handler("pool").expect("built in"), 50 << 20)?);

@@ -1,4 +1,5 @@
-//! How much, where, how often: counters of all ended requests by name, and what is in use now. Beside `request`.
+//! How much, where, how often: counters of all ended requests by name, and what is in use now. Layer 6, beside
+//! `request`.
 //!
 //! A request adds to its name's counters at its end: one lock, no allocation. [`snapshot`] reads them, for exporters.
 //! At most 128 names are kept; when there are more, the one used least is folded into [`OTHER`].
@@ -18,8 +19,8 @@
 //!
 //! With the feature `metrics`, `publish` hands them to the recorder of the `metrics` crate.
 //!
-//! With `CTXALLOC_METRICS_DIR` in the environment, the processes of a server that forks share their counters by files in that
-//! directory, and each of them reads all. A child of `fork` counts from zero otherwise.
+//! With `CTXALLOC_METRICS_DIR` in the environment, the processes of a server that forks share their counters by files
+//! in that directory, and each of them reads all. A child of `fork` counts from zero otherwise.
 
 #[cfg(feature = "metrics")]
 mod publish;
@@ -42,8 +43,8 @@ pub fn pools() -> PoolBytes {
     pool_bytes()
 }
 
-/// All counters now, and what requests have in use: of this process, or with `CTXALLOC_METRICS_DIR` of all processes that count
-/// there.
+/// All counters now, and what requests have in use: of this process, or with `CTXALLOC_METRICS_DIR` of all processes
+/// that count there.
 ///
 /// # Errors
 /// [`Error::Metrics`] if that directory cannot be used.

@@ -1,7 +1,7 @@
-//! rayon: `scope`, `join` and thread pools that carry the context of whoever calls them to its threads. Beside `thread`.
+//! rayon: `scope`, `join` and thread pools that carry the caller's context to its threads. Layer 6, beside `thread`.
 //!
-//! rayon's own functions carry nothing: their closures see what is selected on the thread that takes them. For a parallel
-//! iterator there is `map_init`, which copies the context once for each piece of the work:
+//! rayon's own functions carry nothing: their closures see what is selected on the thread that takes them. For a
+//! parallel iterator there is `map_init`, which copies the context once for each piece of the work:
 //!
 //! ```
 //! use ctxalloc::{Buffer, Context, request};
@@ -43,8 +43,8 @@ where
     rayon_core::join(context.clone().wrap(left), context.wrap(right))
 }
 
-/// [`rayon::scope`](rayon_core::scope()) with copies of the running context: for `work`, which runs on a thread of the pool, and
-/// for all that it spawns.
+/// [`rayon::scope`](rayon_core::scope()) with copies of the running context: for `work`, which runs on a thread of the
+/// pool, and for all that it spawns.
 ///
 /// ```
 /// use ctxalloc::{Buffer, rayon::scope, request};
@@ -88,8 +88,8 @@ impl fmt::Debug for Scope<'_, '_> {
     }
 }
 
-/// Has all threads of the pool start with what is selected now, and keep it: for a pool that works for one request or under one
-/// handler. It takes the place of the builder's `start_handler`.
+/// Has all threads of the pool start with what is selected now, and keep it: for a pool that works for one request or
+/// under one handler. It takes the place of the builder's `start_handler`.
 ///
 /// ```
 /// use ctxalloc::{current, handler, rayon::in_current_handler, scope};

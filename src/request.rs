@@ -1,4 +1,4 @@
-//! Requests: work with memory, an account and a limit of its own. Beside `thread`, above `scope`.
+//! Requests: work with memory, an account and a limit of its own. Layer 6, beside `thread`.
 
 use crate::error::Error;
 use crate::handler::Handler;
@@ -42,8 +42,8 @@ pub fn current_request() -> Option<RequestHandle> {
     RequestHandle::by(current())
 }
 
-/// Charges `bytes` that were allocated elsewhere to the [current request](current_request), until the charge is dropped. `None`
-/// if there is no current request.
+/// Charges `bytes` that were allocated elsewhere to the [current request](current_request), until the charge is
+/// dropped. `None` if there is no current request.
 ///
 /// # Errors
 /// As [`RequestHandle::charge`].
@@ -61,7 +61,7 @@ pub struct Builder {
 impl Builder {
     /// A name, for messages and metrics.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.terms.name = Some(name.into());
+        self.terms.name = Some(name.into().into());
         self
     }
 
@@ -77,16 +77,16 @@ impl Builder {
         self
     }
 
-    /// By how many bytes blocks of up to 1 KiB may together exceed each limit that they are charged to; blocks of up to 32 bytes
-    /// by 16 times as many. By default 0 in Rust, and 64 KiB in Python, since NumPy crashes if it cannot allocate some of its
-    /// scalars.
+    /// By how many bytes blocks of up to 1 KiB may together exceed each limit that they are charged to; blocks of up to
+    /// 32 bytes by 16 times as many. By default 0 in Rust, and 64 KiB in Python, since NumPy crashes if it cannot
+    /// allocate some of its scalars.
     pub fn overdraft_bytes(mut self, overdraft_bytes: usize) -> Self {
         self.terms.overdraft_bytes = overdraft_bytes;
         self
     }
 
-    /// Makes it a root: not inside the current request, which may be there by accident (that of a server's connection, or of a
-    /// task that goes on).
+    /// Makes it a root: not inside the current request, which may be there by accident (that of a server's connection,
+    /// or of a task that goes on).
     pub fn root(mut self) -> Self {
         self.terms.outer = None;
         self
@@ -105,27 +105,28 @@ impl Builder {
         self
     }
 
-    /// The most bytes that Rust's heap should hold for it at one time: what [`GlobalScoped`](crate::GlobalScoped) counts.
+    /// The most bytes that Rust's heap should hold for it at one time: what [`GlobalScoped`](crate::GlobalScoped)
+    /// counts.
     ///
-    /// What exceeds it is allocated nevertheless, since Rust aborts the process where a `Vec` or a `Box` gets no memory. The request
-    /// is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and `tower::RequestLayer` drops the service's future
-    /// after the poll in which it happens and answers with 413. Where several threads work in the request at one time, each may
-    /// have 64 KiB that the others do not see.
+    /// What exceeds it is allocated nevertheless, since Rust aborts the process where a `Vec` or a `Box` gets no
+    /// memory. The request is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and
+    /// `tower::RequestLayer` drops the service's future after the poll in which it happens and answers with 413. Where
+    /// several threads work in the request at one time, each may have 64 KiB that the others do not see.
     pub fn heap_limit_bytes(mut self, heap_limit_bytes: usize) -> Self {
         self.terms.heap_limit_bytes = Some(heap_limit_bytes);
         self
     }
 
-    /// Refuses what exceeds [`heap_limit_bytes`](Self::heap_limit_bytes). `try_reserve` then returns its error; **`push`, `Box::new`
-    /// and everything else that cannot fail abort the process**, as Rust does when memory runs out. For work that reserves all of
-    /// its memory.
+    /// Refuses what exceeds [`heap_limit_bytes`](Self::heap_limit_bytes). `try_reserve` then returns its error;
+    /// **`push`, `Box::new` and everything else that cannot fail abort the process**, as Rust does when memory runs
+    /// out. For work that reserves all of its memory.
     pub fn heap_refuses(mut self) -> Self {
         self.terms.heap_refuses = true;
         self
     }
 
-    /// Measures by how much the process grows beside its pools meanwhile ([`Report::unseen_growth_bytes`]): memory that goes other
-    /// ways than handlers, which no account counts. Costs two looks at the system, some microseconds each.
+    /// Measures by how much the process grows beside its pools meanwhile ([`Report::unseen_growth_bytes`]): memory that
+    /// goes other ways than handlers, which no account counts. Costs two looks at the system, some microseconds each.
     pub fn measure_unseen(mut self) -> Self {
         self.terms.measure_unseen = true;
         self
@@ -135,8 +136,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
-    /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a limit of
-    /// Rust's heap in a program whose allocator does not count.
+    /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a
+    /// limit of Rust's heap in a program whose allocator does not count.
     pub fn begin(self) -> Result<Request, Error> {
         let has_heap_limit = self.terms.heap_limit_bytes.is_some();
         let begun = Begun::begin(self.terms)?;
@@ -164,24 +165,24 @@ pub struct Report {
     pub escaped_blocks: usize,
     /// The bytes of these blocks.
     pub escaped_bytes: usize,
-    /// These blocks and their makers, if the request's strategy lists them ([`Tracked`](crate::strategy::Tracked)). A strategy
-    /// that several requests share lists the blocks of all of them.
+    /// These blocks and their makers, if the request's strategy lists them ([`Tracked`](crate::strategy::Tracked)). A
+    /// strategy that several requests share lists the blocks of all of them.
     pub escapes: Option<Vec<LiveBlock>>,
     /// The last refusal that nobody has taken yet, if any.
     pub refusal: Option<Error>,
     /// What Rust's heap held for it, if a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
     pub heap: Option<HeapStats>,
-    /// By how many bytes the process grew beside its pools ([`Builder::measure_unseen`]); below zero where memory went back. `None`
-    /// if another request was open, or a root was begun, meanwhile: then nobody can tell whose it is. Pages of a pool that were
-    /// never touched make it too small, and other threads' work is part of it.
+    /// By how many bytes the process grew beside its pools ([`Builder::measure_unseen`]); below zero where memory went
+    /// back. `None` if another request was open, or a root was begun, meanwhile: then nobody can tell whose it is.
+    /// Pages of a pool that were never touched make it too small, and other threads' work is part of it.
     pub unseen_growth_bytes: Option<i64>,
 }
 
 impl Request {
     /// The handler to select for its work: `future.with_handler(request.handler())`, [`enter`](crate::enter).
     ///
-    /// It is never another request's handler. Memory that is allocated under it after the end is still charged to this request,
-    /// unless [`Builder::after_end`] says otherwise.
+    /// It is never another request's handler. Memory that is allocated under it after the end is still charged to this
+    /// request, unless [`Builder::after_end`] says otherwise.
     #[must_use]
     pub fn handler(&self) -> Handler {
         self.begun.handler()
@@ -208,8 +209,9 @@ impl Request {
         future.with_handler(self.handler())
     }
 
-    /// The span of `tracing` in which its events belong: `request`, of the target `ctxalloc` and the level DEBUG. Its field
-    /// `handler` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and `refused`.
+    /// The span of `tracing` in which its events belong: `request`, of the target `ctxalloc` and the level DEBUG. Its
+    /// field `handler` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and
+    /// `refused`.
     ///
     /// `request.scope(future).instrument(request.span().clone())` puts what the future reports into it.
     #[cfg(feature = "tracing")]

@@ -2,6 +2,7 @@
 //! [`configure`], and fixed once used. A leaf: imports no layer.
 
 use crate::error::Error;
+use crate::sync::Made;
 use crate::trace;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -21,8 +22,8 @@ use std::time::Duration;
 pub struct Settings {
     /// How long unused memory is kept for its next user. By default ten seconds, or `CTXALLOC_DECAY_SECONDS`.
     pub decay: Option<Duration>,
-    /// The most bytes of unused large blocks that are kept. By default an eighth of the machine's memory, but at least 64 MiB,
-    /// or `CTXALLOC_WARM_BYTES`.
+    /// The most bytes of unused large blocks that are kept. By default an eighth of the machine's memory, but at least
+    /// 64 MiB, or `CTXALLOC_WARM_BYTES`.
     pub warm_bytes: Option<usize>,
 }
 
@@ -52,12 +53,12 @@ const READ: u8 = 1;
 /// A pool has used the settings, so they cannot change any more. Set by `fix`.
 const USED: u8 = 2;
 
-/// Sets how much unused memory the built-in pools, and others with default options, keep and for how long. Call it at the
-/// start of the program; the last call counts.
+/// Sets how much unused memory the built-in pools, and others with default options, keep and for how long. Call it at
+/// the start of the program; the last call counts.
 ///
 /// # Errors
-/// [`Error::SettingsInUse`] once one of these pools has handed out memory; [`Error::BadSetting`] if an environment variable
-/// has an invalid value. Nothing is set then.
+/// [`Error::SettingsInUse`] once one of these pools has handed out memory; [`Error::BadSetting`] if an environment
+/// variable has an invalid value. Nothing is set then.
 pub fn configure(settings: Settings) -> Result<(), Error> {
     check_environment()?;
     if STAGE.load(Ordering::Relaxed) == USED {
@@ -78,14 +79,26 @@ pub fn configure(settings: Settings) -> Result<(), Error> {
 /// [`Error::BadSetting`] for the first one with an invalid value. Its default is used instead.
 pub fn check_environment() -> Result<(), Error> {
     read();
+    started_in();
     from_environment()?;
-    let wanted = "a directory that exists";
-    variable(METRICS_DIR, wanted, |text| Path::new(text).is_dir().then_some(())).map(|_| ())
+    let expected = "a directory that exists";
+    variable(METRICS_DIR, expected, |text| Path::new(text).is_dir().then_some(())).map(|_| ())
 }
 
 /// The directory in which several processes share their counters, if there is one.
 pub(crate) fn metrics_dir() -> Option<PathBuf> {
-    std::env::var_os(METRICS_DIR).filter(|value| !value.is_empty()).map(PathBuf::from)
+    let named = std::env::var_os(METRICS_DIR).filter(|value| !value.is_empty()).map(PathBuf::from)?;
+    if named.is_absolute() {
+        return Some(named);
+    }
+    // Servers change their directory after they have begun.
+    Some(started_in().map_or_else(|| named.clone(), |folder| folder.join(&named)))
+}
+
+/// The directory in which the process was when the environment was first looked at.
+fn started_in() -> Option<&'static PathBuf> {
+    static FOLDER: Made<Option<PathBuf>> = Made::new();
+    FOLDER.get_or_make(|| std::env::current_dir().ok()).as_ref()
 }
 
 /// How long unused memory is kept.
@@ -121,7 +134,8 @@ fn read() {
         trace::bad_setting(&error);
         Settings::default()
     });
-    // Stored only over the initial values: another thread may have read the environment, and called `configure`, already.
+    // Stored only over the initial values: another thread may have read the environment, and called `configure`,
+    // already.
     let decay = nanoseconds(settings.decay.unwrap_or(DECAY));
     let _ = DECAY_NOW.compare_exchange(0, decay, Ordering::Relaxed, Ordering::Relaxed);
     if let Some(bytes) = settings.warm_bytes {
@@ -146,18 +160,23 @@ fn from_environment() -> Result<Settings, Error> {
 
 fn variable<T>(
     name: &'static str,
-    wanted: &'static str,
+    expected: &'static str,
     parse: impl Fn(&str) -> Option<T>,
 ) -> Result<Option<T>, Error> {
     let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
     let parsed = value.to_str().and_then(|text| parse(text.trim()));
-    let bad = || Error::BadSetting { name, value: value.to_string_lossy().into_owned(), wanted };
+    let bad = || Error::BadSetting { name, value: value.to_string_lossy().into_owned(), expected };
     parsed.map(Some).ok_or_else(bad)
 }
 
 fn parse_seconds(text: &str) -> Option<Duration> {
-    let seconds: f64 = text.parse().ok().filter(|seconds: &f64| *seconds >= 0.0 && seconds.is_finite())?;
-    Some(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
+    seconds(text.parse().ok()?)
+}
+
+/// That many seconds, at most [`LONGEST`]; `None` if it is negative, infinite or no number.
+pub(crate) fn seconds(seconds: f64) -> Option<Duration> {
+    let is_time = seconds >= 0.0 && seconds.is_finite();
+    is_time.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Atomics (loom's under `--cfg ctxalloc_loom`), a lock that survives `fork`, and a witness for loom.
 //! A leaf: imports no layer.
 
+mod biased;
 mod fork;
 mod locked;
 #[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "as below"))]
@@ -9,9 +10,10 @@ mod membarrier;
 mod owner;
 mod threads;
 
+pub(crate) use biased::Biased;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) use fork::{AroundFork, around_fork};
-pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, hold_across_fork, hold_across_fork_until};
+pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_across_fork, hold_across_fork_until};
 #[cfg_attr(
     any(ctxalloc_loom, miri),
     allow(unused_imports, reason = "its users need a process to fork, or Python")
@@ -31,15 +33,18 @@ use std::thread::yield_now;
 
 /// A lock for short, rare, infallible work: it spins, then yields.
 ///
-/// `std`'s mutex would do but for `fork`: a child born while another thread holds it could never register again. This one can
-/// be taken before `fork` and released on both sides, see `handler::table`. Laid out for C: it is part of the table that
-/// copies of this crate share.
+/// `std`'s mutex would do but for `fork`: a child born while another thread holds it could never register again. This
+/// one can be taken before `fork` and released on both sides, see `handler::table`. Laid out for C: it is part of the
+/// table that copies of this crate share.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct ForkLock(AtomicU32);
 
 /// How often a waiting thread looks again at once: about ten microseconds. Loom explores each look.
 const SPINS: u32 = if cfg!(any(ctxalloc_loom, miri)) { 0 } else { 200 };
+
+/// How often a thread that cannot wait for ever lets others run before it gives up.
+const SOON: usize = if cfg!(any(ctxalloc_loom, miri)) { 1 } else { 1000 };
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -77,8 +82,21 @@ impl ForkLock {
         }
     }
 
+    /// Takes the lock if it becomes free within a fraction of a millisecond, and says whether it did.
+    pub(crate) fn acquire_soon(&self) -> bool {
+        (0..SPINS).any(|_| {
+            std::hint::spin_loop();
+            self.try_acquire()
+        }) || (0..SOON).any(|_| {
+            let is_taken = self.try_acquire();
+            if !is_taken {
+                yield_now();
+            }
+            is_taken
+        })
+    }
+
     /// Takes the lock if nobody holds it, and says whether it did. Waits for nobody: fit for a signal handler.
-    #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(crate) fn try_acquire(&self) -> bool {
         // Acquire pairs with the Release below, as in `acquire`.
         self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -90,9 +108,9 @@ impl ForkLock {
     }
 }
 
-/// A placeholder for the plain fields of a value that is published through an atomic. Loom sees no plain memory; it sees this:
-/// a [`look`](Self::look) from a thread that cannot have seen the value being made fails the model. Elsewhere it is nothing at
-/// all.
+/// A placeholder for the plain fields of a value that is published through an atomic. Loom sees no plain memory; it
+/// sees this: a [`look`](Self::look) from a thread that cannot have seen the value being made fails the model.
+/// Elsewhere it is nothing at all.
 #[derive(Debug)]
 pub(crate) struct Witness(#[cfg(ctxalloc_loom)] loom::cell::UnsafeCell<()>);
 
@@ -138,13 +156,13 @@ mod loom_tests {
         }
         // SAFETY: `count` is only touched under `lock`; loom checks that this suffices.
         unsafe impl Sync for Counted {}
-        // SAFETY: a number and an atomic.
+        // SAFETY: a number and a lock, neither of which belongs to a thread.
         unsafe impl Send for Counted {}
 
         loom::model(|| {
             let counted = Arc::new(Counted { lock: ForkLock::new(), count: UnsafeCell::new(0) });
             let add = |counted: &Counted| {
-                // SAFETY: under the lock.
+                // SAFETY: the lock is held, under which alone the count is reached.
                 counted.lock.with(|| counted.count.with_mut(|count| unsafe { *count += 1 }));
             };
             let other = thread::spawn({
@@ -153,7 +171,7 @@ mod loom_tests {
             });
             add(&counted);
             other.join().expect("no panic");
-            // SAFETY: under the lock.
+            // SAFETY: the lock is held, under which alone the count is reached.
             let total = counted.lock.with(|| counted.count.with(|count| unsafe { *count }));
             assert_eq!(total, 2);
         });

@@ -1,4 +1,4 @@
-//! Threads that begin with a copy of the context of the thread or task that starts them. Beside `task`, above `scope`.
+//! Threads that begin with a copy of the context of the thread or task that starts them. Layer 6, beside `task`.
 
 use crate::scope::Context;
 use std::thread::JoinHandle;

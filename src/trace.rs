@@ -1,5 +1,5 @@
-//! Reports of what no return value can say: `tracing` events of the target `ctxalloc`. Without the feature `tracing` they cost
-//! nothing. A leaf: imports no layer. (Reports of blocks to Python's tracemalloc are the handler layer's.)
+//! Reports of what no return value can say: `tracing` events of the target `ctxalloc`. Without the feature `tracing`
+//! they cost nothing. A leaf: imports no layer. (Reports of blocks to Python's tracemalloc are the handler layer's.)
 
 #[cfg(feature = "tracing")]
 use std::cell::Cell;
@@ -77,7 +77,7 @@ pub(crate) fn refused(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
     {
         thread_local! {
-            /// Whoever hears of it may be refused memory too.
+            /// A subscriber may be refused memory too.
             static TELLING: Cell<bool> = const { Cell::new(false) };
         }
         not_within_itself(&TELLING, || tracing::warn!(target: "ctxalloc", %error, "memory was refused"));
@@ -96,7 +96,7 @@ pub(crate) fn no_request(error: &crate::error::Error) {
     let _ = error;
 }
 
-/// The function that is told how a service's request ended panicked.
+/// The function `on_end` of a service panicked.
 #[cfg(feature = "tower")]
 #[cold]
 pub(crate) fn on_end_panicked(request: &str) {
@@ -159,15 +159,15 @@ impl RequestSpan {
         let _ = numbers;
     }
 
-    /// The span itself, for whoever instruments something with it.
+    /// The span itself, to instrument something with it.
     #[cfg(feature = "tracing")]
     pub(crate) fn get(&self) -> &tracing::Span {
         &self.span
     }
 }
 
-/// What [`Traced`](crate::strategy::Traced) tells. Events of a block that is told of while another one is are not told: a
-/// subscriber may allocate where it listens.
+/// The events of [`Traced`](crate::strategy::Traced). Blocks that a subscriber allocates while it handles such an event
+/// make no events.
 #[cfg(feature = "tracing")]
 mod blocks {
     use std::cell::Cell;

@@ -29,9 +29,12 @@ An array stays with the handler that made it, wherever it goes and however long 
 - extend in C: ``get_include``
 """
 
+import importlib as _importlib  # noqa: I001
+import typing as _typing
+
 # _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
-from ctxalloc import _main_interpreter, _environment  # noqa: F401, I001
-from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
+from ctxalloc import _main_interpreter, _environment  # noqa: F401
+from ctxalloc import metrics, strategies, tracking
 from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._errors import (
     BudgetExceeded,
@@ -77,6 +80,9 @@ from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
 from ctxalloc._executors import ThreadPoolExecutor, wrap
 from ctxalloc._processes import process_initializer
+
+if _typing.TYPE_CHECKING:
+    from ctxalloc import asgi, opentelemetry, problems, prometheus, usm, wsgi
 
 __all__ = [
     "Budget",
@@ -134,5 +140,19 @@ __all__ = [
     "wrap",
     "wsgi",
 ]
+
+# Imported when first used, as `ctxalloc.asgi`: most programs use none of them.
+_LATER = frozenset({"asgi", "opentelemetry", "problems", "prometheus", "usm", "wsgi"})
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 _environment.select()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ctxalloc import _compare, _info, _run
 from ctxalloc._native import __version__
+from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_of
 
 _RUN = """\
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
     run.add_argument("program", help="the script, or with -m the module")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
+    arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
+    arguments.required = False  # for the message where there is no program
     commands.add_parser("info", help="what this machine and this Python offer, and what to change")
     return parser
 
@@ -81,11 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever reads it has read enough, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    program = _run.Program(options.program, options.is_module, options.arguments)
+    program = Program(options.program, options.is_module, options.arguments)
     try:
         if options.compare:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds, sys.stderr)
         return _run.run(program, options.handler, options.limit, report=sys.stderr if options.report else None)
-    except _run.UsageError as error:
+    except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

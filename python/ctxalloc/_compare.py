@@ -1,13 +1,17 @@
 """``ctxalloc run --compare``: the same program with NumPy's default handler and with another one, in turn."""
 
+import contextlib
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from ctxalloc._run import Program, UsageError, check_handler, environment_of
+from ctxalloc._program import Program, UsageError
+from ctxalloc._run import check_handler, environment_of
 from ctxalloc._text import size_text, table
 
 
@@ -25,32 +29,71 @@ def compare(program: Program, handler: str, limit: int | None, rounds: int, out:
     check_handler(handler)
     if handler == "default_allocator":
         raise UsageError("--compare compares with default_allocator; give another --handler")
+    given = _input_of_each()
+    if program.name == "-" and given == subprocess.DEVNULL:
+        raise UsageError("--compare reads a program from standard input only where that is a file; give its path")
     limits = [] if limit is None else ["--limit", str(limit)]
     target = ["-m", program.name] if program.is_module else [program.name]
+    what = [*limits, *target, *program.arguments]
     found: dict[str, list[_Round]] = {"default_allocator": [], handler: []}
+    signal.signal(signal.SIGTERM, _end)  # else the program would outlive us
     is_shown = out.isatty()
     for number in range(rounds):
         for name, measured in found.items():
             if is_shown:
                 print(f"\r  round {number + 1} of {rounds}: {name:<20}", end="", file=out, flush=True)
-            command = [sys.executable, "-m", "ctxalloc", "run", "--handler", name, *limits, *target, *program.arguments]
-            begun = time.perf_counter()
             # What it prints is shown once.
-            quiet = None if number == 0 and name == "default_allocator" else subprocess.DEVNULL
-            child = subprocess.Popen(command, stdout=quiet, env=environment_of(None))  # noqa: S603 - what the user asked for
-            _, ended, usage = os.wait4(child.pid, 0)
-            wall = time.perf_counter() - begun
-            child.returncode = status = os.waitstatus_to_exitcode(ended)
+            is_quiet = number > 0 or name != "default_allocator"
+            try:
+                status, one = _run(["--handler", name, *what], given, is_quiet=is_quiet)
+            except KeyboardInterrupt:
+                return 128 + signal.SIGINT
             if status != 0:
-                print(f"\nctxalloc run --compare: the run with {name} ended with status {status}", file=out)
+                how = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+                print(f"\nctxalloc run --compare: the run with {name} ended with {how}", file=out)
                 return status if status > 0 else 128 - status
-            measured.append(
-                _Round(wall, usage.ru_utime, usage.ru_stime, usage.ru_minflt + usage.ru_majflt, usage.ru_maxrss * 1024)
-            )
+            measured.append(one)
     if is_shown:
         print("\r" + " " * 60 + "\r", end="", file=out)
     _print(program, found, handler, rounds, out)
     return 0
+
+
+def _run(options: list[str], given: Path | int, *, is_quiet: bool) -> tuple[int, _Round]:
+    """One run in a process of its own: its status, as ``subprocess`` has it, and what it took."""
+    command = [sys.executable, "-m", "ctxalloc", "run", *options]
+    stdout = subprocess.DEVNULL if is_quiet else None
+    with contextlib.ExitStack() as files:
+        stdin = given if isinstance(given, int) else files.enter_context(given.open("rb"))
+        begun = time.perf_counter()
+        child = subprocess.Popen(  # noqa: S603 - what the user asked for
+            command, stdin=stdin, stdout=stdout, env=environment_of(None)
+        )
+        try:
+            _, ended, usage = os.wait4(child.pid, 0)
+        except KeyboardInterrupt:  # the terminal has told it to the child too, which says so
+            child.wait()
+            raise
+        except SystemExit:
+            child.terminate()
+            child.wait()
+            raise
+        wall = time.perf_counter() - begun
+    child.returncode = status = os.waitstatus_to_exitcode(ended)
+    faults = usage.ru_minflt + usage.ru_majflt
+    return status, _Round(wall, usage.ru_utime, usage.ru_stime, faults, usage.ru_maxrss * 1024)
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _input_of_each() -> Path | int:
+    """What each run reads: a file from its beginning, the terminal, and nothing of a pipe, which can be read once."""
+    here = Path("/proc/self/fd/0")
+    if here.is_file():
+        return here.resolve()
+    return 0 if os.isatty(0) else subprocess.DEVNULL
 
 
 def _print(program: Program, found: dict[str, list[_Round]], handler: str, rounds: int, out: TextIO) -> None:
@@ -71,7 +114,8 @@ def _print(program: Program, found: dict[str, list[_Round]], handler: str, round
         for name, before, after, show in lines
     ]
     spread = [max(one.wall for one in measured) / min(one.wall for one in measured) for measured in found.values()]
-    title = f"{program.name}: medians of {rounds} runs each, in turn; whole processes, with their start"
+    runs = "1 run" if rounds == 1 else f"{rounds} runs"
+    title = f"{program.name}: medians of {runs} each, in turn; whole processes, with their start"
     table(title, ["", "default_allocator", handler, "ratio"], rows, out)
     if rounds > 1:
         print(f"  slowest over fastest run: {spread[0]:.2f} and {spread[1]:.2f}", file=out)

@@ -1,9 +1,7 @@
 """What ctxalloc does not see: the process's memory beside that of its handlers."""
 
 import contextlib
-import os
 import tracemalloc
-from pathlib import Path
 from typing import NamedTuple
 
 from ctxalloc import _native
@@ -36,12 +34,6 @@ class Coverage(NamedTuple):
 Coverage.__module__ = "ctxalloc"
 
 
-def resident_bytes(pid: int | str = "self") -> int:
-    """The resident memory of a process. OSError: there is none of that number."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def coverage() -> Coverage:
     """How much of this process's memory is in handlers, and how much is not.
 
@@ -55,7 +47,7 @@ def coverage() -> Coverage:
     takes a while in a large program.
     """
     in_use, warm = _native._pools()  # noqa: SLF001 - made for this
-    resident = resident_bytes()
+    resident = _native._resident_bytes()  # noqa: SLF001
     unseen = max(0, resident - in_use - warm)
     arrays = buffers = other = None
     if tracemalloc.is_tracing():

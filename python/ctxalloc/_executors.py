@@ -1,7 +1,7 @@
 """The caller's context in threads: ``ThreadPoolExecutor``, ``wrap``.
 
 ``asyncio.to_thread`` carries the context; ``Executor.submit``, ``loop.run_in_executor`` and ``threading.Thread`` do not
-(before CPython 3.14). What runs there is then in no request. Neighbour: ``_serving.detached``, which is the way out.
+(by default). What runs there is then in no request. Neighbour: ``_serving.detached``, which is the way out.
 """
 
 import concurrent.futures
@@ -52,7 +52,9 @@ class ThreadPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
         """As its base's, in a copy of the caller's context."""
-        return super().submit(functools.partial(contextvars.copy_context().run, fn, *args, **kwargs))
+        call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
+        # A thread that this starts lives on: with thread_inherit_context (CPython 3.14) it would hold this request.
+        return contextvars.Context().run(super().submit, call)
 
 
 def wrap(function: Callable[_P, _T], /) -> Callable[_P, _T]:

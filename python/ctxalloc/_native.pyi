@@ -1,10 +1,11 @@
 """Types of the native module, which stubtest compares with it (`make types`). The docs are in `src/python`."""
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from contextvars import ContextVar
 from traceback import StackSummary
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypeVar, final
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 from typing_extensions import disjoint_base
@@ -15,9 +16,12 @@ __all__ = [
     "Budget",
     "DlpackOwner",
     "Escaped",
+    "Exchange",
+    "Exchanges",
     "Handler",
     "Request",
     "RequestMetrics",
+    "RouteTable",
     "Scope",
     "Stats",
     "Strategy",
@@ -35,6 +39,7 @@ __all__ = [
     "_present_requests",
     "_profile_begin",
     "_profile_end",
+    "_resident_bytes",
     "_stats",
     "_table_3",
     "adopt",
@@ -159,7 +164,6 @@ class Request:
     def __call__(self, function: _Function, /) -> _Function: ...
     def _again(self, *, root: bool | None = None, name: str | None = None, budget: Budget | None = None) -> Self: ...
     def _serve(self, root: bool, name: str | None, budget: Budget | None, /) -> Self: ...
-    def _leave(self) -> None: ...
     def _close(self) -> None: ...
     @property
     def _wanted_budget(self) -> Budget | None: ...
@@ -169,6 +173,67 @@ class Request:
     def _end(self, error: BaseException | None, /) -> None: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class RouteTable:
+    def __new__(
+        cls,
+        exact: Sequence[tuple[str, tuple[Any, ...]]],
+        patterns: Sequence[tuple[str | None, Sequence[str], Sequence[bool], tuple[Any, ...]]],
+        default: tuple[Any, ...],
+        *,
+        has_methods: bool,
+    ) -> Self: ...
+    def find(self, scope: MutableMapping[str, Any], method: str, path: str, /) -> tuple[Any, ...]: ...
+
+_Kind = TypeVar("_Kind", bound=Exchange)
+
+@final
+class Exchanges(Generic[_Kind]):
+    def __new__(
+        cls, kind: type[_Kind], service: Any, serving: ContextVar[Any], *, answers: bool, ends_with_response: bool
+    ) -> Self: ...
+    def begin(self, scope: MutableMapping[str, Any], send: Callable[[Any], Awaitable[None]], /) -> _Kind | None: ...
+    def around(
+        self,
+        scope: MutableMapping[str, Any],
+        send: Callable[[Any], Awaitable[None]],
+        route: str | None,
+        request: Request,
+        base: Handler,
+        /,
+    ) -> _Kind: ...
+
+@disjoint_base
+class Exchange:
+    scope: MutableMapping[str, Any] | None
+    route: str | None
+    request: Request | None
+    service: Any
+    base: Any
+    tenant: Budget | None
+    status: int | None
+    replaced: Any
+    is_disconnected: bool
+    started: bool
+    is_whole: bool
+    _refusal: Any
+    @property
+    def inner(self) -> dict[str, Any] | None: ...
+    @property
+    def _answers(self) -> bool: ...
+    @property
+    def _to_server(self) -> Callable[[Any], Awaitable[None]] | None: ...
+    def __new__(cls) -> Self: ...
+    def call(
+        self, app: Callable[..., Awaitable[None]], receive: Callable[[], Awaitable[Any]], /
+    ) -> Awaitable[None]: ...
+    def send(self, message: MutableMapping[str, Any], /) -> Awaitable[None]: ...
+    def leave(self) -> None: ...
+    def finish(self) -> bool: ...
+    def forget(self) -> None: ...
+    def close(self) -> None: ...
+    def _sent_whole(self) -> None: ...
 
 @final
 class RequestMetrics:
@@ -274,7 +339,7 @@ class UsmQueue:
     def kind_of(self, address: int) -> str: ...
     def shares_memory_with(self, other: UsmQueue) -> bool: ...
     def reaches(self, address: int) -> bool: ...
-    def told(self, address: int) -> tuple[str, int | None] | None: ...
+    def locate(self, address: int) -> tuple[str, int | None] | None: ...
     def register(self, name: str, kind: str) -> Handler: ...
     def wait(self) -> None: ...
     def copy(self, to: int, from_: int, size_bytes: int) -> None: ...
@@ -326,6 +391,7 @@ def _metrics() -> tuple[
     list[tuple[str, int, int, int, int, int, int, int, _Histogram, _Histogram]], list[tuple[int, int, int, int, int]]
 ]: ...
 def _pools() -> tuple[int, int]: ...
+def _resident_bytes() -> int: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None]
 ]: ...

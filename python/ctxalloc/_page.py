@@ -1,8 +1,10 @@
 """The live page: ``ctxalloc.asgi.debug_app()``. One HTML file with nothing from elsewhere, and its numbers as JSON."""
 
 import hmac
+import ipaddress
 import json
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib import resources
@@ -12,7 +14,11 @@ from urllib.parse import parse_qs
 from ctxalloc import metrics, tracking
 from ctxalloc._coverage import coverage
 
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+_FORWARDED: Final = frozenset(
+    b"forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-forwarded-server x-real-ip x-client-ip "
+    b"x-original-forwarded-for true-client-ip cf-connecting-ip".split()
+)
+"""What proxies say of themselves. One that says nothing looks like a client of its own machine."""
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -61,6 +67,21 @@ def numbers() -> dict[str, Any]:
     }
 
 
+_HOST: Final = re.compile(r"^\[?([^\[\]]*?)\]?(?::\d*)?$")
+
+
+def _is_here(name: str) -> bool:
+    """Whether an address, or the name in a URL, is this machine's own."""
+    if name.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # of a socket that takes both
+    return (mapped or address).is_loopback
+
+
 def _shown(one: metrics.Present) -> dict[str, Any]:
     return {name: value for name, value in one._asdict().items() if name != "escapes"}
 
@@ -99,17 +120,23 @@ class DebugApp:
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> str | None:
         """Why it is not shown to this client; None: it is."""
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        headers = [(name.lower(), value) for name, value in scope.get("headers", ())]
         if self._token is not None:
-            given = headers.get(b"authorization", "").removeprefix("Bearer ")
-            given = given or parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
-            is_right = hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+            words = next((value for name, value in headers if name == b"authorization"), b"").split(b" ", 1)
+            if words[0].lower() == b"bearer":
+                given = words[-1]
+            else:
+                query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+                given = query.get("token", [""])[0].encode("utf-8", "replace")
+            is_right = hmac.compare_digest(given, self._token.encode())
             return None if is_right else "ctxalloc: give the token of debug_app(token=...), as ?token= or as a Bearer\n"
         client = scope.get("client")
-        host = headers.get(b"host", "localhost")
-        name = host[: host.rfind("]") + 1].strip("[]") if host.startswith("[") else host.partition(":")[0]
-        is_forwarded = any(header in headers for header in (b"x-forwarded-for", b"forwarded", b"x-real-ip"))
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         # A proxy on this machine is a local client too, and so is a page of another site whose name leads here.
-        if (client is None or client[0] in _LOOPBACK) and name in _LOOPBACK and not is_forwarded:
+        if (
+            (client is None or _is_here(client[0]))
+            and all(_is_here(_HOST.sub(r"\1", host)) for host in hosts)
+            and not any(name in _FORWARDED for name, _ in headers)
+        ):
             return None
         return "ctxalloc: this page is for this machine only; for others give it a token: debug_app(token=...)\n"

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 
 from ctxalloc._native import Request, request, set_handler
-from ctxalloc._tasks import Terms
+from ctxalloc._terms import Terms
 
 __all__ = ["process_initializer"]
 
@@ -19,7 +19,7 @@ _KEPT: list[Request] = []
 def process_initializer(
     *, limit_bytes: int | None = None, handler: str | None = None, strict: bool = False, name: str = "process"
 ) -> Callable[[], None]:
-    """An ``initializer=`` for processes that run tasks: all that a process makes is in one request, or in a handler.
+    """An ``initializer=`` for processes that run tasks: what a process makes is in one request, or in a handler.
 
     ::
 
@@ -30,9 +30,17 @@ def process_initializer(
     tasks made it; what does not fit is a MemoryError in the task, and the process goes on. ``strict``, ``name``: as in
     ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler.
 
-    TypeError, ValueError: an argument is not possible.
+    What the main thread's tasks make, that is, and threads that carry its context; a ``threading.Thread`` of a task
+    carries none, and has neither limit nor handler, unless its target is ``ctxalloc.wrap(...)``.
+
+    TypeError, ValueError: an argument is not possible. Whether a process has the handler is only known in there.
     """
-    return functools.partial(_begin, Terms(limit_bytes, handler, strict).checked("process_initializer"), name)
+    terms = Terms(limit_bytes, handler, strict).checked("process_initializer")
+    try:
+        request(name=name)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"process_initializer(name={name!r}): {error}") from None
+    return functools.partial(_begin, terms, name)
 
 
 process_initializer.__module__ = "ctxalloc"

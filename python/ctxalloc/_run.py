@@ -1,23 +1,21 @@
 """Runs somebody's program under a handler and a limit, and reports what its arrays took."""
 
+import atexit
 import contextlib
-import importlib.util
 import os
 import resource
-import runpy
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, TextIO
 
-from ctxalloc import _native, metrics, strategies
+from ctxalloc import _native, _program, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._profile import Profile, profiled
+from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_text, table
 
 STRATEGIES: Final[dict[str, Any]] = {
@@ -31,44 +29,6 @@ STRATEGIES: Final[dict[str, Any]] = {
     "tracked": strategies.Tracked,
 }
 """What a request with a limit is given where a handler is asked for."""
-
-
-class UsageError(Exception):
-    """The program cannot be run as asked."""
-
-
-class Program(NamedTuple):
-    """What to run."""
-
-    name: str
-    is_module: bool
-    arguments: list[str]
-
-    def check(self) -> None:
-        """UsageError: there is no such program."""
-        if not self.is_module:
-            if not Path(self.name).exists():
-                raise UsageError(f"there is no script {self.name!r} in {Path.cwd()}; for a module write -m {self.name}")
-            return
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            found = importlib.util.find_spec(self.name)
-        except (ImportError, ValueError):
-            found = None
-        finally:
-            del sys.path[0]
-        if found is None:
-            raise UsageError(f"there is no module {self.name!r}; install it, or give the path of a script")
-
-    def execute(self) -> dict[str, Any]:
-        """As ``python`` runs it; its names at its end."""
-        sys.argv[:] = [self.name, *self.arguments]
-        if self.is_module:
-            sys.path.insert(0, str(Path.cwd()))
-            return runpy.run_module(self.name, run_name="__main__", alter_sys=True)
-        if Path(self.name).is_file():
-            sys.path.insert(0, str(Path(self.name).resolve().parent))
-        return runpy.run_path(self.name, run_name="__main__")
 
 
 def check_handler(name: str) -> None:
@@ -86,24 +46,21 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
         check_handler(handler)
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
-    begun = _Begun()
-    profile: Profile | None = None
-    with contextlib.ExitStack() as stack:
-        request: _native.Request | None = None
-        if limit is not None:
-            strategy = STRATEGIES[handler or "default_allocator"]()
-            request = _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True)
-            stack.enter_context(_carried())
-        elif handler is not None:
-            stack.enter_context(_native.use(handler))
-            stack.enter_context(_carried())
-        if report is not None:
-            profile = stack.enter_context(profiled())
-        names: dict[str, Any] = {}
-        status = _status_of(program, request, names)
-    if report is not None and profile is not None:
-        _print(program, handler, limit, profile, begun, report)
-    return status
+    request: _native.Request | None = None
+    if limit is not None:
+        strategy = STRATEGIES[handler or "default_allocator"]()
+        request = _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True)
+        _carry()
+    elif handler is not None:
+        _native.set_handler(handler)
+        _carry()
+    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report)
+    try:
+        return _status_of(program, request)
+    except UsageError:
+        if withdraw is not None:
+            withdraw()
+        raise
 
 
 class _Begun:
@@ -112,49 +69,98 @@ class _Begun:
         self.usage = resource.getrusage(resource.RUSAGE_SELF)
 
 
-def _status_of(program: Program, request: _native.Request | None, names: dict[str, Any]) -> int:
-    """What the interpreter would exit with. ``names`` gets what the program leaves, which is alive at its end."""
+def _report_at_the_end(program: Program, handler: str | None, limit: int | None, out: TextIO) -> Callable[[], None]:
+    """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
+
+    What it returns takes that back.
+    """
+    begun, own = _Begun(), os.getpid()
+    profiling = contextlib.ExitStack()
+    profile = profiling.enter_context(profiled())
+
+    def report() -> None:
+        if os.getpid() != own or out.closed:  # a child of fork that ends as a program does; nowhere to write to
+            return
+        profiling.close()
+        with contextlib.suppress(OSError):  # nobody reads on
+            _print(program, handler, limit, profile, begun, out)
+
+    atexit.register(report)
+    return lambda: atexit.unregister(report)
+
+
+def _status_of(program: Program, request: _native.Request | None) -> int:
+    """What the interpreter would exit with. KeyboardInterrupt, already printed: it was interrupted."""
     try:
         with request or contextlib.nullcontext():
-            names.update(program.execute())
+            program.execute()
+    except UsageError:
+        raise
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
-    except BaseException as error:  # noqa: BLE001 - it is the program's, and ends here
+    except BaseException as error:  # the program's: it ends here
         if isinstance(error, BudgetExceeded) and error.__cause__ is not None:
             # It was raised here, from the program's MemoryError.
             error.__cause__.with_traceback(_of_the_program(error.__cause__.__traceback__))
             error.with_traceback(None)
-        traceback.print_exception(type(error), error, _of_the_program(error.__traceback__))
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        else:
+            error.with_traceback(_of_the_program(error.__traceback__))
+        _tell(error)
+        if isinstance(error, KeyboardInterrupt):
+            # The interpreter ends by the signal itself if this is what ends it, as shells want to know. Whether a
+            # subclass does so too is the interpreter's to say: 3.14 says yes, those before it no.
+            sys.excepthook = lambda *_: None
+            raise
+        return 1
     return 0
 
 
+def _tell(error: BaseException) -> None:
+    """By the program's own hook, as the interpreter does."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as worse:  # noqa: BLE001 - the hook's
+        print("Error in sys.excepthook:", file=sys.stderr)
+        worse.__context__ = None
+        sys.__excepthook__(type(worse), worse, worse.with_traceback(_of_the_program(worse.__traceback__)).__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """Without the frames of this file and of runpy."""
-    here = {__file__, runpy.__file__, "<frozen runpy>"}
+    """Without the frames that ran it."""
     rest = trace
-    while rest is not None and rest.tb_frame.f_code.co_filename in here:
+    while rest is not None and rest.tb_frame.f_code.co_filename in _OWN_FILES:
         rest = rest.tb_next
-    return rest or trace
+    return rest
 
 
-@contextlib.contextmanager
-def _carried() -> Iterator[None]:
+_OWN_FILES: Final = frozenset({__file__, _program.__file__})
+
+
+def _carry() -> None:
     """Threads that the program starts have their starter's selection: else they would begin with NumPy's default."""
     start = threading.Thread.start
 
     def start_carrying(thread: threading.Thread) -> None:
-        thread.run = wrap(thread.run)  # type: ignore[method-assign] # as Thread(target=wrap(..)) would
+        own, run = thread.__dict__.get("run"), wrap(thread.run)
+
+        def run_once() -> None:
+            # Else the thread would refer to itself, and live until the next collection.
+            del thread.__dict__["run"]
+            if own is not None:
+                thread.__dict__["run"] = own
+            run()
+
+        thread.run = run_once  # type: ignore[method-assign] # as Thread(target=wrap(..)) would
         start(thread)
 
     threading.Thread.start = start_carrying  # type: ignore[method-assign, assignment] # its name differs
-    try:
-        yield
-    finally:
-        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 def _print(  # noqa: PLR0917 - one call

@@ -1,9 +1,9 @@
 """What the middlewares share: the terms that a request of a server gets, its beginning and its one end.
 
-``Service`` has the options, ``Serving`` is one request that is being served. The Context carries the Serving beside the
-selection, which stays NumPy's own ContextVar: it says who selected, not what. Neighbours: ``asgi``, ``wsgi`` and
-``django`` drive it; ``problems`` makes answers; ``docs/decisions/0020-services-end-at-the-last-message.md`` has the
-reasons.
+``Service`` has the options, ``Serving`` is one request that is being served. The selection stays in NumPy's own
+ContextVar; beside it, the Context carries the Serving, which says who selected, not what. Neighbours: ``asgi``,
+``wsgi`` and ``django`` drive it; ``problems`` makes answers;
+``docs/decisions/0020-services-end-at-the-last-message.md`` has the reasons.
 """
 
 import atexit
@@ -17,10 +17,23 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._errors import BudgetExceeded, RequestEnded
-from ctxalloc._native import Budget, Escaped, Handler, Request, Stats, Token, current, request, reset, set_handler, use
+from ctxalloc._native import (
+    Budget,
+    Escaped,
+    Handler,
+    Request,
+    RouteTable,
+    Stats,
+    Token,
+    current,
+    request,
+    reset,
+    set_handler,
+    use,
+)
 
 Scope: TypeAlias = MutableMapping[str, Any]
 """An ASGI scope or a WSGI environment."""
@@ -29,7 +42,7 @@ Terms: TypeAlias = Request | Handler | str | None
 """What a request of the server gets: a request of ours on these terms, a handler only, or nothing."""
 
 Choice: TypeAlias = Terms | Callable[[Scope], Terms]
-"""Terms, or who chooses them for a scope."""
+"""Terms, or a function that chooses them for a scope."""
 
 Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
@@ -55,13 +68,13 @@ class Report(NamedTuple):
     """How a request of the server ended, for ``on_end``."""
 
     route: str | None
-    """The pattern of ``routes`` that was its own, never the raw path; None where none was."""
+    """The pattern of ``routes`` that matched, never the raw path; None where none did."""
     outcome: Outcome
     """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception. ``cancelled``:
     its task was. ``disconnected``: the client went away first. ``unfinished``: the application returned without a whole
     answer."""
     status: int | None
-    """The status of the answer; None where none was begun."""
+    """The status of the answer; None where no answer was begun."""
     seconds: float
     """From the beginning to the end of the account."""
     stats: Stats
@@ -74,18 +87,19 @@ class Report(NamedTuple):
 
 OnEnd: TypeAlias = Callable[[Scope, Report], object]
 
-_S = TypeVar("_S", bound="Serving")
+_E = TypeVar("_E", bound="Served")
 
-_SERVING: ContextVar["Serving | None"] = ContextVar("ctxalloc.serving", default=None)
+SERVING: ContextVar["Served | None"] = ContextVar("ctxalloc.serving", default=None)
+"""Whose request the running Context serves."""
 
 
 class _Found(NamedTuple):
-    """A route, and what it has."""
+    """A route, and what its requests get."""
 
     route: str | None
     choice: "Choice"
     terms: Request | None
-    """The choice, if it is terms, as most are: they need not be asked for."""
+    """The choice, if it is a ``ctxalloc.request(...)``, as most are."""
     has_budget: bool
     """Whether these terms name a budget."""
 
@@ -97,51 +111,21 @@ def _found(route: str | None, choice: "Choice", where: str) -> _Found:
     return _Found(route, choice, None, has_budget=False)
 
 
-class Routes:
-    """Patterns of paths, and what each has."""
-
-    def __init__(self, routes: Mapping[str, Choice], default: Choice) -> None:
-        self._exact: dict[str, _Found] = {}
-        self._patterns: dict[str | None, list[tuple[Callable[[str], object], _Found]]] = {}
-        self._has_methods = False
-        self._default = _found(None, default, "default")
-        for route, choice in routes.items():
-            method, path = _pattern(route)
-            self._has_methods |= method is not None
-            found = _found(route, choice, route)
-            if "{" in path:
-                matches = re.compile(_expression(path, route), re.DOTALL).fullmatch
-                self._patterns.setdefault(method, []).append((matches, found))
-            else:
-                self._exact[route] = found
-
-    def without_more(self) -> dict[str, _Found]:
-        """The routes that are found by their path alone."""
-        return {} if self._has_methods else self._exact
-
-    def find(self, scope: Scope, method: str, path: str) -> _Found:
-        """The route of a path: one without parameters before one with, one with the method before one without.
-
-        ``method`` is the key under which the scope has it. What frameworks serve alike is found alike, else there would
-        be a way around a route's limit: HEAD as GET; and a path with a line break at its end as one without, since
-        Starlette's patterns end with ``$``.
-        """
-        path = path.removesuffix("\n")
-        methods: tuple[str | None, ...] = (None,)
-        if self._has_methods:
-            asked = scope.get(method)
-            methods = ("HEAD", "GET", None) if asked == "HEAD" else (asked, None)
-            for one in methods:
-                found = self._exact.get(path if one is None else f"{one} {path}")
-                if found is not None:
-                    return found
-        elif (found := self._exact.get(path)) is not None:
-            return found
-        for one in methods:
-            for matches, found in self._patterns.get(one, ()):
-                if matches(path):
-                    return found
-        return self._default
+def _table(routes: Mapping[str, Choice], default: Choice) -> RouteTable:
+    """Patterns of paths, and what the requests of each get. ValueError, TypeError: one of them is not valid."""
+    exact: list[tuple[str, _Found]] = []
+    patterns: list[tuple[str | None, list[str], list[bool], _Found]] = []
+    otherwise = _found(None, default, "default")
+    has_methods = False
+    for route, choice in routes.items():
+        method, path = _pattern(route)
+        has_methods |= method is not None
+        found = _found(route, choice, route)
+        if "{" in path:
+            patterns.append((method, *_parts(path, route), found))
+        else:
+            exact.append((route, found))
+    return RouteTable(exact, patterns, otherwise, has_methods=has_methods)
 
 
 def _pattern(route: str) -> tuple[str | None, str]:
@@ -153,13 +137,13 @@ def _pattern(route: str) -> tuple[str | None, str]:
     return method or None, path
 
 
-def _expression(path: str, route: str) -> str:
+def _parts(path: str, route: str) -> tuple[list[str], list[bool]]:
+    """The texts around a path's parameters, and for each parameter whether it takes slashes."""
     parts = re.split(r"\{(\w+(?::\w+)?)\}", path)
     texts, names = parts[::2], parts[1::2]
     if any("{" in text or "}" in text for text in texts):
         raise ValueError(f"routes: {route!r} has a brace too many; a parameter is '{{name}}' or '{{name:path}}'")
-    expressions = [".*" if name.endswith(":path") else "[^/]+" for name in names]
-    return "".join(re.escape(text) + expression for text, expression in zip(texts, [*expressions, ""], strict=True))
+    return texts, [name.endswith(":path") for name in names]
 
 
 def _plain(function: Any, where: str) -> None:
@@ -201,21 +185,27 @@ class Service:
             raise ValueError(f"retry_after_seconds={retry_after_seconds!r}: give 0 or more")
         if peak_header is not None and not _HEADER.fullmatch(peak_header):
             raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
-        self.routes = Routes(routes or {}, default)
-        self.exact = self.routes.without_more()
+        self.routes = _table(routes or {}, default)
         self.tenant = tenant
         self.on_end = on_end
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
 
-    def begin(self, scope: Scope, method: str, path: str, kind: "type[_S]", *, selects: bool = False) -> "_S | None":
-        """Begin to serve a request, as a Serving of that kind; None where there is nothing to do for it.
+    def begin(
+        self,
+        scope: Scope,
+        method: str,
+        path: str,
+        around: "Callable[[str | None, Request, Handler], _E] | None" = None,
+    ) -> "Serving | _E | None":
+        """Begin to serve a request; None where there is nothing to do for it.
 
-        ``method``: the key under which the scope has the method. ``selects``: what has an account is selected, until
-        ``request._leave()``; else ``Serving.select`` does it.
+        ``method``: the key under which the scope has the method. ``around``: makes the record of a request that has an
+        account. Its handler is selected then, until the record leaves the request. Where ``around`` is not used the
+        record is a Serving, and ``Serving.select`` selects the handler.
         """
-        route, choice, asked, has_budget = self.exact.get(path) or self.routes.find(scope, method, path)
-        here = _SERVING.get()
+        route, choice, asked, has_budget = self.routes.find(scope, method, path)
+        here = SERVING.get()
         if here is None:
             base, is_inside = current(), False
         else:
@@ -229,96 +219,65 @@ class Service:
             if not isinstance(terms, Request):
                 if not isinstance(terms, (Handler, str)):
                     raise TypeError(f"route {route!r}: {terms!r} is no choice; {_CHOICES}")
-                serving = kind(self, scope, route, None, base)
+                serving = Serving(self, scope, route, None, base)
                 serving.handler = terms
                 return serving
             asked, has_budget = terms, terms._wanted_budget is not None  # noqa: SLF001 - made for this
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
-            if tenant is not None and not isinstance(tenant, Budget):
-                raise TypeError(f"route {route!r}: {tenant!r} is no budget; `tenant` gives a ctxalloc.Budget, or None")
-            if tenant is not None and has_budget:
-                raise ValueError(
-                    f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
-                    "terms' out, or make it the parent of the tenants'"
-                )
-        if selects:
-            serving = kind(self, scope, route, asked._serve(not is_inside, route, tenant), base)  # noqa: SLF001
+            if tenant is not None:
+                self.check_tenant(route, tenant, has_budget)
+        served: Serving | _E
+        if around is not None:
+            served = around(route, asked._serve(not is_inside, route, tenant), base)  # noqa: SLF001 - made for this
         else:
             begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
             handler = begun._begin()  # noqa: SLF001
-            serving = kind(self, scope, route, begun, base)
+            served = serving = Serving(self, scope, route, begun, base)
             serving.handler = handler
         if tenant is None and is_inside and here is not None:
             tenant = here.tenant  # which it is charged to as well, by the request around it
         if tenant is not None:
-            serving.tenant = tenant
-        return serving
+            served.tenant = tenant
+        return served
+
+    def check_tenant(self, route: str | None, tenant: object, has_budget: bool) -> None:  # noqa: FBT001 - called from Rust
+        """TypeError, ValueError: what ``tenant`` returned is no budget, or the terms name one."""
+        if not isinstance(tenant, Budget):
+            raise TypeError(f"route {route!r}: {tenant!r} is no budget; `tenant` gives a ctxalloc.Budget, or None")
+        if has_budget:
+            raise ValueError(
+                f"route {route!r}: its terms name a budget and so does `tenant`; a request has one: leave the "
+                "terms' out, or make it the parent of the tenants'"
+            )
 
 
-class Serving:
-    """One request of a server, from its beginning to its end."""
+class Served:
+    """One request of a server, from its beginning to its end: what all kinds of records of it have in common."""
 
-    # Slots, all of them filled at once: it is made on the way of every request, and the defaults of a class are found
-    # more slowly.
-    __slots__ = (
-        "_began",
-        "_refusal",
-        "base",
-        "handler",
-        "is_disconnected",
-        "is_whole",
-        "replaced",
-        "request",
-        "route",
-        "scope",
-        "service",
-        "started",
-        "status",
-        "tenant",
-    )
+    if not TYPE_CHECKING:  # the records have slots for what is named here, or have it in Rust
+        __slots__ = ()
 
-    def __init__(self, service: Service, scope: Scope, route: str | None, begun: Request | None, base: Handler) -> None:
-        self.service = service
-        self.scope: Scope | None = scope
-        self.route = route
-        self.request = begun
-        self.base = base
-        self.handler: Handler | str | None = None
-        """What ``select`` selects."""
-        self.tenant: Budget | None = None
-        """Whose it is; perhaps by the request around it."""
-        self.status: int | None = None
-        """The status of the answer, once it is begun."""
-        self.is_disconnected = False
-        """The client has gone, and somebody heard of it."""
-        self.started = False
-        """Headers were sent, or a WebSocket accepted."""
-        self.is_whole = False
-        """The last body message was sent, or the WebSocket closed."""
-        self.replaced: BudgetExceeded | None = None
-        """The refusal that is answered in place of the 500 of a framework inside."""
-        self._refusal: BudgetExceeded | None = None
-        if service.on_end is not None and begun is not None:
-            self._began = time.perf_counter()
-            _UNTOLD.add(self)
+    service: Service
+    scope: Scope | None
+    route: str | None
+    request: Request | None
+    base: Handler
+    """What is selected around the server."""
+    tenant: Budget | None
+    """The budget of its tenant; perhaps that of the request around it."""
+    status: int | None
+    """The status of the answer, once it is begun."""
+    is_disconnected: bool
+    """The client has gone, and ``receive`` or ``send`` has shown it."""
+    _began: float
+    _refusal: BudgetExceeded | None
 
-    def select(self) -> tuple[Token, ContextToken["Serving | None"]]:
-        """Select its handler in the running Context, until ``deselect``."""
-        mark = _SERVING.set(self)
-        try:
-            return set_handler(self.handler), mark
-        except BaseException:
-            _SERVING.reset(mark)
-            raise
-
-    @staticmethod
-    def deselect(selected: tuple[Token, ContextToken["Serving | None"]]) -> None:
-        """Undo it. ValueError: in another Context, of which nothing is changed."""
-        token, mark = selected
-        reset(token)
-        _SERVING.reset(mark)
+    def _expect_telling(self) -> None:
+        """``on_end`` has to be called for it."""
+        self._began = time.perf_counter()
+        _UNTOLD.add(self)
 
     def close(self) -> None:
         """End the request, if it has not ended."""
@@ -326,7 +285,7 @@ class Serving:
             self.request._close()  # noqa: SLF001 - made for this
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
-        """End the request and tell of it, if nobody has."""
+        """End the request and call ``on_end``, unless that was done."""
         if self.request is not None:
             self.request._close()  # noqa: SLF001 - as above
             if self.service.on_end is not None:
@@ -381,18 +340,67 @@ class Serving:
             return None
         return self._refusal
 
+
+class Serving(Served):
+    """The record of a request whose handler is selected in steps, or of a handler without an account."""
+
+    __slots__ = (
+        "_began",
+        "_refusal",
+        "base",
+        "handler",
+        "is_disconnected",
+        "request",
+        "route",
+        "scope",
+        "service",
+        "status",
+        "tenant",
+    )
+
+    def __init__(self, service: Service, scope: Scope, route: str | None, begun: Request | None, base: Handler) -> None:
+        self.service = service
+        self.scope = scope
+        self.route = route
+        self.request = begun
+        self.base = base
+        self.handler: Handler | str | None = None
+        """What ``select`` selects."""
+        self.tenant = None
+        self.status = None
+        self.is_disconnected = False
+        self._refusal = None
+        if service.on_end is not None and begun is not None:
+            self._expect_telling()
+
+    def select(self) -> tuple[Token, ContextToken["Served | None"]]:
+        """Select its handler in the running Context, until ``deselect``."""
+        mark = SERVING.set(self)
+        try:
+            return set_handler(self.handler), mark
+        except BaseException:
+            SERVING.reset(mark)
+            raise
+
+    @staticmethod
+    def deselect(selected: tuple[Token, ContextToken["Served | None"]]) -> None:
+        """Undo it. ValueError: in another Context, of which nothing is changed."""
+        token, mark = selected
+        reset(token)
+        SERVING.reset(mark)
+
     def forget(self) -> None:
         """Let go of the scope and of the refusal, whose traceback holds arrays and may hold this."""
         self.scope = None
         self._refusal = None
 
 
-_UNTOLD: Final[set[Serving]] = set()
-"""Those whose `on_end` has to be told. Whoever removes one tells it: `remove` has one winner, in whatever thread."""
+_UNTOLD: Final[set[Served]] = set()
+"""Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread."""
 
 
 def _tell_at_exit() -> None:
-    """What a program leaves behind at its exit: a loop in a thread, a task that nothing frees."""
+    """End what a program leaves behind at its exit: in a loop in a thread, in a task that nothing frees."""
     for untold in list(_UNTOLD):
         untold.end("cancelled")
 
@@ -429,22 +437,16 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-mark: Final = _SERVING.set
-"""Says in the running Context whose request it serves, until ``unmark``."""
-
-unmark: Final = _SERVING.reset
-
-
-def serving() -> Serving | None:
+def serving() -> Served | None:
     """The request of a server that the running Context serves."""
-    return _SERVING.get()
+    return SERVING.get()
 
 
 def refusal(error: BaseException) -> BudgetExceeded | None:
     """See ``problems.refusal``."""
     if isinstance(error, BudgetExceeded):
         return error
-    here = _SERVING.get()
+    here = SERVING.get()
     return None if here is None else here.refusal_of(error)
 
 
@@ -452,16 +454,16 @@ def refusal(error: BaseException) -> BudgetExceeded | None:
 def detached() -> Iterator[None]:
     """Opts out of the request: what is started inside of the block belongs to no request.
 
-    In a request of a middleware that is the selection around the server; else NumPy's default handler. For work that
-    outlives the request and is not its own: a cache that is filled, a task that runs for ever::
+    It selects what was selected around the server; outside of a middleware, NumPy's default handler. It is for work
+    that outlives the request and is not part of it: a cache that is filled, a task that runs for ever::
 
         with ctxalloc.detached():
             asyncio.create_task(refresh_for_ever())
     """
-    here = _SERVING.get()
-    mark = _SERVING.set(None)
+    here = SERVING.get()
+    mark = SERVING.set(None)
     try:
         with use(None if here is None else here.base):
             yield
     finally:
-        _SERVING.reset(mark)
+        SERVING.reset(mark)

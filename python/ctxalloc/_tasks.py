@@ -1,72 +1,30 @@
-"""What the adapters to clusters share: the terms of a task's request, its refusal with the task's name, the sums.
+"""What the adapters to clusters share: the terms of a task's request, its refusal with the task's name, sums.
 
-``Terms`` say what a task gets, ``Choice`` is terms made ready for the tasks of one prefix. Many processes count by name
-in Rust; ``Summary`` is their counters together. Neighbours: ``dask`` and ``ray``; the reasons are in
-``docs/decisions/0026-a-task-enters-its-request-in-its-worker.md``.
+``Terms`` (``_terms``) say what a task gets, ``Choice`` is terms made ready for the tasks of one prefix. Each process
+counts by name, in Rust; ``Summary`` adds the counters of all up. Used by ``dask``, ``ray`` and ``celery``; the reasons
+are in ``docs/decisions/0026-a-task-enters-its-request-in-its-worker.md``.
 """
 
 import functools
 import html
 import io
+import math
+import os
+import socket
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ctxalloc import metrics
+from ctxalloc._coverage import coverage
 from ctxalloc._errors import BudgetExceeded, TaskBudgetExceeded
 from ctxalloc._native import Budget, Handler, Request, Scope, handler, request, use
+from ctxalloc._terms import Terms
 from ctxalloc._text import size_text, table
 from ctxalloc._units import MiB
 
 _HEADS: Final = ("prefix", "ended", "refused", "largest peak", "95 % within", "allocated", "left alive")
-
-TermsOf: TypeAlias = Mapping[str, Any] | None
-"""Terms as users write them: ``{"limit_bytes": n}``; None for none."""
-
-
-class Terms(NamedTuple):
-    """What a task gets."""
-
-    limit_bytes: int | None = None
-    """The limit of its request."""
-    handler: str | None = None
-    """Instead of a request: the name of the handler that its arrays live in."""
-    strict: bool = False
-    """Whether its request has no overdraft."""
-
-    def changed(self, changes: TermsOf, where: str) -> "Terms | None":
-        """These, but for what ``changes`` says. None: no request. TypeError, ValueError: they are no terms."""
-        if changes is None:
-            return None
-        if not isinstance(changes, Mapping):
-            raise TypeError(f"{where}: {changes!r} are no terms; give a dict like {{'limit_bytes': n}}, or None")
-        unknown = sorted(str(key) for key in set(changes) - set(self._fields))
-        if unknown:
-            raise TypeError(f"{where}: {unknown} are no terms; there are {list(self._fields)}")
-        # One of the two stands for the other.
-        base = self
-        if changes.get("handler") is not None and "limit_bytes" not in changes:
-            base = base._replace(limit_bytes=None)
-        if changes.get("limit_bytes") is not None and "handler" not in changes:
-            base = base._replace(handler=None)
-        return base._replace(**changes).checked(where)
-
-    def checked(self, where: str) -> "Terms":
-        """These, if they are possible. TypeError, ValueError: they are not."""
-        if self.handler is not None:
-            if not isinstance(self.handler, str):
-                raise TypeError(f"{where}: handler={self.handler!r}: give the name of a handler")
-            if self.limit_bytes is not None or self.strict:
-                raise ValueError(
-                    f"{where}: handler={self.handler!r} selects a handler instead of a request, so there is nothing to "
-                    "limit; leave out limit_bytes and strict, or the handler"
-                )
-        try:
-            request(limit_bytes=self.limit_bytes, strict=self.strict)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
-        return self
 
 
 class Choice:
@@ -87,27 +45,39 @@ class Choice:
             self.block = template._again  # noqa: SLF001 - made for this
 
 
-def named(refused: BudgetExceeded, key: object, prefix: str) -> TaskBudgetExceeded:
-    """A refusal that names its task.
+def clear_frames(error: BaseException) -> None:
+    """Clear the frames of an error that has left its task, and of those that it came from.
 
-    The frames below are cleared: a worker keeps the error in a cycle with its own frame, and the arrays in the task's
-    frames would stay charged until the garbage collector finds it.
+    A worker keeps the error in a cycle with its own frame: the arrays in the task's frames would stay charged
+    until the garbage collector comes by, and other tasks would be refused because of them.
     """
-    cause = refused.__cause__
-    for one in (refused, cause):
-        if one is not None:
-            traceback.clear_frames(one.__traceback__)
+    errors, seen = [error], set[int]()
+    while errors:
+        one = errors.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)  # those that still run stay as they are
+        errors += [other for other in (one.__cause__, one.__context__) if other is not None]
+        if isinstance(one, BaseExceptionGroup):
+            errors += one.exceptions
+
+
+def named(refused: BudgetExceeded, key: object, prefix: str) -> TaskBudgetExceeded:
+    """A refusal that names its task. The task's frames are cleared."""
+    clear_frames(refused)
     if isinstance(refused, TaskBudgetExceeded):  # of another task, whose result this one asked for
         return refused
     error = TaskBudgetExceeded(
         refused.budget, refused.limit_bytes, refused.in_use_bytes, refused.requested_bytes, key, prefix
     )
+    error.held_bytes, error.budget_id, error.of_request = refused.held_bytes, refused.budget_id, refused.of_request
     # The cause does not go through pickle; its traceback does, and says where in the task it was.
-    return error.with_traceback((cause or refused).__traceback__)
+    return error.with_traceback((refused.__cause__ or refused).__traceback__)
 
 
 class NamedBlock:
-    """A block of a task whose function is wrapped: the same, and a refusal that leaves it names the task."""
+    """The block of a task whose function is wrapped. A refusal that leaves it names the task."""
 
     __slots__ = ("_block", "_key", "_prefix")
 
@@ -129,7 +99,7 @@ class NamedBlock:
         self._name(error)
 
     def _name(self, error: BaseException | None) -> None:
-        """Name a refusal that was one before: of a request inside of the task's."""
+        """Name a refusal that a request inside of the task's has raised."""
         if isinstance(error, BudgetExceeded) and not isinstance(error, TaskBudgetExceeded):
             raise named(error, self._key(), self._prefix) from error.__cause__
 
@@ -163,7 +133,7 @@ class BudgetNumbers(NamedTuple):
     in_use_bytes: int
     """What is charged to it: tasks that run, and results that are kept."""
     peak_bytes: int
-    """The most that was."""
+    """The largest ``in_use_bytes`` so far."""
     refused: int
     """How many charges it refused."""
 
@@ -183,6 +153,16 @@ class ProcessReport(NamedTuple):
     """The worker's budget; None where it has none."""
     series: dict[str, metrics.Series]
     """The counters of its ended requests by name, which is the task's prefix."""
+
+    @classmethod
+    def here(cls, budget: Budget | None) -> "ProcessReport":
+        """This process's. RuntimeError: ``CTXALLOC_METRICS_DIR`` cannot be used."""
+        seen = coverage()
+        numbers = None
+        if budget is not None:
+            numbers = BudgetNumbers(budget.limit_bytes, budget.in_use_bytes, budget.peak_bytes, budget.refused)
+        series = metrics.snapshot().series
+        return cls(socket.gethostname(), os.getpid(), seen.resident_bytes, seen.pools_warm_bytes, numbers, series)
 
 
 class Suggestion(NamedTuple):
@@ -216,9 +196,13 @@ class Summary:
     def suggest(self, *, headroom: float = 1.5) -> dict[str, Suggestion]:
         """For each prefix its largest peak times ``headroom``, rounded up to whole MiB, as a limit and as a resource.
 
-        Tasks that were refused did not reach their peak, so prefixes with refusals are left out. ValueError:
-        ``headroom`` is less than 1.
+        Tasks that were refused did not reach their peak, so prefixes with refusals are left out. TypeError,
+        ValueError: ``headroom`` is no number, or less than 1.
         """
+        if not isinstance(headroom, int | float):
+            raise TypeError(f"suggest(headroom={headroom!r}): give a number like 1.5")
+        if not math.isfinite(headroom):
+            raise ValueError(f"suggest(headroom={headroom!r}): no limit is that large; give a number like 1.5")
         if headroom < 1:
             raise ValueError(f"suggest(headroom={headroom!r}): a limit below the peaks would refuse; give 1 or more")
         found = {}

@@ -11,10 +11,13 @@ _UNITS.update({"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 1 << 10
 
 def size_of(text: str) -> int:
     """The bytes that a text such as ``2GiB``, ``80 MB`` or ``4096`` says. ValueError: it says none."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if found is None or found[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is no size; give bytes, or a number with a unit: 4096, 80MB, 2GiB")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = int(float(found[1]) * _UNITS[found[2].lower()])
+    if size >= 1 << 63:
+        raise ValueError(f"{text!r} is more than any memory; give less than {1 << 63} bytes")
+    return size
 
 
 def size_text(size: float) -> str:
@@ -26,6 +29,11 @@ def size_text(size: float) -> str:
     return f"{size:.3g} TiB"
 
 
+def _printable(text: str) -> str:
+    """The text with escapes for what a terminal would obey: names are a program's own."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 _LEFT: Final = ("where", "value")
 """Heads of columns that are text; the first column is too."""
 
@@ -34,6 +42,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: 
     """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text."""
     if not rows:
         return
+    title, rows = _printable(title), [[_printable(cell) for cell in row] for row in rows]
     if out.isatty() and importlib.util.find_spec("rich"):
         _rich_table(title, heads, rows, out)
         return
@@ -51,10 +60,14 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: 
 def _rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
     import rich.console  # noqa: PLC0415 - only where it is there
     import rich.table  # noqa: PLC0415
+    import rich.text  # noqa: PLC0415
 
-    made: Any = rich.table.Table(title=title, title_justify="left", box=None, pad_edge=False)
+    def plain(text: str) -> Any:
+        return rich.text.Text(text)  # names may have brackets, which are markup in a str
+
+    made: Any = rich.table.Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
     for column, head in enumerate(heads):
         made.add_column(head, justify="left" if column == 0 or head in _LEFT else "right", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(plain, row))
     rich.console.Console(file=out).print(made)

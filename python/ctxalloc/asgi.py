@@ -10,7 +10,8 @@
     )
 
 Pure ASGI: no dependency, nothing is buffered. Tasks that a request starts, ``asyncio.to_thread`` and Rust futures
-belong to it. Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; docs/services.md is the guide.
+belong to it. Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; ``src/python/exchange`` does
+what every request needs; docs/services.md is the guide.
 """
 
 import inspect
@@ -20,21 +21,20 @@ from typing import Any, Literal, TypeAlias
 
 from ctxalloc import problems
 from ctxalloc._errors import BudgetExceeded
-from ctxalloc._native import Budget
+from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
 from ctxalloc._serving import (
     ACCOUNT,
     KEY,
-    REQUEST_KEY,
+    SERVING,
     Choice,
     OnEnd,
     Report,
     Scope,
+    Served,
     Service,
     Serving,
     Step,
     Terms,
-    mark,
-    unmark,
 )
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
@@ -99,107 +99,123 @@ class AllocatorMiddleware:
             # ASGI wants names in lower case.
             peak_header=peak_header.lower() if isinstance(peak_header, str) else peak_header,
         )
+        self._exchanges = Exchanges(
+            _Exchange, self._service, SERVING, answers=answers, ends_with_response=self._ends_with_response
+        )
 
     async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
-        kind = scope["type"]
-        if kind not in ("http", "websocket"):
-            await self.app(scope, receive, send)
-            return
+        exchange: Any = self._exchanges.begin(scope, send)
+        if exchange is None:
+            serving = self._begun_otherwise(scope, send)
+            if serving is None:
+                await self.app(scope, receive, send)
+                return
+            if not isinstance(serving, _Exchange):
+                with Step(serving):
+                    await self.app({**scope, KEY: serving}, receive, send)
+                return
+            exchange = serving
+        try:
+            await exchange.call(self.app, receive)
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises it again
+            try:
+                exchange.leave()
+                await self._failed(exchange, error, receive)
+            finally:
+                exchange.forget()
+        else:
+            if not exchange.finish():
+                try:
+                    await self._returned(exchange, receive)
+                finally:
+                    exchange.forget()
+
+    def _begun_otherwise(self, scope: Scope, send: _Send) -> "Serving | _Exchange | None":
+        """What the usual way leaves out: a handler without an account, a middleware around this one, a WebSocket."""
+        if scope["type"] not in ("http", "websocket"):
+            return None
         path: str = scope["path"]
         root = scope.get("root_path")
         if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
-        serving = self._service.begin(scope, "method", path, _Exchange, selects=True)
-        if serving is None:
-            await self.app(scope, receive, send)
-            return
-        request = serving.request
-        if request is None:
-            with Step(serving):
-                await self.app({**scope, KEY: serving}, receive, send)
-            return
-        marked = mark(serving)
-        inner = {**scope, KEY: serving, REQUEST_KEY: request}
-        serving.middleware = self
-        serving.to_server = send
-        if self._service.on_end is not None:
-            receive = _watched(receive, serving)
+
+        def around(route: str | None, begun: Request, base: Handler) -> _Exchange:
+            return self._exchanges.around(scope, send, route, begun, base)
+
+        return self._service.begin(scope, "method", path, around)
+
+    async def _failed(self, exchange: "_Exchange", error: BaseException, receive: _Receive) -> None:
+        """The application has raised: answer a refusal, or let the exception go on."""
+        refused = exchange.refusal_of(error)
+        if refused is None and isinstance(error, Exception):
+            refused = exchange.replaced  # it failed once more
         try:
-            try:
-                await self.app(inner, receive, serving.send)
-            finally:
-                try:
-                    request._leave()  # noqa: SLF001 - made for this
-                    unmark(marked)
-                except ValueError:
-                    # A server threw the coroutine away, which was closed in whatever Context: nothing is selected.
-                    request._close()  # noqa: SLF001 - as above
-        except BaseException as error:
-            refused = serving.refusal_of(error)
-            if refused is None and isinstance(error, Exception):
-                refused = serving.replaced  # it failed once more
             if refused is None:
-                serving.end_unanswered(error)
-                raise
+                exchange.end_unanswered(error)
+                raise error
             try:
-                serving.close()
-                if not self._answers or not await serving.answer(refused, inner, receive):
+                exchange.close()
+                if not self._answers or not await exchange.answer(refused, receive):
                     if refused is error:
-                        raise
+                        raise error
                     raise refused from refused.__cause__
             finally:
-                serving.end("refused", refused)
-                del refused  # its traceback has this frame
-        else:
-            if serving.replaced is not None:  # and the framework has kept its exception
-                try:
-                    serving.close()
-                    await serving.answer(serving.replaced, inner, receive)
-                finally:
-                    serving.end("refused", serving.replaced)
-            elif serving.is_whole or kind == "websocket":
-                if not (serving.is_whole and self._ends_with_response):
-                    serving.end("completed")
-            else:
-                serving.end_unanswered(None)
+                exchange.end("refused", refused)
         finally:
-            # Contexts that go on (a timer of the connection, a task) hold this, and need nothing of the exchange.
-            serving.to_server = _too_late
-            serving.replaced = serving.scope = serving._refusal = None  # noqa: SLF001 - as above
+            del error, refused  # their tracebacks have this frame
+
+    async def _returned(self, exchange: "_Exchange", receive: _Receive) -> None:
+        """The application has returned, and something is left to do."""
+        if exchange.replaced is not None:  # and the framework has kept its exception
+            try:
+                exchange.close()
+                await exchange.answer(exchange.replaced, receive)
+            finally:
+                exchange.end("refused", exchange.replaced)
+        elif exchange.is_whole or exchange.is_websocket:
+            if not (exchange.is_whole and self._ends_with_response):
+                exchange.end("completed")
+        else:
+            exchange.end_unanswered(None)
 
 
-def _watched(receive: _Receive, serving: Serving) -> _Receive:
-    """Notes that the client has gone."""
+class _Exchange(Exchange, Served):
+    """A request that is being served, and what its server was sent. What is done for each of them is in Rust."""
 
-    async def watching() -> _Message:
-        message = await receive()
-        if message["type"] in ("http.disconnect", "websocket.disconnect"):
-            serving.is_disconnected = True
-        return message
+    __slots__ = ("_began",)
 
-    return watching
+    @property
+    def is_websocket(self) -> bool:
+        return self.scope is not None and self.scope["type"] == "websocket"
 
+    @property
+    def to_server(self) -> _Send:
+        """The server's ``send``."""
+        return self._to_server or _too_late
 
-class _Exchange(Serving):
-    """A request that is being served, and what its server was sent."""
+    def _watching(self, receive: _Receive) -> _Receive:
+        """The application's ``receive``, where somebody asks for the end: it notes that the client has gone."""
 
-    __slots__ = ("middleware", "to_server")
+        async def watching() -> _Message:
+            message = await receive()
+            if message["type"] in ("http.disconnect", "websocket.disconnect"):
+                self.is_disconnected = True
+            return message
 
-    middleware: AllocatorMiddleware
-    to_server: _Send
+        return watching
 
-    def send(self, message: _Message) -> Awaitable[None]:
-        """The application's ``send``."""
+    def _send(self, message: _Message) -> Awaitable[None]:
+        """The application's ``send``, of what it does not send in every answer."""
         kind = message["type"]
         if kind == "http.response.body":
             if self.replaced is not None:
                 return _nothing()
-            if "more_body" not in message or not message["more_body"]:
-                return self._last(message)
+            if not message.get("more_body", False):
+                return self._last(self.to_server(message))
         elif kind == "http.response.start":
             status = message["status"]
-            if status == 500 and self.middleware._answers and self._replaces():  # noqa: SLF001 - a part of it
+            if status == 500 and self._answers and self._replaces():
                 return _nothing()
             self.started = True
             self.status = status
@@ -207,7 +223,7 @@ class _Exchange(Serving):
                 message = self._with_peak(message, self.service.peak_header)
         elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
             if not message.get("more_body", False):  # the last of them only may have it
-                return self._last(message)
+                return self._last(self.to_server(message))
         elif kind == "websocket.accept":
             self.started = True
             self.status = 101
@@ -216,16 +232,14 @@ class _Exchange(Serving):
             self.status = message["status"]
         return self.to_server(message)
 
-    async def _last(self, message: _Message) -> None:
+    async def _last(self, sending: Awaitable[None]) -> None:
         """The last message, and the end of the account. The ContextVar is not touched: this may be another task."""
         try:
-            await self.to_server(message)
+            await sending
         except OSError:  # what servers raise where the client has gone (ASGI 2.4)
             self.is_disconnected = True
             raise
-        self.is_whole = True
-        if self.middleware._ends_with_response:  # noqa: SLF001
-            self.end("completed")
+        self._sent_whole()
 
     def _replaces(self) -> bool:
         """Whether a framework inside sends a 500 because of a refusal, from within its ``except``: the answer is ours.
@@ -237,9 +251,11 @@ class _Exchange(Serving):
             self.replaced = self.refusal_of(error)
         return self.replaced is not None
 
-    async def answer(self, refused: BudgetExceeded, scope: Scope, receive: _Receive) -> bool:
+    async def answer(self, refused: BudgetExceeded, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""
-        is_http = scope["type"] == "http"
+        scope = self.inner
+        assert scope is not None  # noqa: S101 - the application was called with it
+        is_http = not self.is_websocket
         if self.is_whole or (is_http and self.started):
             return False
         handler = _handler_of_the_application(scope, refused)
@@ -319,9 +335,12 @@ def debug_app(*, token: str | None = None) -> _Application:
         app.mount("/debug/memory", ctxalloc.asgi.debug_app())
 
     It answers clients of this machine only, unless it has a ``token``, which clients then give as ``?token=`` or as
-    a Bearer token. It shows names of routes, budgets and files, and no data. Not mounted it costs nothing. ValueError:
-    the token is shorter than 16 characters.
+    a Bearer token. Give it one behind a proxy that adds no header of its own: one on this machine cannot be told
+    from a client. It shows names of routes, budgets and files, and no data. Not mounted it costs nothing. ValueError:
+    the token is shorter than 16 characters. TypeError: it is no str.
     """
+    if token is not None and not isinstance(token, str):
+        raise TypeError(f"debug_app(token=...): give a str, not {type(token).__name__}")
     if token is not None and len(token) < 16:
         raise ValueError(
             f"debug_app(token=...): {len(token)} characters can be guessed; give 16 or more: secrets.token_urlsafe()"

@@ -8,6 +8,7 @@
 Needs Celery (it is imported here and nowhere else). Neighbours: ``dask`` and ``ray``; docs/clusters.md is the guide.
 """
 
+import functools
 import sys
 from typing import Any
 
@@ -27,22 +28,44 @@ class RunRefused(RuntimeError):  # noqa: N818 - says what happened, like ctxallo
     """A budget had no room for an allocation of a task's run.
 
     It is no MemoryError, for which Celery ends the worker. The attributes are those of ``ctxalloc.TaskBudgetExceeded``,
-    which is its ``__cause__`` in the worker: ``key`` is the run's id, ``prefix`` the task's name.
+    which is its ``__cause__`` in the worker: ``key`` is the run's id, or the task's name where it was called directly;
+    ``prefix``, the task's name. Only what it is made with travels to the client, which is all but ``budget_id``.
     """
 
-    def __init__(  # noqa: PLR0917 - Celery makes it anew from its `args`
-        self, budget: str, limit_bytes: int, in_use_bytes: int, requested_bytes: int, key: str, prefix: str
-    ) -> None:
-        super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix)
-        self.budget = budget
-        self.limit_bytes = limit_bytes
-        self.in_use_bytes = in_use_bytes
-        self.requested_bytes = requested_bytes
-        self.key = key
-        self.prefix = prefix
+    budget: str
+    limit_bytes: int
+    in_use_bytes: int
+    requested_bytes: int
+    key: object
+    prefix: str
+    held_bytes: int
+    of_request: bool
+    budget_id: int | None
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)  # Celery makes it anew from its `args`
+        self.__dict__.update(vars(self._refusal()))
+
+    @classmethod
+    def of(cls, refusal: TaskBudgetExceeded) -> "RunRefused":
+        """The same refusal, as no MemoryError."""
+        made = cls(*refusal.args, refusal.held_bytes, refusal.of_request)
+        made.budget_id = refusal.budget_id
+        return made
+
+    def _refusal(self) -> TaskBudgetExceeded:
+        budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix, *more = self.args
+        refusal = TaskBudgetExceeded(budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix)
+        refusal.held_bytes, refusal.of_request = more or (0, False)
+        return refusal
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether the budget could not give as much even if the run were the only one that it is charged with."""
+        return self._refusal().never_fits
 
     def __str__(self) -> str:
-        return str(TaskBudgetExceeded(*self.args))
+        return str(self._refusal())
 
 
 class RequestTask(Task):  # type: ignore[misc] # Celery has no types
@@ -50,7 +73,8 @@ class RequestTask(Task):  # type: ignore[misc] # Celery has no types
 
     Its options are those of the task: ``limit_bytes`` and ``strict`` as in ``ctxalloc.request``, ``budget`` a Budget of
     the worker's process that the task is charged to. What a limit refuses fails the run with ``RunRefused``;
-    ``autoretry_for`` and ``retry`` apply, and the worker goes on.
+    ``autoretry_for=(RunRefused,)`` and ``retry`` apply, and the worker goes on. TypeError, ValueError, from a run: an
+    option is not possible.
     """
 
     abstract = True
@@ -58,14 +82,30 @@ class RequestTask(Task):  # type: ignore[misc] # Celery has no types
     strict = False
     budget: Budget | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One run, in a request. TypeError, ValueError: an option is not possible."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make its ``run`` a request: Celery wraps that for ``autoretry_for``, which has to see what is refused."""
+        super().__init_subclass__(**kwargs)
+        run = cls.__dict__.get("run")
+        if run is not None:
+            cls.run = _in_request(run)
+
+
+def _in_request(run: Any) -> Any:
+    is_bound = not isinstance(run, staticmethod)
+    function = run if is_bound else run.__func__
+
+    @functools.wraps(function)
+    def in_request(self: RequestTask, /, *args: Any, **kwargs: Any) -> Any:
         block = request(
             limit_bytes=self.limit_bytes, strict=self.strict, budget=self.budget, name=self.name or None, root=True
         )
         try:
             with block:
-                return super().__call__(*args, **kwargs)
+                return function(self, *args, **kwargs) if is_bound else function(*args, **kwargs)
         except BudgetExceeded as refused:
-            error = named(refused, self.request.id, self.name)
-            raise RunRefused(*error.args) from error
+            error = named(refused, self.request.id or self.name, self.name)
+            raise RunRefused.of(error) from error
+
+    if not is_bound:
+        del in_request.__wrapped__  # whose signature has no `self`
+    return in_request

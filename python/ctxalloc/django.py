@@ -96,14 +96,14 @@ class AllocatorMiddleware:
             return None
         problem = problems.of(refused, serving)
         serving.close()
-        # Its traceback has the view's frames, hence their arrays: `on_end` is told of it, and then nobody has it.
+        # Its traceback has the view's frames, hence their arrays: `on_end` gets it, and then nobody has it.
         serving.status = problem.status
         serving.end("refused", refused)
         serving.forget()
         return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
 
     def _begin(self, request: HttpRequest) -> Serving | None:
-        serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info, Serving)
+        serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info)
         if serving is not None:
             request.META[KEY] = serving
             if serving.request is not None:

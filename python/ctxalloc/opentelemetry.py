@@ -4,9 +4,9 @@
 
     ctxalloc.opentelemetry.instrument()
 
-Nothing is recorded beside what Rust counts. OpenTelemetry has no observable histogram, so peaks are told as counters by
-bucket: ``ctxalloc.request.memory.peak.bucket`` with the attribute ``le`` in bytes, each with all that are smaller, as
-Prometheus has them.
+Nothing is recorded beside what Rust counts. OpenTelemetry has no observable histogram, so peaks are reported as
+counters by bucket: ``ctxalloc.request.memory.peak.bucket`` with the attribute ``le`` in bytes, each with all that are
+smaller, as Prometheus has them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,10 +27,13 @@ def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUN
     """Create the instruments, once for each provider; by default the global one.
 
     ``bounds_bytes``: the upper ends of the buckets, powers of two in increasing order. ValueError: one is none.
+    TypeError: ``meter_provider`` has no meters.
     ModuleNotFoundError: ``opentelemetry-api`` is not installed.
     """
     api: Any = need("opentelemetry.metrics", "ctxalloc.opentelemetry.instrument", "opentelemetry-api")
     powers = powers_of(bounds_bytes)
+    if meter_provider is not None and not hasattr(meter_provider, "get_meter"):
+        raise TypeError(f"instrument({meter_provider!r}): give a MeterProvider, or None for the global one")
     meter = api.get_meter("ctxalloc", __version__, meter_provider)
 
     def by_name(field: str) -> Any:

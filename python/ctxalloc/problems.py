@@ -54,7 +54,7 @@ def problem(error: BaseException) -> Problem | None:
     return of(refused, serving)
 
 
-def of(refused: BudgetExceeded, serving: "_serving.Serving | None") -> Problem:
+def of(refused: BudgetExceeded, serving: "_serving.Served | None") -> Problem:
     """The answer to a refusal in a request; for the middlewares."""
     which = (refused.budget_id, refused.of_request, refused.limit_bytes)
     tenant = None if serving is None else serving.tenant

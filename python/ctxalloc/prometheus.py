@@ -28,22 +28,34 @@ class Collector:
     """What ``registry.register`` takes.
 
     ``bounds_bytes``: the upper ends of the histograms' buckets, powers of two in increasing order. ``budgets``: budgets
-    of this process whose use and limit are told, by name; under a server that forks, those of the worker that is
-    scraped. ValueError: a bound is no power of two. ModuleNotFoundError: ``prometheus_client`` is not installed.
+    of this process whose use and limit are exported, by name; under a server that forks, those of the worker that is
+    scraped. A registry refuses a second Collector. TypeError: a budget is no Budget. ValueError: a bound is no power of
+    two, or two budgets have one name, which Prometheus could not tell apart. ModuleNotFoundError: ``prometheus_client``
+    is not installed.
     """
 
     def __init__(self, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES, budgets: Iterable[Budget] = ()) -> None:
         self._powers = powers_of(bounds_bytes)
         self._budgets = tuple(budgets)
+        for budget in self._budgets:
+            if not isinstance(budget, Budget):
+                raise TypeError(f"Collector(budgets=...): {budget!r} is not a ctxalloc.Budget")
+        names = [budget.name for budget in self._budgets]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"budgets: two are named {name!r}; give each a name of its own: Budget(name=...)")
         self._core: Any = need("prometheus_client.core", "ctxalloc.prometheus.Collector", "prometheus_client")
 
     def describe(self) -> Iterable[Any]:
-        """Nothing: registering must not read the counters."""
-        return ()
+        """The names, so that a registry refuses what is there already; the counters are not read."""
+        return self._families(metrics.Snapshot({}, []), None)
 
     def collect(self) -> Iterable[Any]:
         """The metrics now. RuntimeError: ``CTXALLOC_METRICS_DIR`` cannot be used."""
-        core, snapshot = self._core, metrics.snapshot()
+        return self._families(metrics.snapshot(), coverage().unseen_bytes)
+
+    def _families(self, snapshot: metrics.Snapshot, unseen_bytes: int | None) -> Iterable[Any]:
+        core = self._core
         counters = (
             ("ctxalloc_requests", "Requests that have ended.", "requests"),
             ("ctxalloc_requests_refused", "Ended requests that were refused memory at least once.", "refused_requests"),
@@ -71,9 +83,9 @@ class Collector:
                 buckets = [(str(float(1 << power)), histogram.at_most(power)) for power in self._powers]
                 family.add_metric([series.name], [*buckets, ("+Inf", histogram.count)], histogram.sum)
             yield family
-        yield from self._gauges(snapshot)
+        yield from self._gauges(snapshot, unseen_bytes)
 
-    def _gauges(self, snapshot: metrics.Snapshot) -> Iterable[Any]:
+    def _gauges(self, snapshot: metrics.Snapshot, unseen_bytes: int | None) -> Iterable[Any]:
         core, processes = self._core, snapshot.processes
         yield core.GaugeMetricFamily(
             "ctxalloc_requests_active",
@@ -89,11 +101,10 @@ class Collector:
         used.add_metric(["escaped"], sum(process.escaped_bytes for process in processes))
         yield used
         yield core.GaugeMetricFamily("ctxalloc_processes", "Processes that count.", value=len(processes))
-        here = coverage()
         yield core.GaugeMetricFamily(
             "ctxalloc_memory_unseen_bytes",
             "Resident bytes of the scraped process that are in no handler.",
-            value=here.unseen_bytes,
+            value=unseen_bytes,
         )
         if self._budgets:
             in_use = core.GaugeMetricFamily(

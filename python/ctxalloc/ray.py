@@ -10,19 +10,20 @@ the process that calls it. Where a task enters its request, and why there:
 ``docs/decisions/0026-a-task-enters-its-request-in-its-worker.md``; docs/clusters.md is the guide.
 """
 
+import contextlib
 import functools
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ctxalloc import _decorate, metrics
-from ctxalloc._coverage import coverage
+from ctxalloc import _decorate
+from ctxalloc._errors import UnknownHandlerError
 from ctxalloc._native import Budget
 from ctxalloc._optional import need
-from ctxalloc._tasks import Choice, NamedBlock, NamedSteps, ProcessReport, Suggestion, Summary, Terms, TermsOf
+from ctxalloc._tasks import Choice, NamedBlock, NamedSteps, ProcessReport, Suggestion, Summary
+from ctxalloc._terms import Terms, TermsOf, by_name
 
 __all__ = ["OPTIONS", "ProcessReport", "Suggestion", "Summary", "report", "runtime_env", "setup"]
 
@@ -30,7 +31,7 @@ OPTIONS: Final = "CTXALLOC_RAY"
 """The environment variable in which ``runtime_env`` sends the options to the workers."""
 
 OLDEST: Final = (2, 40)
-"""The oldest release of Ray whose sources were read for this; docs/clusters.md says which one the tests run with."""
+"""The oldest release of Ray that the tests run with."""
 
 _HOOK: Final = "ctxalloc.ray.setup"
 _DECLARED: Final = "memory"
@@ -47,20 +48,31 @@ def runtime_env(
 ) -> dict[str, Any]:
     """A ``runtime_env`` for ``ray.init`` or ``.options`` whose workers run each task in a ``ctxalloc.request()``.
 
+    A task's or an actor's own overrides the job's. (Its hook is an environment variable: Ray ignores a
+    ``worker_process_setup_hook`` in ``.options``.)
+
     - ``limit_bytes``: the limit of each task and each call of a method. ``"memory"``: what ``memory=`` of
-      ``@ray.remote`` declares, which Ray itself only schedules by; for an actor, it is the limit of all that its
+      ``@ray.remote`` declares, which Ray itself uses only to schedule; for an actor, it is the limit of all that its
       methods make and keep. Where nothing is declared, there is no limit.
     - ``handler``: instead of a request, the name of a handler that arrays live in; there is no account.
     - ``strict``: no overdraft, as in ``ctxalloc.request``.
     - ``functions``: other terms by name, ``{"module.function": {"limit_bytes": n}, "Class.method": None}``. None is no
-      request.
+      request. What a script or a notebook defines is ``__main__.function``.
     - ``base``: a ``runtime_env`` to add all this to.
 
     A refused task fails with ``TaskBudgetExceeded``: the cause of Ray's RayTaskError, which is an instance of both. Its
-    worker goes on. TypeError, ValueError: an option is not possible, or ``base`` has a hook already.
+    worker goes on. TypeError, ValueError: an option is not possible, or ``base`` has a hook already; a handler that
+    workers do not have is an UnknownHandlerError in each task. RuntimeError: this Ray is not one that is known.
     """
-    options = {"limit_bytes": limit_bytes, "handler": handler, "strict": strict, "functions": dict(functions or {})}
+    options = {
+        "limit_bytes": limit_bytes,
+        "handler": handler,
+        "strict": strict,
+        "functions": {} if functions is None else functions,
+    }
     _Wanted(options)
+    if not isinstance(base, Mapping | None):
+        raise TypeError(f"runtime_env(base={base!r}): give a runtime_env, which is a dict, or None")
     env = dict(base or {})
     other = env.get("worker_process_setup_hook")
     if other is not None and other != _HOOK:
@@ -68,13 +80,34 @@ def runtime_env(
             f"runtime_env(base=...): it has a worker_process_setup_hook, {other!r}; Ray takes one: call "
             "ctxalloc.ray.setup() in that, and leave this function out"
         )
-    env["worker_process_setup_hook"] = _HOOK
-    env["env_vars"] = {**env.get("env_vars", {}), OPTIONS: json.dumps(options)}
+    # Ray turns a job's hook into this variable, and ignores a task's; the variable it heeds of both.
+    env.pop("worker_process_setup_hook", None)
+    env["env_vars"] = {**env.get("env_vars", {}), _hook_variable(): _HOOK, OPTIONS: json.dumps(_plain(options))}
     return env
 
 
+def _hook_variable() -> str:
+    """The environment variable that tells a worker of Ray its hook. RuntimeError: this Ray has none."""
+    ray = need("ray", "ctxalloc.ray", "ray")
+    constants = need("ray._private.ray_constants", "ctxalloc.ray", "ray")
+    name: str | None = getattr(constants, "WORKER_PROCESS_SETUP_HOOK_ENV_VAR", None)
+    if name is None:
+        raise RuntimeError(
+            f"ctxalloc.ray does not know ray {ray.__version__}: it works with {'.'.join(map(str, OLDEST))} and later, "
+            "whose workers read their hook from the environment; take such a release, or give ray.init() "
+            "runtime_env={'worker_process_setup_hook': 'ctxalloc.ray.setup'}"
+        )
+    return name
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """For JSON, which knows dicts only."""
+    functions = {name: None if terms is None else dict(terms) for name, terms in options["functions"].items()}
+    return {**options, "functions": functions}
+
+
 class _Wanted:
-    """The options, checked."""
+    """The options, checked. TypeError, ValueError: they are not possible."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         limit = options.get("limit_bytes")
@@ -85,20 +118,19 @@ class _Wanted:
         if self.is_declared and terms.handler is not None:
             raise ValueError("runtime_env(limit_bytes='memory', handler=...): a handler has nothing to limit; give one")
         self.terms = terms.checked("runtime_env")
+        functions = by_name(options.get("functions", {}), "runtime_env(functions=...)")
         self.functions = {
             name: self.terms.changed(changes, f"runtime_env(functions={{{name!r}: ...}})")
-            for name, changes in options.get("functions", {}).items()
+            for name, changes in functions.items()
         }
-        self.own_limits = {
-            name for name, changes in options.get("functions", {}).items() if changes and "limit_bytes" in changes
-        }
+        self.own_limits = {name for name, changes in functions.items() if changes and "limit_bytes" in changes}
 
 
 def setup() -> None:
     """Ray's ``worker_process_setup_hook``: runs in each worker before its first task.
 
-    RuntimeError: this Ray is not one that is known; the workers do not start then, and Ray says why. ValueError,
-    TypeError: the environment's ``CTXALLOC_RAY`` is not what ``runtime_env`` makes.
+    RuntimeError: this Ray is not one that is known; the workers do not start then, and Ray says why. Where the
+    environment's ``CTXALLOC_RAY`` is not what ``runtime_env`` makes, the tasks fail with a ValueError or TypeError.
     """
     ray = need("ray", "ctxalloc.ray", "ray")
     internal = need("ray._private.worker", "ctxalloc.ray", "ray")
@@ -110,10 +142,29 @@ def setup() -> None:
             "whose workers look functions up by get_execution_info; take such a release, or decorate the functions "
             "with @ctxalloc.request(...) below @ray.remote instead"
         )
-    wanted = _Wanted(json.loads(os.environ.get(OPTIONS) or "{}"))
+    wanted = _sent()
     _share_counters(internal)
     if not isinstance(getattr(manager.get_execution_info, "__self__", None), _LookUp):
         manager.get_execution_info = _LookUp(ray, manager.get_execution_info, wanted).get_execution_info
+
+
+def _sent() -> "_Wanted | Exception":
+    """The options in the environment; or what is wrong with them, which fails the tasks.
+
+    A worker that did not start would not say why.
+    """
+    text = os.environ.get(OPTIONS) or "{}"
+    try:
+        options = json.loads(text)
+        return _Wanted(options) if isinstance(options, dict) else TypeError(_not_ours(text, "it is no object of JSON"))
+    except TypeError as error:
+        return TypeError(_not_ours(text, error))
+    except ValueError as error:
+        return ValueError(_not_ours(text, error))
+
+
+def _not_ours(text: str, why: object) -> str:
+    return f"{OPTIONS}={text!r} in the environment is not what ctxalloc.ray.runtime_env makes: {why}"
 
 
 def _share_counters(internal: Any) -> None:
@@ -125,9 +176,9 @@ def _share_counters(internal: Any) -> None:
 
 
 class _LookUp:
-    """In the place of what looks up the function of each task: it finds the same one, made to run in a request."""
+    """Takes the place of Ray's look-up of a task's function: finds the same one, made to run in a request."""
 
-    def __init__(self, ray: Any, found: Callable[..., Any], wanted: _Wanted) -> None:
+    def __init__(self, ray: Any, found: Callable[..., Any], wanted: _Wanted | Exception) -> None:
         self._ray = ray
         self._found = found
         self._wanted = wanted
@@ -135,7 +186,7 @@ class _LookUp:
         self._of_actor: Budget | None = None
 
     def get_execution_info(self, job_id: Any, function_descriptor: Any) -> Any:
-        """As Ray's own."""
+        """Like Ray's own."""
         info = self._found(job_id, function_descriptor)
         before = self._wrapped.get(function_descriptor.function_id)
         if before is not None and before[0] is info:
@@ -147,14 +198,24 @@ class _LookUp:
     def _in_request(self, info: Any, descriptor: Any) -> Any:
         function = info.function
         method = descriptor.function_name
-        name = f"{descriptor.class_name}.{method}" if descriptor.class_name else f"{descriptor.module_name}.{method}"
+        # In the descriptor, the module of a script is its file's name, and that of a notebook's cell is a number.
+        module = getattr(function, "__module__", None) or descriptor.module_name
+        name = f"{descriptor.class_name or module}.{method}"
         if method.startswith("__ray") or descriptor.module_name == __name__:
             return function  # Ray's own, and what `report` runs
-        terms = self._wanted.functions.get(name, self._wanted.terms)
+        wanted = self._wanted
+        if isinstance(wanted, Exception):
+            return _failing(function, wanted)
+        terms = wanted.functions.get(name, wanted.terms)
         if terms is None:
             return function
-        is_declared = self._wanted.is_declared and terms.handler is None and name not in self._wanted.own_limits
-        choice = functools.partial(self._declared, terms, name) if is_declared else _always(Choice(terms, name, None))
+        is_declared = wanted.is_declared and terms.handler is None and name not in wanted.own_limits
+        try:
+            choice = (
+                functools.partial(self._declared, terms, name) if is_declared else _always(Choice(terms, name, None))
+            )
+        except UnknownHandlerError as error:
+            return _failing(function, error)
         runtime = self._ray.get_runtime_context
 
         def key() -> object:
@@ -179,6 +240,24 @@ class _LookUp:
         return Choice(terms, name, self._of_actor)
 
 
+class _Fails(contextlib.AbstractContextManager[Any]):
+    """A block in the place of a request that cannot be begun: entering it fails, and says why."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __enter__(self) -> Any:
+        raise self._error.with_traceback(None)
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was begun."""
+
+
+def _failing(function: Any, error: Exception) -> Any:
+    fails = functools.partial(_Fails, error)
+    return _decorate.in_blocks(fails, fails, function, getattr(function, "method", function))
+
+
 def _always(choice: Choice) -> Callable[[], Choice]:
     return lambda: choice
 
@@ -189,9 +268,7 @@ def _read() -> ProcessReport:
         raise RuntimeError(
             "this worker has no counters of ctxalloc; start Ray with runtime_env=ctxalloc.ray.runtime_env(...)"
         )
-    seen = coverage()
-    series = dict(metrics.snapshot().series)
-    return ProcessReport(socket.gethostname(), os.getpid(), seen.resident_bytes, seen.pools_warm_bytes, None, series)
+    return ProcessReport.here(None)
 
 
 def report() -> Summary:

@@ -65,7 +65,7 @@ class AllocatorMiddleware:
         path: str = environ.get("PATH_INFO") or "/"
         if not path.isascii():
             path = path.encode("latin-1", "replace").decode("utf-8", "replace")  # PEP 3333 has its bytes as Latin-1
-        serving = self._service.begin(environ, "REQUEST_METHOD", path, Serving)
+        serving = self._service.begin(environ, "REQUEST_METHOD", path)
         if serving is None:
             return self.app(environ, start_response)
         environ = {**environ, KEY: serving}

@@ -10,7 +10,8 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Generator, Mapping
+import unittest
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -25,6 +26,7 @@ _MARK: Final = (
     "limit: the most bytes of arrays at one time ('80 MB'); total: the most bytes in all; escaped: how many arrays may "
     "outlive it; handler: 'pool', 'system', ...; frames: how much of the stack a failure shows for each site"
 )
+_SETTING: Final = "ctxalloc_limit"
 _OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames")
 _REQUEST: Final = pytest.StashKey["Request"]()
 _PROPERTY: Final = "ctxalloc"
@@ -38,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="measure the arrays of every test, and list the tests with the largest peaks",
     )
-    parser.addini("ctxalloc_limit", "the limit of tests whose mark has none: '500 MB'; those without a mark have none")
+    parser.addini(_SETTING, "the limit of tests whose mark has none: '500 MB'; those without a mark have none")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,18 +72,25 @@ def _options(item: pytest.Item) -> Mapping[str, Any]:
     if mark.args or unknown:
         given = mark.args[0] if mark.args else unknown[0]
         raise pytest.UsageError(f"@pytest.mark.ctxalloc: {given!r} is no option; give {', '.join(_OPTIONS)} by keyword")
+    for name in ("escaped", "frames"):
+        number = mark.kwargs.get(name)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+            raise pytest.UsageError(f"@pytest.mark.ctxalloc({name}={number!r}): give a whole number from 0 on")
     return mark.kwargs
 
 
 def _size(name: str, given: Any) -> int | None:
     from ctxalloc._text import size_of  # noqa: PLC0415 - see above: here and below
 
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63):
         return given
+    where = f"the setting {name} = {given}" if name == _SETTING else f"@pytest.mark.ctxalloc({name}={given!r})"
+    if not isinstance(given, str):
+        raise pytest.UsageError(f"{where}: give bytes as an int from 0 to 2**63 - 1, or a text such as '80 MB'")
     try:
         return size_of(given)
-    except (TypeError, ValueError) as error:
-        raise pytest.UsageError(f"@pytest.mark.ctxalloc({name}={given!r}): {error}") from None
+    except ValueError as error:
+        raise pytest.UsageError(f"{where}: {error}") from None
 
 
 def _made(item: pytest.Item) -> "Request":
@@ -94,11 +103,14 @@ def _made(item: pytest.Item) -> "Request":
         raise pytest.UsageError(f"@pytest.mark.ctxalloc(handler={handler!r}): give one of {', '.join(STRATEGIES)}")
     if item.get_closest_marker("ctxalloc") is not None:
         upstream = ctxalloc.strategies.Pool() if handler is None else STRATEGIES[handler]()
-        strategy = ctxalloc.strategies.Tracked(upstream, traceback=int(options.get("frames", 5)))
-        limit = options.get("limit") or item.config.getini("ctxalloc_limit") or None
+        frames = options.get("frames")
+        strategy = ctxalloc.strategies.Tracked(upstream, traceback=5 if frames is None else frames)
+        limit = _size("limit", options.get("limit"))
+        if limit is None:
+            limit = _size(_SETTING, item.config.getini(_SETTING) or None)
     else:
         limit = None
-    return ctxalloc.request(limit_bytes=_size("limit", limit), strategy=strategy, name=item.name, root=True)
+    return ctxalloc.request(limit_bytes=limit, strategy=strategy, name=item.name, root=True)
 
 
 def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..., Any]:
@@ -136,6 +148,37 @@ async def _one_turn() -> None:
             await asyncio.sleep(0)
 
 
+@contextlib.contextmanager
+def _each_in(item: pytest.Function, called: Callable[..., Any], request: "Request") -> Iterator[None]:
+    """The test function of an item, run in the request, for those too who do not call what the item says."""
+    function = item.obj
+    item.obj = called
+    handle = getattr(function, "hypothesis", None)
+    inner = getattr(handle, "inner_test", None)
+    instance = item.instance if isinstance(item.instance, unittest.TestCase) else None
+    if inspect.iscoroutinefunction(inner):
+        # pytest-asyncio runs each example in a Context of its own.
+
+        @functools.wraps(inner)
+        async def example(*args: Any, **kwargs: Any) -> Any:
+            import ctxalloc  # noqa: PLC0415
+
+            with ctxalloc.use(request.handler):
+                return await inner(*args, **kwargs)
+
+        handle.inner_test = example  # type: ignore[union-attr] # it has one
+    if instance is not None:
+        setattr(instance, item.name, called)  # unittest calls a coroutine function itself, by its name
+    try:
+        yield
+    finally:
+        item.obj = function
+        if inspect.iscoroutinefunction(inner):
+            handle.inner_test = inner  # type: ignore[union-attr] # as above
+        if instance is not None:
+            instance.__dict__.pop(item.name, None)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Runs the test in its request, and checks it."""
@@ -147,10 +190,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     )
     if not is_asked_for or not isinstance(item, pytest.Function):
         return (yield)
-    request, function = _request_of(item), item.obj
-    item.obj = _in_request(function, request)
+    request = _request_of(item)
     try:
-        result = yield
+        with _each_in(item, _in_request(item.obj, request), request):
+            result = yield
     except BaseException:
         _note(item, request)
         _show_sites(item, request, "Arrays that were alive when the test failed")
@@ -160,7 +203,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _check(item, request)
         return result
     finally:
-        item.obj = function
         del item.stash[_REQUEST]  # a second run of the test has its own
 
 
@@ -187,7 +229,12 @@ def _show_sites(item: pytest.Item, request: "Request", title: str) -> None:
 
 def _check(item: pytest.Item, request: "Request") -> None:
     if request.escaped is None:
-        return
+        if item.get_closest_marker("ctxalloc") is None:
+            return
+        pytest.fail(
+            "ctxalloc: nothing of the test ran in its request, so nothing was measured; is it run in another process?",
+            pytrace=False,
+        )
     from ctxalloc._text import size_text  # noqa: PLC0415
 
     options = _options(item)

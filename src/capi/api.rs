@@ -1,7 +1,7 @@
 //! `ctxalloc_api` of the header: the functions in a table, for extension modules that find it in a capsule.
 //!
-//! Append-only: a newer ctxalloc serves an extension that was built for an older one. What cannot be done so gets
-//! another [`ABI_VERSION`], and another name for the capsule's users to ask for.
+//! Append-only: a newer ctxalloc serves an extension that was built for an older one. A change that cannot be made by
+//! appending takes another [`ABI_VERSION`] and another name of the capsule.
 
 use super::forms::{Draft1, Draft2};
 use super::list::c_functions;
@@ -60,5 +60,5 @@ pub(crate) struct PythonFunctions {
 
 // SAFETY: functions that may be called on any thread, and an immortal string. Nothing of it changes.
 unsafe impl Sync for Api {}
-// SAFETY: see `Sync`.
+// SAFETY: functions and an immortal string belong to no thread.
 unsafe impl Send for Api {}

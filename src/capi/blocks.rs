@@ -1,7 +1,8 @@
-//! `ctxalloc_new` and its kin: blocks that C owns by their address alone, as `PyDataMem_NEW` gave them out.
+//! `ctxalloc_new`, `_new_zeroed`, `_renew` and `_free`: blocks that C owns by their address alone, like those of
+//! `PyDataMem_NEW`.
 //!
-//! Whoever frees one names neither handler nor size, so both are recorded here. An address that is not on record is refused,
-//! and not followed.
+//! Whoever frees one names neither handler nor size, so both are recorded here. An address that is not on record is
+//! refused, and not followed.
 
 use super::Selection;
 use super::error::{Refusal, answer};
@@ -63,8 +64,8 @@ pub(super) extern "C" fn renew<S: Selection>(block: *mut c_void, size_bytes: usi
     }
     answer(null_mut(), || {
         let (start, record) = taken_back(block)?;
-        // SAFETY: a live block of this handler. It is on no record, so nobody else frees or resizes it meanwhile; where this
-        // succeeds it is not used again.
+        // SAFETY: a live block of this handler. It is on no record, so nobody else frees or resizes it meanwhile; where
+        // this succeeds it is not used again.
         match unsafe { record.handler.resize(start, size_bytes) } {
             Ok(moved) => Ok(handed_out(moved, Record { size_bytes, ..record })),
             Err(error) => {
@@ -123,7 +124,8 @@ pub(super) unsafe extern "C" fn copy_in(dst: *mut c_void, src: *const c_void, si
     answer(-1, || {
         let handler = around(dst, size_bytes)?;
         let (dst, src) = (start(dst, "dst")?, start(src, "src")?);
-        // SAFETY: `around` found all of `dst` in a block of this handler. The caller keeps that alive, and `src` readable.
+        // SAFETY: `around` found all of `dst` in a block of this handler. The caller keeps that alive, and `src`
+        // readable.
         unsafe { handler.copy_in(dst, src.as_ptr(), size_bytes) }?;
         Ok(0)
     })
@@ -137,7 +139,8 @@ pub(super) unsafe extern "C" fn copy_out(dst: *mut c_void, src: *const c_void, s
     answer(-1, || {
         let handler = around(src, size_bytes)?;
         let (dst, src) = (start(dst, "dst")?, start(src, "src")?);
-        // SAFETY: `around` found all of `src` in a block of this handler. The caller keeps that alive, and `dst` writable.
+        // SAFETY: `around` found all of `src` in a block of this handler. The caller keeps that alive, and `dst`
+        // writable.
         unsafe { handler.copy_out(dst.as_ptr(), src, size_bytes) }?;
         Ok(0)
     })
@@ -164,8 +167,8 @@ pub(super) unsafe extern "C" fn copy(dst: *mut c_void, src: *const c_void, size_
         let mut between = [0_u8; 16 * 1024];
         for offset in (0..size_bytes).step_by(between.len()) {
             let some = between.len().min(size_bytes - offset);
-            // SAFETY: `around` found `size_bytes` from `src` and from `dst` on in blocks of these two handlers, which the caller
-            // keeps alive; `offset + some` is within that, and `between` has room for `some`.
+            // SAFETY: `around` found `size_bytes` from `src` and from `dst` on in blocks of these two handlers, which
+            // the caller keeps alive; `offset + some` is within that, and `between` has room for `some`.
             unsafe {
                 from.copy_out(between.as_mut_ptr(), src.add(offset), some)?;
                 to.copy_in(dst.add(offset), between.as_ptr(), some)?;

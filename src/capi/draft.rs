@@ -1,6 +1,6 @@
-//! The drafts' `SetHandler`. Into the table goes a copy of the struct that it is given, with functions that call those of the
-//! struct ([`Adapted`]): there is no limit to them. What it returns is the user's own struct, or for any other handler one of
-//! the [`view`]s.
+//! The drafts' `SetHandler`. It registers a copy of the struct that it is given, behind functions that call the
+//! struct's own ([`Adapted`]); any number of structs can be set. It returns the handler that was selected before: the
+//! user's own struct where that was a draft, else a struct from [`view`].
 
 use super::error::{Refusal, answer};
 use super::forms::{Draft2, DraftCopy, Form};

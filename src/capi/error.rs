@@ -1,4 +1,4 @@
-//! What went wrong in the last call on this thread: a code and a message. Nothing, after a call that succeeded.
+//! What went wrong in the last call on this thread: a code and a message. A call that succeeds clears both.
 
 use crate::error::Error;
 use std::borrow::Cow;
@@ -36,7 +36,7 @@ pub(super) mod code {
 struct Last {
     code: c_int,
     message: Cow<'static, CStr>,
-    /// The error itself, for whoever makes an exception of it.
+    /// The error itself, to make an exception of it.
     #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "without Python there are no exceptions"))]
     error: Option<Error>,
 }
@@ -55,8 +55,8 @@ pub(crate) fn answer<R>(failure: R, work: impl FnOnce() -> Result<R, Refusal>) -
     .unwrap_or(failure)
 }
 
-/// The same for a function that C calls by a struct. It is no call of the header's: where it succeeds it leaves alone what the
-/// last one of those kept.
+/// The same for a function that C calls by a struct. It is no call of the header's: where it succeeds it leaves alone
+/// what the last one of those kept.
 pub(super) fn served<R>(failure: R, work: impl FnOnce() -> Result<R, Refusal>) -> R {
     shielded(None, || work().map_err(keep).ok()).unwrap_or(failure)
 }
@@ -123,8 +123,8 @@ pub(super) extern "C" fn error_message() -> *const c_char {
         .unwrap_or(NOTHING.as_ptr())
 }
 
-/// What the last call on this thread failed with: the error, or a message about something else. Nothing where it succeeded,
-/// or where a Python exception is set.
+/// What the last call on this thread failed with: the error, or a message about something else. Nothing where it
+/// succeeded, or where a Python exception is set.
 #[cfg(feature = "python")]
 pub(crate) fn last() -> Option<Result<Error, String>> {
     LAST.try_with(|last| {

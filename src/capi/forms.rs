@@ -1,5 +1,5 @@
-//! The structs of the two drafts of NEP 49. Their functions know no context. The first has four of them, the second three more
-//! that copy.
+//! The structs of the two drafts of NEP 49, whose functions have no `ctx` argument. The first draft has four functions;
+//! the second adds three that copy.
 
 use std::ffi::{c_char, c_void};
 

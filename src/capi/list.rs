@@ -1,8 +1,8 @@
-//! The functions of `include/ctxalloc.h` that there are with and without Python, in the header's order: the list from which
-//! `api` makes the table of an extension module, and `exports` the symbols of a library.
+//! The functions of `include/ctxalloc.h` that exist both with and without Python, in the header's order: the list from
+//! which `api` makes the table of an extension module, and `exports` the symbols of a library.
 
-/// Calls a macro with a line for each function: its field in `ctxalloc_api`, its symbol, its signature, and what it is. `S` is
-/// the selection, which the caller names. The order is that of `ctxalloc_api`: append-only.
+/// Calls a macro with a line for each function: its field in `ctxalloc_api`, its symbol, its signature, and what it is.
+/// `S` is the selection, which the caller names. The order is that of `ctxalloc_api`: append-only.
 macro_rules! c_functions {
     ($with:ident) => {
         $with! {

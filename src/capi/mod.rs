@@ -1,13 +1,13 @@
-//! The C face: what `include/ctxalloc.h` declares. That header is the document; the functions here say only what it
-//! does not.
+//! Layer 8: the C interface, what `include/ctxalloc.h` declares. The header has the documentation; comments here add
+//! only what it leaves out.
 //!
 //! ```text
 //!   a C program ──links──► ctxalloc_set_handler, ...   (feature `capi`: exports.rs)    the thread's selection
 //!   an extension of Python ──capsule ctxalloc._C_API──► Api                            NumPy's ContextVar
 //! ```
-//! Both are the same functions over two kinds of [`Selection`]. None lets a panic out; each keeps what went wrong for
-//! [`error`], and nothing has changed then. A handler is known by the address of its NEP 49 struct, which is looked up and
-//! never followed before it is found.
+//! Both are the same functions over two kinds of [`Selection`]. None lets a panic out. A call that fails changes
+//! nothing, and leaves its error for [`error`]. C names a handler by the address of its NEP 49 struct: the address is
+//! looked up, and never followed before it is found.
 #![allow(unsafe_code, reason = "C pointers")]
 
 #[cfg(feature = "python")]

@@ -64,8 +64,8 @@ impl ExtrasInC {
             0 => Reach::WithGil,
             ANY_THREAD => Reach::AnyThread,
             other => {
-                let wanted = "0 or CTXALLOC_ANY_THREAD (1)";
-                return Err(Error::BadOption { option: "flags", value: other.to_string(), wanted });
+                let expected = "0 or CTXALLOC_ANY_THREAD (1)";
+                return Err(Error::BadOption { option: "flags", value: other.to_string(), expected });
             }
         };
         // SAFETY: the caller passes a struct. Only this field is read, to which nobody writes.

@@ -94,3 +94,33 @@ pub(super) extern "C" fn handler_version<S: Selection>(c_struct: *const PyDataMe
 pub(super) extern "C" fn handler_alignment<S: Selection>(c_struct: *const PyDataMem_Handler) -> usize {
     answer(0, || Ok(meant::<S>(c_struct)?.alignment()))
 }
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::*;
+    use crate::handler::{Extras, Reach, abi::Copies, adopt, handler};
+    use std::ptr::NonNull;
+
+    /// Under Miri with the stale values that a weakly ordered machine shows: `make miri-seeds`.
+    #[test]
+    fn threads_agree_on_a_name_that_is_not_the_structs_own() {
+        // SAFETY: a struct of ours, complete; a copy of it does the same.
+        let copy = NonNull::from(Box::leak(Box::new(unsafe { *handler("system").expect("built in").as_ptr() })));
+        let extras = Extras { alignment: 1, copies: Copies::NONE };
+        // SAFETY: an immortal struct, whose functions may be called anywhere.
+        let renamed = unsafe { adopt(copy, Reach::AnyThread, Some("an alias"), extras) }.expect("a new name");
+        let look = || {
+            // SAFETY: a string that lives for ever.
+            let found = unsafe { std::ffi::CStr::from_ptr(name_in_c(renamed)) };
+            assert_eq!(found, c"an alias");
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(look);
+            scope.spawn(look);
+            while RENAMED.load(Ordering::Relaxed).is_null() {
+                std::thread::yield_now();
+            }
+            look();
+        });
+    }
+}

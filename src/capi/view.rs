@@ -1,13 +1,14 @@
-//! Structs of the drafts for handlers that are no drafts: what `SetHandler` of a draft returns when, say, `pool` was selected
+//! Draft structs for handlers that are not drafts: what `SetHandler` of a draft returns when, say, `pool` was selected
 //! before. Given to `SetHandler` again, such a struct selects its handler again.
 //!
-//! Its functions know no context, so each struct needs functions of its own, and those are made at compile time: there are
-//! [`SETS`] of them, known by their number.
+//! A draft's functions have no `ctx` argument, so each struct needs functions of its own. They are made at compile
+//! time:
+//! [`SETS`] sets, each of which knows its number.
 //!
-//! - A named handler has a struct and a set for ever. There are [`MAX_NAMED`]; past them it is an error.
-//! - A request has a struct, which is made for its slot and recycled with it: any number of requests have one at a time. As
-//!   long as the request is there it also has one of [`MAX_REQUESTS`] sets; a request that comes while others have all of them
-//!   gets a struct whose functions give no memory, and is selected by it as by any other.
+//! - A named handler has a struct and a set for ever. There are [`MAX_NAMED`] of these; one more is an error.
+//! - A request has a struct, which is made for its slot and recycled with it: any number of requests can have one at
+//!   the same time. While the request is there, it also has one of [`MAX_REQUESTS`] sets. If others have all of them,
+//!   it gets a struct whose functions return no memory; that struct still selects the request.
 
 use super::error::served;
 use super::forms::{Draft1, Draft2};
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::handler::call::{Call, HOST2OBJ, OBJ2HOST, OBJ2OBJ, by_digit};
 use crate::handler::{Handler, handler_at as handler_with_struct};
 use crate::layout::array;
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, hold_across_fork};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -27,8 +28,8 @@ pub(super) const MAX_NAMED: usize = 256;
 /// How many requests can have functions at a time. In the header: `CTXALLOC_DRAFT_REQUESTS`.
 pub(super) const MAX_REQUESTS: usize = 256;
 
-/// The handlers behind the sets: `Handler::into_pointer`, or NULL. First those of named handlers, each set once; then those of
-/// requests, which are set under [`Requests`]'s lock, and only where there is none or it is gone.
+/// The handlers behind the sets: `Handler::into_pointer`, or NULL. First those of named handlers, each set once; then
+/// those of requests, which are set under [`Requests`]'s lock, and only where there is none or it is gone.
 static HANDLERS: [AtomicPtr<c_void>; MAX_NAMED + MAX_REQUESTS] =
     [const { AtomicPtr::new(null_mut()) }; MAX_NAMED + MAX_REQUESTS];
 
@@ -54,7 +55,7 @@ fn numbered(number: usize) -> Result<Handler, Error> {
     })
 }
 
-/// The handler that a struct of ours stands for; nothing where it is none of ours.
+/// The handler behind one of our structs; `None` for any other struct.
 ///
 /// # Errors
 /// [`Error::RequestEnded`] where its request is gone.
@@ -125,12 +126,7 @@ unsafe impl Send for Given {}
 static REQUESTS: Made<Arc<Requests>> = Made::new();
 
 fn requests() -> &'static Requests {
-    REQUESTS.get_or_make(|| {
-        let requests = Arc::new(Requests(Locked::new(Structs::default())));
-        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&requests) as _;
-        hold_across_fork(Arc::downgrade(&holder));
-        requests
-    })
+    REQUESTS.get_or_make(|| held_across_fork(Requests(Locked::new(Structs::default()))))
 }
 
 impl HeldAcrossFork for Requests {
@@ -139,7 +135,8 @@ impl HeldAcrossFork for Requests {
     }
 }
 
-/// Whether anything still holds a request. Takes no hold, whose end would run whatever a strategy does in its destructor.
+/// Whether anything still holds a request. Takes no hold, whose end would run whatever a strategy does in its
+/// destructor.
 fn is_there(request: Handler) -> bool {
     handler_with_struct(request.as_ptr()) == Some(request)
 }
@@ -155,8 +152,8 @@ impl Requests {
                 if given.request != request {
                     given.request = request;
                     given.number = lend(request);
-                    // SAFETY: leaked, and written under the lock. The request that it was given out for is gone; by then C
-                    // must not look at it any more (the header).
+                    // SAFETY: leaked, and written under the lock. The request that it was given out for is gone; by
+                    // then C must not look at it any more (the header).
                     unsafe { given.draft.write(set(given.number).named(&name)) };
                 }
                 return given.draft.as_ptr().cast_const();
@@ -169,7 +166,8 @@ impl Requests {
         })
     }
 
-    /// The names of the requests that have a struct without functions: whoever calls those functions means one of these.
+    /// The names of the requests whose structs have functions that only fail: a call of such a function is for one of
+    /// these.
     #[cold]
     fn without_functions(&self) -> Vec<String> {
         self.0.with(|structs| {
@@ -199,8 +197,8 @@ fn name_in(draft: &Draft1) -> String {
     unsafe { CStr::from_ptr(draft.name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// The number of a set for a request; [`NO_HANDLER`] where all of them are those of requests that are there. Only under the
-/// lock. A block holds its request, so a set that made one is nobody else's before the block is freed.
+/// The number of a set for a request; [`NO_HANDLER`] where all of them are those of requests that are there. Only under
+/// the lock. A block holds its request, so a set that made one is nobody else's before the block is freed.
 fn lend(request: Handler) -> usize {
     let is_free = |place: &AtomicPtr<c_void>| handler_behind(place).is_none_or(|other| !is_there(other));
     match HANDLERS[MAX_NAMED..].iter().position(is_free) {
@@ -264,7 +262,8 @@ impl<const HIGH: usize, const LOW: usize> Numbered<HIGH, LOW> {
     };
 
     /// # Safety
-    /// - pointers are NULL or live blocks of the struct's handler, given up; in `realloc` unless that fails. So for all three.
+    /// - pointers are NULL or live blocks of the struct's handler, given up; in `realloc` unless that fails. So for all
+    ///   three.
     unsafe extern "C" fn alloc(size: usize) -> *mut c_void {
         // SAFETY: there is no block in this call.
         unsafe { pass_on(Self::NUMBER, Call::Malloc { size }) }
@@ -286,8 +285,8 @@ impl<const HIGH: usize, const LOW: usize> Numbered<HIGH, LOW> {
     }
 
     /// # Safety
-    /// - as the second draft has it: both sides have `size` bytes and do not overlap, `dst` is in a live block of the struct's
-    ///   handler; for `obj2host` it is `src`, for `obj2obj` both are.
+    /// - as the second draft has it: both sides have `size` bytes and do not overlap, `dst` is in a live block of the
+    ///   struct's handler; for `obj2host` it is `src`, for `obj2obj` both are.
     unsafe extern "C" fn copy<const WHICH: usize>(dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void {
         // SAFETY: the caller keeps the draft's contract, for blocks of the handler with this number.
         unsafe { copy(Self::NUMBER, WHICH, dst, src, size) }
@@ -295,7 +294,8 @@ impl<const HIGH: usize, const LOW: usize> Numbered<HIGH, LOW> {
 }
 
 /// # Safety
-/// - a pointer in `call` is NULL or a live block of the handler with this number, given up; by `Realloc` unless that fails.
+/// - a pointer in `call` is NULL or a live block of the handler with this number, given up; by `Realloc` unless that
+///   fails.
 #[inline(never)]
 unsafe fn pass_on(number: usize, call: Call) -> *mut c_void {
     served(null_mut(), || {
@@ -355,4 +355,34 @@ static SETS: [[[Set; 16]; 16]; (MAX_NAMED + MAX_REQUESTS) / 256] =
 
 const fn row<const HIGH: usize>() -> [Set; 16] {
     by_digit!(|LOW| Numbered::<HIGH, LOW>::SET)
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::*;
+    use crate::handler::register;
+    use crate::strategy::System;
+    use std::thread;
+
+    /// Under Miri with the stale values that a weakly ordered machine shows: `make miri-seeds`.
+    #[test]
+    fn threads_find_the_one_struct_of_a_handler_complete() {
+        let handler = register("of the one struct", System).expect("a new name");
+        let find = || {
+            let draft = of(handler).expect("there is room");
+            // SAFETY: a struct of ours, which is immortal.
+            let name = unsafe { CStr::from_ptr((*draft).first.name.as_ptr()) };
+            assert_eq!(name.to_bytes(), b"of the one struct");
+            assert_eq!(handler_at(draft), Ok(Some(handler)));
+            draft.addr()
+        };
+        thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(find));
+            while NAMED.iter().all(|place| place.load(Ordering::Relaxed).is_null()) {
+                thread::yield_now();
+            }
+            let found = find();
+            assert_eq!(threads.map(|thread| thread.join().expect("no panic")), [found; 2]);
+        });
+    }
 }

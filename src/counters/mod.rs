@@ -1,7 +1,8 @@
-//! Counters of ended requests by name: one visit at a request's end, read by whoever exports them. A leaf: imports no layer.
+//! Counters of ended requests by name: written once at a request's end, read by exporters. A leaf: imports no layer.
 //!
 //! `snapshot` has the values that are read, `region` the counters in memory, `place` where they are (this process's own
-//! memory, or a file that other processes read too), `writer` finds a name's series. [`crate::metrics`] is the public face.
+//! memory, or a file that other processes read too), `writer` finds a name's series. [`crate::metrics`] is what users
+//! call. ARCHITECTURE.md says what else a new counter touches.
 
 mod place;
 mod region;
@@ -14,7 +15,7 @@ pub use snapshot::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot,
 use crate::error::Error;
 use crate::os;
 use crate::settings;
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
 use crate::trace;
 use place::{Mapping, Place};
 use region::{Read, SERIES};
@@ -50,12 +51,7 @@ impl HeldAcrossFork for Counting {
 
 fn counting() -> &'static Counting {
     static COUNTING: Made<Arc<Counting>> = Made::new();
-    COUNTING.get_or_make(|| {
-        let counting = Arc::new(Counting { home: Locked::new(None) });
-        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&counting) as _;
-        crate::sync::hold_across_fork(Arc::downgrade(&holder));
-        counting
-    })
+    COUNTING.get_or_make(|| held_across_fork(Counting { home: Locked::new(None) }))
 }
 
 impl Counting {
@@ -70,8 +66,8 @@ impl Counting {
         }
     }
 
-    /// Finds a place for this process's counters. What it makes is made and dropped outside of the lock: the allocator may be
-    /// one of ours.
+    /// Finds a place for this process's counters. What it makes is made and dropped outside of the lock: the allocator
+    /// may be one of ours.
     #[cold]
     fn settle(&self) {
         let (forks, pid) = (forks(), std::process::id());

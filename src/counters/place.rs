@@ -1,15 +1,16 @@
-//! `Place`: where a region is. A static of this process; or a file in the directory that `CTXALLOC_METRICS_DIR` names, one for
-//! each process that counts there.
+//! `Place`: where a region is. A static of this process; or a file in the directory that `CTXALLOC_METRICS_DIR` names,
+//! one for each process that counts there.
 //!
-//! A process holds a lock on its file (`flock`), which the system releases when the process ends. The next process takes the
-//! file over and counts on: there are as many files as there were processes at one time, and sums never go back.
+//! A process holds a lock on its file (`flock`), which the system releases when the process ends. The next process
+//! takes the file over and adds to its counts: there are only as many files as processes ran at the same time, and sums
+//! never fall.
 #![allow(unsafe_code, reason = "maps files")]
 
 use super::region::Region;
 use crate::error::Error;
 use crate::os;
 use std::fs::{File, OpenOptions, TryLockError, read_dir};
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -75,7 +76,7 @@ impl Mapping {
             }
             let length = file.metadata().map_err(|error| fail(&error))?.len();
             if length == 0 {
-                file.set_len(size_of::<Region>() as u64).map_err(|error| fail(&error))?;
+                fill(&file).map_err(|error| fail(&error))?;
             } else if length != size_of::<Region>() as u64 {
                 continue; // another program's
             }
@@ -118,10 +119,19 @@ impl Mapping {
     }
 
     pub(super) fn region(&self) -> &Region {
-        // SAFETY: mapped, of this size and page-aligned, until `self` is dropped. Any bytes are a Region: it has nothing but
-        // atomic integers. Readers map it without the right to write, and only load.
+        // SAFETY: mapped, of this size and page-aligned, until `self` is dropped. Any bytes are a Region: it has
+        // nothing but atomic integers. Readers map it without the right to write, and only load.
         unsafe { self.region.as_ref() }
     }
+}
+
+/// Makes an empty file a region of zeros. They are written, because a file that is only made longer has no memory yet:
+/// on a full file system, whoever counts into it ends by SIGBUS.
+fn fill(mut file: &File) -> io::Result<()> {
+    file.write_all(&vec![0; size_of::<Region>()]).inspect_err(|_| {
+        // The next process finds it as this one did.
+        drop(file.set_len(0));
+    })
 }
 
 #[cold]

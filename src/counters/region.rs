@@ -1,9 +1,10 @@
-//! `Region`: the counters of one process, in memory that other processes may map. One process writes, under its lock; any
-//! number read without one.
+//! `Region`: the counters of one process, in memory that other processes may map. One process writes, under its lock;
+//! any number of processes read, without one.
 //!
-//! Each series has a version, which is odd while it is written: a reader that saw an odd or another one afterwards reads again
-//! (a sequence lock). `layout` does the same for all series together while one of them is folded into another. A writer that
-//! died in the middle leaves an odd version behind: readers give up waiting, and the next owner makes it even.
+//! Each series has a version, which is odd while it is written: a reader that finds it odd, or changed after reading,
+//! reads again (a sequence lock). `layout` does the same for all series together while one of them is folded into
+//! another. A writer that died in the middle leaves an odd version behind: readers give up waiting, and the next owner
+//! makes it even.
 
 use super::snapshot::{BUCKETS, Gauges, Histogram, Series, bucket_of};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -13,7 +14,8 @@ pub(super) const SERIES: usize = 130;
 /// The longest name in bytes; a longer one is cut.
 pub(super) const MAX_NAME: usize = 128;
 
-/// `ctxalloc`, and the version of this layout.
+/// `ctxalloc`, and the version of this layout: raise it when a field of [`Region`] or [`Counters`] is added, moved or
+/// gets another meaning, so that no process takes over or reads a file of another layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"ctxalloc");
 const VERSION: u64 = 1;
 
@@ -325,5 +327,35 @@ impl Counters {
             total_bytes: histogram(&self.totals, &self.total_sum),
         };
         Read { name, name_bytes, numbers }
+    }
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// Under Miri with the stale values that a weakly ordered machine shows: `make miri-seeds`.
+    #[test]
+    fn a_reader_never_sees_half_of_a_write() {
+        const WRITES: u64 = 8;
+        let (region, done) = (Region::empty(), AtomicU64::new(0));
+        let series = region.series(3);
+        let look = || {
+            read(&series.version, || (series.requests(), series.peak_sum.load(RELAXED), series.total_sum.load(RELAXED)))
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..WRITES {
+                    series.add(&Sample { peak_bytes: 3, total_bytes: 5, ..Sample::default() });
+                }
+                done.store(1, Ordering::Relaxed);
+            });
+            while done.load(Ordering::Relaxed) == 0 {
+                let (requests, peaks, totals) = look();
+                assert_eq!((peaks, totals), (3 * requests, 5 * requests));
+            }
+        });
+        assert_eq!(look(), (WRITES, 3 * WRITES, 5 * WRITES));
     }
 }

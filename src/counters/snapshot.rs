@@ -19,7 +19,8 @@ pub(super) fn bucket_of(value: u64) -> usize {
 /// Counts of values by powers of two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Histogram {
-    /// How many values are above 2^(k-1) and at most 2^k, for each `k`. The first has 0 and 1, the last has no upper end.
+    /// How many values are above 2^(k-1) and at most 2^k, for each `k`. The first has 0 and 1, the last has no upper
+    /// end.
     pub counts: [u64; BUCKETS],
     /// The sum of all values; it wraps around after 2^64.
     pub sum: u64,
@@ -38,8 +39,8 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// The upper end of the bucket below or in which the part `q` (0 to 1) of all values lies; 0 without values. At most twice
-    /// the true quantile.
+    /// The upper end of the bucket below or in which the part `q` (0 to 1) of all values lies; 0 without values. At
+    /// most twice the true quantile.
     #[must_use]
     pub fn quantile(&self, q: f64) -> u64 {
         let wanted = (q.clamp(0.0, 1.0) * self.count() as f64).ceil().max(1.0);

@@ -17,7 +17,8 @@ pub type Realloc = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, new_
 /// `free(ctx, ptr, size)`: the size is a best guess (NEP 49), the pointer may be NULL.
 pub type Free = unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize);
 
-/// `copy(ctx, dst, src, size)`: `dst`, or NULL where the copy failed. As the second draft of NEP 49 had it, with a context.
+/// `copy(ctx, dst, src, size)`: `dst`, or NULL where the copy failed. As the second draft of NEP 49 had it, with a
+/// context.
 pub type CopyFunction =
     unsafe extern "C" fn(ctx: *mut c_void, dst: *mut c_void, src: *const c_void, size: usize) -> *mut c_void;
 
@@ -79,7 +80,8 @@ impl PyDataMem_Handler {
     /// `malloc`, `calloc`, `realloc` or `free`.
     ///
     /// # Safety
-    /// - `c_struct` points to an immortal struct, whose functions nobody but [`set_functions`](Self::set_functions) changes.
+    /// - `c_struct` points to an immortal struct, whose functions nobody but [`set_functions`](Self::set_functions)
+    ///   changes.
     pub(super) unsafe fn functions(c_struct: *const Self) -> Result<Functions, &'static str> {
         let word = |offset: usize| {
             // SAFETY: `offset` is that of a field of `allocator`, which is one aligned word of an immortal struct.
@@ -106,8 +108,8 @@ impl PyDataMem_Handler {
     /// - the functions do for its blocks what those before them did, with the same context.
     pub(super) unsafe fn set_functions(c_struct: *mut Self, functions: &Functions) {
         let put = |offset: usize, function: *mut c_void| {
-            // SAFETY: `offset` is that of a field of `allocator`, which is one aligned word of an immortal, writable struct.
-            // Other threads read it by atomics (`functions`) or, in NumPy, as one aligned word.
+            // SAFETY: `offset` is that of a field of `allocator`, which is one aligned word of an immortal, writable
+            // struct. Other threads read it by atomics (`functions`) or, in NumPy, as one aligned word.
             unsafe { AtomicPtr::from_ptr(c_struct.byte_add(ALLOCATOR + offset).cast()) }
                 .store(function, Ordering::Release);
         };
@@ -122,8 +124,8 @@ impl PyDataMem_Handler {
 const ALLOCATOR: usize = offset_of!(PyDataMem_Handler, allocator);
 
 /// How bytes get into the blocks of a handler, out of them, and from one to another: the second draft of NEP 49's three
-/// functions. Where one is missing, bytes are copied by `memcpy`. NumPy knows nothing of them; [`Buffer`](crate::Buffer)
-/// and the C face use them.
+/// functions. Where one is missing, bytes are copied by `memcpy`. NumPy knows nothing of them;
+/// [`Buffer`](crate::Buffer) and the C interface use them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Copies {

@@ -1,6 +1,7 @@
 //! What a `Handler` does for Rust: it makes, resizes and takes back blocks by the C functions of its entry.
 
 use super::abi::Functions;
+use super::call::Call;
 use super::held::Held;
 use super::requests;
 use super::selected;
@@ -14,7 +15,8 @@ use std::fmt;
 use std::ptr::NonNull;
 
 impl Handler {
-    /// Its name: in the table, or that of the request. For an adopted handler the name in its own struct may differ (see
+    /// Its name: in the table, or that of the request. For an adopted handler the name in its own struct may differ
+    /// (see
     /// [`adopt`](super::adopt)); NumPy reports that one.
     #[must_use]
     pub fn name(self) -> Cow<'static, str> {
@@ -43,11 +45,8 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let (_held, functions) = self.usable(size_bytes)?;
-        let &Functions { ctx, malloc, .. } = functions;
         // At least one, here and below: in C a size of zero may give NULL, and would free in some reallocs.
-        // SAFETY: `ctx` is what these functions were registered with; malloc takes any size.
-        self.answer(unsafe { malloc(ctx, size_bytes.max(1)) }, size_bytes)
+        self.make(Call::Malloc { size: size_bytes.max(1) }, size_bytes)
     }
 
     /// A block of `size_bytes` zeros, aligned to [`alignment`](Self::alignment).
@@ -55,11 +54,8 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate_zeroed(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        let (_held, functions) = self.usable(size_bytes)?;
-        let &Functions { ctx, calloc, .. } = functions;
         // NumPy asks in the same way, `(nbytes, 1)`.
-        // SAFETY: `ctx` is what these functions were registered with; calloc takes any sizes.
-        self.answer(unsafe { calloc(ctx, size_bytes.max(1), 1) }, size_bytes)
+        self.make(Call::Calloc { nelem: size_bytes.max(1), elsize: 1 }, size_bytes)
     }
 
     /// The block with its first bytes kept and `new_size_bytes` of room; perhaps elsewhere.
@@ -89,7 +85,7 @@ impl Handler {
         unsafe { free(ctx, block.as_ptr().cast(), size_bytes) }
     }
 
-    /// The functions, for a size that a block can have. Asked before the call: a foreign realloc that claimed to
+    /// The functions, for a size that a block can have. Looked up before the call: a foreign realloc that claimed to
     /// serve an impossible size would have given up the old block, which a failure must leave alone.
     #[inline]
     fn possible(self, requested_bytes: usize) -> Result<&'static Functions, Error> {
@@ -99,17 +95,23 @@ impl Handler {
         }
     }
 
-    /// [`possible`](Self::possible), and held: a request's, unless this thread runs under it, which holds it already.
+    /// Makes a block by `call`, a malloc or calloc. A request is held meanwhile, unless this thread runs under it,
+    /// which holds it already.
     #[inline]
-    fn usable(self, requested_bytes: usize) -> Result<(Option<Held>, &'static Functions), Error> {
-        let functions = self.possible(requested_bytes)?;
-        if !self.is_request() || selected::get() == Some(self) {
-            return Ok((None, functions));
+    fn make(self, call: Call, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        let functions = self.possible(size_bytes)?;
+        if self.is_request() && selected::get() != Some(self) {
+            return self.make_held(call, size_bytes);
         }
-        match Held::try_on(self) {
-            Some(held) => Ok((Some(held), functions)),
-            None => Err(requests::gone(requested_bytes)),
-        }
+        // SAFETY: a call without a pointer; the functions take any sizes.
+        self.answer(unsafe { functions.call(call) }, size_bytes)
+    }
+
+    #[inline(never)]
+    fn make_held(self, call: Call, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        let Some(_held) = Held::try_on(self) else { return Err(requests::gone(size_bytes)) };
+        // SAFETY: a call without a pointer; the functions take any sizes.
+        self.answer(unsafe { self.entry().functions.call(call) }, size_bytes)
     }
 
     /// Gives memory that its strategy keeps but nobody uses back to the system; see
@@ -123,8 +125,8 @@ impl Handler {
     }
 
     /// Its live blocks, the oldest first, where its strategy knows them ([`Tracked`](crate::strategy::Tracked), also
-    /// behind others): see [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks). Nothing for any other, and for
-    /// a handler that another copy of this crate made (another extension module of the process).
+    /// behind others): see [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks). Nothing for any other,
+    /// and for a handler that another copy of this crate made (another extension module of the process).
     #[must_use]
     pub fn live_blocks(self) -> Option<Vec<LiveBlock>> {
         let _held = Held::try_on(self)?;

@@ -8,10 +8,10 @@ use super::word::Handler;
 use crate::source::{HugePages, LockedPages};
 use crate::strategy::{Aligned, Guard, GuardOptions, Pool, PoolOptions, Strategy, System, Tracked};
 
-/// Registers them all; returns the default of a process without NumPy, and what stands for a request of which nothing is
-/// left.
+/// Registers them all. Returns `system`, the default of a process without NumPy, and [`Ended`], which takes the place
+/// of a request's handler when nothing is left of the request.
 ///
-/// Cheaply: nothing is mapped, locked or installed before the first block is asked for.
+/// This is cheap: nothing is mapped, locked or installed before the first block is asked for.
 pub(super) fn register_all(table: &Table) -> (Handler, Handler) {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);

@@ -1,5 +1,6 @@
-//! `Call`: one call of a handler's functions, as data. Whoever passes calls on handles all four in one place; the functions of
-//! C around that are here, once.
+//! `Call`: a call of `malloc`, `calloc`, `realloc` or `free`, as an enum. A type that answers such calls implements
+//! [`Answer`], one function for all four, of which [`functions`] makes the C functions. [`Call::begin`] tells the event
+//! hook.
 
 use super::abi::{Copies, CopyFunction, Functions};
 use super::events::tell::{Resizing, resizing, tell};
@@ -16,12 +17,13 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Tells the event hook of the end of a block before it ends: its address may be another's after that. Of all else it is
-    /// told by [`Telling::done`].
+    /// Reports a block's end to the event hook before it ends: after that, another block may have its address.
+    /// Everything else is reported by [`Reporting::done`].
     ///
-    /// Not a function around a closure: that would be one function for all four calls, which the compiler does not inline.
+    /// Not a function around a closure: that would be one function for all four calls, which the compiler does not
+    /// inline.
     #[inline(always)]
-    pub(crate) fn begin(self) -> Telling {
+    pub(crate) fn begin(self) -> Reporting {
         let resizing = match self {
             Self::Realloc { ptr, .. } => Some(resizing(ptr)),
             Self::Free { ptr, .. } if !ptr.is_null() => {
@@ -30,19 +32,19 @@ impl Call {
             }
             _ => None,
         };
-        Telling { call: self, resizing }
+        Reporting { call: self, resizing }
     }
 }
 
 /// A call that is under way.
-#[must_use = "the event hook is told by `done`"]
-pub(crate) struct Telling {
+#[must_use = "the event hook is called by `done`"]
+pub(crate) struct Reporting {
     call: Call,
     resizing: Option<Resizing>,
 }
 
-impl Telling {
-    /// Tells the event hook of what the call made, and returns it.
+impl Reporting {
+    /// Reports to the event hook what the call made, and returns it.
     #[inline(always)]
     pub(crate) fn done(self, block: *mut c_void) -> *mut c_void {
         match (self.call, self.resizing) {
@@ -61,7 +63,8 @@ pub(crate) trait Answer {
     ///
     /// # Safety
     /// - `ctx` is what the type's [`functions`] were made with.
-    /// - a pointer in `call` is NULL or a live block of theirs. It is given up by `Free`, and by a `Realloc` that succeeds.
+    /// - a pointer in `call` is NULL or a live block of theirs. It is given up by `Free`, and by a `Realloc` that
+    ///   succeeds.
     unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void;
 }
 
@@ -153,8 +156,8 @@ unsafe extern "C" fn copy<A: AnswerCopy, const WHICH: usize>(
     unsafe { A::copy(ctx, WHICH, dst, src, size) }
 }
 
-/// An array of the values for the hexadecimal digits 0 to f, each a constant in `$value`: for functions that are given nothing
-/// to tell by whose they are, so that there is one for each number.
+/// An array of `$value` for each hexadecimal digit from 0 to f, which is a constant in it. It makes sets of C functions
+/// whose arguments do not say which struct they belong to: each struct gets functions compiled with its own number.
 macro_rules! by_digit {
     (|$digit:ident| $value:expr) => {
         [

@@ -1,7 +1,7 @@
 //! `Entry`, what the table holds for each handler, and `Draft`, an entry that has not been published yet.
 //!
-//! Both are plain data: whoever makes a handler (`trampoline`, `foreign`, `requests`) fills in the functions. Entries are
-//! leaked on purpose: a handler must outlive every block it made, and blocks outlive everything.
+//! Both are plain data: whoever makes a handler (`trampoline`, `foreign`, `requests`) fills in the functions. Entries
+//! are leaked on purpose: a handler must outlive every block it made, and blocks outlive everything.
 
 use super::abi::{Copies, Functions, PyDataMem_Handler};
 use super::name::Name;
@@ -13,8 +13,8 @@ use std::ptr::{NonNull, null_mut};
 /// [`Strategy::trim`](crate::strategy::Strategy::trim) behind a handler: returns how many bytes went back.
 pub(super) type Trim = unsafe extern "C" fn(ctx: *mut c_void) -> usize;
 
-/// [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks) behind a handler. A Rust function, not a C one: only the
-/// copy of this crate that made the handler may call it.
+/// [`Strategy::live_blocks`](crate::strategy::Strategy::live_blocks) behind a handler. A Rust function, not a C one:
+/// only the copy of this crate that made the handler may call it.
 pub(super) type LiveBlocks = unsafe fn(ctx: *mut c_void) -> Option<Vec<LiveBlock>>;
 
 /// Holds a request's slot, or lets go of it. Copies of this crate call it for slots that another copy made.
@@ -60,11 +60,11 @@ pub(crate) struct Entry {
     pub(crate) object: AtomicPtr<c_void>,
 }
 
-// SAFETY: all fields are immutable once published, or atomics. `functions.ctx` is only ever handed to the functions beside
-// it, and whoever makes a handler promises that those may be called on any thread (`Strategy: Send + Sync`, `adopt`'s
-// contract). So entries may be moved to other threads, and shared between them.
+// SAFETY: all fields are immutable once published, or atomics. `functions.ctx` is only ever handed to the functions
+// beside it, and whoever makes a handler promises that those may be called on any thread (`Strategy: Send + Sync`,
+// `adopt`'s contract). So entries may be moved to other threads, and shared between them.
 unsafe impl Send for Entry {}
-// SAFETY: see `Send`.
+// SAFETY: what threads share of it is immutable or atomic, and its functions may be called on any thread (`Send`).
 unsafe impl Sync for Entry {}
 
 /// Its address tells copies of this crate apart.
@@ -145,7 +145,8 @@ pub(super) struct Draft<'a> {
     pub(super) foreign: Option<NonNull<PyDataMem_Handler>>,
     /// Makes immortal what stands behind the functions, and returns them.
     pub(super) functions: Box<dyn FnOnce() -> Functions + 'a>,
-    /// What NumPy is shown in place of `functions`, where it must not get memory: it would write to the blocks.
+    /// The functions in the struct that NumPy sees, if NumPy must get no memory because the host cannot write to the
+    /// blocks.
     pub(super) shown: Option<Functions>,
     pub(super) trim: Option<Trim>,
     pub(super) live_blocks: Option<LiveBlocks>,

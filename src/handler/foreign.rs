@@ -1,7 +1,7 @@
 //! Foreign handlers: structs that somebody else made, and how Rust reaches the functions in them.
 //!
-//! A struct is read at each call and never copied: while there is an event hook, other functions take the place of its own
-//! ([`events`](super::events)), and the hook hears of what Rust does too.
+//! A struct is read at each call and never copied: while there is an event hook, other functions take the place of its
+//! own ([`events`](super::events)), and the hook is called for what Rust does too.
 
 use super::abi::{Copies, CopyFunction, Functions, PyDataMem_Handler};
 use super::call::{self, Answer, AnswerCopy, Call};
@@ -21,8 +21,8 @@ pub enum Reach {
     /// Attached to Python, as NumPy calls them; directly in a process without Python. Once Python is gone the functions
     /// are not called any more: NULL is the answer, and what is freed then stays.
     WithGil,
-    /// Not at all: Rust allocates from this handler instead (NumPy's default keeps a cache that only the GIL protects, so
-    /// Rust uses the C heap). A block goes back the way it came, so the two never mix.
+    /// Not at all: Rust allocates from this handler instead (NumPy's default keeps a cache that only the GIL protects,
+    /// so Rust uses the C heap). A block goes back the way it came, so the two never mix.
     By(Handler),
 }
 
@@ -91,13 +91,13 @@ impl AnswerCopy for Original {
     }
 }
 
-/// A foreign struct, behind its address, which is immortal and changed by event hooks only; called attached to Python where
-/// `GIL` says so.
+/// A foreign struct, behind its address, which is immortal and changed by event hooks only; called attached to Python
+/// where `GIL` says so.
 struct Struct<const GIL: bool>;
 
 impl<const GIL: bool> Answer for Struct<GIL> {
-    /// NULL too where a function is missing, and where Python is shutting down: a foreign function may need Python then, and
-    /// what is freed stays.
+    /// NULL too where a function is missing, and where Python is shutting down: a foreign function may need Python
+    /// then, and what is freed stays.
     unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
         // SAFETY: an immortal struct that only event hooks change.
         let Ok(own) = (unsafe { PyDataMem_Handler::functions(ctx.cast()) }) else { return null_mut() };

@@ -1,5 +1,5 @@
-//! `Held`: a handler that stays what it is for as long as this value lives: a request's slot is not recycled meanwhile. A named
-//! handler stays what it is in any case.
+//! `Held`: keeps a handler valid. While one of these exists, the slot of its request is not recycled. A named handler
+//! is always valid, and costs nothing to hold.
 
 use super::entry::{HOLD_AGAIN, LET_GO, TRY_HOLD};
 use super::process::table;
@@ -26,7 +26,8 @@ impl Held {
     /// Makes a hold that was forgotten a value again.
     ///
     /// # Safety
-    /// - a hold on `handler` was counted, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it go.
+    /// - a hold on `handler` was counted, or forgotten ([`into_handler`](Self::into_handler)), and nobody else lets it
+    ///   go.
     #[inline]
     pub(crate) unsafe fn assume(handler: Handler) -> Self {
         Self(handler)

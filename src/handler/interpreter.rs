@@ -1,5 +1,5 @@
-//! What the table knows of Python: two functions that the Python layer installs there. In a process without Python there
-//! are none.
+//! What the table knows of Python: two functions that the Python layer installs there. In a process without Python
+//! there are none.
 //!
 //! They are in the table, not in a static: copies of this crate in other extension modules find them too.
 
@@ -33,8 +33,8 @@ impl Interpreter {
         self.attach.store(attach as *mut c_void, Ordering::Release);
     }
 
-    /// Runs `work` attached to Python, or as it is in a process without Python. `None`: Python is shutting down, and `work`
-    /// did not run. `work` must not panic.
+    /// Runs `work` attached to Python, or as it is in a process without Python. `None`: Python is shutting down, and
+    /// `work` did not run. `work` must not panic.
     pub(super) fn attached<R, W: FnOnce() -> R>(&self, work: W) -> Option<R> {
         struct Job<W, R> {
             work: Option<W>,
@@ -43,7 +43,8 @@ impl Interpreter {
         /// # Safety
         /// - `data` is a `Job` of these types that nobody else looks at.
         unsafe extern "C" fn run<R, W: FnOnce() -> R>(data: *mut c_void) {
-            // SAFETY: `attached` below passes its own job, of these types, and does not touch it until `attach` returns.
+            // SAFETY: `attached` below passes its own job, of these types, and does not touch it until `attach`
+            // returns.
             let job = unsafe { &mut *data.cast::<Job<W, R>>() };
             job.answer = job.work.take().map(|work| work());
         }

@@ -5,10 +5,11 @@
 //!   (Copy)        │
 //!                 └─────► PyDataMem_Handler {name, version, functions}     what NumPy calls
 //! ```
-//! For a handler of our own both are the same functions. For a foreign one ([`adopt`]) the struct is the foreign one itself,
-//! so that NumPy sees what it knows, and the functions are how Rust may safely reach it.
+//! For a handler of our own both are the same functions. For a foreign one ([`adopt`]) the struct is the foreign one
+//! itself, so that NumPy sees what it knows, and the functions are how Rust may safely reach it.
 //!
-//! The files from the bottom up: each imports only files above it in this list (`tests/rust/circles.rs` refuses circles).
+//! The files from the bottom up: each imports only files above it in this list (`tests/rust/circles.rs` refuses
+//! circles).
 //!
 //! ```text
 //!   abi, name                       NEP 49's structs; what a name may be
@@ -16,10 +17,10 @@
 //!   entry, word                     Entry, which the table holds; Handler, the word that refers to one
 //!   interpreter, events::state      what the table knows of Python, and of the event hook
 //!   index, requests::chunks, table  the table
-//!   events::{tell, watched}         how the hook is told
+//!   events::{tell, watched}         how the hook is called
 //!   trampoline, foreign             the C functions of a strategy, and of somebody else's struct
 //!   builtin, process                the handlers that are always there; the table of this process
-//!   held, requests, selected        a handler that stays what it is; requests; what is selected
+//!   held, requests, selected        a hold that keeps a handler valid; requests; what is selected
 //!   allocating, copying, usm        what a Handler does
 //! ```
 #![allow(unsafe_code, reason = "NEP 49 is a table of C functions")]
@@ -107,10 +108,10 @@ pub fn register<S: Strategy>(name: &str, strategy: S) -> Result<Handler, Error> 
 /// [`Error::BadAlignment`] where `extras.alignment` is no power of two up to 1 GiB. The table is as before.
 ///
 /// # Safety
-/// - `c_struct` points to a `PyDataMem_Handler` that stays valid for ever, as NEP 49 requires, and that nobody changes (but
-///   for an [event hook](events), which is ours).
-/// - its functions keep C's contract for `malloc`, `calloc`, `realloc` and `free`, where `reach` says, and never unwind;
-///   so do the copy functions, for blocks of the handler.
+/// - `c_struct` points to a `PyDataMem_Handler` that stays valid for ever, as NEP 49 requires, and that nobody changes
+///   (but for an [event hook](events), which is ours).
+/// - its functions keep C's contract for `malloc`, `calloc`, `realloc` and `free`, where `reach` says, and never
+///   unwind; so do the copy functions, for blocks of the handler.
 /// - blocks are aligned to `extras.alignment`.
 pub unsafe fn adopt(
     c_struct: NonNull<PyDataMem_Handler>,
@@ -201,7 +202,7 @@ pub fn handlers() -> impl Iterator<Item = Handler> {
 }
 
 /// The handler of a context in which nothing was selected: `system`, or NumPy's own default
-/// (`default_allocator`) once Python's face is there.
+/// (`default_allocator`) once the Python package is imported.
 #[inline]
 #[must_use]
 pub fn default_handler() -> Handler {

@@ -4,9 +4,10 @@ use super::builtin;
 use super::entry::Draft;
 use super::events::{state::Events, tell, watched};
 use super::name::Name;
-use super::table::{Table, hold_across_fork, install, present};
+use super::table::{Table, TableLock, install, present};
 use super::word::Handler;
 use crate::error::Error;
+use crate::sync::held_across_fork;
 use crate::trace;
 
 #[cfg(feature = "python")]
@@ -20,14 +21,18 @@ pub(super) fn table() -> &'static Table {
 
 #[cold]
 fn first_use() -> &'static Table {
-    hold_across_fork(); // first, so that no fork falls between a table and its hold
     let table = empty();
     let (default, ended) = builtin::register_all(&table);
     table.set_default(default);
     table.set_ended(ended);
-    match install(Box::leak(Box::new(table))) {
+    let table: &'static Table = Box::leak(Box::new(table));
+    let held = held_across_fork(TableLock(table)); // first, so that no fork falls between a table and its hold
+    match install(table) {
         // The only table of this process from now on.
-        Ok(table) => table,
+        Ok(table) => {
+            std::mem::forget(held);
+            table
+        }
         // Another thread was faster, or `join`. Ours was never seen; it stays behind, at most once for each racer.
         Err(table) => table,
     }

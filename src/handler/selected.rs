@@ -1,5 +1,5 @@
-//! The word that says what the running context has selected. It is in this layer, below `scope`, because allocating under the
-//! selected handler needs no hold of its own: the selection holds it.
+//! The word that says what the running context has selected. It is in this layer, below `scope`, because allocating
+//! under the selected handler needs no further hold: the selection already holds it.
 //!
 //! It is a word without a destructor, so that it can be read while thread-locals are torn down.
 
@@ -52,7 +52,8 @@ pub(crate) fn replace(selected: Option<Held>) -> Option<Held> {
     // SAFETY: the word owned a hold, and is overwritten: the `Held` is its only owner from now on.
     let old = SELECTED.replace(word).map(|handler| unsafe { Held::assume(handler) });
     if heap::is_active() {
-        // Before the old hold can be dropped: what this thread has yet to add to its request's record keeps that request.
+        // Before the old hold can be dropped: what this thread has yet to add to its request's record keeps that
+        // request.
         heap::select(word.and_then(requests::heap_of));
     }
     old

@@ -12,8 +12,7 @@ use super::interpreter::Interpreter;
 use super::requests::chunks::Chunks;
 use super::word::Handler;
 use crate::error::Error;
-use crate::sync::{AtomicPtr, ForkLock, Ordering, Witness};
-use std::cell::Cell;
+use crate::sync::{AtomicPtr, ForkLock, HeldAcrossFork, Ordering, Witness};
 use std::ptr::null_mut;
 
 /// Laid out for C; `python::shared` names the version of this layout.
@@ -29,7 +28,7 @@ pub(crate) struct Table {
     /// Read and written only under the lock.
     last: AtomicPtr<Entry>,
     default: AtomicPtr<Entry>,
-    /// What stands for a request of which nothing is left.
+    /// Takes the place of a request's handler when nothing is left of the request.
     ended: AtomicPtr<Entry>,
     /// The slots of requests.
     chunks: Chunks,
@@ -53,8 +52,8 @@ pub(super) fn present() -> Option<&'static Table> {
     Some(table)
 }
 
-/// Runs `work` attached to Python, or as it is in a process without Python. `None`: Python is shutting down, and `work` did
-/// not run. `work` must not panic.
+/// Runs `work` attached to Python, or as it is in a process without Python. `None`: Python is shutting down, and `work`
+/// did not run. `work` must not panic.
 pub(crate) fn attached<R>(work: impl FnOnce() -> R) -> Option<R> {
     match present() {
         Some(table) => table.interpreter.attached(work),
@@ -77,7 +76,8 @@ pub(super) fn install(candidate: &'static Table) -> Result<&'static Table, &'sta
     match TABLE.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(candidate),
         Err(other) => {
-            // SAFETY: not NULL, or the exchange would have succeeded; stored by this function, of a table that lives for ever.
+            // SAFETY: not NULL, or the exchange would have succeeded; stored by this function, of a table that lives
+            // for ever.
             let other: &'static Table = unsafe { &*other };
             other.made.look();
             Err(other)
@@ -85,32 +85,14 @@ pub(super) fn install(candidate: &'static Table) -> Result<&'static Table, &'sta
     }
 }
 
-/// Holds the table lock across `fork`: whoever has it finishes first, and parent and child each release it.
-///
-/// The forking thread remembers which table it locked: racing first uses may each install these functions, and a table may
-/// appear during a fork.
-pub(super) fn hold_across_fork() {
-    thread_local! {
-        static HELD: Cell<Option<&'static Table>> = const { Cell::new(None) };
+/// Holds the lock of a table across `fork`: whoever has it finishes first, and parent and child each release it. The
+/// copy of this crate that made the table does so for all that share it.
+pub(super) struct TableLock(pub(super) &'static Table);
+
+impl HeldAcrossFork for TableLock {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(&self.0.lock);
     }
-    extern "C" fn before() {
-        if let Some(table) = present()
-            && HELD.get().is_none()
-        {
-            table.lock.acquire();
-            HELD.set(Some(table));
-        }
-    }
-    extern "C" fn after() {
-        if let Some(table) = HELD.take() {
-            table.lock.release();
-        }
-    }
-    // Fails only for want of memory; then a child that is forked during a registration cannot register.
-    #[cfg(not(any(miri, ctxalloc_loom)))]
-    let _ = crate::os::at_fork(Some(before), Some(after), Some(after));
-    #[cfg(any(miri, ctxalloc_loom))]
-    let _ = (before as extern "C" fn(), after as extern "C" fn());
 }
 
 impl Table {
@@ -219,7 +201,7 @@ impl Table {
         Self::named_once(&self.default)
     }
 
-    /// What stands for a request of which nothing is left.
+    /// Takes the place of a request's handler when nothing is left of the request.
     pub(super) fn ended(&self) -> Handler {
         Self::named_once(&self.ended)
     }
@@ -227,8 +209,8 @@ impl Table {
     #[inline]
     fn named_once(place: &AtomicPtr<Entry>) -> Handler {
         let entry = place.load(Ordering::Acquire);
-        // SAFETY: the process's table has both of these before anybody sees it, and only handlers of the table, whose entries
-        // live for ever, are named.
+        // SAFETY: the process's table has both of these before anybody sees it, and only handlers of the table, whose
+        // entries live for ever, are named.
         Handler::of(unsafe { &*entry })
     }
 

@@ -1,9 +1,9 @@
-//! What C reaches behind a handler that stands for a [`Strategy`].
+//! The C functions of a handler with a [`Strategy`] behind it.
 //!
-//! They bring C's habits to what strategies are promised: zero becomes one, absurd sizes and overflowing
-//! products fail, `realloc(NULL)` allocates, `free(NULL)` does nothing, and the size given to `free` is dropped.
-//! They take no lock, know no Python, and let no panic out. Where there is an event hook, it is told: of the end of a block
-//! before it ends, of all else when it is done.
+//! They turn C's calls into what a strategy is promised: a size of zero becomes one, absurd sizes and overflowing
+//! products fail, `realloc(NULL)` allocates, `free(NULL)` does nothing, and the size given to `free` is dropped. They
+//! take no lock, know no Python, and let no panic out. They report to the event hook, if there is one: a free before it
+//! is done, all else after.
 
 use super::abi::Functions;
 use super::call::{Answer, Call, functions};
@@ -27,13 +27,13 @@ pub(super) fn draft<S: Strategy>(name: Name<'_>, strategy: S) -> Draft<'_> {
         live_blocks: Some(live_blocks::<S>),
         ..Draft::new(name, format!("{strategy:?}"), move || {
             let strategy: &'static S = Box::leak(Box::new(strategy));
-            // SAFETY: the strategy is there, and immortal.
+            // SAFETY: the strategy was leaked in the line above, so it is valid for ever.
             unsafe { functions_at::<S>(strategy) }
         })
     }
 }
 
-/// The functions of an immortal strategy, which may not be made yet.
+/// The functions of an immortal strategy. The strategy itself may be made later, before the first call.
 ///
 /// # Safety
 /// - `strategy` stays valid for ever from the first call of any of them on.
@@ -53,7 +53,7 @@ pub(super) fn refusing() -> Functions {
     functions::<Nothing>(null_mut())
 }
 
-/// Runs `operation`; a panic is reported and becomes nothing.
+/// Runs `operation`; a panic is reported and becomes `None`.
 #[inline]
 fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Option<R> {
     catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|payload| panicked(name, payload))
@@ -61,7 +61,7 @@ fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Opt
 
 #[cold]
 pub(super) fn panicked<R>(name: &'static str, payload: Box<dyn Any + Send>) -> Option<R> {
-    // A payload that panics while it is dropped has another one, which is leaked: this has to end somewhere.
+    // A payload whose drop panics gives a second payload; that one is leaked, or this might never end.
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(another);
     }
@@ -90,7 +90,7 @@ impl<S: Strategy> Answer for Behind<S> {
         // SAFETY: the caller passes the context that belongs to these functions.
         let strategy = unsafe { strategy::<S>(ctx) };
         let telling = call.begin();
-        let books = heap::unattributed(); // what a strategy keeps books with is no request's
+        let unattributed = heap::unattributed(); // a strategy's own bookkeeping is charged to no request
         let block = match call {
             Call::Malloc { size } => shielded("malloc", || strategy.allocate(layout::request(size)?)),
             Call::Calloc { nelem, elsize } => {
@@ -110,7 +110,7 @@ impl<S: Strategy> Answer for Behind<S> {
                 None
             }),
         };
-        drop(books);
+        drop(unattributed);
         telling.done(to_c(block))
     }
 }

@@ -6,8 +6,8 @@
 //!                        63                                     25 24                 1    0
 //!   a request's          | address of the slot / 512 (39 bits)    | generation (24 bits) | 1 |
 //! ```
-//! An entry lives for ever, so a named handler's word is a pointer. A request's slot is recycled: its word says for which
-//! generation it was made, and only whoever holds the slot (`held`) may conclude anything from what is in it.
+//! An entry lives for ever, so a named handler's word is a pointer. A request's slot is recycled, so its word also has
+//! the generation for which it was made; what is in the slot may be read only while the slot is held (`held`).
 
 use super::abi::{Copies, Functions, PyDataMem_Handler};
 use super::entry::Entry;
@@ -16,17 +16,18 @@ use std::ptr::NonNull;
 
 /// Refers to a handler. `Copy`, one word wide, equal only to itself.
 ///
-/// A named handler is immortal. That of a request is the request's own; to keep it, keep a [`Context`](crate::Context), a
+/// A named handler is immortal. That of a request is the request's own; to keep it, keep a [`Context`](crate::Context),
+/// a
 /// [`RequestHandle`](crate::RequestHandle), a container or a block. A `Handler` keeps nothing: when all that held the
 /// request is gone, memory that it is asked for is refused
 /// ([`Error::RequestEnded`](crate::Error::RequestEnded)). It never refers to another request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handler(NonNull<c_void>);
 
-// SAFETY: it refers to an `Entry`, which is `Send` and `Sync` and lives for ever. It is a pointer and no reference so that
-// nobody (clippy's `mutable_key_type` among them) takes the entry's atomics for a part of the handler's identity.
+// SAFETY: it refers to an `Entry`, which is `Send` and `Sync` and lives for ever. It is a pointer and no reference so
+// that nobody (clippy's `mutable_key_type` among them) takes the entry's atomics for a part of the handler's identity.
 unsafe impl Send for Handler {}
-// SAFETY: see `Send`.
+// SAFETY: all threads may read the `Entry` that it refers to, which is `Sync` and lives for ever.
 unsafe impl Sync for Handler {}
 
 /// What the addresses of slots are multiples of.

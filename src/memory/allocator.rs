@@ -1,5 +1,5 @@
-//! `Blocks`: what an allocator for containers does, said once. The lines 0.4 and 0.2 of allocator-api2 are two traits to the
-//! compiler; `implement_allocator!` makes each of them from this one.
+//! `Blocks`: what an allocator for containers does. allocator-api2 0.4 and 0.2 each have a trait `Allocator`, and to
+//! the compiler these are two traits; `implement_allocator!` implements both from this one.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 /// Blocks for containers. Nothing is `None` but a refusal, which changes nothing.
 ///
 /// # Safety
-/// - A block has the size and the alignment of its layout, and stays valid until it is given back or resized, for as long
-///   as this value or a clone of it lives. Clones have the same blocks.
+/// - A block has the size and the alignment of its layout, and stays valid until it is given back or resized, for as
+///   long as this value or a clone of it lives. Clones have the same blocks.
 #[cfg_attr(
     not(any(feature = "allocator-api2-02", feature = "allocator-api2")),
     allow(dead_code, reason = "without a line of allocator-api2 there is nobody to call it")
@@ -46,7 +46,8 @@ pub(super) unsafe trait Blocks {
     unsafe fn shrink_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>>;
 }
 
-/// The `Allocator` of one line of allocator-api2 for a type that has [`Blocks`]. `Layout` and `NonNull` are in scope there.
+/// The `Allocator` of one line of allocator-api2 for a type that has [`Blocks`]. `Layout` and `NonNull` are in scope
+/// there.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2"))]
 macro_rules! implement_allocator {
     ($line:ident, $type:ty) => {

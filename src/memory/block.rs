@@ -50,14 +50,15 @@ impl Block {
         Ok(Self { start: handler.allocate(length)?, length, handler, _held: None })
     }
 
-    /// Resizes it to `length` bytes, neither length being zero. The first bytes are kept; the caller writes the new ones before
-    /// anybody reads them.
+    /// Resizes it to `length` bytes, neither length being zero. The first bytes are kept; the caller writes the new
+    /// ones before anybody reads them.
     ///
     /// # Errors
     /// Those of [`Handler::resize`]; it is unchanged then.
     pub(super) fn resize_uninitialised(&mut self, length: usize) -> Result<(), Error> {
         debug_assert!(self.length > 0 && length > 0);
-        // SAFETY: a live block of this handler, since the length is not zero. The old pointer is overwritten on success.
+        // SAFETY: a live block of this handler, since the length is not zero. The old pointer is overwritten on
+        // success.
         self.start = unsafe { self.handler.resize(self.start, length) }?;
         self.length = length;
         Ok(())

@@ -24,8 +24,8 @@ use std::ops::{Deref, DerefMut};
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 ///
-/// It grows like a `Vec<u8>`, but says so where it cannot: [`extend_from_slice`](Self::extend_from_slice) returns an error, and
-/// what is written to it by [`io::Write`] one of the kind `OutOfMemory`.
+/// It grows like a `Vec<u8>`, but says so where it cannot: [`extend_from_slice`](Self::extend_from_slice) returns an
+/// error, and what is written to it by [`io::Write`] one of the kind `OutOfMemory`.
 ///
 /// ```
 /// use ctxalloc::Buffer;
@@ -59,8 +59,8 @@ impl Buffer {
     /// `length` zero bytes in `handler`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or another refusal of the handler's; [`Error::NotHostAccessible`] for memory that Rust cannot
-    /// read ([`DeviceBuffer`](super::DeviceBuffer) takes it).
+    /// [`Error::OutOfMemory`], or another refusal of the handler's; [`Error::NotHostAccessible`] for memory that Rust
+    /// cannot read ([`DeviceBuffer`](super::DeviceBuffer) takes it).
     pub fn zeroed_in(handler: Handler, length: usize) -> Result<Self, Error> {
         handler.require_host_accessible()?;
         Ok(Self::reported(Block::zeroed(handler, length)?))
@@ -177,8 +177,8 @@ impl Buffer {
         self.block.length()
     }
 
-    /// Makes room for `additional` bytes more, or for twice as many as it has room for, so that growing step by step copies each
-    /// byte a few times at most.
+    /// Makes room for `additional` bytes more, or for twice as many as it has room for, so that growing step by step
+    /// copies each byte a few times at most.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], or another refusal of the handler's; the buffer is unchanged then.
@@ -256,8 +256,8 @@ impl io::Write for Buffer {
 
 #[cfg(feature = "bytes")]
 impl From<Buffer> for bytes::Bytes {
-    /// Without a copy. The block goes back to its handler when the last clone or slice of it is dropped; to a request it is an
-    /// escape until then.
+    /// Without a copy. The block goes back to its handler when the last clone or slice of it is dropped; to a request
+    /// it is an escape until then.
     fn from(buffer: Buffer) -> Self {
         Self::from_owner(buffer)
     }
@@ -267,15 +267,17 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: all `length` bytes are initialised, since whatever makes it longer writes them before it returns, and they are
-        // borrowed with `self`. Without bytes the pointer is dangling, which an empty slice allows.
+        // SAFETY: all `length` bytes are initialised, since whatever makes it longer writes them before it returns, and
+        // they are borrowed with `self`. Without bytes the pointer is dangling, which an empty slice allows.
         unsafe { std::slice::from_raw_parts(self.block.start().as_ptr(), self.length) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `self` is borrowed exclusively, and it alone owns the block.
+        // SAFETY: all `length` bytes are initialised, since whatever makes it longer writes them before it returns.
+        // They are borrowed with `self`, exclusively, and it alone owns the block. Without bytes the pointer is
+        // dangling, which an empty slice allows.
         unsafe { std::slice::from_raw_parts_mut(self.block.start().as_ptr(), self.length) }
     }
 }

@@ -1,18 +1,19 @@
-//! `ContextAlloc`: the current handler for `Vec`, `Box`, `HashMap` and other containers, by the trait of allocator-api2: of
-//! its line 0.4 and of its line 0.2.
+//! `ContextAlloc`: the current handler for `Vec`, `Box`, `HashMap` and other containers, by the trait of
+//! allocator-api2, in its releases 0.4 and 0.2.
 //!
-//! Containers may request any alignment, and each handler promises one. If a layout needs more, the block lies inside a larger
-//! one, and the word before it is the address of that one:
+//! Containers may request any alignment, and each handler promises one. If a layout needs more, the block lies inside a
+//! larger one, and the word before it is the address of that one:
 //!
 //! ```text
 //!   raw                      block (layout.align()-aligned)
 //!   |<--- pad --->| raw: usize |<---- layout.size() ---->|<- rest ->|
 //! ```
-//! Whether it does depends only on the layout and the handler, so `deallocate` comes to the same answer as `allocate`.
+//! Whether a block lies inside a larger one depends only on the layout and the handler, so `deallocate` finds out the
+//! same as `allocate`.
 //!
-//! Here and in many strategies a block's record lies outside the bytes that the user requested. A container may return a
-//! pointer whose provenance covers only those bytes (a `Box` goes through `&mut T`). So a block's provenance is exposed when
-//! it is made, and of a returned pointer only the address is used.
+//! Here and in many strategies a block's record lies outside the bytes that the user requested. A container may return
+//! a pointer whose provenance covers only those bytes (a `Box` goes through `&mut T`). So a block's provenance is
+//! exposed when it is made, and of a returned pointer only the address is used.
 
 use super::allocator::Blocks;
 use crate::handler::{Handler, Held};
@@ -51,9 +52,11 @@ use std::ptr::NonNull;
 /// # }
 /// ```
 ///
+/// A layout with a larger alignment than the handler's takes, and is charged, that many bytes and 8 more.
+///
 /// It keeps a request's handler valid: a container that grows after the request's end is treated as
-/// [`AfterEnd`](crate::handler::requests::AfterEnd) says. If a limit refuses, `Vec::push` and the like abort, as they do when
-/// there is no memory. Call `try_reserve` first, which returns the refusal.
+/// [`AfterEnd`](crate::handler::requests::AfterEnd) says. If a limit refuses, `Vec::push` and the like abort, as they
+/// do when there is no memory. Call `try_reserve` first, which returns the refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextAlloc {
     held: Held,
@@ -104,8 +107,8 @@ impl ContextAlloc {
             Some(_) => {
                 let align = layout.align().max(WORD);
                 let offset = WORD + padding(raw.addr().get() + WORD, align);
-                // SAFETY: WORD <= offset < WORD + align, and `wrapped_bytes` made room for that besides `size`: word and block
-                // lie in the raw block. The word is aligned, since `block` is a multiple of at least WORD.
+                // SAFETY: WORD <= offset < WORD + align, and `wrapped_bytes` made room for that besides `size`: word
+                // and block lie in the raw block. The word is aligned, since `block` is a multiple of at least WORD.
                 unsafe {
                     let block = raw.add(offset);
                     block.sub(WORD).cast::<NonNull<u8>>().write(raw);
@@ -150,8 +153,8 @@ impl Default for ContextAlloc {
     }
 }
 
-// SAFETY: blocks come from a handler that `held` keeps valid, and a block keeps its handler's state itself: it stays valid
-// until it is given back. Clones use the same handler.
+// SAFETY: blocks come from a handler that `held` keeps valid, and a block keeps its handler's state itself: it stays
+// valid until it is given back. Clones use the same handler.
 unsafe impl Blocks for ContextAlloc {
     fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {
         self.make(layout, false)
@@ -169,8 +172,8 @@ unsafe impl Blocks for ContextAlloc {
             // SAFETY: live and not used again (this function's contract); not wrapped, so it is the handler's own.
             None => unsafe { self.handler().release(whole(block), layout.size()) },
             Some(raw_bytes) => {
-                // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the address of the
-                // raw block, which has `raw_bytes`, directly before it.
+                // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the
+                // address of the raw block, which has `raw_bytes`, directly before it.
                 unsafe {
                     let raw = whole(block).sub(WORD).cast::<NonNull<u8>>().read();
                     self.handler().release(raw, raw_bytes);

@@ -1,4 +1,5 @@
-//! `DeviceBuffer`: owned bytes of any handler, including one whose blocks the host cannot read. Only copies access them.
+//! `DeviceBuffer`: owned bytes of any handler, including one whose blocks the host cannot read. Only copies access
+//! them.
 
 use super::block::Block;
 use crate::error::Error;

@@ -10,9 +10,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::any::TypeId;
 use std::cell::Cell;
 use std::ptr::{self, null_mut};
+use std::thread;
 
-/// Attributes every block of Rust's heap to the [request](crate::request()) that was current when it was made, and its free to the
-/// same one, wherever and whenever that is. `upstream` is any global allocator.
+/// Attributes every block of Rust's heap to the [request](crate::request()) that was current when it was made, and its
+/// free to the same one, wherever and whenever that is. `upstream` is any global allocator.
 ///
 /// ```
 /// use ctxalloc::{GlobalScoped, request};
@@ -33,35 +34,59 @@ use std::ptr::{self, null_mut};
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 ///
-/// Numbers: [`HeapStats`](crate::request::HeapStats). They are a request's own, without those of requests inside of it, and apart
-/// from those of its [`Buffer`](crate::Buffer)s and containers, which its limit and budgets count. Limits:
+/// Numbers: [`HeapStats`](crate::request::HeapStats). They are a request's own, without those of requests inside of it,
+/// and apart from those of its [`Buffer`](crate::Buffer)s and containers, which its limit and budgets count. Limits:
 /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes).
 ///
-/// Each block has 8 bytes more, or as many as it is aligned to. `upstream` may call back: what it allocates itself while it is
-/// at work comes from [`System`], and what it frees then is freed afterwards. So one that forwards to ctxalloc's own strategies
-/// never finds itself in the middle of its own work.
+/// Each block of a request has 8 bytes more, and each that is aligned to 16 and more has as many as it is aligned to.
+/// Blocks of at most 128 bytes that are made while a panic unwinds are nobody's. `upstream` may call back: what it
+/// allocates itself while it is at work comes from [`System`], and what it frees then is freed afterwards. So one that
+/// forwards to ctxalloc's own strategies never finds itself in the middle of its own work.
+///
+/// The program may `fork` while other threads allocate: the locks of ctxalloc are held across it. Those of Rust's
+/// standard library are not (`std::thread::spawn` and `std::process::exit` may hang in the child), and a handler that
+/// was given to `pthread_atfork` before the program's first allocation must not allocate if `upstream` is one of our
+/// strategies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GlobalScoped<A = System> {
     upstream: A,
+    /// Whether the program says that `upstream` never calls back.
+    is_leaf: bool,
 }
 
 impl<A> GlobalScoped<A> {
-    /// One that allocates by `upstream`.
+    /// One that allocates by `upstream`, which may itself allocate by the program's global allocator.
     pub const fn new(upstream: A) -> Self {
-        Self { upstream }
+        Self { upstream, is_leaf: false }
+    }
+
+    /// One that allocates by `upstream`, which never uses the program's global allocator itself, such as mimalloc and
+    /// jemalloc, which are written in C. So nothing has to be noted around its work, some 3 ns for a block and its end.
+    /// (That
+    /// [`System`] is such a one is known without this.)
+    ///
+    /// An `upstream` that calls back all the same is called again while it is at work, as any global allocator would be
+    /// that allocates by itself.
+    pub const fn over_leaf(upstream: A) -> Self {
+        Self { upstream, is_leaf: true }
     }
 }
 
 /// In place of a record: `upstream` asked for the block itself, and `System` has it.
 const REENTRANT: *const Record = ptr::without_provenance(1);
 
-/// A block with less room could not be put into the list of those to be freed later. The C heap has none that is smaller.
-const MIN_BYTES: usize = size_of::<Layout>();
+const WORD: usize = size_of::<*const Record>();
+
+/// Blocks of nobody that are aligned to a word, which are most where nothing is selected, are just `upstream`'s: no
+/// word is before them. They are distinguished from the others by their address: it is a multiple of so much, since
+/// that is asked for, and that of the others is a word more.
+const PLAIN_ALIGN: usize = 2 * WORD;
 
 thread_local! {
     /// Where this thread is.
     static PLACE: Cell<Place> = const { Cell::new(Place::Outside) };
-    /// Blocks that an `upstream` freed while it was at work: each begins with its `Layout`, after the word with the next one.
+    /// Blocks that an `upstream` freed while it was at work. In each: the next one, and its `Layout` ([`Noted`]). The
+    /// lowest bit of the address tells that it is a plain one.
     static LATER: Cell<*mut u8> = const { Cell::new(null_mut()) };
 }
 
@@ -74,10 +99,28 @@ enum Place {
     InsideWithLater,
 }
 
-/// How far into its block of `upstream`'s a block with this layout begins.
+/// Small blocks made while a panic unwinds are nobody's, and so aligned to two words, since one of them is the
+/// exception of that panic: Rust's standard library asks for it to be aligned to one word, and LLVM's unwinder, which
+/// static musl programs have, writes two at once (until rust-lang/rust#161368).
+const MAX_EXCEPTION: usize = 128;
+
+/// What stands in a block that is to be freed later: from the word before it on, or in a plain one from its start on.
+#[repr(C)]
+struct Noted {
+    next: *mut u8,
+    layout: Layout,
+}
+
+/// How far into its block of `upstream`'s a block with this layout begins, if it is not a plain one.
 #[inline]
 fn offset(layout: Layout) -> usize {
-    layout.align().max(align_of::<*const Record>())
+    layout.align().max(WORD)
+}
+
+/// Whether a block with this layout, made here, is a plain one.
+#[inline]
+fn is_plain(block: *mut u8, layout: Layout) -> bool {
+    layout.align() <= WORD && block.addr() & WORD == 0
 }
 
 /// A block `around` another one.
@@ -90,70 +133,124 @@ fn raw(by: &impl GlobalAlloc, around: Layout, zeroed: bool) -> *mut u8 {
 /// The word before a block.
 ///
 /// # Safety
-/// - `block` was made by a `GlobalScoped`.
+/// - `block` was made by a `GlobalScoped`, and is not a plain one.
 #[inline]
 unsafe fn word(block: *mut u8) -> *mut *const Record {
     // SAFETY: `around` has room for a word before each block. It is aligned, as blocks are to at least as much.
-    unsafe { block.sub(size_of::<*const Record>()).cast() }
+    unsafe { block.sub(WORD).cast() }
 }
 
-/// The same block, by a pointer that may also reach what lies before it: a `Box` or a `Vec` comes back with one that is good for
-/// its own bytes only.
+/// The same block, by a pointer that may also reach what lies before it: a `Box` or a `Vec` comes back with one that is
+/// good for its own bytes only.
+///
+/// Where this is inlined beside the call that made the block, the optimizer knows that the block was made there and how
+/// long it is. It looks through the address too, and takes a read of the word before the block for something that
+/// cannot happen. So the address comes out of an instruction that it cannot look into (of none: the text is empty).
+#[inline]
 fn whole(block: *mut u8) -> *mut u8 {
-    ptr::with_exposed_provenance_mut(block.addr())
+    ptr::with_exposed_provenance_mut(hidden(block.expose_provenance()))
+}
+
+#[inline]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+fn hidden(address: usize) -> usize {
+    let same;
+    // SAFETY: no instruction at all; what goes in comes out of the same register.
+    unsafe {
+        std::arch::asm!("/* {} */", inlateout(reg) address => same, options(pure, nomem, nostack, preserves_flags))
+    };
+    same
+}
+
+#[inline]
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+fn hidden(address: usize) -> usize {
+    std::hint::black_box(address)
 }
 
 impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
-    /// The system's allocator is C's, which knows of no global allocator. Known when this is compiled.
+    /// The system's allocator is C's, which knows of no global allocator. Known when this is compiled, where the
+    /// allocator is a static.
     #[inline]
-    fn may_call_back() -> bool {
-        TypeId::of::<A>() != TypeId::of::<System>()
+    fn may_call_back(&self) -> bool {
+        !self.is_leaf && TypeId::of::<A>() != TypeId::of::<System>()
     }
 
     /// What `upstream` is asked for: none if that is more than a layout may have.
     #[inline]
-    fn around(layout: Layout) -> Option<Layout> {
-        let (size, offset) = (Self::size_around(layout), offset(layout));
-        // Neither a layout's size nor its alignment is above `isize::MAX`, so the sum above has not wrapped.
-        // SAFETY: `offset` is a power of two, as both of which it is the larger one are, and the size is looked at.
-        (size <= isize::MAX.cast_unsigned() + 1 - offset)
-            .then(|| unsafe { Layout::from_size_align_unchecked(size, offset) })
+    fn around(&self, layout: Layout) -> Option<Layout> {
+        // Neither a layout's size nor its alignment is above `isize::MAX`, so the sum has not wrapped.
+        Layout::from_size_align(self.size_around(layout), Self::align_around(layout)).ok()
     }
 
-    /// How many bytes of `upstream`'s are around a block.
+    /// How many bytes of `upstream`'s are around a block: room for [`Noted`] too, where that may be needed, and not
+    /// less than the alignment: the C heap would take another way for that.
     #[inline]
-    fn size_around(layout: Layout) -> usize {
-        let size = if Self::may_call_back() { layout.size().max(MIN_BYTES) } else { layout.size() };
-        size + offset(layout)
+    fn size_around(&self, layout: Layout) -> usize {
+        let min_size = if self.may_call_back() { offset(layout) - WORD + size_of::<Noted>() } else { PLAIN_ALIGN };
+        (layout.size() + offset(layout)).max(min_size)
     }
 
-    /// What `upstream` was asked for.
+    #[inline]
+    fn align_around(layout: Layout) -> usize {
+        layout.align().max(PLAIN_ALIGN)
+    }
+
+    /// What `upstream` is asked for where a plain block of so many bytes is wanted: none if that is more than a layout
+    /// may have.
+    #[inline]
+    fn plain(&self, size_bytes: usize) -> Option<Layout> {
+        Layout::from_size_align(self.plain_size(size_bytes), PLAIN_ALIGN).ok()
+    }
+
+    #[inline]
+    fn plain_size(&self, size_bytes: usize) -> usize {
+        size_bytes.max(if self.may_call_back() { size_of::<Noted>() } else { PLAIN_ALIGN })
+    }
+
+    /// The start of what `upstream` has made for a block, and what it was asked for.
     ///
     /// # Safety
-    /// - a block with this layout was made here.
+    /// - `block` was made here with this layout.
     #[inline]
-    unsafe fn made_around(layout: Layout) -> Layout {
-        debug_assert!(Self::around(layout).is_some());
-        // SAFETY: `around` has found that this is a layout, when the block was made.
-        unsafe { Layout::from_size_align_unchecked(Self::size_around(layout), offset(layout)) }
+    unsafe fn upstreams(&self, block: *mut u8, layout: Layout) -> (*mut u8, Layout) {
+        // SAFETY: `plain` or `around` has found that this is a layout, when the block was made. One that is not plain
+        // begins so far into its start.
+        unsafe {
+            if is_plain(block, layout) {
+                return (block, Layout::from_size_align_unchecked(self.plain_size(layout.size()), PLAIN_ALIGN));
+            }
+            let around = Layout::from_size_align_unchecked(self.size_around(layout), Self::align_around(layout));
+            (block.sub(offset(layout)), around)
+        }
+    }
+
+    /// The owner's word of a block; NULL for a plain one.
+    ///
+    /// # Safety
+    /// - as for [`upstreams`](Self::upstreams).
+    #[inline]
+    unsafe fn owner(block: *mut u8, layout: Layout) -> *const Record {
+        // SAFETY: made here, and not plain.
+        if is_plain(block, layout) { ptr::null() } else { unsafe { word(block).read() } }
     }
 
     /// Whether `upstream` asked for a block itself, by its word.
     #[inline]
-    fn is_reentrant(word: *const Record) -> bool {
-        Self::may_call_back() && ptr::eq(word, REENTRANT)
+    fn is_reentrant(&self, word: *const Record) -> bool {
+        self.may_call_back() && ptr::eq(word, REENTRANT)
     }
 
     /// Whether `upstream` is at work on this thread, and called back.
     #[inline]
-    fn is_inside() -> bool {
-        Self::may_call_back() && PLACE.get() != Place::Outside
+    fn is_inside(&self) -> bool {
+        self.may_call_back() && PLACE.get() != Place::Outside
     }
 
     /// Runs `work` of `upstream`, and then frees what it freed meanwhile.
     #[inline]
     fn inside<R>(&self, work: impl FnOnce(&A) -> R) -> R {
-        if !Self::may_call_back() {
+        if !self.may_call_back() {
             return work(&self.upstream);
         }
         PLACE.set(Place::Inside);
@@ -166,47 +263,85 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
 
     #[cold]
     fn free_later(&self) {
-        while let Some(block) = ptr::NonNull::new(LATER.get()) {
-            let block = block.as_ptr();
-            // SAFETY: `dealloc` put it there with the next one in its word and its layout after it, and nobody else has it. The
-            // layout is not aligned for `Layout`. It is `upstream`'s, which is not at work on this thread.
+        while let Some(first) = ptr::NonNull::new(LATER.get()) {
+            let (is_plain, block) = (first.addr().get() & 1 != 0, first.as_ptr().map_addr(|address| address & !1));
+            // SAFETY: `free_when_outside` put it there with this note in it, and nobody else has it. It is
+            // `upstream`'s, which is not at work on this thread.
             unsafe {
-                LATER.set(word(block).cast::<*mut u8>().read());
-                let layout = block.cast::<Layout>().read_unaligned();
-                let around = Self::made_around(layout);
-                self.inside(|upstream| upstream.dealloc(block.sub(offset(layout)), around));
+                let noted = if is_plain { block.cast() } else { word(block).cast::<Noted>() }.read();
+                LATER.set(noted.next);
+                let (start, around) = self.upstreams(block, noted.layout);
+                self.inside(|upstream| upstream.dealloc(start, around));
             }
         }
     }
 
+    /// Frees a block when `upstream`, which is at work on this thread, is not any more.
+    ///
+    /// # Safety
+    /// - the block was made here by `upstream` with this layout, and the caller gives it up.
+    #[cold]
+    unsafe fn free_when_outside(block: *mut u8, layout: Layout) {
+        let is_plain = is_plain(block, layout);
+        let noted = Noted { next: LATER.get(), layout };
+        // SAFETY: given up by the caller, with room for it, and aligned to a word.
+        unsafe { if is_plain { block.cast() } else { word(block).cast::<Noted>() }.write(noted) };
+        LATER.set(block.map_addr(|address| address | usize::from(is_plain)));
+        PLACE.set(Place::InsideWithLater);
+    }
+
     #[inline]
     fn make(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        let Some(around) = Self::around(layout) else { return null_mut() };
-        let (owner, start) = if Self::is_inside() {
-            (REENTRANT, raw(&System, around, zeroed))
-        } else {
-            let Ok(owner) = heap::made(layout.size()) else { return null_mut() };
-            let start = self.inside(|upstream| raw(upstream, around, zeroed));
-            if start.is_null() {
-                heap::not_made(owner, layout.size());
-            }
-            (owner.map_or(ptr::null(), ptr::from_ref), start)
-        };
+        if self.is_inside() {
+            return self.make_for_upstream(layout, zeroed);
+        }
+        let Ok(mut owner) = heap::made(layout.size()) else { return null_mut() };
+        if owner.is_some() && layout.align() <= WORD && layout.size() <= MAX_EXCEPTION && thread::panicking() {
+            heap::not_made(owner.take(), layout.size());
+        }
+        if owner.is_none() && layout.align() <= WORD {
+            let Some(plain) = self.plain(layout.size()) else { return null_mut() };
+            let block = self.inside(|upstream| raw(upstream, plain, zeroed));
+            block.expose_provenance(); // for `whole`
+            return block;
+        }
+        let start =
+            self.around(layout).map_or(null_mut(), |around| self.inside(|upstream| raw(upstream, around, zeroed)));
         if start.is_null() {
+            heap::not_made(owner, layout.size());
             return start;
         }
+        // SAFETY: `around` this layout.
+        unsafe { Self::with_word(start, layout, owner.map_or(ptr::null(), ptr::from_ref)) }
+    }
+
+    /// A block for `upstream` itself, which is at work.
+    #[cold]
+    fn make_for_upstream(&self, layout: Layout, zeroed: bool) -> *mut u8 {
+        let Some(around) = self.around(layout) else { return null_mut() };
+        let start = raw(&System, around, zeroed);
+        // SAFETY: `around` this layout.
+        if start.is_null() { start } else { unsafe { Self::with_word(start, layout, REENTRANT) } }
+    }
+
+    /// The block with this layout that begins behind the word.
+    ///
+    /// # Safety
+    /// - `start` is a new block, made for what is `around` this layout.
+    #[inline]
+    unsafe fn with_word(start: *mut u8, layout: Layout, owner: *const Record) -> *mut u8 {
+        start.expose_provenance(); // for `whole`
         // SAFETY: `start` has that many bytes before those of the caller, at least a word.
         unsafe {
             let block = start.add(offset(layout));
             word(block).write(owner);
-            start.expose_provenance(); // for `whole`
             block
         }
     }
 }
 
-// SAFETY: blocks are `upstream`'s or System's, which keep these promises, with an offset that keeps the alignment and room for it.
-// The word before a block says whose it is. Nothing here unwinds or allocates by itself.
+// SAFETY: blocks are `upstream`'s or System's, which keep these promises, with an offset that keeps the alignment and
+// room for it. The word before a block that is not plain says whose it is. Nothing here unwinds or allocates by itself.
 unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -221,10 +356,9 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let block = whole(block);
-        // SAFETY: the caller gives up a block that was made here with this layout: so far into its start.
-        let (around, owner, start) =
-            unsafe { (Self::made_around(layout), word(block).read(), block.sub(offset(layout))) };
-        if Self::is_reentrant(owner) {
+        // SAFETY: the caller gives up a block that was made here with this layout.
+        let (owner, (start, around)) = unsafe { (Self::owner(block, layout), self.upstreams(block, layout)) };
+        if self.is_reentrant(owner) {
             // SAFETY: System made it with this layout.
             return unsafe { System.dealloc(start, around) };
         }
@@ -232,14 +366,9 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
         if let Some(owner) = unsafe { owner.as_ref() } {
             heap::freed(owner, layout.size());
         }
-        if Self::is_inside() {
-            // SAFETY: given up by the caller, with at least `MIN_BYTES` after its word.
-            unsafe {
-                block.cast::<Layout>().write_unaligned(layout);
-                word(block).cast::<*mut u8>().write(LATER.replace(block));
-            }
-            PLACE.set(Place::InsideWithLater);
-            return;
+        if self.is_inside() {
+            // SAFETY: given up by the caller, and not System's.
+            return unsafe { Self::free_when_outside(block, layout) };
         }
         // SAFETY: `upstream` made it with this layout.
         self.inside(|upstream| unsafe { upstream.dealloc(start, around) });
@@ -247,14 +376,16 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
 
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        let new = Layout::from_size_align(new_size, layout.align()).ok().and_then(Self::around);
-        let Some(new_around) = new else { return null_mut() };
         let block = whole(block);
-        // SAFETY: the caller passes a block that was made here with this layout: so far into its start.
-        let (around, owner, start) =
-            unsafe { (Self::made_around(layout), word(block).read(), block.sub(offset(layout))) };
-        if Self::is_reentrant(owner) || Self::is_inside() {
-            // SAFETY: the caller passes a live block with this layout. It is System's from now on if `upstream` is at work.
+        let is_plain = is_plain(block, layout);
+        let new = Layout::from_size_align(new_size, layout.align()).ok();
+        let new = new.and_then(|new| if is_plain { self.plain(new_size) } else { self.around(new) });
+        let Some(new_around) = new else { return null_mut() };
+        // SAFETY: the caller passes a block that was made here with this layout.
+        let (owner, (start, around)) = unsafe { (Self::owner(block, layout), self.upstreams(block, layout)) };
+        if self.is_reentrant(owner) || self.is_inside() {
+            // SAFETY: the caller passes a live block with this layout. It is System's from now on if `upstream` is at
+            // work.
             return unsafe { self.moved(block, layout, new_size) };
         }
         // SAFETY: NULL, or a record, and those live for ever.
@@ -264,7 +395,7 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
         {
             return null_mut();
         }
-        // SAFETY: `upstream` made it with this layout. The word is among the bytes that are kept.
+        // SAFETY: `upstream` made it with this layout. The word, if there is one, is among the bytes that are kept.
         let moved = self.inside(|upstream| unsafe { upstream.realloc(start, around, new_around.size()) });
         if moved.is_null() {
             if let Some(owner) = owner {
@@ -272,9 +403,12 @@ unsafe impl<A: GlobalAlloc + 'static> GlobalAlloc for GlobalScoped<A> {
             }
             return moved;
         }
+        if let Some(owner) = owner {
+            heap::has_resized(owner);
+        }
         moved.expose_provenance();
-        // SAFETY: as far into the moved block.
-        unsafe { moved.add(offset(layout)) }
+        // SAFETY: the moved block has `offset(layout)` bytes for the word, as it had before.
+        if is_plain { moved } else { unsafe { moved.add(offset(layout)) } }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `Scratch`: short-lived values side by side in large blocks of a handler or an arena, freed all at once.
 //!
-//! One thread uses it at a time, so an allocation is a subtraction and a comparison: no lock, no record per value. Chunks
-//! are filled from their end downwards, because rounding down to an alignment is a mask:
+//! One thread uses it at a time, so an allocation is a subtraction and a comparison: no lock, no record per value.
+//! Chunks are filled from their end downwards, because rounding down to an alignment is a mask:
 //!
 //! ```text
 //!   chunk          floor                 next
@@ -18,11 +18,13 @@ use std::cell::Cell;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
 
-/// Memory for the values of one stretch of work, which all go together: at [`reset`](Self::reset) or when it is dropped.
+/// Memory for the values of one stretch of work, which all go together: at [`reset`](Self::reset) or when it is
+/// dropped.
 ///
-/// Values lie side by side in chunks of the handler that was selected when the `Scratch` was made, so a request's limit,
-/// budgets and numbers count the chunks: 4 KiB first, each new one twice as large up to 256 KiB, or as large as one value
-/// needs. [`in_arena`](Self::in_arena) takes them from an [`Arena`] instead. Values are not dropped (as with `bumpalo`): what owns something else, a `String` for instance, leaks that.
+/// Values lie side by side in chunks of the handler that was selected when the `Scratch` was made, so a request's
+/// limit, budgets and numbers count the chunks: 4 KiB first, each new one twice as large up to 256 KiB, or as large as
+/// one value needs. [`in_arena`](Self::in_arena) takes them from an [`Arena`] instead. Values are not dropped (as with
+/// `bumpalo`): what owns something else, a `String` for instance, leaks that.
 ///
 /// Containers of `allocator-api2` take `&Scratch` as their allocator; of theirs, the newest block grows in place and is
 /// taken back.
@@ -127,8 +129,8 @@ impl Scratch {
         Self::over(Upstream::Handler(Held::on(handler)))
     }
 
-    /// One over `arena`: what one thread allocates there without taking the arena's lock for each value. The chunks count as
-    /// live blocks of the arena until this `Scratch` is dropped.
+    /// One over `arena`: what one thread allocates there without taking the arena's lock for each value. The chunks
+    /// count as live blocks of the arena until this `Scratch` is dropped.
     ///
     /// ```
     /// use ctxalloc::Scratch;
@@ -181,7 +183,8 @@ impl Scratch {
     #[allow(clippy::mut_from_ref, reason = "each value has memory of its own")]
     pub fn put<T>(&self, value: T) -> Result<&mut T, Error> {
         let place = self.allocate_layout(Layout::new::<T>())?.cast::<T>();
-        // SAFETY: new memory of T's layout that nobody else has, written before it is lent, and ours while we are borrowed.
+        // SAFETY: new memory of T's layout that nobody else has, written before it is lent, and ours while we are
+        // borrowed.
         unsafe {
             place.write(value);
             Ok(&mut *place.as_ptr())
@@ -311,8 +314,8 @@ impl fmt::Debug for Scratch {
     }
 }
 
-// SAFETY: memory stays valid while the `Scratch` is borrowed: chunks go only by `&mut self` and when it is dropped, and their
-// blocks do not move with it. Copies of `&Scratch` are the same allocator.
+// SAFETY: memory stays valid while the `Scratch` is borrowed: chunks go only by `&mut self` and when it is dropped, and
+// their blocks do not move with it. Copies of `&Scratch` are the same allocator.
 unsafe impl Blocks for &Scratch {
     #[inline]
     fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {

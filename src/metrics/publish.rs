@@ -1,21 +1,57 @@
-//! `publish`: hands the counters to the recorder of the `metrics` crate. The names are those of Python's Prometheus collector.
+//! `publish`: hands the counters to the recorder of the `metrics` crate. The names are those of Python's Prometheus
+//! collector.
 
-use super::{BUCKETS, Histogram, Series, snapshot};
+use super::{BUCKETS, Histogram, OTHER, Series, snapshot};
 use crate::error::Error;
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The exponents of the buckets' upper ends: 4 KiB, 16 KiB, ... 64 GiB.
-const POWERS: std::ops::RangeInclusive<usize> = 12..=36;
+const POWERS: [usize; 13] = [12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+
+/// A counter's name, its unit, its help text, and where it stands.
+type Counter = (&'static str, Unit, &'static str, fn(&Series) -> u64);
+
+/// What is counted for each name.
+const COUNTERS: [Counter; 5] = [
+    ("ctxalloc_requests_total", Unit::Count, "Requests that have ended.", |series| series.requests),
+    (
+        "ctxalloc_requests_refused_total",
+        Unit::Count,
+        "Ended requests that were refused memory at least once.",
+        |series| series.refused_requests,
+    ),
+    ("ctxalloc_allocations_refused_total", Unit::Count, "Allocations that a limit refused.", |series| {
+        series.refused_allocations
+    }),
+    ("ctxalloc_requests_escaped_total", Unit::Count, "Ended requests that left blocks behind.", |series| {
+        series.escaped_requests
+    }),
+    (
+        "ctxalloc_escaped_bytes_total",
+        Unit::Bytes,
+        "Bytes in blocks that were alive at their request's end.",
+        |series| series.escaped_bytes,
+    ),
+];
+
+const PEAK_MAX: &str = "ctxalloc_request_memory_peak_max_bytes";
+const ACTIVE: &str = "ctxalloc_requests_active";
+const USED: &str = "ctxalloc_memory_used_bytes";
+const PROCESSES: &str = "ctxalloc_processes";
 
 /// Hands all counters, and what requests have in use, to the recorder that the program has installed for the
 /// [`metrics`](::metrics) crate. Call it before each export: where the endpoint renders, or from a timer.
 ///
-/// Without a recorder nothing happens. Each metric has the label `name`, of which there are at most 128 with
-/// [`OTHER`](super::OTHER) and [`UNNAMED`](super::UNNAMED). A recorder forgets nothing by itself: a name that was folded into
-/// `other` keeps its last values there until the recorder's own idle timeout.
+/// Without a recorder nothing happens. Each metric has the label `name`. Sums over all names are exact. Of more than
+/// 128 names the counters fold those used least into [`OTHER`]; a recorder forgets nothing, so here such a name keeps
+/// its last values, what it counted since it was last published is `other`'s, and when it comes back it counts on. Each
+/// name ever published takes 600 bytes here, and more in the recorder: do not make names out of what a client sends.
 ///
-/// Histograms of that crate take single values, which the counters do not keep. So the peaks are published as Prometheus has
-/// them in the end: one counter for each bucket, labelled `le` in bytes, a sum and a count.
+/// Histograms of that crate take single values, which the counters do not keep. So the peaks are published as
+/// Prometheus has them in the end: one counter for each bucket, labelled `le` in bytes, a sum and a count.
 ///
 /// ```
 /// # let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
@@ -33,77 +69,165 @@ const POWERS: std::ops::RangeInclusive<usize> = 12..=36;
 pub fn publish() -> Result<(), Error> {
     let snapshot = snapshot()?;
     describe();
-    snapshot.series.iter().for_each(publish_series);
+    let pid = std::process::id();
+    for (name, values) in published().values.with(|published| published.add(pid, &snapshot.series)) {
+        publish_values(&name, &values);
+    }
+    for series in &snapshot.series {
+        gauge!(PEAK_MAX, "name" => series.name.clone()).set(series.max_peak_bytes as f64);
+    }
     let all = snapshot.processes.iter().map(|process| process.gauges);
     let [active, live, escaped] = all.fold([0, 0, 0], |[active, live, escaped], process| {
         [active + process.live_requests, live + process.live_bytes, escaped + process.escaped_bytes]
     });
-    gauge!("ctxalloc_requests_active").set(active as f64);
-    gauge!("ctxalloc_memory_used_bytes", "state" => "live").set(live as f64);
-    gauge!("ctxalloc_memory_used_bytes", "state" => "escaped").set(escaped as f64);
-    gauge!("ctxalloc_processes").set(snapshot.processes.len() as f64);
+    gauge!(ACTIVE).set(active as f64);
+    gauge!(USED, "state" => "live").set(live as f64);
+    gauge!(USED, "state" => "escaped").set(escaped as f64);
+    gauge!(PROCESSES).set(snapshot.processes.len() as f64);
     Ok(())
 }
 
-fn publish_series(series: &Series) {
-    let counters = [
-        ("ctxalloc_requests_total", series.requests),
-        ("ctxalloc_requests_refused_total", series.refused_requests),
-        ("ctxalloc_allocations_refused_total", series.refused_allocations),
-        ("ctxalloc_requests_escaped_total", series.escaped_requests),
-        ("ctxalloc_escaped_bytes_total", series.escaped_bytes),
-    ];
-    for (metric, value) in counters {
-        counter!(metric, "name" => series.name.clone()).absolute(value);
-    }
-    gauge!("ctxalloc_request_memory_peak_max_bytes", "name" => series.name.clone()).set(series.max_peak_bytes as f64);
-    let peaks = [
+/// Metrics of a histogram: buckets, sum, count.
+const HISTOGRAMS: [[&str; 3]; 2] = [
+    [
         "ctxalloc_request_memory_peak_bytes_bucket",
         "ctxalloc_request_memory_peak_bytes_sum",
         "ctxalloc_request_memory_peak_bytes_count",
-    ];
-    publish_histogram(peaks, &series.name, &series.peak_bytes);
-    let totals = [
+    ],
+    [
         "ctxalloc_request_memory_allocated_bytes_bucket",
         "ctxalloc_request_memory_allocated_bytes_sum",
         "ctxalloc_request_memory_allocated_bytes_count",
-    ];
-    publish_histogram(totals, &series.name, &series.total_bytes);
+    ],
+];
+
+/// The buckets of a histogram, its sum, and its count, of which the last bucket is another name.
+const HISTOGRAM_VALUES: usize = POWERS.len() + 2;
+const VALUES: usize = COUNTERS.len() + 2 * HISTOGRAM_VALUES;
+
+/// All that counts up for a name, in the order of [`publish_values`].
+type Values = [u64; VALUES];
+
+fn values_of(series: &Series) -> Values {
+    let counters = COUNTERS.into_iter().map(|(.., value)| value(series));
+    let histograms = [&series.peak_bytes, &series.total_bytes].into_iter().flat_map(histogram_values);
+    let mut all = [0; VALUES];
+    all.iter_mut().zip(counters.chain(histograms)).for_each(|(place, value)| *place = value);
+    all
 }
 
-fn publish_histogram([bucket, sum, count]: [&'static str; 3], name: &str, histogram: &Histogram) {
-    for power in POWERS.step_by(2) {
-        let at_most: u64 = histogram.counts[..=power].iter().sum();
-        counter!(bucket, "name" => name.to_owned(), "le" => (1_u64 << power).to_string()).absolute(at_most);
+fn histogram_values(histogram: &Histogram) -> impl Iterator<Item = u64> {
+    let at_most = |power: usize| histogram.counts[..=power].iter().sum();
+    POWERS.into_iter().map(at_most).chain([histogram.sum, histogram.count()])
+}
+
+fn publish_values(name: &str, values: &Values) {
+    let (counters, histograms) = values.split_at(COUNTERS.len());
+    for ((metric, ..), value) in COUNTERS.into_iter().zip(counters) {
+        counter!(metric, "name" => name.to_owned()).absolute(*value);
     }
-    counter!(bucket, "name" => name.to_owned(), "le" => "+Inf").absolute(histogram.count());
-    counter!(sum, "name" => name.to_owned()).absolute(histogram.sum);
-    counter!(count, "name" => name.to_owned()).absolute(histogram.count());
+    for ([bucket, sum, count], values) in HISTOGRAMS.into_iter().zip(histograms.chunks(HISTOGRAM_VALUES)) {
+        let (at_most, rest) = values.split_at(HISTOGRAM_VALUES - 2);
+        for (power, value) in POWERS.into_iter().zip(at_most) {
+            counter!(bucket, "name" => name.to_owned(), "le" => (1_u64 << power).to_string()).absolute(*value);
+        }
+        counter!(bucket, "name" => name.to_owned(), "le" => "+Inf").absolute(rest[1]);
+        counter!(sum, "name" => name.to_owned()).absolute(rest[0]);
+        counter!(count, "name" => name.to_owned()).absolute(rest[1]);
+    }
+}
+
+/// What was published to the recorder.
+#[derive(Default)]
+struct Published {
+    /// The process that was counted.
+    pid: u32,
+    names: BTreeMap<String, Counted>,
+    /// What was published under names that [`OTHER`] counts since they were folded into it.
+    folded: Box<[u64]>,
+}
+
+/// What was published under a name: `before + now`.
+struct Counted {
+    /// What the counters do not have under this name any more.
+    before: Values,
+    /// What they have.
+    now: Values,
+}
+
+impl Published {
+    /// What to publish for these; names that are missing counted nothing new.
+    fn add(&mut self, pid: u32, all: &[Series]) -> Vec<(String, Values)> {
+        if self.pid != pid {
+            // A child of `fork`: its recorder is a copy, and its counters begin anew.
+            self.pid = pid;
+            self.folded = Box::new([0; VALUES]);
+            self.names.values_mut().for_each(Counted::begin_anew);
+        }
+        let mut current: BTreeMap<&str, Values> =
+            all.iter().map(|series| (series.name.as_str(), values_of(series))).collect();
+        let mut other = current.remove(OTHER);
+        for (name, counted) in self.names.iter_mut().filter(|(name, _)| *name != OTHER) {
+            counted.count(&current.remove(name.as_str()).unwrap_or([0; VALUES]), &mut self.folded);
+        }
+        for (name, values) in current {
+            self.names.insert(name.to_owned(), Counted { before: [0; VALUES], now: values });
+        }
+        if let Some(values) = &mut other {
+            values.iter_mut().zip(&self.folded).for_each(|(value, folded)| *value = value.saturating_sub(*folded));
+            let counted =
+                self.names.entry(OTHER.to_owned()).or_insert(Counted { before: [0; VALUES], now: [0; VALUES] });
+            counted.now = *values;
+        }
+        self.names.iter().map(|(name, counted)| (name.clone(), counted.sum())).collect()
+    }
+}
+
+impl Counted {
+    fn begin_anew(&mut self) {
+        self.before = self.sum();
+        self.now = [0; VALUES];
+    }
+
+    /// Takes over what the counters have now. Where that is less than before, the rest was folded.
+    fn count(&mut self, current: &Values, folded: &mut [u64]) {
+        for (((before, now), current), folded) in self.before.iter_mut().zip(&mut self.now).zip(current).zip(folded) {
+            let gone = now.saturating_sub(*current);
+            *before = before.wrapping_add(gone);
+            *folded = folded.wrapping_add(gone);
+            *now = *current;
+        }
+    }
+
+    fn sum(&self) -> Values {
+        std::array::from_fn(|at| self.before[at].wrapping_add(self.now[at]))
+    }
+}
+
+struct Recorder {
+    values: Locked<Published>,
+}
+
+impl HeldAcrossFork for Recorder {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.values.lock());
+    }
+}
+
+fn published() -> &'static Recorder {
+    static PUBLISHED: Made<Arc<Recorder>> = Made::new();
+    PUBLISHED.get_or_make(|| held_across_fork(Recorder { values: Locked::new(Published::default()) }))
 }
 
 /// Cheap, and each time: the recorder may have been installed since.
 fn describe() {
-    describe_counter!("ctxalloc_requests_total", Unit::Count, "Requests that have ended.");
-    describe_counter!(
-        "ctxalloc_requests_refused_total",
-        Unit::Count,
-        "Ended requests that were refused memory at least once."
-    );
-    describe_counter!("ctxalloc_allocations_refused_total", Unit::Count, "Allocations that a limit refused.");
-    describe_counter!("ctxalloc_requests_escaped_total", Unit::Count, "Ended requests that left blocks behind.");
-    describe_counter!(
-        "ctxalloc_escaped_bytes_total",
-        Unit::Bytes,
-        "Bytes in blocks that were alive at their request's end."
-    );
-    describe_gauge!("ctxalloc_request_memory_peak_max_bytes", Unit::Bytes, "The largest peak of one request.");
-    describe_gauge!("ctxalloc_requests_active", Unit::Count, "Requests that have not ended.");
-    describe_gauge!(
-        "ctxalloc_memory_used_bytes",
-        Unit::Bytes,
-        "Bytes in live blocks of requests, by whether they have ended."
-    );
-    describe_gauge!("ctxalloc_processes", Unit::Count, "Processes that count.");
+    for (metric, unit, text, _) in COUNTERS {
+        describe_counter!(metric, unit, text);
+    }
+    describe_gauge!(PEAK_MAX, Unit::Bytes, "The largest peak of one request.");
+    describe_gauge!(ACTIVE, Unit::Count, "Requests that have not ended.");
+    describe_gauge!(USED, Unit::Bytes, "Bytes in live blocks of requests, by whether they have ended.");
+    describe_gauge!(PROCESSES, Unit::Count, "Processes that count.");
 }
 
-const _: () = assert!(*POWERS.end() < BUCKETS);
+const _: () = assert!(POWERS[POWERS.len() - 1] < BUCKETS);

@@ -1,6 +1,6 @@
 //! What Linux does in its own way, with glibc and with musl.
 
-use super::unix::{can_write_by, read_clock};
+use super::unix::{can_write_by, page_bytes, read_clock};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -9,14 +9,14 @@ use std::time::Duration;
 /// The highest number of a signal.
 pub(crate) const MAX_SIGNAL: c_int = 64;
 
-/// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns whether
-/// it could.
+/// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns
+/// whether it could.
 ///
 /// # Safety
 /// - `start` and `size_bytes` name whole pages from `map` whose contents nobody needs any more.
 pub(crate) unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
-    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract). Private anonymous memory reads as
-    // zero afterwards (madvise(2)).
+    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract). Private anonymous memory
+    // reads as zero afterwards (madvise(2)).
     unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_DONTNEED) == 0 }
 }
 
@@ -27,8 +27,8 @@ pub(crate) unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
 pub(crate) unsafe fn forbid(start: NonNull<u8>, size_bytes: usize) -> bool {
     /// From linux/mman.h; the libc crate does not have it yet.
     const MADV_GUARD_INSTALL: c_int = 102;
-    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract). Memory that cannot be returned stays,
-    // inaccessible.
+    // SAFETY: whole pages of `map` whose contents nobody needs (this function's contract). Memory that cannot be
+    // returned stays, inaccessible.
     unsafe {
         if libc::madvise(start.as_ptr().cast(), size_bytes, MADV_GUARD_INSTALL) == 0 {
             return true;
@@ -80,7 +80,7 @@ pub(crate) fn name_thread(name: &'static CStr) {
 /// Sleeps until `word` is not `seen`, [`wake_sleeper`] is called, or `limit` is over; perhaps less.
 pub(crate) fn sleep_while(word: &'static AtomicU32, seen: u32, limit: Option<Duration>) {
     let limit = limit.map(|limit| libc::timespec {
-        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: limit.subsec_nanos().into(),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -165,4 +165,11 @@ pub(crate) fn process_started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may contain anything; the 22nd field is the 20th after it.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The resident memory of this process (RSS) in bytes. `None` if the system does not say.
+pub(crate) fn resident_bytes() -> Option<usize> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: usize = statm.split_whitespace().nth(1)?.parse().ok()?;
+    pages.checked_mul(page_bytes())
 }

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 /// The highest number of a signal (NSIG - 1).
 pub(crate) const MAX_SIGNAL: c_int = 31;
 
-/// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns whether
-/// it could.
+/// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns
+/// whether it could.
 ///
 /// MADV_DONTNEED keeps the contents here (madvise(2)), so new pages are mapped in place of the old ones.
 ///
@@ -18,8 +18,9 @@ pub(crate) const MAX_SIGNAL: c_int = 31;
 pub(crate) unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: replaces whole pages of `map` whose contents nobody needs (this function's contract), in one step: no other mapping
-    // can come between. If it fails, the old pages may be gone: the process has no memory for a mapping left.
+    // SAFETY: replaces whole pages of `map` whose contents nobody needs (this function's contract), in one step: no
+    // other mapping can come between. If it fails, the old pages may be gone: the process has no memory for a mapping
+    // left.
     unsafe { libc::mmap(start.as_ptr().cast(), size_bytes, protection, flags, -1, 0) != libc::MAP_FAILED }
 }
 
@@ -47,7 +48,8 @@ pub(crate) fn clock() -> (u64, u32) {
     read_clock(libc::CLOCK_MONOTONIC_RAW_APPROX)
 }
 
-/// The running thread's number in the system, less its upper half. Safe in a signal handler: it reads the thread's own record.
+/// The running thread's number in the system, less its upper half. Safe in a signal handler: it reads the thread's own
+/// record.
 pub(crate) fn thread_number() -> u32 {
     let mut number = 0;
     // SAFETY: NULL is the running thread (pthread.h), and `number` is ours to write to.
@@ -55,8 +57,8 @@ pub(crate) fn thread_number() -> u32 {
     number as u32
 }
 
-/// The first 15 bytes of the running thread's name, padded with zeros. Safe in a signal handler: it copies from the thread's own
-/// record.
+/// The first 15 bytes of the running thread's name, padded with zeros. Safe in a signal handler: it copies from the
+/// thread's own record.
 pub(crate) fn thread_name() -> [u8; 16] {
     let mut name = [0_u8; 64];
     // SAFETY: the call writes at most `name.len()` bytes, with a NUL at the end; on an error it writes nothing.
@@ -80,8 +82,8 @@ pub(crate) unsafe fn wipe(start: NonNull<u8>, size_bytes: usize) {
     let _ = unsafe { libc::memset_s(start.as_ptr().cast(), size_bytes, 0, size_bytes) };
 }
 
-/// Two descriptors of a pipe, to read from and to write to. A program that another thread starts by exec at this moment may
-/// inherit them: there is no call that makes and marks them in one step.
+/// Two descriptors of a pipe, to read from and to write to. A program that another thread starts by exec at this moment
+/// may inherit them: there is no call that makes and marks them in one step.
 fn pipe() -> Option<[c_int; 2]> {
     let mut ends = [-1; 2];
     // SAFETY: an array with room for two descriptors, and calls with descriptors of ours.
@@ -137,4 +139,9 @@ pub(crate) fn process_started(pid: u32) -> Option<u64> {
         (libc::proc_pidinfo(pid.try_into().ok()?, libc::PROC_PIDTBSDINFO, 0, place, size), info)
     };
     (written == size).then(|| info.pbi_start_tvsec * 1_000_000 + info.pbi_start_tvusec)
+}
+
+/// Not known.
+pub(crate) fn resident_bytes() -> Option<usize> {
+    None
 }

@@ -1,7 +1,8 @@
 //! The operating system: what this crate asks of it that the standard library does not offer. A leaf: imports no layer.
 //!
-//! One file for each system, which has every function of this table; a port to another system is one more such file. What
-//! only a source needs (huge pages, NUMA nodes, files of memory) is in that source. Miri's pages are in `source::pages`.
+//! One file for each system, which has every function of this table; a port to another system is one more such file.
+//! What only a source needs (huge pages, NUMA nodes, files of memory) is in that source. Miri's pages are in
+//! `source::pages`.
 //!
 //! | function | Linux | macOS | Windows |
 //! | --- | --- | --- | --- |
@@ -20,6 +21,7 @@
 //! | `can_write` | a byte through a pipe and back | the same | VirtualQuery |
 //! | `map_file`, `only_for_its_owner` | mmap, O_NOFOLLOW and mode 0600 | the same | no: an error |
 //! | `process_started` | /proc/PID/stat | proc_pidinfo | no |
+//! | `resident_bytes` | /proc/self/statm | no | no |
 //! | `print_error` | write | write | write |
 //!
 //! Functions with `extern "C"` callbacks are called by the system. What may be called in a signal handler says so.

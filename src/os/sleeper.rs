@@ -1,7 +1,8 @@
-//! A thread's sleep on a word where there is no futex: a mutex and a condition variable of POSIX. Unlike those of the standard
-//! library they allocate nothing, and a child of `fork` can begin with new ones.
+//! A thread's sleep on a word where there is no futex: a mutex and a condition variable of POSIX. Unlike those of the
+//! standard library they allocate nothing, and a child of `fork` can begin with new ones.
 //!
-//! One pair for the process: one thread sleeps (`ctxalloc-decay`). Linux has futexes; there, the tests alone use this.
+//! There is one pair for the process, since only one thread sleeps (`ctxalloc-decay`). Linux has futexes: there, only
+//! the tests use this.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,11 +24,12 @@ static BED: Bed = Bed {
 /// Sleeps until `word` is not `seen`, [`wake_sleeper`] is called, or `limit` is over; perhaps less.
 pub(crate) fn sleep_while(word: &'static AtomicU32, seen: u32, limit: Option<Duration>) {
     let until = limit.map(deadline);
-    // SAFETY: a static mutex and condition variable, initialised by their constants; this thread locks, waits and unlocks. The
-    // time is NULL or lives until the call returns.
+    // SAFETY: a static mutex and condition variable, initialised by their constants; this thread locks, waits and
+    // unlocks. The time is NULL or lives until the call returns.
     unsafe {
         libc::pthread_mutex_lock(BED.mutex.get());
-        // Whoever changes the word then takes the lock (`wake_sleeper`): no change falls between this look and the sleep.
+        // Whoever changes the word then takes the lock (`wake_sleeper`): no change falls between this look and the
+        // sleep.
         if word.load(Ordering::SeqCst) == seen {
             match &until {
                 Some(until) => libc::pthread_cond_timedwait(BED.changed.get(), BED.mutex.get(), until),
@@ -38,21 +40,22 @@ pub(crate) fn sleep_while(word: &'static AtomicU32, seen: u32, limit: Option<Dur
     }
 }
 
-/// When `limit` is over, by the clock of POSIX's condition variables, which is that of the day. Should somebody set it, one sleep is
-/// longer or shorter by as much.
+/// When `limit` is over, by the clock of POSIX's condition variables, which is that of the day. Should somebody set it,
+/// one sleep is longer or shorter by as much.
 fn deadline(limit: Duration) -> libc::timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a timespec of ours; POSIX has this clock.
     let _ = unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
     let nanoseconds = now.tv_nsec + libc::c_long::from(limit.subsec_nanos().cast_signed());
     let (carry, rest) = (nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000);
-    let seconds = libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX);
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
     libc::timespec { tv_sec: now.tv_sec.saturating_add(seconds).saturating_add(carry), tv_nsec: rest }
 }
 
 /// Wakes the thread that sleeps on `word`, which has changed.
 pub(crate) fn wake_sleeper(_word: &'static AtomicU32) {
-    // SAFETY: as in `sleep_while`.
+    // SAFETY: a mutex and a condition variable of a static, initialised by POSIX's constants, and never destroyed; this
+    // thread locks the mutex and unlocks it again.
     unsafe {
         libc::pthread_mutex_lock(BED.mutex.get());
         libc::pthread_cond_signal(BED.changed.get());
@@ -111,6 +114,6 @@ mod tests {
         assert!((0..1_000_000_000).contains(&later.tv_nsec));
         let seconds = later.tv_sec - now.tv_sec;
         assert!(seconds >= 5 && seconds <= 7 + before.elapsed().as_secs().cast_signed(), "{seconds}");
-        assert_eq!(deadline(Duration::MAX).tv_sec, libc::time_t::MAX);
+        assert_eq!(deadline(Duration::MAX).tv_sec, i64::MAX);
     }
 }

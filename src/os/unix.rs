@@ -22,9 +22,12 @@ pub(crate) fn physical_bytes() -> usize {
 }
 
 /// Maps private zero pages, which take memory when they are first touched. `None` if there are none.
+///
+/// Not with MAP_NORESERVE: then Linux would map more than the machine has, and whoever got it would find out much
+/// later.
 pub(crate) fn map(size_bytes: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new anonymous mapping at an address of the system's choice.
     let start = unsafe { libc::mmap(null_mut(), size_bytes, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
@@ -34,8 +37,8 @@ pub(crate) fn map(size_bytes: usize) -> Option<NonNull<u8>> {
 pub(crate) fn map_aligned(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     let start = map(size_bytes.checked_add(align)?)?;
     let before = crate::layout::padding(start.addr().get(), align);
-    // SAFETY: `before` is less than `align`, so the aligned `size_bytes` lie in the mapping. The parts before and behind them are
-    // whole pages, and nobody else has the mapping yet.
+    // SAFETY: `before` is less than `align`, so the aligned `size_bytes` lie in the mapping. The parts before and
+    // behind them are whole pages, and nobody else has the mapping yet.
     unsafe {
         let aligned = start.add(before);
         if before > 0 {
@@ -53,8 +56,8 @@ pub(crate) fn map_aligned(size_bytes: usize, align: usize) -> Option<NonNull<u8>
 /// # Safety
 /// - `start` and `size_bytes` name whole pages from [`map`], or from [`map_file`], that nobody uses any more.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
-    // SAFETY: whole pages of `map` that nobody uses (this function's contract). The call fails only if cutting out a part needs
-    // one more mapping than the process may have; then the pages stay mapped, unused.
+    // SAFETY: whole pages of `map` that nobody uses (this function's contract). The call fails only if cutting out a
+    // part needs one more mapping than the process may have; then the pages stay mapped, unused.
     let _ = unsafe { libc::munmap(start.as_ptr().cast(), size_bytes) };
 }
 
@@ -107,8 +110,8 @@ pub(crate) fn at_fork(
     unsafe { libc::pthread_atfork(before, in_parent, in_child) == 0 }
 }
 
-/// Starts a thread with all signals blocked. Allocates nothing by Rust's allocator, which may be one of ours. `None` if the
-/// system has no thread to give; else a number for [`join_thread`].
+/// Starts a thread with all signals blocked. Allocates nothing by Rust's allocator, which may be one of ours. `None` if
+/// the system has no thread to give; else a number for [`join_thread`].
 pub(crate) fn start_thread(run: extern "C" fn(*mut c_void) -> *mut c_void, stack_bytes: usize) -> Option<usize> {
     // SAFETY: plain C structs for which zeros are valid, each initialised by its own function before it is used and
     // destroyed once. If the system refuses the stack size, its default is used. `run` is given no argument.
@@ -139,13 +142,14 @@ pub(crate) unsafe fn join_thread(thread: usize) {
     unsafe { libc::pthread_join(thread as libc::pthread_t, null_mut()) };
 }
 
-/// Whether the byte at `address` can be written to: the system is asked to copy it into a pipe and back. Closes the pipe's ends.
+/// Whether the byte at `address` can be written to: the system is asked to copy it into a pipe and back. Closes the
+/// pipe's ends.
 ///
 /// # Safety
 /// - there is memory at `address`, and nobody writes to this byte meanwhile; `ends` are a new pipe's.
 pub(super) unsafe fn can_write_by(ends: [c_int; 2], address: *mut u8) -> bool {
-    // SAFETY: both are calls on our own descriptors with one byte of memory that is there. The system answers EFAULT where the
-    // byte may not be read or written; what it writes is what was there.
+    // SAFETY: both are calls on our own descriptors with one byte of memory that is there. The system answers EFAULT
+    // where the byte may not be read or written; what it writes is what was there.
     let (sent, taken) = unsafe { (libc::write(ends[1], address.cast(), 1), libc::read(ends[0], address.cast(), 1)) };
     for end in ends {
         // SAFETY: our own descriptor, used for the last time.

@@ -51,7 +51,8 @@ pub(crate) fn map_aligned(size_bytes: usize, align: usize) -> Option<NonNull<u8>
     const RACES: usize = 16;
     let slack = size_bytes.checked_add(align)?;
     for _ in 0..RACES {
-        // A part of a reservation cannot be released: find a range that is large enough, and reserve the aligned part of it.
+        // A part of a reservation cannot be released: find a range that is large enough, and reserve the aligned part
+        // of it.
         // SAFETY: new pages at an address of the system's choice.
         let range = NonNull::new(unsafe { VirtualAlloc(null(), slack, MEM_RESERVE, PAGE_NOACCESS) }.cast::<u8>())?;
         let place = range.as_ptr().wrapping_add(crate::layout::padding(range.addr().get(), align));
@@ -67,7 +68,8 @@ pub(crate) fn map_aligned(size_bytes: usize, align: usize) -> Option<NonNull<u8>
 /// Unmaps a mapping.
 ///
 /// # Safety
-/// - `start` is from [`map`] or [`map_aligned`], `size_bytes` is the size of the whole mapping, and nobody uses it any more.
+/// - `start` is from [`map`] or [`map_aligned`], `size_bytes` is the size of the whole mapping, and nobody uses it any
+///   more.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, _size_bytes: usize) {
     // SAFETY: a whole mapping that nobody uses (this function's contract).
     let _ = unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
@@ -189,5 +191,10 @@ pub(crate) fn map_file(_file: &File, _size_bytes: usize, _is_writable: bool) -> 
 
 /// Not known.
 pub(crate) fn process_started(_pid: u32) -> Option<u64> {
+    None
+}
+
+/// Not known.
+pub(crate) fn resident_bytes() -> Option<usize> {
     None
 }

@@ -4,8 +4,8 @@ use super::budget::PyBudget;
 use crate::answer::Answer;
 use pyo3::prelude::*;
 
-/// The status and the problem document for a refusal, by the numbers of its BudgetExceeded, of a request that is charged to
-/// `tenant`.
+/// The status and the problem document for a refusal, by the numbers of its BudgetExceeded, of a request that is
+/// charged to `tenant`.
 #[pyfunction]
 #[pyo3(name = "_answer", signature = (refusal, held_bytes, requested_bytes, tenant, /))]
 pub(super) fn answer(

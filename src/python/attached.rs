@@ -1,4 +1,4 @@
-//! Whether this thread is attached to Python (holds the GIL): the limited API has no function that tells.
+//! Whether this thread is attached to Python (holds the GIL): the limited API has no function for that.
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
 use super::symbol::symbol;

@@ -137,8 +137,8 @@ impl PyBudget {
 /// A limit in bytes as users give it; None for no limit.
 pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     // The largest `usize` stands for no limit.
-    let wanted = format_args!("a number of bytes, an int from 0 to {}, or None for no limit", usize::MAX - 1);
-    argument(function, "limit_bytes", given, wanted, |value| match no_bool(value)?.extract()? {
+    let expected = format_args!("a number of bytes, an int from 0 to {}, or None for no limit", usize::MAX - 1);
+    argument(function, "limit_bytes", given, expected, |value| match no_bool(value)?.extract()? {
         usize::MAX => Err(PyValueError::new_err(())),
         limit_bytes => Ok(limit_bytes),
     })

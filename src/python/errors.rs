@@ -31,9 +31,9 @@ pub(super) fn import(py: Python<'_>) -> PyResult<()> {
 /// `error` with `cause` as its `__cause__`, also while the interpreter shuts down, when coroutines and generators that
 /// were never finished leave their scopes.
 ///
-/// pyo3 makes the exception object of a new `PyErr` after it has detached and attached again; while the interpreter shuts
-/// down it panics there. Setting and fetching the error makes CPython create the object on this thread at once. No other
-/// exception is pending: the caller is about to raise this one.
+/// pyo3 makes the exception object of a new `PyErr` after it has detached and attached again; while the interpreter
+/// shuts down it panics there. Setting and fetching the error makes CPython create the object on this thread at once.
+/// No other exception is pending: the caller is about to raise this one.
 pub(super) fn with_cause(py: Python<'_>, error: PyErr, cause: PyErr) -> PyErr {
     let [error, cause] = [error, cause].map(|error| {
         error.restore(py);
@@ -44,13 +44,13 @@ pub(super) fn with_cause(py: Python<'_>, error: PyErr, cause: PyErr) -> PyErr {
 }
 
 /// A TypeError for an argument, which says what the function takes and the type of what it was given.
-pub(super) fn wrong_type(function: &str, wanted: &str, given: &Bound<'_, PyAny>) -> PyErr {
-    PyTypeError::new_err(format!("{function}() takes {wanted}, got '{}'", type_name(given)))
+pub(super) fn wrong_type(function: &str, expected: &str, given: &Bound<'_, PyAny>) -> PyErr {
+    PyTypeError::new_err(format!("{function}() takes {expected}, got '{}'", type_name(given)))
 }
 
 /// The text of an argument that must be a str; [`wrong_type`] for anything else.
-pub(super) fn text_of<'a>(function: &str, wanted: &str, given: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, str>> {
-    given.cast::<PyString>().map_err(|_| wrong_type(function, wanted, given))?.to_cow()
+pub(super) fn text_of<'a>(function: &str, expected: &str, given: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, str>> {
+    given.cast::<PyString>().map_err(|_| wrong_type(function, expected, given))?.to_cow()
 }
 
 impl From<Error> for PyErr {

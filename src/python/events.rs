@@ -44,19 +44,19 @@ pub(super) fn set_event_hook<'py>(
     py: Python<'py>,
     hook: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    // Takes a foreign handler that C code selected into the table, so that the hook hears of its blocks.
+    // Takes a foreign handler that C code selected into the table, so that the hook is called for its blocks.
     bridge::current(py)?;
     let hook = hook.map(to_c).transpose()?;
     // SAFETY: any attached thread may call `call`, at any time. A hook from one of our capsules was accepted before,
     // from whoever promised the same of it.
     let before = unsafe { set(hook) };
     let before = before.map(|before| from_c(py, before)).transpose()?;
-    let unheard = unwatched();
-    if !unheard.is_empty() {
+    let unwatched_names = unwatched();
+    if !unwatched_names.is_empty() {
         let message = format!(
             "the event hook is not called for NumPy arrays of these handlers: {}; their structs are read-only, or they \
              are not among the first {MAX_WATCHED} foreign ones",
-            unheard.join(", ")
+            unwatched_names.join(", ")
         );
         let message = CString::new(message).expect("names have no NUL");
         PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)?;

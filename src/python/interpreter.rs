@@ -1,4 +1,4 @@
-//! What the table learns of Python: how to attach to it, and how tracemalloc is told of Buffers.
+//! What the table learns of Python: how to attach to it, and how tracemalloc learns of Buffers.
 //!
 //! NumPy itself tells tracemalloc of its arrays, whatever handler made them, in a domain of its own. [`DOMAIN`] is for
 //! what Rust and C own, so that nothing is counted twice.
@@ -62,7 +62,7 @@ struct Tracer {
 
 // SAFETY: C functions may be called from any thread, and `untraced` is compared, never read through.
 unsafe impl Send for Tracer {}
-// SAFETY: nothing in it changes after it is made.
+// SAFETY: nothing in it changes after it is made, so threads only read it.
 unsafe impl Sync for Tracer {}
 
 /// CPython's `PyMemAllocatorEx`.

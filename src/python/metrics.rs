@@ -3,6 +3,8 @@
 use super::tracked;
 use crate::handler::requests::{Present, present};
 use crate::metrics::{BudgetNumbers, Histogram, Series, budgets, pools, snapshot};
+use crate::os;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 type HistogramNumbers = (Vec<u64>, u64);
@@ -75,4 +77,11 @@ pub(super) fn all_budgets(py: Python<'_>) -> Vec<BudgetTuple> {
 pub(super) fn pool_bytes(py: Python<'_>) -> (usize, usize) {
     let bytes = py.detach(pools);
     (bytes.in_use, bytes.warm)
+}
+
+/// The resident memory of this process (RSS) in bytes. OSError: the system does not say.
+#[pyfunction]
+#[pyo3(name = "_resident_bytes")]
+pub(super) fn resident_bytes() -> PyResult<usize> {
+    os::resident_bytes().ok_or_else(|| PyOSError::new_err("this system does not say how much memory a process has"))
 }

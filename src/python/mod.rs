@@ -1,4 +1,4 @@
-//! The Python binding: NumPy's ContextVar as the selection, and the crossings between it and Rust.
+//! Layer 9: the Python binding. NumPy's ContextVar as the selection, and the crossings between it and Rust.
 //!
 //! It has two kinds of users. The package `ctxalloc` is built from here, as the module `ctxalloc._native`. And Rust
 //! extension modules of others call the functions below, one for each crossing:
@@ -24,6 +24,7 @@ mod capi;
 mod capsule;
 mod errors;
 mod events;
+mod exchange;
 mod exit;
 mod foreign;
 mod handler;

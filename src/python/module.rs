@@ -43,6 +43,8 @@ mod _native {
     #[pymodule_export]
     use super::super::events::set_event_hook;
     #[pymodule_export]
+    use super::super::exchange::{PyExchange, PyExchanges, PyRouteTable};
+    #[pymodule_export]
     use super::super::handler::PyHandler;
     #[pymodule_export]
     use super::super::inspect::{
@@ -50,7 +52,7 @@ mod _native {
         shared_memory_at,
     };
     #[pymodule_export]
-    use super::super::metrics::{all_budgets, metrics, pool_bytes, present_requests};
+    use super::super::metrics::{all_budgets, metrics, pool_bytes, present_requests, resident_bytes};
     #[pymodule_export]
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]

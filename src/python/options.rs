@@ -8,8 +8,8 @@ use pyo3::types::{PyBool, PyDict};
 use std::fmt;
 use std::time::Duration;
 
-/// An argument of `function` as `read` reads it; None if it was not given. `wanted` completes the sentence "give ...", and is
-/// only formatted where that is said.
+/// An argument of `function` as `read` reads it; None if it was not given. `expected` completes the sentence "give
+/// ...", and is only formatted where that is said.
 ///
 /// # Errors
 /// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range.
@@ -17,18 +17,18 @@ pub(super) fn argument<'py, T>(
     function: &str,
     name: &str,
     given: Option<&Bound<'py, PyAny>>,
-    wanted: impl fmt::Display,
+    expected: impl fmt::Display,
     read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Option<T>> {
     let Some(value) = given else { return Ok(None) };
     read(value).map(Some).map_err(|error| {
-        let message = format!("{function}({name}={}): give {wanted}", repr_of(value));
+        let message = format!("{function}({name}={}): give {expected}", repr_of(value));
         let is_wrong_type = error.is_instance_of::<PyTypeError>(value.py());
         if is_wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) }
     })
 }
 
-/// Refuses True and False where a number is wanted: they count as 1 and 0, and were most often meant for another
+/// Refuses True and False where a number is expected: they count as 1 and 0, and were most often meant for another
 /// argument.
 pub(super) fn no_bool<'a, 'py>(value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyAny>> {
     if value.is_exact_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { Ok(value) }
@@ -60,10 +60,10 @@ impl<'a, 'py> Options<'a, 'py> {
     pub(super) fn maybe<T>(
         &self,
         name: &str,
-        wanted: &str,
+        expected: &str,
         read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
-        argument(self.function, name, self.given(name)?.as_ref(), wanted, read)
+        argument(self.function, name, self.given(name)?.as_ref(), expected, read)
     }
 
     /// A size in bytes that must be given.
@@ -74,8 +74,8 @@ impl<'a, 'py> Options<'a, 'py> {
 
     /// A size in bytes: an int from 0 up.
     pub(super) fn maybe_size(&self, name: &str) -> PyResult<Option<usize>> {
-        let wanted = format!("a number of bytes, an int from 0 to 2**{} - 1", usize::BITS);
-        self.maybe(name, &wanted, |value| no_bool(value)?.extract())
+        let expected = format!("a number of bytes, an int from 0 to 2**{} - 1", usize::BITS);
+        self.maybe(name, &expected, |value| no_bool(value)?.extract())
     }
 
     /// How many bytes a pool keeps.
@@ -86,7 +86,7 @@ impl<'a, 'py> Options<'a, 'py> {
     /// A time in seconds: a number from 0 up.
     pub(super) fn maybe_seconds(&self, name: &str) -> PyResult<Option<Duration>> {
         self.maybe(name, "a time in seconds, a number from 0 up", |value| {
-            Duration::try_from_secs_f64(no_bool(value)?.extract()?).map_err(|_| PyValueError::new_err(()))
+            crate::settings::seconds(no_bool(value)?.extract()?).ok_or_else(|| PyValueError::new_err(()))
         })
     }
 

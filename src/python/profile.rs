@@ -7,10 +7,10 @@
 use super::bridge;
 use super::pending::SetAside;
 use super::tracked::attribution;
-use crate::handler::events::{EventHook, Hook, set_event_hook};
+use crate::handler::events::{EventHook, Hook, changes, set_event_hook};
 use crate::handler::{Handler, requests::RequestHandle};
 use crate::strategy::{Attribution, Place};
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -62,10 +62,12 @@ struct Profile {
     /// Bytes that were live when `at_peak_bytes` was last written everywhere.
     noted_bytes: usize,
     is_noted: bool,
+    /// `events::changes()` once this profile's own hook was set.
+    hook_changes: usize,
 }
 
-/// A peak is written down when the first block is freed after it, if it is larger than the last one by this part: sites may be
-/// many.
+/// A peak is written down when the first block is freed after it, if it is larger than the last one by this part: sites
+/// may be many.
 const WORTH_NOTING: usize = 64;
 
 impl Profile {
@@ -82,7 +84,7 @@ impl Profile {
 
     fn add(&mut self, address: usize, bytes: usize, blocks: u64, site: usize, handler: usize) {
         if let Some(forgotten) = self.blocks.insert(address, Block { bytes: 0, site, handler }) {
-            self.subtract(&forgotten); // its end was not told
+            self.subtract(&forgotten); // its end was not reported
         }
         if let Some(block) = self.blocks.get_mut(&address) {
             block.bytes = bytes;
@@ -136,12 +138,7 @@ impl HeldAcrossFork for Profiling {
 
 fn profiling() -> &'static Profiling {
     static PROFILING: Made<Arc<Profiling>> = Made::new();
-    PROFILING.get_or_make(|| {
-        let profiling = Arc::new(Profiling { profile: Locked::new(None), attribute: Locked::new(None) });
-        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&profiling) as _;
-        crate::sync::hold_across_fork(Arc::downgrade(&holder));
-        profiling
-    })
+    PROFILING.get_or_make(|| held_across_fork(Profiling { profile: Locked::new(None), attribute: Locked::new(None) }))
 }
 
 /// What a handler is called in a profile: requests without a name have one in common.
@@ -160,8 +157,8 @@ fn name_of(handler: Handler) -> String {
 ///
 /// # Safety
 /// - this thread is attached to Python.
-unsafe extern "C" fn heard(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, _: *mut c_void) {
-    // SAFETY: attached, by contract.
+unsafe extern "C" fn record(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, _: *mut c_void) {
+    // SAFETY: this thread is attached to Python (this function's contract).
     let py = unsafe { Python::assume_attached() };
     let profiling = profiling();
     if inp.is_null() && !outp.is_null() {
@@ -200,7 +197,7 @@ unsafe extern "C" fn heard(inp: *mut c_void, outp: *mut c_void, size_bytes: usiz
 }
 
 /// Begins a profile with so many frames of each allocation. RuntimeError: one has begun. Returns whether it took the
-/// place of another event hook, which hears nothing meanwhile.
+/// place of another event hook, which is not called meanwhile.
 #[pyfunction]
 #[pyo3(name = "_profile_begin", signature = (frames, /))]
 pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
@@ -219,8 +216,14 @@ pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
     }
     let before = profiling.attribute.with(|place| place.replace(Arc::new(attribute)));
     drop(before);
-    // SAFETY: `heard` may be called by any attached thread, at any time.
-    let before = unsafe { set_event_hook(Some(Hook { function: heard, user_data: null_mut() })) };
+    // SAFETY: `record` may be called by any attached thread, at any time.
+    let before = unsafe { set_event_hook(Some(Hook { function: record, user_data: null_mut() })) };
+    let hook_changes = changes();
+    profiling.profile.with(|profile| {
+        if let Some(profile) = profile {
+            profile.hook_changes = hook_changes;
+        }
+    });
     Ok(before.is_some())
 }
 
@@ -228,14 +231,16 @@ type SumNumbers = (usize, usize, usize, u64, u64);
 type SiteNumbers = (Vec<(String, u32, String)>, SumNumbers);
 type ProfileNumbers = (SumNumbers, u64, Vec<SiteNumbers>, Vec<(String, SumNumbers)>, bool);
 
-/// Ends the profile: the sums, refusals, sites (the innermost frame first) and handlers, and whether it heard everything:
-/// False where the program set an event hook of its own. RuntimeError: none has begun.
+/// Ends the profile: the sums, refusals, sites (the innermost frame first) and handlers, and whether it saw
+/// everything: False where the program set an event hook of its own, though it may have put ours back. RuntimeError:
+/// none has begun.
 #[pyfunction]
 #[pyo3(name = "_profile_end")]
 pub(super) fn profile_end() -> PyResult<ProfileNumbers> {
-    // SAFETY: no hook may be set at any time.
+    let hook_changes = changes();
+    // SAFETY: the contract is about the new hook, and there is none.
     let before = unsafe { set_event_hook(None) };
-    let is_ours = before.as_ref().is_some_and(|hook| std::ptr::fn_addr_eq(hook.function, heard as EventHook));
+    let is_ours = before.as_ref().is_some_and(|hook| std::ptr::fn_addr_eq(hook.function, record as EventHook));
     if let Some(hook) = before.filter(|_| !is_ours) {
         // SAFETY: whoever set it promised that it may be called; it was only out for a moment.
         unsafe { set_event_hook(Some(hook)) };
@@ -252,5 +257,5 @@ pub(super) fn profile_end() -> PyResult<ProfileNumbers> {
     };
     let sites = profile.sites.iter().map(|(place, sums)| (frames(place), sums.numbers())).collect();
     let handlers = profile.handlers.iter().map(|(name, sums)| (name.clone(), sums.numbers())).collect();
-    Ok((profile.all.numbers(), profile.refused, sites, handlers, is_ours))
+    Ok((profile.all.numbers(), profile.refused, sites, handlers, is_ours && profile.hook_changes == hook_changes))
 }

@@ -8,11 +8,12 @@
 
 use super::symbol::symbol;
 use crate::error::Error;
-use pyo3::exceptions::PyImportError;
+use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyTuple};
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 
 /// `PyDataMem_SetHandler` of the process's NumPy.
 #[derive(Clone, Copy)]
@@ -72,8 +73,8 @@ impl Selection {
             "" | "contextvar" | "contextvar-methods" => Self::numpys_variable(set_handler, default)?,
             "sethandler" => None,
             other => {
-                let wanted = "contextvar, contextvar-methods or sethandler";
-                let error = Error::BadSetting { name: VARIABLE, value: other.to_owned(), wanted };
+                let expected = "contextvar, contextvar-methods or sethandler";
+                let error = Error::BadSetting { name: VARIABLE, value: other.to_owned(), expected };
                 return Err(PyImportError::new_err(error.to_string()));
             }
         };
@@ -197,6 +198,79 @@ impl Selection {
                 Ok((!old.is(&missing)).then_some(old))
             }
             Self::SetHandler { .. } => token.get_item(1).map(Some),
+        }
+    }
+}
+
+/// A ContextVar of the package's own.
+pub(super) struct Variable {
+    var: Py<PyAny>,
+    calls: Option<(VarGet, VarSet, VarReset)>,
+}
+
+type VarGet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
+
+impl Variable {
+    /// The one that `var` is. TypeError: it is none.
+    pub(super) fn of(var: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let kind = var.py().import("contextvars")?.getattr("ContextVar")?;
+        if !var.get_type().is(&kind) {
+            return Err(PyTypeError::new_err("give a ContextVar"));
+        }
+        let calls = match (symbol(c"PyContextVar_Get"), Calls::in_c()) {
+            (Some(get), Some(Calls::C { set, reset })) => {
+                // SAFETY: `int PyContextVar_Get(PyObject *var, PyObject *default, PyObject **value)` since CPython
+                // 3.7.1.
+                Some((unsafe { std::mem::transmute::<*mut c_void, VarGet>(get) }, set, reset))
+            }
+            _ => None,
+        };
+        Ok(Self { var: var.clone().unbind(), calls })
+    }
+
+    /// What it is in the running Context; `None` for Python's None, and where it is nothing.
+    #[inline]
+    pub(super) fn get<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let value = match self.calls {
+            Some((get, ..)) => {
+                let mut value = null_mut();
+                // SAFETY: called attached, with a ContextVar and a place for a new reference, or for NULL.
+                if unsafe { get(self.var.as_ptr(), null_mut(), &raw mut value) } != 0 {
+                    return Err(PyErr::fetch(py));
+                }
+                // SAFETY: a new reference, or NULL.
+                unsafe { Bound::from_owned_ptr_or_opt(py, value) }
+            }
+            None => Some(self.var.bind(py).call_method1("get", (py.None(),))?),
+        };
+        Ok(value.filter(|value| !value.is_none()))
+    }
+
+    /// Sets it in the running Context; returns the Token.
+    #[inline]
+    pub(super) fn set<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = value.py();
+        match self.calls {
+            // SAFETY: called attached, with a ContextVar and any object, both borrowed. It returns a new reference, or
+            // NULL with an exception set.
+            Some((_, set, _)) => unsafe { Bound::from_owned_ptr_or_err(py, set(self.var.as_ptr(), value.as_ptr())) },
+            None => self.var.bind(py).call_method1("set", (value,)),
+        }
+    }
+
+    /// Restores what it was before the `set` that returned this Token.
+    ///
+    /// # Errors
+    /// RuntimeError and ValueError of `ContextVar.reset`, after which nothing has changed.
+    #[inline]
+    pub(super) fn reset(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
+        match self.calls {
+            Some((.., reset)) => {
+                // SAFETY: called attached, with a ContextVar and a Token, both borrowed.
+                let is_done = unsafe { reset(self.var.as_ptr(), token.as_ptr()) } == 0;
+                if is_done { Ok(()) } else { Err(PyErr::fetch(token.py())) }
+            }
+            None => self.var.bind(token.py()).call_method1("reset", (token,)).map(drop),
         }
     }
 }

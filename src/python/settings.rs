@@ -38,10 +38,11 @@ pub(super) fn configure(
     Ok(settings::configure(wanted)?)
 }
 
-/// Gives the memory that all pools, arenas and handlers keep for later back to the system. Returns how many bytes that
-/// was, as far as is known.
+/// Gives the memory that all pools, arenas, handlers and threads' caches keep for later back to the system. Returns how
+/// many bytes that was, as far as is known.
 ///
-/// The caches of other threads stay: at most 2 MiB for each thread.
+/// On macOS, Windows and in sandboxes without `membarrier` the caches of other threads stay: at most 2 MiB for each
+/// thread.
 #[pyfunction]
 pub(super) fn trim(py: Python<'_>) -> usize {
     py.detach(|| handlers().map(Handler::trim).sum::<usize>() + trim_pools())

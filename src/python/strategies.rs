@@ -159,8 +159,8 @@ fn zeroing(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
 /// The same error with the strategy that it shows in Python's syntax.
 fn in_python_words(error: Error) -> Error {
     match error {
-        Error::BadOption { option, value, wanted } => {
-            Error::BadOption { option, value: in_python_syntax(&value), wanted }
+        Error::BadOption { option, value, expected } => {
+            Error::BadOption { option, value: in_python_syntax(&value), expected }
         }
         other => other,
     }
@@ -187,11 +187,11 @@ impl Options<'_, '_> {
     }
 
     fn maybe_strategy(&self, name: &str) -> PyResult<Option<Arc<dyn Strategy>>> {
-        let mut wanted = "a strategy to wrap".to_owned();
+        let mut expected = "a strategy to wrap".to_owned();
         if let Some(class) = self.given(name)?.and_then(|value| class_of_strategies(&value)) {
-            wanted = format!("a strategy to wrap, strategies.{class}(...), and not the class");
+            expected = format!("a strategy to wrap, strategies.{class}(...), and not the class");
         }
-        self.maybe(name, &wanted, |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))
+        self.maybe(name, &expected, |value| Ok(value.cast::<PyStrategy>()?.get().strategy()))
     }
 
     /// The class name of a strategy that was given.

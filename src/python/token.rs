@@ -78,8 +78,8 @@ pub(super) fn set_handler(handler: &Bound<'_, PyAny>) -> PyResult<PyToken> {
 #[pyo3(signature = (token, /))]
 pub(super) fn reset(token: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = token.py();
-    let wanted = "the Token that set_handler() returned";
-    let token = token.cast::<PyToken>().map_err(|_| wrong_type("reset", wanted, token))?;
+    let expected = "the Token that set_handler() returned";
+    let token = token.cast::<PyToken>().map_err(|_| wrong_type("reset", expected, token))?;
     let numpy = Numpy::get(py)?;
     numpy.selection().reset(token.get().token.bind(py)).map_err(|error| explain(py, error))?;
     token.get().used.store(true, Ordering::Relaxed);

@@ -61,8 +61,8 @@ impl Context {
         self.state.selected.is_none()
     }
 
-    /// Runs `work` in this context. What it selects stays in this context; afterwards the thread's own context is restored, also
-    /// if `work` panics.
+    /// Runs `work` in this context. What it selects stays in this context; afterwards the thread's own context is
+    /// restored, also if `work` panics.
     ///
     /// A running context can be neither run again nor read. In Python that is a RuntimeError; here it does not compile:
     ///

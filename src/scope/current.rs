@@ -22,8 +22,8 @@ impl State {
 }
 
 thread_local! {
-    // In a cell of its own beside that of `handler::selected`: on most processors it is slow to read as a whole what was
-    // written word by word (a failed store-to-load forwarding).
+    // In a cell of its own beside that of `handler::selected`: on most processors it is slow to read as a whole what
+    // was written word by word (a failed store-to-load forwarding).
     static IDENTITY: Cell<Option<Identity>> = const { Cell::new(None) };
     /// This thread's unused identities: the next one, and how many are left.
     static IDENTITIES: Cell<(u64, u64)> = const { Cell::new((0, 0)) };

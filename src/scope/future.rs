@@ -1,8 +1,8 @@
 //! Futures and streams with a context of their own, on any executor.
 //!
-//! The context is swapped in before the inner poll and out after it. So a `set` inside lasts across awaits and migrations,
-//! and the worker's own context does not change. The inner value is also dropped inside its context: on completion or on
-//! cancellation, on any thread.
+//! The context is swapped in before the inner poll and out after it. So a `set` inside lasts across awaits and
+//! migrations, and the worker's own context does not change. The inner value is also dropped inside its context: on
+//! completion or on cancellation, on any thread.
 
 use super::context::Context;
 use crate::handler::Handler;
@@ -34,8 +34,8 @@ use std::task::{Context as TaskContext, Poll, ready};
 /// # });
 /// ```
 ///
-/// A stream keeps its context from item to item. The branches of `join!` and `select!` are polled inside one future, hence in
-/// that one's context.
+/// A stream keeps its context from item to item. The branches of `join!` and `select!` are polled inside one future,
+/// hence in that one's context.
 pub trait WithHandler: Sized {
     /// Runs it in a context of its own in which `handler` is selected.
     #[must_use = "it does nothing until it is polled"]

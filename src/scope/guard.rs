@@ -6,7 +6,8 @@ use crate::handler::{Handler, Held};
 use crate::trace;
 use std::marker::PhantomData;
 
-/// Runs `work` with `handler` selected in the running context, and then restores the previous selection, also if it panics.
+/// Runs `work` with `handler` selected in the running context, and then restores the previous selection, also if it
+/// panics.
 ///
 /// ```
 /// use ctxalloc::{current, handler, scope};
@@ -44,9 +45,9 @@ pub fn enter(handler: Handler) -> Guard {
 
 /// A scope that lasts as long as this value. It is not `Send`, since it belongs to its context.
 ///
-/// Each guard restores the selection that it replaced, in whatever order guards are dropped, as tokens do. A guard that is
-/// dropped in another context (by a future that holds it across an await on a `LocalSet`) changes nothing there and emits a
-/// `tracing` error event; [`exit`](Self::exit) returns an error instead.
+/// Each guard restores the selection that it replaced, in whatever order guards are dropped, as tokens do. A guard that
+/// is dropped in another context (by a future that holds it across an await on a `LocalSet`) changes nothing there and
+/// emits a `tracing` error event; [`exit`](Self::exit) returns an error instead.
 ///
 /// A future that may move between threads cannot hold one across an await:
 ///

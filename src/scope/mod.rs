@@ -1,8 +1,8 @@
 //! Layer 4: the selection. Which handler serves the work that runs on this thread now?
 //!
-//! It is a `Copy` pointer in a `const` thread-local: without a destructor or a lock, readable while thread-locals are torn
-//! down. A task's selection is swapped in for each poll and out after it. The rules are those of PEP 567 (`contextvars`);
-//! `tests/oracle` checks Python and Rust against them.
+//! It is a `Copy` pointer in a `const` thread-local: without a destructor or a lock, readable while thread-locals are
+//! torn down. A task's selection is swapped in for each poll and out after it. The rules are those of PEP 567
+//! (`contextvars`); `tests/oracle` checks Python and Rust against them.
 
 mod context;
 mod current;

@@ -8,8 +8,8 @@ use std::fmt;
 
 /// Restores the selection before one [`set`](super::set): once, in the same context.
 ///
-/// [`reset`] borrows it instead of consuming it, because a token that was refused in a foreign context stays valid in its own
-/// (PEP 567). It may be sent to other threads and tasks, where `reset` refuses it.
+/// [`reset`] borrows it instead of consuming it, because a token that was refused in a foreign context stays valid in
+/// its own (PEP 567). It may be sent to other threads and tasks, where `reset` refuses it.
 #[must_use = "without its token the previous selection cannot be restored; `drop` it if that is meant"]
 pub struct Token {
     old: Option<Handler>,
@@ -64,12 +64,12 @@ pub fn set(handler: impl Into<Option<Handler>>) -> Token {
     Token::new(old, identity)
 }
 
-/// Restores the selection before the `set` that returned this token, whatever was selected since and in whatever order tokens
-/// are used.
+/// Restores the selection before the `set` that returned this token, whatever was selected since and in whatever order
+/// tokens are used.
 ///
 /// # Errors
-/// [`Error::TokenUsed`] the second time; [`Error::TokenForeign`] in another context than the token's own. Nothing changes
-/// then, and a foreign token stays valid in its own context.
+/// [`Error::TokenUsed`] the second time; [`Error::TokenForeign`] in another context than the token's own. Nothing
+/// changes then, and a foreign token stays valid in its own context.
 ///
 /// ```
 /// use ctxalloc::{Context, Error, handler, reset, set};

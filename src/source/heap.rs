@@ -1,5 +1,5 @@
-//! The C heap: `malloc` and the like, of whichever library the process was started with (glibc, or a preloaded jemalloc or
-//! mimalloc). The layers above say allocate, resize and release.
+//! The C heap: `malloc` and the like, of whichever library the process was started with (glibc, or a preloaded jemalloc
+//! or mimalloc). The layers above say allocate, resize and release.
 #![allow(unsafe_code, reason = "the only door to the C heap")]
 
 use std::ptr::NonNull;
@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 /// The alignment in bytes that C promises for every block that can hold a `max_align_t`: 16 on all targets with 64-bit
 /// pointers (System V ABI, AAPCS64).
 ///
-/// A smaller block may be aligned less: jemalloc, mimalloc and Miri align 8 bytes to 8. So this file never requests less than
-/// 16 bytes, which is also glibc's smallest block.
+/// A smaller block may be aligned less: jemalloc, mimalloc and Miri align 8 bytes to 8. So this file never requests
+/// less than 16 bytes, which is also glibc's smallest block.
 pub const ALIGNMENT: usize = 16;
 
 /// A block of `size_bytes` uninitialised bytes; `None` if there is no memory.

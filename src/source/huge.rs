@@ -1,7 +1,7 @@
 //! Huge pages of 2 MiB behind large blocks; ordinary ones behind everything else.
 //!
-//! One TLB entry then covers 2 MiB instead of 4 KiB, and one page fault does the work of 512. A small block gains nothing from
-//! that and would take 2 MiB of memory.
+//! One TLB entry then covers 2 MiB instead of 4 KiB, and one page fault does the work of 512. A small block gains
+//! nothing from that and would take 2 MiB of memory.
 #![allow(unsafe_code, reason = "maps pages")]
 
 use super::Pages;
@@ -29,10 +29,12 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// Transparent huge pages (MADV_HUGEPAGE), if the kernel has some. They need no privilege, and their lack is no failure.
+    /// Transparent huge pages (MADV_HUGEPAGE), if the kernel has some. They need no privilege, and their lack is no
+    /// failure.
     ///
-    /// Blocks of 2 MiB and more start at a multiple of 2 MiB and take whole huge pages, up to 2 MiB more than requested. If
-    /// `/sys/kernel/mm/transparent_hugepage/enabled` says `never`, or memory is too fragmented, they get ordinary pages.
+    /// Blocks of 2 MiB and more start at a multiple of 2 MiB and take whole huge pages, up to 2 MiB more than
+    /// requested. If `/sys/kernel/mm/transparent_hugepage/enabled` says `never`, or memory is too fragmented, they get
+    /// ordinary pages.
     #[must_use]
     pub const fn transparent() -> Self {
         Self { reserved: false }
@@ -40,9 +42,9 @@ impl HugePages {
 
     /// Huge pages that the administrator reserved (MAP_HUGETLB), which are never swapped or split.
     ///
-    /// Blocks take whole huge pages, up to 2 MiB more than requested. When all are in use, an allocation of 2 MiB or more
-    /// fails. Do not fork while such blocks are alive: a child that writes to one needs a huge page of its own and gets a
-    /// SIGBUS if there is none.
+    /// Blocks take whole huge pages, up to 2 MiB more than requested. When all are in use, an allocation of 2 MiB or
+    /// more fails. Do not fork while such blocks are alive: a child that writes to one needs a huge page of its own and
+    /// gets a SIGBUS if there is none.
     ///
     /// # Errors
     /// [`Error::NoHugePages`] if none is free now; [`Error::SystemRefused`] except on Linux.
@@ -72,14 +74,15 @@ fn map_reserved(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
     for _ in 0..RACES {
-        // A mapping of ordinary pages finds an aligned address range. (Cutting an aligned part out of huge pages would need
-        // more of them than the block has, and there may not be more.)
+        // A mapping of ordinary pages finds an aligned address range. (Cutting an aligned part out of huge pages would
+        // need more of them than the block has, and there may not be more.)
         let place = pages::map(size_bytes, align)?;
         // SAFETY: this mapping was just made, and nobody else has it.
         unsafe { pages::unmap(place, size_bytes) };
         // Without MAP_NORESERVE: the pages are reserved for this mapping, so touching them cannot fail.
         let there = flags | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: MAP_FIXED_NOREPLACE replaces no mapping: if another thread has mapped something there, the call fails.
+        // SAFETY: MAP_FIXED_NOREPLACE replaces no mapping: if another thread has mapped something there, the call
+        // fails.
         let start = unsafe { libc::mmap(place.as_ptr().cast(), size_bytes, protection, there, -1, 0) };
         if start != libc::MAP_FAILED {
             return NonNull::new(start.cast());
@@ -101,8 +104,8 @@ fn map_reserved(_size_bytes: usize, _align: usize) -> Option<NonNull<u8>> {
     None
 }
 
-// SAFETY: private anonymous mappings belong to this process alone and are zero when new and after MADV_DONTNEED (mmap(2),
-// madvise(2)).
+// SAFETY: private anonymous mappings belong to this process alone and are zero when new and after MADV_DONTNEED
+// (mmap(2), madvise(2)).
 unsafe impl Pages for HugePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         pages::map(size_bytes, align)
@@ -158,8 +161,8 @@ unsafe impl Pages for Reserved {
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: a whole mapping of `map`, not used any more (this function's contract); its size is a multiple of a huge
-        // page, as munmap(2) wants it.
+        // SAFETY: a whole mapping of `map`, not used any more (this function's contract); its size is a multiple of a
+        // huge page, as munmap(2) wants it.
         unsafe { pages::unmap(start, size_bytes) }
     }
 

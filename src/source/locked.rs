@@ -9,12 +9,12 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
-/// Pages for a pool whose blocks are locked in memory (mlock): brought into memory when they are first handed out, and never
-/// swapped.
+/// Pages for a pool whose blocks are locked in memory (mlock): brought into memory when they are first handed out, and
+/// never swapped.
 ///
-/// Spans of 64 KiB and more are locked when they are handed out. They stay locked while the pool keeps them for the next
-/// block, until it returns them (`decay`, [`trim`](crate::strategy::Strategy::trim)). A child of `fork` has copies that are
-/// not locked (mlock(2)). If the limit leaves no room, an allocation fails.
+/// Spans of 64 KiB and more are locked when they are handed out. They stay locked while the pool keeps them for the
+/// next block, until it returns them (`decay`, [`trim`](crate::strategy::Strategy::trim)). A child of `fork` has copies
+/// that are not locked (mlock(2)). If the limit leaves no room, an allocation fails.
 #[derive(Clone, Copy)]
 pub struct LockedPages {
     /// Private, so that only [`new`](Self::new) and [`untried`](Self::untried) make one.
@@ -34,8 +34,8 @@ impl LockedPages {
     /// Locked pages. Locks one span to try whether that is possible.
     ///
     /// # Errors
-    /// [`Error::LockLimit`] if the process's limit has no room for it; [`Error::SystemRefused`] if the system does not let it
-    /// lock anything.
+    /// [`Error::LockLimit`] if the process's limit has no room for it; [`Error::SystemRefused`] if the system does not
+    /// let it lock anything.
     pub fn new() -> Result<Self, Error> {
         let pages = Self::untried();
         let trial = pages.map(SPAN, SPAN).ok_or_else(|| refused(&io::Error::last_os_error()))?;
@@ -71,7 +71,7 @@ impl LockedPages {
 fn refusal(error: &io::Error) -> Error {
     match LockedPages::limit_bytes() {
         Some(limit_bytes) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN)) => {
-            Error::LockLimit { wanted_bytes: SPAN, limit_bytes, locked_bytes: locked_bytes() }
+            Error::LockLimit { requested_bytes: SPAN, limit_bytes, locked_bytes: locked_bytes() }
         }
         _ => refused(error),
     }
@@ -105,7 +105,8 @@ unsafe impl Pages for LockedPages {
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        // SAFETY: a whole mapping of `map`, not used any more (this function's contract). Unmapping it ends the locks too.
+        // SAFETY: a whole mapping of `map`, not used any more (this function's contract). Unmapping it ends the locks
+        // too.
         unsafe { PrivatePages.unmap(start, size_bytes) }
     }
 

@@ -30,8 +30,8 @@ pub(crate) fn can_share() -> Result<(), Error> {
     Ok(())
 }
 
-/// Maps a new file of `size_bytes` zeros, rounded up to pages. It cannot be shortened, so no process that has the descriptor
-/// can take pages away from others that have mapped it.
+/// Maps a new file of `size_bytes` zeros, rounded up to pages. It cannot be shortened, so no process that has the
+/// descriptor can take pages away from others that have mapped it.
 pub(crate) fn map_shared(size_bytes: usize) -> io::Result<Shared> {
     let mapped_bytes = size_bytes
         .checked_next_multiple_of(page_bytes())
@@ -91,8 +91,8 @@ fn set_length(descriptor: &OwnedFd, bytes: usize) -> io::Result<()> {
 pub(crate) unsafe fn grow_shared(shared: &mut Shared, new_mapped_bytes: usize) -> io::Result<()> {
     set_length(&shared.descriptor, new_mapped_bytes)?;
     let old = shared.start.as_ptr().cast();
-    // SAFETY: the whole mapping, whose old addresses nobody uses after success (this function's contract). The file is as long
-    // as the new mapping.
+    // SAFETY: the whole mapping, whose old addresses nobody uses after success (this function's contract). The file is
+    // as long as the new mapping.
     let moved = unsafe { libc::mremap(old, shared.mapped_bytes, new_mapped_bytes, libc::MREMAP_MAYMOVE) };
     if moved == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -103,7 +103,8 @@ pub(crate) unsafe fn grow_shared(shared: &mut Shared, new_mapped_bytes: usize) -
 }
 
 impl Drop for Shared {
-    /// Unmaps it here and closes the descriptor. The memory is freed when no other process has a mapping or a descriptor.
+    /// Unmaps it here and closes the descriptor. The memory is freed when no other process has a mapping or a
+    /// descriptor.
     fn drop(&mut self) {
         // SAFETY: the whole mapping, with its length. Its owner drops it only after its block was released.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped_bytes) };

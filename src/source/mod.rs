@@ -1,6 +1,7 @@
 //! Layer 1: where bytes come from. One file per source, the only one that calls its system.
 //!
-//! A source hands out raw bytes and knows nothing of names, scopes or strategies: the C heap, mapped pages, SYCL queues.
+//! A source hands out raw bytes and knows nothing of names, scopes or strategies: the C heap, mapped pages, SYCL
+//! queues.
 #![allow(unsafe_code, reason = "sources hand out raw memory")]
 
 pub mod heap;
@@ -13,7 +14,6 @@ mod memfd;
 #[cfg(not(target_os = "linux"))]
 mod no_memfd;
 mod numa;
-mod resident;
 #[cfg(feature = "usm")]
 mod sycl;
 
@@ -24,7 +24,6 @@ pub(crate) use memfd::{Shared, can_share, grow_shared, map_shared};
 #[cfg(not(target_os = "linux"))]
 pub(crate) use no_memfd::{Shared, can_share, grow_shared, map_shared};
 pub use numa::{NumaPages, NumaPolicy};
-pub(crate) use resident::resident_bytes;
 #[cfg(feature = "usm")]
 pub use sycl::{Event, Queue, RowAxis, Runtime, UsmKind, UsmPages};
 
@@ -32,11 +31,15 @@ use std::fmt::Debug;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where a pool gets its memory from: pages that can be mapped, committed, emptied and unmapped. All sizes are in bytes.
+/// Where a pool gets its memory from: pages that can be mapped, committed, emptied and unmapped. All sizes are in
+/// bytes.
+///
+/// A pool may call these functions while it holds its locks: they must use neither that pool nor
+/// [`trim`](crate::trim), or they may wait for ever.
 ///
 /// # Safety
-/// - [`map`](Pages::map) returns `size_bytes` of writable memory at a multiple of `align`, which nobody else uses until it is
-///   unmapped, and which is zero once it is committed;
+/// - [`map`](Pages::map) returns `size_bytes` of writable memory at a multiple of `align`, which nobody else uses until
+///   it is unmapped, and which is zero once it is committed;
 /// - after a [`discard`](Pages::discard) or an [`empty`](Pages::empty) that returned true the memory is zero;
 /// - [`commit`](Pages::commit) keeps contents or makes them zero;
 /// - if the host cannot access the memory, [`clear`](Pages::clear) and [`copy`](Pages::copy) work by other means.
@@ -44,8 +47,8 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
     /// Maps `size_bytes` of pages at a multiple of `align`; `None` if there are none.
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>>;
 
-    /// Makes pages usable, before the first block lies in them and again after a [`discard`](Pages::discard). Some of them may
-    /// be committed already. Returns false if they cannot be used; the pool then discards them.
+    /// Makes pages usable, before the first block lies in them and again after a [`discard`](Pages::discard). Some of
+    /// them may be committed already. Returns false if they cannot be used; the pool then discards them.
     ///
     /// # Safety
     /// - the pages lie in a mapping of this source, and nobody else has them.
@@ -60,14 +63,15 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
     /// - `start` and `size_bytes` are those of one [`map`](Pages::map), and nobody uses it any more.
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize);
 
-    /// Returns the memory of some pages to the system but keeps their addresses, and undoes [`commit`](Pages::commit). Returns
-    /// whether it did; then they are zero.
+    /// Returns the memory of some pages to the system but keeps their addresses, and undoes [`commit`](Pages::commit).
+    /// Returns whether it did; then they are zero.
     ///
     /// # Safety
     /// - the pages lie in a mapping of this source, and nobody needs their contents.
     unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool;
 
-    /// Returns the memory of some pages to the system, and the pages stay committed. Returns whether it did; then they are zero.
+    /// Returns the memory of some pages to the system, and the pages stay committed. Returns whether it did; then they
+    /// are zero.
     ///
     /// # Safety
     /// - as for [`discard`](Pages::discard).
@@ -96,8 +100,8 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
-    /// Whether the thread `ctxalloc-decay` may return old memory to the system. If not, only threads that use the pool do, and
-    /// an idle pool keeps what it has.
+    /// Whether the thread `ctxalloc-decay` may return old memory to the system. If not, only threads that use the pool
+    /// do, and an idle pool keeps what it has.
     fn decays_by_itself(&self) -> bool {
         true
     }
@@ -117,7 +121,8 @@ pub struct PrivatePages;
 /// Mappings above this size ask for huge pages, as NumPy's default handler does. In bytes.
 const HUGE_FROM: usize = 4 << 20;
 
-// SAFETY: private anonymous mappings belong to this process alone and are zero when new (mmap(2)) and after `pages::discard`.
+// SAFETY: private anonymous mappings belong to this process alone and are zero when new (mmap(2)) and after
+// `pages::discard`.
 unsafe impl Pages for PrivatePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let start = pages::map(size_bytes, align)?;

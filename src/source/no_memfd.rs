@@ -1,5 +1,5 @@
-//! In place of `memfd.rs` where the system has no memory with a descriptor that can be lengthened and not be shortened: every
-//! call fails.
+//! Takes the place of `memfd.rs` on systems other than Linux, which have no memory files that can be sealed against
+//! shrinking: every call fails.
 
 use crate::error::Error;
 use crate::os;

@@ -15,8 +15,8 @@ use std::ptr::NonNull;
 /// Which node's memory a page gets when it is first touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumaPolicy {
-    /// Memory of the given nodes only. If they have none left, the kernel ends a process (OOM), as it does without a policy
-    /// when the whole machine has none left.
+    /// Memory of the given nodes only. If they have none left, the kernel ends a process (OOM), as it does without a
+    /// policy when the whole machine has none left.
     Bind,
     /// Memory of the given node as long as it has some, then of others.
     Preferred,
@@ -53,8 +53,8 @@ type Mask = [c_ulong; MAX_NODES / WORD_BITS];
 
 /// Pages for a pool, on NUMA nodes of the user's choice.
 ///
-/// The policy belongs to the mapping. It holds whichever thread touches a page, on whichever node that runs, and for memory
-/// that the pool reuses. Pages shared with a child of `fork` keep it.
+/// The policy belongs to the mapping. It holds whichever thread touches a page, on whichever node that runs, and for
+/// memory that the pool reuses. Pages shared with a child of `fork` keep it.
 #[derive(Clone, Copy)]
 pub struct NumaPages {
     mask: Mask,
@@ -66,8 +66,9 @@ impl NumaPages {
     /// [`NumaPolicy::Interleave`] allows.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`] for a node that is not online; [`Error::BadOption`] if the policy does not allow this number of
-    /// nodes; [`Error::SystemRefused`] if the system refuses, as it does in some containers, and except on Linux.
+    /// [`Error::NoSuchNode`] for a node that is not online; [`Error::BadOption`] if the policy does not allow this
+    /// number of nodes; [`Error::SystemRefused`] if the system refuses, as it does in some containers, and except on
+    /// Linux.
     pub fn new(nodes: &[usize], policy: NumaPolicy) -> Result<Self, Error> {
         if cfg!(not(target_os = "linux")) {
             return Err(os::lacks("mbind", "use Pool"));
@@ -83,11 +84,11 @@ impl NumaPages {
             NumaPolicy::Interleave => true,
         };
         if !fits {
-            let wanted = match policy {
+            let expected = match policy {
                 NumaPolicy::Preferred => "exactly one node for the policy 'preferred'",
                 _ => "one node or more; only the policy 'interleave' takes all by default",
             };
-            return Err(Error::BadOption { option: "node", value: format!("{nodes:?}"), wanted });
+            return Err(Error::BadOption { option: "node", value: format!("{nodes:?}"), expected });
         }
         let mut mask = Mask::default();
         for &node in if nodes.is_empty() { &online } else { nodes } {
@@ -132,8 +133,8 @@ impl NumaPages {
         // The kernel reads one bit less than it is told (mbind(2)).
         let bits = MAX_NODES + 1;
         let mode = self.policy.mode();
-        // SAFETY: whole pages of a mapping (this function's contract). The kernel reads MAX_NODES bits of the mask, which has as
-        // many.
+        // SAFETY: whole pages of a mapping (this function's contract). The kernel reads MAX_NODES bits of the mask,
+        // which has as many.
         match unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), size_bytes, mode, self.mask.as_ptr(), bits, 0) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

@@ -1,7 +1,7 @@
 //! The system's pages: private anonymous mappings, which are zero when new.
 //!
-//! Nothing here uses the C heap. A hint like MADV_HUGEPAGE on a mapping of its own does not stay on memory that others get
-//! later, as it does on pages of a heap (NumPy issue 31590).
+//! Nothing here uses the C heap. A hint like MADV_HUGEPAGE on a mapping of its own does not stay on memory that others
+//! get later, as it does on pages of a heap (NumPy issue 31590).
 #![allow(unsafe_code, reason = "the only door to mmap")]
 
 use crate::os;
@@ -44,8 +44,8 @@ pub fn physical_bytes() -> usize {
     }
 }
 
-/// Maps `size_bytes` of zero pages at a multiple of `align`; `None` if there are none. Both are multiples of the page size, and
-/// `align` is a power of two. A page takes memory when it is first touched.
+/// Maps `size_bytes` of zero pages at a multiple of `align`; `None` if there are none. Both are multiples of the page
+/// size, and `align` is a power of two. A page takes memory when it is first touched.
 #[must_use]
 #[cfg(not(miri))]
 pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
@@ -63,8 +63,8 @@ pub unsafe fn unmap(start: NonNull<u8>, size_bytes: usize) {
     unsafe { os::unmap(start, size_bytes) }
 }
 
-/// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns whether
-/// it could.
+/// Returns the memory behind pages to the system and keeps their addresses. They are zero when touched again. Returns
+/// whether it could.
 ///
 /// # Safety
 /// - `start` and `size_bytes` name whole pages from [`map`] whose contents nobody needs any more.
@@ -74,11 +74,11 @@ pub unsafe fn discard(start: NonNull<u8>, size_bytes: usize) -> bool {
     unsafe { os::discard(start, size_bytes) }
 }
 
-/// Makes pages inaccessible and returns their memory to the system: an access is a SIGSEGV (EFAULT in a system call) until they
-/// are unmapped. Returns whether it could.
+/// Makes pages inaccessible and returns their memory to the system: an access is a SIGSEGV (EFAULT in a system call)
+/// until they are unmapped. Returns whether it could.
 ///
-/// From Linux 6.13 on this only marks the pages (MADV_GUARD_INSTALL), and any number of them may be in one mapping. Before,
-/// each run of such pages is a mapping of its own, of which a process may have 65530 (`vm.max_map_count`).
+/// From Linux 6.13 on this only marks the pages (MADV_GUARD_INSTALL), and any number of them may be in one mapping.
+/// Before, each run of such pages is a mapping of its own, of which a process may have 65530 (`vm.max_map_count`).
 ///
 /// # Safety
 /// - `start` and `size_bytes` name whole pages from [`map`] whose contents nobody needs any more.
@@ -101,7 +101,7 @@ pub unsafe fn lock(start: NonNull<u8>, size_bytes: usize) -> std::io::Result<()>
     // SAFETY: whole pages of `map` (this function's contract); no contents change.
     unsafe { os::lock(start, size_bytes) }.inspect_err(|_| {
         // If memory ran out half-way, some pages are locked.
-        // SAFETY: the same pages.
+        // SAFETY: the same whole pages of `map` (this function's contract).
         unsafe { unlock(start, size_bytes) };
     })
 }
@@ -130,7 +130,8 @@ pub unsafe fn prefer_huge(start: NonNull<u8>, size_bytes: usize) {
     let _ = (start, size_bytes);
 }
 
-/// Miri supports neither madvise nor munmap of a part of a mapping. There pages are heap blocks, so that it can check pools.
+/// Miri supports neither madvise nor munmap of a part of a mapping. There pages are heap blocks, so that it can check
+/// pools.
 #[cfg(miri)]
 mod under_miri {
     use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -1,8 +1,8 @@
 //! `Aligned`: every block starts at a multiple of `align`. Copy this file to begin a strategy of your own.
 //!
 //! It does not use `posix_memalign`, which has no zeroing form (`np.zeros` would touch every page) and no resizing form
-//! (growing would copy where `mremap` can move pages). Instead each block lies inside a larger heap block, behind a record
-//! of the heap block's start and the block's size.
+//! (growing would copy where `mremap` can move pages). Instead each block lies inside a larger heap block, behind a
+//! record of the heap block's start and the block's size.
 //!
 //! ```text
 //!   raw (16-aligned)            block (align-aligned)
@@ -18,8 +18,8 @@ use std::ptr::NonNull;
 
 /// Blocks on the C heap, aligned to a power of two from 16 bytes to 2 MiB.
 ///
-/// Each block costs up to `align + 16` more bytes than requested. With large alignments most of these are addresses that are
-/// never touched. A resize moves pages instead of copying, if the C heap does so.
+/// Each block costs up to `align + 16` more bytes than requested. With large alignments most of these are addresses
+/// that are never touched. A resize moves pages instead of copying, if the C heap does so.
 #[derive(Debug, Clone, Copy)]
 pub struct Aligned {
     align: usize,
@@ -77,8 +77,8 @@ impl Aligned {
     /// # Safety
     /// - `raw` has `raw_bytes(size_bytes)` bytes, and `offset` is `self.offset(raw)`.
     unsafe fn seal(raw: NonNull<u8>, offset: usize, size_bytes: usize) -> NonNull<u8> {
-        // SAFETY: RECORD_BYTES <= offset <= align + RECORD_BYTES, and `raw_bytes` made room for the latter: block and record
-        // lie inside the raw block. The record is aligned, since the block and RECORD_BYTES are multiples of 16.
+        // SAFETY: RECORD_BYTES <= offset <= align + RECORD_BYTES, and `raw_bytes` made room for the latter: block and
+        // record lie inside the raw block. The record is aligned, since the block and RECORD_BYTES are multiples of 16.
         unsafe {
             let block = raw.add(offset);
             block.sub(RECORD_BYTES).cast::<Record>().write(Record { raw, size_bytes });
@@ -120,14 +120,14 @@ unsafe impl Strategy for Aligned {
         let old = unsafe { Self::record(block) };
         let old_offset = block.addr().get() - old.raw.addr().get();
         let raw_bytes = self.raw_bytes(new_size_bytes)?;
-        // SAFETY: `old.raw` is the heap block around the live block, and `raw_bytes` is above zero. Only this step can fail,
-        // and a failure changes nothing.
+        // SAFETY: `old.raw` is the heap block around the live block, and `raw_bytes` is above zero. Only this step can
+        // fail, and a failure changes nothing.
         let raw = unsafe { heap::resize(old.raw, raw_bytes) }?;
         let offset = self.offset(raw);
         if offset != old_offset {
             let kept = old.size_bytes.min(new_size_bytes);
-            // SAFETY: both offsets are at most align + RECORD_BYTES, and the new raw block has room for `new_size_bytes`,
-            // at least `kept`, behind that. `copy_to` allows the ranges to overlap.
+            // SAFETY: both offsets are at most align + RECORD_BYTES, and the new raw block has room for
+            // `new_size_bytes`, at least `kept`, behind that. `copy_to` allows the ranges to overlap.
             unsafe { raw.add(old_offset).copy_to(raw.add(offset), kept) };
         }
         // SAFETY: the raw block has `raw_bytes(new_size_bytes)` bytes, and `offset` is its offset.
@@ -135,8 +135,8 @@ unsafe impl Strategy for Aligned {
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the block is live and not used again (this function's contract), and the heap block around it is released
-        // once, with it.
+        // SAFETY: the block is live and not used again (this function's contract), and the heap block around it is
+        // released once, with it.
         unsafe { heap::release(Self::record(block).raw) }
     }
 }

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 /// A limit in bytes, perhaps below another one: request below tenant below process.
 ///
 /// A charge goes to the budget and to every one above it, once each. If one of them has no room, the charge is refused
-/// and changes nothing except that budget's count of [`refused`](Self::refused) charges. Clones are the same budget, and
-/// cloning is cheap.
+/// and changes nothing except that budget's count of [`refused`](Self::refused) charges. Clones are the same budget,
+/// and cloning is cheap.
 ///
 /// ```
 /// use ctxalloc::strategy::Budget;
@@ -100,8 +100,8 @@ impl Budget {
         Some(self.account.limit_bytes()).filter(|&limit| limit != UNLIMITED)
     }
 
-    /// Changes the limit, or removes it, from the next charge on. What is charged already stays charged, even if it is more
-    /// than the new limit.
+    /// Changes the limit, or removes it, from the next charge on. What is charged already stays charged, even if it is
+    /// more than the new limit.
     pub fn set_limit_bytes(&self, limit_bytes: Option<usize>) {
         self.account.set_limit_bytes(limit_bytes.unwrap_or(UNLIMITED));
     }
@@ -148,8 +148,8 @@ impl Budget {
         self.account.number()
     }
 
-    /// The budget directly above it. For the budget of a [`Request`](crate::Request) this is the nearest one that the request
-    /// is charged to besides its own.
+    /// The budget directly above it. For the budget of a [`Request`](crate::Request) this is the nearest one that the
+    /// request is charged to besides its own.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         self.account.parent().map(Self::of)
@@ -178,7 +178,8 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// Charges a [`Budget`] with the requested bytes of each block of `upstream`, and refuses blocks that it has no room for.
+/// Charges a [`Budget`] with the requested bytes of each block of `upstream`, and refuses blocks that it has no room
+/// for.
 ///
 /// Each block costs 8 more bytes, rounded up to the upstream's alignment, for a record. These are not charged.
 ///
@@ -224,8 +225,8 @@ impl<S: Strategy> Budgeted<S> {
     }
 }
 
-// SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A refused charge is a failure before anything
-// was allocated, and the charge for a block that could not be allocated is cancelled.
+// SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A refused charge is a failure before
+// anything was allocated, and the charge for a block that could not be allocated is cancelled.
 unsafe impl<S: Strategy> Strategy for Budgeted<S> {
     fn alignment(&self) -> usize {
         self.blocks.alignment()
@@ -260,7 +261,8 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the block is live, from `blocks`, and not used again (this function's contract). The record is read first.
+        // SAFETY: the block is live, from `blocks`, and not used again (this function's contract). The record is read
+        // first.
         let size_bytes = unsafe {
             let size_bytes = Prefixed::<S, usize>::read(block);
             self.blocks.release(block);

@@ -26,8 +26,8 @@ pub struct CallbackFunctions {
     pub malloc: Option<Malloc>,
     /// `calloc(ctx, nelem, elsize)`: returns a block of `nelem * elsize` zero bytes, or NULL.
     pub calloc: Option<Calloc>,
-    /// `realloc(ctx, ptr, new_size)`: returns the resized block, perhaps moved, or NULL, which leaves it as it was. `ptr` is
-    /// never NULL.
+    /// `realloc(ctx, ptr, new_size)`: returns the resized block, perhaps moved, or NULL, which leaves it as it was.
+    /// `ptr` is never NULL.
     pub realloc: Option<Realloc>,
     /// `free(ctx, ptr, size)`: takes the block back. `size` is the block's size in bytes. `ptr` is never NULL.
     pub free: Option<Free>,
@@ -52,8 +52,8 @@ impl CallbackFunctions {
         realloc: *const c_void,
         free: *const c_void,
     ) -> Self {
-        // SAFETY: each address is that of such a function or NULL (this function's contract). `Option` of a function pointer
-        // has the same layout, with NULL for `None`.
+        // SAFETY: each address is that of such a function or NULL (this function's contract). `Option` of a function
+        // pointer has the same layout, with NULL for `None`.
         unsafe {
             Self {
                 ctx,
@@ -94,9 +94,9 @@ unsafe impl Sync for Callbacks {}
 impl Callbacks {
     /// Blocks from these functions, which their author declares to be aligned to `align` bytes.
     ///
-    /// 1 is correct for any functions. A larger value is relied on (C's `malloc` has 16): [`ContextAlloc`](crate::ContextAlloc)
-    /// then adds no room for aligning layouts up to that. A new block that is less aligned is freed again, and the
-    /// allocation fails.
+    /// 1 is correct for any functions. A larger value is relied on (C's `malloc` has 16):
+    /// [`ContextAlloc`](crate::ContextAlloc) then adds no room for aligning layouts up to that. A new block that is
+    /// less aligned is freed again, and the allocation fails.
     ///
     /// # Errors
     /// [`Error::FunctionMissing`] names the first function that is `None`: NEP 49 requires all four.
@@ -106,8 +106,8 @@ impl Callbacks {
     /// - the functions stay callable for ever: handlers are never removed.
     /// - they may be called on any thread, several at once, without Python's GIL, after a `fork`, and while the process
     ///   exits; a function that needs the GIL takes it itself.
-    /// - `malloc` and `calloc` return NULL or a block of that many bytes, which nobody else has and which stays where it
-    ///   is until it is freed; that of `calloc` is zero.
+    /// - `malloc` and `calloc` return NULL or a block of that many bytes, which nobody else has and which stays where
+    ///   it is until it is freed; that of `calloc` is zero.
     /// - `realloc` returns NULL and leaves the block as it was, or a block with its first bytes kept.
     /// - every block, that of `realloc` too, is aligned to `align` (C's own realloc keeps no more than 16).
     /// - none of them unwinds, or allocates through the handler that it serves.
@@ -127,7 +127,8 @@ impl Callbacks {
         Ok(Self { functions, align, sizes: Ledger::new() })
     }
 
-    /// Records a block that the functions returned. `None` if it is NULL, or less aligned than declared: then it is freed.
+    /// Records a block that the functions returned. `None` if it is NULL, or less aligned than declared: then it is
+    /// freed.
     fn record(&self, block: *mut c_void, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = NonNull::new(block.cast::<u8>())?;
         if !block.addr().get().is_multiple_of(self.align) {
@@ -149,8 +150,8 @@ impl Callbacks {
     }
 }
 
-// SAFETY: the functions keep these promises (`Callbacks::new`). A block's record is removed before the block is freed, so it
-// is never taken for that of the next block at the same address.
+// SAFETY: the functions keep these promises (`Callbacks::new`). A block's record is removed before the block is freed,
+// so it is never taken for that of the next block at the same address.
 unsafe impl Strategy for Callbacks {
     fn alignment(&self) -> usize {
         self.align
@@ -335,7 +336,7 @@ mod tests {
         let without = |remove: fn(&mut CallbackFunctions)| {
             let mut functions = book.functions();
             remove(&mut functions);
-            // SAFETY: as in `callbacks`.
+            // SAFETY: the book's functions keep C's contract; one that is missing is an error, and nothing is called.
             unsafe { Callbacks::new(functions, 1) }.expect_err("incomplete")
         };
         let missing = |function| Error::FunctionMissing { handler: "Callbacks".into(), function };

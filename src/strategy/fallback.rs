@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 
 /// Blocks of `first`; if it refuses, of `second`. For example 256 MiB of huge pages, then the heap.
 ///
-/// A block is resized by the strategy that made it, and moves to the other one only if that refuses. Blocks are aligned to
-/// the smaller of the two alignments. Each block costs 16 more bytes, rounded up to its maker's alignment, for a record.
+/// A block is resized by the strategy that made it, and moves to the other one only if that refuses. Blocks are aligned
+/// to the smaller of the two alignments. Each block costs 16 more bytes, rounded up to its maker's alignment, for a
+/// record.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Budget, Budgeted, Fallback, Pool, System}};
@@ -75,13 +76,14 @@ impl<A: Strategy, B: Strategy> Fallback<A, B> {
 /// # Safety
 /// - `block` is a live block of a fallback.
 unsafe fn record_of(block: NonNull<u8>) -> Record {
-    // SAFETY: the block is live, so a `Record` was written directly in front of it. Its position depends on the record's
-    // type alone, so any strategy's type will do.
+    // SAFETY: the block is live, so a `Record` was written directly in front of it. Its position depends on the
+    // record's type alone, so any strategy's type will do.
     unsafe { Prefixed::<super::System, Record>::read(block) }
 }
 
-// SAFETY: each block comes from one of the two strategies, behind a record (`Prefixed`), and goes back to the one that the
-// record names. A block that moves is copied to a new one before it is released; if there is none, it stays as it was.
+// SAFETY: each block comes from one of the two strategies, behind a record (`Prefixed`), and goes back to the one that
+// the record names. A block that moves is copied to a new one before it is released; if there is none, it stays as it
+// was.
 unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
     fn alignment(&self) -> usize {
         self.first.alignment().min(self.second.alignment())

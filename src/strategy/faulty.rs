@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Passes everything on to `upstream`, but refuses some requests for memory: every nth one, or at random with a seed.
 ///
-/// `allocate`, `allocate_zeroed` and `resize` are counted together; `release` never fails. Whether a request fails depends
-/// only on the seed and the request's number, so a single-threaded program fails at the same places each time.
+/// `allocate`, `allocate_zeroed` and `resize` are counted together; `release` never fails. Whether a request fails
+/// depends only on the seed and the request's number, so a single-threaded program fails at the same places each time.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Faulty, System}};
@@ -39,7 +39,7 @@ impl<S: Strategy> Faulty<S> {
     /// [`Error::BadOption`] for zero.
     pub fn every(upstream: S, every: u64) -> Result<Self, Error> {
         if every == 0 {
-            return Err(Error::BadOption { option: "every", value: "0".into(), wanted: "a count from 1 up" });
+            return Err(Error::BadOption { option: "every", value: "0".into(), expected: "a count from 1 up" });
         }
         Ok(Self { upstream, when: When::Every(every), requests: AtomicU64::new(0) })
     }
@@ -51,7 +51,7 @@ impl<S: Strategy> Faulty<S> {
     pub fn with_probability(upstream: S, probability: f64, seed: u64) -> Result<Self, Error> {
         if !(0.0..=1.0).contains(&probability) {
             let value = probability.to_string();
-            return Err(Error::BadOption { option: "probability", value, wanted: "a number from 0 to 1" });
+            return Err(Error::BadOption { option: "probability", value, expected: "a number from 0 to 1" });
         }
         // Times 2^63, not 2^64, so that a probability of 1 does not overflow.
         let threshold = (probability * (1_u64 << 63) as f64) as u64;

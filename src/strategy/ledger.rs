@@ -1,11 +1,11 @@
-//! A strategy's records of its blocks, kept apart from the blocks: a user who overruns a block cannot change them, and a
-//! block can be found by any address inside. They are in shards by start address, whose locks are held across `fork`.
+//! A strategy's records of its blocks, kept apart from the blocks: a user who overruns a block cannot change them, and
+//! a block can be found by any address inside. They are in shards by start address, whose locks are held across `fork`.
 
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, hold_across_fork};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use std::collections::BTreeMap;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Weak};
 
 /// A record for each block, by the block's start address.
 #[derive(Debug)]
@@ -22,9 +22,7 @@ pub(crate) struct Busy;
 
 impl<R: Send + 'static> Ledger<R> {
     pub(crate) fn new() -> Arc<Self> {
-        let ledger = Arc::new(Self { shards: std::array::from_fn(|_| Locked::new(BTreeMap::new())) });
-        hold_across_fork(Arc::downgrade(&ledger) as Weak<dyn HeldAcrossFork>);
-        ledger
+        held_across_fork(Self { shards: std::array::from_fn(|_| Locked::new(BTreeMap::new())) })
     }
 
     /// Runs `work` on the shard for blocks that start at `start`, under its lock.
@@ -50,16 +48,17 @@ impl<R: Send + 'static> Ledger<R> {
         self.shard(start.addr().get(), |shard| work(shard.get_mut(&start.addr().get())))
     }
 
-    /// Calls `look` with the start and record of the blocks nearest to `address`, on either side, until it returns `Some`.
-    /// The block that `address` lies in, if any, is among them. `look` must not use this ledger.
+    /// Calls `look` with the start and record of the blocks nearest to `address`, on either side, until it returns
+    /// `Some`. The block that `address` lies in, if any, is among them. `look` must not use this ledger.
     pub(crate) fn near<T>(&self, address: usize, mut look: impl FnMut(usize, &R) -> Option<T>) -> Option<T> {
         self.shards.iter().find_map(|shard| shard.with(|shard| nearest(shard, address, &mut look)))
     }
 
-    /// [`near`](Self::near) for a signal handler: it allocates nothing, and gives up on a lock after a number of attempts.
+    /// [`near`](Self::near) for a signal handler: it allocates nothing, and gives up on a lock after a number of
+    /// attempts.
     ///
-    /// The interrupted thread may hold the lock itself, and then waiting would never end. If another thread holds it, a few
-    /// attempts suffice, since locks are held for a few stores only.
+    /// The interrupted thread may hold the lock itself, and then waiting would never end. If another thread holds it, a
+    /// few attempts suffice, since locks are held for a few stores only.
     #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     pub(crate) fn try_near<T>(
         &self,

@@ -1,8 +1,8 @@
 //! Layer 2: how bytes are handed out. One file (or folder) per strategy, and one conformance suite for all of them.
 //!
-//! To add one: copy `aligned.rs`, add a `mod` and a `pub use` line below, and let its tests call
-//! `conformance::check`. To give it a name at start-up, add a line to `handler/builtin.rs`; to
-//! offer it to Python, an arm to `python/strategies.rs` and a class to `python/ctxalloc/strategies.py`.
+//! To add one: copy `aligned.rs`, add a `mod` and a `pub use` line below, and let its tests call `conformance::check`.
+//! ARCHITECTURE.md, "Add a strategy", says what else it takes: a line in `tests/rust/strategies.rs`, and for Python an
+//! arm and a class.
 #![allow(unsafe_code, reason = "strategies deal in raw blocks")]
 
 pub(crate) mod account;
@@ -112,8 +112,8 @@ pub unsafe trait Strategy: Debug + Send + Sync + 'static {
         Some(block)
     }
 
-    /// Resizes a block to `new_size_bytes`, perhaps by moving it. The first bytes are kept, up to the smaller of the two
-    /// sizes. `None` if it cannot; the block is then unchanged.
+    /// Resizes a block to `new_size_bytes`, perhaps by moving it. The first bytes are kept, up to the smaller of the
+    /// two sizes. `None` if it cannot; the block is then unchanged.
     ///
     /// # Safety
     /// - `block` came from this strategy and was not released;
@@ -131,8 +131,8 @@ pub unsafe trait Strategy: Debug + Send + Sync + 'static {
         0
     }
 
-    /// The live blocks, the oldest first, if this strategy or one that it wraps lists them ([`Tracked`] does). `None` if
-    /// not known. A wrapper passes the call on to its upstream, as it does for [`trim`](Strategy::trim).
+    /// The live blocks, the oldest first, if this strategy or one that it wraps lists them ([`Tracked`] does). `None`
+    /// if not known. A wrapper passes the call on to its upstream, as it does for [`trim`](Strategy::trim).
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         None
     }

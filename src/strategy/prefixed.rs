@@ -34,8 +34,8 @@ impl<S: Strategy, R: Copy> Prefixed<S, R> {
     pub(crate) fn allocate(&self, size_bytes: usize, zeroed: bool, record: R) -> Option<NonNull<u8>> {
         let whole = size_bytes.checked_add(self.prefix_bytes)?;
         let raw = if zeroed { self.upstream.allocate_zeroed(whole) } else { self.upstream.allocate(whole) }?;
-        // SAFETY: the upstream's block has `prefix_bytes + size_bytes` bytes and nobody else has it, so the user's block lies
-        // inside and has room for a record in front.
+        // SAFETY: the upstream's block has `prefix_bytes + size_bytes` bytes and nobody else has it, so the user's
+        // block lies inside and has room for a record in front.
         unsafe {
             let block = raw.add(self.prefix_bytes);
             Self::write(block, record);
@@ -49,8 +49,8 @@ impl<S: Strategy, R: Copy> Prefixed<S, R> {
     /// - `block` came from here and was not released; after `Some` the old pointer is not used again.
     pub(crate) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let whole = new_size_bytes.checked_add(self.prefix_bytes)?;
-        // SAFETY: the block is live and from `allocate` or here (this function's contract), so the upstream's block starts
-        // `prefix_bytes` before it and is live. The resized one has `prefix_bytes + new_size_bytes` bytes.
+        // SAFETY: the block is live and from `allocate` or here (this function's contract), so the upstream's block
+        // starts `prefix_bytes` before it and is live. The resized one has `prefix_bytes + new_size_bytes` bytes.
         unsafe { Some(self.upstream.resize(block.sub(self.prefix_bytes), whole)?.add(self.prefix_bytes)) }
     }
 
@@ -81,8 +81,8 @@ impl<S: Strategy, R: Copy> Prefixed<S, R> {
     /// # Safety
     /// - `block` came from here and was not released.
     pub(crate) unsafe fn read(block: NonNull<u8>) -> R {
-        // SAFETY: the block is live, so `allocate` or `write` has written a record in front of it. Unaligned, for the upstream
-        // may align less than the record's type.
+        // SAFETY: the block is live, so `allocate` or `write` has written a record in front of it. Unaligned, for the
+        // upstream may align less than the record's type.
         unsafe { Self::place(block).read_unaligned() }
     }
 
@@ -91,8 +91,8 @@ impl<S: Strategy, R: Copy> Prefixed<S, R> {
     /// # Safety
     /// - `block` came from here and was not released.
     pub(crate) unsafe fn write(block: NonNull<u8>, record: R) {
-        // SAFETY: there is room for a record in front of each block. Unaligned, for the upstream may align less than the
-        // record's type.
+        // SAFETY: there is room for a record in front of each block. Unaligned, for the upstream may align less than
+        // the record's type.
         unsafe { Self::place(block).write_unaligned(record) }
     }
 

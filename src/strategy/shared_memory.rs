@@ -15,17 +15,18 @@ use std::ptr::NonNull;
 /// Blocks that another process can map: [`locate`](SharedMemory::locate) returns a block's descriptor, which the other
 /// process receives over a Unix socket, inherits, or opens in `/proc/PID/fd`.
 ///
-/// Each block is a `memfd` of its own and takes whole pages, so a descriptor gives access to this block and no other. The
-/// file cannot be shortened (F_SEAL_SHRINK), so no process can take pages away from the others. Blocks start at a page.
+/// Each block is a `memfd` of its own and takes whole pages, so a descriptor gives access to this block and no other.
+/// The file cannot be shortened (F_SEAL_SHRINK), so no process can take pages away from the others. Blocks start at a
+/// page.
 ///
 /// Each block costs five system calls (some 10 microseconds), at least a page of memory, and a descriptor while it is
-/// alive: with `ulimit -n` at 1024 there is room for about a thousand blocks. Beyond that allocations fail, and a `tracing`
-/// event says why. Use it for a few large arrays, not for a whole program.
+/// alive: with `ulimit -n` at 1024 there is room for about a thousand blocks. Beyond that allocations fail, and a
+/// `tracing` event says why. Use it for a few large arrays, not for a whole program.
 ///
 /// Unlike with any other strategy, parent and child write to the *same* memory after `fork`; each may release its own
 /// mapping. Memory is taken when it is first touched: if the machine has none left then, the kernel ends the process. A
-/// [`resize`](Strategy::resize) may move a block to another descriptor (if it shrinks to less than half, or in a child of
-/// `fork`), so locate it again afterwards.
+/// [`resize`](Strategy::resize) may move a block to another descriptor (if it shrinks to less than half, or in a child
+/// of `fork`), so locate it again afterwards.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SharedMemory;
 
@@ -55,8 +56,8 @@ unsafe impl Send for Record {}
 static BLOCKS: ProcessLedger<Record> = ProcessLedger::new();
 
 impl SharedMemory {
-    /// The strategy, if the system can have it: Linux. (The unit struct can be written anywhere; elsewhere it refuses every
-    /// block.)
+    /// The strategy, if the system can have it: Linux. (The unit struct can be written anywhere; elsewhere it refuses
+    /// every block.)
     ///
     /// # Errors
     /// [`Error::SystemRefused`] on other systems.
@@ -102,8 +103,8 @@ fn refused(error: &io::Error) {
     trace::system_refused("SharedMemory", error, advice);
 }
 
-// SAFETY: each block is the start of a mapping of its own, which is page-aligned and zero when new. It is unmapped when its
-// record is dropped: after it was released or moved.
+// SAFETY: each block is the start of a mapping of its own, which is page-aligned and zero when new. It is unmapped when
+// its record is dropped: after it was released or moved.
 unsafe impl Strategy for SharedMemory {
     /// Blocks start at a page, and no system's page is smaller.
     fn alignment(&self) -> usize {
@@ -130,8 +131,8 @@ unsafe impl Strategy for SharedMemory {
         let mapped = record.shared.mapped_bytes;
         let stays = needed <= mapped && needed >= mapped / 2;
         let grows = needed > mapped && record.made_in == std::process::id();
-        // SAFETY: the record's mapping is alive, and `needed` is a larger multiple of the page size. After success the caller
-        // uses only the new address (this function's contract).
+        // SAFETY: the record's mapping is alive, and `needed` is a larger multiple of the page size. After success the
+        // caller uses only the new address (this function's contract).
         if stays || (grows && unsafe { grow_shared(&mut record.shared, needed) }.is_ok()) {
             let start = record.shared.start;
             record.size_bytes = new_size_bytes;

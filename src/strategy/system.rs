@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 
 /// The C heap, passed through: `malloc`, `calloc`, `realloc`, `free` of the process.
 ///
-/// Blocks are aligned to 16 bytes, less than the 64 of the other strategies, because the C heap promises no more and this
-/// strategy adds nothing to it.
+/// Blocks are aligned to 16 bytes, less than the 64 of the other strategies, because the C heap promises no more and
+/// this strategy adds nothing to it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct System;
 

@@ -4,8 +4,8 @@ use super::{LiveBlock, Strategy};
 use crate::trace;
 use std::ptr::NonNull;
 
-/// Passes everything on to `upstream`, and reports each block that is made, resized, released or refused: an event of `tracing`
-/// of the target `ctxalloc::blocks` and the level TRACE.
+/// Passes everything on to `upstream`, and reports each block that is made, resized, released or refused: an event of
+/// `tracing` of the target `ctxalloc::blocks` and the level TRACE.
 ///
 /// Only what has this strategy pays for it: a look at a flag for each block where nobody listens.
 ///

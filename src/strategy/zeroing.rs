@@ -1,7 +1,7 @@
 //! `Zeroing`: a block is wiped before it is released. For keys, passwords, and other people's data.
 //!
-//! The upstream never resizes a block, since moving it would leave a copy behind. A resize allocates a new block, copies,
-//! and wipes the old one.
+//! The upstream never resizes a block, since moving it would leave a copy behind. A resize allocates a new block,
+//! copies, and wipes the old one.
 
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
@@ -9,11 +9,11 @@ use crate::os;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Wipes each block of `upstream` when it is released or moved, and its end when it shrinks. So neither the next user of the
-/// memory nor a later dump of it finds the contents.
+/// Wipes each block of `upstream` when it is released or moved, and its end when it shrinks. So neither the next user
+/// of the memory nor a later dump of it finds the contents.
 ///
-/// A release costs one more pass over the block. Each block costs 8 more bytes, rounded up to the upstream's alignment, for
-/// a record. Copies elsewhere, and pages that were swapped out, are not wiped.
+/// A release costs one more pass over the block. Each block costs 8 more bytes, rounded up to the upstream's alignment,
+/// for a record. Copies elsewhere, and pages that were swapped out, are not wiped.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Pool, Zeroing}};
@@ -36,8 +36,8 @@ impl<S: Strategy> Zeroing<S> {
     }
 }
 
-// SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A resize copies to a new block before it wipes
-// and releases the old one; if there is no new one, the old block keeps its first bytes.
+// SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A resize copies to a new block before it
+// wipes and releases the old one; if there is no new one, the old block keeps its first bytes.
 unsafe impl<S: Strategy> Strategy for Zeroing<S> {
     fn alignment(&self) -> usize {
         self.blocks.alignment()
@@ -55,8 +55,8 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
         // SAFETY: the block is live and from `blocks` (this function's contract).
         let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         if let Some(moved) = self.allocate(new_size_bytes) {
-            // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
-            // released once; the caller uses the new one from here on.
+            // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one
+            // is released once; the caller uses the new one from here on.
             unsafe {
                 moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes));
                 self.release(block);
@@ -65,8 +65,8 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
         }
         // Without a new block it can still shrink in place.
         let surplus = size_bytes.checked_sub(new_size_bytes)?;
-        // SAFETY: the last `surplus` bytes of the live block, which its user gives up with this call. Its record is ours to
-        // write.
+        // SAFETY: the last `surplus` bytes of the live block, which its user gives up with this call. Its record is
+        // ours to write.
         unsafe {
             os::wipe(block.add(new_size_bytes), surplus);
             Prefixed::<S, usize>::write(block, new_size_bytes);

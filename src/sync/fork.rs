@@ -1,9 +1,14 @@
-//! Holds locks across `fork`, so that a child is never born with another thread's half-done work.
+//! Holds locks across `fork`, so that a child never starts with data that another thread was changing.
+//!
+//! Threads take these locks in orders of their own: one that holds a pool's lock may allocate, and where the program's
+//! global allocator is another pool, or this one, that takes more locks. So no order in which `fork` takes all of them
+//! would do. It waits for each of them for a moment only; if one stays busy it lets go of all, so that whoever holds
+//! that one and waits for another can go on, and begins again, with that one.
 
 use super::ForkLock;
 use super::locked::Behind;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 /// A value behind a [`ForkLock`].
 pub(crate) type Locked<T> = Behind<ForkLock, T>;
@@ -20,27 +25,53 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Something whose locks no child may be born without: whoever forks takes them all first.
 pub(crate) trait HeldAcrossFork: Send + Sync {
-    /// Calls `visit` with each lock, always in the same order.
+    /// Calls `visit` with each lock, always in the order in which threads take them.
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock));
 
-    /// Takes them, and locks of other kinds.
-    fn before_fork(&self) {
-        self.for_each_lock(&mut ForkLock::acquire);
+    /// Takes them, and locks of other kinds. False if one of them stayed busy for a moment: then none is taken.
+    fn before_fork(&self) -> bool {
+        self.acquire_each()
     }
 
     /// Releases them, in the parent and in the child.
     fn after_fork(&self) {
+        self.release_each();
+    }
+
+    /// Takes each lock that is visited; false if one of them stayed busy for a moment: then none is taken.
+    fn acquire_each(&self) -> bool {
+        let (mut taken, mut is_busy) = (0, false);
+        self.for_each_lock(&mut |lock| {
+            is_busy = is_busy || !lock.acquire_soon();
+            taken += usize::from(!is_busy);
+        });
+        if is_busy {
+            self.for_each_lock(&mut |lock| {
+                if taken > 0 {
+                    lock.release();
+                    taken -= 1;
+                }
+            });
+        }
+        !is_busy
+    }
+
+    /// Releases each lock that is visited.
+    fn release_each(&self) {
         self.for_each_lock(&mut ForkLock::release);
     }
 }
 
-/// Takes the locks of `holder` before each `fork` from now on, and releases them on both sides after it, while it lives.
-pub(crate) fn hold_across_fork(holder: Weak<dyn HeldAcrossFork>) {
-    holders::add(holder, true);
+/// Shares `holder`, and takes its locks before each `fork` from now on, and releases them on both sides after it, while
+/// it lives.
+pub(crate) fn held_across_fork<T: HeldAcrossFork + 'static>(holder: T) -> Arc<T> {
+    let holder = Arc::new(holder);
+    holders::add(Arc::downgrade(&holder) as Weak<dyn HeldAcrossFork>, true);
+    holder
 }
 
-/// The same until the returned value is dropped. `holder` owns it, so that a fork pays for the holders that are alive, and
-/// not for those that were.
+/// Takes the locks of `holder` likewise until the returned value is dropped. `holder` owns it, so that a fork pays for
+/// the holders that are alive, and not for those that were.
 pub(crate) fn hold_across_fork_until(holder: Weak<dyn HeldAcrossFork>) -> HeldUntilDropped {
     HeldUntilDropped { number: holders::add(holder, false) }
 }
@@ -83,6 +114,7 @@ mod holders {
     use std::ptr::null_mut;
     use std::sync::atomic::Ordering;
     use std::sync::{Arc, Weak};
+    use std::thread::yield_now;
 
     #[derive(Default)]
     struct Holders {
@@ -96,7 +128,12 @@ mod holders {
 
     struct Held {
         holders: Vec<Arc<dyn HeldAcrossFork>>,
+        /// Those of earlier attempts. They may be the last references: what ends with them takes locks, and must wait
+        /// until the fork is over.
+        earlier: Vec<Arc<dyn HeldAcrossFork>>,
         around: Option<&'static AroundFork>,
+        /// The address of the holder that was busy the last time.
+        busy: usize,
     }
 
     static HOLDERS: Made<Locked<Holders>> = Made::new();
@@ -114,15 +151,47 @@ mod holders {
         if let Some(around) = around {
             (around.before)();
         }
-        holders.lock().acquire();
-        // SAFETY: this thread took the lock just now.
-        let all = unsafe { &holders.value_while_locked().all };
-        // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
-        // In its box before any lock is taken: what allocates may be one of them.
-        let holders = all.values().rev().filter_map(|(holder, _)| holder.upgrade()).collect();
-        let held = Box::new(Held { holders, around });
-        held.holders.iter().for_each(|holder| holder.before_fork());
+        let mut held = Box::new(Held { holders: Vec::new(), earlier: Vec::new(), around, busy: 0 });
+        while !held.take(holders) {
+            yield_now();
+        }
         HELD.set(Box::into_raw(held));
+    }
+
+    impl Held {
+        /// Takes the locks of all holders, and that of their list; false if one of them is busy: then none is taken.
+        fn take(&mut self, holders: &Locked<Holders>) -> bool {
+            // Room for them before any lock is taken: what allocates may be one of them.
+            self.holders.reserve(holders.with(|holders| holders.all.len()));
+            holders.lock().acquire();
+            // SAFETY: this thread took the lock just now.
+            let all = unsafe { &holders.value_while_locked().all };
+            if all.len() <= self.holders.capacity() {
+                // The youngest first: a strategy that wraps another locks itself before it, and was made after it.
+                self.holders.extend(all.values().rev().filter_map(|(holder, _)| holder.upgrade()));
+                if let Some(at) = self.holders.iter().position(|holder| address(holder) == self.busy) {
+                    self.holders[..=at].rotate_right(1);
+                }
+                let taken = self.holders.iter().take_while(|holder| holder.before_fork()).count();
+                let Some(busy) = self.holders.get(taken) else { return true };
+                self.busy = address(busy);
+                self.holders[..taken].iter().rev().for_each(|holder| holder.after_fork());
+            }
+            holders.lock().release();
+            keep_one_of_each(&mut self.earlier, &mut self.holders);
+            false
+        }
+    }
+
+    fn address(holder: &Arc<dyn HeldAcrossFork>) -> usize {
+        Arc::as_ptr(holder).addr()
+    }
+
+    /// Moves `more` to `kept`, and drops what is there twice: that is never the last reference.
+    fn keep_one_of_each(kept: &mut Vec<Arc<dyn HeldAcrossFork>>, more: &mut Vec<Arc<dyn HeldAcrossFork>>) {
+        kept.append(more);
+        kept.sort_unstable_by_key(address);
+        kept.dedup_by_key(|holder| address(holder));
     }
 
     /// Releases all locks; nothing where `before` took none.
@@ -149,12 +218,13 @@ mod holders {
 
     extern "C" fn in_child() {
         let Some(held) = after() else { return };
-        let Held { holders, around } = *held;
+        let Held { mut holders, mut earlier, around, .. } = *held;
         if let Some(around) = around {
             (around.in_child)();
         }
         // Those that only we have were being dropped by a thread that is not here. They stay: their end may need what
         // others set right in their own functions for `fork`, which may come after this one.
+        keep_one_of_each(&mut holders, &mut earlier);
         holders.into_iter().filter(|holder| Arc::strong_count(holder) == 1).for_each(std::mem::forget);
     }
 
@@ -201,11 +271,78 @@ mod holders {
 
     pub(super) fn add(holder: Weak<dyn HeldAcrossFork>, _is_ours_to_find: bool) -> u64 {
         if let Some(holder) = holder.upgrade() {
-            holder.before_fork();
+            assert!(holder.before_fork(), "nobody else has it yet");
             holder.after_fork();
         }
         0
     }
 
     pub(super) fn remove(_number: u64) {}
+}
+
+#[cfg(all(test, not(any(ctxalloc_loom, miri, windows))))]
+#[allow(unsafe_code, reason = "fork")]
+mod tests {
+    use super::{ForkLock, HeldAcrossFork, held_across_fork};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    struct Two([ForkLock; 2]);
+
+    impl HeldAcrossFork for Two {
+        fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+            self.0.iter().for_each(visit);
+        }
+    }
+
+    /// Waits for the end of our child; its status.
+    fn end_of(pid: libc::pid_t) -> libc::c_int {
+        let mut status = -1;
+        // SAFETY: our child, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        status
+    }
+
+    /// Forks many times while a thread takes the locks of two holders in this order. Ends the process if it hangs.
+    fn fork_while_locking(order: [(usize, usize); 4]) {
+        let holders = [(); 2].map(|()| held_across_fork(Two([(); 2].map(|()| ForkLock::new()))));
+        let is_over = AtomicBool::new(false);
+        let lock = |number: usize| &holders[order[number].0].0[order[number].1];
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    (0..4).for_each(|number| lock(number).acquire());
+                    (0..4).for_each(|number| lock(number).release());
+                }
+            });
+            for _ in 0..40 {
+                // SAFETY: the child takes locks that nobody else has, and ends.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    (0..4).for_each(|number| lock(number).acquire());
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(0) };
+                }
+                assert_eq!(end_of(pid), 0, "the child hung: it was born with a lock that nobody lets go");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_fork_waits_for_no_thread_that_waits_for_it() {
+        // In a child, which an alarm ends if it hangs.
+        // SAFETY: the child runs only the code below and then ends.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: alarm takes any number; nobody handles its signal.
+            unsafe { libc::alarm(30) };
+            let (older, younger) = (0, 1);
+            fork_while_locking([(older, 0), (older, 1), (younger, 0), (younger, 1)]);
+            fork_while_locking([(younger, 0), (older, 0), (younger, 1), (older, 1)]);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        assert_eq!(end_of(pid), 0, "a fork hung, or its child");
+    }
 }

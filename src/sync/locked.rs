@@ -4,8 +4,8 @@ use super::ForkLock;
 use std::cell::UnsafeCell;
 
 /// # Safety
-/// - while [`with`](Self::with) runs `work`, it runs no other work under the same lock, and what that work wrote is seen by the
-///   next.
+/// - while [`with`](Self::with) runs `work`, it runs no other work under the same lock, and what that work wrote is
+///   seen by the next.
 #[allow(unsafe_code, reason = "a lock's cell relies on it")]
 pub(crate) unsafe trait Lock {
     fn new() -> Self;
@@ -42,7 +42,8 @@ impl<L: Lock, T> Behind<L, T> {
         Self { lock: L::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `work` on the value, alone. `work` must not lock again; where the lock is an `OwnerLock`, it does not panic either.
+    /// Runs `work` on the value, alone. `work` must not lock again; where the lock is an `OwnerLock`, it does not panic
+    /// either.
     #[inline]
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
@@ -57,8 +58,8 @@ impl<L: Lock, T> Behind<L, T> {
 }
 
 impl<T> Behind<ForkLock, T> {
-    /// As [`with`](Self::with) where nobody holds the lock; else nothing, at once. For a signal handler, whose thread may be
-    /// the one that holds it.
+    /// As [`with`](Self::with) where nobody holds the lock; else nothing, at once. For a signal handler, whose thread
+    /// may be the one that holds it.
     #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {

@@ -1,7 +1,8 @@
 //! A value that is made at its first use and lives for ever. Nobody waits for whoever makes it.
 //!
-//! `OnceLock` would do but for `fork`: a child born while another thread is making the value waits for that thread, which
-//! it does not have. Here each of those that come too early makes one of its own; the first to lay it down wins.
+//! `OnceLock` would do but for `fork`: a child born while another thread is making the value waits for that thread,
+//! which it does not have. Here every thread that finds no value makes one; the first to store it wins, and the others
+//! drop theirs.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -25,7 +26,8 @@ impl<T: Send + Sync + 'static> Made<T> {
         unsafe { value.as_ref() }
     }
 
-    /// The value, made now if nobody did. `make` may run on several threads at once: all but one of its values are dropped.
+    /// The value, made now if nobody did. `make` may run on several threads at once: all but one of its values are
+    /// dropped.
     pub(crate) fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
         if let Some(value) = self.get() {
             return value;

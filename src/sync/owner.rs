@@ -1,22 +1,22 @@
 //! `OwnerLock`: a lock that costs its first thread no atomic read-modify-write until a second thread comes.
 //!
-//! Most requests live on one thread. The first thread that takes such a lock owns it: from then on it only marks that it
-//! is inside of a *section* (two plain stores in its own record) and looks whether it still owns the lock. A second
+//! Most requests live on one thread. The first thread that takes such a lock owns it: from then on it only marks that
+//! it is inside of a *section* (two plain stores in its own record) and looks whether it still owns the lock. A second
 //! thread takes the ownership away for good, and everybody uses the spin lock beside it from then on.
 //!
 //! ```text
 //!   owner:   NOBODY ──first use──► thread ──second thread──► thread | REVOKING ──section over──► SHARED
 //!               └───────────────────────── no membarrier here ─────────────────────────────────────▲
 //! ```
-//! Why this excludes: the owner stores its mark, then loads `owner`; the other thread stores `owner`, then loads the
-//! mark. One of them must see the other (Dekker). The owner's side has no fence; the other side calls `membarrier`, which
-//! runs one on every processor that runs a thread of this process (under loom both sides have a fence). Where the system
-//! has no `membarrier` (and under Miri, which does not know it) no lock is ever owned.
+//! Why the two exclude each other: the owner stores its mark, then loads `owner`; the other thread stores `owner`, then
+//! loads the mark. One of them must see the other (Dekker). The owner's side has no fence; the other side calls
+//! `membarrier`, which runs one on every processor that runs a thread of this process (under loom both sides have a
+//! fence). Where the system has no `membarrier` (and under Miri, which does not know it) no lock is ever owned.
 
 use super::locked::{Behind, Lock};
 use super::membarrier;
 use super::threads::{Section, Thread, births, thread_at};
-use super::{AtomicPtr, AtomicU32, Ordering, yield_now};
+use super::{AtomicPtr, AtomicU32, Ordering, SOON, yield_now};
 use std::ptr::{null_mut, without_provenance_mut};
 
 /// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`].
@@ -24,14 +24,19 @@ use std::ptr::{null_mut, without_provenance_mut};
 pub(crate) struct OwnerLock {
     /// NULL (nobody), [`SHARED`], or the owner's record, with [`REVOKING`] in its address while it is taken away.
     /// - set to a thread: from NULL only, by that thread. Cannot be set once it was `SHARED`.
-    /// - set to `thread | REVOKING`: by another thread, which then waits for the owner's section. Only `SHARED` follows.
+    /// - set to `thread | REVOKING`: by another thread, which then waits for the owner's section. Only `SHARED`
+    ///   follows.
     /// - set to `SHARED`: when no section of an owner can be under way any more. Never changes again.
     owner: AtomicPtr<Thread>,
     /// The spin lock. 0: free. Else twice the number of births ([`births`]) of the process that took it, plus one.
-    /// - set: from 0 by whoever takes it; in a child of `fork` also from an older number, whose thread only the parent has.
+    /// - set: from 0 by whoever takes it; in a child of `fork` also from an older number, whose thread only the parent
+    ///   has.
     /// - cleared: by the thread that took it.
     spin: AtomicU32,
 }
+
+/// More turns than a machine's life has.
+const FOR_EVER: usize = usize::MAX;
 
 const SHARED: *mut Thread = without_provenance_mut(2);
 const REVOKING: usize = 1;
@@ -58,19 +63,23 @@ impl OwnerLock {
     /// Runs `work` alone. `work` is short, does not panic, and takes no such lock.
     #[inline]
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        let thread = self.owner_if_this_thread().or_else(Thread::own);
-        if let Some(thread) = thread {
-            let section = Section::begin(thread);
-            if self.is_owned_by(thread) {
-                return work(); // the section ends with it
-            }
-            drop(section);
+        if let Some(_section) = self.enter_owned() {
+            return work();
         }
-        exclusively_slowly(thread, &[self], work)
+        with_all(&[self], work)
     }
 
-    /// The record of this thread, if it owns the lock and that can be told without a thread-local. A guess for the caller:
-    /// in its section it looks again.
+    /// Excludes everybody else until the section is dropped, if this thread owns the lock and that can be known without
+    /// a thread-local. What is done in the section is as for [`with`](Self::with).
+    #[inline]
+    pub(crate) fn enter_owned(&self) -> Option<Section> {
+        let thread = self.owner_if_this_thread()?;
+        let section = Section::begin(thread);
+        self.is_owned_by(thread).then_some(section)
+    }
+
+    /// The record of this thread, if it owns the lock and that can be known without a thread-local. A guess for the
+    /// caller: in its section it looks again.
     #[inline]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
         let owner = self.owner.load(Ordering::Relaxed);
@@ -86,49 +95,56 @@ impl OwnerLock {
         std::ptr::eq(self.owner.load(Ordering::Relaxed), thread)
     }
 
-    /// Makes the lock `own` if it is nobody's, and shared if it is another thread's. Outside of sections.
+    /// Makes the lock `own` if it is nobody's, and shared if it is another thread's. Outside of sections. False if it
+    /// waited for so many turns: then the next call goes on with it.
     #[cold]
-    fn settle(&self, own: *mut Thread) {
+    fn settle(&self, own: *mut Thread, turns: usize) -> bool {
         loop {
             // Acquire: whoever shares the lock comes after all sections of its owner.
             let owner = self.owner.load(Ordering::Acquire);
             let (before, next) = if owner == SHARED || (!own.is_null() && unmarked(owner) == own) {
                 // Where it is being taken from us: of our sections, for which they wait, there is none now.
-                return;
+                return true;
             } else if owner.is_null() {
                 (owner, if membarrier::is_there() && !own.is_null() { own } else { SHARED })
-            } else {
-                self.revoke(unmarked(owner));
+            } else if self.revoke(unmarked(owner), turns) {
                 (marked(owner), SHARED)
+            } else {
+                return false;
             };
             // AcqRel: hands on what was done by the owner, as `revoke` has seen it.
             if self.owner.compare_exchange(before, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return;
+                return true;
             }
         }
     }
 
-    /// Takes the lock away from its owner: when this returns, no section of it is under way under this lock.
-    fn revoke(&self, owner: *mut Thread) {
+    /// Takes the lock away from its owner: when this returns true, no section of it is under way under this lock. False
+    /// if one still was after so many turns; whoever comes next, the owner too, finds the mark.
+    fn revoke(&self, owner: *mut Thread, turns: usize) -> bool {
         // Whoever comes second finds the mark, and does the same.
         let _ = self.owner.compare_exchange(owner, marked(owner), Ordering::AcqRel, Ordering::Relaxed);
         membarrier::heavy();
-        if let Some(owner) = thread_at(owner) {
-            owner.wait_for_section(); // a later one, should there be one, sees the mark
-        }
+        // A later section, should there be one, sees the mark.
+        thread_at(owner).is_none_or(|owner| owner.wait_for_section(turns))
     }
 
-    /// Takes the spin lock, which was settled. In a child of `fork` also from a thread that only the parent has.
-    fn acquire(&self) {
+    /// Takes the spin lock, which was settled. In a child of `fork` also from a thread that only the parent has. False
+    /// if it was not free for so many turns.
+    fn acquire(&self, mut turns: usize) -> bool {
         let own = births().wrapping_mul(2) | 1;
         loop {
             // Acquire, here and below, pairs with the Release in `release`.
             match self.spin.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(holder) if holder == own => yield_now(),
+                Ok(_) => return true,
+                Err(holder) if holder == own && turns == 0 => return false,
+                Err(holder) if holder == own => {
+                    turns -= 1;
+                    yield_now();
+                }
                 Err(gone) => {
                     if self.spin.compare_exchange(gone, own, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                        return;
+                        return true;
                     }
                 }
             }
@@ -139,11 +155,10 @@ impl OwnerLock {
         self.spin.store(0, Ordering::Release);
     }
 
-    /// Takes the lock before `fork`, for values that a child must not find half changed. Pairs with
-    /// [`release_after_fork`](Self::release_after_fork).
-    pub(crate) fn acquire_before_fork(&self) {
-        self.settle(null_mut());
-        self.acquire();
+    /// Takes the lock before `fork`, for values that a child must not find half changed. False if it stayed busy for a
+    /// moment. Pairs with [`release_after_fork`](Self::release_after_fork).
+    pub(crate) fn acquire_before_fork(&self) -> bool {
+        self.settle(null_mut(), SOON) && self.acquire(SOON)
     }
 
     /// Lets it go, in the parent and in the child.
@@ -152,8 +167,8 @@ impl OwnerLock {
     }
 }
 
-/// Runs `work` while all of these locks exclude everybody else. They are taken in this order, which must be the same for
-/// all who take several of them. `work` is short, does not panic, and takes no such lock.
+/// Runs `work` while all of these locks exclude everybody else. They are taken in this order, which must be the same
+/// for all who take several of them. `work` is short, does not panic, and takes no such lock.
 #[inline]
 pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R) -> R {
     let first = locks.first().and_then(|lock| lock.owner_lock().owner_if_this_thread());
@@ -190,16 +205,16 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
     // Past those that `taken` has a bit for, none stays owned.
     for (number, lock) in locks.iter().enumerate() {
         let owner = own.filter(|_| number < u64::BITS as usize);
-        lock.owner_lock().settle(owner.map_or(null_mut(), Thread::as_owner));
+        lock.owner_lock().settle(owner.map_or(null_mut(), Thread::as_owner), FOR_EVER);
     }
     let section = own.map(Section::begin);
     // Those that are owned when we look stay so for the section; a bit for each whose spin lock was taken.
     let mut taken = 0_u64;
     for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate() {
         if number >= u64::BITS as usize {
-            lock.acquire();
+            lock.acquire(FOR_EVER);
         } else if !own.is_some_and(|thread| lock.is_owned_by(thread)) {
-            lock.acquire();
+            lock.acquire(FOR_EVER);
             taken |= 1 << number;
         }
     }
@@ -217,8 +232,8 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
 /// A value behind an [`OwnerLock`].
 pub(crate) type Owned<T> = Behind<OwnerLock, T>;
 
-// SAFETY: `with` runs `work` in a section of the owner, or under the spin lock after the last section of an owner is over; see
-// the top of this file for why these exclude each other.
+// SAFETY: `with` runs `work` in a section of the owner, or under the spin lock after the last section of an owner is
+// over; see the top of this file for why these exclude each other.
 #[allow(unsafe_code, reason = "a lock")]
 unsafe impl Lock for OwnerLock {
     fn new() -> Self {

@@ -12,13 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
 #[repr(align(128))]
 pub(super) struct Thread {
     /// - set to an odd number: when the thread begins a section, by the thread alone. Cannot be set while it is odd.
-    /// - set to an even number: when the section ends, by the thread alone; or in a child of `fork` that lacks the thread.
+    /// - set to an even number: when the section ends, by the thread alone; or in a child of `fork` that lacks the
+    ///   thread.
     sections: AtomicU32,
     /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
     name: AtomicUsize,
     /// Whether a thread has this record.
     /// - set: by the thread that takes it, from false only.
-    /// - cleared: at the thread's end, when no section of it is under way; or in a child of `fork` that lacks the thread.
+    /// - cleared: at the thread's end, when no section of it is under way; or in a child of `fork` that lacks the
+    ///   thread.
     taken: AtomicBool,
     /// The record that was made before this one. Written before this one is published.
     next: *const Thread,
@@ -30,8 +32,8 @@ unsafe impl Sync for Thread {}
 
 static THREADS: StdAtomicPtr<Thread> = StdAtomicPtr::new(null_mut());
 
-/// How often this process was born: counted in the child of each `fork`, and not in the parent. (`fork::forks` counts in both:
-/// by that number the parent would take its own spin locks for those of threads that are gone.)
+/// How often this process was born: counted in the child of each `fork`, and not in the parent. (`fork::forks` counts
+/// in both: by that number the parent would take its own spin locks for those of threads that are gone.)
 static BIRTHS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
 
 /// See [`BIRTHS`]. Relaxed: a child has one thread, which counted itself.
@@ -52,7 +54,8 @@ impl Drop for Leaver {
     fn drop(&mut self) {
         if let Some(thread) = thread_at(THREAD.replace(null())) {
             thread.name.store(0, Ordering::Relaxed); // the name may be another thread's soon
-            // Release pairs with the exchange in `open`: the next thread with this record comes after all of our sections.
+            // Release pairs with the exchange in `open`: the next thread with this record comes after all of our
+            // sections.
             thread.taken.store(false, Ordering::Release);
         }
     }
@@ -91,20 +94,25 @@ impl Thread {
         std::ptr::from_ref(self).cast_mut()
     }
 
-    /// Whether it is this thread's, if that can be told without a thread-local.
+    /// Whether it is this thread's, if that can be known without a thread-local.
     #[inline]
     pub(super) fn is_this_thread(&self) -> bool {
         let name = name_of_this_thread();
         name != 0 && self.name.load(Ordering::Relaxed) == name
     }
 
-    /// Waits for the end of the section that is under way. A later one sees what was stored before `membarrier::heavy`, which
-    /// the caller has called.
-    pub(super) fn wait_for_section(&self) {
+    /// Waits for the end of the section that is under way, and lets others run so often meanwhile; whether it is over.
+    /// A later one sees what was stored before `membarrier::heavy`, which the caller has called.
+    pub(super) fn wait_for_section(&self, mut turns: usize) -> bool {
         let number = self.sections.load(Ordering::Acquire);
         while !number.is_multiple_of(2) && self.sections.load(Ordering::Acquire) == number {
+            if turns == 0 {
+                return false;
+            }
+            turns -= 1;
             super::yield_now();
         }
+        true
     }
 }
 
@@ -130,8 +138,8 @@ fn open() -> Option<&'static Thread> {
     Some(thread)
 }
 
-/// A word that no other thread that lives has: the address of its control block, which stands in a register. A thread-local
-/// of an extension module would cost a call each time. 0 where it is not to be had so.
+/// A word that no other thread that lives has: the address of its control block, which stands in a register. A
+/// thread-local of an extension module would cost a call each time. 0 where it is not to be had so.
 #[inline]
 fn name_of_this_thread() -> usize {
     #[cfg(all(target_os = "linux", target_arch = "x86_64", not(any(miri, ctxalloc_loom))))]
@@ -177,14 +185,15 @@ fn forget_others_after_fork() {
             }
         }
         if !HOOKED.swap(true, Ordering::Relaxed) {
-            // Fails only for want of memory; then a child of a process with several threads may wait for one that is gone.
+            // Fails only for want of memory; then a child of a process with several threads may wait for one that is
+            // gone.
             let _ = crate::os::at_fork(None, None, Some(in_the_child));
         }
     }
 }
 
 /// A stretch of work of a thread for which its mark stands. Short, and never one inside of another.
-pub(super) struct Section {
+pub(crate) struct Section {
     thread: &'static Thread,
     number: u32,
 }
@@ -195,7 +204,9 @@ impl Section {
         // Relaxed: only this thread writes.
         let number = thread.sections.load(Ordering::Relaxed);
         debug_assert!(number.is_multiple_of(2), "a section inside of another one");
-        thread.sections.store(number.wrapping_add(1), Ordering::Relaxed);
+        // Release pairs with the Acquire in `wait_for_section`: who waited for the end of the last section may see the
+        // start of this one instead.
+        thread.sections.store(number.wrapping_add(1), Ordering::Release);
         // The loads of `owner` come after the store.
         membarrier::light();
         Self { thread, number }

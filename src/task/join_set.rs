@@ -6,7 +6,7 @@ use std::task::{Context as TaskContext, Poll};
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, Id, JoinError, LocalSet};
 
-/// A set of tasks that each start with a copy of the context of whoever spawns them.
+/// A set of tasks that each start with a copy of the spawning task's or thread's context.
 ///
 /// Everything else is [`tokio::task::JoinSet`]'s; dropping the set aborts its tasks, each inside its context.
 ///

@@ -10,11 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
-/// The body of an answer. Its request ends when the body is at its end or has given its trailers, returns an error, panics or is
-/// dropped.
+/// The body of an answer. Its request ends when the body is at its end or has given its trailers, returns an error,
+/// panics or is dropped.
 ///
-/// A server that knows the length of a body takes all of its bytes and does not ask for more; and it does not ask at all for the
-/// body of an answer to HEAD. Both are [completed](Outcome::Completed).
+/// A server that knows the length of a body takes all of its bytes and does not ask for more; and it does not ask at
+/// all for the body of an answer to HEAD. Both are [completed](Outcome::Completed).
 #[pin_project(PinnedDrop)]
 pub struct ResponseBody<B> {
     /// `None` at its end, and for an answer of the layer's own.
@@ -57,7 +57,8 @@ impl Inside {
 }
 
 impl<B: Body> ResponseBody<B> {
-    /// The service's own body. `length`: what the header says. `is_asked_for`: whether the server will look at it at all.
+    /// The service's own body. `length`: what the header says. `is_asked_for`: whether the server will look at it at
+    /// all.
     pub(super) fn new(inner: B, serving: Serving, context: Context, length: Option<u64>, is_asked_for: bool) -> Self {
         let length = inner.size_hint().exact().or(length);
         let left = match length {

@@ -1,4 +1,5 @@
-//! `ResponseFuture`: the service's future, polled and dropped inside of its request, which goes on to the answer's body.
+//! `ResponseFuture`: the service's future, polled and dropped inside of its request, which goes on to the answer's
+//! body.
 
 use super::body::ResponseBody;
 use super::problem;
@@ -132,7 +133,7 @@ where
         let refused = match &answer {
             _ if exceeded.is_some() => exceeded.as_ref().and_then(|error| serving.answer_for(error)),
             Some(Ok(response)) => match response.extensions().get::<Error>() {
-                Some(told) => serving.answer_to(Some(told)),
+                Some(error) => serving.answer_to(Some(error)),
                 None if problem::is_unexplained(response.status(), response.headers(), serving.is_grpc) => {
                     serving.answer_to(None)
                 }

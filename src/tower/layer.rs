@@ -19,17 +19,19 @@ use tower_service::Service;
 
 /// Serves each request of a service in a [request](crate::request()) of ctxalloc, which is a root.
 ///
-/// The service finds a [`RequestHandle`] in the extensions of the [`http::Request`] (axum: `Extension<RequestHandle>`), and by
-/// [`current_request`](crate::current_request). Tasks that it starts by [`task::spawn`](crate::task::spawn) belong to it.
+/// The service finds a [`RequestHandle`] in the extensions of the [`http::Request`] (axum: `Extension<RequestHandle>`),
+/// and by [`current_request`](crate::current_request). Tasks that it starts by [`task::spawn`](crate::task::spawn)
+/// belong to it.
 ///
-/// **Refusals are answered** with 413 (a second try cannot succeed), 429 (the tenant's budget refused) or 503, and a problem
-/// document (RFC 9457); a gRPC request with the status RESOURCE_EXHAUSTED. This is done where the service
-/// - put an [`Error`](crate::Error) into the extensions of its answer, as `Error` itself does as an answer of axum's (feature
-///   `axum`);
-/// - answers with 500 (a gRPC service: INTERNAL or UNKNOWN), or returns an error, and nothing was allocated in the request since
-///   the refusal.
+/// **Refusals are answered** with 413 (a second try cannot succeed), 429 (the tenant's budget refused) or 503, and a
+/// problem document (RFC 9457); a gRPC request with the status RESOURCE_EXHAUSTED. This is done where the service
+/// - put an [`Error`](crate::Error) into the extensions of its answer, as `Error` itself does as an answer of axum's
+///   (feature `axum`);
+/// - answers with 500 (a gRPC service: INTERNAL or UNKNOWN), or returns an error, and nothing was allocated in the
+///   request since the refusal.
 ///
-/// What a service says of a refusal in words of its own, with one of these statuses, passes, and is [`Outcome::Refused`](super::Outcome::Refused) too.
+/// What a service says of a refusal in words of its own, with one of these statuses, passes, and is
+/// [`Outcome::Refused`](super::Outcome::Refused) too.
 ///
 /// One inside of another is a request inside of another: an outer layer for the whole service, others for its routes.
 #[derive(Clone)]
@@ -69,14 +71,14 @@ impl RequestLayer {
         self.with(|options| options.budget = Some(budget.clone()))
     }
 
-    /// Finds the budget of a request's tenant, which it is charged to in place of [`budget`](Self::budget). Make that one its
-    /// parent. What it refuses is answered with 429.
+    /// Finds the budget of a request's tenant, which it is charged to in place of [`budget`](Self::budget). Make that
+    /// one its parent. What it refuses is answered with 429.
     pub fn tenant(self, tenant: impl Fn(&Parts) -> Option<Budget> + Send + Sync + 'static) -> Self {
         self.with(|options| options.tenant = Some(Arc::new(tenant)))
     }
 
-    /// Chooses the terms of each request, from those that the layer gives to all: its name, a limit of its own, an arena.
-    /// `None`: it gets no account, as if there were no layer.
+    /// Chooses the terms of each request, from those that the layer gives to all: its name, a limit of its own, an
+    /// arena. `None`: it gets no account, as if there were no layer.
     ///
     /// Name it after its route, never after its path: strangers choose paths. In axum the route is in
     /// `parts.extensions.get::<axum::extract::MatchedPath>()`.
@@ -90,7 +92,8 @@ impl RequestLayer {
     }
 
     /// Whether refusals are answered; if not, the service's own answer passes. They are, by default. What exceeds
-    /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes) is answered in any case: there is no other answer.
+    /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes) is answered in any case: there is no other
+    /// answer.
     pub fn answers(self, answers: bool) -> Self {
         self.with(|options| options.answers = answers)
     }
@@ -196,7 +199,7 @@ where
         parts.extensions.insert(serving.request().handle());
         match serving.tenant() {
             Some(tenant) => _ = parts.extensions.insert(tenant),
-            None => _ = parts.extensions.remove::<TenantId>(), // an outer one's, whose request this one is not inside of
+            None => _ = parts.extensions.remove::<TenantId>(), // an outer one's: it is not around this request
         }
         let is_head = parts.method == Method::HEAD;
         let request = Request::from_parts(parts, body);

@@ -1,7 +1,8 @@
 //! Layer 7: an account for each request of a [tower](https://docs.rs/tower) service: axum, hyper, tonic.
 //!
-//! [`RequestLayer`] begins a [request](crate::request()) of ctxalloc for each request of the service, keeps it selected while
-//! the service's future and the answer's body are polled and dropped, and tells how it ended: once, however it ends.
+//! [`RequestLayer`] begins a [request](crate::request()) of ctxalloc for each request of the service, keeps it selected
+//! while the service's future and the answer's body are polled and dropped, and tells how it ended: once, however it
+//! ends.
 //!
 //! ```
 //! use ctxalloc::{Buffer, tower::{Outcome, RequestLayer}};
@@ -16,21 +17,23 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), BoxError> {
-//! let (told, heard) = mpsc::channel();
-//! let layer = RequestLayer::new().limit_bytes(1 << 20).on_end(move |ended| told.send(ended.clone()).expect("it is heard"));
+//! let (sender, ended) = mpsc::channel();
+//! let layer = RequestLayer::new()
+//!     .limit_bytes(1 << 20)
+//!     .on_end(move |end| sender.send(end.clone()).expect("a receiver"));
 //! let service = ServiceBuilder::new().layer(layer).service_fn(resize);
 //!
 //! let response = service.oneshot(http::Request::new(())).await?;
-//! assert!(heard.try_recv().is_err()); // the body is not there yet
+//! assert!(ended.try_recv().is_err()); // the body is not there yet
 //! response.into_body().collect().await?;
-//! let ended = heard.try_recv()?;
-//! assert_eq!((ended.outcome, ended.report.stats.peak_bytes), (Outcome::Completed, 100_000));
+//! let end = ended.try_recv()?;
+//! assert_eq!((end.outcome, end.report.stats.peak_bytes), (Outcome::Completed, 100_000));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The files from the bottom up: `problem` says what the client hears of a refusal, `serving` is one request from its beginning
-//! to its one end, `body` and `future` carry it, `layer` is what services are given.
+//! The files from the bottom up: `problem` says how a refusal is answered, `serving` is one request from its
+//! beginning to its one end, `body` and `future` carry it, `layer` is what services are given.
 
 #[cfg(feature = "axum")]
 mod axum;

@@ -1,4 +1,5 @@
-//! How a client is told of a refusal: the headers and the body of the answer that `crate::answer` decides on, or a status of gRPC.
+//! How a refusal is answered: the headers and the body of the answer that `crate::answer` decides on, or a
+//! status of gRPC.
 
 use crate::answer::Answer;
 use crate::error::Error;
@@ -16,7 +17,7 @@ pub(super) fn is_refusal(error: &Error) -> bool {
 /// The answer to an error of a request that is charged to `tenant`. None where memory has nothing to do with it: 500.
 pub(super) fn answer_to(error: &Error, tenant: Option<u64>) -> Option<Answer> {
     match error {
-        // What was there is gone, or was never enough: others may be told so too.
+        // Not because of a limit: other requests may meet the same.
         Error::RequestEnded { .. } | Error::OutOfMemory { .. } => Some(Answer::Busy),
         error => Answer::to(error, tenant),
     }

@@ -1,5 +1,5 @@
-//! `Serving`: one request of a service, from its beginning to its one end. Whoever has it ends it by dropping it, so that no way
-//! out is forgotten.
+//! `Serving`: one request of a service. Its end is its drop, so that it ends once, on every way out: an answer, an
+//! error, a panic, a client that has gone.
 
 use super::problem;
 use crate::answer::Answer;
@@ -26,7 +26,8 @@ pub enum Outcome {
     Failed,
     /// The service, or the answer's body, panicked.
     Panicked,
-    /// The service's future was dropped before its answer, or the body before its end: the client has gone, or a time-out.
+    /// The service's future was dropped before its answer, or the body before its end: the client has gone, or a
+    /// time-out.
     Dropped,
 }
 
@@ -99,11 +100,11 @@ impl Serving {
         self.outcome = outcome;
     }
 
-    /// The answer to a refusal that this request's service told of, or that nothing was allocated after. `None`: it is not
-    /// refused, or the layer does not answer.
-    pub(super) fn answer_to(&self, told: Option<&Error>) -> Option<Answer> {
-        let last = if told.is_none() { self.request().last_refusal() } else { None };
-        let refusal = told.or(last.as_ref()).filter(|error| self.options.answers && problem::is_refusal(error))?;
+    /// The answer to a refusal that this request's service returned, or that nothing was allocated after. `None`: it is
+    /// not refused, or the layer does not answer.
+    pub(super) fn answer_to(&self, returned: Option<&Error>) -> Option<Answer> {
+        let last = if returned.is_none() { self.request().last_refusal() } else { None };
+        let refusal = returned.or(last.as_ref()).filter(|error| self.options.answers && problem::is_refusal(error))?;
         self.answer_for(refusal)
     }
 

@@ -12,6 +12,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 WORKERS = 2
 THREADS = 2
 
+TIMEOUT_SECONDS = 180
+"""Of each test, its fixtures included: one that hangs fails, says where every thread is, and the others still run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:

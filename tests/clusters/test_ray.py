@@ -65,6 +65,17 @@ class AsyncStore:
     async def total(self, size_bytes: int) -> int:
         return work.total(size_bytes)
 
+    async def keep_and_wait(self, size_bytes: int) -> int:
+        """Never ends."""
+        kept = work.ones(size_bytes)
+        self.all_here.set()
+        await asyncio.Event().wait()
+        return int(kept.nbytes)
+
+    async def begun(self) -> None:
+        """Waits until the one above has its array."""
+        await self.all_here.wait()
+
 
 class Streams:
     def parts(self, sizes: list[int]) -> Iterator[int]:
@@ -129,6 +140,50 @@ def nothing() -> tuple[str | None, int | None]:
     return work.where()
 
 
+WITHOUT_THE_HOOK = """
+import os, sys
+import ray, work
+import ctxalloc.ray
+from ctxalloc import MiB
+env = ctxalloc.ray.runtime_env
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * MiB,
+         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
+total, store = ray.remote(work.total), ray.remote(work.Store)
+def end(reference):
+    try:
+        return ray.get(reference, timeout=100)
+    except Exception as error:
+        return type(getattr(error, "cause", error)).__name__, str(error)
+print(end(total.remote(100 * MiB)) == 100 * MiB)
+print(end(total.options(runtime_env=env(limit_bytes=16 * MiB)).remote(100 * MiB))[0])
+print(end(total.options(memory=64 * MiB, runtime_env=env(limit_bytes="memory")).remote(100 * MiB))[0])
+actor = store.options(runtime_env=env(limit_bytes=16 * MiB)).remote()
+print(end(actor.add.remote(100 * MiB))[0])
+name, text = end(total.options(runtime_env=env(handler="nope")).remote(1))
+print(name, "no handler is named 'nope'" in text)
+for sent in ("garbage", "[1]", '{"functions": [1]}'):
+    wrong = env()
+    wrong["env_vars"]["CTXALLOC_RAY"] = sent
+    name, text = end(total.options(runtime_env=wrong).remote(1))
+    print(name, f"CTXALLOC_RAY={sent!r} in the environment is not what" in text)
+"""
+
+
+def test_terms_of_a_task_hold_without_a_hook_of_the_job() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_HOOK], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.stdout.splitlines() == [
+        "True",
+        *["TaskBudgetExceeded"] * 3,
+        "UnknownHandlerError True",
+        "ValueError True",
+        "TypeError True",
+        "TypeError True",
+    ], done.stderr
+
+
 def test_methods_of_an_actor_are_in_requests_of_their_own(local: Any) -> None:
     store = remote(work.Store).remote()
     assert local.get(store.where.remote()) == ("Store.where", 0)
@@ -152,6 +207,31 @@ def test_calls_of_an_asynchronous_actor_have_requests_of_their_own(local: Any) -
     with pytest.raises(TaskBudgetExceeded):
         local.get(limited.total.remote(100 * MiB))
     assert local.get(limited.total.remote(MiB)) == MiB
+
+
+def test_a_cancelled_call_of_an_asynchronous_actor_is_charged_no_longer(local: Any) -> None:
+    store = remote(AsyncStore, memory=64 * MiB).remote()
+    waits = store.keep_and_wait.remote(40 * MiB)
+    local.get(store.begun.remote())
+    with pytest.raises(TaskBudgetExceeded):
+        local.get(store.total.remote(40 * MiB))
+    local.cancel(waits)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        local.get(waits)
+    assert local.get(store.total.remote(40 * MiB)) == 40 * MiB
+
+
+def test_a_task_that_makes_tasks_has_them_in_requests_of_their_own(local: Any) -> None:
+    with pytest.raises(TaskBudgetExceeded) as refused:
+        local.get(remote(makes_a_task, memory=64 * MiB).remote())
+    assert refused.value.cause.prefix == "work.total", "the inner one's own name"
+
+
+def makes_a_task() -> int:
+    kept = work.ones(40 * MiB)
+    total = remote(work.total, memory=64 * MiB, num_cpus=0)
+    assert ray.get(total.remote(40 * MiB)) == kept.nbytes
+    return int(ray.get(total.remote(100 * MiB)))
 
 
 def test_calls_of_a_threaded_actor_have_requests_of_their_own(local: Any) -> None:
@@ -188,6 +268,9 @@ def test_the_report_has_the_functions_of_all_workers(local: Any) -> None:
         ({"limit_bytes": -1}, "limit_bytes"),
         ({"limit_bytes": "memory", "handler": "pool"}, "nothing to limit"),
         ({"functions": {"f": {"limit": 1}}}, r"functions=\{'f': \.\.\.\}"),
+        ({"functions": [1]}, r"functions=\.\.\.\): \[1\] has no terms; give a dict"),
+        ({"functions": {1: None}}, r"functions=\.\.\.\): \[1\] are no names"),
+        ({"base": 5}, "base=5.: give a runtime_env"),
         ({"base": {"worker_process_setup_hook": "mine.setup"}}, "'mine.setup'; Ray takes one"),
     ],
     ids=str,
@@ -195,6 +278,12 @@ def test_the_report_has_the_functions_of_all_workers(local: Any) -> None:
 def test_an_option_that_is_not_possible_is_refused_where_it_is_written(options: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError, OverflowError), match=message):
         ctxalloc.ray.runtime_env(**options)
+
+
+def test_a_release_without_the_variable_of_hooks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("ray._private.ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR")
+    with pytest.raises(RuntimeError, match="does not know ray"):
+        ctxalloc.ray.runtime_env()
 
 
 def test_what_the_environment_had_before_is_kept() -> None:

@@ -1,5 +1,5 @@
-//! Holds an example to its first lines: what they say it prints is what it prints.
-//! Each example in Rust includes this file for its test; the ones in Python are held by `tests/python/test_examples.py`.
+//! Holds an example to its first lines: what they say it prints is what it prints. Each example in Rust includes this
+//! file for its test; the ones in Python are held by `tests/python/test_examples.py`.
 
 use std::error::Error;
 

@@ -229,12 +229,11 @@ def copy_of_the_tree() -> Path:
 def build(tree: Path, sides: str) -> dict[str, str] | str:
     """Compiles the copy; the environment to run it in, or what the compiler says."""
     environment = os.environ | {"CARGO_TARGET_DIR": str(PLACE / f"target-{sides}"), "PYTHONPATH": str(tree / "python")}
-    command = ["cargo", "build", "--quiet", "--locked"]
     if sides == "rust":
-        command += ["--example", "oracle"]
+        command = ["cargo", "build", "--quiet", "--locked", "--example", "oracle"]
     else:
         environment |= {"PYO3_PYTHON": sys.executable, "PYO3_BUILD_EXTENSION_MODULE": "1"}
-        command += ["--lib", "--features", "abi3"]
+        command = ["cargo", "rustc", "--quiet", "--locked", "--lib", "--crate-type", "cdylib", "--features", "abi3"]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return done.stderr

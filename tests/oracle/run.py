@@ -108,7 +108,7 @@ def compare_all(options: argparse.Namespace) -> int:
     started = time.monotonic()
     deadline = None if options.seconds is None else started + options.seconds
     total = Tally()
-    told = started
+    shown = started
     print(f"oracle: seeds {' '.join(options.seed)}; sides {' '.join(options.sides)}", flush=True)
     pool = concurrent.futures.ProcessPoolExecutor(
         options.jobs,
@@ -125,9 +125,9 @@ def compare_all(options: argparse.Namespace) -> int:
                 for future in done:
                     total.add(future.result())
                     running |= {pool.submit(_run, *chunk) for _, chunk in zip(range(1), work, strict=False)}
-                if time.monotonic() - told > 15:
-                    told = time.monotonic()
-                    print(f"oracle: {total.programs} programs, {total.programs / (told - started):.0f}/s", flush=True)
+                if time.monotonic() - shown > 15:
+                    shown = time.monotonic()
+                    print(f"oracle: {total.programs} programs, {total.programs / (shown - started):.0f}/s", flush=True)
         except concurrent.futures.process.BrokenProcessPool:
             print("oracle: a process ended: it says above which program hung it, or it crashed", file=sys.stderr)
             return 3

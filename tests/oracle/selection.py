@@ -94,7 +94,7 @@ class InContext:
 
 
 class NumPy:
-    """NumPy's own ContextVar, by ctxalloc's Python face."""
+    """NumPy's own ContextVar, by ctxalloc's Python binding."""
 
     name = "numpy"
 

@@ -125,14 +125,14 @@ def check_register(name: bytes, version: int, missing: set[str]) -> None:
     known = {handler.name for handler in ctxalloc.handlers()}
     meant = name_in(struct)
     good = version == 1 and not missing and bool(meant) and meant not in known
-    face = API.register(ctypes.addressof(struct), None)
-    assert (face is not None) is good is not API.refused(), (name, version, missing, API.error_message())
+    c_struct = API.register(ctypes.addressof(struct), None)
+    assert (c_struct is not None) is good is not API.refused(), (name, version, missing, API.error_message())
     if good:
         _kept.append(struct)
-        assert face == ctypes.addressof(struct)
-        assert API.handler_name(face).decode() == meant
-        assert API.find(API.handler_name(face)) == face
-        assert API.register(face, None) == face
+        assert c_struct == ctypes.addressof(struct)
+        assert API.handler_name(c_struct).decode() == meant
+        assert API.find(API.handler_name(c_struct)) == c_struct
+        assert API.register(c_struct, None) == c_struct
     else:
         assert {handler.name for handler in ctxalloc.handlers()} == known
 

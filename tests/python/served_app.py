@@ -74,7 +74,7 @@ async def read(receive: Any) -> bytes | None:
             return body
 
 
-def told() -> dict[str, Any]:
+def snapshot() -> dict[str, Any]:
     gc.collect()
     metrics = ctxalloc.request_metrics()
     rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -109,7 +109,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await send_json(send, {"ok": ok, "handler": current().name})
         return
     if path == "/counts":
-        await send_json(send, told())
+        await send_json(send, snapshot())
         return
     counts["begun"] += 1
     begun = scope["ctxalloc.request"]
@@ -145,7 +145,7 @@ service = AllocatorMiddleware(app, routes=ROUTES, default=LIMITED, on_end=on_end
 def wsgi_app(environ: Any, start_response: Any) -> Iterable[bytes]:
     path = environ["PATH_INFO"]
     if path == "/counts":
-        document: Any = told()
+        document: Any = snapshot()
     elif path == "/health":
         document = {"ok": current_request() is None, "handler": current().name}
     else:

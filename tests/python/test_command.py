@@ -1,5 +1,6 @@
 """``python -m ctxalloc``: programs run as ``python`` runs them, and what is reported of them."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from ctxalloc import _text
 
+pytestmark = pytest.mark.any_numpy
 PROGRAM = """\
 import sys, threading
 import numpy as np
@@ -105,6 +107,9 @@ def test_a_limit_ends_the_program_with_the_reason(script: Path) -> None:
         (["--rounds", "0", "{script}"], "'0' is no number of rounds"),
         (["-m", "no_such_module"], "there is no module 'no_such_module'"),
         (["no_such_script.py"], "there is no script 'no_such_script.py'"),
+        (["/no/such/script.py"], "there is no script '/no/such/script.py'\n"),
+        (["--limit", "99999999TiB", "{script}"], "'99999999TiB' is more than any memory; give less than"),
+        (["--report"], "the following arguments are required: program\n"),
     ],
 )
 def test_what_cannot_be_run_is_named(script: Path, words: list[str], said: str) -> None:
@@ -157,6 +162,18 @@ def test_sizes_are_read_and_written() -> None:
     ]
 
 
+def test_a_table_by_rich_shows_names_as_they_are() -> None:
+    pytest.importorskip("rich")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    _text.table("of [/b]", ["name", "where"], [["/a[/red]", "[bold]x"]], out)
+    assert all(name in out.getvalue() for name in ("of [/b]", "/a[/red]", "[bold]x"))
+
+
 def test_a_profile_is_right_when_blocks_are_resized_and_refused(tmp_path: Path) -> None:
     path = tmp_path / "resizes.py"
     path.write_text(
@@ -169,9 +186,10 @@ def test_a_profile_is_right_when_blocks_are_resized_and_refused(tmp_path: Path) 
     assert "3.81 MiB at the peak, 3.81 MiB in 1 arrays, 1.91 MiB alive at the end, 0 refused" in run.stderr
 
 
-def test_a_program_with_a_hook_of_its_own_is_said_to_be_incomplete(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["", "ctxalloc.set_event_hook(before)\n"], ids=["left", "put back"])
+def test_a_program_with_a_hook_of_its_own_is_said_to_be_incomplete(tmp_path: Path, end: str) -> None:
     path = tmp_path / "hooks.py"
-    path.write_text("import ctxalloc\nctxalloc.set_event_hook(print)\n")
+    path.write_text(f"import ctxalloc\nbefore = ctxalloc.set_event_hook(print)\n{end}")
     assert "incomplete: the program set an event hook of its own" in ctxalloc("run", "--report", path).stderr
     assert os.environ.get("CTXALLOC_HANDLER") is None
 
@@ -183,3 +201,9 @@ def test_info_ends_well_where_nobody_reads_on() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_table_shows_what_a_terminal_would_obey_as_escapes() -> None:
+    out = io.StringIO()
+    _text.table("of \x1b[31m", ["name"], [["a\nb"], ["\u00e4 c"]], out)
+    assert out.getvalue() == "\nof \\x1b[31m\n  name\n  a\\nb\n  \u00e4 c\n"

@@ -452,11 +452,11 @@ def test_many_tasks_cross_in_all_directions_at_once(run: Any) -> None:
         name = HANDLERS[number % len(HANDLERS)]
         other = HANDLERS[(number + 1) % len(HANDLERS)]
         async with use(name) as handler:
-            made, told, way = await asyncio.gather(
+            made, found, way = await asyncio.gather(
                 example.array_made_in(other, 10), example.await_python(tells), example.handlers_on_the_way(1)
             )
             assert handler_of(made) is ctxalloc.handler(other)
-            assert told == (name, "nobody")
+            assert found == (name, "nobody")
             assert {own for own, _ in way} == {name}
             assert await asyncio.to_thread(example.handler_here) == name
             assert current() is handler
@@ -498,7 +498,7 @@ def test_finished_crossings_let_their_contexts_go(collect: Callable[[], None]) -
 
     asyncio.run(main())
     assert len(alive) == 5 * len(HANDLERS)
-    for _ in range(100):  # a worker lets a finished task go a little after its answer is out
+    for _ in patience.attempts():  # a worker lets a finished task go a little after its answer is out
         asyncio.run(drain())
         collect()
         if not any(reference() for reference in alive):

@@ -1,4 +1,4 @@
-"""`ctxalloc.set_event_hook`: a Python callable that hears of every block. From C: `test_c_face.py`."""
+"""`ctxalloc.set_event_hook`: a Python callable that is called for every block. From C: `test_c_functions.py`."""
 
 import sys
 import threading
@@ -139,7 +139,8 @@ def test_the_hook_before_comes_back_and_is_let_go(collect: Callable[[], None]) -
     assert ctxalloc.set_event_hook(None) is None
     del first
     collect()
-    assert gone() is None
+    # Without a GIL a reference stays, on purpose: another thread may be about to call it (decision 0003).
+    assert (gone() is None) == getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @pytest.mark.parametrize("hook", [3, "hook", object()])

@@ -1,4 +1,4 @@
-"""Random bytes at the C face: `foreign_bytes.py` says which, in a process of its own."""
+"""Random bytes for the C functions: `foreign_bytes.py` says which, in a process of its own."""
 
 from pathlib import Path
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.resources
 import inspect
 
+import pytest
 import subprocesses
 
 import ctxalloc
@@ -11,7 +12,7 @@ import ctxalloc
 
 def test_the_exports_are_the_ones_that_are_listed() -> None:
     # pytest rewrites the asserts of packages with a plugin, and adds names with an "@" to their modules.
-    public = {name for name in vars(ctxalloc) if not name.startswith(("_", "@"))}
+    public = {name for name in dir(ctxalloc) if not name.startswith(("_", "@"))}
     assert public | {"__version__"} == set(ctxalloc.__all__)
     assert len(set(ctxalloc.__all__)) == len(ctxalloc.__all__)
 
@@ -49,8 +50,6 @@ def test_the_version_is_the_distributions_and_types_are_shipped() -> None:
 def test_errors_are_the_same_classes_in_every_extension_module() -> None:
     import asyncio
 
-    import pytest
-
     import ctxalloc_example as example
 
     async def main() -> None:
@@ -74,3 +73,20 @@ print(*sorted(new & {"asyncio", "starlette", "uvicorn", "httpx", "scipy", "hypot
 """
     )
     assert printed == ""
+
+
+def test_modules_most_programs_do_not_use_are_imported_when_first_used() -> None:
+    printed = subprocesses.says(
+        """
+import sys, ctxalloc
+later = {"asgi", "opentelemetry", "problems", "prometheus", "usm", "wsgi"}
+print(*sorted(later & {name.removeprefix("ctxalloc.") for name in sys.modules}), later <= set(dir(ctxalloc)))
+print(*sorted(name for name in later if getattr(ctxalloc, name) is not sys.modules[f"ctxalloc.{name}"]))
+"""
+    )
+    assert printed == "True"
+
+
+def test_a_name_that_the_package_has_not_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'ctxalloc' has no attribute 'arena'"):
+        ctxalloc.arena  # noqa: B018

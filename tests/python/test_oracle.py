@@ -4,6 +4,7 @@
 """
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.once
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="the Rust side is built with cargo")
 def test_all_sides_name_the_same_handler_at_every_step() -> None:
-    check(oracle("--programs", "500", "--seed", "1", "--seed", "fresh"))
+    # That warnings are errors there too; `make test` runs `make oracle` besides, with many more programs.
+    check(oracle("--programs", "100", "--seed", "1", "--seed", "fresh"))
 
 
 @pytest.mark.parametrize("way", ["contextvar", "contextvar-methods", "sethandler"])
@@ -65,6 +67,14 @@ def test_programs_use_every_word() -> None:
 @pytest.mark.once
 def test_every_mutant_finds_the_text_that_it_breaks() -> None:
     for mutant in mutants.MUTANTS:
+        assert mutant.applied(mutants.TREE) != (mutants.TREE / mutant.path).read_text()
+
+
+@pytest.mark.once
+def test_every_mutant_in_rust_finds_the_text_that_it_breaks() -> None:
+    in_rust = runpy.run_path(str(mutants.TREE / "tests" / "rust" / "mutants.py"), run_name="mutants_in_rust")
+    assert len(in_rust["MUTANTS"]) > 80
+    for mutant in in_rust["MUTANTS"]:
         assert mutant.applied(mutants.TREE) != (mutants.TREE / mutant.path).read_text()
 
 

@@ -44,7 +44,13 @@ def test_this_machine_sees_the_page_and_its_numbers() -> None:
         {"client": "192.168.1.7"},
         {"headers": [(b"host", b"127.0.0.1"), (b"x-forwarded-for", b"8.8.8.8")]},
         {"headers": [(b"host", b"127.0.0.1"), (b"forwarded", b"for=8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"via", b"1.1 a-proxy")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"X-Forwarded-Host", b"a.example")]},
         {"headers": [(b"host", b"evil.example")]},
+        {"headers": [(b"host", b"localhost:80@evil.example")]},
+        {"headers": [(b"host", b"evil.example"), (b"host", b"localhost")]},
+        {"client": "::ffff:192.168.1.7"},
+        {"client": ""},
     ],
 )
 def test_others_are_refused_without_a_token(asked: dict[str, Any]) -> None:
@@ -52,6 +58,14 @@ def test_others_are_refused_without_a_token(asked: dict[str, Any]) -> None:
         answer = ask(debug_app(), path, *asked.get("headers", ()), client=asked.get("client", "127.0.0.1"))
         assert answer.status == 403
         assert b"debug_app(token=...)" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("client", "host"),
+    [("::1", "[::1]:80"), ("::ffff:127.0.0.1", "LocalHost:8000"), ("127.0.0.2", "127.0.0.2"), ("127.0.0.1", "[::1]")],
+)
+def test_every_address_of_this_machine_is_let_in(client: str, host: str) -> None:
+    assert ask(debug_app(), "/", (b"host", host.encode()), client=client).status == 200
 
 
 def test_a_token_lets_others_in_and_nobody_else() -> None:
@@ -62,6 +76,15 @@ def test_a_token_lets_others_in_and_nobody_else() -> None:
     assert ask(app, "/", HOST, (b"authorization", b"Bearer " + token.encode()), client="8.8.8.8").status == 200
     assert ask(app, "/data", query=b"token=a+token+of+many+characters", client="8.8.8.8").status == 200
     assert ask(app, "/data", query=b"token=%ff", client="8.8.8.8").status == 403
+    right = b"token=a+token+of+many+characters"
+    assert ask(app, "/", HOST, (b"authorization", b"bearer " + token.encode())).status == 200
+    assert ask(app, "/", HOST, (b"authorization", b"Basic of-a-proxy"), query=right).status == 200
+    assert ask(app, "/", HOST, (b"authorization", b"Bearer wrong"), query=right).status == 403
+    assert ask(app, "/", HOST, (b"authorization", token.encode())).status == 403
+    other = "ein Schl\u00fcssel, lang genug"
+    assert ask(debug_app(token=other), "/", HOST, (b"authorization", f"Bearer {other}".encode())).status == 200
+    with pytest.raises(TypeError, match="give a str, not bytes"):
+        debug_app(token=b"x" * 20)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="5 characters can be guessed"):
         debug_app(token="short")
 

@@ -1,5 +1,6 @@
 """The pytest plugin, by pytest run anew: marks, the fixture, the report, pytest-xdist and pytest-asyncio."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,19 +8,26 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.any_numpy
 HEAD = "import asyncio, threading\nimport numpy as np\nimport pytest\nimport ctxalloc\nkept = []\n"
 
 
 class Run:
-    """One run of pytest."""
+    """One run of pytest with our plugin, and with no others than those named: to import all takes a second."""
 
-    def __init__(self, folder: Path, tests: str, *options: str, settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, tests: str, *options: str, settings: str = "", others: tuple[str, ...] = ()
+    ) -> None:
         if "asyncio" not in settings:
             settings += "\naddopts = -p no:asyncio"  # of which there is one version that warns where it is not set up
         (folder / "pytest.ini").write_text(f"[pytest]\nfilterwarnings = error\n{settings}\n")
         (folder / "test_it.py").write_text(HEAD + tests)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *options]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        command += [word for plugin in ("ctxalloc_pytest", *others) for word in ("-p", plugin)]
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=environment
+        )
         self.text = done.stdout + done.stderr
         self.code = done.returncode
         self.outcomes = {
@@ -135,6 +143,7 @@ async def test_beyond():
     await asyncio.create_task(asyncio.to_thread(np.zeros, 9_000_000, np.uint8))
 """,
         settings="asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function",
+        others=("pytest_asyncio.plugin",),
     )
     assert run.outcomes == {"test_within": "PASSED", "test_beyond": "FAILED"}, run.text
     assert "has no room for 9000000 more bytes" in run.text
@@ -151,12 +160,103 @@ def test_of_a_size(size):
 def test_the_report_lists_the_largest_peaks(tmp_path: Path, options: tuple[str, ...]) -> None:
     if options:
         pytest.importorskip("xdist")
-    run = Run(tmp_path, REPORTED, "--ctxalloc-report", *options)
+    run = Run(tmp_path, REPORTED, "--ctxalloc-report", *options, others=("xdist.plugin",) if options else ())
     assert run.code == 0, run.text
     report = run.text.partition("ctxalloc: the largest peaks of arrays")[2]
     assert re.findall(r"test_of_a_size\[(\d)\]", report)[:8] == list("87654321"), report
     assert "7.63 MiB peak" in report
     assert "8 tests measured" in report
+
+
+def test_marks_hold_for_classes_unittest_and_hypothesis(tmp_path: Path) -> None:
+    tests = """
+import unittest
+from hypothesis import given, settings, strategies
+
+limited = pytest.mark.ctxalloc(limit="1 MB")
+once = settings(max_examples=3, database=None, deadline=None)
+number = given(strategies.integers(1, 9))
+
+@limited
+class TestOfAClass:
+    def setup_method(self):
+        self.array = np.ones(1_000_000)
+
+    def test_within(self):
+        np.ones(1000)
+
+    def test_beyond_in_a_class(self):
+        np.ones(1_000_000)
+
+    @pytest.mark.ctxalloc(limit="10 MB")
+    def test_its_own_mark_wins(self):
+        np.ones(1_000_000)
+
+class TestUnit(unittest.TestCase):
+    @limited
+    def test_beyond_in_unittest(self):
+        np.ones(1_000_000)
+
+class TestAsyncUnit(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self):
+        self.array = np.ones(1_000_000)
+
+    @limited
+    async def test_beyond_in_async_unittest(self):
+        np.ones(1_000_000)
+
+    @limited
+    async def test_within_async_unittest(self):
+        np.ones(1000)
+
+@limited
+@number
+@once
+def test_beyond_in_hypothesis(n):
+    np.ones(1_000_000)
+
+@limited
+@pytest.mark.asyncio
+@number
+@once
+async def test_beyond_in_async_hypothesis(n):
+    np.ones(1_000_000)
+
+@limited
+@pytest.mark.asyncio
+@number
+@once
+async def test_within_async_hypothesis(n):
+    np.ones(1000)
+
+@pytest.mark.ctxalloc(limit=0)
+def test_beyond_a_limit_of_nothing():
+    np.ones(1000)
+"""
+    settings = "asyncio_mode = strict\nasyncio_default_fixture_loop_scope = function"
+    run = Run(tmp_path, tests, settings=settings, others=("pytest_asyncio.plugin", "_hypothesis_pytestplugin"))
+    assert len(run.outcomes) == 10
+    for test, outcome in run.outcomes.items():
+        assert outcome == ("FAILED" if "beyond" in test else "PASSED"), run.text
+    assert run.text.count("BudgetExceeded: budget 'test_beyond") >= 6
+
+
+def test_a_test_that_did_not_run_in_its_request_is_not_called_passed(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n@pytest.hookimpl(wrapper=True)\ndef pytest_pyfunc_call(pyfuncitem):\n"
+        "    pyfuncitem.obj = lambda: None\n    return (yield)\n"
+    )
+    run = Run(tmp_path, "@pytest.mark.ctxalloc\ndef test_elsewhere(): ...\n")
+    assert run.outcomes == {"test_elsewhere": "FAILED"}
+    assert "nothing of the test ran in its request" in run.text
+
+
+def test_a_wrong_value_of_a_mark_is_named(tmp_path: Path) -> None:
+    marks = ["escaped=True", "escaped='2'", "escaped=-1", "frames='x'", "limit=-5", "limit=1.5", "total=True"]
+    tests = [f"@pytest.mark.ctxalloc({mark})\ndef test_{at}(): ...\n" for at, mark in enumerate(marks)]
+    run = Run(tmp_path, "".join(tests))
+    for mark in marks:
+        assert f"@pytest.mark.ctxalloc({mark}): give" in run.text
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -189,6 +289,10 @@ def test_unmarked():
 """
     run = Run(tmp_path, tests, settings="ctxalloc_limit = 1 MB")
     assert run.outcomes == {"test_marked": "FAILED", "test_unmarked": "PASSED"}, run.text
+    assert (
+        "the setting ctxalloc_limit = lots: 'lots' is no size"
+        in Run(tmp_path, tests, settings="ctxalloc_limit = lots").text
+    )
 
 
 def test_a_suite_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import ctxalloc
 from ctxalloc import Budget, BudgetExceeded, request
+from ctxalloc._tasks import named
 
 
 def numbers(error: BudgetExceeded) -> tuple[str, int, int, int]:
@@ -47,6 +48,17 @@ def test_the_error_of_a_task_pickles_with_its_name() -> None:
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(other), other.args, vars(other)) == (ctxalloc.TaskBudgetExceeded, error.args, vars(error))
         assert str(other) == f"task ('sum-abc', 1, 2): {BudgetExceeded('sum', 10, 5, 8)}"
+
+
+def test_a_refusal_with_a_tasks_name_still_says_whether_it_could_ever_fit() -> None:
+    with pytest.raises(BudgetExceeded) as raised, request(limit_bytes=1000, strict=True):  # noqa: PT012
+        kept = np.empty(900, np.uint8)
+        np.empty(200, np.uint8)
+    assert kept.size == 900
+    error = named(raised.value, "sum-abc", "sum")
+    assert (error.held_bytes, error.of_request, error.never_fits) == (900, True, True)
+    other = pickle.loads(pickle.dumps(error))
+    assert (other.held_bytes, other.of_request, other.never_fits, other.budget_id) == (900, True, True, None)
 
 
 def test_async_too() -> None:

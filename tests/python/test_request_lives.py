@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import patience
 import pytest
 import subprocesses
 
@@ -191,7 +192,7 @@ def test_a_rust_future_carries_the_request_and_makes_its_arrays_there() -> None:
 
     async def settled(before: int) -> None:
         # tokio drops a finished task, and with it its context, on a thread of its own.
-        for _ in range(1000):
+        for _ in patience.attempts():
             if held() == before:
                 return
             await asyncio.sleep(0.001)

@@ -25,20 +25,20 @@ from ctxalloc.asgi import AllocatorMiddleware, Report
 BIG = 10 * MiB
 
 
-class Told:
-    """An ``on_end`` that keeps what it is told."""
+class Reports:
+    """An ``on_end`` that keeps the reports."""
 
     def __init__(self) -> None:
-        self.reports: list[Report] = []
+        self.all: list[Report] = []
         self.paths: list[str] = []
 
     def __call__(self, scope: Scope, report: Report) -> None:
         self.paths.append(scope["path"])
-        self.reports.append(report)
+        self.all.append(report)
 
     @property
     def only(self) -> Report:
-        (report,) = self.reports
+        (report,) = self.all
         return report
 
 
@@ -91,7 +91,7 @@ def test_a_route_runs_under_its_handler_wherever_its_work_is_done() -> None:
 
 
 def test_patterns_have_parameters_rests_and_methods() -> None:
-    told = Told()
+    reports = Reports()
     routes: dict[str, Any] = {
         "POST /a/{name}": request(),
         "/a/{name}": request(),
@@ -99,7 +99,7 @@ def test_patterns_have_parameters_rests_and_methods() -> None:
         "/files/{rest:path}": request(),
         "/skipped": None,
     }
-    app = AllocatorMiddleware(makes(10), routes=routes, on_end=told)
+    app = AllocatorMiddleware(makes(10), routes=routes, on_end=reports)
 
     async def main() -> None:
         for method, path in [
@@ -117,7 +117,7 @@ def test_patterns_have_parameters_rests_and_methods() -> None:
         await call(app, http("/a/b", root_path="/a/"))
 
     asyncio.run(main())
-    assert [report.route for report in told.reports] == [
+    assert [report.route for report in reports.all] == [
         "POST /a/{name}",
         "/a/{name}",
         "/a/b",
@@ -144,7 +144,7 @@ def test_a_choice_or_an_end_that_cannot_be_is_refused() -> None:
 
 
 def test_a_function_may_choose_and_sees_the_scope() -> None:
-    told = Told()
+    reports = Reports()
 
     def choose(scope: Scope) -> ctxalloc.Request | str:
         return "aligned64" if scope["method"] == "GET" else request(name="chosen", limit_bytes=100)
@@ -152,10 +152,10 @@ def test_a_function_may_choose_and_sees_the_scope() -> None:
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         await answer(send, current().name.encode())
 
-    middleware = AllocatorMiddleware(app, default=choose, on_end=told)
+    middleware = AllocatorMiddleware(app, default=choose, on_end=reports)
     assert asyncio.run(call(middleware, http())).body == b"aligned64"
     assert asyncio.run(call(middleware, http("/", "POST"))).body == b"chosen"
-    assert told.only.route is None
+    assert reports.only.route is None
 
 
 def test_an_unknown_handler_fails_the_request_and_selects_nothing() -> None:
@@ -181,7 +181,7 @@ def test_other_scopes_pass_through(kind: str) -> None:
 
 
 def test_each_request_has_an_account_the_servers_scope_is_left_alone() -> None:
-    told = Told()
+    reports = Reports()
     seen = []
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
@@ -195,14 +195,14 @@ def test_each_request_has_an_account_the_servers_scope_is_left_alone() -> None:
         await answer(send)
 
     async def main() -> None:
-        service = AllocatorMiddleware(app, on_end=told)
+        service = AllocatorMiddleware(app, on_end=reports)
         scopes = [http(size=size) for size in range(10, 30)]
         await asyncio.gather(*(call(service, scope) for scope in scopes))
         assert all("ctxalloc.request" not in scope for scope in scopes)
 
     asyncio.run(main())
     assert seen == list(range(10, 30))
-    assert [(report.outcome, report.status, report.stats.peak_bytes) for report in told.reports] == [
+    assert [(report.outcome, report.status, report.stats.peak_bytes) for report in reports.all] == [
         ("completed", 200, size) for size in range(10, 30)
     ]
 
@@ -260,20 +260,20 @@ def test_each_request_of_a_connection_begins_with_the_servers_selection() -> Non
 
 
 def test_a_middleware_inside_of_another_is_inside_of_its_request() -> None:
-    outer_told, inner_told = Told(), Told()
-    inner = AllocatorMiddleware(tells, routes={"/in": request(), "/named": "system"}, default=None, on_end=inner_told)
-    outer = AllocatorMiddleware(inner, default=request(name="outer"), on_end=outer_told)
+    outers, inners = Reports(), Reports()
+    inner = AllocatorMiddleware(tells, routes={"/in": request(), "/named": "system"}, default=None, on_end=inners)
+    outer = AllocatorMiddleware(inner, default=request(name="outer"), on_end=outers)
     assert asyncio.run(call(outer, http("/other"))).body == b"outer"
     assert asyncio.run(call(outer, http("/named"))).body == b"system"
     assert asyncio.run(call(outer, http("/in"))).body == b"/in"
-    assert outer_told.reports[-1].stats.total_bytes >= inner_told.only.stats.total_bytes > 0
+    assert outers.all[-1].stats.total_bytes >= inners.only.stats.total_bytes > 0
 
 
 # ---- the end ----------------------------------------------------------------------------------------
 
 
 def test_the_account_closes_at_the_last_message_before_background_work() -> None:
-    told = Told()
+    reports = Reports()
     tenant = Budget(name="tenant")
     seen: list[object] = []
 
@@ -281,57 +281,57 @@ def test_the_account_closes_at_the_last_message_before_background_work() -> None
         before = np.empty(1000, np.uint8)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
-        assert not told.reports
+        assert not reports.all
         del before
         await send({"type": "http.response.body", "body": b"b"})
-        assert told.only.stats.total_bytes == 1000
+        assert reports.only.stats.total_bytes == 1000
         handler = current()
         background = np.empty(5000, np.uint8)
         seen.append((handler == scope["ctxalloc.request"].handler, tenant.in_use_bytes))
         del background
 
     for after_end, in_use in [("charge", 5000), ("detach", 0)]:
-        told.reports.clear()
+        reports.all.clear()
         seen.clear()
         terms = request(after_end=after_end)  # type: ignore[arg-type]
-        service = AllocatorMiddleware(app, default=terms, tenant=lambda _: tenant, on_end=told)
+        service = AllocatorMiddleware(app, default=terms, tenant=lambda _: tenant, on_end=reports)
         asyncio.run(call(service, http()))
         assert seen == [(True, in_use)]
-        assert told.only.outcome == "completed"
-    service = AllocatorMiddleware(app, default=request(after_end="refuse"), on_end=told)
-    told.reports.clear()
+        assert reports.only.outcome == "completed"
+    service = AllocatorMiddleware(app, default=request(after_end="refuse"), on_end=reports)
+    reports.all.clear()
     with pytest.raises(MemoryError):
         asyncio.run(call(service, http()))
-    assert told.only.outcome == "completed"
+    assert reports.only.outcome == "completed"
 
 
 def test_background_work_counts_if_the_account_ends_with_the_application() -> None:
-    told = Told()
+    reports = Reports()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         await answer(send)
         np.empty(5000, np.uint8)
-        assert not told.reports
+        assert not reports.all
 
-    asyncio.run(call(AllocatorMiddleware(app, ends="application", on_end=told), http()))
-    assert told.only.stats.total_bytes == 5000
+    asyncio.run(call(AllocatorMiddleware(app, ends="application", on_end=reports), http()))
+    assert reports.only.stats.total_bytes == 5000
 
 
 def test_the_last_message_may_be_sent_from_another_task_and_context() -> None:
-    told = Told()
+    reports = Reports()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         await asyncio.get_running_loop().create_task(answer(send), context=contextvars.Context())
         assert current() == scope["ctxalloc.request"].handler
 
-    asyncio.run(call(AllocatorMiddleware(app, on_end=told), http()))
-    assert told.only.outcome == "completed"
+    asyncio.run(call(AllocatorMiddleware(app, on_end=reports), http()))
+    assert reports.only.outcome == "completed"
 
 
 @pytest.mark.parametrize(("wanted", "error"), [("failed", KeyError), ("cancelled", asyncio.CancelledError)])
 @pytest.mark.parametrize("sent", ["nothing", "headers", "everything"])
 def test_an_exception_ends_it_once_and_passes(wanted: str, error: type[BaseException], sent: str) -> None:
-    told = Told()
+    reports = Reports()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         if sent == "headers":
@@ -342,12 +342,12 @@ def test_an_exception_ends_it_once_and_passes(wanted: str, error: type[BaseExcep
 
     async def main() -> None:
         with pytest.raises(error):
-            await call(AllocatorMiddleware(app, on_end=told), http())
+            await call(AllocatorMiddleware(app, on_end=reports), http())
         assert current().name == "default_allocator"
 
     asyncio.run(main())
-    assert told.only.outcome == ("completed" if sent == "everything" else wanted)
-    assert told.only.status == (None if sent == "nothing" else 201)
+    assert reports.only.outcome == ("completed" if sent == "everything" else wanted)
+    assert reports.only.status == (None if sent == "nothing" else 201)
 
 
 def test_a_client_that_goes_away_ends_it_as_disconnected() -> None:
@@ -359,26 +359,26 @@ def test_a_client_that_goes_away_ends_it_as_disconnected() -> None:
         async def gone(_: Any) -> None:
             raise OSError("gone")
 
-        exchange_send = AllocatorMiddleware(lambda *a: answer(a[2]), on_end=told)
+        exchange_send = AllocatorMiddleware(lambda *a: answer(a[2]), on_end=reports)
         with pytest.raises(OSError, match="gone"):
             await exchange_send(scope, receive, gone)
 
-    told = Told()
-    asyncio.run(call(AllocatorMiddleware(hears_of_it, on_end=told), http()))
-    assert told.only.outcome == "disconnected"
-    told.reports.clear()
+    reports = Reports()
+    asyncio.run(call(AllocatorMiddleware(hears_of_it, on_end=reports), http()))
+    assert reports.only.outcome == "disconnected"
+    reports.all.clear()
     asyncio.run(call(cannot_send, http()))
-    assert told.only.outcome in ("disconnected", "failed")
-    told.reports.clear()
+    assert reports.only.outcome in ("disconnected", "failed")
+    reports.all.clear()
 
     async def returns(scope: Scope, receive: Any, send: Any) -> None: ...
 
-    asyncio.run(call(AllocatorMiddleware(returns, on_end=told), http()))
-    assert told.only.outcome == "unfinished"
+    asyncio.run(call(AllocatorMiddleware(returns, on_end=reports), http()))
+    assert reports.only.outcome == "unfinished"
 
 
 def test_a_call_that_a_server_throws_away_ends_once_and_selects_nothing() -> None:
-    told = Told()
+    reports = Reports()
 
     @types.coroutine
     def never() -> Any:
@@ -388,20 +388,20 @@ def test_a_call_that_a_server_throws_away_ends_once_and_selects_nothing() -> Non
         await never()
 
     client = Client()
-    coroutine = AllocatorMiddleware(hangs, on_end=told)(http(), client.receive, client.send)
+    coroutine = AllocatorMiddleware(hangs, on_end=reports)(http(), client.receive, client.send)
     contextvars.copy_context().run(coroutine.send, None)  # type: ignore[attr-defined]
     coroutine.close()  # type: ignore[attr-defined]
-    assert told.only.outcome == "cancelled"
+    assert reports.only.outcome == "cancelled"
     assert current().name == "default_allocator"
 
 
 @pytest.mark.parametrize("raised", [KeyError, asyncio.CancelledError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("when", ["completed", "failed", "refused"])
 def test_an_on_end_that_raises_is_not_called_again(raised: type[BaseException], when: str) -> None:
-    told = Told()
+    reports = Reports()
 
     def on_end(scope: Scope, report: Report) -> None:
-        told(scope, report)
+        reports(scope, report)
         raise raised("from on_end")
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
@@ -421,12 +421,12 @@ def test_an_on_end_that_raises_is_not_called_again(raised: type[BaseException], 
         assert ctxalloc._serving.serving() is None
 
     asyncio.run(main())
-    assert told.only.outcome == when
+    assert reports.only.outcome == when
 
 
 @pytest.mark.parametrize("where", ["application", "first message", "last message", "answer", "background"])
 def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
-    told = Told()
+    reports = Reports()
     reached = asyncio.Event()
 
     async def forever() -> None:
@@ -450,7 +450,7 @@ def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
             await forever()
 
     async def main() -> None:
-        service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=told)
+        service = AllocatorMiddleware(app, default=request(limit_bytes=MiB), on_end=reports)
         task = asyncio.create_task(service(http(), Client().receive, send))
         await reached.wait()
         task.cancel()
@@ -460,7 +460,7 @@ def test_a_request_that_is_cancelled_at_any_step_ends_once(where: str) -> None:
 
     asyncio.run(main())
     expected = {"answer": "refused", "background": "completed"}
-    assert told.only.outcome == expected.get(where, "cancelled")
+    assert reports.only.outcome == expected.get(where, "cancelled")
 
 
 EXITS = {
@@ -544,7 +544,7 @@ def test_a_context_that_goes_on_holds_no_scope_and_no_refusal() -> None:
         asyncio.run(service(http(marker=marker), client.receive, client.send))
         del client, marker
         gc.collect()
-        serving = contexts[number][ctxalloc._serving._SERVING]
+        serving = contexts[number][ctxalloc._serving.SERVING]
         assert serving is not None
         assert serving.scope is serving._refusal is None
         assert [reference() for reference in gone] == [None, None]
@@ -556,9 +556,9 @@ def test_a_context_that_goes_on_holds_no_scope_and_no_refusal() -> None:
 
 
 def refused(app: Any, scope: Scope | None = None, **options: Any) -> tuple[Client, Report]:
-    told = Told()
-    client = asyncio.run(call(AllocatorMiddleware(app, on_end=told, **options), scope or http("/big")))
-    return client, told.only
+    reports = Reports()
+    client = asyncio.run(call(AllocatorMiddleware(app, on_end=reports, **options), scope or http("/big")))
+    return client, reports.only
 
 
 def test_never_fits_is_413_a_tenants_share_429_a_busy_service_503() -> None:
@@ -607,7 +607,7 @@ def test_terms_with_a_budget_and_a_tenant_are_refused() -> None:
 
 
 def test_after_the_headers_a_refusal_passes_as_budget_exceeded() -> None:
-    told = Told()
+    reports = Reports()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -618,12 +618,12 @@ def test_after_the_headers_a_refusal_passes_as_budget_exceeded() -> None:
             asyncio.run(
                 call(
                     AllocatorMiddleware(
-                        app, routes={"/big": request(limit_bytes=MiB)}, on_end=told, answers=bool(options) or True
+                        app, routes={"/big": request(limit_bytes=MiB)}, on_end=reports, answers=bool(options) or True
                     ),
                     http("/big"),
                 )
             )
-    assert [report.outcome for report in told.reports] == ["refused", "refused"]
+    assert [report.outcome for report in reports.all] == ["refused", "refused"]
 
 
 def test_without_answers_a_refusal_passes() -> None:
@@ -678,7 +678,7 @@ def test_the_peak_is_a_header_where_it_is_asked_for() -> None:
 
 
 def test_a_websocket_is_one_request_until_it_closes() -> None:
-    told = Told()
+    reports = Reports()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         await receive()
@@ -687,9 +687,9 @@ def test_a_websocket_is_one_request_until_it_closes() -> None:
         await send({"type": "websocket.send", "text": current().name})
         await send({"type": "websocket.close", "code": 1000})
 
-    client = asyncio.run(call(AllocatorMiddleware(app, on_end=told), websocket(), [{"type": "websocket.connect"}]))
+    client = asyncio.run(call(AllocatorMiddleware(app, on_end=reports), websocket(), [{"type": "websocket.connect"}]))
     assert [message["type"] for message in client.sent] == ["websocket.accept", "websocket.send", "websocket.close"]
-    assert (told.only.outcome, told.only.status, told.only.stats.total_bytes) == ("completed", 101, 1000)
+    assert (reports.only.outcome, reports.only.status, reports.only.stats.total_bytes) == ("completed", 101, 1000)
 
 
 @pytest.mark.parametrize("accepts", [False, True])
@@ -727,11 +727,11 @@ def test_logging_is_quiet_where_nothing_is_wrong(caplog: pytest.LogCaptureFixtur
 
 
 def routes_found(routes: dict[str, Any], *asked: tuple[str, str]) -> list[str | None]:
-    told = Told()
-    service = AllocatorMiddleware(makes(10), routes=routes, on_end=told)
+    reports = Reports()
+    service = AllocatorMiddleware(makes(10), routes=routes, on_end=reports)
     for method, path in asked:
         asyncio.run(call(service, http(path, method)))
-    return [report.route for report in told.reports]
+    return [report.route for report in reports.all]
 
 
 def test_a_route_with_the_method_comes_before_one_without() -> None:
@@ -790,14 +790,14 @@ def test_the_peaks_header_is_in_lower_case_as_asgi_wants_it() -> None:
 
 
 def test_a_body_that_the_server_takes_from_a_file_is_whole() -> None:
-    told = Told()
+    reports = Reports()
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.zerocopysend", "file": 1, "more_body": True})
-        assert not told.reports
+        assert not reports.all
         await send({"type": "http.response.zerocopysend", "file": 1})
-        assert told.only.outcome == "completed"
+        assert reports.only.outcome == "completed"
 
-    asyncio.run(call(AllocatorMiddleware(app, on_end=told), http()))
-    assert told.only.outcome == "completed"
+    asyncio.run(call(AllocatorMiddleware(app, on_end=reports), http()))
+    assert reports.only.outcome == "completed"

@@ -36,7 +36,7 @@ def test_on_one_connection_every_array_is_in_its_own_request(loop: str, http: st
         async with connected(port) as gone:
             gone.write("/hang")
             await gone.writer.drain()
-        counted = await counts_when(port, lambda told: told["ended"] == told["begun"] == 13)
+        counted = await counts_when(port, lambda counts: counts["ended"] == counts["begun"] == 13)
         assert counted.get("wrong", 0) == 0
         assert counted["refused"] == 1
         assert counted["completed"] == 10

@@ -51,7 +51,7 @@ class Server:
         return b"".join(parts)
 
 
-def told() -> tuple[list[Report], Any]:
+def collected() -> tuple[list[Report], Any]:
     reports: list[Report] = []
     return reports, lambda _, report: reports.append(report)
 
@@ -81,7 +81,7 @@ class Stream:
 
 def test_each_step_of_a_streamed_body_and_nothing_else_is_in_the_request() -> None:
     seen: list[str] = []
-    reports, on_end = told()
+    reports, on_end = collected()
 
     def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
         seen.append(current().name)
@@ -99,7 +99,7 @@ def test_each_step_of_a_streamed_body_and_nothing_else_is_in_the_request() -> No
 
 
 def test_a_list_ends_with_the_call_and_stays_a_list() -> None:
-    reports, on_end = told()
+    reports, on_end = collected()
 
     def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
         start_response("204 No Content", [])
@@ -128,7 +128,7 @@ def test_a_file_goes_to_the_server_as_it_is(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("where", ["call", "first step"])
 def test_a_refusal_is_answered_while_nothing_of_the_body_was_sent(where: str) -> None:
-    reports, on_end = told()
+    reports, on_end = collected()
     tenant = Budget(16 * MiB, name="tenant")
     size = 20 * MiB if where == "call" else 10
 
@@ -147,7 +147,7 @@ def test_a_refusal_is_answered_while_nothing_of_the_body_was_sent(where: str) ->
 
 
 def test_a_refusal_in_the_middle_of_the_body_passes() -> None:
-    reports, on_end = told()
+    reports, on_end = collected()
 
     def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
@@ -162,7 +162,7 @@ def test_a_refusal_in_the_middle_of_the_body_passes() -> None:
 
 
 def test_exceptions_early_closes_and_forgotten_closes_end_it_once() -> None:
-    reports, on_end = told()
+    reports, on_end = collected()
 
     def fails(environ: Environ, start_response: Any) -> Iterable[bytes]:
         raise KeyError("mine")
@@ -207,7 +207,7 @@ def test_the_peak_is_a_header_where_it_is_asked_for() -> None:
 
 def test_a_route_that_is_not_ascii_has_its_limit() -> None:
     """PATH_INFO has the bytes of the path as Latin-1 (PEP 3333)."""
-    reports, on_end = told()
+    reports, on_end = collected()
 
     def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])

@@ -190,8 +190,8 @@ def test_loops_on_many_threads_trade_arrays_through_rust(fresh_handler: Callable
                     blurred = await example.box_blur(image, 2)
                     assert handler_of(blurred) is handler
                     shared.put((name, 9, blurred))
-                    told = await example.await_python(tells)
-                    assert told == name
+                    found = await example.await_python(tells)
+                    assert found == name
                 while not shared.empty() and choose.random() < 0.7:
                     try:
                         block = shared.get_nowait()

@@ -1,8 +1,8 @@
-//! No two files of `src/` import each other, not even by way of others: a reader can begin with a file that needs no other,
-//! and go on from there.
+//! No two files of `src/` import each other, not even by way of others: a reader can begin with a file that needs no
+//! other, and go on from there.
 //!
-//! A file imports the files that define what its paths name. A re-export (`pub use`) is a signpost: it imports nothing, and a
-//! path that goes through it leads to where the item is defined. Tests may import whatever they like.
+//! A file imports the files that define what its paths name. A re-export (`pub use`) is a signpost: it imports nothing,
+//! and a path that goes through it leads to where the item is defined. Tests may import whatever they like.
 
 use crate::layers::{sources, src};
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,7 +97,8 @@ fn expanded(path: &str, into: &mut Vec<(Module, String)>, before: &[String]) {
     }
 }
 
-/// A path as it is written in `module`, which has these children, as an absolute one; nothing where it leads out of the crate.
+/// A path as it is written in `module`, which has these children, as an absolute one; nothing where it leads out of the
+/// crate.
 fn absolute(path: &[String], module: &[String], children: &BTreeSet<String>) -> Option<Module> {
     let mut base = module.to_vec();
     let mut rest = path;

@@ -6,16 +6,16 @@
 #[path = "support/child.rs"]
 mod child;
 
-use child::{fate_in, fate_of, killed_after};
+use child::{fate_in, fate_of, fork_and, killed_after};
 use ctxalloc::handler::requests::metrics;
-use ctxalloc::strategy::{Arena, Budget, Pool, PoolOptions, Strategy};
+use ctxalloc::strategy::{Arena, Budget, Pool, PoolBytes, PoolOptions, Strategy};
 use ctxalloc::{Buffer, Error, Settings, configure, request, source::PrivatePages};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{fs, panic, thread};
 
 const MIB: usize = 1 << 20;
 
@@ -42,6 +42,14 @@ fn release(strategy: &impl Strategy, block: NonNull<u8>) {
     unsafe { strategy.release(block) }
 }
 
+/// What this thread took of a processor: what others do on this machine is not in it.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the answer.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).expect("less than a second"))
+}
+
 fn burst(strategy: &impl Strategy, count: usize, size_bytes: usize) {
     let blocks: Vec<_> = (0..count).map(|_| touched(strategy, size_bytes)).collect();
     blocks.into_iter().for_each(|block| release(strategy, block));
@@ -53,17 +61,37 @@ fn set_decay() {
     configure(settings).expect("nothing was used so far");
 }
 
-/// Waits until the process is back at what it had, a fifth more at most: at the latest when the promise says so.
+/// A burst leaves more than so many bytes warm for the next one. On a slow machine `DECAY` may be over before anybody
+/// can look, so it may need another try.
+fn stays_warm(more_than: usize, burst: impl Fn()) {
+    for _ in 0..20 {
+        let begun = Instant::now();
+        burst();
+        if rss_bytes() > more_than {
+            return;
+        }
+        assert!(begun.elapsed() >= DECAY / 2, "it went back at once: {} KiB are there", rss_bytes() >> 10);
+    }
+    panic!("no burst was short enough to look at");
+}
+
+/// Waits until the process is back at what it had, a fifth more at most: at the latest when the promise says so, on a
+/// machine that lets it run. Where this thread oversleeps, the one that gives memory back does so too: that does not
+/// count.
 fn comes_back_to(before: usize, meanwhile: impl Fn()) {
-    let begun = Instant::now();
-    while begun.elapsed() < DECAY + GRACE {
+    const NAP: Duration = Duration::from_millis(20);
+    let mut waited = Duration::ZERO;
+    while waited < DECAY + GRACE {
         if rss_bytes() <= before + before / 5 {
             return;
         }
         meanwhile();
-        thread::sleep(Duration::from_millis(20));
+        let begun = Instant::now();
+        thread::sleep(NAP);
+        waited += begun.elapsed().min(2 * NAP);
     }
-    panic!("{} KiB are still there, of {} before", rss_bytes() >> 10, before >> 10);
+    let pools = ctxalloc::metrics::pools();
+    panic!("{} KiB are still there, of {} before; of pools: {pools:?}", rss_bytes() >> 10, before >> 10);
 }
 
 #[test]
@@ -80,12 +108,10 @@ fn child_that_bursts_and_idles() {
     burst(pool, 10, 1000);
     burst(pool, 10, 800_000);
     let before = rss_bytes();
-    burst(pool, 300, 800_000);
-    assert!(rss_bytes() > before + 100 * MIB, "warm for the next one");
+    stays_warm(before + 100 * MIB, || burst(pool, 300, 800_000));
     comes_back_to(before, || ());
     // The list of the blocks is the C heap's.
-    burst(pool, 1_000_000, 100);
-    assert!(rss_bytes() > before + 60 * MIB, "warm for the next one");
+    stays_warm(before + 60 * MIB, || burst(pool, 1_000_000, 100));
     // SAFETY: may be called at any time.
     unsafe { libc::malloc_trim(0) };
     comes_back_to(before, || ());
@@ -118,6 +144,290 @@ fn child_that_bursts_and_works_a_little() {
     }
 }
 
+/// Blocks of all sizes that threads cache.
+fn burst_of_all_sizes(strategy: &impl Strategy) {
+    for size_bytes in (6..18).map(|doubling| 1 << doubling) {
+        burst(strategy, (2 << 20) / size_bytes, size_bytes);
+    }
+}
+
+/// Runs `then` beside threads that are alive and do nothing after a burst; it gets the memory from before.
+fn beside_idle_threads(then: impl FnOnce(usize)) {
+    const THREADS: usize = 24;
+    let pool = Pool::shared();
+    let barrier = Barrier::new(THREADS + 1);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                burst_of_all_sizes(pool); // what else threads need for it, they have then
+                barrier.wait();
+                barrier.wait();
+                burst_of_all_sizes(pool);
+                barrier.wait();
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        ctxalloc::trim();
+        // SAFETY: may be called at any time.
+        unsafe { libc::malloc_trim(0) };
+        let before = rss_bytes();
+        barrier.wait();
+        barrier.wait();
+        // The lists of the blocks are the C heap's.
+        // SAFETY: may be called at any time.
+        unsafe { libc::malloc_trim(0) };
+        // Without anybody who takes the caches, 50 MiB stay; the C heap keeps a few for its threads.
+        let outcome = panic::catch_unwind(panic::AssertUnwindSafe(|| then(before + 12 * MIB)));
+        barrier.wait();
+        outcome.unwrap_or_else(|panic| panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn memory_of_a_burst_comes_back_from_threads_that_idle() {
+    fate_of("child_with_idle_threads").ended_well();
+}
+
+#[test]
+#[ignore = "a child of memory_of_a_burst_comes_back_from_threads_that_idle"]
+fn child_with_idle_threads() {
+    killed_after(60);
+    set_decay();
+    beside_idle_threads(|before| comes_back_to(before, || ()));
+}
+
+#[test]
+fn trim_takes_what_other_threads_cache() {
+    fate_of("child_that_trims_beside_threads").ended_well();
+}
+
+#[test]
+#[ignore = "a child of trim_takes_what_other_threads_cache"]
+fn child_that_trims_beside_threads() {
+    killed_after(60);
+    beside_idle_threads(|before| {
+        ctxalloc::trim();
+        // What the caches were kept in is the C heap's.
+        // SAFETY: may be called at any time.
+        unsafe { libc::malloc_trim(0) };
+        assert!(
+            rss_bytes() <= before + before / 5,
+            "{} KiB of {}; of pools: {:?}",
+            rss_bytes() >> 10,
+            before >> 10,
+            ctxalloc::metrics::pools()
+        );
+    });
+}
+
+#[test]
+fn two_that_trim_at_once_each_find_everything_given_back() {
+    fate_of("child_that_trims_twice_at_once").ended_well();
+}
+
+#[test]
+#[ignore = "a child of two_that_trim_at_once_each_find_everything_given_back"]
+fn child_that_trims_twice_at_once() {
+    const THREADS: usize = 4;
+    killed_after(60);
+    let (pool, barrier, found) = (Pool::shared(), Barrier::new(THREADS + 2), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for number in 0..THREADS + 2 {
+            let (barrier, found) = (&barrier, &found);
+            scope.spawn(move || {
+                for round in 0..200 {
+                    if number < THREADS {
+                        burst(pool, 10, 1000);
+                        barrier.wait();
+                    } else {
+                        barrier.wait();
+                        ctxalloc::trim();
+                        let left = ctxalloc::metrics::pools();
+                        if left != PoolBytes::default() {
+                            found.lock().expect("no panic").push((round, left));
+                        }
+                    }
+                    barrier.wait();
+                }
+            });
+        }
+    });
+    let found = found.into_inner().expect("no panic");
+    assert!(found.is_empty(), "left: {found:?}");
+}
+
+#[test]
+fn a_child_of_fork_takes_what_its_parents_threads_cached() {
+    fate_of("child_that_forks_beside_caches").ended_well();
+}
+
+#[test]
+#[ignore = "a child of a_child_of_fork_takes_what_its_parents_threads_cached"]
+fn child_that_forks_beside_caches() {
+    const THREADS: usize = 8;
+    killed_after(60);
+    let (pool, barrier) = (Pool::shared(), Barrier::new(THREADS + 1));
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                burst_of_all_sizes(pool);
+                barrier.wait();
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        let status = fork_and(|| {
+            ctxalloc::trim();
+            let is_back = ctxalloc::metrics::pools() == PoolBytes::default();
+            burst(pool, 10, 1000);
+            is_back
+        });
+        barrier.wait();
+        assert_eq!(status, 0, "the child keeps caches of threads that it does not have");
+    });
+}
+
+#[test]
+fn a_child_of_fork_has_what_a_thread_was_giving_back() {
+    fate_of("child_that_forks_beside_trims").ended_well();
+}
+
+#[test]
+#[ignore = "a child of a_child_of_fork_has_what_a_thread_was_giving_back"]
+fn child_that_forks_beside_trims() {
+    killed_after(60);
+    let (pool, stop, mut missing) = (Pool::shared(), AtomicBool::new(false), 0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    ctxalloc::trim();
+                }
+            });
+        }
+        for _ in 0..100 {
+            burst_of_all_sizes(pool);
+            let status = fork_and(|| {
+                ctxalloc::trim();
+                ctxalloc::metrics::pools() == PoolBytes::default()
+            });
+            missing += i32::from(status != 0);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(missing, 0, "children that cannot give back what their parent's threads were giving back");
+}
+
+#[test]
+fn threads_at_work_lose_no_block_when_their_caches_are_taken() {
+    fate_of("child_that_trims_beside_work").ended_well();
+}
+
+/// Works with blocks that hold their own address, and some of which end on another thread, until it is time to stop.
+fn work_with_marked_blocks(pools: &[Pool], stop: &AtomicBool, others: &Mutex<Vec<(usize, usize, usize)>>) {
+    let mut state = 1_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let mut live = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        if live.len() < 100 || random(2) == 0 {
+            let (which, words) = (random(pools.len()), 1 + random(1000));
+            let block = pools[which].allocate(words * 8).expect("memory").expose_provenance().get();
+            let first: *mut usize = std::ptr::with_exposed_provenance_mut(block);
+            // SAFETY: a new block of that size.
+            unsafe { (first.write(block), first.add(words - 1).write(block)) };
+            live.push((which, words, block));
+            continue;
+        }
+        let mut ending = live.swap_remove(random(live.len()));
+        if random(4) == 0 {
+            let mut others = others.lock().expect("no panic");
+            others.push(ending);
+            let last = others.len();
+            ending = others.swap_remove(random(last));
+        }
+        end_marked(pools, ending);
+    }
+    live.into_iter().for_each(|block| end_marked(pools, block));
+}
+
+fn end_marked(pools: &[Pool], (which, words, block): (usize, usize, usize)) {
+    let first: *mut usize = std::ptr::with_exposed_provenance_mut(block);
+    // SAFETY: a live block of so many words, of that pool.
+    unsafe {
+        assert_eq!((first.read(), first.add(words - 1).read()), (block, block), "somebody else wrote to it");
+        pools[which].release(NonNull::new(first.cast()).expect("a block"));
+    }
+}
+
+#[test]
+#[ignore = "a child of threads_at_work_lose_no_block_when_their_caches_are_taken"]
+fn child_that_trims_beside_work() {
+    killed_after(120);
+    let pools = [Pool::new(), Pool::new(), Pool::shared().clone()];
+    let (stop, others) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let passes = thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| work_with_marked_blocks(&pools, &stop, &others));
+        }
+        // Threads that come and go.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let soon = AtomicBool::new(false);
+                thread::scope(|scope| {
+                    scope.spawn(|| work_with_marked_blocks(&pools, &soon, &others));
+                    thread::sleep(Duration::from_micros(300));
+                    soon.store(true, Ordering::Relaxed);
+                });
+            }
+        });
+        let trims: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut passes = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        ctxalloc::trim();
+                        passes += 1;
+                    }
+                    passes
+                })
+            })
+            .collect();
+        for number in 0..30 {
+            thread::sleep(Duration::from_millis(100));
+            // SAFETY: the child uses the pool, which works after fork.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: ends the child, should it hang.
+                unsafe { libc::alarm(20) };
+                burst(&pools[number % 3], 1000, 100);
+                ctxalloc::trim();
+                burst(&pools[number % 3], 1000, 100);
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = -1;
+            // SAFETY: our child, and a place for its status.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert_eq!(status, 0, "the child hung or failed");
+        }
+        stop.store(true, Ordering::Relaxed);
+        trims.into_iter().map(|trim| trim.join().expect("no panic")).sum::<usize>()
+    });
+    assert!(passes > 100, "{passes} trims");
+    others.into_inner().expect("no panic").into_iter().for_each(|block| end_marked(&pools, block));
+    // What the decay thread has just taken from a thread is on its way.
+    let is_all_back = (0..200).any(|_| {
+        ctxalloc::trim();
+        thread::sleep(Duration::from_millis(20));
+        ctxalloc::metrics::pools() == PoolBytes::default()
+    });
+    assert!(is_all_back, "lost: {:?}", ctxalloc::metrics::pools());
+}
+
 #[test]
 fn an_idle_process_does_not_tick() {
     fate_of("child_that_idles").ended_well();
@@ -142,10 +452,13 @@ fn child_that_idles() {
     let before = rss_bytes();
     burst(Pool::shared(), 100, 800_000);
     comes_back_to(before + 4 * MIB, || ());
-    thread::sleep(2 * DECAY);
-    let turns = timers_turns().expect("it was needed");
-    thread::sleep(2 * DECAY);
-    assert_eq!(timers_turns(), Some(turns), "it sleeps without an end");
+    // What is left to do after that is soon done; then it sleeps without an end.
+    let sleeps = (0..10).any(|_| {
+        let turns = timers_turns().expect("it was needed");
+        thread::sleep(2 * DECAY);
+        timers_turns() == Some(turns)
+    });
+    assert!(sleeps, "it goes on to tick in a process that does nothing");
 }
 
 #[test]
@@ -292,7 +605,7 @@ fn child_with_a_cache_of_escapes() {
     killed_after(300);
     let mut cache = VecDeque::new();
     let mut requests = |count: usize| {
-        let begun = Instant::now();
+        let begun = processor_time();
         for _ in 0..count {
             let request = request().begin().expect("memory");
             cache.push_back(request.run(|| {
@@ -304,7 +617,7 @@ fn child_with_a_cache_of_escapes() {
                 cache.pop_front();
             }
         }
-        begun.elapsed().as_secs_f64() / count as f64
+        (processor_time() - begun).as_secs_f64() / count as f64
     };
     let empty = rss_bytes();
     requests(200_000);
@@ -416,7 +729,7 @@ fn a_bad_value_in_the_environment_is_named() {
 #[test]
 #[ignore = "a child of a_bad_value_in_the_environment_is_named"]
 fn child_with_a_bad_value() {
-    let said = |name| std::env::var(name).expect("told by the parent");
+    let said = |name| std::env::var(name).expect("given by the parent");
     burst(Pool::shared(), 3, MIB); // the default serves
     let refused = configure(Settings::default()).expect_err("a bad value").to_string();
     assert!(refused.contains(&said("BAD_NAME")) && refused.contains(&said("BAD_VALUE")), "{refused}");
@@ -427,9 +740,9 @@ fn an_arena_of_many_blocks_costs_what_a_pool_costs() {
     let time = |strategy: &dyn Fn() -> Box<dyn FnOnce()>| {
         let one = || {
             let work = strategy();
-            let begun = Instant::now();
+            let begun = processor_time();
             work();
-            begun.elapsed()
+            processor_time() - begun
         };
         (0..3).map(|_| one()).min().expect("3 times")
     };

@@ -1,9 +1,12 @@
 //! The event hook, and copy functions. The hook is the process's: the tests take turns.
 #![allow(unsafe_code, reason = "hooks and foreign structs are C")]
 
+#[path = "support/c_heap.rs"]
+mod c_heap;
 #[path = "support/child.rs"]
 mod child;
 
+use c_heap::{calloc, free, malloc, realloc};
 use child::fate_of;
 use ctxalloc::handler::abi::{Copies, PyDataMem_Handler, PyDataMemAllocator};
 use ctxalloc::handler::events::{Hook, MAX_WATCHED, set_event_hook, unwatched};
@@ -76,33 +79,13 @@ impl Hearing {
 
 impl Drop for Hearing {
     fn drop(&mut self) {
-        // SAFETY: as above.
+        // SAFETY: no hook is set, so nothing is promised of one.
         let before = unsafe { set_event_hook(None) }.expect("the hook that `hear` set");
         assert!(std::ptr::fn_addr_eq(before.function, hook().function) && before.user_data == hook().user_data);
     }
 }
 
-// ---- a foreign struct over the C heap, as in tests/rust/table/adoption.rs
-
-unsafe extern "C" fn malloc(_: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: any size.
-    unsafe { libc::malloc(size) }
-}
-
-unsafe extern "C" fn calloc(_: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-    // SAFETY: any sizes.
-    unsafe { libc::calloc(nelem, elsize) }
-}
-
-unsafe extern "C" fn realloc(_: *mut c_void, ptr: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: passed on from the caller.
-    unsafe { libc::realloc(ptr, size) }
-}
-
-unsafe extern "C" fn free(_: *mut c_void, ptr: *mut c_void, _: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe { libc::free(ptr) }
-}
+// ---- a foreign struct over the C heap
 
 fn structure(name: &str) -> PyDataMem_Handler {
     let mut field: [c_char; 127] = [0; 127];
@@ -120,9 +103,9 @@ fn structure(name: &str) -> PyDataMem_Handler {
 }
 
 fn adopted(name: &str, copies: Copies) -> Handler {
-    let face = NonNull::from(Box::leak(Box::new(structure(name))));
+    let c_struct = NonNull::from(Box::leak(Box::new(structure(name))));
     // SAFETY: an immortal struct whose functions are the C heap's.
-    unsafe { adopt(face, Reach::AnyThread, None, Extras { alignment: 16, copies }) }.expect("a good struct")
+    unsafe { adopt(c_struct, Reach::AnyThread, None, Extras { alignment: 16, copies }) }.expect("a good struct")
 }
 
 /// What NumPy would call.
@@ -172,7 +155,7 @@ fn the_hook_hears_a_foreign_struct_which_is_as_before_without_it() {
     assert!(std::ptr::fn_addr_eq(own_free, free_again), "bit by bit as it was");
     // SAFETY: live blocks of this handler, one of them made with the hook.
     unsafe { own_free(null_mut(), another, 70) };
-    // SAFETY: as above.
+    // SAFETY: a live block of this handler.
     unsafe { own_free(null_mut(), block, 70) };
 }
 
@@ -237,9 +220,9 @@ fn a_struct_that_cannot_be_written_to_is_named_and_works() {
     unsafe { own.write(structure("in a read-only page")) };
     // SAFETY: our own page, never written to again.
     assert_eq!(unsafe { libc::mprotect(page, 4096, libc::PROT_READ) }, 0);
-    let face = NonNull::new(own).expect("mapped");
+    let c_struct = NonNull::new(own).expect("mapped");
     // SAFETY: an immortal struct whose functions are the C heap's.
-    let handler = unsafe { adopt(face, Reach::AnyThread, None, Extras::default()) }.expect("a good struct");
+    let handler = unsafe { adopt(c_struct, Reach::AnyThread, None, Extras::default()) }.expect("a good struct");
     let turn = Turn::take();
     assert!(unwatched().is_empty(), "there is no hook");
     let hearing = turn.hear();
@@ -351,7 +334,7 @@ unsafe impl Strategy for ByRust {
 /// # Safety
 /// - `ctx` is a `TwoBlocks`.
 unsafe fn two<'a>(ctx: *mut c_void) -> &'a TwoBlocks {
-    // SAFETY: immortal, says the caller.
+    // SAFETY: the caller passes a `TwoBlocks`; the tests leak each of them.
     unsafe { &*ctx.cast() }
 }
 
@@ -361,12 +344,12 @@ unsafe extern "C" fn take(ctx: *mut c_void, _: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn take_zeroed(ctx: *mut c_void, _: usize, _: usize) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: these functions are registered with a `TwoBlocks` as their context.
     unsafe { two(ctx) }.take()
 }
 
 unsafe extern "C" fn move_on(ctx: *mut c_void, block: *mut c_void, _: usize) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: these functions are registered with a `TwoBlocks` as their context.
     let two = unsafe { two(ctx) };
     let moved = two.take();
     two.give_up(block);
@@ -374,7 +357,7 @@ unsafe extern "C" fn move_on(ctx: *mut c_void, block: *mut c_void, _: usize) -> 
 }
 
 unsafe extern "C" fn give_up(ctx: *mut c_void, block: *mut c_void, _: usize) {
-    // SAFETY: as above.
+    // SAFETY: these functions are registered with a `TwoBlocks` as their context.
     unsafe { two(ctx) }.give_up(block);
 }
 
@@ -391,9 +374,9 @@ fn over(two: &'static TwoBlocks, name: &str, foreign: bool) -> Handler {
         realloc: Some(move_on),
         free: Some(give_up),
     };
-    let face = NonNull::from(Box::leak(Box::new(structure)));
+    let c_struct = NonNull::from(Box::leak(Box::new(structure)));
     // SAFETY: an immortal struct whose functions keep C's contract.
-    unsafe { adopt(face, Reach::AnyThread, None, Extras::default()) }.expect("a good struct")
+    unsafe { adopt(c_struct, Reach::AnyThread, None, Extras::default()) }.expect("a good struct")
 }
 
 /// Runs `end` on a thread that gives its block up in the middle of it; answers what another thread got there.

@@ -1,4 +1,5 @@
-//! A program whose global allocator is a pool: what the pool itself allocates comes back to it, in the middle of its work.
+//! A program whose global allocator is a pool: what the pool itself allocates comes back to it, in the middle of its
+//! work.
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "a global allocator; fork")]
 
@@ -10,7 +11,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-/// The pool, once there is one, and the C heap before, and for what is aligned to more than a pool does. The first bytes of each block say whose it is.
+/// The pool, once there is one, and the C heap before, and for what is aligned to more than a pool does. The first
+/// bytes of each block say whose it is.
 struct Global;
 
 static POOL: OnceLock<Pool> = OnceLock::new();
@@ -24,7 +26,8 @@ unsafe impl GlobalAlloc for Global {
             // SAFETY: the layout has a size above zero (`GlobalAlloc`'s contract).
             return unsafe { System.alloc(layout) };
         }
-        let block = match POOL.get() {
+        let pool = POOL.get(); // asked once: another thread may be setting it
+        let block = match pool {
             Some(pool) => pool.allocate(inner.size()).map_or(std::ptr::null_mut(), NonNull::as_ptr),
             // SAFETY: not of size zero.
             None => unsafe { System.alloc(inner) },
@@ -33,7 +36,7 @@ unsafe impl GlobalAlloc for Global {
             return block;
         }
         // SAFETY: a new block with room for it.
-        unsafe { block.write(u8::from(POOL.get().is_some())) };
+        unsafe { block.write(u8::from(pool.is_some())) };
         // SAFETY: inside of the block.
         unsafe { block.add(HEAD) }
     }

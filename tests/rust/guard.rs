@@ -259,14 +259,14 @@ fn child_in_a_storm_of_signals() {
     assert_eq!(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }, 0);
     let guard = guard(64, false);
     // SAFETY: always right.
-    let here = unsafe { libc::pthread_self() };
+    let here = unsafe { libc::pthread_self() } as usize; // a number with glibc, a pointer with musl
     let done = AtomicBool::new(false);
     thread::scope(|threads| {
         threads.spawn(|| {
             while !done.load(Ordering::SeqCst) {
                 let before = SIGNALS.load(Ordering::SeqCst);
                 // SAFETY: a thread that waits for this one.
-                unsafe { libc::pthread_kill(here, libc::SIGUSR1) };
+                unsafe { libc::pthread_kill(here as libc::pthread_t, libc::SIGUSR1) };
                 while SIGNALS.load(Ordering::SeqCst) == before && !done.load(Ordering::SeqCst) {
                     std::hint::spin_loop();
                 }

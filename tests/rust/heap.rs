@@ -1,9 +1,15 @@
-//! `GlobalScoped` as this program's allocator, over one that watches: whose each block of Rust's heap is, against a naive count.
+//! `GlobalScoped` as this program's allocator, over one that watches: whose each block of Rust's heap is, against a
+//! naive count.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 #![allow(unsafe_code, reason = "a global allocator; fork")]
 
 #[path = "heap/attribution.rs"]
 mod attribution;
+#[cfg(all(unix, not(miri)))]
+#[path = "support/child.rs"]
+mod child;
+#[path = "heap/layouts.rs"]
+mod layouts;
 #[path = "heap/limits.rs"]
 mod limits;
 #[path = "heap/process.rs"]

@@ -1,5 +1,5 @@
-//! The layers of the design: each folder of `src/` uses those below it and the leaves, nothing above. This test reads
-//! the sources, for the compiler would let any module use any other.
+//! The layers of ARCHITECTURE.md: each folder of `src/` uses those below it and the leaves, nothing above. This test
+//! reads the sources, for the compiler would let any module use any other.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -136,7 +136,7 @@ fn each_layer_uses_only_those_below_it() {
 
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
-fn only_the_python_face_knows_pyo3() {
+fn only_the_python_binding_knows_pyo3() {
     for path in sources(&src()) {
         if module_of(&path) == "python" {
             continue;
@@ -148,7 +148,7 @@ fn only_the_python_face_knows_pyo3() {
 
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
-fn only_the_task_layer_and_the_python_face_know_tokio() {
+fn only_the_task_layer_and_the_python_binding_know_tokio() {
     for path in sources(&src()) {
         let module = module_of(&path);
         let code = without_comments(&fs::read_to_string(&path).expect("a readable source"));
@@ -178,12 +178,13 @@ fn this_test_objects_to_each_step_upwards() {
     assert!(objection("handler", "Handler").is_some(), "by way of lib.rs, past the layers");
 }
 
-/// What is made at its first use, by a lock that the next one waits for. A child of `fork` that was born in between would
-/// wait for ever: `sync::Made` and `python::Imported` are there for that.
+/// What is made at its first use, by a lock that the next one waits for. A child of `fork` that was born in between
+/// would wait for ever: `sync::Made` and `python::Imported` are there for that.
 const WAITED_FOR: &[&str] = &["OnceLock<", "LazyLock<", "lazy_static!", "get_or_try_init(", ".import(py, \""];
 /// Where one may stand, and why no fork falls into it.
 const MAY_WAIT: &[(&str, &str)] = &[
     ("handler/table.rs", "loom's own, which does not fork"),
+    ("python/exchange/mod.rs", "filled in one step, with a value that is there"),
     ("python/imported.rs", "filled in one step, with a value that is there"),
     ("python/numpy.rs", "filled in one step, with a value that is there"),
     ("python/usm/queue.rs", "filled in one step, with a value that is there; SYCL is not used in a child of fork"),

@@ -1,6 +1,10 @@
 //! The counters of ended requests. In a process of its own, one test at a time: they are the process's.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[cfg(all(feature = "metrics", unix))]
+#[path = "support/child.rs"]
+mod child;
+
 use ctxalloc::metrics::{Gauges, OTHER, Series, UNNAMED, budgets, present, snapshot};
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, request};
@@ -121,9 +125,10 @@ fn requests_without_a_name_are_counted_together() {
 #[test]
 fn a_long_name_is_cut_between_characters() {
     let _alone = alone();
+    // Each at once: where other tests filled the table of names, a new one takes the place of one that was used once.
     drop(request().name("ä".repeat(100) + "b").begin().unwrap());
-    drop(request().name("a".to_owned() + &"ä".repeat(100)).begin().unwrap());
     assert_eq!(series(&"ä".repeat(64)).requests, 1);
+    drop(request().name("a".to_owned() + &"ä".repeat(100)).begin().unwrap());
     assert_eq!(series(&("a".to_owned() + &"ä".repeat(63))).requests, 1);
 }
 
@@ -212,6 +217,60 @@ fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
     }
     assert!(value(&page, "ctxalloc_memory_used_bytes{state=\"escaped\"}") >= 3000.0);
     drop(kept);
+}
+
+/// In a process of its own: it fills the table with names that are used often, which stay.
+#[cfg(all(feature = "metrics", unix))]
+#[test]
+fn sums_over_published_names_are_exact_though_names_are_folded() {
+    child::fate_of("child_with_many_published_names").ended_well();
+}
+
+#[cfg(all(feature = "metrics", unix))]
+#[test]
+#[ignore = "a child of sums_over_published_names_are_exact_though_names_are_folded"]
+fn child_with_many_published_names() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let sums = || {
+        metrics::with_local_recorder(&recorder, ctxalloc::metrics::publish).unwrap();
+        let page = handle.render();
+        let sum = |metric: &str, label: &str| {
+            let of = |line: &str| {
+                let rest = line.strip_prefix(metric)?.strip_prefix('{')?;
+                (rest.contains(label)).then(|| rest.split(' ').next_back()?.parse::<f64>().ok())?
+            };
+            page.lines().filter_map(of).sum::<f64>()
+        };
+        [
+            sum("ctxalloc_requests_total", ""),
+            sum("ctxalloc_request_memory_allocated_bytes_sum", ""),
+            sum("ctxalloc_request_memory_allocated_bytes_bucket", "le=\"4096\""),
+            sum("ctxalloc_request_memory_allocated_bytes_bucket", "+Inf"),
+        ]
+    };
+    let before = sums();
+    let mut counted = [0.0; 4];
+    let mut state = 7_u64;
+    for round in 0..40 {
+        for _ in 0..100 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // 400 names, most of them seldom, so that some are folded and come back.
+            let (name, bytes) = ((state >> 33) % 400 / (1 + state % 5), 100 + (state >> 40) as usize % 8000);
+            let one = request().name(format!("route {name}")).begin().unwrap();
+            one.run(|| drop(Buffer::zeroed(bytes).unwrap()));
+            drop(one);
+            let is_small = f64::from(u8::from(bytes <= 4096));
+            let more = [1.0, bytes as f64, is_small, 1.0];
+            counted = std::array::from_fn(|at| counted[at] + more[at]);
+        }
+        if round % 3 > 0 {
+            let after = sums();
+            assert_eq!(std::array::from_fn(|at| after[at] - before[at]), counted, "round {round}");
+        }
+    }
+    let names = snapshot().unwrap().series.len();
+    assert!(names >= 128, "{names} names: none was folded");
 }
 
 /// Roots begun by another test would make it nobody's: hence in this process of one test at a time.

@@ -23,7 +23,8 @@ FUTURE: Final = "src/tower/future.rs"
 LAYER: Final = "src/tower/layer.rs"
 PROBLEM: Final = "src/tower/problem.rs"
 SERVING: Final = "src/tower/serving.rs"
-HEAP: Final = "src/handler/heap.rs"
+RECORD: Final = "src/handler/heap/record.rs"
+TALLY: Final = "src/handler/heap/tally.rs"
 SELECTED: Final = "src/handler/selected.rs"
 SCOPED: Final = "src/memory/global_scoped.rs"
 TRAMPOLINE: Final = "src/handler/trampoline.rs"
@@ -45,9 +46,9 @@ class Mutant:
         """The test binary that should notice."""
         return "tower" if self.path.startswith("src/tower") else "heap"
 
-    def applied(self) -> str:
+    def applied(self, tree: Path = PLACE) -> str:
         """The mutated file's text. RuntimeError where the tree does not have what the mutant replaces."""
-        text = (PLACE / self.path).read_text()
+        text = (tree / self.path).read_text()
         if text.count(self.old) != 1:
             raise RuntimeError(f"{self.path} has the text of {self.name!r} {text.count(self.old)} times: adapt it")
         return text.replace(self.old, self.new)
@@ -203,14 +204,14 @@ MUTANTS: Final = (
         "if false { Outcome::Panicked }",
     ),
     Mutant(
-        "a hang-up is not told",
+        "a hang-up is not reported",
         FUTURE,
         "            drop(serving);\n",
         "            std::mem::forget(serving);\n",
         under_load=True,
     ),
     Mutant(
-        "an end is told twice",
+        "an end is reported twice",
         SERVING,
         "if catch_unwind(AssertUnwindSafe(|| on_end(&ended))).is_err()",
         "on_end(&ended);\n        if catch_unwind(AssertUnwindSafe(|| on_end(&ended))).is_err()",
@@ -237,12 +238,15 @@ MUTANTS: Final = (
     Mutant(
         "a refusal that was coped with is one",
         "src/tower/serving.rs",
-        "let last = if told.is_none() { self.request().last_refusal() }",
-        "let last = if told.is_none() && self.request().stats().refused > 0 "
+        "let last = if returned.is_none() { self.request().last_refusal() }",
+        "let last = if returned.is_none() && self.request().stats().refused > 0 "
         '{ Some(Error::OutOfMemory { handler: "x".into(), requested_bytes: 1 }) }',
     ),
     Mutant(
-        "what the service told is not heard", FUTURE, "Some(told) => serving.answer_to(Some(told)),", "Some(_) => None,"
+        "what the service returned is not answered",
+        FUTURE,
+        "Some(error) => serving.answer_to(Some(error)),",
+        "Some(_) => None,",
     ),
     Mutant("a 500 is an answer", PROBLEM, "status == StatusCode::INTERNAL_SERVER_ERROR || ", ""),
     Mutant(
@@ -304,41 +308,44 @@ MUTANTS: Final = (
     # GlobalScoped: whose a block is
     Mutant(
         "a free elsewhere is not credited",
-        HEAP,
+        TALLY,
         "return owner.freed_elsewhere(bytes);\n        }\n        tally.freed",
         "return;\n        }\n        tally.freed",
     ),
     Mutant(
         "a free is credited to whoever is selected",
         SCOPED,
-        "            heap::freed(owner, layout.size());\n        }\n        if Self",
-        "            let _ = owner;\n        }\n        if Self",
+        "            heap::freed(owner, layout.size());\n        }\n        if self",
+        "            let _ = owner;\n        }\n        if self",
     ),
     Mutant(
         "a tally stays when something else is selected",
-        HEAP,
+        TALLY,
         "        tally.flush();\n        tally.owner.set(owner.map",
         "        tally.owner.set(owner.map",
     ),
     Mutant(
-        "a selection is not told",
+        "a selection is not reported",
         SELECTED,
         "heap::select(word.and_then(requests::heap_of));",
         "let _ = (heap::select, requests::heap_of, word);",
     ),
-    Mutant("a thread's end is not told", SELECTED, "let _ = LEAVER.try_with(|_| ());", "let _ = &LEAVER;"),
+    Mutant("a thread's end is not reported", SELECTED, "let _ = LEAVER.try_with(|_| ());", "let _ = &LEAVER;"),
     Mutant(
-        "the peak is that of the sums", HEAP, "before.saturating_add(high)", "before.saturating_add(high.min(live))"
+        "the peak is that of the sums",
+        RECORD,
+        "before.saturating_add(done.high_bytes)",
+        "before.saturating_add(done.high_bytes.min(done.live_bytes))",
     ),
     Mutant(
         "a tally without blocks is the next request's",
-        HEAP,
+        TALLY,
         "self.made_bytes.get() | self.freed_blocks",
         "self.made_blocks.get() | self.freed_blocks",
     ),
     Mutant(
         "what upstream refused was live",
-        HEAP,
+        TALLY,
         "        self.live_bytes.set(live);\n        self.made_bytes",
         "        self.live_bytes.set(live);\n        self.high_bytes.set(self.high_bytes.get().max(live));\n"
         "        self.made_bytes",
@@ -351,67 +358,72 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a resize elsewhere is not counted",
-        HEAP,
+        TALLY,
         "(false, Some(growth)) => owner.grown_elsewhere(growth),",
         "(false, Some(_)) => Ok(()),",
     ),
     Mutant(
         "a block that was not made counts",
         SCOPED,
-        "                heap::not_made(owner, layout.size());",
-        "                let _ = owner;",
+        "            heap::not_made(owner, layout.size());\n            return start;",
+        "            return start;",
     ),
     Mutant(
         "a resize that failed counts", SCOPED, "heap::not_resized(owner, layout.size(), new_size);", "let _ = owner;"
     ),
-    Mutant("books count", HEAP, "if self.is_paused.get() {", "if false && self.is_paused.get() {"),
+    Mutant("what is unattributed counts", TALLY, "if self.is_paused.get() {", "if false && self.is_paused.get() {"),
     Mutant(
         "what requests are kept in counts",
         "src/handler/requests/mod.rs",
-        "let _books = heap::unattributed();",
+        "let _unattributed = heap::unattributed();",
         "let _ = heap::unattributed();",
     ),
     Mutant(
         "numbers of this thread are late",
-        HEAP,
-        "            if tally.is_for(self.0) {\n                tally.flush();\n            }\n",
-        "            let _ = tally;\n",
+        "src/handler/heap.rs",
+        "        tally::flush(self.0);\n",
+        "",
     ),
     # records
-    Mutant("a record begins with old numbers", HEAP, "        record.total_bytes.store(0, Ordering::Relaxed);\n", ""),
-    Mutant("a record is not recycled", HEAP, "        push(self);\n", ""),
+    Mutant("a record begins with old numbers", RECORD, "        self.total_bytes.store(0, Ordering::Relaxed);\n", ""),
+    Mutant(
+        "a record is not recycled",
+        RECORD,
+        "if self.live_blocks.fetch_or(ENDED, Ordering::AcqRel) == 0 {",
+        "if self.live_blocks.fetch_or(ENDED, Ordering::AcqRel) == 7 << 40 {",
+    ),
     Mutant(
         "a record is recycled too early",
-        HEAP,
-        "if self.0.live_blocks.fetch_or(ENDED, Ordering::AcqRel) == 0 {",
-        "if self.0.live_blocks.fetch_or(ENDED, Ordering::AcqRel) < ENDED {",
+        RECORD,
+        "if self.live_blocks.fetch_or(ENDED, Ordering::AcqRel) == 0 {",
+        "if self.live_blocks.fetch_or(ENDED, Ordering::AcqRel) < ENDED {",
     ),
-    Mutant("the last block does not recycle", HEAP, "== ENDED | 1 {", "== ENDED | 7 << 40 {"),
+    Mutant("the last block does not recycle", RECORD, "== ENDED | 1 {", "== ENDED | 7 << 40 {"),
     Mutant(
         "the lock of records is not held across fork",
-        HEAP,
-        "        hold_across_fork(Arc::downgrade(&holder));\n",
-        "        let _ = (hold_across_fork, &holder);\n",
+        RECORD,
+        "held_across_fork(Pops(ForkLock::new()))",
+        "{ let _ = held_across_fork::<Pops>; Arc::new(Pops(ForkLock::new())) }",
     ),
     # limits
     Mutant(
         "a limit refuses nothing",
-        HEAP,
+        RECORD,
         "if self.refuses.load(Ordering::Relaxed) { Err(Refused) } else { Ok(()) }",
         "Ok(())",
     ),
     Mutant(
         "a limit refuses always",
-        HEAP,
+        RECORD,
         "if self.refuses.load(Ordering::Relaxed) { Err(Refused) } else { Ok(()) }",
         "Err(Refused)",
     ),
-    Mutant("what exceeds a limit is not noted", HEAP, "        self.exceeded.fetch_add(1, Ordering::Relaxed);\n", ""),
-    Mutant("the last request's ceiling holds for the next", HEAP, "        self.ceiling_bytes.set(0);\n", ""),
-    Mutant("a thread may take a MiB", HEAP, "QUANTUM: usize = 64 << 10", "QUANTUM: usize = 1 << 20"),
+    Mutant("what exceeds a limit is not noted", RECORD, "        self.exceeded.fetch_add(1, Ordering::Relaxed);\n", ""),
+    Mutant("the last request's ceiling holds for the next", TALLY, "        self.ceiling_bytes.set(0);\n", ""),
+    Mutant("a thread may take a MiB", TALLY, "QUANTUM: usize = 64 << 10", "QUANTUM: usize = 1 << 20"),
     Mutant(
         "a resize elsewhere has no limit",
-        HEAP,
+        RECORD,
         "        if bytes > self.room() {\n",
         "        if false && bytes > self.room() {\n",
     ),
@@ -419,22 +431,35 @@ MUTANTS: Final = (
     Mutant(
         "upstream is entered twice",
         SCOPED,
-        "Self::may_call_back() && PLACE.get() != Place::Outside",
-        "Self::may_call_back() && false",
+        "self.may_call_back() && PLACE.get() != Place::Outside",
+        "self.may_call_back() && false",
     ),
     Mutant("what upstream freed stays", SCOPED, "            self.free_later();\n", ""),
     Mutant(
         "what upstream made is upstream's",
         SCOPED,
-        "(REENTRANT, raw(&System, around, zeroed))",
-        "(ptr::null(), raw(&System, around, zeroed))",
+        "Self::with_word(start, layout, REENTRANT)",
+        "Self::with_word(start, layout, ptr::null())",
     ),
     Mutant(
         "what upstream resizes is resized by it",
         SCOPED,
-        "if Self::is_reentrant(owner) || Self::is_inside() {",
-        "if Self::is_reentrant(owner) {",
+        "if self.is_reentrant(owner) || self.is_inside() {",
+        "if self.is_reentrant(owner) {",
     ),
+    Mutant(
+        "a block with a word is aligned to one",
+        SCOPED,
+        "layout.align().max(PLAIN_ALIGN)",
+        "layout.align().max(WORD)",
+    ),
+    Mutant(
+        "the exception of a panic is a request's",
+        SCOPED,
+        "&& thread::panicking()",
+        "&& false",
+    ),
+    Mutant("a plain block is freed later as another", SCOPED, "usize::from(is_plain))", "usize::from(false))"),
 )
 CLONE: Final = (
     "    S: Service<Request<A>, Response = Response<B>>,\n    S::Future: Future",
@@ -478,13 +503,13 @@ def run(binary: str, under_load: bool) -> tuple[set[str], set[str]] | str:
         capture_output=True,
         text=True,
     )
-    told = dict(re.findall(r"^test (\S+) \.\.\. .*?(ok|FAILED)$", ran.stdout, re.MULTILINE | re.DOTALL))
-    failed = {f"{binary}::{name}" for name, how in told.items() if how == "FAILED"}
+    outcomes = dict(re.findall(r"^test (\S+) \.\.\. .*?(ok|FAILED)$", ran.stdout, re.MULTILINE | re.DOTALL))
+    failed = {f"{binary}::{name}" for name, how in outcomes.items() if how == "FAILED"}
     failed |= {f"{binary}::{name}" for name in re.findall(r"^---- (\S+) stdout", ran.stdout, re.MULTILINE)}
     if ran.returncode and not failed:
-        begun = set(re.findall(r"^test (\S+) \.\.\. ", ran.stdout, re.MULTILINE)) - set(told)
+        begun = set(re.findall(r"^test (\S+) \.\.\. ", ran.stdout, re.MULTILINE)) - set(outcomes)
         failed = {f"{binary}::{name}" for name in begun} or {f"{binary}: exit status {ran.returncode}"}
-    return failed, {f"{binary}::{name}" for name in told}
+    return failed, {f"{binary}::{name}" for name in outcomes}
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 //! Pools over special pages, asked of the kernel: are they huge, are they locked, on which node do they lie? And blocks
-//! in files of memory, mapped by another process. Cases that need a process of their own are this test binary once more,
-//! running one ignored test; what the machine does not offer is skipped with the reason.
+//! in files of memory, mapped by another process. Cases that need a process of their own are this test binary once
+//! more, running one ignored test; what the machine does not offer is skipped with the reason.
 #![cfg(not(miri))]
 #![allow(unsafe_code, reason = "blocks are touched; kernels are asked")]
 
@@ -253,7 +253,9 @@ fn child_that_may_lock_little() {
 
     limit(0);
     let refused = LockedPages::new().expect_err("nothing may be locked");
-    let Error::LockLimit { wanted_bytes: 65536, limit_bytes: 0, locked_bytes } = refused else { panic!("{refused:?}") };
+    let Error::LockLimit { requested_bytes: 65536, limit_bytes: 0, locked_bytes } = refused else {
+        panic!("{refused:?}")
+    };
     assert!(locked_bytes > 0);
     assert!(refused.to_string().contains("RLIMIT_MEMLOCK is 0 bytes"), "{refused}");
 }
@@ -297,7 +299,7 @@ fn another_process_maps_a_block_and_both_see_what_the_other_writes() {
 #[ignore = "a child of another_process_maps_a_block_and_both_see_what_the_other_writes"]
 fn child_that_maps_a_block() {
     use std::os::fd::AsRawFd;
-    let said = |name| std::env::var(name).expect("told by the parent");
+    let said = |name| std::env::var(name).expect("given by the parent");
     let file = fs::File::options().read(true).write(true).open(said("CTXALLOC_FILE")).expect("a file of memory");
     let size_bytes: usize = said("CTXALLOC_SIZE").parse().expect("a number");
     let offset_bytes: usize = said("CTXALLOC_OFFSET").parse().expect("a number");

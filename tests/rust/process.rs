@@ -8,7 +8,7 @@
 mod child;
 mod support;
 
-use child::{fate_in, killed_after};
+use child::{fate_in, fork_and, killed_after};
 use ctxalloc::{Buffer, Context, Handler, current, default_handler, handler, handlers, register, reset, scope, set};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -157,26 +157,6 @@ fn a_child_tracks(tracked: Handler, kept: &Buffer) -> bool {
     // SAFETY: it may always be asked.
     let this_thread = unsafe { libc::gettid() } as u32;
     thread_of(&own) == Some(this_thread) && thread_of(kept).is_some_and(|parents| parents != this_thread)
-}
-
-/// Forks; the child runs `work` and ends. Returns the child's wait status: zero where `work` said yes.
-fn fork_and(work: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: the child calls nothing but `work`, which uses the C heap (glibc makes it usable after fork) and this
-    // crate (which is what is tested), and `_exit`.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork failed");
-    if pid == 0 {
-        // SAFETY: a timer of the child: one that waits for a lock for ever is killed.
-        unsafe { libc::alarm(20) };
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(if matches!(outcome, Ok(true)) { 0 } else { 1 }) };
-    }
-    let mut status = -1;
-    // SAFETY: our child, and a place for its status.
-    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    assert_eq!(waited, pid);
-    status
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Requests (contract 4): nothing that an ended one left behind touches another one, limits never switch off, and nothing
+//! Requests: nothing that an ended one left behind touches another one, limits never switch off, and nothing
 //! is kept of what nothing can reach. In a process of its own, one test at a time: the numbers are the process's.
 #![allow(unsafe_code, reason = "the tests write a strategy")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
@@ -800,6 +800,7 @@ fn a_strategy_that_panics_in_its_end_takes_nothing_down() {
 
 #[test]
 fn a_limit_of_the_heap_needs_an_allocator_that_counts() {
+    let _alone = alone();
     let refused = request().heap_limit_bytes(1000).begin().unwrap_err();
     assert!(matches!(refused, Error::BadOption { option: "heap_limit_bytes", .. }), "{refused}");
     assert_eq!(request().begin().unwrap().heap(), None);

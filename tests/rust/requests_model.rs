@@ -1,8 +1,9 @@
-//! Accounts (contract 5) against the naive model: trees of budgets, diamonds, requests up to six deep, limits, refusals,
-//! overdrafts, resizes, escapes, work after the end, on one thread and handed from thread to thread.
+//! Accounts against a naive model, in which a chain is a set of accounts and a charge goes to all of them or to none:
+//! trees of budgets, diamonds, requests up to six deep, limits, refusals, overdrafts, resizes, escapes, work after the
+//! end, on one thread and handed from thread to thread.
 //!
-//! After each step of a random program all numbers of all accounts must be those of the model. `CTXALLOC_STRESS` says how
-//! many times the programs of `make test` are run (`make stress`: a million); a failure names its seed.
+//! After each step of a random program all numbers of all accounts must be those of the model. `CTXALLOC_STRESS` says
+//! how many times the programs of `make test` are run (`make stress`: a million); a failure names its seed.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 use ctxalloc::request::{AfterEnd, Stats};
@@ -52,8 +53,8 @@ struct Numbers {
     ended: bool,
     /// Of a request: how far tiny blocks may go beyond its limit, and its own beyond those of budgets.
     overdraft: Option<usize>,
-    /// What was in use when its limit was lowered below that, or when it ended and refuses what comes late; falls with what
-    /// is in use.
+    /// What was in use when its limit was lowered below that, or when it ended and refuses what comes late; falls with
+    /// what is in use.
     floor: usize,
     name: String,
     /// What the real one is told apart by.
@@ -434,7 +435,7 @@ impl Program<'_> {
 
 fn programs(count: usize, first_seed: u64, hands: &Hands) {
     for seed in first_seed..first_seed + count as u64 {
-        let told = Told(seed);
+        let seed_on_failure = SeedOnFailure(seed);
         let program = Program {
             random: Random::new(seed),
             model: Model::default(),
@@ -444,14 +445,14 @@ fn programs(count: usize, first_seed: u64, hands: &Hands) {
             hands,
         };
         program.run(60);
-        std::mem::forget(told);
+        std::mem::forget(seed_on_failure);
     }
 }
 
 /// Says the seed where the program fails.
-struct Told(u64);
+struct SeedOnFailure(u64);
 
-impl Drop for Told {
+impl Drop for SeedOnFailure {
     fn drop(&mut self) {
         eprintln!("the program with seed {} failed", self.0);
     }

@@ -1,6 +1,8 @@
-//! Random operations from many threads against a model, for each strategy. A new strategy is one line in `EACH`; what
-//! must hold for all of them by construction is in the crate's own `strategy::conformance`.
+//! Random operations from many threads against a model, for each strategy. A new strategy is one line in `EACH`. The
+//! suite for its promises one by one is `strategy::conformance`, which each strategy's own file runs.
 
+#[cfg(not(miri))]
+use crate::support::c_heap;
 use crate::support::{Marked, Odd, rounds};
 #[cfg(not(miri))]
 use ctxalloc::source::{HugePages, LockedPages};
@@ -11,8 +13,6 @@ use ctxalloc::strategy::{
 use ctxalloc::strategy::{CallbackFunctions, Callbacks, Guard, GuardOptions, PoolOptions, SharedMemory, conformance};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Generator;
-#[cfg(not(miri))]
-use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
@@ -46,7 +46,7 @@ const EACH: &[(&str, Make)] = &[
         Arc::new(Fallback::new(Pool::over(LockedPages::untried(), PoolOptions::default()), System))
     }),
     #[cfg(not(miri))]
-    ("Callbacks, to the C heap", || Arc::new(c_heap(16))),
+    ("Callbacks, to the C heap", || Arc::new(callbacks(16))),
     #[cfg(not(miri))]
     ("Tracked, Guard", || {
         Arc::new(Tracked::new(Guard::new(GuardOptions::default()).expect("in range")).expect("fits"))
@@ -57,28 +57,12 @@ const EACH: &[(&str, Make)] = &[
 
 /// The C heap by way of function pointers, as C code would hand it over.
 #[cfg(not(miri))]
-fn c_heap(align: usize) -> Callbacks {
-    unsafe extern "C" fn malloc(_ctx: *mut c_void, size: usize) -> *mut c_void {
-        // SAFETY: any size.
-        unsafe { libc::malloc(size) }
-    }
-    unsafe extern "C" fn calloc(_ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
-        // SAFETY: any sizes.
-        unsafe { libc::calloc(nelem, elsize) }
-    }
-    unsafe extern "C" fn realloc(_ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
-        // SAFETY: a live block of these functions, says who calls.
-        unsafe { libc::realloc(ptr, new_size) }
-    }
-    unsafe extern "C" fn free(_ctx: *mut c_void, ptr: *mut c_void, _size: usize) {
-        // SAFETY: `Callbacks` passes a live block of these functions.
-        unsafe { libc::free(ptr) }
-    }
+fn callbacks(align: usize) -> Callbacks {
     let mut functions = CallbackFunctions::new(std::ptr::null_mut());
-    functions.malloc = Some(malloc);
-    functions.calloc = Some(calloc);
-    functions.realloc = Some(realloc);
-    functions.free = Some(free);
+    functions.malloc = Some(c_heap::malloc);
+    functions.calloc = Some(c_heap::calloc);
+    functions.realloc = Some(c_heap::realloc);
+    functions.free = Some(c_heap::free);
     // SAFETY: C's own functions keep C's contract; no context is needed.
     unsafe { Callbacks::new(functions, align) }.expect("all four are there")
 }
@@ -115,8 +99,8 @@ fn strategies_that_align_to_nothing_can_be_wrapped() {
     };
     conformance::check(Zeroing::new(exact()));
     conformance::check(Budgeted::new(exact(), Budget::new("all", None)));
-    conformance::check(Fallback::new(Faulty::every(exact(), 2).expect("a count"), c_heap(1)));
-    conformance::check(Zeroing::new(c_heap(1)));
+    conformance::check(Fallback::new(Faulty::every(exact(), 2).expect("a count"), callbacks(1)));
+    conformance::check(Zeroing::new(callbacks(1)));
 }
 
 #[derive(Debug, Clone)]

@@ -103,7 +103,7 @@ fn blocks_are_told_of_where_that_is_asked_for_and_nowhere_else() {
             buffer.resize(100_000).unwrap();
         });
     });
-    let told: Vec<_> =
+    let seen: Vec<_> =
         heard.all("TRACE ctxalloc::blocks").into_iter().map(|event| event["operation"].clone()).collect();
-    assert_eq!(told, ["\"made\"", "\"resized\"", "\"released\""]);
+    assert_eq!(seen, ["\"made\"", "\"resized\"", "\"released\""]);
 }

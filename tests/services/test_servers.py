@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +134,7 @@ async def well(port: int, times: int) -> None:
 def test_behind_each_server_every_array_is_in_its_own_request(server: str) -> None:
     async def main(port: int) -> None:
         await scenario(port, pipelines=not server.startswith("gunicorn asgi"))
-        counted = await counts_when(port, lambda told: told["ended"] == told["begun"] and told["begun"] > 500)
+        counted = await counts_when(port, lambda counts: counts["ended"] == counts["begun"] and counts["begun"] > 500)
         print(counted)
         assert counted.get("wrong", 0) == 0
         assert counted["refused"] == 200
@@ -165,12 +167,12 @@ def test_a_server_that_ends_tells_of_each_of_its_requests_once(server: str, tmp_
             runner.run(main(port))
         lines = ends.read_text().splitlines()
         runner.run(kept[0].aclose())
-    told = [line for line in lines if line.startswith("/hang") and line != "/hang begun"]
-    print(told)
+    said = [line for line in lines if line.startswith("/hang") and line != "/hang begun"]
+    print(said)
     if server.startswith(("granian", "gunicorn")):
-        assert len(told) <= hanging, "they kill workers whose requests hang: then there is nobody who could tell"
+        assert len(said) <= hanging, "they kill workers whose requests hang: then nobody is left who could say so"
     else:
-        assert len(told) == hanging
+        assert len(said) == hanging
 
 
 @pytest.mark.parametrize("server", WORKERS)
@@ -179,7 +181,7 @@ def test_with_several_workers_each_keeps_its_requests_apart(server: str) -> None
         await scenario(port, pipelines=False)
         pids = set()
         for _ in range(60):
-            counted = await counts_when(port, lambda told: told["ended"] == told["begun"])
+            counted = await counts_when(port, lambda counts: counts["ended"] == counts["begun"])
             assert counted.get("wrong", 0) == 0
             pids.add(counted["pid"])
         assert pids
@@ -195,7 +197,7 @@ def test_behind_wsgi_servers_every_step_is_in_its_own_request(server: str) -> No
             async with asyncio.TaskGroup() as group:
                 for _ in range(4):
                     group.create_task(each_once(port))
-        counted = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        counted = await counts_when(port, lambda counts: counts["ended"] == counts["begun"])
         assert counted.get("wrong", 0) == 0
         assert counted["refused"] == 12
 
@@ -215,7 +217,8 @@ def test_behind_wsgi_servers_every_step_is_in_its_own_request(server: str) -> No
 PATIENT: dict[str, list[str]] = {
     "uvicorn": ["--timeout-keep-alive", "600"],
     "hypercorn": ["--keep-alive", "600"],
-    "granian": ["--http1-header-read-timeout", "60000"],
+    # A minute is the most; and by default no more connections at a time than fit into its backlog of 1024.
+    "granian": ["--http1-header-read-timeout", "60000", "--backlog", "20000"],
     "gunicorn": ["--keep-alive", "600", "--worker-connections", "20000"],
 }
 
@@ -242,7 +245,7 @@ def test_1000_clients_at_a_time_are_kept_apart(server: str) -> None:
         async with asyncio.timeout(5 * PATIENCE_S), asyncio.TaskGroup() as group:
             for number in range(clients):
                 group.create_task(one(number))
-        counted = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        counted = await counts_when(port, lambda counts: counts["ended"] == counts["begun"])
         print(counted)
         assert counted.get("wrong", 0) == 0
         assert counted["completed"] == 2 * clients
@@ -255,41 +258,44 @@ def test_1000_clients_at_a_time_are_kept_apart(server: str) -> None:
 def test_many_requests_and_5000_idle_connections_leave_no_growth(server: str) -> None:
     """Idle connections stay: each may hold the Context of its last request."""
     # asyncio keeps up to a hundred cancelled timers, or as many as are pending, with the Contexts that they were made
-    # in: those of connections that are closed. They do not grow with requests.
-    timers = 300
+    # in: those of connections that are closed. They do not grow with requests: 300 on hypercorn after 2000 and after
+    # 10,000 of them, and the request that asks may be one more.
+    timers = 300 + 1
     at_once = 1 if server.startswith("gunicorn asgi") else 5  # it takes no pipelines
 
-    async def many(port: int, count: int) -> None:
-        async def one() -> None:
-            async with connected(port) as connection:
-                for _ in range(count // 100 // at_once):
-                    for answer in await connection.pipeline([("/work", b"abc")] * at_once):
-                        assert answer.json["ok"]
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(100):
-                group.create_task(one())
+    def many(port: int, count: int) -> None:
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("crowd.py")),
+            str(port),
+            str(count),
+            "100",
+            str(at_once),
+        ]
+        subprocess.run(command, check=True, timeout=60 + count / 50)
 
     async def main(port: int) -> None:
         idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        await many(port, max(REQUESTS // 10, 1000))
-        before = await counts_when(port, lambda told: told["ended"] == told["begun"])
-        await many(port, REQUESTS)
-        after = await counts_when(port, lambda told: told["ended"] == told["begun"])
-        print(before, after)
+        many(port, max(REQUESTS // 10, 1000))
+        before = await counts_when(port, lambda counts: counts["ended"] == counts["begun"])
+        many(port, REQUESTS)
+        after = await counts_when(port, lambda counts: counts["ended"] == counts["begun"])
+        print(server, before, after)
         assert after["ended"] >= REQUESTS
         assert after.get("wrong", 0) == 0
         assert after["present"] <= timers
-        assert after["rss"] < before["rss"] + 30 * 2**20, "it grows with the number of requests"
+        # From 100,000 on not even the smallest object for each: 48 bytes, with its collector's head.
+        allowed = 40 * REQUESTS if REQUESTS >= 100_000 else 12 * 2**20
+        assert after["rss"] < before["rss"] + allowed, "it grows with the number of requests"
 
         async def one_more() -> None:
             pair = await asyncio.open_connection("127.0.0.1", port)
             idle.append(pair)
             assert (await Connection(*pair).ask("/work", b"abc")).json["ok"]
 
-        for _ in range(IDLE // 100):  # granian keeps them for a minute
+        for _ in range(IDLE // 100):
             await asyncio.gather(*(one_more() for _ in range(100)))
-        held = await counts_when(port, lambda told: told["ended"] == told["begun"])
+        held = await counts_when(port, lambda counts: counts["ended"] == counts["begun"])
         print(held)
         assert held["present"] <= IDLE + timers
         for pair in idle[:: IDLE // 10]:
@@ -298,7 +304,7 @@ def test_many_requests_and_5000_idle_connections_leave_no_growth(server: str) ->
             writer.close()
         # hypercorn keeps a connection until its keep-alive is over, also where the client has closed it.
         left = IDLE + timers if server.startswith("hypercorn") else timers
-        counted: Any = await counts_when(port, lambda told: told["present"] <= left)
+        counted: Any = await counts_when(port, lambda counts: counts["present"] <= left)
         assert counted["refused"] == 10
 
     with served(patient(server)) as port:

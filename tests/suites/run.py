@@ -59,10 +59,10 @@ class Outcomes:
     def read(cls, path: Path) -> "Outcomes":
         outcomes = cls()
         for line in path.read_text().splitlines() if path.exists() else []:
-            told = json.loads(line)
-            test, what = told["test"], told["what"]
+            entry = json.loads(line)
+            test, what = entry["test"], entry["what"]
             if what == "complaint":
-                outcomes.complaints.append(told["why"])
+                outcomes.complaints.append(entry["why"])
             elif what == "closed":
                 outcomes.closed = True
             elif what == "began":
@@ -70,7 +70,7 @@ class Outcomes:
             elif outcomes.by_test.get(test) != "failed":
                 outcomes.by_test[test] = what
             if what == "failed":
-                outcomes.reasons[test] = told["why"]
+                outcomes.reasons[test] = entry["why"]
         return outcomes
 
     def tests(self, outcome: str) -> list[str]:

@@ -1,5 +1,5 @@
-//! Strategies and handlers over USM, on a real SYCL runtime: `make test-usm` names dpctl's library in CTXALLOC_DPCTL and
-//! the OpenCL runtime in OCL_ICD_FILENAMES. Without the feature `usm` there is nothing here to run.
+//! Strategies and handlers over USM, on a real SYCL runtime: `make test-usm` names dpctl's library in CTXALLOC_DPCTL
+//! and the OpenCL runtime in OCL_ICD_FILENAMES. Without the feature `usm` there is nothing here to run.
 
 use ctxalloc::memory::DeviceBuffer;
 use ctxalloc::source::{Queue, RowAxis, Runtime, UsmKind, UsmPages};
@@ -133,11 +133,11 @@ fn rust_and_numpy_are_refused_what_they_could_not_read() {
     let mut vec = allocator_api2::vec::Vec::<u8, _>::new_in(ContextAlloc::with_handler(device));
     assert!(vec.try_reserve(10).is_err());
     // SAFETY: immortal.
-    let face = unsafe { &*device.as_ptr() }.allocator;
-    // SAFETY: any size, with their own context; so below.
-    assert!(unsafe { (face.malloc.expect("all are there"))(face.ctx, 10) }.is_null());
-    // SAFETY: as above.
-    assert!(unsafe { (face.calloc.expect("all are there"))(face.ctx, 10, 1) }.is_null());
+    let c_struct = unsafe { &*device.as_ptr() }.allocator;
+    // SAFETY: any size, with their own context.
+    assert!(unsafe { (c_struct.malloc.expect("all are there"))(c_struct.ctx, 10) }.is_null());
+    // SAFETY: any number and size, with their own context.
+    assert!(unsafe { (c_struct.calloc.expect("all are there"))(c_struct.ctx, 10, 1) }.is_null());
     assert!(handler(UsmKind::Shared).is_host_accessible());
 }
 
@@ -181,7 +181,7 @@ fn a_submitted_copy_is_there_when_its_event_is_over() {
     let (from, mut to) = (vec![7_u8; 1 << 20], vec![0_u8; 1 << 20]);
     // SAFETY: all three have that many bytes, and live until the events are over.
     unsafe { queue.submit_copy(there.as_ptr(), from.as_ptr(), 1 << 20) }.expect("submitted").wait();
-    // SAFETY: as above; the other one is over.
+    // SAFETY: `there` and `to` have that many bytes and live until the event is over; the first copy has ended.
     unsafe { queue.submit_copy(to.as_mut_ptr(), there.as_ptr(), 1 << 20) }.expect("submitted").wait();
     assert!(to == from);
     // SAFETY: from this queue, and nothing uses it any more.

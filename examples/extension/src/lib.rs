@@ -94,8 +94,8 @@ fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(Cow<'static, str>, usize)> {
     Ok((buffer.handler().name(), buffer.len()))
 }
 
-/// ``data`` copied into a Rust buffer in the caller's handler, from there into another, and out again; with the handler's
-/// name.
+/// ``data`` copied into a Rust buffer in the caller's handler, from there into another, and out again; with the
+/// handler's name.
 #[pyfunction]
 fn copied_buffer(py: Python<'_>, data: &[u8]) -> PyResult<(Vec<u8>, Cow<'static, str>)> {
     let buffer = ctxalloc::python::scope(py, || ctxalloc::Buffer::copy_from_slice(data)?.try_clone())??;
@@ -104,7 +104,8 @@ fn copied_buffer(py: Python<'_>, data: &[u8]) -> PyResult<(Vec<u8>, Cow<'static,
     Ok((bytes, buffer.handler().name()))
 }
 
-/// Makes and drops ``each`` buffers on each of some threads that know no Python, in the caller's handler; says how many.
+/// Makes and drops ``each`` buffers on each of some threads that know no Python, in the caller's handler; says how
+/// many.
 #[pyfunction]
 fn buffers_on_threads(py: Python<'_>, threads: usize, each: usize) -> PyResult<usize> {
     ctxalloc::python::scope(py, || {

@@ -104,8 +104,8 @@ typedef struct {
     ctxalloc_draft_copy_func *obj2obj;
 } ctxalloc_draft2_handler;
 
-/* For how many named handlers that are no drafts themselves a draft's set_handler can give a struct back; one more is an
- * error. */
+/* For how many named handlers that are no drafts themselves a draft's set_handler can give a struct back; one more is
+ * an error. */
 #define CTXALLOC_DRAFT_VIEWS 256
 
 /* Requests get such a struct without a limit to their number. Its functions, which know no context, work for so many
@@ -162,8 +162,8 @@ CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_set_handler(const ctxalloc_ha
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_get_handler(void);
 
 /* A handler's name, version (-1: error), and what its blocks are aligned to in bytes (0: error). NULL: the current
- * handler's. The name is the table's, by which ctxalloc_find() finds this handler; the one in its struct may be another,
- * where it was adopted under a name of its own. */
+ * handler's. The name is the table's, by which ctxalloc_find() finds this handler; the one in its struct may be
+ * another, where it was adopted under a name of its own. */
 CTXALLOC_FUNCTION const char *ctxalloc_handler_name(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION int ctxalloc_handler_version(const ctxalloc_handler *handler);
 CTXALLOC_FUNCTION size_t ctxalloc_handler_alignment(const ctxalloc_handler *handler);
@@ -172,8 +172,8 @@ CTXALLOC_FUNCTION size_t ctxalloc_handler_alignment(const ctxalloc_handler *hand
  * taken under name@address: two libraries may carry the same allocator. NULL resets. Returns the struct
  * of the handler before, NULL if that was the default, and NULL on an error: then ctxalloc_error_code() is not 0. A
  * handler that is no draft of this form is given back as a struct of ctxalloc's own, which selects that handler again.
- * A request's is borrowed: it is good while the request is selected, has not ended, or has a block; given back later it is
- * an error, or another request's.
+ * A request's is borrowed: it is good while the request is selected, has not ended, or has a block; given back later it
+ * is an error, or another request's.
  * Functions are called with the GIL where there is Python. */
 CTXALLOC_FUNCTION const ctxalloc_draft1_handler *ctxalloc_draft1_set_handler(const ctxalloc_draft1_handler *handler);
 CTXALLOC_FUNCTION const ctxalloc_draft2_handler *ctxalloc_draft2_set_handler(const ctxalloc_draft2_handler *handler);
@@ -188,13 +188,13 @@ CTXALLOC_FUNCTION const char *ctxalloc_draft2_get_handler_name(void *object);
  *     a block was made:           hook(NULL, block or NULL, size, user_data)
  *     a block was resized:        hook(old block, block or NULL, size, user_data)
  *     a block is about to be freed: hook(block, NULL, 0, user_data)
- * The order is that of the addresses: the call for a block's end returns before the first call for the next block at its
- * address. So a free is told before it is done; a resize when it is done, and what another thread does at the address
- * that it left is told behind it, by the thread that resized.
- * Of a foreign handler it hears from when ctxalloc has seen it: it was adopted or registered, was selected when the hook
- * was set, or its name or an array of it was asked for.
+ * The order is that of the addresses: the call for a block's end returns before the first call for the next block at
+ * its address. So a free is reported before it is done; a resize when it is done, and what another thread does at the
+ * address that it left is reported after it, by the thread that resized.
+ * It is called for a foreign handler once ctxalloc has seen that one: it was adopted or registered, was selected when
+ * the hook was set, or its name or an array of it was asked for.
  * free(NULL) is no event, and neither is NumPy's scratch memory, which no handler makes (docs/coverage.md lists it).
- * With Python the GIL is held. The hook may allocate: what it does itself is not told. It must stay callable for
+ * With Python the GIL is held. The hook may allocate: what it does itself is not reported. It must stay callable for
  * ever. */
 CTXALLOC_FUNCTION ctxalloc_event_hook *ctxalloc_set_event_hook(ctxalloc_event_hook *hook, void *user_data,
                                                                void **old_data);
@@ -227,8 +227,8 @@ CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_handler_of(PyObject *array);
 /* A new reference to a handler's capsule "mem_handler", for PyDataMem_SetHandler. */
 CTXALLOC_FUNCTION PyObject *ctxalloc_capsule(const ctxalloc_handler *handler);
 
-/* The handler in a capsule "mem_handler", taken into the table under name, or under its own where name is NULL; an error
- * where that is taken. */
+/* The handler in a capsule "mem_handler", taken into the table under name, or under its own where name is NULL; an
+ * error where that is taken. */
 CTXALLOC_FUNCTION const ctxalloc_handler *ctxalloc_adopt(PyObject *capsule, const char *name);
 #endif
 

@@ -163,12 +163,12 @@ def refused_as_ours(found: Found) -> str | None:
     """
     native = native_queue(found.queue)
     first, behind = found.span
-    told = native.told(first)
-    if told is None:
+    located = native.locate(first)
+    if located is None:
         return None
     if not native.reaches(first):
         return f"has memory of another device at {first:#x} than that of its queue"
-    room = told[1]
+    room = located[1]
     if room == 0 and behind > first:
         return f"has the address {first:#x}, where a block of ctxalloc.usm was freed; keep its array"
     if room is not None and behind - first > room:

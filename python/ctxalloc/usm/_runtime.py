@@ -243,7 +243,7 @@ def known_queues(address: int) -> list[Any]:
     """
     default = default_queue()
     known = {(default.sycl_context, default.sycl_device): default}
-    if native_queue(default).told(address) is not None:
+    if native_queue(default).locate(address) is not None:
         known |= {place: queue for place, (queue, _) in _kept.items()}
     for queue in list(_native_queues.keys()):
         known.setdefault((queue.sycl_context, queue.sycl_device), queue)
@@ -302,8 +302,8 @@ def kind_of(subject: object, /, *, queue: object = None) -> UsmKind:
         return UsmKind.UNKNOWN
     if queue is not None:
         return UsmKind(native_queue(queue_meant(queue)).kind_of(address))
-    told = native_queue(default_queue()).told(address)
-    return UsmKind(told[0]) if told is not None else where(address)[1]
+    located = native_queue(default_queue()).locate(address)
+    return UsmKind(located[0]) if located is not None else where(address)[1]
 
 
 class Pool(_native.Strategy):

@@ -22,11 +22,11 @@ static HEAP: Draft1 = {
         unsafe { libc::calloc(nelem, elsize) }
     }
     unsafe extern "C" fn free(ptr: *mut c_void, _size: usize) {
-        // SAFETY: the caller gives up a block of `alloc` and its kin.
+        // SAFETY: the caller gives up a block of these functions.
         unsafe { libc::free(ptr) };
     }
     unsafe extern "C" fn realloc(ptr: *mut c_void, size: usize) -> *mut c_void {
-        // SAFETY: the caller gives up a block of `alloc` and its kin.
+        // SAFETY: the caller gives up a block of these functions.
         unsafe { libc::realloc(ptr, size) }
     }
     let mut name = [0; 128];

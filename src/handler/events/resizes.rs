@@ -1,8 +1,9 @@
 //! Resizes that are under way while there is a hook, and the events that wait for them.
 //!
-//! A resize gives the old address up somewhere in the middle, and is told at its end. Another thread may get that address in
-//! between, and its event would come first: as if one block began inside of another. So that event is queued behind the
-//! resize, and the thread that resized delivers it after its own. Nobody waits: the other thread may hold the GIL.
+//! A resize gives up the old address before it is done, and is reported when it is done. Another thread may get that
+//! address in between; its event would come first, as if one block began inside of another. So that event is queued
+//! behind the resize, and the thread that resized delivers it after its own. The other thread does not wait: it may
+//! hold the GIL.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -16,18 +17,18 @@ pub(super) struct Event {
     pub(super) size_bytes: usize,
 }
 
-/// One resize, from before the old address may be given up until all that waits for it is told.
+/// One resize, from before the old address may be given up until all events that wait for it are delivered.
 #[derive(Debug)]
 struct Resize {
     old: usize,
     thread: usize,
-    /// In a child of `fork` the thread is not there to end it.
+    /// The process that began it: a child of `fork` lacks the thread that would end it.
     process: u32,
     waiting: VecDeque<Event>,
 }
 
 impl Resize {
-    /// Whether an event must not be told before this resize, and what waits for it, is.
+    /// Whether an event must wait until this resize, and all events that wait for it, are delivered.
     fn holds(&self, event: &Event) -> bool {
         let touches = |address: usize| address != 0 && (event.inp.addr() == address || event.outp.addr() == address);
         touches(self.old) || self.waiting.iter().any(|one| touches(one.inp.addr()) || touches(one.outp.addr()))
@@ -64,7 +65,8 @@ impl Resizes {
         self.0.push(Resize { old, thread, process, waiting: VecDeque::new() });
     }
 
-    /// The event, if it may be told now. Otherwise it is queued behind another thread's resize, with all that waits for it.
+    /// Returns the event if it may be delivered now. Else queues it behind another thread's resize, with all that waits
+    /// for it.
     pub(super) fn turn(&mut self, event: Event, thread: usize) -> Option<Event> {
         let Some(mut other) = self.holder(&event, thread) else { return Some(event) };
         let mut behind = VecDeque::new();
@@ -78,7 +80,8 @@ impl Resizes {
         None
     }
 
-    /// What is to be told after `event` was: the next one that waited for it. Where none is left its resize is over.
+    /// Returns the event to deliver after `event`: the next one that waited for it. If none is left, its resize is
+    /// over.
     pub(super) fn after(&mut self, event: Event, thread: usize) -> Option<Event> {
         loop {
             let own = self.own(&event, thread)?;
@@ -87,27 +90,27 @@ impl Resizes {
                 return None;
             };
             match self.holder(&next, thread) {
-                // It waits for two resizes: on for the other one.
+                // It waited for two resizes, and still has to wait for the other one.
                 Some(other) => self.0[other].waiting.push_back(next),
                 None => return Some(next),
             }
         }
     }
 
-    /// Forgets the resize of which `event` is the end, with what waits for it.
+    /// Forgets the resize that `event` ends, and what waits for it.
     pub(super) fn end(&mut self, event: Event, thread: usize) {
         if let Some(own) = self.own(&event, thread) {
             self.0.remove(own);
         }
     }
 
-    /// The resize, on this thread, of which `event` is the end: the innermost one.
+    /// The index of the resize on this thread that `event` ends: the innermost one.
     fn own(&self, event: &Event, thread: usize) -> Option<usize> {
         let is_own = |resize: &Resize| resize.thread == thread && resize.old == event.inp.addr();
         if self.0.is_empty() || event.inp.is_null() { None } else { self.0.iter().rposition(is_own) }
     }
 
-    /// A resize of another thread for which the event has to wait.
+    /// The index of another thread's resize for which the event has to wait.
     fn holder(&mut self, event: &Event, thread: usize) -> Option<usize> {
         if self.0.is_empty() {
             return None;
@@ -127,28 +130,28 @@ mod tests {
         Event { inp: without_provenance_mut(inp), outp: without_provenance_mut(outp), size_bytes }
     }
 
-    /// All that is told once `event` of a thread is.
-    fn told(resizes: &mut Resizes, event: Event, thread: usize) -> Vec<Event> {
-        let mut told = Vec::new();
+    /// All events that are delivered once `event` of a thread is.
+    fn reported(resizes: &mut Resizes, event: Event, thread: usize) -> Vec<Event> {
+        let mut events = Vec::new();
         let mut next = resizes.turn(event, thread);
         while let Some(now) = next {
-            told.push(now);
+            events.push(now);
             next = resizes.after(event, thread);
         }
-        told
+        events
     }
 
     #[test]
-    fn what_happens_at_an_address_that_a_resize_left_is_told_after_it() {
+    fn what_happens_at_an_address_that_a_resize_left_is_reported_after_it() {
         let mut resizes = Resizes(Vec::new());
         resizes.begin(10, 1);
-        assert_eq!(told(&mut resizes, event(0, 10, 7), 2), []);
-        assert_eq!(told(&mut resizes, event(0, 90, 7), 2), [event(0, 90, 7)], "elsewhere");
-        assert_eq!(told(&mut resizes, event(10, 0, 0), 2), []);
+        assert_eq!(reported(&mut resizes, event(0, 10, 7), 2), []);
+        assert_eq!(reported(&mut resizes, event(0, 90, 7), 2), [event(0, 90, 7)], "elsewhere");
+        assert_eq!(reported(&mut resizes, event(10, 0, 0), 2), []);
         let all = [event(10, 20, 5), event(0, 10, 7), event(10, 0, 0)];
-        assert_eq!(told(&mut resizes, event(10, 20, 5), 1), all);
+        assert_eq!(reported(&mut resizes, event(10, 20, 5), 1), all);
         assert!(resizes.0.is_empty());
-        assert_eq!(told(&mut resizes, event(0, 10, 7), 2), [event(0, 10, 7)]);
+        assert_eq!(reported(&mut resizes, event(0, 10, 7), 2), [event(0, 10, 7)]);
     }
 
     #[test]
@@ -156,31 +159,31 @@ mod tests {
         let mut resizes = Resizes(Vec::new());
         resizes.begin(10, 1);
         resizes.begin(30, 2);
-        assert_eq!(told(&mut resizes, event(0, 30, 1), 3), [], "for the second");
-        assert_eq!(told(&mut resizes, event(30, 10, 2), 2), [], "for the first, with that");
-        assert_eq!(told(&mut resizes, event(30, 0, 0), 3), [], "behind what waits there");
+        assert_eq!(reported(&mut resizes, event(0, 30, 1), 3), [], "for the second");
+        assert_eq!(reported(&mut resizes, event(30, 10, 2), 2), [], "for the first, with that");
+        assert_eq!(reported(&mut resizes, event(30, 0, 0), 3), [], "behind what waits there");
         let all = [event(10, 20, 5), event(30, 10, 2), event(0, 30, 1), event(30, 0, 0)];
-        assert_eq!(told(&mut resizes, event(10, 20, 5), 1), all);
+        assert_eq!(reported(&mut resizes, event(10, 20, 5), 1), all);
         assert!(resizes.0.is_empty());
     }
 
     #[test]
-    fn a_resize_inside_of_a_resize_of_the_same_block_is_told_as_it_ends() {
+    fn a_resize_inside_of_a_resize_of_the_same_block_is_reported_as_it_ends() {
         let mut resizes = Resizes(Vec::new());
         resizes.begin(10, 1);
         resizes.begin(10, 1);
-        assert_eq!(told(&mut resizes, event(10, 20, 5), 1), [event(10, 20, 5)]);
-        assert_eq!(told(&mut resizes, event(0, 10, 7), 2), [], "the outer one is under way");
-        assert_eq!(told(&mut resizes, event(10, 20, 5), 1), [event(10, 20, 5), event(0, 10, 7)]);
+        assert_eq!(reported(&mut resizes, event(10, 20, 5), 1), [event(10, 20, 5)]);
+        assert_eq!(reported(&mut resizes, event(0, 10, 7), 2), [], "the outer one is under way");
+        assert_eq!(reported(&mut resizes, event(10, 20, 5), 1), [event(10, 20, 5), event(0, 10, 7)]);
         assert!(resizes.0.is_empty());
     }
 
     #[test]
-    fn a_resize_that_cannot_be_told_holds_nothing_back() {
+    fn a_resize_that_cannot_be_reported_holds_nothing_back() {
         let mut resizes = Resizes(Vec::new());
         resizes.begin(10, 1);
-        assert_eq!(told(&mut resizes, event(0, 10, 7), 2), []);
+        assert_eq!(reported(&mut resizes, event(0, 10, 7), 2), []);
         resizes.end(event(10, 20, 5), 1);
-        assert_eq!(told(&mut resizes, event(10, 0, 0), 2), [event(10, 0, 0)]);
+        assert_eq!(reported(&mut resizes, event(10, 0, 0), 2), [event(10, 0, 0)]);
     }
 }

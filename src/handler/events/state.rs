@@ -1,5 +1,6 @@
-//! `Events`: the hook as it stands in the table, and the functions of the copy of this crate that made the table. So there is
-//! one flag for each thread that says whether it is inside of the hook, whichever copy's handler was called.
+//! `Events`: the hook, in the table, where all copies of this crate find it; and functions of the copy that made the
+//! table, through which all copies deliver events. So each thread has only one flag that says whether it is inside of
+//! the hook.
 
 use super::super::abi::PyDataMem_Handler;
 use crate::sync::{AtomicU32, Ordering};
@@ -15,10 +16,10 @@ use std::ptr::{NonNull, null_mut};
 /// | a block was resized, or refused to be | the block as it was | as it is, or NULL | the new size |
 /// | a block is about to be freed | the block as it was | NULL | 0 |
 ///
-/// The order is that of the addresses: the calls for the end of a block return before the first call for the next block at
-/// its address begins, whatever threads the two are of. A free is told first and done afterwards. A resize is told when it
-/// is done; where another thread got the address that it left before that, what that thread does there is told right after,
-/// by the thread that resized.
+/// The order is that of the addresses: the calls for the end of a block return before the first call for the next block
+/// at its address begins, on whatever threads. A free is reported before it is done, a resize after. If another thread
+/// gets the old address of a resize before that, its events there are reported right after the resize, by the thread
+/// that resized.
 pub type EventHook =
     unsafe extern "C" fn(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, user_data: *mut c_void);
 
@@ -51,10 +52,10 @@ pub(in crate::handler) struct Events {
     watch: Watch,
 }
 
-// SAFETY: the cells are only touched under the table's lock. `user_data` is only handed to the hook, and whoever set that
-// promised that it may be called on any thread (`set_event_hook`).
+// SAFETY: the cells are only touched under the table's lock. `user_data` is only handed to the hook, and whoever set
+// that promised that it may be called on any thread (`set_event_hook`).
 unsafe impl Sync for Events {}
-// SAFETY: see `Sync`.
+// SAFETY: nothing in it belongs to a thread; `user_data` may be handed to the hook on any, as for `Sync`.
 unsafe impl Send for Events {}
 
 impl Events {
@@ -70,8 +71,8 @@ impl Events {
         }
     }
 
-    /// Whether there is a hook. Relaxed: one that is set at this moment may miss the event at hand, and whoever goes on reads
-    /// the rest under the table's lock.
+    /// Whether there is a hook. Relaxed: a hook that is set at this moment may miss the current event, and the caller
+    /// reads the rest under the table's lock.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != 0
@@ -90,7 +91,7 @@ impl Events {
     /// # Safety
     /// - `c_struct` is an immortal, complete struct of a foreign handler; the caller holds the table's lock.
     pub(super) unsafe fn watch(&self, c_struct: *mut PyDataMem_Handler, on: bool) -> bool {
-        // SAFETY: the caller's promises are those of the function.
+        // SAFETY: this function has the same contract as the one that it calls.
         unsafe { (self.watch)(c_struct, on) }
     }
 

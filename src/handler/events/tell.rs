@@ -1,5 +1,5 @@
-//! Tells the hook: of the end of a block before it ends, so that nobody can have its address yet; of what was made when it is
-//! there; of a resize when it is done, and then of what others did at the address that it left (`resizes`).
+//! Reports to the hook: a free before it is done, so that no other block can have its address yet; a new block when it
+//! is there; a resize when it is done, and after it what other threads did at the old address meanwhile (`resizes`).
 
 use super::super::table::{Table, attached, present};
 use super::resizes::{Event, RESIZES};
@@ -13,7 +13,7 @@ fn armed() -> Option<&'static Table> {
     present().filter(|table| table.events.is_armed())
 }
 
-/// Tells the hook, if there is one: of a block that was made, when it is there; of one that is freed, before it is.
+/// Reports to the hook, if there is one: a block that was made, or one that is about to be freed.
 #[inline]
 pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
     if let Some(table) = armed() {
@@ -21,7 +21,7 @@ pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {
     }
 }
 
-/// Before a block is resized; NULL is none. [`Resizing::done`] tells the hook.
+/// To be called before a block is resized (`block` may be NULL). [`Resizing::done`] reports the resize.
 #[inline]
 pub(crate) fn resizing(block: *mut c_void) -> Resizing {
     let begun = !block.is_null() && armed().is_some_and(|table| table.events.begin_resize(block));
@@ -29,15 +29,15 @@ pub(crate) fn resizing(block: *mut c_void) -> Resizing {
 }
 
 /// A resize that is under way.
-#[must_use = "a resize that is not told as done holds back what others do at its address"]
+#[must_use = "until `done` is called, events of other threads at its address are held back"]
 pub(crate) struct Resizing {
     block: *mut c_void,
-    /// Whether what others do at its address is held back until it is told.
+    /// Whether events of other threads at its address are held back until `done`.
     begun: bool,
 }
 
 impl Resizing {
-    /// Tells the hook of the block as it is now; NULL where the resize was refused.
+    /// Reports the resize. `moved` is the block as it is now; NULL if the resize was refused.
     #[inline]
     pub(crate) fn done(self, moved: *mut c_void, size_bytes: usize) {
         // What was begun must end, though the hook may be gone by now.
@@ -49,7 +49,8 @@ impl Resizing {
 }
 
 thread_local! {
-    /// Whether this thread is inside of the hook: what it does there is not told. Its address identifies the thread.
+    /// Whether this thread is inside of the hook: what it does there is not reported. Its address identifies the
+    /// thread.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -57,7 +58,7 @@ fn this_thread() -> usize {
     INSIDE.with(|inside| std::ptr::from_ref(inside).addr())
 }
 
-/// Holds back what other threads do at the address of a block that is being resized, until the resize is told.
+/// Holds back events of other threads at the address of a block that is being resized, until the resize is reported.
 pub(in crate::handler) extern "C" fn begin_resize(block: *mut c_void) -> bool {
     let Some(table) = present().filter(|_| !INSIDE.get()) else { return false };
     // SAFETY: under the table's lock, and the reference does not leave the closure.
@@ -73,13 +74,15 @@ pub(in crate::handler) extern "C" fn deliver(inp: *mut c_void, outp: *mut c_void
         return;
     }
     let (event, thread) = (Event { inp, outp, size_bytes }, this_thread());
-    // SAFETY: here and below `RESIZES` and the hook are reached under the table's lock, and no reference leaves the closure.
+    // SAFETY: here and below `RESIZES` and the hook are reached under the table's lock, and no reference leaves the
+    // closure.
     let due = || table.lock.with(|| unsafe { RESIZES.get() }.turn(event, thread));
-    let told = attached(|| {
+    let reported = attached(|| {
         let mut next = due();
         while let Some(now) = next {
-            // Read while attached: whoever changes the hook is attached too, so an old hook is not called after the change.
-            // SAFETY: under the table's lock.
+            // Read while attached: whoever changes the hook is attached too, so an old hook is not called after the
+            // change.
+            // SAFETY: the table's lock is held while the hook is read.
             let hook = table.lock.with(|| unsafe { table.events.hook() });
             if let Some(Hook { function, user_data }) = hook {
                 // SAFETY: whoever set the hook promised that it stays callable, on any thread.
@@ -89,8 +92,8 @@ pub(in crate::handler) extern "C" fn deliver(inp: *mut c_void, outp: *mut c_void
             next = table.lock.with(|| unsafe { RESIZES.get() }.after(event, thread));
         }
     });
-    if told.is_none() {
-        // Python is shutting down: nobody is told any more, and nobody waits to be.
+    if reported.is_none() {
+        // Python is shutting down: the hook is not called any more, and no event waits.
         // SAFETY: under the table's lock, and the reference does not leave the closure.
         table.lock.with(|| unsafe { RESIZES.get() }.end(event, thread));
     }

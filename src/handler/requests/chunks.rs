@@ -1,4 +1,5 @@
-//! `Chunks`: where the slots of requests are, of all copies of this crate. By it a struct is known to be a request's.
+//! `Chunks`: where the slots of requests lie, those of every copy of this crate. It tells whether a struct is a
+//! request's.
 
 use super::super::word::SLOT_BYTES;
 use crate::sync::AtomicPtr;

@@ -1,4 +1,5 @@
-//! The requests that are present now, for whoever shows them. Reads without locks: each number is right, and of a moment ago.
+//! The requests that are present now, for metrics and the live page. It reads without locks: each number was right a
+//! moment ago.
 
 use super::slot::{self, Slot};
 use crate::counters::Gauges;

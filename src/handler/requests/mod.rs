@@ -1,15 +1,16 @@
-//! Requests: each gets a handler, an account and memory of its own, and all of that is released when nothing can reach it any
-//! more.
+//! Requests: each gets a handler, an account and memory of its own, and all of that is released when nothing can reach
+//! it any more.
 //!
 //! ```text
 //!   Handler ── generation ──► Slot  (type-stable, immortal, recycled)       what C sees: PyDataMem_Handler { name, ctx, .. }
 //!                              │ holders, generation
 //!                              └──► State (one request's own)               account chain, memory, what happens after its end
 //! ```
-//! A slot is held by capsules, contexts, guards, containers, and by its blocks; the request itself holds it until its end.
-//! Each of these is one of its `holders`. When the last one lets go, the state is dropped, the generation is counted up, and
-//! the slot is free for another request. A [`Handler`] carries the generation that it was made for: one that outlived its
-//! request is recognised by that, and refused. Nothing that an ended request left behind ever reaches another one.
+//! A slot is held by capsules, contexts, guards, containers, and by its blocks; the request itself holds it until its
+//! end. Each of these is one of its `holders`. When the last one lets go, the state is dropped, the generation is
+//! incremented, and the slot is free for another request. A [`Handler`] carries the generation that it was made for:
+//! one that outlived its request is recognised by that, and refused. Nothing that an ended request left behind ever
+//! reaches another one.
 
 pub(super) mod chunks;
 pub(super) mod ended;
@@ -44,11 +45,11 @@ use unseen::Outside;
 #[non_exhaustive]
 pub struct Terms {
     /// For messages and metrics; a number of its own where there is none.
-    pub name: Option<String>,
+    pub name: Option<Arc<str>>,
     /// The most bytes that may be alive at one time.
     pub limit_bytes: Option<usize>,
-    /// By how many bytes blocks of up to [`TINY_BYTES`] may together exceed each limit. The limit of a request around it that
-    /// grants no overdraft is never exceeded.
+    /// By how many bytes blocks of up to [`TINY_BYTES`] may together exceed each limit. The limit of a request around
+    /// it that grants no overdraft is never exceeded.
     pub overdraft_bytes: usize,
     /// What the request is charged to besides.
     pub budget: Option<Budget>,
@@ -62,7 +63,8 @@ pub struct Terms {
     pub heap_limit_bytes: Option<usize>,
     /// Whether more than that is refused.
     pub heap_refuses: bool,
-    /// Whether to measure by how much the process grows beside its pools: two looks at the system, each some microseconds.
+    /// Whether to measure by how much the process grows beside its pools: two looks at the system, each some
+    /// microseconds.
     pub measure_unseen: bool,
     /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
@@ -71,8 +73,8 @@ pub struct Terms {
 /// The largest block that an overdraft is granted to, in bytes.
 pub const TINY_BYTES: usize = crate::strategy::account::TINY_BYTES;
 
-/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is refused (it
-/// does not check what `PyArray_FromScalar` returns), so only larger blocks may be refused.
+/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
+/// refused (it does not check what `PyArray_FromScalar` returns), so only larger blocks may be refused.
 pub const OVERDRAFT_BYTES: usize = 64 << 10;
 
 /// A request that was begun, and what is known of it after its end. Dropping it ends the request.
@@ -85,7 +87,8 @@ pub struct Begun {
     unseen_growth_bytes: Option<i64>,
 }
 
-/// What can be asked of a request by whoever began it or carries it, also after its end. Keeps nothing alive but its numbers.
+/// A request's handler and accounts, for whoever began it or carries it, also after its end: `Begun` and
+/// `RequestHandle` are this and a hold. It keeps only the numbers alive.
 #[derive(Clone)]
 pub struct Seen {
     handler: Handler,
@@ -100,7 +103,8 @@ pub struct Metrics {
     pub begun: u64,
     /// How many are present: not ended, or still reachable by blocks, tasks, capsules.
     pub present: usize,
-    /// Slots that were made, 512 bytes each: as many as requests were ever present at one time.
+    /// Slots that were made, 512 bytes each: as many as requests were ever present at one time, rounded up to chunks of
+    /// 64 and more (threads that run out of slots at one time may each make a chunk).
     pub slots: usize,
 }
 
@@ -129,10 +133,10 @@ impl Begun {
             return Err(Error::BadOption {
                 option: "heap_limit_bytes",
                 value: limit_bytes.to_string(),
-                wanted: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
+                expected: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
             });
         }
-        let _books = heap::unattributed(); // what requests are kept in is no request's
+        let _unattributed = heap::unattributed(); // the request's own records are charged to no request
         // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
@@ -140,7 +144,7 @@ impl Begun {
         let is_nested = around.is_some_and(|around| !around.has_ended());
         let outside = if terms.measure_unseen { Outside::before() } else { None };
         let chain = Chain::of_request(
-            name.as_deref(),
+            name.clone(),
             limit_bytes,
             overdraft_bytes,
             budget.as_ref().map(Budget::account),
@@ -158,36 +162,36 @@ impl Begun {
         Ok(Self { seen, held: Some(held), outside, unseen_growth_bytes: None })
     }
 
-    /// By how many bytes the process grew beside its pools from the beginning to the end: what the request's work allocated in
-    /// other ways, less what was freed. `None` before the end, unless it was to be measured, or if another request was open, or a
-    /// root was begun, meanwhile.
+    /// By how many bytes the process grew beside its pools from the beginning to the end: what the request's work
+    /// allocated in other ways, less what was freed. `None` before the end, unless it was to be measured, or if another
+    /// request was open, or a root was begun, meanwhile.
     #[must_use]
     pub fn unseen_growth_bytes(&self) -> Option<i64> {
         self.unseen_growth_bytes
     }
 
-    /// The last refusals that may have led to what ended the request, the youngest first; told once.
+    /// The last refusals, which may have led to what ended the request; the youngest first, and each is returned once.
     #[must_use]
     pub fn take_refusals(&self) -> Vec<Refusal> {
         self.seen.chain.take_refusals()
     }
 
-    /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside of
-    /// it are theirs. A strategy that several requests share lists the blocks of all of them.
+    /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside
+    /// of it are theirs. A strategy that several requests share lists the blocks of all of them.
     #[must_use]
     pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         Held::try_on(self.seen.handler).and_then(|held| Slot::behind(held.handler())?.state().memory.live_blocks())
     }
 
-    /// A handle of it, for others.
+    /// A handle on it, for others.
     #[must_use]
     pub fn handle(&self) -> RequestHandle {
         let held = self.held.clone().or_else(|| Held::try_on(self.seen.handler));
         RequestHandle { _held: held, seen: self.seen.clone() }
     }
 
-    /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A second
-    /// time only reads them.
+    /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A
+    /// second time only reads them.
     pub fn end(&mut self) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
         self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
@@ -204,7 +208,7 @@ impl Begun {
             counters::set_gauges(gauges());
         }
         if blocks_are_alive {
-            // This hold is its blocks' from now on: the release of the last one lets it go (`Slot::release`).
+            // From now on its blocks own this hold: the release of the last one lets it go (`Slot::release`).
             std::mem::forget(held);
         }
         stats
@@ -221,7 +225,9 @@ impl Deref for Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.end();
+        if self.held.is_some() {
+            self.end();
+        }
     }
 }
 
@@ -250,7 +256,8 @@ impl Seen {
         self.chain.own().given_name()
     }
 
-    /// What Rust's heap holds for it; `None` if the program's allocator does not count, or nothing is left of the request.
+    /// What Rust's heap holds for it; `None` if the program's allocator does not count, or nothing is left of the
+    /// request.
     #[must_use]
     pub fn heap(&self) -> Option<HeapStats> {
         let held = Held::try_on(self.handler)?;
@@ -299,8 +306,8 @@ impl Seen {
     }
 }
 
-/// A request as whoever carries its handler sees it: a task, a thread, a helper function. Keeps its numbers readable, and
-/// its handler good, for as long as it lives.
+/// A request as whoever carries its handler sees it: a task, a thread, a helper function. Keeps its numbers readable,
+/// and its handler good, for as long as it lives.
 #[derive(Clone)]
 pub struct RequestHandle {
     _held: Option<Held>,
@@ -358,7 +365,7 @@ impl RequestHandle {
         self.seen.has_ended()
     }
 
-    /// All of that, for whoever may have either.
+    /// The part that a [`Begun`] has too, for code that may have either.
     #[cfg(feature = "python")]
     pub(crate) fn seen(&self) -> &Seen {
         &self.seen
@@ -367,8 +374,8 @@ impl RequestHandle {
     /// Charges bytes that come from elsewhere (memory of a device, a library's own) to it, until the charge is dropped.
     ///
     /// # Errors
-    /// [`Error::BudgetExceeded`]; it counts among the request's refusals. [`Error::RequestEnded`] where it has ended and
-    /// refuses what comes after ([`AfterEnd::Refuse`]).
+    /// [`Error::BudgetExceeded`]; it counts among the request's refusals. [`Error::RequestEnded`] where it has ended
+    /// and refuses what comes after ([`AfterEnd::Refuse`]).
     pub fn charge(&self, bytes: usize) -> Result<ExternalCharge, Error> {
         let held = Held::try_on(self.seen.handler);
         let slot = held.as_ref().and_then(|held| Slot::behind(held.handler()));
@@ -434,8 +441,8 @@ fn chain_of(handler: Handler) -> Option<Arc<Chain>> {
     Slot::behind(handler).map(|slot| Arc::clone(&slot.state().chain))
 }
 
-/// Whether a request's handler could give so many bytes now: a look without the locks, which counts no refusal. True for a
-/// handler that is no request's, whoever holds it.
+/// Whether a request's handler could give so many bytes now: a look without the locks, which counts no refusal. True
+/// for a handler that is no request's, whoever holds it.
 pub(crate) fn may_have_room(handler: Handler, bytes: usize) -> bool {
     Slot::behind(handler).is_none_or(|slot| slot.state().may_have_room(bytes))
 }

@@ -1,12 +1,15 @@
 //! `Slot`: type-stable memory for one request after the other.
 //!
 //! `holders` is the whole state of a slot:
-//! - set to 1: when a request begins in it. Cannot be set while anybody holds it, for it is taken from the list of free ones.
-//! - above 0: the request and its state are there, `generation` and `c_struct` do not change, and holders may hold it again.
-//! - counted up by others than holders (`try_hold`): only while it is above 0, and kept only if the generation is right.
-//! - set to 0: by the last holder, which then recycles the slot. Nobody gets hold of it until the next request begins.
+//! - set to 1: when a request begins in it. Cannot be set while anybody holds the slot: it comes from the list of free
+//!   ones.
+//! - above 0: the request and its state are there, `generation` and `c_struct` do not change, and holders may hold it
+//!   again.
+//! - incremented by others than holders (`try_hold`): only while it is above 0, and undone if the generation is
+//!   another.
+//! - set to 0: by the last holder, which then recycles the slot. Nobody can hold it until the next request begins.
 //!
-//! It counts 64 bits, which no program can run over.
+//! It has 64 bits, which no program can overflow.
 
 use super::super::abi::{Functions, PyDataMem_Handler};
 use super::super::entry::{Entry, HOLD_AGAIN, TRY_HOLD};
@@ -17,7 +20,7 @@ use super::super::trampoline;
 use super::super::word::{Handler, MAX_GENERATION, SLOT_BYTES};
 use super::state::{MIN_ALIGN, State};
 use crate::strategy::{LiveBlock, Strategy};
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::fmt;
@@ -40,10 +43,11 @@ pub(in crate::handler) struct Slot {
     state: UnsafeCell<MaybeUninit<State>>,
 }
 
-// SAFETY: `c_struct` and `state` are written by the thread that begins or recycles, while nobody holds the slot; `try_hold`
-// and `let_go` order that before and after all that holders do. The rest is atomic, or never changes.
+// SAFETY: `c_struct` and `state` are written by the thread that begins or recycles, while nobody holds the slot;
+// `try_hold` and `let_go` order that before and after all that holders do. The rest is atomic, or never changes.
 unsafe impl Sync for Slot {}
-// SAFETY: see `Sync`; `State` may be sent.
+// SAFETY: no field belongs to a thread: each access to `c_struct` and `state` is ordered by `try_hold` and `let_go`,
+// and `State`, which another thread may drop, is `Send`.
 unsafe impl Send for Slot {}
 
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
@@ -130,7 +134,7 @@ impl Slot {
     /// One more holder; the caller is one, or has a block that is.
     #[inline]
     pub(super) fn hold_again(&self) {
-        // Relaxed: who hands a hold on to another thread orders that by other means.
+        // Relaxed: whoever hands a hold to another thread orders that by other means.
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -145,8 +149,8 @@ impl Slot {
 
     #[cold]
     fn recycle(&'static self) {
-        // SAFETY: the last holder is gone, and nobody gets hold of the slot again before the next `begin`: the state is there,
-        // nobody else looks at it, and it is not read again.
+        // SAFETY: the last holder is gone, and nobody gets hold of the slot again before the next `begin`: the state is
+        // there, nobody else looks at it, and it is not read again.
         let state = unsafe { (*self.state.get()).assume_init_read() };
         let generation = self.generation.load(Ordering::Relaxed);
         self.generation.store(generation + 1, Ordering::Relaxed);
@@ -156,7 +160,7 @@ impl Slot {
         } else {
             slots().count.fetch_sub(1, Ordering::Relaxed);
         }
-        // Last: a strategy of the user's may do anything, and this may be below a function that C calls.
+        // Last: dropping a user's strategy may run any code. It must not unwind, since C may have called us.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(state))) {
             let _: Option<()> = trampoline::panicked("drop", payload);
         }
@@ -173,7 +177,7 @@ pub(in crate::handler) fn at_struct(c_struct: *const PyDataMem_Handler) -> Optio
     let slot: &'static Slot = unsafe { slot.cast().as_ref() };
     // Acquire pairs with the Release in `begin`: the generation is that of the holders, or a newer one.
     let is_held = slot.holders.load(Ordering::Acquire) > 0;
-    // SAFETY: its own generation.
+    // SAFETY: the generation is one that this slot has or had: it was read from it.
     is_held.then(|| unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) })
 }
 
@@ -185,7 +189,7 @@ pub(super) fn all() -> Vec<Held> {
         let slot: &'static Slot = unsafe { slot.cast().as_ref() };
         // Acquire pairs with the Release in `begin`: the generation is that of the holders, or a newer one.
         if slot.entry.made_here() && slot.holders.load(Ordering::Acquire) > 0 {
-            // SAFETY: its own generation.
+            // SAFETY: the generation is one that this slot has or had: it was read from it.
             let handler = unsafe { slot.handler(slot.generation.load(Ordering::Relaxed)) };
             found.extend(Held::try_on(handler));
         }
@@ -215,12 +219,7 @@ pub(super) fn counts() -> (usize, usize) {
 
 fn slots() -> &'static Slots {
     static SLOTS: Made<Arc<Slots>> = Made::new();
-    SLOTS.get_or_make(|| {
-        let slots = Arc::new(Slots { free: Locked::new(Vec::new()), count: AtomicU64::new(0) });
-        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&slots) as _;
-        crate::sync::hold_across_fork(Arc::downgrade(&holder));
-        slots
-    })
+    SLOTS.get_or_make(|| held_across_fork(Slots { free: Locked::new(Vec::new()), count: AtomicU64::new(0) }))
 }
 
 /// Slots in the first chunk. Each further one has as many as there are, up to [`MAX_CHUNK`].
@@ -228,7 +227,7 @@ const MIN_CHUNK: usize = 64;
 const MAX_CHUNK: usize = 1 << 14;
 
 impl Slots {
-    /// A slot that nobody has: the one that was freed last.
+    /// Takes a slot that nobody has: the one that was freed last.
     fn take(&'static self) -> &'static Slot {
         loop {
             if let Some(slot) = self.free.with(Vec::pop) {
@@ -238,7 +237,7 @@ impl Slots {
         }
     }
 
-    /// More slots. Racing threads may each do so.
+    /// Makes more slots. Threads that race may each make some.
     #[cold]
     fn grow(&'static self) {
         let count = self.count.load(Ordering::Relaxed) as usize;
@@ -280,8 +279,8 @@ fn make(count: usize) -> &'static [Slot] {
     let start: *mut Slot = Box::into_raw(Box::<[Slot]>::new_uninit_slice(count)).cast();
     start.expose_provenance();
     for number in 0..count {
-        // SAFETY: a slot inside of the chunk, to which nothing was written yet. Nobody knows it before all are complete, and
-        // from then on it is an immortal strategy.
+        // SAFETY: a slot inside of the chunk, to which nothing was written yet. Nobody knows it before all are
+        // complete, and from then on it is an immortal strategy.
         unsafe {
             let slot = start.add(number);
             slot.write(Slot::fresh(trampoline::functions_at::<Slot>(slot), (&raw mut (*slot).c_struct).cast()));
@@ -331,14 +330,23 @@ impl Slot {
     #[inline]
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let state = self.state();
+        if state.is_small_and_charged(size_bytes) {
+            return state.make_small(size_bytes, zeroed, false, || self.hold_again());
+        }
+        self.make_otherwise(size_bytes, zeroed)
+    }
+
+    #[inline(never)]
+    fn make_otherwise(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let state = self.state();
         // What the user's code does meanwhile may let go of whatever else holds the request.
         let _kept = state.may_run_user_code(size_bytes).then(|| Kept::on(self));
         state.make(size_bytes, zeroed, || self.hold_again())
     }
 }
 
-// SAFETY: blocks are those of the state's memory, which stays while any of them does, and go back to it. Callers hold the
-// slot: by a capsule, a context or whatever else selected it, or by the block that they give.
+// SAFETY: blocks are those of the state's memory, which stays while any of them does, and go back to it. Callers hold
+// the slot: by a capsule, a context or whatever else selected it, or by the block that they give.
 unsafe impl Strategy for Slot {
     /// What every strategy that a request may be given promises.
     fn alignment(&self) -> usize {
@@ -356,13 +364,15 @@ unsafe impl Strategy for Slot {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let _kept = Kept::on(self);
-        // SAFETY: the caller gives a live block of this slot. It holds the slot, so the state is that of its own request.
+        // SAFETY: the caller gives a live block of this slot. It holds the slot, so the state is that of its own
+        // request.
         unsafe { self.state().resize(block, new_size_bytes) }
     }
 
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the caller gives up a live block of this slot. It held the slot, so the state is that of its own request.
+        // SAFETY: the caller gives up a live block of this slot. It held the slot, so the state is that of its own
+        // request.
         if unsafe { self.state().release(block) } {
             self.immortal().let_go(); // the hold of its blocks; the state may go with it
         }

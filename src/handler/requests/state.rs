@@ -20,7 +20,7 @@ pub enum AfterEnd {
     Detach,
 }
 
-/// The least that a strategy must align to for a request to be given it.
+/// The smallest alignment, in bytes, of a strategy that a request may be given.
 pub(super) const MIN_ALIGN: usize = 16;
 
 /// How a block is counted.
@@ -44,7 +44,8 @@ pub(super) struct State {
     pub(super) _budget: Option<Budget>,
 }
 
-/// Where blocks come from. Each block's size as it was asked for is on record; [`UNCOUNTED`] for one that no account counts.
+/// Where blocks come from. The size that was asked for is recorded for each block; [`UNCOUNTED`] for one that no
+/// account counts.
 pub(super) enum Memory {
     /// The process's own pool, which notes the bytes beside its pages: an escape costs its own block and nothing else.
     Shared(&'static Pool),
@@ -52,7 +53,8 @@ pub(super) enum Memory {
     Chosen(Prefixed<Arc<dyn Strategy>, usize>),
 }
 
-// No block is asked for with zero bytes, which stand for `UNCOUNTED`: the handler layer makes them one.
+// A block's size is never zero, which stands for `UNCOUNTED`: the handler layer turns a request for zero bytes into
+// one.
 
 impl Memory {
     pub(super) fn new(strategy: Option<Arc<dyn Strategy>>) -> Self {
@@ -73,10 +75,10 @@ impl Memory {
     /// # Safety
     /// - `block` is a live block of this memory.
     #[inline]
-    unsafe fn asked_bytes(&self, block: NonNull<u8>) -> usize {
+    unsafe fn requested_bytes(&self, block: NonNull<u8>) -> usize {
         match self {
             // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
-            Self::Shared(_) => unsafe { Pool::asked_bytes(block) },
+            Self::Shared(_) => unsafe { Pool::requested_bytes(block) },
             // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::read(block) },
         }
@@ -87,7 +89,7 @@ impl Memory {
     unsafe fn mark_as_uncounted(&self, block: NonNull<u8>) {
         match self {
             // SAFETY: the caller passes a live block of this memory, so one of `allocate_sized`.
-            Self::Shared(_) => unsafe { Pool::note_asked(block, UNCOUNTED) },
+            Self::Shared(_) => unsafe { Pool::note_requested(block, UNCOUNTED) },
             // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
         }
@@ -105,10 +107,10 @@ impl Memory {
             Self::Chosen(blocks) => unsafe { blocks.resize(block, new_size_bytes) }?,
         };
         if is_counted {
-            // SAFETY: live, just resized, of the chosen strategy.
+            // SAFETY: the chosen strategy has just returned this block, with room for the record before it.
             unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(moved, new_size_bytes) };
         } else {
-            // SAFETY: live, just resized.
+            // SAFETY: this memory has just returned this live block.
             unsafe { self.mark_as_uncounted(moved) };
         }
         Some(moved)
@@ -126,7 +128,7 @@ impl Memory {
             Self::Chosen(blocks) => {
                 // SAFETY: the caller gives up a live block of this strategy. Its record is read before it goes.
                 unsafe {
-                    let size_bytes = self.asked_bytes(block);
+                    let size_bytes = self.requested_bytes(block);
                     blocks.release(block);
                     size_bytes
                 }
@@ -150,7 +152,7 @@ impl Memory {
 }
 
 impl State {
-    /// What becomes of a block of so many bytes; `None`: it is refused, because the request has ended.
+    /// How a block of so many bytes is counted; `None` if it is refused because the request has ended.
     #[inline]
     fn counting(&self, size_bytes: usize) -> Option<Counting> {
         if self.after_end == AfterEnd::Charge || !self.chain.has_ended() {
@@ -160,19 +162,19 @@ impl State {
             // NumPy crashes where it is refused some scalars, after the end too.
             AfterEnd::Refuse if size_bytes <= TINY_BYTES && self.chain.overdraft_bytes() > 0 => Some(Counting::Late),
             AfterEnd::Refuse => None,
-            // Detaching is its own affair: a request around it that is not over is charged.
+            // A request detaches only itself: one around it that has not ended is still charged.
             _ if self.chain.is_inside_of_a_live_one() => Some(Counting::Usual),
             _ => Some(Counting::None),
         }
     }
 
-    /// [`counting`](Self::counting), or the refusal, which counts.
+    /// [`counting`](Self::counting), where a refusal is counted and returned.
     #[inline]
     fn terms(&self, size_bytes: usize) -> Result<Counting, Refused> {
         self.counting(size_bytes).ok_or_else(|| self.chain.refuse_after_end(size_bytes))
     }
 
-    /// Whether no limit, and not its end, would refuse a block of so many bytes now.
+    /// Whether a block of so many bytes would be given now, as far as limits and the request's end decide.
     pub(super) fn may_have_room(&self, size_bytes: usize) -> bool {
         match self.counting(size_bytes) {
             Some(Counting::Usual) => self.chain.may_have_room(size_bytes),
@@ -198,8 +200,14 @@ impl State {
         size_bytes > SMALL_BYTES || !matches!(self.memory, Memory::Shared(_))
     }
 
-    /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.
+    /// Whether a block of so many bytes is made by [`make_small`](Self::make_small), and charged whether or not the
+    /// request has ended: the common case.
     #[inline]
+    pub(super) fn is_small_and_charged(&self, size_bytes: usize) -> bool {
+        self.after_end == AfterEnd::Charge && !self.may_run_user_code(size_bytes)
+    }
+
+    /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.
     pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         let is_late = match self.terms(size_bytes) {
             Ok(Counting::Usual) => false,
@@ -217,9 +225,16 @@ impl State {
         }
     }
 
-    /// Makes a small block of the pool's, then charges it: one visit to the accounts. It is quickly given back where that fails.
+    /// Allocates a small block from the pool, then charges it: one visit to the accounts. If the charge is refused the
+    /// block is given back, which is cheap.
     #[inline]
-    fn make_small(&self, size_bytes: usize, zeroed: bool, is_late: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
+    pub(super) fn make_small(
+        &self,
+        size_bytes: usize,
+        zeroed: bool,
+        is_late: bool,
+        hold: impl FnOnce(),
+    ) -> Option<NonNull<u8>> {
         let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
             self.chain.remember_no_memory(size_bytes);
             return None;
@@ -232,14 +247,14 @@ impl State {
         None
     }
 
-    /// Reserves the bytes first, and commits them when the block is there: what is refused is not even asked for, and what could
-    /// not be made changes no number.
+    /// Reserves the bytes first, and commits them when the block is there: what is refused is not even asked for, and
+    /// what could not be made changes no number.
     fn make_large(&self, size_bytes: usize, zeroed: bool, is_late: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         if let Err(refused) = self.chain.reserve(size_bytes, size_bytes, is_late) {
             self.chain.remember(refused);
             return None;
         }
-        // Where a strategy of the user's panics nothing stays set aside.
+        // If a user's strategy panics, dropping this cancels what was reserved.
         let pending = Pending { chain: &self.chain, bytes: size_bytes };
         let block = self.memory.allocate(size_bytes, zeroed);
         if block.is_some() {
@@ -253,7 +268,7 @@ impl State {
 
     fn make_uncounted(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         let block = self.memory.allocate(size_bytes, zeroed)?;
-        // SAFETY: just made.
+        // SAFETY: this memory has just made the block, and nobody else has it.
         unsafe { self.memory.mark_as_uncounted(block) };
         self.chain.add_uncounted(hold);
         Some(block)
@@ -263,7 +278,7 @@ impl State {
     /// - `block` is a live block of this request; after `Some` it is not used again.
     pub(super) unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the caller passes a live block of this request.
-        let old_size_bytes = unsafe { self.memory.asked_bytes(block) };
+        let old_size_bytes = unsafe { self.memory.requested_bytes(block) };
         if old_size_bytes == UNCOUNTED {
             // SAFETY: the caller passes a live block of this request, which is not counted.
             return unsafe { self.memory.resize(block, new_size_bytes, false) };
@@ -307,7 +322,7 @@ impl State {
 /// The largest block that is made before it is charged: the pool's small ones.
 const SMALL_BYTES: usize = 256 << 10;
 
-/// Bytes that are set aside; dropping it cancels them.
+/// Reserved bytes; dropping it cancels the reservation.
 struct Pending<'a> {
     chain: &'a Chain,
     bytes: usize,

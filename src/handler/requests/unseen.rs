@@ -1,10 +1,11 @@
-//! `Outside`: what the process has in memory beside its pools, before a request and after it.
+//! How much the process grows outside of its pools during a request: [`Outside`] is measured before it and compared
+//! after it.
 //!
-//! The memory of a process cannot be told apart by who asked for it. So the difference is a request's only where no other
-//! request ran meanwhile.
+//! Nothing says which request that memory belongs to. So the growth is a request's only if no other request ran
+//! meanwhile.
 
 use super::list::gauges;
-use crate::source::resident_bytes;
+use crate::os::resident_bytes;
 use crate::strategy::pool_bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +23,7 @@ pub(super) fn begun() -> u64 {
     ROOTS.load(Ordering::Relaxed) + NESTED.load(Ordering::Relaxed)
 }
 
-/// What there was before a request that was alone.
+/// The process's memory outside of its pools before a request that was alone.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outside {
     bytes: i64,

@@ -12,7 +12,7 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 
 #[test]
-fn of_racing_registrations_one_wins_and_the_others_are_told() {
+fn of_racing_registrations_one_wins_and_the_others_get_an_error() {
     let threads = if cfg!(miri) { 3 } else { 16 };
     let barrier = Barrier::new(threads);
     let outcomes: Vec<_> = thread::scope(|scope| {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Parting {
     }
 }
 
-// SAFETY: as `System`, to which everything goes.
+// SAFETY: every call goes unchanged to `System`, which keeps these promises.
 unsafe impl Strategy for Parting {
     fn alignment(&self) -> usize {
         System.alignment()
@@ -54,12 +54,12 @@ unsafe impl Strategy for Parting {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: passed on.
+        // SAFETY: the caller's promises are about `System`, which makes all blocks.
         unsafe { System.resize(block, new_size_bytes) }
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's promises are about `System`, which makes all blocks.
         unsafe { System.release(block) }
     }
 }

@@ -1,8 +1,8 @@
-//! `UsmBlock`: a block that one of Python's arrays owns. All USM of `ctxalloc.usm.empty` and its kin goes through
+//! `UsmBlock`: a block that one of Python's arrays owns. All USM of `ctxalloc.usm.Array`s is made by
 //! [`UsmBlock::new`], with its size known; `python::usm::memory` charges it to the request around it.
 //!
-//! Its memory is from the pool of its context, device and kind where there is one. In any other context it is an allocation of
-//! SYCL's own: such contexts come and go, and nothing of them may stay when their last array is gone.
+//! Its memory is from the pool of its context, device and kind where there is one. In any other context it is an
+//! allocation of SYCL's own: such contexts come and go, and nothing of them may stay when their last array is gone.
 
 use super::pool::UsmPool;
 use crate::error::Error;
@@ -42,20 +42,20 @@ struct Live {
     queue: Queue,
 }
 
-/// What is known of an address in memory of ours.
+/// Where an address in memory of ours lies.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct Located {
     pub(crate) kind: UsmKind,
     /// One of the context and the device that it belongs to.
     pub(crate) queue: Queue,
-    /// How many bytes there are from the address to its block's end: none where no block is. Not known where the pool has
-    /// handlers or strategies, whose blocks only the pool could tell.
+    /// How many bytes there are from the address to its block's end: none where no block is. Not known where the pool
+    /// has handlers or strategies, whose blocks only the pool could tell.
     pub(crate) room_bytes: Option<usize>,
 }
 
 impl UsmBlock {
-    /// `size_bytes` of a kind on a queue, which are at least one; zeros where `zeroed` says so. From `pool`, which is that of
-    /// the queue and kind ([`UsmPool::found`]); from SYCL where there is none.
+    /// `size_bytes` of a kind on a queue, which are at least one; zeros where `zeroed` says so. From `pool`, which is
+    /// that of the queue and kind ([`UsmPool::found`]); from SYCL where there is none.
     ///
     /// # Errors
     /// [`Error::Sycl`] where the device has no such memory, [`Error::OutOfMemory`].
@@ -114,8 +114,8 @@ impl UsmBlock {
         self.size_bytes
     }
 
-    /// What is known of an address; nothing where it is not in memory of ours. `queue` says whether SYCL may be called.
-    pub(crate) fn told(queue: &Queue, address: usize) -> Option<Told> {
+    /// Where an address lies; `None` if it is not in memory of ours. `queue` says whether SYCL may be called.
+    pub(crate) fn locate(queue: &Queue, address: usize) -> Option<Located> {
         if !queue.is_usable() {
             return None;
         }
@@ -126,11 +126,11 @@ impl UsmBlock {
         if let Some((offset, Live { size_bytes, kind, queue })) = below
             && offset < size_bytes
         {
-            return Some(Told { kind, queue, room_bytes: Some(size_bytes - offset) });
+            return Some(Located { kind, queue, room_bytes: Some(size_bytes - offset) });
         }
         let pool = UsmPool::around(queue, address)?;
-        let room_bytes = (!pool.is_lent()).then_some(0);
-        Some(Told { kind: pool.kind(), queue: pool.queue().clone(), room_bytes })
+        let room_bytes = (!pool.has_other_users()).then_some(0);
+        Some(Located { kind: pool.kind(), queue: pool.queue().clone(), room_bytes })
     }
 
     fn queue(&self) -> &Queue {

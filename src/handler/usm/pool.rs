@@ -1,5 +1,5 @@
 //! The pools over USM: one for each context, device and kind that has a handler or a strategy, or that Python's default
-//! queues have. They are never given up: handlers never are.
+//! queues have. They live for ever, because handlers do.
 
 use crate::error::Error;
 use crate::source::{Queue, UsmKind, UsmPages};
@@ -16,7 +16,7 @@ pub(crate) struct UsmPool {
     #[cfg(feature = "python")]
     pages: UsmPages,
     /// Whether handlers or strategies have blocks of it: then a block that no array owns may be theirs.
-    is_lent: AtomicBool,
+    has_other_users: AtomicBool,
 }
 
 static POOLS: Mutex<Vec<&'static UsmPool>> = Mutex::new(Vec::new());
@@ -40,7 +40,7 @@ impl UsmPool {
             pool,
             #[cfg(feature = "python")]
             pages,
-            is_lent: AtomicBool::new(false),
+            has_other_users: AtomicBool::new(false),
         }));
         pools.push(made);
         Ok(made)
@@ -51,8 +51,8 @@ impl UsmPool {
     }
 
     /// For a handler or a strategy, which have blocks that no array owns.
-    pub(crate) fn lent(&self) -> Pool<UsmPages> {
-        self.is_lent.store(true, Ordering::Relaxed);
+    pub(crate) fn for_handler(&self) -> Pool<UsmPages> {
+        self.has_other_users.store(true, Ordering::Relaxed);
         self.pool.clone()
     }
 }
@@ -95,7 +95,7 @@ impl UsmPool {
         &self.pool
     }
 
-    pub(super) fn is_lent(&self) -> bool {
-        self.is_lent.load(Ordering::Relaxed)
+    pub(super) fn has_other_users(&self) -> bool {
+        self.has_other_users.load(Ordering::Relaxed)
     }
 }

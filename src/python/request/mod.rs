@@ -19,14 +19,13 @@ use super::token_cell::TokenCell;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
 use crate::strategy::LiveBlock;
-use crate::strategy::account::Stats;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use std::hash::{Hash, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use terms::Wanted;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use terms::Arguments;
 
 /// A stretch of work with memory, numbers and a limit of its own: what ``ctxalloc.request()`` makes.
 ///
@@ -37,7 +36,7 @@ use terms::Wanted;
 /// Two are equal if they are the same request: ``ctxalloc.current_request()`` equals the Request that began it.
 #[pyclass(frozen, eq, weakref, name = "Request", module = "ctxalloc")]
 pub(super) struct PyRequest {
-    wanted: Wanted,
+    arguments: Arguments,
     token: TokenCell,
     phase: Mutex<Phase>,
 }
@@ -45,15 +44,17 @@ pub(super) struct PyRequest {
 enum Phase {
     /// It was not entered yet.
     New,
-    Entered(Begun),
-    /// It was left; `end` and `blocks` are what was alive then.
-    Left {
-        begun: Begun,
-        end: Stats,
-        blocks: Option<Vec<LiveBlock>>,
-    },
+    /// It was entered, and perhaps left.
+    Begun { begun: Begun, left: Option<Escaped> },
     /// Another Request began it; this one was made by `current_request()`.
     Carried(RequestHandle),
+}
+
+/// What was alive when a request was left.
+struct Escaped {
+    count: usize,
+    bytes: usize,
+    blocks: Option<Vec<LiveBlock>>,
 }
 
 /// A request: memory, numbers and perhaps a limit of its own for a ``with`` or ``async with`` block, or for each call
@@ -74,8 +75,8 @@ enum Phase {
 /// unless the request is inside of one that is open: then they are charged and limited as before.
 ///
 /// Arrays of up to 1 KiB may exceed each limit by up to 64 KiB in all, those of up to 32 bytes by 1 MiB
-/// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The same
-/// holds after the end of a request that refuses. ``strict=True`` allows no excess.
+/// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The
+/// same holds after the end of a request that refuses. ``strict=True`` allows no excess.
 ///
 /// ``measure_unseen=True``: find out by how much the process grows beside its pools meanwhile
 /// (``unseen_growth_bytes``). Costs two looks at the system, some microseconds each.
@@ -98,10 +99,10 @@ pub(super) fn request(
     strict: Option<&Bound<'_, PyAny>>,
     measure_unseen: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
-    Ok(PyRequest::new(Wanted {
+    Ok(PyRequest::new(Arguments {
         limit_bytes: terms::limit(limit_bytes)?,
         strategy: terms::strategy(strategy)?,
-        name: terms::name(name)?,
+        name: terms::name(name)?.map(Into::into),
         budget: terms::budget(budget)?,
         is_root: terms::flag("root", root)?,
         after_end: terms::after_end(after_end)?,
@@ -125,8 +126,8 @@ pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
     let capsule = Numpy::get(py)?.current_capsule(py)?; // keeps the request while its handler is looked up
     let handler = handler_in(&capsule)?;
     Ok(RequestHandle::by(handler).map(|handle| {
-        let wanted = Wanted { name: Some(handle.name().into_owned()), ..Wanted::default() };
-        PyRequest { wanted, token: TokenCell::new(), phase: Mutex::new(Phase::Carried(handle)) }
+        let arguments = Arguments { name: Some(handle.name().into()), ..Arguments::default() };
+        PyRequest { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::Carried(handle)) }
     }))
 }
 
@@ -139,8 +140,8 @@ impl PartialEq for PyRequest {
 impl Eq for PyRequest {}
 
 impl PyRequest {
-    fn new(wanted: Wanted) -> Self {
-        Self { wanted, token: TokenCell::new(), phase: Mutex::new(Phase::New) }
+    fn new(arguments: Arguments) -> Self {
+        Self { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::New) }
     }
 
     /// Never locked while Python code runs.
@@ -179,9 +180,9 @@ impl PyRequest {
         if let Some(is_carried) = is_carried {
             return Err(self.used(is_carried));
         }
-        let begun = self.wanted.begin(py)?;
+        let begun = self.arguments.begin(py)?;
         let handler = begun.handler();
-        *self.phase() = Phase::Entered(begun);
+        *self.phase() = Phase::Begun { begun, left: None };
         Ok(handler)
     }
 
@@ -198,17 +199,11 @@ impl PyRequest {
     /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
     fn end(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut phase = self.phase();
-        let mut begun = match std::mem::replace(&mut *phase, Phase::New) {
-            Phase::Entered(begun) => begun,
-            other => {
-                *phase = other; // it has ended already
-                return Ok(());
-            }
-        };
+        let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) }; // it has ended already
         let end = begun.end();
         let blocks = if end.live_blocks == 0 { None } else { begun.live_blocks() };
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
-        *phase = Phase::Left { begun, end, blocks };
+        *left = Some(Escaped { count: end.live_blocks, bytes: end.live_bytes, blocks });
         drop(phase);
         match error {
             Some(error) => refusal::raise(py, error, &refusals),
@@ -220,7 +215,7 @@ impl PyRequest {
     fn if_begun<R>(&self, read: impl FnOnce(&Seen) -> R) -> Option<R> {
         match &*self.phase() {
             Phase::New => None,
-            Phase::Entered(begun) | Phase::Left { begun, .. } => Some(read(begun)),
+            Phase::Begun { begun, .. } => Some(read(begun)),
             Phase::Carried(handle) => Some(read(handle.seen())),
         }
     }
@@ -240,9 +235,43 @@ impl PyRequest {
         self.if_begun(|request| request.handler())
     }
 
+    /// Begins and selects a new request on the same terms, for a server: a root or not, with this name if the terms
+    /// have none, and charged to this budget if they name none. `close` ends it, and `leave` restores the selection, in
+    /// either order: the request may end before the call that it was begun for returns.
+    pub(super) fn served(
+        &self,
+        py: Python<'_>,
+        root: bool,
+        name: Option<Arc<str>>,
+        budget: Option<&PyBudget>,
+    ) -> PyResult<Self> {
+        let request = self.anew(Some(root), name, budget);
+        request.enter(py)?;
+        Ok(request)
+    }
+
+    fn anew(&self, root: Option<bool>, name: Option<Arc<str>>, budget: Option<&PyBudget>) -> Self {
+        let mut arguments = self.arguments.clone();
+        arguments.is_root = root.unwrap_or(arguments.is_root);
+        arguments.name = arguments.name.or(name);
+        arguments.budget = arguments.budget.or_else(|| budget.map(|budget| budget.budget().clone()));
+        Self::new(arguments)
+    }
+
+    /// Restores the selection. ValueError: this is another Context; nothing changes.
+    pub(super) fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(token) = self.token.take(py) else { return Err(not_entered(&self.text())) };
+        deselect(py, &self.token, token, &|| self.text())
+    }
+
+    /// Ends it, if it has not ended, and leaves the selection alone: this may be another task.
+    pub(super) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py, None)
+    }
+
     /// Its name in messages. Takes no lock.
     fn text(&self) -> String {
-        match &self.wanted.name {
+        match &self.arguments.name {
             Some(name) => format!("ctxalloc.request(name={name:?})"),
             None => "ctxalloc.request()".to_owned(),
         }
@@ -309,19 +338,14 @@ impl PyRequest {
         slf.py().import("ctxalloc._decorate")?.getattr("in_request")?.call1((slf, function))
     }
 
-    /// A new request on the same terms. A server's request is a root, has a name where the terms have none, and is charged
-    /// to a budget (which one, its server knows) where the terms name none.
+    /// A new request on the same terms. A server's request is a root, has a name where the terms have none, and is
+    /// charged to a budget (which one, its server knows) where the terms name none.
     #[pyo3(signature = (*, root = None, name = None, budget = None))]
     fn _again(&self, root: Option<bool>, name: Option<String>, budget: Option<&Bound<'_, PyBudget>>) -> Self {
-        let mut wanted = self.wanted.clone();
-        wanted.is_root = root.unwrap_or(wanted.is_root);
-        wanted.name = wanted.name.or(name);
-        wanted.budget = wanted.budget.or_else(|| budget.map(|budget| budget.get().budget().clone()));
-        Self::new(wanted)
+        self.anew(root, name.map(Into::into), budget.map(Bound::get))
     }
 
-    /// Begins a new request on the same terms, as `_again` and `__enter__` do: for a server. `_close` ends it, `_leave` restores
-    /// the selection, in whichever order: a server's request ends before the call that it was begun for.
+    /// Begins a new request on the same terms, as `_again` and `__enter__` do: for a server (`served`).
     #[pyo3(signature = (root, name, budget, /))]
     fn _serve(
         &self,
@@ -330,26 +354,18 @@ impl PyRequest {
         name: Option<String>,
         budget: Option<&Bound<'_, PyBudget>>,
     ) -> PyResult<Self> {
-        let request = self._again(Some(root), name, budget);
-        request.enter(py)?;
-        Ok(request)
-    }
-
-    /// Restores the selection. ValueError: this is another Context; nothing changes.
-    fn _leave(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(token) = self.token.take(py) else { return Err(not_entered(&self.text())) };
-        deselect(py, &self.token, token, &|| self.text())
+        self.served(py, root, name.map(Into::into), budget.map(Bound::get))
     }
 
     /// Ends it, if it has not ended, and leaves the selection alone: this may be another task.
     fn _close(&self, py: Python<'_>) -> PyResult<()> {
-        self.end(py, None)
+        self.close(py)
     }
 
     /// The budget that the terms name.
     #[getter]
     fn _wanted_budget(&self) -> Option<PyBudget> {
-        self.wanted.budget.clone().map(PyBudget::from)
+        self.arguments.budget.clone().map(PyBudget::from)
     }
 
     /// Begins the request without selecting its handler, for a generator, which selects it in each of its steps.
@@ -372,12 +388,12 @@ impl PyRequest {
         refused
     }
 
-    /// Raises BudgetExceeded from `error` if a refusal of this request's led to it, before its end or after it. A refusal is
-    /// told once.
+    /// Raises BudgetExceeded from `error` if a refusal of this request's led to it, before its end or after it. A
+    /// refusal is raised once.
     #[pyo3(signature = (error, /))]
     fn _raise_refusal(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<()> {
         let refusals = match &*self.phase() {
-            Phase::Entered(begun) | Phase::Left { begun, .. } => begun.take_refusals(),
+            Phase::Begun { begun, .. } => begun.take_refusals(),
             Phase::New | Phase::Carried(_) => Vec::new(),
         };
         refusal::raise(py, error, &refusals)
@@ -393,7 +409,7 @@ impl PyRequest {
             )));
         }
         let request = py.import("ctxalloc")?.getattr("request")?;
-        let anew = py.import("functools")?.getattr("partial")?.call((request,), Some(&self.wanted.arguments(py)?))?;
+        let anew = py.import("functools")?.getattr("partial")?.call((request,), Some(&self.arguments.in_dict(py)?))?;
         Ok((anew, PyTuple::empty(py)))
     }
 
@@ -428,13 +444,13 @@ impl PyRequest {
         self.with_request(|request| PyStats::from(request.stats()))
     }
 
-    /// By how many bytes the process grew beside its pools, with ``measure_unseen=True``: what went other ways than handlers,
-    /// less what was freed. None before its end, and where another request was open, or a root was begun, meanwhile: then
-    /// nobody can tell whose it is. Work of other threads is part of it.
+    /// By how many bytes the process grew beside its pools, with ``measure_unseen=True``: what went other ways than
+    /// handlers, less what was freed. None before its end, and where another request was open, or a root was begun,
+    /// meanwhile: then nobody can tell whose it is. Work of other threads is part of it.
     #[getter]
     fn unseen_growth_bytes(&self) -> Option<i64> {
         match &*self.phase() {
-            Phase::Left { begun, .. } => begun.unseen_growth_bytes(),
+            Phase::Begun { begun, left: Some(_) } => begun.unseen_growth_bytes(),
             _ => None,
         }
     }
@@ -444,7 +460,9 @@ impl PyRequest {
     #[getter]
     fn escaped(&self) -> Option<PyEscaped> {
         match &*self.phase() {
-            Phase::Left { end, blocks, .. } => Some(PyEscaped::new(end.live_blocks, end.live_bytes, blocks.clone())),
+            Phase::Begun { left: Some(Escaped { count, bytes, blocks }), .. } => {
+                Some(PyEscaped::new(*count, *bytes, blocks.clone()))
+            }
             _ => None,
         }
     }
@@ -462,8 +480,8 @@ impl PyRequest {
     fn __repr__(&self) -> String {
         let state = match &*self.phase() {
             Phase::New => "not entered",
-            Phase::Entered(_) => "entered",
-            Phase::Left { .. } => "left",
+            Phase::Begun { left: None, .. } => "entered",
+            Phase::Begun { .. } => "left",
             Phase::Carried(_) => "carried",
         };
         format!("<{}, {state}>", self.text())

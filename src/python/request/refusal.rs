@@ -6,8 +6,8 @@
 //! - NumPy's error for a new array has the array's size. It comes from a refusal of that many bytes.
 //! - An error without a message is C's (`PyErr_NoMemory`), and one of NumPy's messages names no size. It comes from a
 //!   refusal if nothing was allocated in the request since that refusal.
-//! - Rust code raises this crate's own error, which names the handler and the size. It comes from a refusal of that many
-//!   bytes.
+//! - Rust code raises this crate's own error, which names the handler and the size. It comes from a refusal of that
+//!   many bytes.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! So a program's own `raise MemoryError` without a message, right after a refusal that it handled, becomes a

@@ -12,12 +12,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
 
-/// What a Request was asked for; each block or call that it is entered for begins a request on these terms.
+/// The arguments of a Request; each block or call that it is entered for begins a request on these terms.
 #[derive(Clone, Default)]
-pub(super) struct Wanted {
+pub(super) struct Arguments {
     pub(super) limit_bytes: Option<usize>,
     pub(super) strategy: Option<Arc<dyn Strategy>>,
-    pub(super) name: Option<String>,
+    pub(super) name: Option<Arc<str>>,
     pub(super) budget: Option<Budget>,
     pub(super) is_root: bool,
     pub(super) after_end: AfterEnd,
@@ -25,7 +25,7 @@ pub(super) struct Wanted {
     pub(super) measure_unseen: bool,
 }
 
-impl Wanted {
+impl Arguments {
     /// Begins a request on these terms: a root, or inside of the running context's request.
     pub(super) fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
         Ok(Begun::begin(Terms {
@@ -44,7 +44,7 @@ impl Wanted {
 
     /// The arguments that `ctxalloc.request()` makes it anew from in another process. TypeError: they mean something in
     /// this one only.
-    pub(super) fn arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    pub(super) fn in_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let of_this_process = [("strategy", self.strategy.is_some()), ("budget", self.budget.is_some())];
         if let Some((option, _)) = of_this_process.into_iter().find(|&(_, is_given)| is_given) {
             return Err(PyTypeError::new_err(format!(
@@ -92,7 +92,11 @@ pub(super) fn strategy(given: Given<'_, '_>) -> PyResult<Option<Arc<dyn Strategy
     })
 }
 
+#[inline]
 pub(super) fn flag(option: &str, given: Given<'_, '_>) -> PyResult<bool> {
+    if given.is_none() {
+        return Ok(false);
+    }
     Ok(argument("request", option, given, "True or False", |value| value.extract())?.unwrap_or(false))
 }
 

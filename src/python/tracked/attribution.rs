@@ -9,7 +9,7 @@
 
 use super::super::attached;
 use crate::strategy::{Attribution, Frame, Origin, Place};
-use crate::sync::{ForkLock, HeldAcrossFork, Locked};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use crate::task;
 use pyo3::ffi;
 use pyo3::intern;
@@ -18,10 +18,10 @@ use pyo3::types::{PyDict, PyString, PyType};
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry};
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-/// The function for [`Tracked::with_attribution`](crate::strategy::Tracked::with_attribution): it returns the innermost `frames` calls of
-/// the Python stack, and with `tasks` the name of the running task.
+/// The function for [`Tracked::with_attribution`](crate::strategy::Tracked::with_attribution): it returns the innermost
+/// `frames` calls of the Python stack, and with `tasks` the name of the running task.
 pub(crate) fn attribution(
     py: Python<'_>,
     frames: usize,
@@ -106,9 +106,7 @@ struct Call<'py> {
 
 impl Places {
     fn new() -> Self {
-        let known = Arc::new(Known { places: Locked::new(Table::default()) });
-        crate::sync::hold_across_fork(Arc::downgrade(&known) as Weak<dyn HeldAcrossFork>);
-        Self { known }
+        Self { known: held_across_fork(Known { places: Locked::new(Table::default()) }) }
     }
 
     /// The place where this thread is now.

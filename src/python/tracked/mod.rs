@@ -133,7 +133,7 @@ pub(super) fn of_handler(py: Python<'_>, handler: Handler) -> PyResult<Vec<Bound
 #[pyfunction]
 #[pyo3(signature = (blocks, /))]
 pub(super) fn report(blocks: &Bound<'_, PyAny>) -> PyResult<String> {
-    let refuse = |given: &Bound<'_, PyAny>, wanted| wrong_type("tracking.report", wanted, given);
+    let refuse = |given: &Bound<'_, PyAny>, expected| wrong_type("tracking.report", expected, given);
     let all = blocks.try_iter().map_err(|_| refuse(blocks, "a list of blocks, as Handler.live_blocks() makes it"))?;
     let block = |block: PyResult<Bound<'_, PyAny>>| {
         let block = block?;

@@ -169,7 +169,7 @@ pub(in crate::python) struct DlpackOwner {
 
 // SAFETY: it alone owns the tensor, which may be deleted on any thread (DLPack's rule).
 unsafe impl Send for DlpackOwner {}
-// SAFETY: a shared reference to it allows nothing.
+// SAFETY: it has no method that takes a shared reference, so sharing it gives no access to the tensor.
 unsafe impl Sync for DlpackOwner {}
 
 impl Drop for DlpackOwner {

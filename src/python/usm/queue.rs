@@ -60,7 +60,7 @@ impl PyQueue {
     pub(in crate::python) fn pool(&self, kind: &str) -> PyResult<Pool<UsmPages>> {
         let kind = kind_named(kind)?;
         UsmPages::new(&self.queue, kind)?; // an error where strategies cannot use this kind
-        Ok(UsmPool::of(&self.queue, kind)?.lent())
+        Ok(UsmPool::of(&self.queue, kind)?.for_handler())
     }
 }
 
@@ -108,8 +108,8 @@ impl PyQueue {
     /// host's. Work on another device's memory may never end, so the answer is no where the device is unknown.
     fn reaches(&self, address: usize) -> bool {
         match self.queue.kind_of(address) {
-            Some(UsmKind::Device | UsmKind::Shared) => match UsmBlock::told(&self.queue, address) {
-                Some(told) => told.queue.shares_memory_with(&self.queue),
+            Some(UsmKind::Device | UsmKind::Shared) => match UsmBlock::locate(&self.queue, address) {
+                Some(located) => located.queue.shares_memory_with(&self.queue),
                 None => self.queue.is_alone_in_its_context(),
             },
             _ => true,
@@ -118,8 +118,8 @@ impl PyQueue {
 
     /// What is known of an address in memory that this package allocated, else None: its kind, and the bytes from there
     /// to the end of its block, which are 0 if there is no block and None if that is not known.
-    fn told(&self, address: usize) -> Option<(&'static str, Option<usize>)> {
-        UsmBlock::told(&self.queue, address).map(|told| (told.kind.name(), told.room_bytes))
+    fn locate(&self, address: usize) -> Option<(&'static str, Option<usize>)> {
+        UsmBlock::locate(&self.queue, address).map(|located| (located.kind.name(), located.room_bytes))
     }
 
     fn register<'py>(&self, py: Python<'py>, name: &str, kind: &str) -> PyResult<Bound<'py, PyHandler>> {

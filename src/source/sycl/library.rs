@@ -25,8 +25,8 @@ pub struct Runtime {
 
 static LOADED: Made<Runtime> = Made::new();
 
-/// Set in a child of the process that loaded SYCL, by the child's only thread before anything else runs there (hence Relaxed).
-/// Never cleared.
+/// Set in a child of the process that loaded SYCL, by the child's only thread before anything else runs there (hence
+/// Relaxed). Never cleared.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Set when the process exits: SYCL shuts down and must not be called any more. Never cleared.
@@ -89,8 +89,8 @@ functions! {
 }
 
 impl Runtime {
-    /// Loads the library at `path`: `libDPCTLSyclInterface.so` in the folder of the Python package dpctl. It is loaded once per
-    /// process; later calls return the one that is loaded.
+    /// Loads the library at `path`: `libDPCTLSyclInterface.so` in the folder of the Python package dpctl. It is loaded
+    /// once per process; later calls return the one that is loaded.
     ///
     /// # Errors
     /// [`Error::Sycl`] if there is no library at `path`, or it is not dpctl's.
@@ -119,8 +119,9 @@ impl Runtime {
                 advice: "free something",
             });
         }
-        // Runs before SYCL's own exit function, which was registered when the library was loaded. If there is no room for one
-        // more, memory freed at the very end is not protected. Racing threads may each register it; a second run does nothing.
+        // Runs before SYCL's own exit function, which was registered when the library was loaded. If there is no room
+        // for one more, memory freed at the very end is not protected. Racing threads may each register it; a second
+        // run does nothing.
         // SAFETY: `end` takes nothing, and this code is never unloaded.
         let _ = unsafe { libc::atexit(end) };
         Ok(LOADED.get_or_make(|| Self { functions, path: path.into(), process: std::process::id() }))
@@ -168,14 +169,14 @@ extern "C" fn forked() {
 /// Waits for pending work: otherwise SYCL would shut down under it and end the process by a pure virtual call.
 extern "C" fn end() {
     let begun = Instant::now();
-    // Acquire pairs with the Release of a `Hold`'s drop. In a child of `fork` nothing is waited for: the parent's work never
-    // finishes there.
+    // Acquire pairs with the Release of a `Hold`'s drop. In a child of `fork` nothing is waited for: the parent's work
+    // never finishes there.
     let is_ours = LOADED.get().is_some_and(Runtime::is_usable);
     while is_ours && PENDING.load(Ordering::Acquire) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }
-    // A caller of SYCL increments PENDING and then reads ENDED (`Queue::begin_call`). Here ENDED is stored, and then PENDING is
-    // read. All four are SeqCst, so at least one of the two sees the other.
+    // A caller of SYCL increments PENDING and then reads ENDED (`Queue::begin_call`). Here ENDED is stored, and then
+    // PENDING is read. All four are SeqCst, so at least one of the two sees the other.
     ENDED.store(true, Ordering::SeqCst);
     while is_ours && PENDING.load(Ordering::SeqCst) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));

@@ -1,17 +1,21 @@
-//! SYCL's unified shared memory (USM), through dpctl's C library `libDPCTLSyclInterface.so`, which is opened at run time.
+//! SYCL's unified shared memory (USM), through dpctl's C library `libDPCTLSyclInterface.so`, which is opened at run
+//! time.
 //!
-//! The library ends the process when it is used wrongly (a kind that the device does not have, a pointer that is not USM or was
-//! freed). So everything is checked before it is done, and all failures are values. `library` has the functions, `queue` the
-//! operations of a queue, `pages` the memory as a source for pools. Decision 0017 says why it is dpctl's library.
+//! The library ends the process when it is used wrongly (a kind that the device does not have, a pointer that is not
+//! USM or was freed). So everything is checked before it is done, and all failures are values. `library` has the
+//! functions, `queue` the operations of a queue, `event` those under way, `pages` the memory as a source for pools.
+//! Decision 0017 says why it is dpctl's library.
 #![allow(unsafe_code, reason = "the only door to dpctl's C library")]
 
+mod event;
 mod library;
 mod pages;
 mod queue;
 
+pub use event::Event;
 pub use library::Runtime;
 pub use pages::UsmPages;
-pub use queue::{Event, Queue, RowAxis};
+pub use queue::{Queue, RowAxis};
 
 /// Which side can access an allocation of USM (SYCL 2020, 4.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! USM as a source for pools: the pool cuts its blocks from whole allocations, so SYCL is called seldom.
 //!
-//! Pages of an allocation cannot be returned to the system one by one (there is no madvise for USM). New memory is not zero, so
-//! it is cleared when it is first used.
+//! Pages of an allocation cannot be returned to the system one by one (there is no madvise for USM). New memory is not
+//! zero, so it is cleared when it is first used.
 
 use super::{Queue, UsmKind};
 use crate::error::Error;
@@ -79,8 +79,8 @@ impl UsmPages {
     }
 }
 
-// SAFETY: an allocation of SYCL's belongs to this source alone until it is freed, and `commit` clears it. If SYCL does not align
-// it, it is requested with room for aligning.
+// SAFETY: an allocation of SYCL's belongs to this source alone until it is freed, and `commit` clears it. If SYCL does
+// not align it, it is requested with room for aligning.
 unsafe impl Pages for UsmPages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let aligned = self.queue.allocate(self.kind, size_bytes, align).map(|raw| (raw, raw));

@@ -1,13 +1,13 @@
 //! A SYCL queue and its operations: to allocate, inspect, copy, fill and release USM.
 
 use super::UsmKind;
-use super::library::{PENDING, Ref, Runtime};
+use super::event::{Event, Hold};
+use super::library::{Ref, Runtime};
 use crate::error::Error;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A SYCL queue: a device, a context, and an order of work. Clones are the same queue, and cloning is cheap.
 ///
@@ -66,8 +66,8 @@ impl Queue {
             (functions.delete_selector)(selector.as_ptr());
             NonNull::new(device).ok_or_else(none)?
         };
-        // SAFETY: a live device of ours; no error handler, no properties. The queue takes a reference of its own, and ours is
-        // deleted once.
+        // SAFETY: a live device of ours; no error handler, no properties. The queue takes a reference of its own, and
+        // ours is deleted once.
         let queue = unsafe {
             let queue = (functions.queue_for)(device.as_ptr(), null_mut(), 0);
             (functions.delete_device)(device.as_ptr());
@@ -77,7 +77,7 @@ impl Queue {
             what: "no queue could be made for the SYCL device".into(),
             advice: "choose another of dpctl.get_devices()",
         })?;
-        // SAFETY: a queue, ours.
+        // SAFETY: `queue_for` has just returned this reference to a live queue, and `own` takes it over.
         unsafe { Self::own(runtime, queue) }
     }
 
@@ -97,7 +97,7 @@ impl Queue {
             what: format!("the SYCL queue at {address:#x} cannot be shared"),
             advice: "give the addressof_ref() of a live dpctl.SyclQueue",
         })?;
-        // SAFETY: a queue, ours.
+        // SAFETY: `copy_queue` has just returned this reference to a live queue, and `own` takes it over.
         unsafe { Self::own(runtime, queue) }
     }
 
@@ -111,8 +111,8 @@ impl Queue {
             (NonNull::new(context), NonNull::new((functions.queue_device)(queue.as_ptr())))
         };
         let (Some(context), Some(device)) = (context, device) else {
-            // SAFETY: references that the two calls above returned, and the one that this function was given, each deleted
-            // once.
+            // SAFETY: references that the two calls above returned, and the one that this function was given, each
+            // deleted once.
             unsafe {
                 if let Some(context) = context {
                     (functions.delete_context)(context.as_ptr());
@@ -129,16 +129,17 @@ impl Queue {
         };
         // From here on `Inner` owns all three references.
         let (kinds, device_name) = (Vec::new(), String::new());
-        // SAFETY: a live context of ours.
+        // SAFETY: the context is live: the reference that was returned above is not deleted yet.
         let is_alone = unsafe { (functions.context_devices)(context.as_ptr()) } == 1;
         let mut inner = Inner { runtime, queue, context, device, kinds, is_alone, device_name };
         for kind in [UsmKind::Device, UsmKind::Shared, UsmKind::Host] {
-            // SAFETY: a live device of ours, and a number of an aspect.
+            // SAFETY: the device is live, by the reference that was returned above; any number may be asked for.
             if unsafe { (functions.has_aspect)(device.as_ptr(), kind.aspect()) } {
                 inner.kinds.push(kind);
             }
         }
-        // SAFETY: a live device of ours. The name is NULL or a NUL-terminated string of ours, deleted once after its last use.
+        // SAFETY: a live device of ours. The name is NULL or a NUL-terminated string of ours, deleted once after its
+        // last use.
         unsafe {
             let name = (functions.device_name)(device.as_ptr());
             if !name.is_null() {
@@ -157,8 +158,8 @@ impl Queue {
 
     /// Whether both have the same context and the same device, so that one can use memory that the other allocates.
     ///
-    /// A device and a sub-device of it are two devices, even in one context: a queue on one sub-device that copies memory of
-    /// another one never finishes.
+    /// A device and a sub-device of it are two devices, even in one context: a queue on one sub-device that copies
+    /// memory of another one never finishes.
     #[must_use]
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         let (one, two) = (&*self.inner, &*other.inner);
@@ -176,8 +177,8 @@ impl Queue {
         }
     }
 
-    /// Whether its context has no other device, and so no memory but this device's and the host's. In a context with several
-    /// devices it is unknown which one an address belongs to: OpenCL's runtime names the first one for all.
+    /// Whether its context has no other device, and so no memory but this device's and the host's. In a context with
+    /// several devices it is unknown which one an address belongs to: OpenCL's runtime names the first one for all.
     #[must_use]
     pub fn is_alone_in_its_context(&self) -> bool {
         self.inner.is_alone
@@ -226,7 +227,8 @@ impl Queue {
         UsmKind::of(unsafe { (inner.runtime.functions.pointer_type)(pointer, inner.context.as_ptr()) })
     }
 
-    /// Allocates `size_bytes` at a multiple of `align`, a power of two; `None` if SYCL has no memory, or none of that kind.
+    /// Allocates `size_bytes` at a multiple of `align`, a power of two; `None` if SYCL has no memory, or none of that
+    /// kind.
     #[must_use]
     pub fn allocate(&self, kind: UsmKind, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let inner = &*self.inner;
@@ -264,8 +266,8 @@ impl Queue {
         if self.kind_of(block.addr().get()).is_none() {
             return Err(not_usm(block.addr().get()));
         }
-        // SAFETY: USM of this context, as checked above; the start of an allocation that is not used again (this function's
-        // contract).
+        // SAFETY: USM of this context, as checked above; the start of an allocation that is not used again (this
+        // function's contract).
         unsafe { (inner.runtime.functions.free)(block.as_ptr().cast(), inner.queue.as_ptr()) };
         Ok(())
     }
@@ -279,7 +281,8 @@ impl Queue {
     /// - `to` and `from` have that many bytes, on the host or in USM of this queue's context; they do not overlap.
     pub unsafe fn copy(&self, to: *mut u8, from: *const u8, size_bytes: usize) -> Result<(), Error> {
         if size_bytes > 0 {
-            // A barrier would not do: it does not wait for work that itself waits for a host task, as dpnp's kernels do.
+            // A barrier would not do: it does not wait for work that itself waits for a host task, as dpnp's kernels
+            // do.
             self.wait();
             // SAFETY: this function has the same contract, and it waits for the event.
             unsafe { self.submit_copy(to, from, size_bytes) }?.wait();
@@ -287,8 +290,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Submits a copy of at least one byte. An out-of-order queue may run it at any time: [`wait`](Self::wait) first if it needs
-    /// earlier work, and wait for the event before using the result.
+    /// Submits a copy of at least one byte. An out-of-order queue may run it at any time: [`wait`](Self::wait) first if
+    /// it needs earlier work, and wait for the event before using the result.
     ///
     /// # Errors
     /// [`Error::Sycl`] if SYCL refuses.
@@ -299,14 +302,15 @@ impl Queue {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
-        // SAFETY: both sides have that many bytes until the event has finished (this function's contract); the queue is live.
+        // SAFETY: both sides have that many bytes until the event has finished (this function's contract); the queue is
+        // live.
         let event = unsafe { (inner.runtime.functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) };
         self.event(event, "copy", size_bytes)
     }
 
-    /// Copies rows of `row_bytes` after all work submitted so far, and waits for it. The number of rows is the product of the
-    /// axes' counts, and the axes' steps say where each row lies from the first. Bytes between rows are not touched. Does nothing
-    /// if a count or `row_bytes` is zero.
+    /// Copies rows of `row_bytes` after all work submitted so far, and waits for it. The number of rows is the product
+    /// of the axes' counts, and the axes' steps say where each row lies from the first. Bytes between rows are not
+    /// touched. Does nothing if a count or `row_bytes` is zero.
     ///
     /// # Errors
     /// [`Error::Sycl`] if SYCL refuses; some rows may have been copied.
@@ -328,8 +332,8 @@ impl Queue {
         let mut done: Vec<usize> = vec![0; axes.len()];
         let (mut to, mut from) = (to, from);
         for submitted in 1_usize.. {
-            // SAFETY: the row that `done` names has `row_bytes` on both sides and overlaps no other (this function's contract), and
-            // all copies are waited for before this function returns.
+            // SAFETY: the row that `done` names has `row_bytes` on both sides and overlaps no other (this function's
+            // contract), and all copies are waited for before this function returns.
             let outcome = unsafe { self.submit_copy(to, from, row_bytes) };
             if outcome.is_err() || submitted.is_multiple_of(MAX_ROWS_SUBMITTED) {
                 self.wait();
@@ -360,8 +364,8 @@ impl Queue {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
-        // SAFETY: USM of this context with that many bytes that nobody else uses (this function's contract); the event is waited
-        // for.
+        // SAFETY: USM of this context with that many bytes that nobody else uses (this function's contract); the event
+        // is waited for.
         let event = unsafe { (inner.runtime.functions.memset)(queue, start.as_ptr().cast(), value, size_bytes) };
         self.event(event, "fill", size_bytes)?.wait();
         Ok(())
@@ -370,19 +374,19 @@ impl Queue {
     /// Waits for all work submitted so far.
     pub fn wait(&self) {
         if self.inner.runtime.is_usable() {
-            // SAFETY: a live queue.
+            // SAFETY: the queue is live: `inner` owns a reference to it.
             unsafe { (self.inner.runtime.functions.wait)(self.inner.queue.as_ptr()) }
         }
     }
 
-    /// Has the exit of the process wait for work that is not submitted yet, until the hold is dropped.
+    /// Makes the exit of the process wait for work that is not submitted yet, until the hold is dropped.
     #[cfg(feature = "python")]
     pub(crate) fn hold(&self) -> Hold {
         Hold::new()
     }
 
-    /// Has the exit of the process wait for a call of SYCL on another thread, until the hold is dropped. `None` if SYCL must not
-    /// be called any more.
+    /// Makes the exit of the process wait for a call of SYCL on another thread, until the hold is dropped. `None` if
+    /// SYCL must not be called any more.
     pub(super) fn begin_call(&self) -> Option<Hold> {
         let hold = Hold::new();
         self.is_usable().then_some(hold)
@@ -423,7 +427,7 @@ impl PartialEq for Queue {
     /// Whether both are the same `sycl::queue`.
     fn eq(&self, other: &Self) -> bool {
         let (one, two) = (&*self.inner, &*other.inner);
-        // SAFETY: two live queues.
+        // SAFETY: both queues are live: each `Inner` owns a reference to its own.
         Arc::ptr_eq(&self.inner, &other.inner)
             || unsafe { (one.runtime.functions.same_queue)(one.queue.as_ptr(), two.queue.as_ptr()) }
     }
@@ -447,56 +451,5 @@ impl Drop for Inner {
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue").field("device", &self.inner.device_name).finish()
-    }
-}
-
-/// A submitted operation.
-#[derive(Debug)]
-pub struct Event {
-    runtime: &'static Runtime,
-    event: NonNull<std::ffi::c_void>,
-    _hold: Hold,
-}
-
-/// While one exists, the exit of the process waits (for up to ten seconds).
-#[derive(Debug)]
-pub(crate) struct Hold(());
-
-impl Hold {
-    fn new() -> Self {
-        PENDING.fetch_add(1, Ordering::SeqCst);
-        Self(())
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        PENDING.fetch_sub(1, Ordering::Release);
-    }
-}
-
-// SAFETY: SYCL's objects belong to no thread.
-unsafe impl Send for Event {}
-
-impl Event {
-    fn new(runtime: &'static Runtime, event: NonNull<std::ffi::c_void>) -> Self {
-        Self { runtime, event, _hold: Hold::new() }
-    }
-
-    /// Waits until it has finished.
-    pub fn wait(self) {
-        if self.runtime.is_usable() {
-            // SAFETY: a live event.
-            unsafe { (self.runtime.functions.wait_for)(self.event.as_ptr()) }
-        }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.runtime.is_usable() {
-            // SAFETY: a reference that this value owns, deleted once. The operation itself goes on.
-            unsafe { (self.runtime.functions.delete_event)(self.event.as_ptr()) }
-        }
     }
 }

@@ -9,8 +9,8 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-/// Adds `account` and every account that a charge to it goes to, perhaps more than once. The user named it, so it counts even
-/// if its request has ended.
+/// Adds `account` and every account that a charge to it goes to, perhaps more than once. The user named it, so it
+/// counts even if its request has ended.
 fn reach(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
     let mut next = Some(Arc::clone(account));
     while let Some(account) = next.take() {
@@ -37,8 +37,8 @@ fn take_over(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
     }
 }
 
-/// For a request that begins inside an ended one: adds a live request around that one, with the accounts above it. The ended
-/// request itself is not inherited, since whoever still carries it does so by accident.
+/// For a request that begins inside an ended one: adds a live request around that one, with the accounts above it. The
+/// ended request itself is not inherited, since whoever still carries it does so by accident.
 fn inherit(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
     if let Kind::Request { ended, .. } = &account.kind
         && !ended.load(RELAXED)
@@ -77,7 +77,7 @@ impl Chain {
     /// # Errors
     /// [`Error::NestedTooDeep`].
     pub(crate) fn of_request(
-        name: Option<&str>,
+        name: Option<Arc<str>>,
         limit_bytes: Option<usize>,
         overdraft_bytes: usize,
         budget: Option<&Arc<Account>>,
@@ -141,8 +141,8 @@ impl Chain {
         self.accounts().iter().all(|account| account.has_room_for(bytes))
     }
 
-    /// The position of the youngest account that refuses `bytes` more for a block of `size_bytes`, if any. Late work is that
-    /// which its request, which has ended, refuses except for tiny blocks.
+    /// The position of the youngest account that refuses `bytes` more for a block of `size_bytes`, if any. `is_late`:
+    /// the request has ended, and refuses all but tiny blocks.
     #[inline]
     fn refusing(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
         if !is_late && self.may_have_room(bytes) {
@@ -169,7 +169,8 @@ impl Chain {
     fn refuse(&self, at: usize, bytes: usize, is_late: bool) -> Refused {
         let account = &self.accounts()[at];
         let refused = account.refuse(if is_late && Arc::ptr_eq(account, &self.own) { ENDED } else { at }, bytes);
-        // Whatever is charged to the request is charged to all accounts of its chain, so it is part of what is in use there.
+        // Whatever is charged to the request is charged to all accounts of its chain, so it is part of what is in use
+        // there.
         let held_bytes = match self.own.kind {
             Kind::Request { .. } => self.own.live_bytes(),
             Kind::Budget { .. } => 0,
@@ -254,28 +255,31 @@ impl Chain {
         self.own.has_ended()
     }
 
-    /// [`take`](Self::take) for a block that was allocated; returns whether it was taken, and remembers a refusal. `first` is
-    /// called under the lock if the request has ended and this is its only block.
+    /// [`take`](Self::take) for a block that was allocated; returns whether it was taken, and remembers a refusal.
+    /// `first` is called under the lock if the request has ended and this is its only block.
     #[inline]
     pub(crate) fn take_block(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
-        if self.all.is_empty() {
-            // The common case, without a loop: most requests are inside no other one and have no budget.
-            return self.own.lock.with(|| {
-                if let Some(at) = self.refusing(bytes, bytes, is_late) {
-                    self.note(self.refuse(at, bytes, is_late));
-                    return false;
-                }
-                self.own.take(bytes, 1);
-                self.add_own(first);
-                true
-            });
+        // The common case in a few instructions: one account, with room, on the thread that owns its lock.
+        if self.all.is_empty()
+            && !is_late
+            && let Some(_section) = self.own.lock.enter_owned()
+            && self.own.has_room_for(bytes)
+        {
+            self.own.take(bytes, 1);
+            self.add_own(first);
+            return true;
         }
-        with_all(&self.all, || {
+        self.take_block_slowly(bytes, is_late, first)
+    }
+
+    #[inline(never)]
+    fn take_block_slowly(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
+        with_all(self.accounts(), || {
             if let Some(at) = self.refusing(bytes, bytes, is_late) {
                 self.note(self.refuse(at, bytes, is_late));
                 return false;
             }
-            self.all.iter().for_each(|account| account.take(bytes, 1));
+            self.accounts().iter().for_each(|account| account.take(bytes, 1));
             self.add_own(first);
             true
         })
@@ -307,19 +311,25 @@ impl Chain {
         }
     }
 
-    /// Gives the charge of a block back; returns whether it was the last block of an ended request. If not, the chain is not
-    /// accessed after its own lock is released (the last one), since another thread may then end the request and free it.
+    /// Gives the charge of a block back; returns whether it was the last block of an ended request. If not, the chain
+    /// is not accessed after its own lock is released (the last one), since another thread may then end the request and
+    /// free it.
     #[inline]
     #[must_use]
     pub(crate) fn give_block_back(&self, bytes: usize) -> bool {
-        if self.all.is_empty() {
-            return self.own.lock.with(|| {
-                self.own.give_back(bytes, 1);
-                self.remove_own()
-            });
+        if self.all.is_empty()
+            && let Some(_section) = self.own.lock.enter_owned()
+        {
+            self.own.give_back(bytes, 1);
+            return self.remove_own();
         }
-        with_all(&self.all, || {
-            self.all.iter().for_each(|account| account.give_back(bytes, 1));
+        self.give_block_back_slowly(bytes)
+    }
+
+    #[inline(never)]
+    fn give_block_back_slowly(&self, bytes: usize) -> bool {
+        with_all(self.accounts(), || {
+            self.accounts().iter().for_each(|account| account.give_back(bytes, 1));
             self.remove_own()
         })
     }

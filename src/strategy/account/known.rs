@@ -1,6 +1,6 @@
-//! All budgets that there are, for whoever shows them.
+//! A list of all budgets, for metrics and the live page.
 
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -19,12 +19,7 @@ impl HeldAcrossFork for Known {
 
 fn known() -> &'static Known {
     static KNOWN: Made<Arc<Known>> = Made::new();
-    KNOWN.get_or_make(|| {
-        let known = Arc::new(Known(Locked::new(BTreeMap::new())));
-        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&known) as _;
-        crate::sync::hold_across_fork(Arc::downgrade(&holder));
-        known
-    })
+    KNOWN.get_or_make(|| held_across_fork(Known(Locked::new(BTreeMap::new()))))
 }
 
 /// A budget's numbers at one moment.

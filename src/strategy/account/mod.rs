@@ -1,10 +1,10 @@
-//! Accounts: what a budget or a request counts (this file), the chain of accounts that a charge goes to (`chain`), and what
-//! a chain refused and why (`refused`, `refusals`).
+//! Accounts: what a budget or a request counts (this file), the chain of accounts that a charge goes to (`chain`), and
+//! what a chain refused and why (`refused`, `refusals`).
 //!
-//! The specification is a naive model: a chain is a set of accounts. A charge is taken if each of them has room, and then each
-//! changes; otherwise only the `refused` count of the refusing one does. To keep this true between threads, a charge holds
-//! the locks of all its accounts at once, from the youngest to the oldest ([`with_all`](crate::sync::with_all)). While one
-//! thread does all the work, this costs a few plain loads and stores.
+//! The specification is a naive model: a chain is a set of accounts. A charge is taken if each of them has room, and
+//! then each changes; otherwise only the `refused` count of the refusing one does. To keep this true between threads, a
+//! charge holds the locks of all its accounts at once, from the youngest to the oldest
+//! ([`with_all`](crate::sync::with_all)). While one thread does all the work, this costs a few plain loads and stores.
 //!
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
@@ -32,12 +32,13 @@ pub(crate) const UNLIMITED: usize = usize::MAX;
 /// Blocks of up to this many bytes may use an overdraft.
 pub(crate) const TINY_BYTES: usize = 1024;
 
-/// Blocks of up to this many bytes, scalars, may use an overdraft [`SCALARS_FACTOR`] times as large. NumPy does not check
-/// whether it got their memory, so long after arrays are refused, also because of a neighbour, they must not be.
+/// Blocks of up to this many bytes, scalars, may use an overdraft [`SCALARS_FACTOR`] times as large. NumPy does not
+/// check whether it got their memory, so they must still be served long after arrays are refused, even where another
+/// request has used up a shared budget.
 pub(crate) const SCALAR_BYTES: usize = 32;
 const SCALARS_FACTOR: usize = 16;
 
-/// Instead of a block's size: no account counts the block.
+/// The size on record of a block that no account counts.
 pub(crate) const UNCOUNTED: usize = 0;
 
 /// How many requests and budgets a request may be inside of.
@@ -49,14 +50,14 @@ pub(crate) struct Account {
     /// Unique, and larger than those of all older accounts: it gives the order in which locks are taken.
     id: u64,
     /// `None` for a request without a name, which is called `request` with its number.
-    name: Option<Box<str>>,
+    name: Option<Arc<str>>,
     lock: OwnerLock,
     limit_bytes: AtomicUsize,
     live_bytes: AtomicUsize,
     /// Reserved for blocks that are being allocated. Counts towards the limit only.
     pending_bytes: AtomicUsize,
-    /// What was in use when the limit was lowered below it, or when a request that refuses late work ended; falls with what
-    /// is in use. Tiny blocks may exceed this by the overdraft, as they may exceed the limit. 0 else.
+    /// What was in use when the limit was lowered below it, or when a request that refuses late work ended; else 0. It
+    /// falls with what is in use. Tiny blocks may exceed it by the overdraft, as they may exceed the limit.
     floor_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
     total_bytes: AtomicU64,
@@ -84,8 +85,8 @@ enum Kind {
         refusals: AtomicU64,
         /// When it began, by the coarse clock.
         begun: Duration,
-        /// By how many bytes tiny blocks, its own and those of requests inside, may exceed its limit; and its own the limit
-        /// of each budget.
+        /// By how many bytes tiny blocks, its own and those of requests inside, may exceed its limit; and its own the
+        /// limit of each budget.
         overdraft_bytes: usize,
         /// The other accounts that it is charged to. Weak, so that an ended request does not keep them alive.
         above: Box<[Weak<Account>]>,
@@ -131,11 +132,11 @@ fn count(number: &AtomicU64, change: u64) {
 }
 
 impl Account {
-    fn new(name: Option<&str>, limit_bytes: Option<usize>, kind: Kind, lock: OwnerLock) -> Self {
+    fn new(name: Option<Arc<str>>, limit_bytes: Option<usize>, kind: Kind, lock: OwnerLock) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         Self {
             id: IDS.fetch_add(1, RELAXED),
-            name: name.map(Into::into),
+            name,
             lock,
             limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             live_bytes: AtomicUsize::new(0),
@@ -154,7 +155,7 @@ impl Account {
 
     /// An account for a budget.
     pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
-        let budget = Arc::new(Self::new(Some(name), limit_bytes, Kind::Budget { parent }, OwnerLock::new()));
+        let budget = Arc::new(Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new()));
         let listed: Arc<dyn Listed> = Arc::clone(&budget) as _;
         known::add(budget.id, Arc::downgrade(&listed));
         budget
@@ -250,8 +251,8 @@ impl Account {
         in_use.checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes.load(RELAXED))
     }
 
-    /// Whether `bytes` more for a tiny block of `size_bytes` may exceed its limit. `overdraft_bytes` is that of the block's
-    /// request, which budgets go by. Where `is_late`, the limit is what was in use at the request's end.
+    /// Whether `bytes` more for a tiny block of `size_bytes` may exceed its limit. `overdraft_bytes` is that of the
+    /// block's request, which budgets go by. Where `is_late`, the limit is what was in use at the request's end.
     #[cold]
     fn may_exceed(&self, bytes: usize, size_bytes: usize, overdraft_bytes: usize, is_late: bool) -> bool {
         let overdraft_bytes = match &self.kind {

@@ -29,7 +29,8 @@ impl Chain {
         self.own.lock.with(|| self.own.refuse(ENDED, requested_bytes))
     }
 
-    /// Remembers that there was no memory, so that an earlier refusal of as many bytes is not taken for the reason.
+    /// Remembers that the system or a strategy had no memory, so that an earlier refusal of as many bytes is not taken
+    /// for the reason.
     #[cold]
     pub(crate) fn remember_no_memory(&self, requested_bytes: usize) {
         self.remember(Refused { at: NO_MEMORY, limit_bytes: 0, in_use_bytes: 0, held_bytes: 0, requested_bytes });

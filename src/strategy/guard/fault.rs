@@ -1,8 +1,8 @@
-//! The process's handler of SIGSEGV and SIGBUS: reports which block was accessed, then passes the signal on as if the handler
-//! were not installed.
+//! The process's handler of SIGSEGV and SIGBUS: reports which block was accessed, then passes the signal on as if the
+//! handler were not installed.
 //!
-//! It does not allocate, and does not wait for a lock without end. It is installed once, with the first block of a reporting
-//! Guard, and never removed, since others may have remembered it as the handler before theirs.
+//! It does not allocate, and does not wait for a lock indefinitely. It is installed once, with the first block of a
+//! reporting Guard, and never removed, since others may have remembered it as the handler before theirs.
 
 use super::record::{BLOCKS, Thread};
 use super::report::{Finding, Text};
@@ -45,8 +45,8 @@ fn install_for(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
     ours.sa_sigaction = on_fault as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
     // On the alternate stack, if the thread has one: the fault may be a stack overflow.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // All other signals are blocked: while the report is written the stack pointer is in `REPORTER`, so the kernel would run
-    // the next handler from the top of the alternate stack, over the frames of this one.
+    // All other signals are blocked: while the report is written the stack pointer is in `REPORTER`, so the kernel
+    // would run the next handler from the top of the alternate stack, over the frames of this one.
     // SAFETY: the mask is a set of ours. `on_fault` may run at any moment, on any thread, as long as the process lives.
     unsafe {
         libc::sigfillset(&raw mut ours.sa_mask);
@@ -56,8 +56,8 @@ fn install_for(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // The interrupted code may be about to read errno, so it is put back below.
-    // SAFETY: the address of this thread's errno is valid as long as the thread runs. The kernel passes a valid siginfo to a
-    // handler with SA_SIGINFO.
+    // SAFETY: the address of this thread's errno is valid as long as the thread runs. The kernel passes a valid siginfo
+    // to a handler with SA_SIGINFO.
     let (errno, saved, info_of_signal) = unsafe {
         let errno = os::errno();
         (errno, errno.read(), &*info)
@@ -83,8 +83,8 @@ struct Fault {
     by: Thread,
 }
 
-/// The text of the report being written, and a stack to write it on: a thread's alternate stack may have room for little more
-/// than the kernel's frame (Rust's have 8 KiB, of which the kernel takes 3 to 11).
+/// The text of the report being written, and a stack to write it on: a thread's alternate stack may have room for
+/// little more than the kernel's frame (Rust's have 8 KiB, of which the kernel takes 3 to 11).
 #[repr(C, align(64))]
 struct Reporter {
     stack: UnsafeCell<[u8; STACK_BYTES]>,
@@ -105,7 +105,8 @@ static REPORTER: Reporter = Reporter {
 };
 
 fn report(address: usize, access: &'static str) {
-    /// Another thread may be reporting a fault of its own. In a child of `fork` that thread may not exist: give up then.
+    /// Another thread may be reporting a fault of its own. In a child of `fork` that thread may not exist: give up
+    /// then.
     const ATTEMPTS: usize = 1_000_000;
     let mut attempts = 0;
     // Acquire pairs with the Release below.
@@ -129,9 +130,9 @@ fn report(address: usize, access: &'static str) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn write_on_own_stack(fault: &Fault) {
     let end = REPORTER.stack.get().cast::<u8>().wrapping_add(STACK_BYTES);
-    // SAFETY: the stack is this thread's alone (this function's contract) and its end is aligned to 16, as the System V ABI
-    // wants it before a call. The callee preserves r12, and `clobber_abi` declares the other registers that it may change.
-    // `write` does not unwind; it returns to the instruction that restores the old stack.
+    // SAFETY: the stack is this thread's alone (this function's contract) and its end is aligned to 16, as the System V
+    // ABI wants it before a call. The callee preserves r12, and `clobber_abi` declares the other registers that it may
+    // change. `write` does not unwind; it returns to the instruction that restores the old stack.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -182,7 +183,8 @@ extern "C" fn write(fault: *const Fault) {
 /// Blocks the signals that the kernel would have blocked for the previous handler, and no more: it may run for long, or
 /// never return.
 fn set_mask_as_the_kernel_would(signal: c_int, before: &libc::sigaction, context: *mut c_void) {
-    // SAFETY: the kernel passes a valid ucontext to a handler with SA_SIGINFO. It holds the mask of the interrupted code.
+    // SAFETY: the kernel passes a valid ucontext to a handler with SA_SIGINFO. It holds the mask of the interrupted
+    // code.
     let mut mask = unsafe { (*context.cast::<libc::ucontext_t>()).uc_sigmask };
     for other in 1..=os::MAX_SIGNAL {
         let itself = other == signal && before.sa_flags & libc::SA_NODEFER == 0;
@@ -193,8 +195,8 @@ fn set_mask_as_the_kernel_would(signal: c_int, before: &libc::sigaction, context
             }
         }
     }
-    // SAFETY: `mask` is a set of ours, and the call is safe in a signal handler. When the handler returns, the kernel restores
-    // the mask of the interrupted code.
+    // SAFETY: `mask` is a set of ours, and the call is safe in a signal handler. When the handler returns, the kernel
+    // restores the mask of the interrupted code.
     let _ = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, null_mut()) };
 }
 
@@ -205,8 +207,8 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
     let Some(before) = place.and_then(|place| unsafe { place.as_ref() }) else { return };
     match before.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // When the handler returns, the access is tried again, and then the default action ends the process with the
-            // right address and stack in its core dump. (The kernel does not let a process ignore a fault.)
+            // When the handler returns, the access is tried again, and then the default action ends the process with
+            // the right address and stack in its core dump. (The kernel does not let a process ignore a fault.)
             // SAFETY: `before` is a valid sigaction.
             unsafe { libc::sigaction(signal, before, null_mut()) };
             if code <= 0 {

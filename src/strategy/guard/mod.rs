@@ -1,12 +1,12 @@
-//! `Guard`: an electric fence around each block. Code that accesses memory past a block's end, or after it was freed, faults
-//! at that instruction.
+//! `Guard`: an electric fence around each block. Code that accesses memory past a block's end, or after it was freed,
+//! faults at that instruction.
 //!
 //! ```text
 //!   |<- front, if asked ->|<- pad ->|<------ block ------>|<- slack ->|<- guard page ->|
 //!        unreadable                                        < align       unreadable
 //! ```
-//! The records are apart from the blocks, in one ledger for all Guards of the process (`record`). The fault handler (`fault`)
-//! looks a faulting address up there, and `report` says which block it was.
+//! The records are apart from the blocks, in one ledger for all Guards of the process (`record`). The fault handler
+//! (`fault`) looks a faulting address up there, and `report` says which block it was.
 
 #[cfg(unix)]
 mod fault;
@@ -16,15 +16,15 @@ mod report;
 use super::Strategy;
 use crate::error::Error;
 use crate::source::pages;
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, hold_across_fork};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use crate::trace;
 use record::{BLOCKS, Owner, Record, Thread};
 use report::{Finding, Text};
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 /// Blocks that end at an unreadable page, to find code that reads or writes where it must not.
 ///
@@ -37,16 +37,16 @@ use std::sync::{Arc, Weak};
 /// | access after free | at that access, while the block is in quarantine |
 /// | double free; free of a pointer into a block, or of a foreign pointer | at that call, which does nothing |
 ///
-/// With `report`, a few lines on standard error say which address was accessed, how far from which block, and which threads
-/// allocated and freed it. Then the process gets the signal as it would without Guard (Python's `faulthandler` prints its
-/// traceback, the process ends). For this the first block installs a handler of SIGSEGV and SIGBUS for the whole process,
-/// which passes every signal on to the previous handler. A system call on guarded memory fails with EFAULT instead of
-/// faulting.
+/// With `report`, a few lines on standard error say which address was accessed, how far from which block, and which
+/// threads allocated and freed it. Then the process gets the signal as it would without Guard (Python's `faulthandler`
+/// prints its traceback, the process ends). For this the first block installs a handler of SIGSEGV and SIGBUS for the
+/// whole process, which passes every signal on to the previous handler. A system call on guarded memory fails with
+/// EFAULT instead of faulting.
 ///
-/// Each block costs system calls (some microseconds), at least one page of memory and two pages of addresses. Freed memory is
-/// reused only when the quarantine is full. Before Linux 6.13 each block takes two mappings, of which a process may have
-/// 65530 unless `vm.max_map_count` says otherwise; beyond that allocations fail, and standard error says why, once. A resize
-/// always moves the block.
+/// Each block costs system calls (some microseconds), at least one page of memory and two pages of addresses. Freed
+/// memory is reused only when the quarantine is full. Before Linux 6.13 each block takes two mappings, of which a
+/// process may have 65530 unless `vm.max_map_count` says otherwise; beyond that allocations fail, and standard error
+/// says why, once. A resize always moves the block.
 ///
 /// Clones are the same Guard, and cloning is cheap.
 #[derive(Clone)]
@@ -58,15 +58,15 @@ pub struct Guard {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct GuardOptions {
-    /// Every block's alignment in bytes, and the unit that its size is rounded up to before the guard page. By default 64, so
-    /// up to 63 bytes past the end can be read unnoticed, and writes to them are found when the block is freed. With 1 the
-    /// block ends exactly at the guard page, and it is aligned only as its size is: code that relies on C's 16 bytes (SIMD)
-    /// fails on odd sizes then.
+    /// Every block's alignment in bytes, and the unit that its size is rounded up to before the guard page. By default
+    /// 64, so up to 63 bytes past the end can be read unnoticed, and writes to them are found when the block is freed.
+    /// With 1 the block ends exactly at the guard page, and it is aligned only as its size is: code that relies on C's
+    /// 16 bytes (SIMD) fails on odd sizes then.
     pub align: usize,
     /// Whether a page before the block's first one is unreadable too.
     pub underrun: bool,
-    /// How many bytes of freed blocks' mappings stay unreadable; the oldest go first. They take addresses, not memory. By
-    /// default 256 MiB, which is 32768 small blocks.
+    /// How many bytes of freed blocks' mappings stay unreadable; the oldest go first. They take addresses, not memory.
+    /// By default 256 MiB, which is 32768 small blocks.
     pub quarantine_bytes: usize,
     /// Whether faults and misuse are reported on standard error. (Misuse is counted and a `tracing` event in any case.)
     pub report: bool,
@@ -108,13 +108,11 @@ impl Guard {
             return Err(Error::BadAlignment { align, min: 1, max: Self::MAX_ALIGN });
         }
         let owner = Arc::new(Owner { text: describe(&options), reports: options.report, misuses: AtomicU64::new(0) });
-        let inner = Arc::new(Inner { options, owner, quarantine: Locked::new(Quarantine::default()) });
-        hold_across_fork(Arc::downgrade(&inner) as Weak<dyn HeldAcrossFork>);
-        Ok(Self { inner })
+        Ok(Self { inner: held_across_fork(Inner { options, owner, quarantine: Locked::new(Quarantine::default()) }) })
     }
 
-    /// How often misuse of this Guard's memory was found: double frees, foreign pointers, overwritten bytes. Faults are not
-    /// counted, since they end the process.
+    /// How often misuse of this Guard's memory was found: double frees, foreign pointers, overwritten bytes. Faults are
+    /// not counted, since they end the process.
     #[must_use]
     pub fn misuses(&self) -> u64 {
         self.inner.owner.misuses.load(Ordering::Relaxed)
@@ -168,8 +166,8 @@ impl Guard {
         Some(start)
     }
 
-    /// The record of a live block of this Guard as it was before `change`. If `block` is no such block, reports it and returns
-    /// `None`.
+    /// The record of a live block of this Guard as it was before `change`. If `block` is no such block, reports it and
+    /// returns `None`.
     fn known(&self, operation: &'static str, block: NonNull<u8>, change: impl FnOnce(&mut Record)) -> Option<Record> {
         let inner = &*self.inner;
         let record = BLOCKS.get().with(block, |record| {
@@ -211,8 +209,8 @@ impl Inner {
         }
     }
 
-    /// If the failure is for want of mappings rather than of memory, says so, once in a process: users see a MemoryError and
-    /// wonder, since they have memory.
+    /// If the failure is for want of mappings rather than of memory, says so, once in a process: users see a
+    /// MemoryError and wonder, since they have memory.
     #[cold]
     fn explain_refusal(&self, size_bytes: usize) {
         static SAID: AtomicBool = AtomicBool::new(false);
@@ -286,9 +284,9 @@ impl Drop for Inner {
     }
 }
 
-// SAFETY: each block has pages of its own from `make` to `release`. It is aligned: the guard page starts at a multiple of the
-// page size, and the block `fenced` bytes before it, a multiple of the alignment. New pages are zero, and only pad and slack
-// are written to.
+// SAFETY: each block has pages of its own from `make` to `release`. It is aligned: the guard page starts at a multiple
+// of the page size, and the block `fenced` bytes before it, a multiple of the alignment. New pages are zero, and only
+// pad and slack are written to.
 unsafe impl Strategy for Guard {
     fn alignment(&self) -> usize {
         self.inner.options.align

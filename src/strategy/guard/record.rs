@@ -87,8 +87,8 @@ impl Record {
     /// - the pages between the guard pages are readable, and `fill` was called.
     pub(super) unsafe fn damage(&self) -> impl Iterator<Item = Damage> {
         let (pad, slack) = self.around();
-        // SAFETY: `fill` initialised these bytes, and they are readable (this function's contract). The block was released,
-        // so no correct program writes near it now.
+        // SAFETY: `fill` initialised these bytes, and they are readable (this function's contract). The block was
+        // released, so no correct program writes near it now.
         let (pad, slack) = unsafe {
             (
                 std::slice::from_raw_parts(pad.as_ptr(), self.pad_bytes),

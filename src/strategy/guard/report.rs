@@ -1,5 +1,5 @@
-//! Guard's reports, written to a buffer of fixed size: they are also written in signal handlers, which must not allocate or
-//! wait for a lock.
+//! Guard's reports, written to a buffer of fixed size: they are also written in signal handlers, which must not
+//! allocate or wait for a lock.
 
 use super::record::{Damage, Record, Side, Thread};
 use std::fmt::{self, Display, Write};

@@ -1,14 +1,16 @@
 //! `Arena`: the memory of one piece of work, given back as a whole when the work is done.
 //!
-//! Freed blocks are reused inside, since NumPy's temporaries would grow a bump arena without bound. Spans come from the pages
-//! of a pool, large blocks from the pool. Each span counts its live blocks. A span without any is kept for the next class
-//! that needs one, or goes back to the pool at once. So the end of the work costs nothing for blocks freed before, and a
-//! block that escapes pins only its own span. Spans are taken from the pool and given back outside the lock.
+//! Freed blocks are reused inside, since NumPy's temporaries would grow a bump arena without bound. Spans come from the
+//! pages of a pool, large blocks from the pool. Each span counts its live blocks. A span without any is kept for the
+//! next class that needs one, or goes back to the pool at once. So the end of the work costs nothing for blocks freed
+//! before, and a block that escapes pins only its own span. Spans are taken from the pool and given back outside the
+//! lock.
 
 use super::decay::{self, Keeper, Noted, Registration};
 use super::geometry::PAGE;
 use super::region::{self, Region};
 use super::span::{Span, Spans};
+use super::turn::in_turn;
 use super::{Pool, classes};
 use crate::source::{Pages, PrivatePages, pages};
 use crate::strategy::Strategy;
@@ -43,6 +45,8 @@ pub struct Arena<P: Pages = PrivatePages> {
 struct Inner<P: Pages> {
     pool: Pool<P>,
     state: Owned<State>,
+    /// The turn of the thread that gives dead spans to the pool. Taken before the state's lock.
+    giving: ForkLock,
     /// Counts uses, roughly: the decay thread leaves an arena alone that was used since it last looked.
     uses: AtomicU32,
     uses_seen: AtomicU32,
@@ -80,6 +84,7 @@ impl<P: Pages> Arena<P> {
         let inner = Arc::new_cyclic(|inner: &Weak<Inner<P>>| Inner {
             pool: pool.clone(),
             state: Owned::new(state),
+            giving: ForkLock::new(),
             uses: AtomicU32::new(0),
             uses_seen: AtomicU32::new(0),
             noted: Noted::default(),
@@ -95,8 +100,8 @@ impl<P: Pages> Arena<P> {
         self.inner.state.with(|state| state.live_blocks)
     }
 
-    /// Gives the arena's memory back to the pool, if no block is alive; returns whether it did. At most 1 MiB stays for the
-    /// next use, until the arena was unused for a while ([`PoolOptions::decay`](super::PoolOptions::decay)).
+    /// Gives the arena's memory back to the pool, if no block is alive; returns whether it did. At most 1 MiB stays for
+    /// the next use, until the arena was unused for a while ([`PoolOptions::decay`](super::PoolOptions::decay)).
     pub fn reset(&self) -> bool {
         self.inner.note_use();
         let kept = self.inner.state.with(|state| {
@@ -113,8 +118,8 @@ impl<P: Pages> Arena<P> {
         true
     }
 
-    /// Gives all spans without a live block back to the pool, without system calls. Returns how many bytes. A live block keeps
-    /// its span: 64 KiB for blocks of up to 16 KiB, else four to five times the block's size.
+    /// Gives all spans without a live block back to the pool, without system calls. Returns how many bytes. A live
+    /// block keeps its span: 64 KiB for blocks of up to 16 KiB, else four to five times the block's size.
     pub fn release_dead_pages(&self) -> usize {
         self.inner.release_dead_pages()
     }
@@ -223,8 +228,8 @@ impl State {
         if was_full || span.live() == 0 { self.file(span, was_full) } else { None }
     }
 
-    /// Moves a span to the right list after it stopped being full or lost its last live block. Returns it if it is to go back
-    /// to the pool.
+    /// Moves a span to the right list after it stopped being full or lost its last live block. Returns it if it is to
+    /// go back to the pool.
     fn file(&mut self, span: &'static Span, was_full: bool) -> Option<&'static Span> {
         let class = span.class();
         if self.current[class].is_some_and(|current| std::ptr::eq(current, span)) {
@@ -300,10 +305,11 @@ impl<P: Pages> Inner<P> {
     }
 
     fn release_dead_pages(&self) -> usize {
-        self.give(self.state.with(State::take_dead))
+        in_turn(&self.giving, || self.give(self.state.with(State::take_dead)))
     }
 
-    /// Returns the memory of system pages that lie in free blocks to the system; the spans stay. Returns how many bytes.
+    /// Returns the memory of system pages that lie in free blocks to the system; the spans stay. Returns how many
+    /// bytes.
     fn empty_around_live(&self) -> usize {
         let source = &self.pool.inner.heap.source;
         // SAFETY: the bytes lie in free blocks of this arena, and nobody takes one of them while the lock is held.
@@ -317,7 +323,7 @@ impl<P: Pages> Keeper for Inner<P> {
     fn decay(&self, now: Duration) -> Option<Duration> {
         let uses = self.uses.load(Ordering::Relaxed);
         if self.uses_seen.swap(uses, Ordering::Relaxed) != uses {
-            return Some(now + self.pool.inner.wishes.decay() / 2);
+            return Some(now + self.pool.inner.retention.decay() / 2);
         }
         if self.noted.clear() {
             self.release_dead_pages();
@@ -333,14 +339,24 @@ impl<P: Pages> Keeper for Inner<P> {
 }
 
 impl<P: Pages> HeldAcrossFork for Inner<P> {
-    fn for_each_lock(&self, _visit: &mut dyn FnMut(&ForkLock)) {}
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(&self.giving);
+    }
 
-    fn before_fork(&self) {
-        self.state.lock().acquire_before_fork();
+    fn before_fork(&self) -> bool {
+        if !self.acquire_each() {
+            return false;
+        }
+        let is_taken = self.state.lock().acquire_before_fork();
+        if !is_taken {
+            self.release_each();
+        }
+        is_taken
     }
 
     fn after_fork(&self) {
         self.state.lock().release_after_fork();
+        self.release_each();
     }
 }
 
@@ -350,8 +366,8 @@ impl<P: Pages> Drop for Inner<P> {
     }
 }
 
-// SAFETY: small blocks are cut from spans that belong to this arena alone until they go back to the pool, without a live
-// block. Large blocks are the pool's. All are aligned as the pool's are.
+// SAFETY: small blocks are cut from spans that belong to this arena alone until they go back to the pool, without a
+// live block. Large blocks are the pool's. All are aligned as the pool's are.
 unsafe impl<P: Pages> Strategy for Arena<P> {
     fn alignment(&self) -> usize {
         classes::ALIGN
@@ -371,7 +387,8 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
             return self.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
-        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has it.
+        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has
+        // it.
         unsafe { super::resize::cleared(self, &self.inner.pool.inner.heap.source, block, size_bytes) }
     }
 
@@ -391,7 +408,8 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         self.inner.state.with(|state| state.live_blocks -= 1);
     }
 
-    /// Returns the pages kept for the next use, those between live blocks, and all unused memory of the pool to the system.
+    /// Returns the pages kept for the next use, those between live blocks, and all unused memory of the pool to the
+    /// system.
     fn trim(&self) -> usize {
         self.inner.give_back() + self.inner.pool.inner.give_back()
     }
@@ -472,7 +490,6 @@ mod tests {
         }
         assert!(arena.reset());
         drop(arena);
-        pool.trim();
-        assert_eq!(pool.inner.heap.regions(), 0, "no page was lost");
+        assert_eq!(pool.regions_after_trim(), 0, "no page was lost");
     }
 }

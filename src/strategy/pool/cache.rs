@@ -1,15 +1,9 @@
-//! Per-thread caches: for each pool a few blocks of each class, taken and returned without a lock.
+//! The caches of a thread: for each pool a few blocks of each class. `local` is how a thread reaches its own.
 //!
-//! A thread's caches are reached through one thread-local pointer without a destructor. They are flushed when the thread
-//! ends; blocks that it releases after that, in later destructors, go to the central free lists directly. A cache does not
-//! keep its pool alive: a serial number tells that the pool is gone, and then the next pool in the same place uses the
-//! cache. All bins of a thread together have room for [`BUDGET`] bytes.
-//!
-//! No reference into the caches is held while other code runs that may allocate: if this pool is the global allocator, that
-//! code would enter here again. Blocks move in and out through an array on the stack.
+//! A cache does not keep its pool alive: a serial number tells that the pool is gone, and then the next pool in the
+//! same place uses the cache. All bins of a thread together have room for [`BUDGET`] bytes.
 
 use super::classes;
-use std::cell::Cell;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,13 +19,14 @@ const BUDGET: usize = 2 << 20;
 pub(super) type Batch = [NonNull<u8>; ROOM];
 pub(super) const NO_BLOCKS: Batch = [NonNull::dangling(); ROOM];
 
-/// The most blocks of `class` that a thread keeps: 256 KiB of each class, but at least two blocks and at most a full bin.
+/// The most blocks of `class` that a thread keeps: 256 KiB of each class, but at least two blocks and at most a full
+/// bin.
 fn max_cached(class: usize) -> usize {
     ((256 << 10) / classes::bytes(class)).clamp(2, ROOM)
 }
 
-/// Identifies a pool's cache in every thread: by a place, which pools may have one after the other, and a serial number,
-/// which no other pool has.
+/// Identifies a pool's cache in every thread: by a place, which pools may have one after the other, and a serial
+/// number, which no other pool has.
 #[derive(Debug)]
 pub(super) struct Number {
     /// [`NONE`] if too many pools are alive: this one has no caches then.
@@ -41,8 +36,8 @@ pub(super) struct Number {
 
 const NONE: usize = usize::MAX;
 
-/// A bit for each place. Set while a pool has the place; cleared when that pool is dropped. Atomic instead of locked, so that
-/// it works in every child of `fork`.
+/// A bit for each place. Set while a pool has the place; cleared when that pool is dropped. Atomic instead of locked,
+/// so that it works in every child of `fork`.
 static PLACES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 impl Number {
@@ -58,6 +53,16 @@ impl Number {
             taken.ok().map(|bits| number * 64 + bits.trailing_ones() as usize)
         });
         Self { place: taken.unwrap_or(NONE), serial }
+    }
+
+    #[inline]
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Whether the pool has caches.
+    pub(super) fn has_place(&self) -> bool {
+        self.place != NONE
     }
 }
 
@@ -88,11 +93,11 @@ struct Bin {
 /// What takes blocks back from a thread.
 pub(super) trait Home: Send + Sync {
     /// Takes blocks of `class`, which nobody else has.
-    fn give(&self, class: usize, blocks: &[NonNull<u8>]);
+    fn give(&self, class: usize, blocks: &mut [NonNull<u8>]);
 }
 
 impl Cache {
-    fn new() -> Box<Self> {
+    pub(super) fn new() -> Box<Self> {
         Box::new(Self {
             serial: 0,
             bins: std::array::from_fn(|_| Bin { length: 0, max: 0, blocks: NO_BLOCKS }),
@@ -122,10 +127,14 @@ impl Cache {
 
     /// Keeps as many of these blocks as the bin has room for, from the end; returns how many are left at the front.
     pub(super) fn fill(&mut self, class: usize, blocks: &[NonNull<u8>]) -> usize {
-        let mut left = blocks.len();
-        while left > 0 && self.push(class, blocks[left - 1]) {
-            left -= 1;
+        let bin = &mut self.bins[class];
+        let from = bin.length as usize;
+        let count = blocks.len().min((bin.max as usize).saturating_sub(from));
+        let left = blocks.len() - count;
+        for (place, block) in bin.blocks[from..from + count].iter_mut().zip(blocks[left..].iter().rev()) {
+            *place = *block;
         }
+        bin.length += count as u32;
         left
     }
 
@@ -135,6 +144,14 @@ impl Cache {
         let half = (bin.length as usize).div_ceil(2);
         bin.take_out(half, batch);
         half
+    }
+
+    /// Takes out all blocks of `class`; returns how many. The cache keeps its room.
+    pub(super) fn empty(&mut self, class: usize, batch: &mut Batch) -> usize {
+        let bin = &mut self.bins[class];
+        let count = bin.length as usize;
+        bin.take_out(count, batch);
+        count
     }
 
     /// How many blocks of `class` to fetch from the central free list at a time.
@@ -157,12 +174,13 @@ impl Bin {
 struct Nowhere;
 
 impl Home for Nowhere {
-    fn give(&self, _class: usize, _blocks: &[NonNull<u8>]) {}
+    fn give(&self, _class: usize, _blocks: &mut [NonNull<u8>]) {}
 }
 
-/// This thread's caches by the pools' places: the first few in an array, the others in a vector.
-struct Caches {
-    /// From Box::into_raw, or NULL. Pointers instead of boxes, because [`LATEST`] has a copy of one.
+/// One thread's caches by the pools' places: the first few in an array, the others in a vector.
+pub(super) struct Caches {
+    /// From Box::into_raw, or NULL. Pointers instead of boxes, because the thread has a copy of the one that it used
+    /// last.
     near: [*mut Cache; NEAR],
     far: Vec<*mut Cache>,
     /// How many bytes all bins together may hold.
@@ -171,19 +189,37 @@ struct Caches {
     hand: usize,
     /// When they were last emptied because of their age.
     swept: Duration,
+    /// The next ones, while they are in a list (`idle`).
+    pub(super) next: *mut Caches,
 }
 
 const NEAR: usize = 8;
 
 impl Caches {
+    pub(super) fn new() -> Self {
+        Self {
+            near: [null_mut(); NEAR],
+            far: Vec::new(),
+            room_bytes: 0,
+            hand: 0,
+            swept: super::clock::now(),
+            next: null_mut(),
+        }
+    }
+
     fn get(&mut self, number: &Number) -> Option<&mut Cache> {
         self.at(number.place).filter(|cache| cache.serial == number.serial)
     }
 
     fn at(&mut self, place: usize) -> Option<&mut Cache> {
-        // SAFETY: NULL, or one of this thread's caches, which live until the thread ends. There is no other reference to it:
-        // `with` runs one piece of work at a time, and references from `get` do not outlive their call.
+        // SAFETY: NULL, or one of our caches, which live as long as we do. There is no other reference to it: whoever
+        // has a cache has us borrowed.
         unsafe { self.pointer(place).as_mut() }
+    }
+
+    /// The cache of this pool; NULL if there is none.
+    pub(super) fn find(&mut self, number: &Number) -> *mut Cache {
+        if self.get(number).is_some() { self.pointer(number.place) } else { null_mut() }
     }
 
     /// NULL if there is none.
@@ -192,8 +228,59 @@ impl Caches {
         found.copied().unwrap_or(null_mut())
     }
 
-    /// Doubles the room of a bin. If the budget is used up, another bin gives up half of its room, and the blocks in it.
-    fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
+    /// How long the list of far caches has to be for this pool, if it is too short.
+    pub(super) fn missing_length(&self, number: &Number) -> Option<usize> {
+        let far = number.place.checked_sub(NEAR)?;
+        (self.far.len() <= far).then(|| (far + 1).next_power_of_two())
+    }
+
+    /// Makes the list of far caches as long as the capacity of `longer`, which has the old list then. Allocates
+    /// nothing.
+    pub(super) fn lengthen(&mut self, longer: &mut Vec<*mut Cache>) {
+        if self.far.len() < longer.capacity() {
+            longer.append(&mut self.far);
+            longer.resize(longer.capacity(), null_mut());
+            std::mem::swap(longer, &mut self.far);
+        }
+    }
+
+    /// Whether there is a cache in this pool's place, of this pool or of one that is gone.
+    pub(super) fn has_place_of(&mut self, number: &Number) -> bool {
+        self.at(number.place).is_some()
+    }
+
+    /// Gives the pool the cache in its place, or `fresh` if there is none there. What is not needed any more is left in
+    /// `fresh` and `home`.
+    pub(super) fn assign(&mut self, number: &Number, fresh: &mut Option<Box<Cache>>, home: &mut Weak<dyn Home>) {
+        if self.at(number.place).is_none()
+            && let Some(place) = self.near.get_mut(number.place).or_else(|| self.far.get_mut(number.place - NEAR))
+        {
+            *place = fresh.take().map_or(null_mut(), Box::into_raw);
+        }
+        let Some(cache) = self.at(number.place).filter(|cache| cache.serial != number.serial) else { return };
+        // The blocks of the previous pool are gone with that pool.
+        let mut room_bytes = 0;
+        for (class, bin) in cache.bins.iter_mut().enumerate() {
+            room_bytes += bin.max as usize * classes::bytes(class);
+            (bin.length, bin.max) = (0, 0);
+        }
+        cache.serial = number.serial;
+        std::mem::swap(&mut cache.home, home);
+        self.room_bytes -= room_bytes;
+    }
+
+    /// Whether they were last emptied at least `age` ago; if so, that they are now.
+    pub(super) fn is_due(&mut self, now: Duration, age: Duration) -> bool {
+        let is_due = now.saturating_sub(self.swept) >= age;
+        if is_due {
+            self.swept = now.min(super::clock::now());
+        }
+        is_due
+    }
+
+    /// Doubles the room of a bin. If the budget is used up, another bin gives up half of its room, and the blocks in
+    /// it.
+    pub(super) fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
         let bytes = classes::bytes(class);
         let max = self.get(number)?.bins[class].max as usize;
         let wanted = (max * 2).clamp(2, max_cached(class));
@@ -233,7 +320,7 @@ impl Caches {
     }
 
     /// Takes everything out of the next bin from `hand` on that has room.
-    fn empty_next(&mut self, hand: &mut usize) -> Option<Taken> {
+    pub(super) fn empty_next(&mut self, hand: &mut usize) -> Option<Taken> {
         let bins = (NEAR + self.far.len()) * classes::COUNT;
         while *hand < bins {
             let (place, class) = (*hand / classes::COUNT, *hand % classes::COUNT);
@@ -257,8 +344,27 @@ impl Caches {
     }
 }
 
+impl Caches {
+    /// Returns all blocks to their pools.
+    pub(super) fn send(mut self) {
+        let mut hand = 0;
+        while let Some(taken) = self.empty_next(&mut hand) {
+            taken.send();
+        }
+    }
+}
+
+impl Drop for Caches {
+    fn drop(&mut self) {
+        for cache in self.near.iter().chain(&self.far).filter(|cache| !cache.is_null()) {
+            // SAFETY: `assign` got it from Box::into_raw. Whoever drops us has no copy of the pointer.
+            drop(unsafe { Box::from_raw(*cache) });
+        }
+    }
+}
+
 /// Blocks to be returned to their pool.
-struct Taken {
+pub(super) struct Taken {
     home: Weak<dyn Home>,
     class: usize,
     count: usize,
@@ -267,198 +373,11 @@ struct Taken {
 
 impl Taken {
     /// Returns them. If the pool is gone, the memory went with it.
-    fn send(self) {
+    pub(super) fn send(mut self) {
         if self.count > 0
             && let Some(home) = self.home.upgrade()
         {
-            home.give(self.class, &self.blocks[..self.count]);
-        }
-    }
-}
-
-thread_local! {
-    /// The serial number and the address of the cache that was used last. The number is 0, which no pool has, if there is
-    /// none. A cache stays where it is until the thread ends.
-    static LATEST: (Cell<u64>, Cell<*mut Cache>) = const { (Cell::new(0), Cell::new(null_mut())) };
-    /// NULL before the first use and after `OWNER` was dropped.
-    static CACHES: Cell<*mut Caches> = const { Cell::new(null_mut()) };
-    /// Its destructor flushes the caches when the thread ends.
-    static OWNER: Owner = const { Owner { closed: Cell::new(false) } };
-    /// Set while a cache is being made. What that allocates may come from a pool, which then does without a cache.
-    static OPENING: Cell<bool> = const { Cell::new(false) };
-}
-
-struct Owner {
-    closed: Cell<bool>,
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.closed.set(true);
-        LATEST.with(|(serial, _)| serial.set(0));
-        let caches = CACHES.replace(null_mut());
-        if !caches.is_null() {
-            // SAFETY: `make` got it from Box::into_raw; it is this thread's alone, and `CACHES` no longer has it.
-            let mut caches = unsafe { Box::from_raw(caches) };
-            let mut hand = 0;
-            while let Some(taken) = caches.empty_next(&mut hand) {
-                taken.send();
-            }
-            for cache in caches.near.iter().chain(&caches.far).filter(|cache| !cache.is_null()) {
-                // SAFETY: `make` got it from Box::into_raw; it is this thread's alone, and neither `CACHES` nor `LATEST`
-                // leads to it.
-                drop(unsafe { Box::from_raw(*cache) });
-            }
-        }
-    }
-}
-
-/// Runs `work` on this thread's caches. `work` must not allocate, free or call into this file.
-#[inline]
-fn with<R>(work: impl FnOnce(&mut Caches) -> R) -> Option<R> {
-    // SAFETY: NULL, or this thread's caches, which live until `Owner` is dropped. There is no other reference, since `work`
-    // does not call into this file.
-    unsafe { CACHES.get().as_mut() }.map(work)
-}
-
-/// This thread's cache of the pool, if it has one yet.
-///
-/// The reference must not outlive the strategy's call that uses it, and there must not be two at once: nothing that may
-/// allocate or free runs while there is one.
-#[inline]
-pub(super) fn get<'a>(number: &Number) -> Option<&'a mut Cache> {
-    LATEST.with(|(serial, cache)| {
-        if serial.get() == number.serial {
-            // SAFETY: this thread's own cache; it is alive as long as its serial number is in `LATEST`. There is no other
-            // reference, by the rule above.
-            return unsafe { cache.get().as_mut() };
-        }
-        find(number)
-    })
-}
-
-/// [`get`] for another pool than the last time.
-#[inline(never)]
-fn find<'a>(number: &Number) -> Option<&'a mut Cache> {
-    let found = with(|caches| {
-        caches.get(number)?;
-        Some(caches.pointer(number.place))
-    });
-    let found = found.flatten()?;
-    LATEST.with(|(serial, latest)| {
-        latest.set(found);
-        serial.set(number.serial);
-    });
-    // SAFETY: one of this thread's caches; there is no other reference, by the rule of `get`.
-    unsafe { found.as_mut() }
-}
-
-/// Makes room for more blocks of `class` in this thread's cache of the pool, which is made if there is none. Does nothing
-/// while the thread is ending.
-#[cold]
-pub(super) fn grow(number: &Number, class: usize, home: impl FnOnce() -> Weak<dyn Home>) {
-    if (get(number).is_some() || open(number, home))
-        && let Some(taken) = with(|caches| caches.grow(number, class)).flatten()
-    {
-        taken.send();
-    }
-}
-
-/// Makes this thread's cache of the pool; false if there can be none now.
-fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
-    let alive = OWNER.try_with(|owner| !owner.closed.get()).unwrap_or(false);
-    if !alive || number.place == NONE || OPENING.replace(true) {
-        return false;
-    }
-    make(number, home);
-    OPENING.set(false);
-    true
-}
-
-fn make(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) {
-    // Everything is allocated before a reference is taken, and put in place only if it is still needed then: allocating may
-    // have called into this file.
-    if CACHES.get().is_null() {
-        let caches =
-            Caches { near: [null_mut(); NEAR], far: Vec::new(), room_bytes: 0, hand: 0, swept: super::clock::now() };
-        let fresh = Box::into_raw(Box::new(caches));
-        if CACHES.get().is_null() {
-            CACHES.set(fresh);
-        } else {
-            // SAFETY: from Box::into_raw above, and nobody else has it.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
-    }
-    if let Some(far) = number.place.checked_sub(NEAR)
-        && with(|caches| caches.far.len() <= far).unwrap_or(false)
-    {
-        let mut longer = Vec::with_capacity((far + 1).next_power_of_two());
-        with(|caches| {
-            if caches.far.len() < longer.capacity() {
-                longer.append(&mut caches.far);
-                longer.resize(longer.capacity(), null_mut());
-                std::mem::swap(&mut longer, &mut caches.far);
-            }
-        });
-    }
-    let mut fresh = None;
-    if with(|caches| caches.at(number.place).is_none()).unwrap_or(false) {
-        fresh = Some(Cache::new());
-    }
-    let mut home = home();
-    with(|caches| {
-        if caches.at(number.place).is_none() {
-            let cache = fresh.take().map_or(null_mut(), Box::into_raw);
-            match caches.near.get_mut(number.place) {
-                Some(place) => *place = cache,
-                None => caches.far[number.place - NEAR] = cache,
-            }
-        }
-        let Some(cache) = caches.at(number.place).filter(|cache| cache.serial != number.serial) else { return };
-        // The blocks of the previous pool are gone with that pool.
-        let mut room_bytes = 0;
-        for (class, bin) in cache.bins.iter_mut().enumerate() {
-            room_bytes += bin.max as usize * classes::bytes(class);
-            (bin.length, bin.max) = (0, 0);
-        }
-        cache.serial = number.serial;
-        std::mem::swap(&mut cache.home, &mut home);
-        caches.room_bytes -= room_bytes;
-    });
-    // What was not needed, and the previous pool's home, are dropped here, where no reference is held.
-}
-
-/// Returns all blocks of this thread's caches to their pools, if the last time was `age` ago. Blocks in use are cached again
-/// soon.
-pub(super) fn sweep(now: Duration, age: Duration) {
-    let is_due = |caches: &mut Caches| {
-        let is_due = now.saturating_sub(caches.swept) >= age;
-        if is_due {
-            caches.swept = now.min(super::clock::now());
-        }
-        is_due
-    };
-    if with(is_due).unwrap_or(false) {
-        let mut hand = 0;
-        while let Some(taken) = with(|caches| caches.empty_next(&mut hand)).flatten() {
-            taken.send();
-        }
-    }
-}
-
-/// Returns the blocks of this thread's cache of the pool through `give`. The cache keeps its room.
-pub(super) fn flush(number: &Number, give: impl Fn(usize, &[NonNull<u8>])) {
-    for class in 0..classes::COUNT {
-        let mut batch = NO_BLOCKS;
-        let take_out = |cache: &mut Cache| {
-            let bin = &mut cache.bins[class];
-            let count = bin.length as usize;
-            bin.take_out(count, &mut batch);
-            count
-        };
-        let Some(count) = get(number).map(take_out) else { return };
-        if count > 0 {
-            give(class, &batch[..count]);
+            home.give(self.class, &mut self.blocks[..self.count]);
         }
     }
 }

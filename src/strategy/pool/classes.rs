@@ -1,7 +1,7 @@
 //! Size classes of small blocks: multiples of 64 up to 512 bytes, then four per doubling up to 256 KiB.
 //!
-//! Above 512 bytes a block is at most 25 % larger than requested. Every class is a multiple of 64, so blocks cut one after
-//! the other from an aligned span are aligned to 64.
+//! Above 512 bytes a block is at most 25 % larger than requested. Every class is a multiple of 64, so blocks cut one
+//! after the other from an aligned span are aligned to 64.
 
 use super::geometry::PAGE;
 
@@ -89,8 +89,8 @@ pub(super) const fn divisor(class: usize) -> u64 {
     (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64)
 }
 
-/// The index of the block that starts `offset_bytes` behind the start of its span. Divides by multiplying, which is exact
-/// because offset times size, in units of [`ALIGN`], is less than 2^32.
+/// The index of the block that starts `offset_bytes` behind the start of its span. Divides by multiplying, which is
+/// exact because offset times size, in units of [`ALIGN`], is less than 2^32.
 #[inline]
 pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
     (((offset_bytes / ALIGN) as u64 * divisor) >> 32) as usize

@@ -1,22 +1,25 @@
-//! The decay thread, `ctxalloc-decay`: one per process, which returns old memory to the system when no thread uses the pools.
+//! The decay thread, `ctxalloc-decay`: one per process, which returns old memory to the system when no thread uses the
+//! pools.
 //!
-//! It starts when a pool first has unused memory, sleeps until the next of it is old enough, and sleeps without a limit while
-//! there is none. A fork ends it first, so that it holds no lock in the child and the child has one thread. The parent
-//! starts it again at once, a child when it needs it. It blocks all signals, and the process does not wait for it at exit.
+//! It starts when a thread first has a cache, or a pool first has unused memory. It takes the caches of idle threads,
+//! gives back memory that is old enough, and sleeps without a time limit while there is neither. A fork ends it first,
+//! so that it holds no lock in the child and the child has one thread. The parent starts it again at once, a child when
+//! it needs it. It blocks all signals, and the process does not wait for it at exit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::idle;
 use crate::source::heap;
 #[cfg(not(ctxalloc_loom))]
 use crate::sync::{Locked, Made};
 
 /// A pool or an arena: it keeps unused memory for later.
 pub(super) trait Keeper: Send + Sync {
-    /// Gives back memory that is old enough at `now`. Returns when to call it again; `None` if nothing is left, and then it is
-    /// called again only after [`wake`].
+    /// Gives back memory that is old enough at `now`. Returns when to call it again; `None` if nothing is left, and
+    /// then it is called again only after [`wake`].
     fn decay(&self, now: Duration) -> Option<Duration>;
 
     /// Gives back all unused memory; returns how many bytes.
@@ -120,30 +123,47 @@ pub(super) fn note_released(bytes: usize) {
     RELEASED.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Gives back old memory of all keepers. Returns when to do so again.
+/// Gives back old memory of all keepers and the caches of idle threads. Returns when to do so again.
 ///
-/// When nothing is left after a burst, it also trims the C heap: each array has a few bytes there (its shape), and the heap
-/// keeps those of a million arrays until it is trimmed.
+/// When nothing is left after a burst, it also trims the C heap: each array has a few bytes there (its shape), and the
+/// heap keeps those of a million arrays until it is trimmed.
 fn pass() -> Option<Duration> {
+    CACHES.clear();
+    let look_again = idle::take_idle(super::clock::now());
+    if look_again.is_some() {
+        CACHES.keep();
+    }
     let next = alive().iter().filter_map(|keeper| keeper.decay(super::clock::now())).min();
     if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
         RELEASED.store(0, Ordering::Relaxed);
         heap::trim();
     }
-    next
+    [look_again, next].into_iter().flatten().min()
 }
 
-/// A keeper's flag: there is memory to give back, and the decay thread knows. Set when memory is freed and the thread was
-/// woken for it; cleared right before the thread looks.
+/// Set when a thread got caches; see [`Noted`].
+static CACHES: Noted = Noted::new();
+
+/// Called when a thread got caches: they are taken when it is idle.
+pub(super) fn note_caches() {
+    CACHES.note();
+}
+
+/// A keeper's flag: there is memory to give back, and the decay thread knows. Set when memory is freed and the thread
+/// was woken for it; cleared right before the thread looks.
 #[derive(Debug, Default)]
 pub(super) struct Noted(AtomicBool);
 
 impl Noted {
+    const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
     /// Notes that there is something to give back. Cheap if it is noted already.
     #[inline]
     pub(super) fn note(&self) {
-        // SeqCst, here and in `clear`: either the thread, having cleared the flag, finds what was freed before this call, or
-        // this call finds the flag cleared.
+        // SeqCst, here and in `clear`: either the thread, having cleared the flag, finds what was freed before this
+        // call, or this call finds the flag cleared.
         if !self.0.load(Ordering::SeqCst) || !is_awake() {
             self.0.store(true, Ordering::SeqCst);
             wake();
@@ -199,7 +219,7 @@ static RESTART: Made<fn()> = Made::new();
 mod timer {
     use super::{Duration, Ordering, RESTART, keepers, pass};
     use crate::os;
-    use crate::strategy::pool::clock;
+    use crate::strategy::pool::{clock, local};
     use crate::sync::{AroundFork, around_fork};
     use std::ffi::c_void;
     use std::ptr::null_mut;
@@ -209,13 +229,13 @@ mod timer {
     static STATE: AtomicU32 = AtomicU32::new(NONE);
     /// There is no thread. Set at first, after a fork, and when a start failed.
     const NONE: u32 = 0;
-    /// `wake` is making the thread. Set from NONE only; followed by RUNNING, or by NONE if that failed. Cannot be set by two
-    /// threads at once.
+    /// `wake` is making the thread. Set from NONE only; followed by RUNNING, or by NONE if that failed. Cannot be set
+    /// by two threads at once.
     const STARTING: u32 = 1;
     /// The thread runs, and [`THREAD`] is valid. Set from STARTING only; left for FORKING only.
     const RUNNING: u32 = 2;
-    /// A fork is under way: there is no thread, or the forking thread is about to end and join it. Set from NONE or RUNNING;
-    /// followed by NONE. Cannot be set while a thread is being made.
+    /// A fork is under way: there is no thread, or the forking thread is about to end and join it. Set from NONE or
+    /// RUNNING; followed by NONE. Cannot be set while a thread is being made.
     const FORKING: u32 = 3;
 
     /// The thread, while the state is RUNNING.
@@ -224,6 +244,11 @@ mod timer {
     static WAS_RUNNING: AtomicBool = AtomicBool::new(false);
     /// Counts calls of `wake`. The thread sleeps on this word until it changes.
     static CALLS: AtomicU32 = AtomicU32::new(0);
+    /// Whether `wake` was called while the state was FORKING, and did nothing. Set by it; cleared after that fork.
+    static WAS_CALLED: AtomicBool = AtomicBool::new(false);
+    /// The process whose state it is, once there is one. A child that is forked while this library's first user
+    /// registers its functions for `fork` runs none of them, and has the state of a thread that it lacks.
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
     /// Set by a fork to end the thread; cleared before the next one is started.
     static STOP: AtomicBool = AtomicBool::new(false);
 
@@ -235,20 +260,31 @@ mod timer {
         STATE.load(Ordering::Relaxed) == RUNNING
     }
 
-    /// Wakes the thread, or starts it if there is none. Does nothing while a fork is under way.
+    /// Wakes the thread, or starts it if there is none. While a fork is under way, that happens after it.
     #[cold]
     pub(in super::super) fn wake() {
         CALLS.fetch_add(1, Ordering::SeqCst);
-        if STATE.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            let started = start();
-            if let Some(thread) = started {
-                THREAD.store(thread, Ordering::Relaxed);
+        // Before the state changes. An error: it is known already.
+        let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+        loop {
+            match STATE.compare_exchange(NONE, STARTING, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => break,
+                Err(FORKING) => {
+                    // SeqCst, here and after the fork: either the state is seen to be another one, or this is seen.
+                    WAS_CALLED.store(true, Ordering::SeqCst);
+                    if STATE.load(Ordering::SeqCst) == FORKING {
+                        return;
+                    }
+                }
+                Err(_) => return os::wake_sleeper(&CALLS),
             }
-            // If it could not be started, the next call tries again.
-            STATE.store(if started.is_some() { RUNNING } else { NONE }, Ordering::Release);
-        } else {
-            os::wake_sleeper(&CALLS);
         }
+        let started = start();
+        if let Some(thread) = started {
+            THREAD.store(thread, Ordering::Relaxed);
+        }
+        // If it could not be started, the next call tries again.
+        STATE.store(if started.is_some() { RUNNING } else { NONE }, Ordering::Release);
     }
 
     /// Starts the thread. Only a fork ever joins it.
@@ -259,6 +295,7 @@ mod timer {
 
     extern "C" fn run(_: *mut c_void) -> *mut c_void {
         os::name_thread(c"ctxalloc-decay");
+        local::do_without(); // or it would have caches to look after itself
         while !STOP.load(Ordering::SeqCst) {
             let seen = CALLS.load(Ordering::SeqCst);
             let next = pass();
@@ -277,6 +314,10 @@ mod timer {
     }
 
     fn before() {
+        let own = std::process::id();
+        if ![0, own].contains(&PROCESS.swap(own, Ordering::Relaxed)) {
+            STATE.store(NONE, Ordering::Relaxed);
+        }
         loop {
             // Acquire pairs with the Release in `wake`: `THREAD` is visible.
             let found = STATE.compare_exchange(RUNNING, FORKING, Ordering::AcqRel, Ordering::Acquire);
@@ -303,19 +344,21 @@ mod timer {
     fn in_parent() {
         let was_running = WAS_RUNNING.load(Ordering::Relaxed);
         after();
-        if was_running {
+        // First, so that it is cleared in any case.
+        if WAS_CALLED.swap(false, Ordering::SeqCst) || was_running {
             RESTART.get().copied().unwrap_or(wake)();
         }
     }
 
     fn in_child() {
         os::forget_sleepers();
+        PROCESS.store(std::process::id(), Ordering::Relaxed);
         after();
     }
 
     fn after() {
         keepers().lock().release();
-        STATE.store(NONE, Ordering::Release);
+        STATE.store(NONE, Ordering::SeqCst);
     }
 }
 
@@ -328,8 +371,9 @@ mod tests {
     use std::time::Duration;
     use std::{hint, thread};
 
-    /// Its last owner besides the forking thread drops it during the fork.
+    /// Its last owner besides the forking thread drops it during the fork; then it is busy, or not.
     struct Leaving {
+        is_busy: bool,
         forked: Mutex<Option<Sender<()>>>,
         own: Weak<Self>,
         _held: HeldUntilDropped,
@@ -349,20 +393,30 @@ mod tests {
     impl HeldAcrossFork for Leaving {
         fn for_each_lock(&self, _visit: &mut dyn FnMut(&ForkLock)) {}
 
-        fn before_fork(&self) {
-            let forked = self.forked.lock().expect("no panic").take().expect("one fork");
+        fn before_fork(&self) -> bool {
+            let Some(forked) = self.forked.lock().expect("no panic").take() else { return true };
             forked.send(()).expect("the owner waits");
             while self.own.strong_count() > 1 {
                 hint::spin_loop();
             }
+            !self.is_busy
         }
 
         fn after_fork(&self) {}
     }
 
     #[test]
-    #[allow(unsafe_code, reason = "fork")]
     fn what_another_thread_drops_during_a_fork_ends_after_it() {
+        fork_while_the_last_owner_drops(false);
+    }
+
+    #[test]
+    fn what_another_thread_drops_while_a_fork_begins_again_ends_after_it() {
+        fork_while_the_last_owner_drops(true);
+    }
+
+    #[allow(unsafe_code, reason = "fork")]
+    fn fork_while_the_last_owner_drops(is_busy: bool) {
         // In a child, which has no other threads. Its alarm ends it if it hangs.
         // SAFETY: the child runs only the code below and then ends.
         let pid = unsafe { libc::fork() };
@@ -371,6 +425,7 @@ mod tests {
             unsafe { libc::alarm(20) };
             let (forked, has_forked) = channel();
             let leaving = Arc::new_cyclic(|leaving: &Weak<Leaving>| Leaving {
+                is_busy,
                 forked: Mutex::new(Some(forked)),
                 own: leaving.clone(),
                 _held: hold_across_fork_until(leaving.clone()),

@@ -1,16 +1,21 @@
 //! Extents: runs of pages for large blocks, cut from mapped chunks and joined again when they come back.
 //!
-//! Free runs are found by start and by length. Best fit: the shortest run that is long enough serves, the lowest of those, so
-//! that holes fill up and long runs stay long. A page that came back is dirty: it is committed, may have memory behind it,
-//! and has what a block left there. Dirty pages are emptied by age, per region of 4 MiB ([`Extents::purge`]). A run never
-//! crosses from one chunk into the next, because each chunk is unmapped as a whole.
+//! Free runs are found by start and by length. Best fit: the shortest run that is long enough serves, the lowest of
+//! those, so that holes fill up and long runs stay long. A page that came back is dirty: it is committed, may have
+//! memory behind it, and has what a block left there. Dirty pages are emptied by age, per region of 4 MiB
+//! ([`Extents::purge`]). A run never crosses from one chunk into the next, because each chunk is unmapped as a whole.
+
+mod purge;
+
+pub(super) use purge::Grain;
 
 use super::bits::{mask, runs};
 use super::geometry::{PAGE, PAGES, REGION};
-use super::region::{self, Region};
+use super::region::{self, Dirt, Region};
 use crate::source::Pages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A run of pages. `first` is the number of its first page, counted from address 0.
@@ -38,31 +43,27 @@ pub(super) struct Extents {
 struct Chunk {
     start: NonNull<u8>,
     pages: usize,
-    regions: Vec<Part>,
 }
 
 // SAFETY: the pool alone owns the mapping and reaches it under its lock.
 unsafe impl Send for Chunk {}
 
-/// A region of a chunk: 4 MiB, or less at the chunk's end.
-#[derive(Debug)]
-struct Part {
-    record: &'static Region,
-    /// A bit for each free page that may have memory behind it. Set when the page comes back; cleared when it is taken or
-    /// emptied. Cannot be set while the page is in use.
-    dirty: u64,
-    /// The last time that one of its pages came back.
-    since: Duration,
+impl Chunk {
+    /// Its regions: 4 MiB each, or less at the chunk's end.
+    fn regions(&self) -> impl Iterator<Item = &'static Region> + use<> {
+        let start = self.start.addr().get();
+        // SAFETY: `map` inserted the region at each of these addresses, and they are mapped as long as the chunk lives.
+        (0..self.pages.div_ceil(PAGES)).map(move |number| unsafe { region::find(start + number * REGION) })
+    }
+
+    fn dirty_pages(&self) -> usize {
+        self.regions().map(|region| region.dirt.pages()).sum()
+    }
 }
 
-/// The size of the pieces in which memory is returned to the system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Grain {
-    /// 2 MiB, so that huge pages stay whole. Half of one would come back as 256 small pages, with a fault for each.
-    HugePage,
-    /// Single pages.
-    Page,
-}
+/// How many runs of dirty pages of one block are told apart: beyond these, the last one goes on to the last dirty page.
+/// A list without a limit could be too long for a small block, and a large one cannot be had under the lock.
+const MAX_RUNS: usize = 1024;
 
 /// A chunk is at most this much larger than requested: 64 MiB, in pages.
 const MAX_GROWTH_PAGES: usize = (64 << 20) / PAGE;
@@ -106,7 +107,6 @@ impl Extents {
         let Some(bytes) = pages.checked_mul(PAGE) else { return false };
         let Some(start) = source.map(bytes, REGION) else { return false };
         let first = start.addr().get() / PAGE;
-        let mut regions = Vec::with_capacity(pages.div_ceil(PAGES));
         for offset in (0..bytes).step_by(REGION) {
             let record = region::take_record();
             let inserted = record.is_some_and(|record| {
@@ -114,15 +114,15 @@ impl Extents {
                 record.reset(unsafe { start.add(offset) });
                 region::insert(record)
             });
-            regions.extend(record.map(|record| Part { record, dirty: 0, since: Duration::ZERO }));
             if !inserted {
-                regions.iter().for_each(|part: &Part| region::give_records(part.record));
+                let made = Chunk { start, pages: offset / PAGE };
+                made.regions().chain(record).for_each(region::give_records);
                 // SAFETY: this mapping was just made, and nobody else has it.
                 unsafe { source.unmap(start, bytes) };
                 return false;
             }
         }
-        self.chunks.insert(first, Chunk { start, pages, regions });
+        self.chunks.insert(first, Chunk { start, pages });
         self.mapped_pages += pages;
         self.insert(Run { first, pages });
         true
@@ -130,11 +130,15 @@ impl Extents {
 
     /// Takes a run back as dirty and joins it with its free neighbours.
     pub(super) fn give(&mut self, run: Run, now: Duration) {
-        self.each_part(run, |part, bits, dirty_pages| {
-            *dirty_pages += (bits & !part.dirty).count_ones() as usize;
-            part.dirty |= bits;
-            part.since = part.since.max(now);
-        });
+        self.dirty_pages += self
+            .parts(run)
+            .map(|(Region { dirt, .. }, bits)| {
+                let fresh = bits & !dirt.bits();
+                dirt.set_bits(dirt.bits() | bits);
+                dirt.set_since(dirt.since().max(now));
+                fresh.count_ones() as usize
+            })
+            .sum::<usize>();
         self.give_empty(run);
     }
 
@@ -156,114 +160,42 @@ impl Extents {
         self.insert(joined);
     }
 
-    /// Clears the dirty marks of a run that was taken; returns the pages that had one, as runs.
-    pub(super) fn clean(&mut self, run: Run) -> Vec<Run> {
-        let mut dirty: Vec<Run> = Vec::new();
-        let mut first = run.first;
-        self.each_part(run, |part, bits, dirty_pages| {
-            let found = part.dirty & bits;
-            *dirty_pages -= found.count_ones() as usize;
-            part.dirty &= !bits;
-            let region = first / PAGES * PAGES;
+    /// Clears the dirty marks of a run that was taken; returns how many pages had one, and runs that they lie in.
+    pub(super) fn clean(&mut self, run: Run) -> (usize, Vec<Run>) {
+        let (mut dirty_pages, mut dirty): (_, Vec<Run>) = (0, Vec::new());
+        for (region, bits) in self.parts(run) {
+            let found = region.dirt.bits() & bits;
+            region.dirt.set_bits(region.dirt.bits() & !bits);
+            dirty_pages += found.count_ones() as usize;
+            let start = region.start.load(Ordering::Relaxed).addr() / PAGE;
             for (skip, pages) in runs(found) {
-                match dirty.last_mut().filter(|last| last.first + last.pages == region + skip) {
-                    Some(last) => last.pages += pages,
-                    None => dirty.push(Run { first: region + skip, pages }),
+                let first = start + skip;
+                let is_full = dirty.len() == MAX_RUNS;
+                match dirty.last_mut().filter(|last| is_full || last.first + last.pages == first) {
+                    Some(last) => last.pages = first + pages - last.first,
+                    None => dirty.push(Run { first, pages }),
                 }
             }
-            first = region + PAGES;
-        });
-        dirty
+        }
+        self.dirty_pages -= dirty_pages;
+        (dirty_pages, dirty)
     }
 
     /// The address of a run.
     pub(super) fn place(&self, run: Run) -> NonNull<u8> {
-        let (first, chunk) = self.chunk(run);
+        let (first, chunk) = self.chunks.range(..=run.first).next_back().expect("a run lies in a chunk");
         // SAFETY: the run lies in this chunk.
         unsafe { chunk.start.add((run.first - first) * PAGE) }
     }
 
     /// The record of the region in which a run starts.
     pub(super) fn record(&self, run: Run) -> &'static Region {
-        let (first, chunk) = self.chunk(run);
-        chunk.regions[(run.first - first) / PAGES].record
+        self.parts(run).next().expect("a run has pages").0
     }
 
     /// How many bytes are free and may have memory behind them.
     pub(super) fn dirty_bytes(&self) -> usize {
         self.dirty_pages * PAGE
-    }
-
-    /// Empties pages that have been dirty since before `moment`, in whole grains, and unmaps chunks that are free altogether.
-    /// Returns how many bytes.
-    pub(super) fn purge<P: Pages + ?Sized>(&mut self, source: &P, moment: Duration, grain: Grain) -> usize {
-        self.purge_some(source, moment, grain, usize::MAX).0
-    }
-
-    /// [`purge`](Self::purge) that stops soon after `max_pages`; also returns whether it is done.
-    pub(super) fn purge_some<P: Pages + ?Sized>(
-        &mut self,
-        source: &P,
-        moment: Duration,
-        grain: Grain,
-        max_pages: usize,
-    ) -> (usize, bool) {
-        let before = self.dirty_pages;
-        let mut gone = Vec::new();
-        let mut gone_pages = 0;
-        let mut is_done = true;
-        for (&first, chunk) in &mut self.chunks {
-            if before - self.dirty_pages + gone_pages >= max_pages {
-                is_done = false;
-                break;
-            }
-            let is_old = chunk.regions.iter().all(|part| part.since < moment);
-            if is_old && self.free.get(&first) == Some(&chunk.pages) {
-                gone.push(first);
-                gone_pages += chunk.regions.iter().map(|part| part.dirty.count_ones() as usize).sum::<usize>();
-                continue;
-            }
-            for (number, part) in chunk.regions.iter_mut().enumerate() {
-                let old = if part.since < moment { granules(part.dirty, grain) } else { 0 };
-                for (skip, pages) in runs(old) {
-                    // SAFETY: these pages lie in the chunk. Dirty pages are free, so nobody needs their contents.
-                    let emptied =
-                        unsafe { source.discard(chunk.start.add((number * PAGES + skip) * PAGE), pages * PAGE) };
-                    if emptied {
-                        part.dirty &= !mask(skip, pages);
-                        self.dirty_pages -= pages;
-                    }
-                }
-            }
-        }
-        for first in gone {
-            self.unmap(source, first);
-        }
-        ((before - self.dirty_pages) * PAGE, is_done)
-    }
-
-    /// Whether a page became dirty at `moment` or later.
-    pub(super) fn has_dirty_since(&self, moment: Duration) -> bool {
-        self.chunks.values().flat_map(|chunk| &chunk.regions).any(|part| part.dirty != 0 && part.since >= moment)
-    }
-
-    /// Empties the oldest dirty pages until at most `max_bytes` are dirty.
-    pub(super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let parts = self.chunks.values().flat_map(|chunk| &chunk.regions).filter(|part| part.dirty != 0);
-        let mut ages: Vec<_> = parts.map(|part| (part.since, part.dirty.count_ones() as usize * PAGE)).collect();
-        ages.sort_unstable();
-        let mut left = self.dirty_bytes();
-        let mut moment = None;
-        for (since, bytes) in ages {
-            if left <= max_bytes {
-                break;
-            }
-            left -= bytes;
-            moment = Some(since + Duration::from_nanos(1));
-        }
-        if let Some(moment) = moment {
-            self.purge(source, moment, Grain::HugePage);
-        }
     }
 
     /// Unmaps every chunk. The pool is dropped, so its large blocks are all gone.
@@ -279,8 +211,8 @@ impl Extents {
             self.remove(Run { first, pages });
         }
         self.mapped_pages -= chunk.pages;
-        self.dirty_pages -= chunk.regions.iter().map(|part| part.dirty.count_ones() as usize).sum::<usize>();
-        chunk.regions.iter().for_each(|part| region::give_records(part.record));
+        self.dirty_pages -= chunk.dirty_pages();
+        chunk.regions().for_each(region::give_records);
         // SAFETY: `map` mapped it with this size, and nobody has a block in it.
         unsafe { source.unmap(chunk.start, chunk.pages * PAGE) };
     }
@@ -295,39 +227,28 @@ impl Extents {
         self.by_length.remove(&(run.pages, run.first));
     }
 
-    fn chunk(&self, run: Run) -> (usize, &Chunk) {
-        let found = self.chunks.range(..=run.first).next_back();
-        let (&first, chunk) = found.expect("a run lies in a chunk");
-        (first, chunk)
+    /// The dirt of each region that has some.
+    fn dirt(&self) -> impl Iterator<Item = &'static Dirt> {
+        let all = self.chunks.values().flat_map(Chunk::regions).map(|region| &region.dirt);
+        all.filter(|dirt| dirt.bits() != 0)
     }
 
-    /// Calls `visit` with each part that the run touches, the bits of its pages there, and the count of dirty pages.
-    fn each_part(&mut self, run: Run, mut visit: impl FnMut(&mut Part, u64, &mut usize)) {
-        let (&first, chunk) = self.chunks.range_mut(..=run.first).next_back().expect("a run lies in a chunk");
-        let (mut at, end) = (run.first - first, run.first - first + run.pages);
-        while at < end {
+    /// The regions that a run of a chunk here lies in, each with the bits of the run's pages there.
+    fn parts(&self, run: Run) -> impl Iterator<Item = (&'static Region, u64)> + use<> {
+        let (mut at, end) = (run.first, run.first + run.pages);
+        std::iter::from_fn(move || {
             let pages = (end - at).min(PAGES - at % PAGES);
-            visit(&mut chunk.regions[at / PAGES], mask(at % PAGES, pages), &mut self.dirty_pages);
+            // SAFETY: the run lies in a chunk, whose regions `map` inserted.
+            let part = (pages > 0).then(|| (unsafe { region::find(at * PAGE) }, mask(at % PAGES, pages)));
             at += pages;
-        }
-    }
-}
-
-/// The bits of `bits` that are in whole grains of set bits.
-const fn granules(bits: u64, grain: Grain) -> u64 {
-    const HALF: u64 = u64::MAX >> 32;
-    match grain {
-        Grain::Page => bits,
-        Grain::HugePage => {
-            let low = if bits & HALF == HALF { HALF } else { 0 };
-            low | if bits >> 32 == HALF { HALF << 32 } else { 0 }
-        }
+            part
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Extents, Grain, PAGE, PAGES, Run, granules};
+    use super::{Extents, Grain, MAX_RUNS, PAGE, PAGES, REGION, Run};
     use crate::source::PrivatePages;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -370,11 +291,11 @@ mod tests {
     fn what_came_back_is_dirty_until_it_is_taken_or_given_back() {
         let mut extents = grown(3 * PAGES);
         let run = extents.take(2 * PAGES).expect("mapped");
-        assert_eq!(extents.clean(run), [], "fresh memory is zero");
+        assert_eq!(extents.clean(run), (0, vec![]), "fresh memory is zero");
         extents.give(run, SECOND);
         assert_eq!(extents.dirty_bytes(), 2 * PAGES * PAGE);
         let part = extents.take(PAGES + 1).expect("free");
-        assert_eq!(extents.clean(part), [part], "one run, across two regions");
+        assert_eq!(extents.clean(part), (part.pages, vec![part]), "one run, across two regions");
         assert_eq!(extents.dirty_bytes(), (PAGES - 1) * PAGE);
         assert_eq!(extents.purge(&PrivatePages, SECOND, Grain::Page), 0, "it is not that old");
         assert_eq!(extents.purge(&PrivatePages, 2 * SECOND, Grain::HugePage), 32 * PAGE);
@@ -391,17 +312,42 @@ mod tests {
         extents.give(young, 2 * SECOND);
         extents.purge_down_to(&PrivatePages, PAGES * PAGE);
         let run = extents.take(2 * PAGES).expect("joined");
-        assert_eq!(extents.clean(run), [kept], "only the younger one still has its memory");
+        assert_eq!(extents.clean(run), (PAGES, vec![kept]), "only the younger one still has its memory");
         extents.close(&PrivatePages);
     }
 
     #[test]
-    fn grains_are_halves_of_a_region() {
-        let half = (1 << 32) - 1;
-        assert_eq!(granules(u64::MAX, Grain::HugePage), u64::MAX);
-        assert_eq!(granules(half | 1 << 40, Grain::HugePage), half);
-        assert_eq!(granules(half << 32 | 7, Grain::HugePage), half << 32);
-        assert_eq!(granules(7, Grain::Page), 7);
+    #[cfg_attr(miri, ignore = "its addresses would all be memory under Miri")]
+    fn beyond_so_many_dirty_runs_the_last_one_goes_on_to_the_end() {
+        let pages = 2 * (MAX_RUNS + 10);
+        let mut extents = grown(pages);
+        let single: Vec<_> = (0..pages).map(|_| extents.take(1).expect("mapped")).collect();
+        for (number, page) in single.iter().enumerate() {
+            if number % 2 == 0 { extents.give(*page, SECOND) } else { extents.give_empty(*page) }
+        }
+        let whole = extents.take(pages).expect("all of it is free");
+        let (dirty_pages, dirty) = extents.clean(whole);
+        assert_eq!((dirty_pages, dirty.len()), (pages / 2, MAX_RUNS));
+        let ends = dirty.iter().map(|run| run.first + run.pages);
+        assert_eq!(ends.max(), Some(whole.first + pages - 1), "to the last dirty page");
+        assert_eq!(extents.dirty_bytes(), 0);
+        extents.close(&PrivatePages);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "its addresses would all be memory under Miri")]
+    fn of_more_ages_than_are_told_apart_the_oldest_go_too() {
+        let mut extents = grown(300 * PAGES);
+        let regions: Vec<_> = (0..300).map(|_| extents.take(PAGES).expect("mapped")).collect();
+        for (number, region) in regions.iter().enumerate() {
+            extents.give(*region, SECOND * number as u32);
+        }
+        for left in [299, 150, 149, 2] {
+            extents.purge_down_to(&PrivatePages, left * REGION);
+            let is_left = extents.dirty_bytes() / REGION;
+            assert!((left.saturating_sub(2)..=left).contains(&is_left), "{is_left} for {left}");
+        }
+        extents.close(&PrivatePages);
     }
 
     proptest! {
@@ -439,8 +385,8 @@ mod tests {
                 }
                 let known: usize = all.iter().map(|&(_, pages, _)| pages).sum();
                 prop_assert_eq!(known, extents.mapped_pages, "pages were lost");
-                let dirty = extents.chunks.values().flat_map(|chunk| &chunk.regions);
-                prop_assert_eq!(dirty.map(|part| part.dirty.count_ones() as usize).sum::<usize>(), extents.dirty_pages);
+                let dirty: usize = extents.chunks.values().map(super::Chunk::dirty_pages).sum();
+                prop_assert_eq!(dirty, extents.dirty_pages);
                 prop_assert_eq!(extents.by_length.len(), extents.free.len());
             }
             for run in taken.drain(..) {

@@ -1,18 +1,19 @@
-//! The page heap: runs of pages in regions, for spans. First fit at the lowest address, so that high regions become empty
-//! and can be unmapped.
+//! The page heap: runs of pages in regions, for spans. First fit at the lowest address, so that high regions become
+//! empty and can be unmapped.
 //!
-//! Pages that came back are dirty: they may have memory behind them. A tick happens twice per `decay`; pages that were dirty
-//! at one tick and were not taken since are emptied at the next. System calls are made outside the lock.
+//! Pages that came back are dirty: they may have memory behind them. A tick happens twice per `decay`; pages that were
+//! dirty at one tick and were not taken since are emptied at the next. System calls are made outside the lock.
 
 use super::bits::{first_run, mask, runs};
 use super::classes;
 use super::decay::PoolBytes;
 use super::geometry::{PAGE, REGION};
-use super::options::Wishes;
+use super::options::Retention;
 use super::region::{self, Region};
 use super::span::Span;
+use super::turn::in_turn;
 use crate::source::Pages;
-use crate::sync::Locked;
+use crate::sync::{ForkLock, Locked};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,8 +21,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct PageHeap<P: Pages> {
     pub(super) source: P,
-    wishes: Wishes,
+    retention: Retention,
     state: Locked<State>,
+    /// The turn of the thread that takes pages out to empty them, which are missing in the state meanwhile. Taken
+    /// before the state's lock.
+    purging: ForkLock,
     /// The time of the last tick, in nanoseconds.
     ticked: AtomicU64,
 }
@@ -41,8 +45,8 @@ struct Open {
     start: NonNull<u8>,
     /// Set when a page comes back; cleared when it is taken, or is about to be emptied.
     free: u64,
-    /// The page was handed out before, may still have memory behind it, and is committed. Set when it comes back; cannot be
-    /// set while the page is not free.
+    /// The page was handed out before, may still have memory behind it, and is committed. Set when it comes back;
+    /// cannot be set while the page is not free.
     dirty: u64,
     /// It was dirty at the last tick. Set at a tick; cannot be set while the page is not dirty.
     old: u64,
@@ -75,10 +79,10 @@ enum Victim {
 }
 
 impl<P: Pages> PageHeap<P> {
-    pub(super) fn new(source: P, wishes: Wishes) -> Self {
+    pub(super) fn new(source: P, retention: Retention) -> Self {
         let ticked = AtomicU64::new(nanoseconds(super::clock::now()));
         let state = State { open: Vec::with_capacity(4), first_free: 0 };
-        Self { source, wishes, state: Locked::new(state), ticked }
+        Self { source, retention, state: Locked::new(state), purging: ForkLock::new(), ticked }
     }
 
     /// A new span of `class`, committed.
@@ -113,7 +117,7 @@ impl<P: Pages> PageHeap<P> {
     /// Maps one more region; its first pages.
     #[cold]
     fn map_region(&self, pages: usize) -> Option<Found> {
-        self.wishes.fix();
+        self.retention.fix();
         let start = self.source.map(REGION, REGION)?;
         let inserted = region::take_record().filter(|record| {
             record.reset(start);
@@ -132,8 +136,8 @@ impl<P: Pages> PageHeap<P> {
         while !self.state.with(|state| state.insert(open)) {
             self.grow_list();
         }
-        // The list grows now for the next region: if the global allocator is this pool, the longer list is allocated from the
-        // region that was just mapped.
+        // The list grows now for the next region: if the global allocator is this pool, the longer list is allocated
+        // from the region that was just mapped.
         self.grow_list();
         Some(Found { region, start, first: 0, is_fit: false })
     }
@@ -148,7 +152,7 @@ impl<P: Pages> PageHeap<P> {
 
     /// Whether the next [`tick`](Self::tick) is due.
     pub(super) fn is_due(&self, now: Duration) -> bool {
-        nanoseconds(now).saturating_sub(self.ticked.load(Ordering::Relaxed)) >= nanoseconds(self.wishes.decay() / 2)
+        nanoseconds(now).saturating_sub(self.ticked.load(Ordering::Relaxed)) >= nanoseconds(self.retention.decay() / 2)
     }
 
     /// Empties old pages, if a tick is due. Returns when the next one is; `None` if nothing is dirty.
@@ -161,7 +165,7 @@ impl<P: Pages> PageHeap<P> {
             self.state.with(|state| state.open.iter_mut().for_each(|open| open.old = open.dirty));
         }
         let is_dirty = self.state.with(|state| state.open.iter().any(|open| open.dirty & !open.stuck != 0));
-        is_dirty.then(|| Duration::from_nanos(self.ticked.load(Ordering::Relaxed)) + self.wishes.decay() / 2)
+        is_dirty.then(|| Duration::from_nanos(self.ticked.load(Ordering::Relaxed)) + self.retention.decay() / 2)
     }
 
     /// Returns the memory of all free pages to the system, and unmaps empty regions. Returns how many bytes.
@@ -170,6 +174,10 @@ impl<P: Pages> PageHeap<P> {
     }
 
     fn purge(&self, what: Purge) -> usize {
+        in_turn(&self.purging, || self.purge_alone(what))
+    }
+
+    fn purge_alone(&self, what: Purge) -> usize {
         let mut released = 0;
         // From the highest region down, since other threads meanwhile take pages from the lowest.
         let mut below = usize::MAX;
@@ -188,7 +196,7 @@ impl<P: Pages> PageHeap<P> {
                         // `take_victim` took out, so nobody takes them.
                         let emptied = unsafe { self.source.discard(start.add(first * PAGE), count * PAGE) };
                         if emptied {
-                            region.forget_asked(first, count);
+                            region.forget_requested(first, count);
                             released += count * PAGE;
                         }
                         self.state.with(|state| state.give(region, mask(first, count), !emptied, !emptied));
@@ -213,8 +221,9 @@ impl<P: Pages> PageHeap<P> {
         self.state.with(|state| state.open.len())
     }
 
-    pub(super) fn lock(&self) -> &crate::sync::ForkLock {
-        self.state.lock()
+    pub(super) fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(&self.purging);
+        visit(self.state.lock());
     }
 }
 
@@ -278,7 +287,8 @@ impl State {
         }
     }
 
-    /// Takes pages to be emptied out of the highest region below the address `below`, and lowers that to the region's start.
+    /// Takes pages to be emptied out of the highest region below the address `below`, and lowers that to the region's
+    /// start.
     fn take_victim(&mut self, below: &mut usize, what: Purge) -> Option<Victim> {
         let end = self.open.partition_point(|open| open.start.addr().get() < *below);
         for at in (0..end).rev() {

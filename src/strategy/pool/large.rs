@@ -1,15 +1,16 @@
 //! Large blocks, and the memory of those that came back.
 //!
-//! New memory costs a page fault for every page, and returning it costs again. So the last few blocks that came back are kept
-//! as they are for the next ones of their size. All others are joined (`extents`) and cut again for any size, with their
-//! memory. No more is kept than the next peak is expected to need ([`Demand`]), and nothing that was unused for `decay`.
+//! New memory costs a page fault for every page, and returning it costs again. So the last few blocks that came back
+//! are kept as they are for the next ones of their size. All others are joined (`extents`) and cut again for any size,
+//! with their memory. No more is kept than the next peak is expected to need ([`Demand`]), and nothing that was unused
+//! for `decay`.
 
 use super::classes;
 use super::clock::now;
 use super::decay::{PoolBytes, note_released};
 use super::extents::{Extents, Grain, Run};
 use super::geometry::PAGE;
-use super::options::Wishes;
+use super::options::Retention;
 use super::region;
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
@@ -25,8 +26,8 @@ const SLACK: usize = 32;
 /// The most pages that the decay thread returns to the system before it lets go of the lock for a moment.
 const AT_A_TIME: usize = (8 << 20) / PAGE;
 
-/// Dirty runs above this size are emptied instead of cleared: the system then clears pages when they are touched, and many
-/// never are. In bytes.
+/// Dirty runs above this size are emptied instead of cleared: the system then clears pages when they are touched, and
+/// many never are. In bytes.
 const CLEAR_BY_HAND: usize = 32 << 20;
 
 /// The largest block: half of the user address space.
@@ -36,7 +37,7 @@ const MAX_PAGES: usize = (1 << 46) / PAGE;
 pub(super) struct Large {
     store: Locked<Store>,
     grain_pages: usize,
-    wishes: Wishes,
+    retention: Retention,
 }
 
 #[derive(Debug)]
@@ -56,8 +57,8 @@ struct Store {
 /// An estimate of the bytes in use at the next peak, from earlier peaks.
 ///
 /// A peak is where a block comes back after one was taken. The estimate is the running mean plus four times the running
-/// deviation, as TCP estimates its retransmission timeout (RFC 6298). It follows a rise at once and forgets a rare peak after
-/// some ten others.
+/// deviation, as TCP estimates its retransmission timeout (RFC 6298). It follows a rise at once and forgets a rare peak
+/// after some ten others.
 #[derive(Debug, Default)]
 struct Demand {
     mean_bytes: usize,
@@ -97,7 +98,7 @@ unsafe impl Send for Recent {}
 
 impl Large {
     /// Large blocks that are multiples of `grain_pages`.
-    pub(super) fn new(grain_pages: usize, wishes: Wishes) -> Self {
+    pub(super) fn new(grain_pages: usize, retention: Retention) -> Self {
         let recent = Vec::with_capacity(RECENT + 1);
         let demand = Demand::default();
         let store = Store {
@@ -109,7 +110,7 @@ impl Large {
             holes_bytes: 0,
             looked: now(),
         };
-        Self { store: Locked::new(store), grain_pages, wishes }
+        Self { store: Locked::new(store), grain_pages, retention }
     }
 
     pub(super) fn allocate<P: Pages + ?Sized>(
@@ -122,7 +123,7 @@ impl Large {
         if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
         }
-        self.wishes.fix();
+        self.retention.fix();
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
         // If the source refuses, unused memory can go to make room.
         self.try_allocate(source, pages, zeroed)
@@ -138,10 +139,9 @@ impl Large {
             let run = store.take(source, pages)?;
             let block = store.extents.place(run);
             store.extents.record(run).assign_large(block.addr().get(), pages);
-            let dirty = store.extents.clean(run);
+            let (dirty_pages, dirty) = store.extents.clean(run);
             store.lend(run);
-            let is_fit = dirty.iter().map(|dirty| dirty.pages).sum::<usize>() == pages;
-            Some((block, run, if zeroed { dirty } else { Vec::new() }, is_fit))
+            Some((block, run, if zeroed { dirty } else { Vec::new() }, dirty_pages == pages))
         })?;
         // Outside the lock, because a commit may bring the pages into memory.
         // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
@@ -153,7 +153,8 @@ impl Large {
             return None;
         }
         for dirty in dirty {
-            // SAFETY: a part of the new block in committed pages of the source; nobody else has it or needs its contents.
+            // SAFETY: a part of the new block in committed pages of the source; nobody else has it or needs its
+            // contents.
             let is_zero = unsafe {
                 let place = block.add((dirty.first - run.first) * PAGE);
                 (dirty.bytes() > CLEAR_BY_HAND && source.empty(place, dirty.bytes()))
@@ -179,7 +180,7 @@ impl Large {
         let record = unsafe { region::find(address) };
         let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
         let now = now();
-        let (decay, warm_bytes) = (self.wishes.decay(), self.wishes.warm_bytes());
+        let (decay, warm_bytes) = (self.retention.decay(), self.retention.warm_bytes());
         self.store.with(|store| {
             store.recent.push(Recent { block, run, since: now });
             store.recent_bytes += run.bytes();
@@ -199,7 +200,7 @@ impl Large {
 
     /// Returns memory that was unused for a while to the system. Returns when to look again; `None` if nothing is left.
     pub(super) fn decay<P: Pages + ?Sized>(&self, source: &P, now: Duration) -> Option<Duration> {
-        let decay = self.wishes.decay();
+        let decay = self.retention.decay();
         let moment = now.saturating_sub(decay);
         let mut is_done = false;
         // A few pages at a time, so that other threads get the lock.

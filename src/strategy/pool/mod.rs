@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   thread's cache ──► spans of the class ──► pages of 64 KiB ──► regions of 4 MiB ──► Pages (mmap, ...)
-//!   (no lock)          (a lock per class)     (one lock)
+//!   (no lock)          (a lock per class      (one lock)
+//!                       and shard)
 //!   large blocks (> 256 KiB) ──► the last few that came back ──► extents (one lock) ──► Pages
 //! ```
-//! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free list
-//! of each class, `cache` the threads' caches, `large` and `extents` the large blocks, `bits` runs of pages as bits.
-//! `sized` and `resize` are operations on blocks. `decay` returns unused memory to the system when no thread uses the pool.
-//! All locks are held across `fork`.
+//! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free
+//! lists of the classes, `cache` the threads' caches (`local`: the running thread's; `idle`: those of others), `large`
+//! and `extents` the large blocks, `bits` runs of pages as bits. `sized` and `resize` are operations on blocks. `decay`
+//! returns unused memory to the system when no thread uses the pool. All locks are held across `fork`.
 
 mod arena;
 mod bits;
@@ -20,12 +21,15 @@ mod decay;
 mod extents;
 mod geometry;
 mod heap;
+mod idle;
 mod large;
+mod local;
 mod options;
 mod region;
 mod resize;
 mod sized;
 mod span;
+mod turn;
 
 pub use arena::Arena;
 #[cfg(feature = "python")]
@@ -43,7 +47,7 @@ use decay::{Keeper, Noted, Registration};
 use geometry::PAGE;
 use heap::PageHeap;
 use large::Large;
-use options::Wishes;
+use options::Retention;
 use region::Region;
 use resize::{cleared, resize_by};
 use std::fmt;
@@ -54,9 +58,10 @@ use std::time::Duration;
 /// A pool over pages, for programs that allocate and free all the time, as NumPy programs do.
 ///
 /// Blocks are aligned to 64 bytes. Blocks of up to 256 KiB come from size classes (at most 25 % larger than requested)
-/// through a cache per thread. Larger ones are runs of 64 KiB pages, which are joined when they come back and cut again for
-/// any size, with their memory still behind them. The pool keeps no more of that than it expects to need at the next peak,
-/// and nothing that was unused for a while ([`PoolOptions`]); [`trim`](Strategy::trim) returns all of it to the system.
+/// through a cache per thread. Larger ones are runs of 64 KiB pages, which are joined when they come back and cut again
+/// for any size, with their memory still behind them. The pool keeps no more of that than it expects to need at the
+/// next peak, and nothing that was unused for a while ([`PoolOptions`]); [`trim`](Strategy::trim) returns all of it to
+/// the system.
 ///
 /// Clones are the same pool, and cloning is cheap.
 pub struct Pool<P: Pages = PrivatePages> {
@@ -69,9 +74,9 @@ struct Inner<P: Pages> {
     large: Large,
     /// If the source has other pages for blocks of 2 MiB and more.
     huge: Option<Huge>,
-    central: [Central; classes::COUNT],
+    central: Central,
     heap: PageHeap<P>,
-    wishes: Wishes,
+    retention: Retention,
     /// Whether there may be memory to return to the system.
     noted: Noted,
     _held: HeldUntilDropped,
@@ -86,9 +91,11 @@ struct Huge {
 /// Threads empty their caches at most this often, however short the decay is.
 const MIN_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns the unused memory of all pools and arenas and of this thread's caches to the system. Returns how many bytes.
+/// Returns the unused memory of all pools and arenas and of all threads' caches to the system. Returns how many bytes.
 pub(crate) fn trim_pools() -> usize {
-    cache::sweep(Duration::MAX, Duration::ZERO);
+    // This thread's first: where no thread can take another one's, that is done at least.
+    local::sweep(Duration::MAX, Duration::ZERO);
+    idle::take_all();
     decay::trim_pools()
 }
 
@@ -119,14 +126,15 @@ impl<P: Pages> Pool<P> {
     /// A pool over pages from `source`.
     #[must_use]
     pub fn over(source: P, options: PoolOptions) -> Self {
-        let wishes = Wishes::new(options);
+        let retention = Retention::new(options);
+        idle::prepare();
         let inner: Arc<Inner<P>> = Arc::new_cyclic(|inner: &Weak<Inner<P>>| Inner {
             number: Number::new(),
-            large: Large::new(1, wishes),
-            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, wishes), source }),
-            central: std::array::from_fn(Central::new),
-            heap: PageHeap::new(source, wishes),
-            wishes,
+            large: Large::new(1, retention),
+            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, retention), source }),
+            central: Central::new(),
+            heap: PageHeap::new(source, retention),
+            retention,
             noted: Noted::default(),
             // In this order: see `decay`.
             _held: crate::sync::hold_across_fork_until(inner.clone()),
@@ -142,17 +150,23 @@ impl<P: Pages> Pool<P> {
         self.refill(class).or_else(|| if self.inner.give_back() == 0 { None } else { self.refill(class) })
     }
 
+    fn grow_cache(&self, class: usize) {
+        if local::grow(&self.inner.number, class, || Arc::downgrade(&self.inner) as Weak<dyn Home>) {
+            decay::note_caches();
+        }
+    }
+
     fn refill(&self, class: usize) -> Option<NonNull<u8>> {
         let inner = &*self.inner;
         inner.look();
-        cache::grow(&inner.number, class, || Arc::downgrade(&self.inner) as Weak<dyn Home>);
+        self.grow_cache(class);
         let mut batch = NO_BLOCKS;
-        let wanted = cache::get(&inner.number).map_or(1, |cache| cache.batch(class));
-        let count = inner.central[class].take(&inner.heap, &mut batch[..wanted]);
-        let (first, others) = batch[..count].split_first()?;
-        let left = cache::get(&inner.number).map_or(others.len(), |cache| cache.fill(class, others));
+        let wanted = local::with(&inner.number, |cache| cache.batch(class)).unwrap_or(1);
+        let count = inner.central.take(&inner.heap, local::shard(), class, &mut batch[..wanted]);
+        let (first, others) = batch[..count].split_first_mut()?;
+        let left = local::with(&inner.number, |cache| cache.fill(class, others)).unwrap_or(others.len());
         if left > 0 {
-            inner.give(class, &others[..left]);
+            inner.give(class, &mut others[..left]);
         }
         Some(*first)
     }
@@ -162,27 +176,28 @@ impl<P: Pages> Pool<P> {
     fn release_small_slowly(&self, class: usize, block: NonNull<u8>) {
         let inner = &*self.inner;
         inner.look();
-        cache::grow(&inner.number, class, || Arc::downgrade(&self.inner) as Weak<dyn Home>);
+        self.grow_cache(class);
         let mut batch = NO_BLOCKS;
         let mut spilled = 0;
-        let kept = cache::get(&inner.number).is_some_and(|cache| {
+        let kept = local::with(&inner.number, |cache| {
             cache.push(class, block) || {
                 spilled = cache.spill(class, &mut batch);
                 cache.push(class, block)
             }
-        });
+        })
+        .unwrap_or(false);
         if spilled > 0 {
-            inner.give(class, &batch[..spilled]);
+            inner.give(class, &mut batch[..spilled]);
         }
         if !kept {
-            inner.give(class, &[block]);
+            inner.give(class, &mut [block]);
         }
     }
 
     #[inline]
     fn release_small(&self, class: usize, block: NonNull<u8>) {
-        let kept = cache::get(&self.inner.number).is_some_and(|cache| cache.push(class, block));
-        if !kept {
+        let kept = local::with(&self.inner.number, |cache| cache.push(class, block));
+        if kept != Some(true) {
             self.release_small_slowly(class, block);
         }
     }
@@ -190,7 +205,7 @@ impl<P: Pages> Pool<P> {
     #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let class = classes::of(size_bytes);
-        match cache::get(&self.inner.number).and_then(|cache| cache.pop(class)) {
+        match local::with(&self.inner.number, |cache| cache.pop(class)).flatten() {
             Some(block) => Some(block),
             None => self.allocate_small_slowly(class),
         }
@@ -198,8 +213,8 @@ impl<P: Pages> Pool<P> {
 }
 
 impl<P: Pages> Home for Inner<P> {
-    fn give(&self, class: usize, blocks: &[NonNull<u8>]) {
-        if self.central[class].give(&self.heap, blocks) {
+    fn give(&self, class: usize, blocks: &mut [NonNull<u8>]) {
+        if self.central.give(&self.heap, class, blocks) {
             self.noted.note();
         }
     }
@@ -234,7 +249,7 @@ impl<P: Pages> Inner<P> {
         if self.heap.is_due(now) {
             self.heap.tick(now);
         }
-        cache::sweep(now, (self.wishes.decay() / 2).max(MIN_SWEEP_INTERVAL));
+        local::sweep(now, (self.retention.decay() / 2).max(MIN_SWEEP_INTERVAL));
     }
 
     /// Takes a live large block back.
@@ -267,12 +282,13 @@ impl<P: Pages> Drop for Inner<P> {
 
 impl<P: Pages> HeldAcrossFork for Inner<P> {
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
-        self.central.iter().for_each(|central| visit(central.lock()));
-        visit(self.large.lock());
+        // Lists grow under the locks of large blocks: by small blocks of this pool, where it is the global allocator.
         if let Some(huge) = &self.huge {
             visit(huge.blocks.lock());
         }
-        visit(self.heap.lock());
+        visit(self.large.lock());
+        self.central.for_each_lock(visit);
+        self.heap.for_each_lock(visit);
     }
 }
 
@@ -320,7 +336,8 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
             return self.inner.allocate_large(size_bytes, true);
         }
         let block = self.allocate_small(size_bytes)?;
-        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has it.
+        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has
+        // it.
         unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }
     }
 
@@ -344,7 +361,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
     /// Returns this thread's cache and all unused memory of the pool to the system. Other threads keep their caches.
     fn trim(&self) -> usize {
         let inner = &*self.inner;
-        cache::flush(&inner.number, |class, blocks| inner.give(class, blocks));
+        local::flush(&inner.number, |class, blocks| inner.give(class, blocks));
         inner.give_back()
     }
 }
@@ -358,6 +375,22 @@ impl<P: Pages> Clone for Pool<P> {
 impl<P: Pages> fmt::Debug for Pool<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("source", &self.inner.heap.source).finish()
+    }
+}
+
+#[cfg(test)]
+impl<P: Pages> Pool<P> {
+    /// How many regions for small blocks are mapped after everything was trimmed. Where there are some it trims anew
+    /// for a while: another thread, the decay thread or a test that trims, may hold pages of them at the moment.
+    fn regions_after_trim(&self) -> usize {
+        for _ in 0..500 {
+            self.trim();
+            if self.inner.heap.regions() == 0 {
+                return 0;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        self.inner.heap.regions()
     }
 }
 
@@ -379,7 +412,7 @@ mod tests {
             sizes.iter().map(|&size| (pool.allocate_sized(size, size % 2 == 0).expect("memory"), size)).collect();
         for &(block, size) in &blocks {
             // SAFETY: live, with a noted size.
-            assert_eq!(unsafe { Pool::asked_bytes(block) }, size);
+            assert_eq!(unsafe { Pool::requested_bytes(block) }, size);
         }
         for (mut block, size) in blocks {
             // SAFETY: live, from this pool, at least one byte.
@@ -388,13 +421,12 @@ mod tests {
                 // SAFETY: live, with a noted size; the old pointer is not used again.
                 block = unsafe { pool.resize_sized(block, new_size) }.expect("memory");
                 // SAFETY: live, with a noted size and its first byte written.
-                assert_eq!(unsafe { (Pool::asked_bytes(block), block.read()) }, (new_size, 77));
+                assert_eq!(unsafe { (Pool::requested_bytes(block), block.read()) }, (new_size, 77));
             }
             // SAFETY: live, from this pool, once.
             unsafe { pool.release(block) };
         }
-        pool.trim();
-        assert_eq!(pool.inner.heap.regions(), 0, "nothing is left, and the notes went with it");
+        assert_eq!(pool.regions_after_trim(), 0, "nothing is left, and the notes went with it");
     }
 
     #[test]
@@ -404,7 +436,7 @@ mod tests {
         // SAFETY: live, with a noted size; a failure leaves it.
         assert_eq!(unsafe { pool.resize_sized(block, isize::MAX as usize) }, None);
         // SAFETY: live, with a noted size.
-        assert_eq!(unsafe { Pool::asked_bytes(block) }, 1000);
+        assert_eq!(unsafe { Pool::requested_bytes(block) }, 1000);
         // SAFETY: live, from this pool, once.
         unsafe { pool.release(block) };
     }
@@ -424,6 +456,19 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks the system for more than it has")]
+    fn a_block_larger_than_the_machine_is_refused_at_once() {
+        // By Linux' default; where it is told to overcommit always, it gives what it is asked for.
+        let overcommits =
+            std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1");
+        let pool = Pool::new();
+        for shift in if overcommits { 60..63 } else { 42..63 } {
+            assert_eq!(pool.allocate(1 << shift), None, "1 << {shift}");
+        }
+        assert_eq!(pool.inner.heap.regions(), 0);
+    }
+
+    #[test]
     fn trim_gives_everything_back_when_nothing_is_alive() {
         let pool = Pool::new();
         let sizes = [64, 500, 4000, 70_000, 300_000, 10 << 20];
@@ -436,6 +481,6 @@ mod tests {
         }
         assert!(pool.trim() > rounds * (10 << 20), "the blocks of 10 MiB alone are that much");
         assert_eq!(pool.trim(), 0, "nothing is left for a second time");
-        assert_eq!(pool.inner.heap.regions(), 0, "no region is left mapped");
+        assert_eq!(pool.regions_after_trim(), 0, "no region is left mapped");
     }
 }

@@ -19,12 +19,13 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PoolOptions {
-    /// The most bytes of unused large blocks that are kept with their memory, whatever the expected demand. By default, and
-    /// unless the process's [settings](crate::Settings) say otherwise, an eighth of the machine's memory, but at least 64 MiB.
+    /// The most bytes of unused large blocks that are kept with their memory, whatever the expected demand. By default,
+    /// and unless the process's [settings](crate::Settings) say otherwise, an eighth of the machine's memory, but at
+    /// least 64 MiB.
     pub warm_bytes: usize,
-    /// How long unused memory is kept. By default, and unless the process's [settings](crate::Settings) say otherwise, ten
-    /// seconds. A pool in use checks this itself; for others the thread `ctxalloc-decay` does, which sleeps while there is
-    /// nothing to give back.
+    /// How long unused memory is kept. By default, and unless the process's [settings](crate::Settings) say otherwise,
+    /// ten seconds. A pool in use checks this itself; for others the thread `ctxalloc-decay` does, which sleeps while
+    /// there is nothing to give back.
     pub decay: Duration,
 }
 
@@ -40,12 +41,12 @@ fn default_warm_bytes() -> usize {
 
 /// The options of one pool. `None` follows the process's settings.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wishes {
+pub(super) struct Retention {
     warm_bytes: Option<usize>,
     decay: Option<Duration>,
 }
 
-impl Wishes {
+impl Retention {
     pub(super) fn new(options: PoolOptions) -> Self {
         let default = PoolOptions::default();
         Self {

@@ -1,9 +1,9 @@
 //! Regions, and the map that finds a block's region by its address.
 //!
-//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB, for spans of small blocks or for
-//! large blocks, which may continue in the regions behind. What the pool knows of a block is in its region's record, outside
-//! the memory that users write to. So an overrun block cannot mislead `free`, and memory that the host cannot read can be
-//! pooled.
+//! A region is 4 MiB of address space at a multiple of 4 MiB, cut into 64 pages of 64 KiB, for spans of small blocks or
+//! for large blocks, which may continue in the regions behind. What the pool knows of a block is in its region's
+//! record, outside the memory that users write to. So an overrun block cannot mislead `free`, and memory that the host
+//! cannot read can be pooled.
 
 use super::classes;
 use super::geometry::{PAGE, PAGES, REGION};
@@ -11,30 +11,67 @@ use super::span::Span;
 use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
-/// The record of a region. Records are reused but never freed, so a reader may always access one. All zero before the first
-/// use.
+/// The record of a region. Records are reused but never freed, so a reader may always access one. All zero before the
+/// first use.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) start: AtomicPtr<u8>,
-    /// For each page: in the lower byte the size class of its blocks plus one, or [`LARGE`] if it is in no span; in the upper
-    /// byte the first page of its span. Written before the first block of a span is handed out. A reader has a block of the
-    /// span, and whatever passed the block to the reader's thread made this value visible too. Hence Relaxed.
+    /// For each page: in the lower byte the size class of its blocks plus one, or [`LARGE`] if it is in no span; in the
+    /// upper byte the first page of its span. Written before the first block of a span is handed out. A reader has a
+    /// block of the span, and whatever passed the block to the reader's thread made this value visible too. Hence
+    /// Relaxed.
     classes: [AtomicU16; PAGES],
     /// For each page, the number of pages of the large block that starts there. Written before that is handed out.
     large: [AtomicU32; PAGES],
-    /// The requested size of each small block ([`note_asked`](Self::note_asked)); NULL until one is noted.
-    asked: AtomicPtr<Asked>,
+    /// The requested size of each small block ([`note_requested`](Self::note_requested)); NULL until one is noted.
+    requested: AtomicPtr<Requested>,
     /// For each page, the requested size of the large block that starts there.
-    asked_large: [AtomicU64; PAGES],
+    requested_large: [AtomicU64; PAGES],
     /// For each page, the record of the span that starts there.
     spans: [Span; PAGES],
+    /// What the free pages of large blocks have behind them.
+    pub(super) dirt: Dirt,
     /// The next record in the list of spare ones.
     next_spare: AtomicPtr<Region>,
 }
 
+/// Reached under the lock of the large blocks alone, so Relaxed throughout. It stands here since a list of it would be
+/// allocated under that lock: the pool may be the global allocator.
+#[derive(Debug)]
+pub(super) struct Dirt {
+    /// A bit for each free page that may have memory behind it. Set when the page comes back; cleared when it is taken
+    /// or emptied. Cannot be set while the page is in use.
+    bits: AtomicU64,
+    /// The last time that one of its pages came back, in nanoseconds.
+    since: AtomicU64,
+}
+
+impl Dirt {
+    pub(super) fn bits(&self) -> u64 {
+        self.bits.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_bits(&self, bits: u64) {
+        self.bits.store(bits, Ordering::Relaxed);
+    }
+
+    pub(super) fn pages(&self) -> usize {
+        self.bits().count_ones() as usize
+    }
+
+    pub(super) fn since(&self) -> Duration {
+        Duration::from_nanos(self.since.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_since(&self, since: Duration) {
+        self.since.store(since.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
 /// A size for each address where a small block may start. Outside the region, and mapped when it is first needed.
-type Asked = [AtomicU32; REGION / classes::ALIGN];
+type Requested = [AtomicU32; REGION / classes::ALIGN];
 
 /// Instead of a size class: the page is free or a large block's.
 const LARGE: u16 = 0;
@@ -44,26 +81,28 @@ impl Region {
     pub(super) fn reset(&self, start: NonNull<u8>) {
         self.start.store(start.as_ptr(), Ordering::Relaxed);
         self.classes.iter().for_each(|class| class.store(LARGE, Ordering::Relaxed));
+        self.dirt.set_bits(0);
+        self.dirt.set_since(Duration::ZERO);
     }
 
-    /// Notes the requested size of the live block that starts at this address, until the next note for it. False if there is
-    /// no memory for the note.
+    /// Notes the requested size of the live block that starts at this address, until the next note for it. False if
+    /// there is no memory for the note.
     ///
     /// Relaxed, for the reason given at `classes`: whoever reads the note has the block.
     #[inline]
-    pub(super) fn note_asked(&self, address: usize, size_bytes: usize) -> bool {
+    pub(super) fn note_requested(&self, address: usize, size_bytes: usize) -> bool {
         if self.class_at(address).is_none() {
-            self.asked_large[page_of(address)].store(size_bytes as u64, Ordering::Relaxed);
+            self.requested_large[page_of(address)].store(size_bytes as u64, Ordering::Relaxed);
             return true;
         }
         self.note_small(address, size_bytes)
     }
 
-    /// [`note_asked`](Self::note_asked) for a small block.
+    /// [`note_requested`](Self::note_requested) for a small block.
     #[inline]
     pub(super) fn note_small(&self, address: usize, size_bytes: usize) -> bool {
-        // Acquire pairs with the Release in `map_asked`.
-        let table = NonNull::new(self.asked.load(Ordering::Acquire)).or_else(|| self.map_asked());
+        // Acquire pairs with the Release in `map_requested`.
+        let table = NonNull::new(self.requested.load(Ordering::Acquire)).or_else(|| self.map_requested());
         let Some(table) = table else { return false };
         // SAFETY: the table is mapped as long as the region, in which a live block lies.
         let table = unsafe { table.as_ref() };
@@ -73,18 +112,18 @@ impl Region {
 
     /// The last note for the live block that starts at this address; zero if there is none.
     #[inline]
-    pub(super) fn asked_at(&self, address: usize) -> usize {
+    pub(super) fn requested_at(&self, address: usize) -> usize {
         if self.class_at(address).is_none() {
-            return self.asked_large[page_of(address)].load(Ordering::Relaxed) as usize;
+            return self.requested_large[page_of(address)].load(Ordering::Relaxed) as usize;
         }
-        self.asked_small(address)
+        self.requested_small(address)
     }
 
-    /// [`asked_at`](Self::asked_at) for a small block.
+    /// [`requested_at`](Self::requested_at) for a small block.
     #[inline]
-    pub(super) fn asked_small(&self, address: usize) -> usize {
-        // Acquire pairs with the Release in `map_asked`.
-        let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return 0 };
+    pub(super) fn requested_small(&self, address: usize) -> usize {
+        // Acquire pairs with the Release in `map_requested`.
+        let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return 0 };
         // SAFETY: the table is mapped as long as the region, in which a live block lies.
         let table = unsafe { table.as_ref() };
         table[address % REGION / classes::ALIGN].load(Ordering::Relaxed) as usize
@@ -92,40 +131,41 @@ impl Region {
 
     #[cold]
     #[inline(never)]
-    fn map_asked(&self) -> Option<NonNull<Asked>> {
-        // New pages are zero, which is a valid `Asked`.
-        let start = pages::map(size_of::<Asked>(), pages::page_bytes())?;
-        let fresh = start.cast::<Asked>();
+    fn map_requested(&self) -> Option<NonNull<Requested>> {
+        // New pages are zero, which is a valid `Requested`.
+        let start = pages::map(size_of::<Requested>(), pages::page_bytes())?;
+        let fresh = start.cast::<Requested>();
         // Release pairs with the Acquire loads of the table's address.
-        match self.asked.compare_exchange(null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Acquire) {
+        match self.requested.compare_exchange(null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(fresh),
             Err(present) => {
                 // SAFETY: mapped above, and nobody else has it, since the exchange failed.
-                unsafe { pages::unmap(start, size_of::<Asked>()) };
+                unsafe { pages::unmap(start, size_of::<Requested>()) };
                 NonNull::new(present)
             }
         }
     }
 
     /// Returns the memory of the notes for these pages, in which no block lies, to the system.
-    pub(super) fn forget_asked(&self, first: usize, count: usize) {
-        const NOTES: usize = size_of::<Asked>() / PAGES; // in bytes, for one page
-        let Some(table) = NonNull::new(self.asked.load(Ordering::Acquire)) else { return };
+    pub(super) fn forget_requested(&self, first: usize, count: usize) {
+        const NOTES: usize = size_of::<Requested>() / PAGES; // in bytes, for one page
+        let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return };
         let from = (first * NOTES).next_multiple_of(pages::page_bytes());
         let to = (first + count) * NOTES / pages::page_bytes() * pages::page_bytes();
         if from < to {
-            // SAFETY: the table has `NOTES` bytes for each page, so these are whole system pages of its mapping. No block lies
-            // in the region's pages, so nobody needs the notes. A failure costs memory only.
+            // SAFETY: the table has `NOTES` bytes for each page, so these are whole system pages of its mapping. No
+            // block lies in the region's pages, so nobody needs the notes. A failure costs memory only.
             let _ = unsafe { pages::discard(table.cast::<u8>().add(from), to - from) };
         }
     }
 
     /// Unmaps the table of notes. No block lies in the region.
     pub(super) fn close(&self) {
-        // Acquire pairs with the Release in `map_asked`.
-        if let Some(table) = NonNull::new(self.asked.swap(null_mut(), Ordering::Acquire)) {
-            // SAFETY: `map_asked` mapped it with this size. Only owners of blocks in the region access it, and there are none.
-            unsafe { pages::unmap(table.cast(), size_of::<Asked>()) };
+        // Acquire pairs with the Release in `map_requested`.
+        if let Some(table) = NonNull::new(self.requested.swap(null_mut(), Ordering::Acquire)) {
+            // SAFETY: `map_requested` mapped it with this size. Only owners of blocks in the region access it, and
+            // there are none.
+            unsafe { pages::unmap(table.cast(), size_of::<Requested>()) };
         }
     }
 
@@ -176,10 +216,11 @@ const fn page_of(address: usize) -> usize {
     (address % REGION) / PAGE
 }
 
-/// User addresses have 47 bits. (With five-level paging more, but Linux uses those only on request.)
-const ROOT: usize = 1 << 12;
+/// A program's addresses have 47 bits on x86-64, and 48 on aarch64, where Linux maps the highest first. (With larger
+/// page tables more, but Linux uses those only on request.)
+const ROOT: usize = 1 << 13;
 const LEAF: usize = 1 << 13;
-const _: () = assert!(ROOT * LEAF * REGION == 1 << 47);
+const _: () = assert!(ROOT * LEAF * REGION == 1 << 48);
 
 type Leaf = [AtomicPtr<Region>; LEAF];
 static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROOT];
@@ -187,15 +228,15 @@ static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROO
 /// The record of the region that a live block starts in. Two loads, no lock.
 ///
 /// # Safety
-/// - `address` is that of a live block of some pool.
+/// - `address` is that of a live block of some pool, or lies in a region that was inserted and is still mapped.
 #[inline]
 pub(super) unsafe fn find(address: usize) -> &'static Region {
     let index = address / REGION;
     // Acquire pairs with the Release stores in `insert`.
     let leaf = MAP[index / LEAF].load(Ordering::Acquire);
     debug_assert!(!leaf.is_null());
-    // SAFETY: the block is live (this function's contract), and its region was inserted before it was handed out. So neither
-    // pointer is NULL; leaves and records are never freed.
+    // SAFETY: the region was inserted (this function's contract; a block's is, before the block is handed out). So
+    // neither pointer is NULL; leaves and records are never freed.
     unsafe {
         let region = (&(*leaf))[index % LEAF].load(Ordering::Acquire);
         debug_assert!(!region.is_null());
@@ -223,7 +264,8 @@ pub(super) fn place_of(span: &Span) -> (&'static Region, usize) {
     (region, start % REGION / PAGE)
 }
 
-/// Inserts a region into the map. False if its address is beyond what the map covers, or if there is no memory for a leaf.
+/// Inserts a region into the map. False if its address is beyond what the map covers, or if there is no memory for a
+/// leaf.
 pub(super) fn insert(region: &'static Region) -> bool {
     let index = region.start.load(Ordering::Relaxed).addr() / REGION;
     let Some(place) = MAP.get(index / LEAF) else { return false };
@@ -254,9 +296,9 @@ const RECORDS: usize = if cfg!(miri) { 2 } else { 16 };
 
 /// Takes a spare record; `None` if there is no memory for one.
 pub(super) fn take_record() -> Option<&'static Region> {
-    // Takes the whole list and puts the rest back. Taking only the first with a compare-and-swap would be wrong if the list
-    // changed in between and had the same first record again (ABA).
-    // Acquire pairs with the Release in `give_records`.
+    // Takes the whole list and puts the rest back. Taking only the first with a compare-and-swap would be wrong if the
+    // list changed in between and had the same first record again (ABA). Acquire pairs with the Release in
+    // `give_records`.
     let first = SPARE.swap(null_mut(), Ordering::Acquire);
     // SAFETY: NULL or a record, and records are never freed.
     if let Some(record) = unsafe { first.as_ref() } {
@@ -269,8 +311,8 @@ pub(super) fn take_record() -> Option<&'static Region> {
         }
         return Some(record);
     }
-    // Mapped, not allocated: this pool may be the global allocator. New pages are zero, which is a valid record, and take
-    // memory only when they are touched.
+    // Mapped, not allocated: this pool may be the global allocator. New pages are zero, which is a valid record, and
+    // take memory only when they are touched.
     let bytes = (size_of::<Region>() * RECORDS).next_multiple_of(pages::page_bytes());
     let start = pages::map(bytes, pages::page_bytes())?.cast::<Region>();
     for number in 1..RECORDS {
@@ -301,5 +343,20 @@ pub(super) fn give_records(first: &'static Region) {
             Ok(_) => return,
             Err(now) => head = now,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_map_has_room_for_the_highest_address_of_a_program() {
+        let record = take_record().expect("there is memory");
+        let highest = (1 << 48) - REGION; // of aarch64, where Linux maps there first
+        record.reset(NonNull::without_provenance(highest.try_into().expect("not zero")));
+        assert!(insert(record));
+        // SAFETY: the map has it; no block is looked at.
+        assert!(std::ptr::eq(unsafe { find(highest) }, record));
     }
 }

@@ -46,7 +46,8 @@ pub(super) unsafe fn cleared(
     block: NonNull<u8>,
     size_bytes: usize,
 ) -> Option<NonNull<u8>> {
-    // SAFETY: the block has `size_bytes` bytes in memory of `source`, and nobody else has it (this function's contract).
+    // SAFETY: the block has `size_bytes` bytes in memory of `source`, and nobody else has it (this function's
+    // contract).
     if unsafe { source.clear(block, size_bytes) } {
         return Some(block);
     }

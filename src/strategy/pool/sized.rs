@@ -1,4 +1,4 @@
-//! Blocks of a pool that know how many bytes were requested, to the byte: what a request counts by.
+//! Blocks of a pool whose requested size is known to the byte: requests count these sizes.
 //!
 //! The note of the size is in the region's record (`region`), not in the block, so it costs the block nothing.
 
@@ -13,30 +13,30 @@ impl Pool {
     /// How many bytes were requested.
     ///
     /// # Safety
-    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of a pool over
-    ///   any pages, and was not released.
+    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of a pool
+    ///   over any pages, and was not released.
     #[inline]
-    pub(crate) unsafe fn asked_bytes(block: NonNull<u8>) -> usize {
+    pub(crate) unsafe fn requested_bytes(block: NonNull<u8>) -> usize {
         // SAFETY: the block is live (this function's contract), so its region is in the map.
         let region = unsafe { region::find(block.addr().get()) };
-        region.asked_at(block.addr().get())
+        region.requested_at(block.addr().get())
     }
 
     /// Notes another size than was requested.
     ///
     /// # Safety
-    /// - as for [`asked_bytes`](Self::asked_bytes).
-    pub(crate) unsafe fn note_asked(block: NonNull<u8>, size_bytes: usize) {
+    /// - as for [`requested_bytes`](Self::requested_bytes).
+    pub(crate) unsafe fn note_requested(block: NonNull<u8>, size_bytes: usize) {
         // SAFETY: the block is live (this function's contract), so its region is in the map.
         let region = unsafe { region::find(block.addr().get()) };
-        let noted = region.note_asked(block.addr().get(), size_bytes);
+        let noted = region.note_requested(block.addr().get(), size_bytes);
         debug_assert!(noted, "a block with a note has memory for it");
     }
 }
 
 impl<P: Pages> Pool<P> {
-    /// [`allocate`](Strategy::allocate), or `allocate_zeroed`, that notes the requested size. The block may be released like any
-    /// other block of the pool.
+    /// [`allocate`](Strategy::allocate), or `allocate_zeroed`, that notes the requested size. The block may be released
+    /// like any other block of the pool.
     #[inline]
     pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let block = if zeroed { self.allocate_zeroed(size_bytes) } else { self.allocate(size_bytes) }?;
@@ -44,7 +44,7 @@ impl<P: Pages> Pool<P> {
         // SAFETY: the block was just made, so its region is in the map.
         let region = unsafe { region::find(address) };
         let is_small = size_bytes <= classes::MAX;
-        if if is_small { region.note_small(address, size_bytes) } else { region.note_asked(address, size_bytes) } {
+        if if is_small { region.note_small(address, size_bytes) } else { region.note_requested(address, size_bytes) } {
             return Some(block);
         }
         // SAFETY: made above from this pool, and nobody else has it.
@@ -63,33 +63,33 @@ impl<P: Pages> Pool<P> {
         // SAFETY: the block is live (this function's contract), so its region is in the map.
         let region = unsafe { region::find(address) };
         let Some(class) = region.class_at(address) else {
-            let asked_bytes = region.asked_at(address);
+            let requested_bytes = region.requested_at(address);
             self.inner.release_large(region, block);
-            return asked_bytes;
+            return requested_bytes;
         };
-        let asked_bytes = region.asked_small(address);
+        let requested_bytes = region.requested_small(address);
         self.release_small(class, block);
-        asked_bytes
+        requested_bytes
     }
 
     /// [`resize`](Strategy::resize) that notes the new size. A failure leaves the block and its size as they were.
     ///
     /// # Safety
-    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of this pool
-    ///   and was not released; after `Some` the old pointer is not used again.
+    /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of this
+    ///   pool and was not released; after `Some` the old pointer is not used again.
     pub(crate) unsafe fn resize_sized(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the block is live (this function's contract).
         if unsafe { stays(block, new_size_bytes) } {
             // SAFETY: the block is live, so its region is in the map.
             let region = unsafe { region::find(block.addr().get()) };
             // This cannot fail: the block has a note, so there is memory for it.
-            return region.note_asked(block.addr().get(), new_size_bytes).then_some(block);
+            return region.note_requested(block.addr().get(), new_size_bytes).then_some(block);
         }
         // SAFETY: the block is live and has a note.
-        let old_size_bytes = unsafe { Pool::asked_bytes(block) };
+        let old_size_bytes = unsafe { Pool::requested_bytes(block) };
         let moved = self.allocate_sized(new_size_bytes, false)?;
-        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory of
-        // `source`.
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory
+        // of `source`.
         let copied = unsafe { self.inner.heap.source.copy(moved, block, old_size_bytes.min(new_size_bytes)) };
         let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
         // SAFETY: a live block of this pool. The caller uses only the other one from here on.

@@ -1,12 +1,14 @@
 //! Spans: a few pages of a region, cut into blocks of one class.
 //!
-//! A span's record is part of its region's record, outside the memory that users write to: a bit for each free block, and a
-//! count of the others. A span belongs to the central free list of its class or to one arena, and only the holder of that
-//! one's lock reads or writes it. The fields are atomic so that this needs no `unsafe`; the lock orders them, hence Relaxed.
+//! A span's record is part of its region's record, outside the memory that users write to: a bit for each free block,
+//! and a count of the others. A span belongs to a central free list of its class or to one arena, and only the holder
+//! of that list's or arena's lock reads or writes the record. The fields are atomic so that this needs no `unsafe`; the
+//! lock orders them, hence Relaxed.
 
 use super::classes;
 use super::geometry::PAGE;
 use std::ptr::{NonNull, null_mut};
+use std::slice;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The number of words with a bit for each block.
@@ -22,6 +24,9 @@ pub(super) struct Span {
     next: AtomicPtr<Span>,
     previous: AtomicPtr<Span>,
     class: AtomicU32,
+    /// Which of the central free lists of its class it belongs to. Changed only under the locks of both. May be read by
+    /// whoever has a block of the span, as a guess; it is right under the lock of the list that it names.
+    shard: AtomicU32,
     /// The size of a block.
     bytes: AtomicU32,
     /// For [`classes::index_by`].
@@ -62,6 +67,15 @@ impl Span {
         self.class.load(Relaxed) as usize
     }
 
+    #[inline]
+    pub(super) fn shard(&self) -> usize {
+        self.shard.load(Relaxed) as usize
+    }
+
+    pub(super) fn set_shard(&self, shard: usize) {
+        self.shard.store(shard as u32, Relaxed);
+    }
+
     pub(super) fn pages(&self) -> usize {
         classes::span_pages(self.class())
     }
@@ -95,6 +109,35 @@ impl Span {
         NonNull::new(self.start.load(Relaxed).wrapping_add(index * self.bytes.load(Relaxed) as usize))
     }
 
+    /// [`take`](Self::take) for as many blocks as there are places; returns how many it took.
+    pub(super) fn take_some(&self, places: &mut [NonNull<u8>]) -> usize {
+        let (start, bytes) = (self.start.load(Relaxed), self.bytes.load(Relaxed) as usize);
+        let words = (self.blocks.load(Relaxed) as usize).div_ceil(64);
+        let mut number = self.first_word.load(Relaxed) as usize;
+        let mut taken = 0;
+        for free in self.free.get(number..words).unwrap_or_default() {
+            let mut word = free.load(Relaxed);
+            while word != 0
+                && let Some(place) = places.get_mut(taken)
+                && let Some(block) =
+                    NonNull::new(start.wrapping_add((number * 64 + word.trailing_zeros() as usize) * bytes))
+            {
+                *place = block;
+                taken += 1;
+                word &= word - 1;
+            }
+            free.store(word, Relaxed);
+            if word != 0 {
+                break;
+            }
+            number += 1;
+        }
+        // Never past the last word: what is behind that is not reset.
+        self.first_word.store(number.min(words - 1) as u32, Relaxed);
+        self.live.store(self.live.load(Relaxed) + taken as u32, Relaxed);
+        taken
+    }
+
     /// The next word after `first` with a bit set.
     #[cold]
     fn next_word(&self, first: usize) -> Option<(usize, u64)> {
@@ -112,21 +155,38 @@ impl Span {
     /// Takes a block of this span back.
     #[inline]
     pub(super) fn give(&self, block: NonNull<u8>) {
-        let offset = block.addr().get() - self.start.load(Relaxed).addr();
-        let index = classes::index_by(self.divisor.load(Relaxed), offset);
-        let (number, bit) = (index / 64 % WORDS, 1 << (index % 64));
-        let word = self.free[number].load(Relaxed);
-        debug_assert_eq!(word & bit, 0, "released twice");
-        self.free[number].store(word | bit, Relaxed);
-        if (number as u32) < self.first_word.load(Relaxed) {
-            self.first_word.store(number as u32, Relaxed);
-        }
-        self.live.store(self.live.load(Relaxed) - 1, Relaxed);
-        self.is_touched.store(1, Relaxed);
+        let given = self.give_run(slice::from_ref(&block));
+        debug_assert_eq!(given, 1, "a block of another span");
     }
 
-    /// Calls `empty` on the system pages that lie in free blocks; returns how many bytes it emptied. Does nothing if no block
-    /// came back since the last call.
+    /// Takes blocks of this span back, up to the first of another one; returns how many.
+    #[inline]
+    pub(super) fn give_run(&self, blocks: &[NonNull<u8>]) -> usize {
+        let (start, divisor) = (self.start(), self.divisor.load(Relaxed));
+        let bytes = self.blocks.load(Relaxed) as usize * self.bytes.load(Relaxed) as usize;
+        let mut first_word = self.first_word.load(Relaxed) as usize;
+        let mut given = 0;
+        for block in blocks {
+            let offset = block.addr().get().wrapping_sub(start);
+            if offset >= bytes {
+                break;
+            }
+            let index = classes::index_by(divisor, offset);
+            let (number, bit) = (index / 64 % WORDS, 1 << (index % 64));
+            let word = self.free[number].load(Relaxed);
+            debug_assert_eq!(word & bit, 0, "released twice");
+            self.free[number].store(word | bit, Relaxed);
+            first_word = first_word.min(number);
+            given += 1;
+        }
+        self.first_word.store(first_word as u32, Relaxed);
+        self.live.store(self.live.load(Relaxed) - given as u32, Relaxed);
+        self.is_touched.store(1, Relaxed);
+        given
+    }
+
+    /// Calls `empty` on the system pages that lie in free blocks; returns how many bytes it emptied. Does nothing if no
+    /// block came back since the last call.
     pub(super) fn empty_free(&self, page_bytes: usize, mut empty: impl FnMut(NonNull<u8>, usize) -> bool) -> usize {
         if self.is_touched.swap(0, Relaxed) == 0 {
             return 0;
@@ -205,4 +265,61 @@ impl Spans {
 fn record(pointer: *mut Span) -> Option<&'static Span> {
     // SAFETY: NULL, or a span's record, which is part of a region's record and never freed.
     unsafe { pointer.as_ref() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{geometry::PAGE, region};
+    use super::classes;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+    use std::num::NonZero;
+    use std::ptr::NonNull;
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 200 }, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        /// As for a set of blocks, whatever the span was before.
+        #[test]
+        fn blocks_taken_and_given_back_in_any_order_are_those_of_a_set(
+            steps in prop::collection::vec((0..3_u8, 0..65_usize, any::<usize>()), 1..60)
+        ) {
+            let record = region::take_record().expect("memory");
+            let span = record.span(0);
+            let start: NonNull<u8> = NonNull::without_provenance(NonZero::new(16 * PAGE).expect("not zero"));
+            for class in [0, 1, 2, 7, 9, 20, classes::COUNT - 1] {
+                span.reset(start, class);
+                let (bytes, count) = (classes::bytes(class), classes::span_blocks(class));
+                let foreign = start.map_addr(|start| start.saturating_add(classes::span_pages(class) * PAGE));
+                let mut live: Vec<NonNull<u8>> = Vec::new();
+                for &(what, wanted, which) in &steps {
+                    let before = live.len();
+                    match what {
+                        0 => live.extend(span.take()),
+                        1 => {
+                            let mut places = [start; 64];
+                            let taken = span.take_some(&mut places[..wanted]);
+                            assert_eq!(taken, wanted.min(count - before), "as many as there are");
+                            live.extend(&places[..taken]);
+                        }
+                        _ => {
+                            let wanted = wanted.min(before);
+                            let mut blocks: Vec<_> =
+                                (0..wanted).map(|number| live.swap_remove(which.wrapping_mul(number + 1) % live.len())).collect();
+                            blocks.push(foreign);
+                            assert_eq!(span.give_run(&blocks), wanted, "up to the first block of another span");
+                        }
+                    }
+                    assert_eq!((span.live() as usize, span.is_full()), (live.len(), live.len() == count), "class {class}");
+                    assert!(live.iter().all(|block| (block.addr().get() - start.addr().get()).is_multiple_of(bytes)));
+                    assert!(live.iter().all(|block| block.addr() < foreign.addr()), "class {class}");
+                    let distinct: HashSet<_> = live.iter().collect();
+                    assert_eq!(distinct.len(), live.len(), "a block was handed out twice");
+                }
+            }
+            region::give_records(record);
+        }
+    }
 }

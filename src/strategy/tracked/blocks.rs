@@ -7,8 +7,8 @@ use std::time::Duration;
 
 /// A live block of a [`Tracked`](super::Tracked) strategy, as it was when it was listed.
 ///
-/// Two are equal if they are the same block, even if its age or size has changed. So the difference of two lists is what
-/// was allocated or released in between.
+/// Two are equal if they are the same block, even if its age or size has changed. So the difference of two lists is
+/// what was allocated or released in between.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LiveBlock {
@@ -55,8 +55,8 @@ impl LiveBlock {
 pub struct Thread {
     /// The system's number for it: `gettid()`, Python's `threading.get_native_id()`.
     pub id: u32,
-    /// The system's name for it when it first allocated: on Linux at most 15 bytes, the program's unless somebody (Rust's
-    /// `std`, tokio, Python from 3.14 on) gave it one.
+    /// The system's name for it when it first allocated: on Linux at most 15 bytes, the program's unless somebody
+    /// (Rust's `std`, tokio, Python from 3.14 on) gave it one.
     pub name: String,
 }
 
@@ -68,7 +68,8 @@ pub enum Attribution {
     Unknown,
     /// The number of a task, like tokio's. Costs no memory; up to 63 bits are kept.
     Task(u64),
-    /// A task's name, a place in the program, or both. It is dropped when the block is released, on whichever thread that is.
+    /// A task's name, a place in the program, or both. It is dropped when the block is released, on whichever thread
+    /// that is.
     Origin(Arc<Origin>),
 }
 

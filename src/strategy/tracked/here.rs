@@ -66,8 +66,8 @@ fn name() -> [u8; 15] {
     std::array::from_fn(|index| name[index])
 }
 
-/// Nanoseconds of a monotonic clock: the system's coarse one, which on Linux costs a quarter of the precise one and is good
-/// enough for the ages of blocks.
+/// Nanoseconds of a monotonic clock: the system's coarse one, which on Linux costs a quarter of the precise one and is
+/// good enough for the ages of blocks.
 #[inline]
 pub(super) fn now_ns() -> u64 {
     let (seconds, nanoseconds) = os::clock();

@@ -1,5 +1,6 @@
 //! The lists of live blocks. Each list is a shard with a lock. A thread inserts its blocks into the shard of its lane;
-//! whoever releases a block takes it out of the shard that it is in. A lock is held for a few stores, and across `fork`.
+//! whoever releases a block takes it out of the shard that it is in. A lock is held for a few stores, and across
+//! `fork`.
 //!
 //! ```text
 //!   shard: oldest ──► record ◄──► record ◄──► record ◄── newest
@@ -12,7 +13,7 @@
 
 use super::blocks::{Attribution, LiveBlock, Origin, Thread, Totals};
 use super::here::{NameAndLane, here, now_ns};
-use crate::sync::{ForkLock, HeldAcrossFork, Locked};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};
@@ -47,8 +48,8 @@ struct List {
     inserted: u32,
 }
 
-// SAFETY: the pointers lead to records of live blocks. They are followed only under the shard's lock, by one thread at a
-// time.
+// SAFETY: the pointers lead to records of live blocks. They are followed only under the shard's lock, by one thread at
+// a time.
 unsafe impl Send for List {}
 
 /// What stands in front of each block.
@@ -69,11 +70,11 @@ pub(super) struct Record {
 const _: () = assert!(align_of::<Record>() == 8, "what `Tracked::new` asks of an upstream");
 const _: () = assert!(size_of::<Record>() == 64, "one cache line, and no more than the pool's alignment");
 
-/// Memory for a record without a block: a [`Placeholder`] for a block that is being resized and may move, or the bookmark
-/// of a [`Reader`].
+/// Memory for a record without a block: a [`Placeholder`] for a block that is being resized and may move, or the
+/// bookmark of a [`Reader`].
 ///
-/// It is an `UnsafeCell` because the list writes to it while its owner holds a reference. It is on the heap because after
-/// `fork` the owner may be a thread that the child does not have, whose stack is reused.
+/// It is an `UnsafeCell` because the list writes to it while its owner holds a reference. It is on the heap because
+/// after `fork` the owner may be a thread that the child does not have, whose stack is reused.
 struct Place(Box<UnsafeCell<MaybeUninit<Record>>>);
 
 impl Place {
@@ -95,8 +96,8 @@ const _: () = assert!(SHARDS <= BOOKMARK as usize);
 /// How many records a listing reads while it holds a shard's lock: a few microseconds, during which others spin.
 pub(super) const AT_ONCE: usize = 64;
 
-/// [`Attribution`] in one word: NULL for unknown, a task's number shifted left with the lowest bit set, or a pointer from
-/// [`Arc::into_raw`], whose lowest bit is clear.
+/// [`Attribution`] in one word: NULL for unknown, a task's number shifted left with the lowest bit set, or a pointer
+/// from [`Arc::into_raw`], whose lowest bit is clear.
 #[derive(Clone, Copy)]
 pub(super) struct PackedAttribution(*const Origin);
 
@@ -127,8 +128,8 @@ impl PackedAttribution {
         match (self.number(), self.origin()) {
             (Some(number), _) => Attribution::Task(number),
             (None, Some(origin)) => {
-                // SAFETY: `pack` got the pointer from `Arc::into_raw`, and that reference is still held (not released). So
-                // the count may be incremented, and the new reference is the one that `from_raw` takes over.
+                // SAFETY: `pack` got the pointer from `Arc::into_raw`, and that reference is still held (not released).
+                // So the count may be incremented, and the new reference is the one that `from_raw` takes over.
                 Attribution::Origin(unsafe {
                     Arc::increment_strong_count(origin);
                     Arc::from_raw(origin)
@@ -161,13 +162,10 @@ impl Ledger {
     pub(super) fn new() -> Arc<Self> {
         static NUMBERS: AtomicU32 = AtomicU32::new(0);
         let list = || List { oldest: null_mut(), newest: null_mut(), blocks: 0, bytes: 0, inserted: 0 };
-        let ledger = Arc::new(Self {
+        held_across_fork(Self {
             shards: std::array::from_fn(|_| Shard { list: Locked::new(list()) }),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-        });
-        let holder: Arc<dyn HeldAcrossFork> = Arc::clone(&ledger) as _;
-        crate::sync::hold_across_fork(Arc::downgrade(&holder));
-        ledger
+        })
     }
 
     /// A record for a block of this thread, made now, and the shard to insert it into.
@@ -198,8 +196,8 @@ impl Ledger {
     pub(super) unsafe fn insert(&self, record: NonNull<Record>, shard: usize) {
         let new = record.as_ptr();
         self.shards[shard].list.with(|list| {
-            // SAFETY: `new` is in no list (this function's contract), so nobody else reaches it. `list.newest` is NULL or
-            // in this list, whose lock is held.
+            // SAFETY: `new` is in no list (this function's contract), so nobody else reaches it. `list.newest` is NULL
+            // or in this list, whose lock is held.
             unsafe {
                 (*new).number = list.inserted;
                 list.bytes += (*new).size_bytes;
@@ -236,11 +234,12 @@ impl Ledger {
     ///
     /// # Safety
     /// - `record` is in a list of this ledger;
-    /// - until the placeholder is dropped its block is not released; if it is resized, [`Placeholder::resized`] is called.
+    /// - until the placeholder is dropped its block is not released; if it is resized, [`Placeholder::resized`] is
+    ///   called.
     pub(super) unsafe fn put_placeholder(&self, record: NonNull<Record>) -> Placeholder<'_> {
         let placeholder = Placeholder { ledger: self, place: Place::new(), record, size_bytes: None };
-        // SAFETY: `record` is in a list (this function's contract). The place is new, hence in none; it stays where it is
-        // (on the heap) until the placeholder's drop takes it out of the list.
+        // SAFETY: `record` is in a list (this function's contract). The place is new, hence in none; it stays where it
+        // is (on the heap) until the placeholder's drop takes it out of the list.
         unsafe { self.replace(record.as_ptr(), placeholder.place.record(), None, PLACEHOLDER) };
         placeholder
     }
@@ -260,8 +259,8 @@ impl Ledger {
                 record.size_bytes = size_bytes;
             }
             record.name_and_lane.lane = lane | mark;
-            // SAFETY: `new` is memory for a record that nobody else reaches. The neighbours of `old` are NULL or in this
-            // list, whose lock is held.
+            // SAFETY: `new` is memory for a record that nobody else reaches. The neighbours of `old` are NULL or in
+            // this list, whose lock is held.
             unsafe {
                 new.write(record);
                 list.link(record.older, new);
@@ -291,8 +290,8 @@ impl Ledger {
         seen.into_iter().map(|seen| seen.block(self.number, now)).collect()
     }
 
-    /// Passes all records to `take`, at most [`AT_ONCE`] at a time, from the oldest to the newest of each shard. No lock is
-    /// held while `take` runs.
+    /// Passes all records to `take`, at most [`AT_ONCE`] at a time, from the oldest to the newest of each shard. No
+    /// lock is held while `take` runs.
     pub(super) fn in_turns(&self, mut take: impl FnMut(&mut Vec<Seen>)) {
         // Allocated here, since nothing may be allocated under the lock.
         let mut some = Vec::with_capacity(AT_ONCE);
@@ -362,8 +361,8 @@ impl List {
             number: 0,
             name_and_lane: NameAndLane { name: [0; 15], lane: BOOKMARK },
         };
-        // SAFETY: `place` is memory that nobody else reaches; `next` is in this list, and its older neighbour is NULL or in
-        // it too. The lock is held. `link` sets `place`'s older neighbour.
+        // SAFETY: `place` is memory that nobody else reaches; `next` is in this list, and its older neighbour is NULL
+        // or in it too. The lock is held. `link` sets `place`'s older neighbour.
         unsafe {
             place.write(record);
             self.link((*next).older, place);
@@ -372,8 +371,8 @@ impl List {
     }
 }
 
-/// Keeps the place in the list of a record whose block is being resized. Dropping it puts the record back there, also when
-/// the upstream panics.
+/// Keeps the place in the list of a record whose block is being resized. Dropping it puts the record back there, also
+/// when the upstream panics.
 pub(super) struct Placeholder<'a> {
     ledger: &'a Ledger,
     place: Place,
@@ -403,8 +402,8 @@ impl Drop for Placeholder<'_> {
 struct Reader<'a> {
     shard: &'a Shard,
     bookmark: Place,
-    /// Whether the bookmark is in the list, before the record to read next. Set by `read` if there are more records; cleared
-    /// at its next call. Cannot be set once the end was reached.
+    /// Whether the bookmark is in the list, before the record to read next. Set by `read` if there are more records;
+    /// cleared at its next call. Cannot be set once the end was reached.
     placed: bool,
     /// The number of the shard's next block when the listing began: it does not wait for blocks that come later.
     end: Option<u32>,
@@ -424,7 +423,8 @@ impl Reader<'_> {
             }
             for _ in 0..AT_ONCE {
                 let Some(place) = NonNull::new(next) else { return false };
-                // SAFETY: `next` is in this list, whose lock is held: the first one, or one that another record links to.
+                // SAFETY: `next` is in this list, whose lock is held: the first one, or one that another record links
+                // to.
                 let record = unsafe { place.read() };
                 next = record.newer;
                 let marks = record.name_and_lane.lane & (PLACEHOLDER | BOOKMARK);
@@ -444,7 +444,8 @@ impl Reader<'_> {
             if next.is_null() {
                 return false;
             }
-            // SAFETY: the bookmark's place is this reader's own and in no list; `next` is in this list, whose lock is held.
+            // SAFETY: the bookmark's place is this reader's own and in no list; `next` is in this list, whose lock is
+            // held.
             unsafe { list.bookmark(bookmark, next) };
             *placed = true;
             true

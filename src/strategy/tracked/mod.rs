@@ -21,11 +21,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Lists the live blocks of `upstream`: size, age, the thread that made each, and on request the task and the place in the
-/// program.
+/// Lists the live blocks of `upstream`: size, age, the thread that made each, and on request the task and the place in
+/// the program.
 ///
-/// [`live_blocks`](Strategy::live_blocks) may be called at any time, from any thread. A resized block keeps its age and its
-/// maker. Each block costs 64 more bytes. Clones share one list, and cloning is cheap.
+/// [`live_blocks`](Strategy::live_blocks) may be called at any time, from any thread. A resized block keeps its age and
+/// its maker. Each block costs 64 more bytes. Clones share one list, and cloning is cheap.
 ///
 /// ```
 /// use ctxalloc::{Buffer, register, strategy::{Pool, Report, Strategy, Tracked}};
@@ -78,8 +78,8 @@ impl<S: Strategy> Tracked<S> {
         Self::with(upstream, None, Options::new())
     }
 
-    /// [`new`](Self::new), with more about each block's maker: `attribute` is called at each allocation, on the thread that
-    /// allocates. It must not allocate through this strategy and must not panic.
+    /// [`new`](Self::new), with more about each block's maker: `attribute` is called at each allocation, on the thread
+    /// that allocates. It must not allocate through this strategy and must not panic.
     ///
     /// # Errors
     /// [`Error::BadOption`] where `upstream` is tracked already, or aligns its blocks to less than 8 bytes.
@@ -103,15 +103,15 @@ impl<S: Strategy> Tracked<S> {
     fn with(upstream: S, attribute: Option<Box<Attribute>>, options: Options) -> Result<Self, Error> {
         if upstream.live_blocks().is_some() {
             let value = format!("{upstream:?}");
-            let wanted = "a strategy that is not tracked: its own list would be out of reach behind this one's";
-            return Err(Error::BadOption { option: "upstream", value, wanted });
+            let expected = "a strategy that is not tracked: its own list would be out of reach behind this one's";
+            return Err(Error::BadOption { option: "upstream", value, expected });
         }
         let blocks = Prefixed::new(upstream);
         if !blocks.aligns_records() {
             let value = format!("{:?}", blocks.upstream);
-            let wanted = "a strategy whose blocks are aligned to 8 bytes or more, for the records in front of them \
+            let expected = "a strategy whose blocks are aligned to 8 bytes or more, for the records in front of them \
                           (align=8 and up for Guard and Callbacks)";
-            return Err(Error::BadOption { option: "upstream", value, wanted });
+            return Err(Error::BadOption { option: "upstream", value, expected });
         }
         Ok(Self { inner: Arc::new(Inner { blocks, ledger: Ledger::new(), attribute, options }) })
     }
@@ -159,8 +159,8 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let Inner { blocks, ledger, .. } = &*self.inner;
-        // SAFETY: `block` is live (this function's contract), so `make` put its record into a list. Dropping the placeholder
-        // puts the record back, also if the upstream panics.
+        // SAFETY: `block` is live (this function's contract), so `make` put its record into a list. Dropping the
+        // placeholder puts the record back, also if the upstream panics.
         let placeholder = unsafe { ledger.put_placeholder(Prefixed::<S, Record>::place(block)) };
         // SAFETY: `block` is live and from `blocks`. No list points to it now, so it may move.
         let moved = unsafe { blocks.resize(block, new_size_bytes) };
@@ -174,8 +174,8 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
     #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
         let Inner { blocks, ledger, .. } = &*self.inner;
-        // SAFETY: `block` is live and not used again (this function's contract). Its record is in a list since `make`; once
-        // it is out, nothing points into the block, and the upstream may have it back.
+        // SAFETY: `block` is live and not used again (this function's contract). Its record is in a list since `make`;
+        // once it is out, nothing points into the block, and the upstream may have it back.
         unsafe {
             ledger.remove(Prefixed::<S, Record>::place(block)).release();
             blocks.release(block);

@@ -1,3 +1,5 @@
+//! `Tracked` from the inside: what is listed and when, attribution that fails or allocates, many threads.
+
 use super::{Attribution, Frame, LiveBlock, Origin, Place, Report, Totals, Tracked};
 use crate::strategy::{Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, conformance};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,7 @@
 //! What each word does in Rust. start.rs has those that start a line, and stream.rs what makes a stream.
 //!
-//! Every word is a future that gives its outcome. A synchronous body is one whose futures never suspend (`frame.is_sync`):
-//! there `scope` can be used, and waiting blocks the thread.
+//! Every word is a future that gives its outcome. A synchronous body is one whose futures never suspend
+//! (`frame.is_sync`): there `scope` can be used, and waiting blocks the thread.
 
 use crate::hold::{Hold, Stretch, of_reset};
 use crate::line::{Boom, Child, of_panic, of_task};

@@ -1,6 +1,6 @@
 //! Random programs over threads and tasks against a naive count per request.
 
-use crate::upstream::{ENTERED_TWICE, forwarding, refusing};
+use crate::upstream::{ENTERED_TWICE, forwarding, growth, refusing};
 use ctxalloc::request::HeapStats;
 use ctxalloc::{Context, Request, RequestHandle, WithHandler, request};
 use std::future::poll_fn;
@@ -320,6 +320,13 @@ fn what_upstream_refuses_changes_no_number() {
         let _more = Vec::<u8>::with_capacity(10);
         assert_eq!(own.heap().unwrap().peak_bytes, 110, "nor later");
     });
+    // Nor where the request is not selected.
+    let mut bytes: Vec<u8> = own.run(|| vec![7; 100]);
+    assert!(refusing(|| bytes.try_reserve_exact(1 << 40).is_err()));
+    assert!(bytes.try_reserve_exact(1 << 60).is_err());
+    assert_eq!(own.heap().unwrap().peak_bytes, 110);
+    bytes.reserve_exact(900);
+    assert_eq!(own.heap().unwrap().peak_bytes, 1000, "what is really there counts");
 }
 
 #[test]
@@ -363,4 +370,15 @@ fn what_requests_are_kept_in_is_no_requests() {
         drop(inside);
     });
     assert_eq!(own.heap().unwrap().live_blocks, 0);
+}
+
+#[test]
+fn what_an_upstream_frees_in_the_middle_goes_back_to_it() {
+    let growth = growth(|| {
+        for _ in 0..if cfg!(miri) { 3 } else { 300 } {
+            // More than it keeps to free in the middle.
+            forwarding(|| (0..200).for_each(|size| drop(vec![7_u8; 1 + size])));
+        }
+    });
+    assert!(growth < 50_000, "{growth} bytes were not given back");
 }

@@ -22,6 +22,20 @@ fn what_exceeds_a_limit_is_given_and_the_request_is_marked() {
 }
 
 #[test]
+fn what_exceeded_a_limit_is_not_part_of_what_was_in_use() {
+    let own = request().root().heap_limit_bytes(10_000).begin().unwrap();
+    own.run(|| {
+        let kept = vec![0_u8; 1_000];
+        let _large = vec![0_u8; 20_000];
+        drop(kept);
+    });
+    let Some(Error::BudgetExceeded { in_use_bytes, held_bytes, requested_bytes, .. }) = own.heap_exceeded() else {
+        panic!("{own:?}")
+    };
+    assert_eq!((in_use_bytes, held_bytes, requested_bytes), (1_000, 1_000, 20_000));
+}
+
+#[test]
 fn a_limit_that_refuses_is_an_error_of_try_reserve() {
     let own = request().root().heap_limit_bytes(100_000).heap_refuses().begin().unwrap();
     own.run(|| {
@@ -38,6 +52,19 @@ fn a_limit_that_refuses_is_an_error_of_try_reserve() {
     });
     let heap = own.heap().unwrap();
     assert_eq!((heap.live_bytes, heap.peak_bytes, heap.exceeded), (0, 100_000, 3));
+}
+
+#[test]
+fn a_block_that_grows_elsewhere_is_limited_by_its_own_request() {
+    let own = request().root().heap_limit_bytes(100_000).heap_refuses().begin().unwrap();
+    let mut bytes = own.run(|| vec![7_u8; 60_000]);
+    let other = request().root().begin().unwrap();
+    assert!(bytes.try_reserve_exact(50_000).is_err(), "nothing is selected here");
+    assert!(other.run(|| bytes.try_reserve_exact(50_000)).is_err());
+    other.run(|| bytes.try_reserve_exact(40_000)).unwrap(); // exactly what there is
+    let heap = own.heap().unwrap();
+    assert_eq!((heap.live_bytes, heap.exceeded), (100_000, 2));
+    assert_eq!(other.heap().unwrap().total_blocks, 0);
 }
 
 #[test]

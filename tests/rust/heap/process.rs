@@ -1,9 +1,11 @@
 //! The ends of threads, requests and processes.
 
+use crate::upstream;
 use ctxalloc::handler::requests::metrics;
 use ctxalloc::{request, thread as scoped};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 #[test]
@@ -46,20 +48,50 @@ fn a_threads_last_destructors_allocate_and_free() {
     }
 }
 
+#[cfg(all(unix, not(miri)))]
 #[test]
-fn escapes_of_the_heap_keep_no_request() {
-    let mut kept = VecDeque::new();
-    for number in 0..if cfg!(miri) { 100 } else { 20_000_usize } {
-        let own = request().root().begin().unwrap();
-        kept.push_back(own.run(|| vec![1_u8; 100 + number % 50]));
-        assert_eq!(own.end().heap.unwrap().live_blocks, 1);
-        if kept.len() > 50 {
-            drop(kept.pop_front());
+fn escapes_of_the_heap_keep_no_request_and_no_record() {
+    crate::child::fate_of("process::child_whose_escapes_keep_nothing").ended_well();
+}
+
+/// In a process of its own: other tests would take the records that it gives back, and it new ones.
+#[test]
+#[cfg_attr(not(miri), ignore = "a child of escapes_of_the_heap_keep_no_request_and_no_record")]
+fn child_whose_escapes_keep_nothing() {
+    let growth = upstream::growth(|| {
+        let mut kept = VecDeque::new();
+        for number in 0..if cfg!(miri) { 100 } else { 20_000_usize } {
+            let own = request().root().begin().unwrap();
+            kept.push_back(own.run(|| vec![1_u8; 100 + number % 50]));
+            assert_eq!(own.end().heap.unwrap().live_blocks, 1);
+            if kept.len() > 50 {
+                drop(kept.pop_front());
+            }
         }
-    }
+    });
     assert!(metrics().present < 100, "the words before the blocks do not hold their requests");
+    assert!(growth < 400_000, "{growth} bytes stay of requests and blocks that are gone");
     let own = request().root().begin().unwrap();
     assert_eq!(own.heap().unwrap(), ctxalloc::request::HeapStats::default(), "a record begins anew");
+}
+
+#[test]
+fn what_a_request_left_is_no_later_requests() {
+    let left: Vec<_> = (0..50).map(|_| request().root().begin().unwrap().run(|| vec![1_u8; 100])).collect();
+    let later: Vec<_> = (0..100).map(|_| request().root().begin().unwrap()).collect();
+    drop(left);
+    for own in later {
+        assert_eq!(own.heap().unwrap(), ctxalloc::request::HeapStats::default());
+    }
+}
+
+/// Ends the threads that look at it, also when a test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 #[test]
@@ -70,7 +102,9 @@ fn a_child_of_fork_counts_on() {
         let handle = own.handle();
         move || ctxalloc::scope(handle.handler(), || (0..50_000).for_each(|size| drop(vec![0_u8; 1 + size % 3000])))
     });
-    for _ in 0..20 {
+    // Often a fork falls between the lock and the release of what each request takes.
+    let forks_on = AtomicBool::new(true);
+    let forking = || {
         // SAFETY: the child allocates, which works after fork, and ends.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -88,7 +122,18 @@ fn a_child_of_fork_counts_on() {
         // SAFETY: our child, and a place for its status.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0, "a child hung, crashed or counted wrong");
-    }
+    };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while forks_on.load(Ordering::Relaxed) {
+                    drop(request().root().begin().unwrap());
+                }
+            });
+        }
+        let _stop = Stop(&forks_on);
+        (0..200).for_each(|_| forking());
+    });
     other.join().unwrap();
     assert_eq!(own.heap().unwrap().live_blocks, 0);
 }

@@ -3,6 +3,8 @@
 mod buffer;
 #[cfg(feature = "allocator-api2")]
 mod containers;
+#[cfg(not(miri))]
+mod global_scoped;
 #[cfg(all(feature = "allocator-api2-02", feature = "allocator-api2"))]
 mod other_containers;
 #[cfg(feature = "allocator-api2")]

@@ -139,7 +139,7 @@ fn polling_a_complete_future_says_so() {
 fn branches_of_join_and_select_share_one_context() {
     on_every_runtime(|| {
         async {
-            let (told, seen) = tokio::join!(
+            let (one, other) = tokio::join!(
                 async {
                     drop(set(green()));
                     Yield(1).await;
@@ -150,7 +150,7 @@ fn branches_of_join_and_select_share_one_context() {
                     current()
                 },
             );
-            assert_eq!((told, seen, current()), (green(), green(), green()));
+            assert_eq!((one, other, current()), (green(), green(), green()));
             tokio::select! {
                 () = async { drop(set(blue())); Yield(2).await } => {}
                 () = std::future::pending() => {}
@@ -231,11 +231,11 @@ fn a_set_lasts_when_tokio_moves_the_task_to_another_worker() {
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
     let (go, mut gate) = tokio_mpsc::unbounded_channel::<()>();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let traveller = async move {
         for handler in [red(), green(), blue()].into_iter().cycle() {
             drop(set(handler));
-            tell.send(thread::current().id()).expect("the test listens");
+            sender.send(thread::current().id()).expect("the test listens");
             if gate.recv().await.is_none() {
                 return;
             }
@@ -243,7 +243,7 @@ fn a_set_lasts_when_tokio_moves_the_task_to_another_worker() {
         }
     };
     let task = runtime.spawn(traveller.with_handler(red()));
-    let mut last = told.recv().expect("it runs");
+    let mut last = receiver.recv().expect("it runs");
     for _ in 0..20 {
         let (arrive, arrived) = mpsc::channel();
         let mut occupiers = Vec::new();
@@ -263,7 +263,7 @@ fn a_set_lasts_when_tokio_moves_the_task_to_another_worker() {
         let (on, release, occupier) = occupiers.swap_remove(elsewhere);
         go.send(()).expect("it waits");
         drop(release);
-        let now = told.recv().expect("it runs on the worker that is free");
+        let now = receiver.recv().expect("it runs on the worker that is free");
         assert_eq!(now, on);
         assert_ne!(now, last, "it moved");
         last = now;

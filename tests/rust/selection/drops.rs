@@ -190,15 +190,15 @@ fn an_aborted_task_is_destroyed_in_its_context() {
 fn a_task_aborted_from_another_thread_is_destroyed_in_its_context() {
     let (probe, dropped) = drop_probe();
     let runtime = Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (sender, receiver) = tokio::sync::oneshot::channel();
     let task = runtime.spawn(
         async move {
-            tell.send(()).expect("somebody listens");
+            sender.send(()).expect("somebody listens");
             hold(probe).await;
         }
         .with_handler(red()),
     );
-    runtime.block_on(told).expect("it runs");
+    runtime.block_on(receiver).expect("it runs");
     let abort = task.abort_handle();
     thread::spawn(move || abort.abort()).join().expect("no panic");
     assert!(runtime.block_on(task).expect_err("aborted").is_cancelled());
@@ -212,15 +212,15 @@ fn a_runtime_that_shuts_down_destroys_its_tasks_in_their_contexts() {
         Builder::new_multi_thread().worker_threads(2).build().expect("a runtime"),
     ] {
         let (first, polled) = drop_probe();
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         runtime.spawn(
             async move {
-                tell.send(()).expect("somebody listens");
+                sender.send(()).expect("somebody listens");
                 hold(first).await;
             }
             .with_handler(red()),
         );
-        runtime.block_on(told).expect("it runs");
+        runtime.block_on(receiver).expect("it runs");
         scope(blue(), || {
             drop(runtime);
             assert_eq!(current(), blue());
@@ -252,16 +252,16 @@ mod with_tokio {
     fn a_join_set_dropped_elsewhere_destroys_its_tasks_in_their_contexts() {
         let runtime = Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
         let (probe, dropped) = drop_probe();
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         let tasks = runtime.block_on(async move {
             let mut tasks = JoinSet::new();
             scope(red(), || {
                 tasks.spawn(async move {
-                    tell.send(()).expect("somebody listens");
+                    sender.send(()).expect("somebody listens");
                     hold(probe).await;
                 })
             });
-            told.await.expect("it runs");
+            receiver.await.expect("it runs");
             tasks
         });
         let thread = thread::spawn(move || scope(blue(), || (drop(tasks), current())));
@@ -273,12 +273,12 @@ mod with_tokio {
     fn a_blocking_closure_that_is_never_called_is_destroyed_in_its_context() {
         let runtime = runtime_with_one_blocking_thread();
         let (release, released) = channel::<()>();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let occupier = runtime.spawn_blocking(move || {
-            tell.send(()).expect("the test listens");
+            sender.send(()).expect("the test listens");
             let _gone = released.recv();
         });
-        told.recv().expect("the only thread of the pool is taken");
+        receiver.recv().expect("the only thread of the pool is taken");
         let (probe, dropped) = drop_probe();
         let closure = scope(red(), || task::spawn_blocking_on(move || drop(probe), runtime.handle()));
         closure.abort();

@@ -197,12 +197,12 @@ fn a_join_set_is_tokios_in_everything_else() {
         tasks.spawn(async { 8 });
         let eight = std::future::poll_fn(|cx| tasks.poll_join_next(cx)).await;
         assert_eq!(eight.expect("one task").expect("no panic"), 8);
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         tasks.spawn(async move {
-            tell.send(()).expect("somebody listens");
+            sender.send(()).expect("somebody listens");
             9
         });
-        told.await.expect("it runs on");
+        receiver.await.expect("it runs on");
         while tasks.try_join_next_with_id().is_none() {
             tokio::task::yield_now().await;
         }
@@ -211,15 +211,15 @@ fn a_join_set_is_tokios_in_everything_else() {
         assert!(tasks.join_next().await.expect("one task").is_err());
         tasks.spawn(std::future::pending());
         tasks.shutdown().await;
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         tasks.spawn(async move {
             Yield(2).await;
-            tell.send(()).expect("somebody listens");
+            sender.send(()).expect("somebody listens");
             10
         });
         tasks.detach_all();
         drop(tasks);
-        told.await.expect("a detached task runs to its end");
+        receiver.await.expect("a detached task runs to its end");
     });
 }
 

@@ -41,7 +41,7 @@ fn the_copy_is_taken_at_the_call_not_when_the_thread_runs() {
 #[test]
 fn what_a_thread_selects_is_not_seen_by_its_creator_nor_by_its_siblings() {
     scope(red(), || {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let (go, gate) = channel();
         let sibling = ctxalloc::thread::spawn(move || {
             gate.recv().expect("the gate opens");
@@ -49,10 +49,10 @@ fn what_a_thread_selects_is_not_seen_by_its_creator_nor_by_its_siblings() {
         });
         let child = ctxalloc::thread::spawn(move || {
             drop(set(green()));
-            tell.send(()).expect("somebody listens");
+            sender.send(()).expect("somebody listens");
             current()
         });
-        told.recv().expect("the child selected");
+        receiver.recv().expect("the child selected");
         go.send(()).expect("the sibling waits");
         assert_eq!(child.join().expect("no panic"), green());
         assert_eq!(sibling.join().expect("no panic"), red());
@@ -63,16 +63,16 @@ fn what_a_thread_selects_is_not_seen_by_its_creator_nor_by_its_siblings() {
 #[test]
 fn what_its_creator_selects_later_is_not_seen_by_a_thread() {
     let (go, gate) = channel();
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let child = scope(red(), || {
         ctxalloc::thread::spawn(move || {
             let before = current();
-            tell.send(()).expect("somebody listens");
+            sender.send(()).expect("somebody listens");
             gate.recv().expect("the gate opens");
             (before, current())
         })
     });
-    told.recv().expect("the child runs");
+    receiver.recv().expect("the child runs");
     let seen = scope(blue(), || {
         go.send(()).expect("the child waits");
         child.join().expect("no panic")

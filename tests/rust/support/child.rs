@@ -52,26 +52,48 @@ impl Fate {
     pub(crate) fn ended_by(&self, signal: i32) {
         // A sanitizer that was there before us reports in its own way and exits.
         let sanitized = self.said.contains("Sanitizer:");
-        assert!(sanitized || self.status.signal() == Some(signal), "{}", self.told());
+        assert!(sanitized || self.status.signal() == Some(signal), "{}", self.story());
     }
 
     #[track_caller]
     pub(crate) fn ended_with(&self, status: i32) {
-        assert_eq!(self.status.code(), Some(status), "{}", self.told());
+        assert_eq!(self.status.code(), Some(status), "{}", self.story());
     }
 
     #[track_caller]
     pub(crate) fn ended_well(&self) {
-        assert!(self.status.success(), "{}", self.told());
+        assert!(self.status.success(), "{}", self.story());
     }
 
-    fn told(&self) -> String {
+    fn story(&self) -> String {
         format!("{} ended with {:?}:\n{}", self.test, self.status, self.said)
     }
 }
 
 /// Ends a child that hangs, which is then its fate.
+#[allow(unsafe_code, reason = "alarm")]
 pub(crate) fn killed_after(seconds: u32) {
     // SAFETY: sets a timer of this process, whose signal nobody handles.
     unsafe { libc::alarm(seconds) };
+}
+
+/// Forks; the child runs `work` and ends. Returns the child's wait status: zero where `work` said yes.
+#[allow(unsafe_code, reason = "fork")]
+pub(crate) fn fork_and(work: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: the child calls nothing but `work`, which uses the C heap (glibc makes it usable after fork) and this
+    // crate (which is what is tested), and `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork failed");
+    if pid == 0 {
+        // SAFETY: a timer of the child: one that waits for a lock for ever is killed.
+        unsafe { libc::alarm(20) };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(if matches!(outcome, Ok(true)) { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: our child, and a place for its status.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(waited, pid);
+    status
 }

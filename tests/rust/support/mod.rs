@@ -2,6 +2,7 @@
 //! future between threads on purpose.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part of it")]
 
+pub(crate) mod c_heap;
 mod executors;
 mod probes;
 mod strategies;

@@ -1,5 +1,5 @@
-//! Strategies for tests: one that checks its blocks, one that fails on demand, one that refuses everything, one whose blocks
-//! have no alignment.
+//! Strategies for tests: one that checks its blocks, one that fails on demand, one that refuses everything, one whose
+//! blocks have no alignment.
 
 use ctxalloc::strategy::{Strategy, System};
 use std::fmt;
@@ -72,7 +72,8 @@ impl Marked {
 
     /// The raw block and its size, out of the books; nothing, and a fault, where the block is not ours.
     fn unseal(&self, block: NonNull<u8>) -> Option<(NonNull<u8>, usize)> {
-        // SAFETY: if the block is this strategy's, its mark lies directly before it. If it is not, the test is about to fail.
+        // SAFETY: if the block is this strategy's, its mark lies directly before it. If it is not, the test is about to
+        // fail.
         let (raw, mark) = unsafe {
             let raw = block.sub(MARK_BYTES);
             (raw, &mut *raw.cast::<Mark>().as_ptr())

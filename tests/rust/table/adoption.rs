@@ -64,26 +64,26 @@ fn foreign(name: &[u8], version: u8) -> (NonNull<PyDataMem_Handler>, &'static At
         realloc: Some(realloc),
         free: Some(free),
     };
-    let face = Box::leak(Box::new(PyDataMem_Handler { name: name_field(name), version, allocator }));
+    let c_struct = Box::leak(Box::new(PyDataMem_Handler { name: name_field(name), version, allocator }));
     // Also where it is refused: a leak checker sees that it is kept on purpose.
-    KEPT.lock().expect("nobody panicked").push(Kept(face));
-    (NonNull::from(face), calls)
+    KEPT.lock().expect("nobody panicked").push(Kept(c_struct));
+    (NonNull::from(c_struct), calls)
 }
 
 /// Adopts a struct, whose own functions may be called from any thread.
-fn adopt_own(face: NonNull<PyDataMem_Handler>, name: Option<&str>) -> Result<Handler, Error> {
+fn adopt_own(c_struct: NonNull<PyDataMem_Handler>, name: Option<&str>) -> Result<Handler, Error> {
     let extras = Extras { alignment: 16, ..Extras::default() };
     // SAFETY: an immortal struct; its functions keep C's contract; the C heap aligns to 16.
-    unsafe { adopt(face, Reach::AnyThread, name, extras) }
+    unsafe { adopt(c_struct, Reach::AnyThread, name, extras) }
 }
 
 #[test]
 fn a_foreign_handler_is_adopted_under_its_own_name_and_works() {
-    let (face, calls) = foreign(b"adopted", 7);
-    let adopted = adopt_own(face, None).expect("a good struct");
+    let (c_struct, calls) = foreign(b"adopted", 7);
+    let adopted = adopt_own(c_struct, None).expect("a good struct");
     assert_eq!((&*adopted.name(), adopted.version(), adopted.alignment()), ("adopted", 7, 16));
-    assert_eq!(adopted.as_ptr(), face.as_ptr().cast_const(), "NumPy sees the struct itself");
-    assert_eq!((handler("adopted"), handler_at(face.as_ptr())), (Some(adopted), Some(adopted)));
+    assert_eq!(adopted.as_ptr(), c_struct.as_ptr().cast_const(), "NumPy sees the struct itself");
+    assert_eq!((handler("adopted"), handler_at(c_struct.as_ptr())), (Some(adopted), Some(adopted)));
     let mut buffer = Buffer::zeroed_in(adopted, 10).expect("10 bytes");
     buffer.resize(100).expect("100 bytes");
     assert_eq!(&buffer[..], &[0; 100]);
@@ -94,35 +94,35 @@ fn a_foreign_handler_is_adopted_under_its_own_name_and_works() {
 
 #[test]
 fn a_foreign_handler_is_adopted_under_an_alias() {
-    let (face, _) = foreign(b"ambiguous", 1);
-    let adopted = adopt_own(face, Some("alias")).expect("a good struct");
+    let (c_struct, _) = foreign(b"ambiguous", 1);
+    let adopted = adopt_own(c_struct, Some("alias")).expect("a good struct");
     assert_eq!((&*adopted.name(), handler("alias"), handler("ambiguous")), ("alias", Some(adopted), None));
 }
 
 #[test]
 fn the_same_struct_adopted_twice_is_the_same_handler() {
-    let (face, _) = foreign(b"twin", 1);
-    let first = adopt_own(face, None).expect("a good struct");
-    assert_eq!(adopt_own(face, None), Ok(first));
-    assert_eq!(adopt_own(face, Some("twin")), Ok(first));
-    assert_eq!(adopt_own(face, Some("another")), Err(Error::AlreadyAdopted { name: "twin".into() }));
+    let (c_struct, _) = foreign(b"twin", 1);
+    let first = adopt_own(c_struct, None).expect("a good struct");
+    assert_eq!(adopt_own(c_struct, None), Ok(first));
+    assert_eq!(adopt_own(c_struct, Some("twin")), Ok(first));
+    assert_eq!(adopt_own(c_struct, Some("another")), Err(Error::AlreadyAdopted { name: "twin".into() }));
     assert_eq!(handler("another"), None);
 }
 
 #[test]
 fn a_struct_under_an_alias_is_found_again_without_one() {
-    let (face, _) = foreign(b"own name", 1);
-    let first = adopt_own(face, Some("given name")).expect("a good struct");
-    assert_eq!(adopt_own(face, None), Ok(first));
-    assert_eq!(adopt_own(face, Some("own name")), Err(Error::AlreadyAdopted { name: "given name".into() }));
+    let (c_struct, _) = foreign(b"own name", 1);
+    let first = adopt_own(c_struct, Some("given name")).expect("a good struct");
+    assert_eq!(adopt_own(c_struct, None), Ok(first));
+    assert_eq!(adopt_own(c_struct, Some("own name")), Err(Error::AlreadyAdopted { name: "given name".into() }));
 }
 
 #[test]
 fn a_handler_of_our_own_can_be_adopted_which_changes_nothing() {
     let ours = register("ours already", ctxalloc::strategy::System).expect("a new name");
-    let face = NonNull::new(ours.as_ptr().cast_mut()).expect("not NULL");
-    assert_eq!(adopt_own(face, None), Ok(ours));
-    assert_eq!(adopt_own(face, Some("not ours")), Err(Error::AlreadyAdopted { name: "ours already".into() }));
+    let c_struct = NonNull::new(ours.as_ptr().cast_mut()).expect("not NULL");
+    assert_eq!(adopt_own(c_struct, None), Ok(ours));
+    assert_eq!(adopt_own(c_struct, Some("not ours")), Err(Error::AlreadyAdopted { name: "ours already".into() }));
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn another_struct_with_a_taken_name_is_refused() {
 #[test]
 fn a_struct_that_lacks_a_function_is_refused_by_its_name() {
     for missing in ["malloc", "calloc", "realloc", "free"] {
-        let (mut face, _) = foreign(b"incomplete", 1);
+        let (mut c_struct, _) = foreign(b"incomplete", 1);
         // SAFETY: not adopted yet, so it may still change.
-        let allocator = unsafe { &mut face.as_mut().allocator };
+        let allocator = unsafe { &mut c_struct.as_mut().allocator };
         match missing {
             "malloc" => allocator.malloc = None,
             "calloc" => allocator.calloc = None,
@@ -150,9 +150,9 @@ fn a_struct_that_lacks_a_function_is_refused_by_its_name() {
         }
         let refused = Error::FunctionMissing { handler: "incomplete".into(), function: missing };
         assert_eq!(Functions::of(allocator).map(drop), Err(missing));
-        assert_eq!(adopt_own(face, None), Err(refused.clone()));
+        assert_eq!(adopt_own(c_struct, None), Err(refused.clone()));
         assert!(refused.to_string().contains(missing));
-        assert_eq!((handler("incomplete"), handler_at(face.as_ptr())), (None, None));
+        assert_eq!((handler("incomplete"), handler_at(c_struct.as_ptr())), (None, None));
     }
 }
 
@@ -160,39 +160,39 @@ fn a_struct_that_lacks_a_function_is_refused_by_its_name() {
 fn a_struct_whose_name_cannot_be_read_needs_an_alias() {
     let mut endless = [b'x'; 127];
     for unreadable in [&endless[..], b"\xff\xfe no utf-8"] {
-        let (face, _) = foreign(unreadable, 1);
-        assert_eq!(adopt_own(face, None), Err(Error::NameUnreadable));
-        assert_eq!(handler_at(face.as_ptr()), None);
+        let (c_struct, _) = foreign(unreadable, 1);
+        assert_eq!(adopt_own(c_struct, None), Err(Error::NameUnreadable));
+        assert_eq!(handler_at(c_struct.as_ptr()), None);
     }
     let (nameless, _) = foreign(b"", 1);
     assert_eq!(adopt_own(nameless, None), Err(Error::NameEmpty));
     endless[0] = b'y';
-    let (face, _) = foreign(&endless, 1);
-    assert_eq!(adopt_own(face, Some("readable")).expect("an alias").name(), "readable");
+    let (c_struct, _) = foreign(&endless, 1);
+    assert_eq!(adopt_own(c_struct, Some("readable")).expect("an alias").name(), "readable");
 }
 
 #[test]
 fn a_name_that_fills_the_field_but_for_its_nul_is_readable() {
     let longest = [b'z'; 126];
-    let (face, _) = foreign(&longest, 1);
-    assert_eq!(adopt_own(face, None).expect("126 bytes and a NUL").name().len(), 126);
+    let (c_struct, _) = foreign(&longest, 1);
+    assert_eq!(adopt_own(c_struct, None).expect("126 bytes and a NUL").name().len(), 126);
 }
 
 #[test]
 fn a_bad_alias_is_refused() {
-    let (face, _) = foreign(b"good in itself", 1);
-    assert_eq!(adopt_own(face, Some("")), Err(Error::NameEmpty));
-    assert!(matches!(adopt_own(face, Some("a\0b")), Err(Error::NameHasNul { position: 1, .. })));
-    assert!(matches!(adopt_own(face, Some(&"x".repeat(127))), Err(Error::NameTooLong { length_bytes: 127, .. })));
-    assert_eq!(handler_at(face.as_ptr()), None);
+    let (c_struct, _) = foreign(b"good in itself", 1);
+    assert_eq!(adopt_own(c_struct, Some("")), Err(Error::NameEmpty));
+    assert!(matches!(adopt_own(c_struct, Some("a\0b")), Err(Error::NameHasNul { position: 1, .. })));
+    assert!(matches!(adopt_own(c_struct, Some(&"x".repeat(127))), Err(Error::NameTooLong { length_bytes: 127, .. })));
+    assert_eq!(handler_at(c_struct.as_ptr()), None);
 }
 
 #[test]
 fn an_alignment_that_is_no_power_of_two_is_refused() {
-    let (face, _) = foreign(b"crooked", 1);
+    let (c_struct, _) = foreign(b"crooked", 1);
     for alignment in [0, 3, 24, (1 << 30) + 1, 1 << 31] {
-        // SAFETY: as above, and nothing is allocated from it.
-        let refused = unsafe { adopt(face, Reach::AnyThread, None, Extras { alignment, ..Extras::default() }) };
+        // SAFETY: `foreign` leaks a good struct, and nothing is allocated from it.
+        let refused = unsafe { adopt(c_struct, Reach::AnyThread, None, Extras { alignment, ..Extras::default() }) };
         assert_eq!(refused, Err(Error::BadAlignment { align: alignment, min: 1, max: 1 << 30 }));
     }
     assert_eq!(handler("crooked"), None);
@@ -201,16 +201,16 @@ fn an_alignment_that_is_no_power_of_two_is_refused() {
 #[test]
 fn of_racing_adoptions_of_one_struct_all_get_the_same_handler() {
     let threads = crate::support::rounds(12, 3);
-    let (face, _) = foreign(b"adopted by many", 1);
-    let face = face.as_ptr().expose_provenance();
+    let (c_struct, _) = foreign(b"adopted by many", 1);
+    let c_struct = c_struct.as_ptr().expose_provenance();
     let barrier = Arc::new(Barrier::new(threads));
     let adopters: Vec<_> = (0..threads)
         .map(|_| {
             let barrier = Arc::clone(&barrier);
             thread::spawn(move || {
-                let face = NonNull::new(std::ptr::with_exposed_provenance_mut(face)).expect("not NULL");
+                let c_struct = NonNull::new(std::ptr::with_exposed_provenance_mut(c_struct)).expect("not NULL");
                 barrier.wait();
-                adopt_own(face, None)
+                adopt_own(c_struct, None)
             })
         })
         .collect();
@@ -221,8 +221,8 @@ fn of_racing_adoptions_of_one_struct_all_get_the_same_handler() {
 /// A realloc that claims to have served what nothing can serve, having freed the old block on the way.
 #[test]
 fn an_impossible_size_never_reaches_a_foreign_handler() {
-    let (face, calls) = foreign(b"believes anything", 1);
-    let adopted = adopt_own(face, None).expect("a good struct");
+    let (c_struct, calls) = foreign(b"believes anything", 1);
+    let adopted = adopt_own(c_struct, None).expect("a good struct");
     for impossible in [isize::MAX as usize + 1, usize::MAX] {
         let refused = Error::OutOfMemory { handler: "believes anything".into(), requested_bytes: impossible };
         assert_eq!(adopted.allocate(impossible), Err(refused.clone()));
@@ -243,16 +243,16 @@ fn zero_bytes_never_reach_a_foreign_handler() {
         // SAFETY: passed on.
         if size == 0 { null_mut() } else { unsafe { malloc(ctx, size) } }
     }
-    let (mut face, _) = foreign(b"nothing for nothing", 1);
+    let (mut c_struct, _) = foreign(b"nothing for nothing", 1);
     // SAFETY: not adopted yet, so it may still change.
-    unsafe { face.as_mut() }.allocator.malloc = Some(malloc_or_null);
-    let adopted = adopt_own(face, None).expect("a good struct");
+    unsafe { c_struct.as_mut() }.allocator.malloc = Some(malloc_or_null);
+    let adopted = adopt_own(c_struct, None).expect("a good struct");
     let block = adopted.allocate(0).expect("C allows NULL for nothing; a handler is asked for a byte");
     // SAFETY: a live block of this handler; on success the old pointer is not used again.
-    let block = unsafe { adopted.resize(block, 0) }.expect("as above");
-    // SAFETY: as above.
+    let block = unsafe { adopted.resize(block, 0) }.expect("one byte");
+    // SAFETY: the block as it was resized, live.
     unsafe { adopted.release(block, 0) };
-    let block = adopted.allocate_zeroed(0).expect("as above");
-    // SAFETY: as above.
+    let block = adopted.allocate_zeroed(0).expect("one byte");
+    // SAFETY: a live block of this handler.
     unsafe { adopted.release(block, 0) };
 }

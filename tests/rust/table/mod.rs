@@ -1,5 +1,5 @@
-//! Contract 2, the table: what may enter it, who wins a race, how long it lasts; and the C face of what is in it.
+//! The table: what may enter it, who wins a race, how long it lasts; and the C functions of what is in it.
 
 mod adoption;
-mod c_face;
+mod c_functions;
 mod registration;

@@ -125,13 +125,13 @@ fn a_handler_never_changes_and_never_goes() {
     let weak = Arc::downgrade(&strategy);
     drop(strategy);
     // SAFETY: immortal.
-    let face = || unsafe { std::slice::from_raw_parts(early.as_ptr().cast::<u8>(), 168) }.to_vec();
-    let (pointer, bytes) = (early.as_ptr(), face());
+    let c_struct = || unsafe { std::slice::from_raw_parts(early.as_ptr().cast::<u8>(), 168) }.to_vec();
+    let (pointer, bytes) = (early.as_ptr(), c_struct());
     for number in 0..rounds(300, 20) {
         register(&format!("later {number}"), System).expect("a new name");
     }
     assert_eq!((handler("early"), early.as_ptr()), (Some(early), pointer));
-    assert_eq!(face(), bytes);
+    assert_eq!(c_struct(), bytes);
     assert!(weak.upgrade().is_some(), "its strategy lives on with it");
     drop(Buffer::zeroed_in(early, 10).expect("10 bytes"));
 }

@@ -64,7 +64,7 @@ fn asked(request: &Request<String>) -> (&str, usize) {
     (what, bytes.parse().unwrap())
 }
 
-fn told(error: ctxalloc::Error) -> Status {
+fn status_of(error: ctxalloc::Error) -> Status {
     Status::resource_exhausted(error.to_string())
 }
 
@@ -72,7 +72,7 @@ async fn make(request: Request<String>, begun: Arc<Notify>) -> Result<Response<S
     let (what, bytes) = asked(&request);
     let pixels = Buffer::zeroed(bytes);
     match what {
-        "tells" => Ok(Response::new(pixels.map_err(told)?.len().to_string())),
+        "tells" => Ok(Response::new(pixels.map_err(status_of)?.len().to_string())),
         "hides" => Ok(Response::new(pixels.map_err(|_| Status::internal("no pixels"))?.len().to_string())),
         "minds" => Err(Status::invalid_argument("not with these colours")),
         "panics" => panic!("as the test wants"),
@@ -104,7 +104,7 @@ async fn rows(request: Request<String>) -> Result<Response<BoxStream<'static, Re
         if is_endless {
             kept.clear();
         }
-        let row = Buffer::zeroed(bytes).map_err(told).map(|row| kept.push(row));
+        let row = Buffer::zeroed(bytes).map_err(status_of).map(|row| kept.push(row));
         Some((row.map(|()| "row".repeat(1000)), kept))
     });
     Ok(Response::new(rows.boxed()))
@@ -143,19 +143,19 @@ impl Service<http::Request<Body>> for Thumbnails {
 
 const LIMIT: usize = 100_000;
 
-/// A server with one client, and what its layer is told.
+/// A server with one client, and the ends that its layer reports.
 struct Running {
     client: tonic::client::Grpc<Channel>,
-    heard: UnboundedReceiver<Ended>,
+    ends: UnboundedReceiver<Ended>,
     budget: Budget,
     begun: Arc<Notify>,
 }
 
 impl Running {
     async fn new(terms: fn(RequestLayer) -> RequestLayer) -> Self {
-        let (told, heard) = unbounded_channel();
+        let (report, ends) = unbounded_channel();
         let budget = Budget::new("service", None);
-        let layer = terms(RequestLayer::new()).budget(&budget).on_end(move |ended| drop(told.send(ended.clone())));
+        let layer = terms(RequestLayer::new()).budget(&budget).on_end(move |ended| drop(report.send(ended.clone())));
         let begun = Arc::new(Notify::new());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -163,7 +163,7 @@ impl Running {
         let server = Server::builder().layer(layer).add_routes(routes);
         tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
         let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
-        Self { client: tonic::client::Grpc::new(channel), heard, budget, begun }
+        Self { client: tonic::client::Grpc::new(channel), ends, budget, begun }
     }
 
     async fn make(&mut self, message: impl Into<String>) -> Result<String, Status> {
@@ -179,10 +179,10 @@ impl Running {
     }
 
     async fn ended(&mut self, outcome: Outcome) -> Ended {
-        let ended = timeout(Duration::from_secs(30), self.heard.recv()).await.expect("its end was told").unwrap();
+        let ended = timeout(Duration::from_secs(30), self.ends.recv()).await.expect("its end was reported").unwrap();
         assert_eq!(ended.outcome, outcome, "{ended:?}");
         assert_eq!(ended.report.escaped_blocks, 0);
-        assert!(self.heard.try_recv().is_err(), "its end was told twice");
+        assert!(self.ends.try_recv().is_err(), "its end was reported twice");
         ended
     }
 }
@@ -211,9 +211,9 @@ async fn calls_on_one_connection_are_told_once_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_is_resource_exhausted_whether_the_method_says_so_or_not() {
     let mut running = Running::new(with_a_limit).await;
-    let told = running.make("tells 200000").await.unwrap_err();
-    assert_eq!(told.code(), Code::ResourceExhausted);
-    assert!(told.message().contains("has no room for 200000"), "the method's own words pass: {told:?}");
+    let status = running.make("tells 200000").await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains("has no room for 200000"), "the method's own words pass: {status:?}");
     let ended = running.ended(Outcome::Refused).await;
     assert_eq!((ended.report.stats.refused, ended.report.stats.peak_bytes), (1, 0));
 
@@ -289,9 +289,9 @@ async fn a_client_that_goes_away_drops_its_call() {
     // And with all of its connection.
     let mut rows = running.rows("endless 700").await;
     rows.message().await.unwrap().unwrap();
-    let Running { client, mut heard, budget, .. } = running;
+    let Running { client, mut ends, budget, .. } = running;
     drop((client, rows));
-    let ended = timeout(Duration::from_secs(30), heard.recv()).await.expect("its end was told").unwrap();
+    let ended = timeout(Duration::from_secs(30), ends.recv()).await.expect("its end was reported").unwrap();
     assert_eq!((ended.outcome, budget.in_use_bytes()), (Outcome::Dropped, 0));
 }
 
@@ -309,7 +309,7 @@ async fn a_deadline_drops_the_call() {
     let mut running = Running::new(with_a_limit).await;
     running.client.ready().await.unwrap();
     let mut request = Request::new("waits 5000".to_owned());
-    request.set_timeout(Duration::from_millis(50));
+    request.set_timeout(Duration::from_secs(1)); // long enough to come to the service on a busy machine
     let path = http::uri::PathAndQuery::from_static("/images.Thumbnails/Make");
     let late = running.client.unary(request, path, Plain).await.map(Response::into_inner).unwrap_err();
     assert!(matches!(late.code(), Code::Cancelled | Code::DeadlineExceeded), "{late:?}");

@@ -1,4 +1,5 @@
-//! hyper's server and hyper's client over HTTP/1.1: what ends a request is what the server does with its future and its body.
+//! hyper's server and hyper's client over HTTP/1.1: what ends a request is what the server does with its future and its
+//! body.
 
 use crate::support::{Scripted, Step};
 use bytes::Bytes;
@@ -81,19 +82,19 @@ async fn serve(request: Request<Incoming>, begun: Arc<Notify>) -> Result<Respons
 
 struct Running {
     address: SocketAddr,
-    heard: UnboundedReceiver<Ended>,
+    ends: UnboundedReceiver<Ended>,
     budget: Budget,
     begun: Arc<Notify>,
 }
 
 impl Running {
     async fn new() -> Self {
-        let (told, heard) = unbounded_channel();
+        let (report, ends) = unbounded_channel();
         let (budget, begun) = (Budget::new("service", None), Arc::new(Notify::new()));
         let layer = RequestLayer::new()
             .limit_bytes(100_000)
             .budget(&budget)
-            .on_end(move |ended| drop(told.send(ended.clone())));
+            .on_end(move |ended| drop(report.send(ended.clone())));
         let service = ServiceBuilder::new().layer(layer).service(service_fn({
             let begun = Arc::clone(&begun);
             move |request| serve(request, Arc::clone(&begun))
@@ -108,7 +109,7 @@ impl Running {
                 tokio::spawn(connection.serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { address, heard, budget, begun }
+        Self { address, ends, budget, begun }
     }
 
     async fn connect<B>(&self) -> SendRequest<B>
@@ -131,9 +132,9 @@ impl Running {
 
     /// The next end, and no other after it.
     async fn ended(&mut self, outcome: Outcome) -> Ended {
-        let ended = timeout(Duration::from_secs(30), self.heard.recv()).await.expect("its end was told").unwrap();
+        let ended = timeout(Duration::from_secs(30), self.ends.recv()).await.expect("its end was reported").unwrap();
         assert_eq!(ended.outcome, outcome, "{ended:?}");
-        assert!(self.heard.try_recv().is_err(), "its end was told twice");
+        assert!(self.ends.try_recv().is_err(), "its end was reported twice");
         ended
     }
 }
@@ -184,10 +185,10 @@ async fn requests_that_are_sent_all_at_once_are_told_once_each() {
         answers.push_str(&String::from_utf8_lossy(&part[..length]));
     }
     for outcome in [Outcome::Completed, Outcome::Completed, Outcome::Refused, Outcome::Completed] {
-        let ended = timeout(Duration::from_secs(30), running.heard.recv()).await.unwrap().unwrap();
+        let ended = timeout(Duration::from_secs(30), running.ends.recv()).await.unwrap().unwrap();
         assert_eq!(ended.outcome, outcome);
     }
-    assert!(running.heard.try_recv().is_err());
+    assert!(running.ends.try_recv().is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

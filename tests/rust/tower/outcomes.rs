@@ -1,6 +1,6 @@
 //! Each way in which a request of a service may end.
 
-use crate::support::{Scripted, Step, answer, assert_outcome, get, now, once, poll, told};
+use crate::support::{Scripted, Step, answer, assert_outcome, get, now, once, poll, reporting};
 use ctxalloc::tower::{Outcome, RequestLayer};
 use ctxalloc::{Buffer, RequestHandle, current_request, default_handler};
 use http::{Method, Request, Response, StatusCode};
@@ -21,27 +21,27 @@ macro_rules! answered {
 
 #[test]
 fn a_streamed_body_ends_its_request_where_it_ends() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = answered!(layer, Scripted::new([Step::Data("a"), Step::Data("b")]));
     let mut body = Box::pin(now(service.oneshot(get())).unwrap().into_body());
     for _ in 0..2 {
         assert!(matches!(poll(&mut body), Poll::Ready(Some(Ok(_)))));
-        assert!(heard.try_recv().is_err(), "it is not over");
+        assert!(ends.try_recv().is_err(), "it is not over");
     }
     assert!(matches!(poll(&mut body), Poll::Ready(None)));
-    let ended = assert_outcome(&heard, Outcome::Completed);
+    let ended = assert_outcome(&ends, Outcome::Completed);
     assert_eq!(ended.status, Some(StatusCode::OK));
     // What it held is gone before the end, and what it allocated while it was polled was the request's.
     assert_eq!((ended.report.stats.peak_bytes, ended.report.stats.total_blocks), (1100, 4));
     assert_eq!(ended.report.escaped_blocks, 0);
     drop(body);
-    assert!(heard.try_recv().is_err(), "told a second time");
+    assert!(ends.try_recv().is_err(), "reported a second time");
 }
 
 #[test]
 fn a_body_of_known_length_is_complete_without_a_poll_to_none() {
     for by_header in [false, true] {
-        let (layer, heard) = told();
+        let (layer, ends) = reporting();
         let service = layer.layer(service_fn(move |_: Request<()>| async move {
             let mut response = Response::new(Scripted::new([Step::Data("ab"), Step::Data("c")]));
             if by_header {
@@ -55,60 +55,60 @@ fn a_body_of_known_length_is_complete_without_a_poll_to_none() {
         let _ = poll(&mut body);
         let _ = poll(&mut body);
         drop(body); // as hyper does when it has all bytes
-        assert_outcome(&heard, Outcome::Completed);
+        assert_outcome(&ends, Outcome::Completed);
 
         let mut body = Box::pin(now(service.oneshot(get())).unwrap().into_body());
         let _ = poll(&mut body);
         drop(body);
-        assert_outcome(&heard, Outcome::Dropped); // one byte is missing
+        assert_outcome(&ends, Outcome::Dropped); // one byte is missing
     }
 }
 
 #[test]
 fn a_body_that_says_that_it_is_over_ends_its_request_then() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = answered!(layer, Scripted { says_so: true, ..Scripted::new([Step::Data("a")]) });
     let mut body = Box::pin(now(service.oneshot(get())).unwrap().into_body());
     assert!(!http_body::Body::is_end_stream(&*body));
     let _ = poll(&mut body);
     assert!(http_body::Body::is_end_stream(&*body));
-    assert_outcome(&heard, Outcome::Completed);
+    assert_outcome(&ends, Outcome::Completed);
 
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = answered!(layer, Scripted { says_so: true, ..Scripted::new([]) });
     let response = now(service.oneshot(get())).unwrap();
-    assert_outcome(&heard, Outcome::Completed); // before anybody polls it, which nobody does
+    assert_outcome(&ends, Outcome::Completed); // before anybody polls it, which nobody does
     drop(response);
 }
 
 #[test]
 fn a_body_ends_its_request_with_its_trailers() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = answered!(layer, Scripted::new([Step::Data("a"), Step::Trailers]));
     let mut body = Box::pin(now(service.oneshot(get())).unwrap().into_body());
     let _ = poll(&mut body);
-    assert!(heard.try_recv().is_err(), "it is not over");
+    assert!(ends.try_recv().is_err(), "it is not over");
     let _ = poll(&mut body);
     drop(body); // as hyper does over HTTP/2: nothing comes after trailers
-    assert_outcome(&heard, Outcome::Completed);
+    assert_outcome(&ends, Outcome::Completed);
 }
 
 #[test]
 fn an_answer_whose_body_nobody_asks_for_is_complete() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = answered!(layer, Scripted::new([Step::Data("a")]));
     let head = Request::builder().method(Method::HEAD).body(()).unwrap();
     drop(now(service.oneshot(head)).unwrap());
-    assert_outcome(&heard, Outcome::Completed);
+    assert_outcome(&ends, Outcome::Completed);
     for status in [204, 304, 101] {
-        let (layer, heard) = told();
+        let (layer, ends) = reporting();
         let service = layer.layer(service_fn(move |_: Request<()>| async move {
             let mut response = Response::new(Scripted::new([]));
             *response.status_mut() = StatusCode::from_u16(status).unwrap();
             Ok::<_, Infallible>(response)
         }));
         drop(now(service.oneshot(get())).unwrap());
-        assert_outcome(&heard, Outcome::Completed);
+        assert_outcome(&ends, Outcome::Completed);
     }
 }
 
@@ -117,7 +117,7 @@ fn a_body_that_is_dropped_early_fails_or_panics_is_told_once() {
     for (step, outcome) in
         [(Step::Wait, Outcome::Dropped), (Step::Fail, Outcome::Failed), (Step::Panic, Outcome::Panicked)]
     {
-        let (layer, heard) = told();
+        let (layer, ends) = reporting();
         let step = std::sync::Mutex::new(Some(step));
         let service = layer.layer(service_fn(|_: Request<()>| {
             answer(Scripted::new([Step::Data("a"), step.lock().unwrap().take().unwrap()]))
@@ -126,19 +126,19 @@ fn a_body_that_is_dropped_early_fails_or_panics_is_told_once() {
         let _ = poll(&mut body);
         let _ = catch_unwind(AssertUnwindSafe(|| poll(&mut body).map(drop)));
         drop(body);
-        let ended = assert_outcome(&heard, outcome);
+        let ended = assert_outcome(&ends, outcome);
         assert_eq!(ended.report.escaped_blocks, 0, "what the body held goes before the end");
     }
 }
 
 #[test]
 fn an_error_a_panic_and_a_dropped_future_are_told_once() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let fails = layer
         .clone()
         .layer(service_fn(|_: Request<()>| async { Err::<Response<Scripted>, _>(io::Error::other("no")) }));
     assert!(now(fails.oneshot(get())).is_err());
-    let ended = assert_outcome(&heard, Outcome::Failed);
+    let ended = assert_outcome(&ends, Outcome::Failed);
     assert_eq!(ended.status, None);
 
     let panics = layer.clone().layer(service_fn(|_: Request<()>| async {
@@ -149,7 +149,7 @@ fn an_error_a_panic_and_a_dropped_future_are_told_once() {
         answer(Scripted::new([])).await
     }));
     assert!(catch_unwind(AssertUnwindSafe(|| now(panics.oneshot(get())).is_ok())).is_err());
-    assert_eq!(assert_outcome(&heard, Outcome::Panicked).report.escaped_blocks, 0);
+    assert_eq!(assert_outcome(&ends, Outcome::Panicked).report.escaped_blocks, 0);
 
     let panics_at_once = layer.clone().layer(service_fn(|_: Request<()>| {
         if current_request().is_some() {
@@ -159,7 +159,7 @@ fn an_error_a_panic_and_a_dropped_future_are_told_once() {
     }));
     let mut panics_at_once = panics_at_once;
     assert!(catch_unwind(AssertUnwindSafe(|| drop(panics_at_once.call(get())))).is_err());
-    assert_outcome(&heard, Outcome::Panicked);
+    assert_outcome(&ends, Outcome::Panicked);
 
     let waits = layer.layer(service_fn(|_: Request<()>| async {
         let _held = Buffer::zeroed(10).unwrap();
@@ -168,9 +168,9 @@ fn an_error_a_panic_and_a_dropped_future_are_told_once() {
     }));
     let mut future = Box::pin(waits.oneshot(get()));
     assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    assert!(heard.try_recv().is_err());
+    assert!(ends.try_recv().is_err());
     drop(future);
-    let ended = assert_outcome(&heard, Outcome::Dropped);
+    let ended = assert_outcome(&ends, Outcome::Dropped);
     assert_eq!((ended.report.stats.peak_bytes, ended.report.escaped_blocks), (10, 0));
     assert_eq!(ctxalloc::current(), default_handler(), "whatever became of it, nothing is selected here");
 }
@@ -183,7 +183,7 @@ fn the_service_is_called_polled_and_dropped_in_its_request() {
             assert!(current_request().is_some(), "{}", self.0);
         }
     }
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = layer.terms(|_, terms| Some(terms.name("upload"))).layer(service_fn(|request: Request<()>| {
         let called_in = current_request().unwrap();
         let handle = request.extensions().get::<RequestHandle>().unwrap().clone();
@@ -197,12 +197,12 @@ fn the_service_is_called_polled_and_dropped_in_its_request() {
         })
     }));
     drop(now(service.oneshot(get())).unwrap());
-    assert_eq!(once(&heard).name, "upload");
+    assert_eq!(once(&ends).name, "upload");
 }
 
 #[test]
 fn terms_of_none_leave_a_request_as_it_is() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = layer.terms(|_, _| None).layer(service_fn(|request: Request<()>| async move {
         assert!(request.extensions().get::<RequestHandle>().is_none() && current_request().is_none());
         answer(Scripted::new([Step::Data("a")])).await
@@ -210,17 +210,17 @@ fn terms_of_none_leave_a_request_as_it_is() {
     let mut body = Box::pin(now(service.oneshot(get())).unwrap().into_body());
     assert!(matches!(poll(&mut body), Poll::Ready(Some(Ok(_)))));
     drop(body);
-    assert!(heard.try_recv().is_err());
+    assert!(ends.try_recv().is_err());
 }
 
 #[test]
 fn an_inner_layer_is_a_request_inside_and_a_server_task_is_not() {
-    let ((outer, outer_heard), (inner, inner_heard)) = (told(), told());
+    let ((outer, outer_ends), (inner, inner_ends)) = (reporting(), reporting());
     let service =
         ServiceBuilder::new().layer(outer).layer(inner).service(service_fn(|_: Request<()>| answer(Scripted::new([]))));
     drop(now(service.clone().oneshot(get())).unwrap());
-    assert_eq!(once(&outer_heard).report.stats.peak_bytes, 100);
-    assert_eq!(once(&inner_heard).report.stats.peak_bytes, 100);
+    assert_eq!(once(&outer_ends).report.stats.peak_bytes, 100);
+    assert_eq!(once(&inner_ends).report.stats.peak_bytes, 100);
 
     // What the server's own task happens to carry is not around its requests.
     let accident = ctxalloc::request().begin().unwrap();
@@ -231,13 +231,13 @@ fn an_inner_layer_is_a_request_inside_and_a_server_task_is_not() {
 #[test]
 fn the_service_that_was_ready_is_the_one_that_is_called() {
     /// Refuses calls for which it was not asked before; a clone was not asked.
-    struct Asked(bool, Arc<AtomicUsize>);
-    impl Clone for Asked {
+    struct Requested(bool, Arc<AtomicUsize>);
+    impl Clone for Requested {
         fn clone(&self) -> Self {
             Self(false, Arc::clone(&self.1))
         }
     }
-    impl Service<Request<()>> for Asked {
+    impl Service<Request<()>> for Requested {
         type Response = Response<Scripted>;
         type Error = Infallible;
         type Future = std::future::Ready<Result<Self::Response, Infallible>>;
@@ -251,7 +251,7 @@ fn the_service_that_was_ready_is_the_one_that_is_called() {
         }
     }
     let asked = Arc::new(AtomicUsize::new(0));
-    let mut service = RequestLayer::new().layer(Asked(false, Arc::clone(&asked)));
+    let mut service = RequestLayer::new().layer(Requested(false, Arc::clone(&asked)));
     let mut cx = Context::from_waker(Waker::noop());
     assert!(service.poll_ready(&mut cx).is_pending(), "what is not ready is not said to be");
     assert!(service.poll_ready(&mut cx).is_ready());

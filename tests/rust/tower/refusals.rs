@@ -1,6 +1,6 @@
-//! What a client hears where memory was refused.
+//! What a client gets where memory was refused.
 
-use crate::support::{Scripted, answer, assert_outcome, get, now, poll, told};
+use crate::support::{Scripted, answer, assert_outcome, get, now, poll, reporting};
 use ctxalloc::strategy::Budget;
 use ctxalloc::tower::Outcome;
 use ctxalloc::{Buffer, Error};
@@ -19,7 +19,7 @@ where
 
 #[test]
 fn an_error_of_the_service_after_a_refusal_is_answered() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {
         Buffer::zeroed(2000)?;
         Ok::<_, BoxError>(answer(Scripted::new([])).await?)
@@ -31,14 +31,14 @@ fn an_error_of_the_service_after_a_refusal_is_answered() {
     let length = response.headers()["content-length"].to_str().unwrap().parse::<usize>().unwrap();
     let body = text(response);
     assert!(body.contains("\"status\":413") && body.len() == length && !body.contains("1000"));
-    let ended = assert_outcome(&heard, Outcome::Refused);
+    let ended = assert_outcome(&ends, Outcome::Refused);
     assert_eq!((ended.status, ended.report.stats.refused), (Some(StatusCode::PAYLOAD_TOO_LARGE), 1));
     assert!(matches!(ended.report.refusal, Some(Error::BudgetExceeded { requested_bytes: 2000, .. })));
 }
 
 #[test]
 fn a_500_after_a_refusal_is_answered_and_a_500_without_is_not() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     for (asked, went_on, status, outcome) in [
         (2000, false, 413, Outcome::Refused),
         (500, false, 500, Outcome::Completed),
@@ -54,13 +54,13 @@ fn a_500_after_a_refusal_is_answered_and_a_500_without_is_not() {
         }));
         let response = now(service.oneshot(get())).unwrap();
         assert_eq!(response.status().as_u16(), status);
-        assert_outcome(&heard, outcome);
+        assert_outcome(&ends, outcome);
     }
 }
 
 #[test]
 fn a_refusal_that_the_service_answers_itself_is_one_in_its_own_words() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     for (asked, status, outcome) in
         [(2000, 503, Outcome::Refused), (2000, 404, Outcome::Completed), (500, 503, Outcome::Completed)]
     {
@@ -71,13 +71,13 @@ fn a_refusal_that_the_service_answers_itself_is_one_in_its_own_words() {
         }));
         let response = now(service.oneshot(get())).unwrap();
         assert_eq!((response.status().as_u16(), text(response).as_str()), (status, "try later"));
-        assert_outcome(&heard, outcome);
+        assert_outcome(&ends, outcome);
     }
 }
 
 #[test]
 fn a_refusal_that_an_inner_layer_answers_is_one_for_the_outer_layer_too() {
-    let ((outer, outer_heard), (inner, inner_heard)) = (told(), told());
+    let ((outer, outer_ends), (inner, inner_ends)) = (reporting(), reporting());
     for (limited, other) in [(outer.clone(), inner.clone().limit_bytes(1000)), (outer.limit_bytes(1000), inner)] {
         let service = limited.layer(other.layer(service_fn(|_: Request<()>| async {
             Buffer::zeroed(2000)?;
@@ -86,15 +86,15 @@ fn a_refusal_that_an_inner_layer_answers_is_one_for_the_outer_layer_too() {
         let response = now(service.oneshot(get())).unwrap_or_else(|error: Error| panic!("{error}"));
         assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
         assert!(text(response).contains("\"status\":413"));
-        for heard in [&inner_heard, &outer_heard] {
-            assert_eq!(assert_outcome(heard, Outcome::Refused).status, Some(StatusCode::PAYLOAD_TOO_LARGE));
+        for ends in [&inner_ends, &outer_ends] {
+            assert_eq!(assert_outcome(ends, Outcome::Refused).status, Some(StatusCode::PAYLOAD_TOO_LARGE));
         }
     }
 }
 
 #[test]
 fn an_error_that_is_no_refusal_passes_as_it_is() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {
         let mut response = answer(Scripted::new([])).await?;
         *response.status_mut() = StatusCode::BAD_REQUEST;
@@ -104,18 +104,18 @@ fn an_error_that_is_no_refusal_passes_as_it_is() {
     let response = now(service.oneshot(get())).unwrap();
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     drop(response);
-    assert_outcome(&heard, Outcome::Dropped);
+    assert_outcome(&ends, Outcome::Dropped);
 }
 
 #[test]
 fn without_answers_the_services_own_passes() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = layer.limit_bytes(1000).answers(false).layer(service_fn(|_: Request<()>| async {
         Buffer::zeroed(2000)?;
         answer(Scripted::new([])).await.map_err(|_| unreachable!())
     }));
     assert!(matches!(now(service.oneshot(get())), Err(Error::BudgetExceeded { .. })));
-    assert_outcome(&heard, Outcome::Failed);
+    assert_outcome(&ends, Outcome::Failed);
 }
 
 fn assert_says<B>(response: &Result<Response<B>, Error>, status: u16) {
@@ -129,7 +129,7 @@ fn a_tenants_refusal_is_429_and_the_services_503() {
     let tenant = service.child("red", Some(5000));
     let others = tenant.charge(4000).unwrap();
     let more = service.charge(4000).unwrap();
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     // An inner layer knows the tenant of the one around it; and names do not count.
     let inner = layer.clone().retry_after_seconds(7).terms(|_, terms| Some(terms.name("service")));
     let layer = layer
@@ -152,13 +152,13 @@ fn a_tenants_refusal_is_429_and_the_services_503() {
     let response = now(layer.layer(works).oneshot(asked(&["red", "much"])));
     let status = response.unwrap_or_else(|error: Error| panic!("{error}")).status();
     assert_eq!(status.as_u16(), 413, "alone, too, it has more than the tenant may");
-    drop(heard);
+    drop(ends);
     assert_eq!(service.in_use_bytes(), 0);
 }
 
 #[test]
 fn grpc_hears_a_status_of_its_own() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let service = layer.limit_bytes(10).layer(service_fn(|_: Request<()>| async {
         Buffer::zeroed(20)?;
         answer(Scripted::new([])).await.map_err(|_| unreachable!())
@@ -168,7 +168,7 @@ fn grpc_hears_a_status_of_its_own() {
     assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
     let mut body = Box::pin(response.into_body());
     assert!(matches!(poll(&mut body), Poll::Ready(None)));
-    assert_outcome(&heard, Outcome::Refused);
+    assert_outcome(&ends, Outcome::Refused);
 }
 
 #[test]
@@ -190,17 +190,17 @@ fn terms_that_cannot_be_kept_are_answered_with_500() {
         }
         unsafe fn release(&self, _: std::ptr::NonNull<u8>) {}
     }
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let layer = layer.terms(|_, terms| Some(terms.strategy(Unaligned)));
     let service = layer.layer(service_fn(|_: Request<()>| answer(Scripted::new([]))));
     let response = now(service.oneshot(get())).unwrap();
     assert_eq!(response.status().as_u16(), 500);
-    assert!(heard.try_recv().is_err(), "it never began, and the service was not called");
+    assert!(ends.try_recv().is_err(), "it never began, and the service was not called");
 }
 
 #[test]
 fn what_exceeds_the_limit_of_the_heap_is_dropped_and_answered() {
-    let (layer, heard) = told();
+    let (layer, ends) = reporting();
     let layer = layer.terms(|_, terms| Some(terms.name("upload").heap_limit_bytes(100_000)));
     let service = layer.layer(service_fn(|request: Request<()>| async move {
         let mut kept = Vec::new();
@@ -216,7 +216,7 @@ fn what_exceeds_the_limit_of_the_heap_is_dropped_and_answered() {
         let response = runtime.block_on(service.clone().oneshot(request)).unwrap();
         assert_eq!(response.status().as_u16(), status);
         drop(response);
-        let ended = assert_outcome(&heard, outcome);
+        let ended = assert_outcome(&ends, outcome);
         let heap = ended.report.heap.unwrap();
         assert!(heap.peak_bytes < 115_000 && heap.live_bytes < 1000, "it was dropped at once: {heap:?}");
         assert_eq!(matches!(ended.report.refusal, Some(Error::BudgetExceeded { .. })), status == 413);

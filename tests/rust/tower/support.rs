@@ -1,4 +1,4 @@
-//! Bodies that end in all the ways in which one may, and a layer that writes down what it is told.
+//! Bodies that end in all the ways in which one may, and a layer that reports each end.
 
 use bytes::Bytes;
 use ctxalloc::Buffer;
@@ -62,23 +62,23 @@ impl Body for Scripted {
     }
 }
 
-/// A layer, and what it is told.
-pub(crate) fn told() -> (RequestLayer, Receiver<Ended>) {
-    let (told, heard) = channel();
-    (RequestLayer::new().on_end(move |ended| told.send(ended.clone()).unwrap()), heard)
+/// A layer, and the ends that it reports.
+pub(crate) fn reporting() -> (RequestLayer, Receiver<Ended>) {
+    let (report, ends) = channel();
+    (RequestLayer::new().on_end(move |ended| report.send(ended.clone()).unwrap()), ends)
 }
 
-/// The one end that was told.
+/// The one end that was reported.
 #[track_caller]
-pub(crate) fn once(heard: &Receiver<Ended>) -> Ended {
-    let ended = heard.try_recv().expect("its end was told");
-    assert!(heard.try_recv().is_err(), "its end was told twice");
+pub(crate) fn once(ends: &Receiver<Ended>) -> Ended {
+    let ended = ends.try_recv().expect("its end was reported");
+    assert!(ends.try_recv().is_err(), "its end was reported twice");
     ended
 }
 
 #[track_caller]
-pub(crate) fn assert_outcome(heard: &Receiver<Ended>, outcome: Outcome) -> Ended {
-    let ended = once(heard);
+pub(crate) fn assert_outcome(ends: &Receiver<Ended>, outcome: Outcome) -> Ended {
+    let ended = once(ends);
     assert_eq!(ended.outcome, outcome);
     ended
 }

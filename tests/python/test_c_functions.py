@@ -1,4 +1,4 @@
-"""The C face from extensions that know nothing of Rust: NEP 49's final interface and both drafts (`tests/c/`)."""
+"""The C functions from extensions that know nothing of Rust: NEP 49's final interface and both drafts (`tests/c/`)."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-//! Contract 3 through the C functions, as NumPy calls them: NULLs, zeros, wrong sizes, failures, panics.
+//! What blocks promise, through the C functions, as NumPy calls them: NULLs, zeros, wrong sizes, failures, panics.
 
 use crate::support::{marked, switched};
 use ctxalloc::handler::abi::PyDataMemAllocator;
@@ -50,8 +50,11 @@ fn built_ins() -> [Handler; 2] {
 
 #[test]
 fn the_struct_is_laid_out_as_numpy_reads_it() {
-    use ctxalloc::handler::abi::PyDataMem_Handler as Face;
-    assert_eq!((offset_of!(Face, name), offset_of!(Face, version), offset_of!(Face, allocator)), (0, 127, 128));
+    use ctxalloc::handler::abi::PyDataMem_Handler as CStruct;
+    assert_eq!(
+        (offset_of!(CStruct, name), offset_of!(CStruct, version), offset_of!(CStruct, allocator)),
+        (0, 127, 128)
+    );
     for handler in built_ins() {
         let start = handler.as_ptr().cast::<u8>();
         // SAFETY: the name is NUL-terminated within 127 bytes.
@@ -59,7 +62,7 @@ fn the_struct_is_laid_out_as_numpy_reads_it() {
         assert_eq!(name.to_str(), Ok(&*handler.name()));
         // SAFETY: inside of the struct.
         let version = unsafe { start.add(127) };
-        // SAFETY: as above.
+        // SAFETY: the struct is immortal, and `version` points to a byte of it.
         assert_eq!(unsafe { version.read() }, 1);
     }
 }
@@ -226,7 +229,7 @@ fn blocks_have_the_alignment_their_handler_names() {
             // SAFETY: a live block of this handler.
             let block = unsafe { handler.resize(block, size * 3) }.expect("some more");
             assert!(block.addr().get().is_multiple_of(handler.alignment()));
-            // SAFETY: as above.
+            // SAFETY: the block as it was resized, live.
             unsafe { handler.release(block, size * 3) };
         }
     }

@@ -1,0 +1,115 @@
+//! `Last`: what `send` returns for the last message of an answer.
+#![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
+
+use super::super::imported::Imported;
+use pyo3::exceptions::{PyOSError, PyStopIteration};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyIterator;
+use pyo3::types::iterator::PySendResult;
+
+/// A coroutine around the server's, which sends the last message. When that is done the account closes. The ContextVar
+/// is not touched: this may be another task.
+#[pyclass(frozen, name = "_Last", module = "ctxalloc._native")]
+pub(super) struct Last {
+    /// The `Exchange` whose answer this is.
+    exchange: Py<PyAny>,
+    sending: Py<PyAny>,
+}
+
+/// Whether it is a coroutine of Python's own, which [`Last`] can drive.
+pub(super) fn is_coroutine(object: &Bound<'_, PyAny>) -> bool {
+    static COROUTINE: Imported = Imported::new("types", "CoroutineType");
+    COROUTINE.get(object.py()).is_ok_and(|coroutine| object.get_type().is(coroutine))
+}
+
+impl Last {
+    /// `sending` is a coroutine: see [`is_coroutine`].
+    pub(super) fn new(exchange: Py<PyAny>, sending: Py<PyAny>) -> Self {
+        Self { exchange, sending }
+    }
+
+    fn step<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<PySendResult<'py>> {
+        let py = value.py();
+        // SAFETY: this is a coroutine, which callers of `new` have checked (`is_coroutine`). It is passed to
+        // `PyIter_Send` only, which takes coroutines.
+        let sending = unsafe { self.sending.bind(py).cast_unchecked::<PyIterator>() };
+        self.after(py, sending.send(value))
+    }
+
+    /// What becomes of the exchange after a step.
+    fn after<'py>(&self, py: Python<'py>, step: PyResult<PySendResult<'py>>) -> PyResult<PySendResult<'py>> {
+        match &step {
+            Ok(PySendResult::Next(_)) => {}
+            Ok(PySendResult::Return(_)) => {
+                self.exchange.bind(py).call_method0(intern!(py, "_sent_whole"))?;
+            }
+            // What servers raise where the client has gone (ASGI 2.4).
+            Err(error) if error.is_instance_of::<PyOSError>(py) => {
+                self.exchange.bind(py).setattr(intern!(py, "is_disconnected"), true)?;
+            }
+            Err(_) => {}
+        }
+        step
+    }
+}
+
+#[pymethods]
+impl Last {
+    fn __await__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.step(py.None().bind(py))? {
+            PySendResult::Next(value) => Ok(Some(value)),
+            PySendResult::Return(_) => Ok(None),
+        }
+    }
+
+    /// `send`, `throw` and `close` make it a `collections.abc.Coroutine`, which asyncio requires.
+    #[pyo3(signature = (value, /))]
+    fn send<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        match self.step(value)? {
+            PySendResult::Next(value) => Ok(value),
+            PySendResult::Return(_) => Err(PyStopIteration::new_err(())),
+        }
+    }
+
+    #[pyo3(signature = (kind, error = None, traceback = None, /))]
+    fn throw<'py>(
+        &self,
+        py: Python<'py>,
+        kind: Bound<'py, PyAny>,
+        error: Option<Bound<'py, PyAny>>,
+        traceback: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // A single argument is the exception itself: CPython deprecates the other form from 3.12 on.
+        let thrown = self.sending.bind(py).call_method1("throw", (error.unwrap_or(kind),));
+        drop(traceback);
+        let step = match thrown {
+            Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
+                Ok(PySendResult::Return(error.value(py).getattr("value")?))
+            }
+            thrown => thrown.map(PySendResult::Next),
+        };
+        match self.after(py, step)? {
+            PySendResult::Next(value) => Ok(value),
+            PySendResult::Return(_) => Err(PyStopIteration::new_err(())),
+        }
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.sending.bind(py).call_method0("close").map(drop)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.exchange)?;
+        visit.call(&self.sending)
+    }
+}

@@ -1,0 +1,482 @@
+//! What `ctxalloc.asgi` does for every request of a server: its beginning, its messages, its end.
+//!
+//! It is in Rust because it has to be cheap. The few hundred bytecodes that it replaces take 3 us in a loop of their
+//! own, and 9 us behind a server, whose code has displaced them from the processor's caches. `asgi.py` has the rarer
+//! cases: a handler without an account, a middleware around another one, refusals, exceptions, WebSockets.
+
+mod fields;
+mod last;
+mod routes;
+
+use super::budget::PyBudget;
+use super::foreign::handler_in;
+use super::handler::PyHandler;
+use super::numpy::Numpy;
+use super::request::PyRequest;
+use super::selection::Variable;
+use fields::Fields;
+use last::{Last, is_coroutine};
+use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyInt, PyString, PyType};
+use routes::Found;
+pub(super) use routes::PyRouteTable;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What a middleware begins its exchanges with. ``kind`` is the subclass of ``Exchange`` that it makes, ``service`` has
+/// its options, ``serving`` is the ContextVar of the record that a Context carries.
+#[pyclass(frozen, name = "Exchanges", module = "ctxalloc._native")]
+pub(super) struct PyExchanges {
+    kind: Py<PyType>,
+    service: Py<PyAny>,
+    serving: Variable,
+    routes: Py<PyRouteTable>,
+    tenant: Option<Py<PyAny>>,
+    tells: bool,
+    answers: bool,
+    adds_header: bool,
+    ends_with_response: bool,
+}
+
+/// One request that a server serves, and how much of its answer was sent.
+#[pyclass(frozen, subclass, name = "Exchange", module = "ctxalloc._native")]
+pub(super) struct PyExchange {
+    /// Empty until it is begun.
+    begun: OnceLock<Begun>,
+    fields: Mutex<Fields>,
+}
+
+/// What never changes once the exchange has begun.
+struct Begun {
+    exchanges: Py<PyExchanges>,
+    request: Py<PyRequest>,
+    /// What is selected around the server: a Handler, or its capsule.
+    base: Py<PyAny>,
+    route: Option<Py<PyAny>>,
+}
+
+impl Begun {
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.exchanges)?;
+        visit.call(&self.request)?;
+        visit.call(&self.base)?;
+        visit.call(&self.route)
+    }
+}
+
+#[pymethods]
+impl PyExchanges {
+    #[new]
+    #[pyo3(signature = (kind, service, serving, *, answers, ends_with_response))]
+    fn new(
+        kind: Bound<'_, PyType>,
+        service: Bound<'_, PyAny>,
+        serving: Bound<'_, PyAny>,
+        answers: bool,
+        ends_with_response: bool,
+    ) -> PyResult<Self> {
+        let tenant = service.getattr("tenant")?;
+        Ok(Self {
+            kind: kind.unbind(),
+            serving: Variable::of(&serving)?,
+            routes: service.getattr("routes")?.cast_into()?.unbind(),
+            tenant: (!tenant.is_none()).then(|| tenant.unbind()),
+            tells: !service.getattr("on_end")?.is_none(),
+            adds_header: !service.getattr("peak_header")?.is_none(),
+            service: service.unbind(),
+            answers,
+            ends_with_response,
+        })
+    }
+
+    /// Begins a request for an ASGI scope and selects its handler. Returns None and changes nothing unless it is of the
+    /// usual kind: an HTTP request on terms that its route names, in a Context that serves no other request.
+    #[pyo3(signature = (scope, send, /))]
+    fn begin<'py>(
+        slf: &Bound<'py, Self>,
+        scope: &Bound<'py, PyAny>,
+        send: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyExchange>>> {
+        let (py, this) = (slf.py(), slf.get());
+        let Ok(items) = scope.cast_exact::<PyDict>() else { return Ok(None) };
+        let is_http = items.get_item(intern!(py, "type"))?.is_some_and(|kind| is_text(&kind, "http"));
+        if !is_http || this.serving.get(py)?.is_some() {
+            return Ok(None);
+        }
+        let Some(path) = items.get_item(intern!(py, "path"))? else { return Ok(None) };
+        let root = items.get_item(intern!(py, "root_path"))?;
+        if root.is_some_and(|root| !is_text(&root, "")) {
+            return Ok(None);
+        }
+        let Ok(path) = path.cast_into::<PyString>() else { return Ok(None) };
+        let found = this.routes.get().find(scope, intern!(py, "method"), &path)?;
+        let Some(terms) = &found.terms else { return Ok(None) };
+        let tenant = match &this.tenant {
+            None => None,
+            Some(tenant) => this.checked(found, tenant.bind(py).call1((scope,))?)?,
+        };
+        let exchange = this.kind.bind(py).call0()?.cast_into::<PyExchange>()?;
+        let base = Numpy::get(py)?.current_capsule(py)?;
+        let request = terms.get().served(py, true, found.name.clone(), tenant.as_ref().map(Bound::get))?;
+        let request = Bound::new(py, request)?.unbind();
+        exchange.get().fields().tenant = tenant.map(|tenant| tenant.into_any().unbind());
+        let route = found.route.as_ref().map(|route| route.clone_ref(py).into_any());
+        let begun = Begun { exchanges: slf.clone().unbind(), request, base: base.unbind(), route };
+        Self::complete(begun, &exchange, scope, send)?;
+        Ok(Some(exchange))
+    }
+
+    /// An exchange for a request that `asgi.py` has begun, in one of the rarer cases.
+    #[pyo3(signature = (scope, send, route, request, base, /))]
+    fn around<'py>(
+        slf: &Bound<'py, Self>,
+        scope: &Bound<'py, PyAny>,
+        send: &Bound<'py, PyAny>,
+        route: Option<Py<PyAny>>,
+        request: Py<PyRequest>,
+        base: Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyExchange>> {
+        let exchange = slf.get().kind.bind(slf.py()).call0()?.cast_into::<PyExchange>()?;
+        let begun = Begun { exchanges: slf.clone().unbind(), request, base, route };
+        Self::complete(begun, &exchange, scope, send)?;
+        Ok(exchange)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.kind)?;
+        visit.call(&self.service)?;
+        visit.call(&self.routes)?;
+        visit.call(&self.tenant)
+    }
+}
+
+impl PyExchanges {
+    /// The budget that `tenant` has returned for a route, checked.
+    fn checked<'py>(&self, found: &Found, tenant: Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyBudget>>> {
+        if tenant.is_none() {
+            return Ok(None);
+        }
+        if found.has_budget || !tenant.is_instance_of::<PyBudget>() {
+            let arguments = (&found.route, &tenant, found.has_budget);
+            self.service.bind(tenant.py()).call_method1(intern!(tenant.py(), "check_tenant"), arguments)?;
+        }
+        Ok(Some(tenant.cast_into()?))
+    }
+
+    /// Makes an exchange complete whose request is begun and selected: marks the Context, and fills in the other
+    /// fields.
+    fn complete<'py>(
+        begun: Begun,
+        exchange: &Bound<'py, PyExchange>,
+        scope: &Bound<'py, PyAny>,
+        send: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let py = scope.py();
+        let inner = match scope.cast_exact::<PyDict>() {
+            Ok(scope) => scope.copy()?,
+            Err(_) => py.get_type::<PyDict>().call1((scope,))?.cast_into::<PyDict>()?,
+        };
+        inner.set_item(intern!(py, "ctxalloc.serving"), exchange)?;
+        inner.set_item(intern!(py, "ctxalloc.request"), &begun.request)?;
+        let exchanges = begun.exchanges.clone_ref(py);
+        let exchanges = exchanges.bind(py).get();
+        let mark = exchanges.serving.set(exchange.as_any())?;
+        let is_fresh = exchange.get().begun.set(begun).is_ok();
+        debug_assert!(is_fresh, "made by the caller");
+        let mut fields = exchange.get().fields();
+        fields.mark = Some(mark.unbind());
+        fields.scope = Some(scope.clone().unbind());
+        fields.inner = Some(inner.unbind());
+        fields.to_server = Some(send.clone().unbind());
+        drop(fields);
+        if exchanges.tells {
+            exchange.call_method0(intern!(py, "_expect_telling"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether an object is this str.
+fn is_text(object: &Bound<'_, PyAny>, text: &str) -> bool {
+    object.cast::<PyString>().is_ok_and(|object| object == text)
+}
+
+fn is_500(status: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match status.cast_exact::<PyInt>() {
+        Ok(status) => Ok(status.extract::<i64>().is_ok_and(|status| status == 500)),
+        Err(_) => status.eq(500),
+    }
+}
+
+impl PyExchange {
+    /// Never locked while Python code runs.
+    fn fields(&self) -> MutexGuard<'_, Fields> {
+        self.fields.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begun(&self) -> PyResult<&Begun> {
+        self.begun
+            .get()
+            .ok_or_else(|| PyValueError::new_err("this exchange was not begun; AllocatorMiddleware begins them"))
+    }
+
+    /// The last message was sent: the account closes, if it closes with the answer.
+    fn sent_whole(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let (py, begun) = (slf.py(), slf.get().begun()?);
+        slf.get().fields().is_whole = true;
+        let exchanges = begun.exchanges.get();
+        if !exchanges.ends_with_response {
+            return Ok(());
+        }
+        if exchanges.tells {
+            return slf.call_method1(intern!(py, "end"), (intern!(py, "completed"),)).map(drop);
+        }
+        begun.request.get().close(py)
+    }
+}
+
+#[pymethods]
+impl PyExchange {
+    #[new]
+    fn new() -> Self {
+        Self { begun: OnceLock::new(), fields: Mutex::new(Fields::default()) }
+    }
+
+    /// Calls the application, with a scope of its own and with our `send`. The caller awaits what it returns.
+    #[pyo3(signature = (app, receive, /))]
+    fn call<'py>(
+        slf: &Bound<'py, Self>,
+        app: &Bound<'py, PyAny>,
+        receive: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let inner = slf.get().fields().inner.as_ref().map(|inner| inner.bind(py).clone());
+        let receive = if slf.get().begun()?.exchanges.get().tells {
+            slf.call_method1(intern!(py, "_watching"), (receive,))?
+        } else {
+            receive
+        };
+        app.call1((inner, receive, slf.getattr(intern!(py, "send"))?))
+    }
+
+    /// The application's ``send``.
+    #[pyo3(signature = (message, /))]
+    fn send<'py>(slf: &Bound<'py, Self>, message: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        let unusual = || slf.call_method1(intern!(py, "_send"), (message,));
+        let Ok(items) = message.cast_exact::<PyDict>() else { return unusual() };
+        let Some(kind) = items.get_item(intern!(py, "type"))? else { return unusual() };
+        let exchanges = this.begun()?.exchanges.get();
+        let to_server = {
+            let fields = this.fields();
+            if fields.replaced.is_some() { None } else { fields.to_server.as_ref().map(|send| send.bind(py).clone()) }
+        };
+        let Some(to_server) = to_server else { return unusual() };
+        if is_text(&kind, "http.response.body") {
+            let awaitable = to_server.call1((message,))?;
+            let goes_on = match items.get_item(intern!(py, "more_body"))? {
+                None => false,
+                Some(more) => more.is_truthy()?,
+            };
+            if goes_on {
+                return Ok(awaitable);
+            }
+            if !is_coroutine(&awaitable) {
+                return slf.call_method1(intern!(py, "_last"), (awaitable,));
+            }
+            return Ok(Bound::new(py, Last::new(slf.clone().into_any().unbind(), awaitable.unbind()))?.into_any());
+        }
+        let set_apart = exchanges.adds_header || !is_text(&kind, "http.response.start");
+        let Some(status) = (if set_apart { None } else { items.get_item(intern!(py, "status"))? }) else {
+            return unusual();
+        };
+        if exchanges.answers && is_500(&status)? {
+            return unusual();
+        }
+        {
+            let mut fields = this.fields();
+            fields.started = true;
+            fields.status = Some(status.unbind());
+        }
+        to_server.call1((message,))
+    }
+
+    /// Restores the selection and removes the mark. Where the call's coroutine was thrown away and is closed in another
+    /// Context, there is nothing to restore: the request just ends.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = self.begun()?;
+        match begun.request.get().leave(py) {
+            Err(error) if error.is_instance_of::<PyValueError>(py) => return begun.request.get().close(py),
+            left => left?,
+        }
+        let mark = self.fields().mark.take();
+        match mark {
+            Some(mark) => begun.exchanges.get().serving.reset(mark.bind(py)),
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves the request, since the application has returned. Returns whether nothing is left to do: the answer was
+    /// sent, and the account is closed.
+    fn finish(&self, py: Python<'_>) -> PyResult<bool> {
+        self.leave(py)?;
+        let ends_with_response = self.begun()?.exchanges.get().ends_with_response;
+        let mut fields = self.fields();
+        let is_done = fields.is_whole && ends_with_response && fields.replaced.is_none();
+        let gone = is_done.then(|| fields.take_exchanged());
+        drop(fields);
+        drop(gone); // not under the lock: it may run code
+        Ok(is_done)
+    }
+
+    /// Lets go of what need not stay alive in Contexts that live on (those of a timer of the connection, a task).
+    fn forget(&self, _py: Python<'_>) {
+        let gone = self.fields().take_exchanged();
+        drop(gone); // not under the lock: it may run code
+    }
+
+    /// The last message was sent, by an awaitable that is no coroutine.
+    fn _sent_whole(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::sent_whole(slf)
+    }
+
+    /// Ends the request, if it has not ended.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.begun()?.request.get().close(py)
+    }
+
+    /// What is selected around the server.
+    #[getter]
+    fn base<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
+        match self.begun()?.base.bind(py).clone().cast_into::<PyHandler>() {
+            Ok(handler) => Ok(handler),
+            Err(capsule) => PyHandler::of(py, handler_in(&capsule.into_inner())?),
+        }
+    }
+
+    #[getter]
+    fn service(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(self.begun()?.exchanges.get().service.clone_ref(py))
+    }
+
+    #[getter]
+    fn _answers(&self) -> PyResult<bool> {
+        Ok(self.begun()?.exchanges.get().answers)
+    }
+
+    #[getter]
+    fn scope(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().scope.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    /// The application's scope.
+    #[getter]
+    fn inner(&self, py: Python<'_>) -> Option<Py<PyDict>> {
+        self.fields().inner.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[getter]
+    fn route(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.begun.get()?.route.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[getter(request)]
+    fn request_py(&self, py: Python<'_>) -> Option<Py<PyRequest>> {
+        self.begun.get().map(|begun| begun.request.clone_ref(py))
+    }
+
+    /// The server's `send`; None once the application has returned.
+    #[getter]
+    fn _to_server(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().to_server.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[getter]
+    fn tenant(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().tenant.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[setter]
+    fn set_tenant(&self, value: Option<Py<PyAny>>) {
+        let old = std::mem::replace(&mut self.fields().tenant, value);
+        drop(old);
+    }
+
+    #[getter]
+    fn status(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().status.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[setter]
+    fn set_status(&self, value: Option<Py<PyAny>>) {
+        let old = std::mem::replace(&mut self.fields().status, value);
+        drop(old);
+    }
+
+    #[getter]
+    fn replaced(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().replaced.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[setter]
+    fn set_replaced(&self, value: Option<Py<PyAny>>) {
+        let old = std::mem::replace(&mut self.fields().replaced, value);
+        drop(old);
+    }
+
+    #[getter]
+    fn _refusal(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().refusal.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[setter(_refusal)]
+    fn set_refusal(&self, value: Option<Py<PyAny>>) {
+        let old = std::mem::replace(&mut self.fields().refusal, value);
+        drop(old);
+    }
+
+    #[getter]
+    fn is_disconnected(&self) -> bool {
+        self.fields().is_disconnected
+    }
+
+    #[setter]
+    fn set_is_disconnected(&self, value: bool) {
+        self.fields().is_disconnected = value;
+    }
+
+    #[getter]
+    fn started(&self) -> bool {
+        self.fields().started
+    }
+
+    #[setter]
+    fn set_started(&self, value: bool) {
+        self.fields().started = value;
+    }
+
+    #[getter]
+    fn is_whole(&self) -> bool {
+        self.fields().is_whole
+    }
+
+    #[setter]
+    fn set_is_whole(&self, value: bool) {
+        self.fields().is_whole = value;
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if let Some(begun) = self.begun.get() {
+            begun.traverse(&visit)?;
+        }
+        // Where the lock is taken, somebody uses the fields just now: then the exchange is no garbage.
+        self.fields.try_lock().map_or(Ok(()), |fields| fields.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        let gone = std::mem::take(&mut *self.fields());
+        drop(gone);
+    }
+}

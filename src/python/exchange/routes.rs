@@ -1,0 +1,173 @@
+//! Finds the route of a path.
+
+use crate::python::request::PyRequest;
+use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Routes of a middleware: for each a `_Found` of `_serving.py`. Look-ups take no lock: it never changes.
+#[pyclass(frozen, name = "RouteTable", module = "ctxalloc._native")]
+pub(in crate::python) struct PyRouteTable {
+    /// Those without parameters, by ``METHOD /path`` or ``/path``.
+    exact: HashMap<String, Found>,
+    /// Those with parameters, in their order.
+    patterns: Vec<(Option<String>, Pattern, Found)>,
+    has_methods: bool,
+    default: Found,
+}
+
+/// A route, and what its requests get.
+pub(super) struct Found {
+    tuple: Py<PyTuple>,
+    pub(super) route: Option<Py<PyString>>,
+    pub(super) name: Option<Arc<str>>,
+    /// The choice, if it is a `ctxalloc.request(...)`.
+    pub(super) terms: Option<Py<PyRequest>>,
+    pub(super) has_budget: bool,
+}
+
+impl Found {
+    fn of(tuple: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let (route, terms) = (tuple.get_item(0)?, tuple.get_item(2)?);
+        let route: Option<Bound<'_, PyString>> = route.extract()?;
+        let name = route.as_ref().map(|route| route.to_str().map(Into::into)).transpose()?;
+        let terms = if terms.is_none() { None } else { Some(terms.cast_into::<PyRequest>()?.unbind()) };
+        let has_budget = tuple.get_item(3)?.is_truthy()?;
+        Ok(Self { tuple: tuple.clone().unbind(), route: route.map(Bound::unbind), name, terms, has_budget })
+    }
+}
+
+/// A path with parameters: a text, then parameters with a text after each.
+struct Pattern {
+    first: String,
+    others: Vec<(Parameter, String)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parameter {
+    /// ``{name}``: something without a slash.
+    Segment,
+    /// ``{name:path}``: anything, or nothing.
+    Path,
+}
+
+impl Pattern {
+    fn is(&self, path: &str) -> bool {
+        path.strip_prefix(self.first.as_str()).is_some_and(|rest| follow(&self.others, rest))
+    }
+}
+
+/// Whether these parameters and texts make up the whole of `path`.
+fn follow(others: &[(Parameter, String)], path: &str) -> bool {
+    let Some(((parameter, text), others)) = others.split_first() else { return path.is_empty() };
+    let (min, max) = match parameter {
+        Parameter::Segment => (1, path.find('/').unwrap_or(path.len())),
+        Parameter::Path => (0, path.len()),
+    };
+    if others.is_empty() {
+        return path.strip_suffix(text.as_str()).is_some_and(|value| (min..=max).contains(&value.len()));
+    }
+    let ends = path.char_indices().map(|(at, _)| at).chain([path.len()]);
+    let mut ends = ends.skip_while(|at| *at < min).take_while(|at| *at <= max);
+    ends.any(|at| path[at..].strip_prefix(text.as_str()).is_some_and(|rest| follow(others, rest)))
+}
+
+#[pymethods]
+impl PyRouteTable {
+    /// ``exact``: ``METHOD /path`` or ``/path``, and a `_Found`. ``patterns``: a method or None; the texts around its
+    /// parameters; for each parameter whether it is a path; a `_Found`.
+    #[new]
+    #[pyo3(signature = (exact, patterns, default, *, has_methods))]
+    #[allow(clippy::type_complexity, reason = "as the tuples of Python are")]
+    fn new(
+        exact: Vec<(String, Bound<'_, PyTuple>)>,
+        patterns: Vec<(Option<String>, Vec<String>, Vec<bool>, Bound<'_, PyTuple>)>,
+        default: &Bound<'_, PyTuple>,
+        has_methods: bool,
+    ) -> PyResult<Self> {
+        let exact = exact.into_iter().map(|(path, found)| Ok((path, Found::of(&found)?)));
+        let patterns = patterns.into_iter().map(|(method, texts, are_paths, found)| {
+            let mut texts = texts.into_iter();
+            let first = texts.next().ok_or_else(|| PyValueError::new_err("a pattern has a text at its beginning"))?;
+            let kinds = are_paths.into_iter().map(|is| if is { Parameter::Path } else { Parameter::Segment });
+            Ok((method, Pattern { first, others: kinds.zip(texts).collect() }, Found::of(&found)?))
+        });
+        Ok(Self {
+            exact: exact.collect::<PyResult<_>>()?,
+            patterns: patterns.collect::<PyResult<_>>()?,
+            has_methods,
+            default: Found::of(default)?,
+        })
+    }
+
+    /// The route of a path: one without parameters before one with, one with the method before one without.
+    ///
+    /// ``method`` is the key under which the scope has the method. What frameworks treat alike is treated alike here,
+    /// or clients could get around a route's limit: HEAD is found as GET, and a path with a line break at its end as
+    /// one without, since Starlette's patterns end with ``$``.
+    #[pyo3(name = "find", signature = (scope, method, path, /))]
+    fn find_py(
+        &self,
+        py: Python<'_>,
+        scope: &Bound<'_, PyAny>,
+        method: &Bound<'_, PyString>,
+        path: &Bound<'_, PyString>,
+    ) -> PyResult<Py<PyTuple>> {
+        Ok(self.find(scope, method, path)?.tuple.clone_ref(py))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let all = self.exact.values().chain(self.patterns.iter().map(|(.., found)| found)).chain([&self.default]);
+        for found in all {
+            visit.call(&found.tuple)?;
+            visit.call(&found.terms)?;
+        }
+        Ok(())
+    }
+}
+
+impl PyRouteTable {
+    pub(super) fn find(
+        &self,
+        scope: &Bound<'_, PyAny>,
+        method: &Bound<'_, PyString>,
+        path: &Bound<'_, PyString>,
+    ) -> PyResult<&Found> {
+        // No route contains a lone surrogate, so what replaces it does not matter.
+        let path = path.to_string_lossy();
+        let path = path.strip_suffix('\n').unwrap_or(&path);
+        if !self.has_methods {
+            return Ok(self.among(path, &[None]));
+        }
+        let asked = scope.call_method1(intern!(scope.py(), "get"), (method,))?;
+        let asked: Option<Cow<'_, str>> = asked.extract()?;
+        Ok(match asked.as_deref() {
+            Some("HEAD") => self.among(path, &[Some("HEAD"), Some("GET"), None]),
+            Some(asked) => self.among(path, &[Some(asked), None]),
+            None => self.among(path, &[None]),
+        })
+    }
+
+    fn among(&self, path: &str, methods: &[Option<&str>]) -> &Found {
+        let exact = methods.iter().find_map(|method| match method {
+            _ if self.exact.is_empty() => None,
+            Some(method) => self.exact.get(&format!("{method} {path}")),
+            None => self.exact.get(path),
+        });
+        let found = exact.or_else(|| {
+            methods
+                .iter()
+                .find_map(|method| {
+                    let theirs = self.patterns.iter().filter(|(of, ..)| of.as_deref() == *method);
+                    theirs.map(|(_, pattern, found)| (pattern, found)).find(|(pattern, _)| pattern.is(path))
+                })
+                .map(|(_, found)| found)
+        });
+        found.unwrap_or(&self.default)
+    }
+}

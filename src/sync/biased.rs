@@ -1,0 +1,191 @@
+//! `Biased`: a value of one thread, its owner, which other threads may reach at times.
+//!
+//! The owner uses no atomic read-modify-write: it marks that it is inside (two plain stores) and checks for a visitor.
+//! A visitor announces itself, calls `membarrier`, which runs a fence on every processor that runs a thread of this
+//! process, and waits until the owner is outside. Why the two exclude each other: the owner stores its mark, then loads
+//! `visited`; the visitor stores `visited`, then loads the mark. One of them must see the other (Dekker), as in
+//! `owner`.
+//!
+//! Where the system has no `membarrier` there are no visits.
+
+use super::{AtomicU32, Ordering, membarrier, yield_now};
+use std::cell::UnsafeCell;
+
+#[derive(Debug)]
+pub(crate) struct Biased<T> {
+    /// - set to an odd number: when the owner goes inside, by it alone. Cannot be set while it is odd.
+    /// - set to an even number: when the owner is outside again, by it alone.
+    uses: AtomicU32,
+    /// - set to 1: by a visitor, from 0 only.
+    /// - set to 0: by that visitor, when it leaves.
+    visited: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by the owner while nobody visits, and by one visitor while the owner is outside.
+#[allow(unsafe_code, reason = "a lock's cell")]
+unsafe impl<T: Send> Sync for Biased<T> {}
+
+impl<T> Biased<T> {
+    #[cfg(not(ctxalloc_loom))]
+    pub(crate) const fn new(value: T) -> Self {
+        Self { uses: AtomicU32::new(0), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    #[cfg(ctxalloc_loom)]
+    pub(crate) fn new(value: T) -> Self {
+        Self { uses: AtomicU32::new(0), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Runs `work` on the value. `work` is short and does not panic.
+    ///
+    /// # Safety
+    /// - only one thread, the owner, calls this; never from inside `work`, be it of `own` or of `visit`.
+    #[inline]
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    pub(crate) unsafe fn own<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        // Relaxed: the owner alone writes it.
+        let mut outside = self.uses.load(Ordering::Relaxed);
+        loop {
+            self.uses.store(outside.wrapping_add(1), Ordering::Relaxed);
+            membarrier::light(); // the load comes after the store
+            outside = outside.wrapping_add(2);
+            // Acquire pairs with the Release at the end of `visit`.
+            if self.visited.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            self.wait_for_visitor(outside);
+        }
+        // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone. `work` cannot keep
+        // the reference, and the owner has no other one (this function's contract).
+        let answer = work(unsafe { &mut *self.value.get() });
+        // Release pairs with the Acquire in `visit`.
+        self.uses.store(outside, Ordering::Release);
+        answer
+    }
+
+    #[cold]
+    fn wait_for_visitor(&self, outside: u32) {
+        self.uses.store(outside, Ordering::Release);
+        while self.visited.load(Ordering::Relaxed) != 0 {
+            yield_now();
+        }
+    }
+
+    /// Whether there can be visits.
+    pub(crate) fn can_be_visited() -> bool {
+        membarrier::try_heavy()
+    }
+
+    /// A number that changes with each use by the owner.
+    #[inline]
+    pub(crate) fn uses(&self) -> u32 {
+        self.uses.load(Ordering::Relaxed)
+    }
+
+    /// Whether the owner is inside just now.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.uses().is_multiple_of(2)
+    }
+
+    /// Runs `work` on the value where there is no owner any more.
+    ///
+    /// # Safety
+    /// - the owner is gone (a child of `fork` lacks it), was outside, and nobody visits.
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    pub(crate) unsafe fn abandoned<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: nobody else reaches it (this function's contract).
+        work(unsafe { &mut *self.value.get() })
+    }
+
+    /// Runs `work` on the value in place of the owner, which waits if it comes. `None` if another thread visits, or if
+    /// there can be no visits. `work` is short, does not panic, and uses no `Biased` of which this thread is the owner.
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    pub(crate) fn visit<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // Acquire pairs with the Release of the last visitor.
+        if self.visited.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return None;
+        }
+        let answer = membarrier::try_heavy().then(|| {
+            // Until the mark is gone, not only until it is another one: a new mark is stored Relaxed, which does not
+            // order the owner's work before it.
+            while !self.uses.load(Ordering::Acquire).is_multiple_of(2) {
+                yield_now();
+            }
+            // SAFETY: the owner is outside; should it come again, it sees `visited`. There is one visitor, and `work`
+            // cannot keep the reference.
+            work(unsafe { &mut *self.value.get() })
+        });
+        self.visited.store(0, Ordering::Release);
+        answer
+    }
+}
+
+#[cfg(all(test, not(any(ctxalloc_loom, miri))))]
+mod tests {
+    use super::Biased;
+    use std::thread;
+
+    #[test]
+    #[allow(unsafe_code, reason = "the owner's side")]
+    fn an_owner_and_its_visitors_lose_nothing() {
+        let counts: Biased<[u64; 8]> = Biased::new([0; 8]);
+        let (uses, visits): (u64, u64) = thread::scope(|scope| {
+            let visitors: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let visit = || counts.visit(|counts| counts.iter_mut().for_each(|count| *count += 1));
+                        (0..20_000).filter_map(|_| visit()).count() as u64
+                    })
+                })
+                .collect();
+            let mut uses = 0;
+            while !visitors.iter().all(thread::ScopedJoinHandle::is_finished) {
+                // SAFETY: this thread alone is the owner, and `work` does not call `own`.
+                unsafe { counts.own(|counts| counts.iter_mut().for_each(|count| *count += 1)) };
+                uses += 1;
+            }
+            (uses, visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum::<u64>())
+        });
+        if cfg!(target_os = "linux") {
+            assert!(visits > 0, "nobody visited");
+        }
+        assert_eq!(counts.value.into_inner(), [uses + visits; 8]);
+    }
+}
+
+#[cfg(all(test, ctxalloc_loom))]
+mod loom_tests {
+    use super::Biased;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+
+    #[test]
+    #[allow(unsafe_code, reason = "the owner's side, and loom's cell")]
+    fn loom_an_owner_and_its_visitors_exclude_each_other() {
+        // A thread that waits looks again and again: all interleavings would take hours.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let counted = Arc::new(Biased::new(UnsafeCell::new(0_usize)));
+            let visitors: Vec<_> = (0..2)
+                .map(|_| {
+                    let counted = Arc::clone(&counted);
+                    // SAFETY: called inside of a visit, which excludes all others.
+                    let add = |count: &mut UnsafeCell<usize>| count.with_mut(|count| unsafe { *count += 1 });
+                    loom::thread::spawn(move || usize::from(counted.visit(add).is_some()))
+                })
+                .collect();
+            for _ in 0..2 {
+                // SAFETY: this thread alone is the owner, and `work` does not call `own`; the count is reached inside
+                // of it.
+                unsafe { counted.own(|count| count.with_mut(|count| *count += 1)) };
+            }
+            let visits: usize = visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum();
+            // SAFETY: this thread alone is the owner, and the visitors have ended.
+            let count = unsafe { counted.own(|count| count.with(|count| *count)) };
+            assert_eq!(count, 2 + visits);
+            assert!(visits > 0);
+        });
+    }
+}

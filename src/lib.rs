@@ -52,8 +52,9 @@
 //!
 //! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the
-//! leaves `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace` for all. A test reads the `use
-//! crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one selection.
+//! leaves `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace`, `unattributed` for all. A test
+//! reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one
+//! selection.
 
 pub mod handler;
 pub mod memory;
@@ -84,6 +85,7 @@ mod os;
 mod settings;
 mod sync;
 mod trace;
+mod unattributed;
 
 pub use error::Error;
 pub use handler::{Handler, default_handler, handler, handlers, register};

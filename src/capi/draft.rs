@@ -12,6 +12,7 @@ use crate::handler::{
     Extras, Handler, attached, check_name, default_handler, handler as handler_named, name_at, register_functions,
 };
 use crate::layout::{array, request};
+use crate::unattributed::unattributed;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -47,6 +48,7 @@ impl Adapted {
 
     fn leak(mut self) -> &'static Self {
         self.next = LAST.load(Ordering::Acquire);
+        let _immortal = unattributed();
         let adapted = Box::leak(Box::new(self));
         while let Err(newer) =
             LAST.compare_exchange(adapted.next.cast_mut(), adapted, Ordering::AcqRel, Ordering::Acquire)

@@ -4,6 +4,7 @@ use super::error::{Refusal, answer};
 use super::{Selection, registered};
 use crate::handler::abi::{NAME_BYTES, PyDataMem_Handler};
 use crate::handler::{Handler, default_handler};
+use crate::unattributed::unattributed;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -76,6 +77,7 @@ pub(super) fn name_in_c(handler: Handler) -> *const c_char {
         return known.name.as_ptr();
     }
     let name = CString::new(&*handler.name()).expect("names have no NUL");
+    let _immortal = unattributed();
     let fresh = Box::leak(Box::new(Renamed { handler, name, next: last }));
     // Two threads may each add a copy of one name: both are right.
     while let Err(newer) = RENAMED.compare_exchange(last, fresh, Ordering::AcqRel, Ordering::Acquire) {

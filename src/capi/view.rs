@@ -17,6 +17,7 @@ use crate::handler::call::{Call, HOST2OBJ, OBJ2HOST, OBJ2OBJ, by_digit};
 use crate::handler::{Handler, handler_at as handler_with_struct};
 use crate::layout::array;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
+use crate::unattributed::unattributed;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -91,6 +92,7 @@ fn of_named(handler: Handler) -> Result<*const Draft2, Error> {
     if !present.is_null() {
         return Ok(present);
     }
+    let _immortal = unattributed();
     let fresh = Box::into_raw(Box::new(set(number).named(&handler.name())));
     match place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(fresh),
@@ -159,6 +161,7 @@ impl Requests {
                 return given.draft.as_ptr().cast_const();
             }
             let number = lend(request);
+            let _immortal = unattributed();
             let draft = NonNull::from(Box::leak(Box::new(set(number).named(&name))));
             by_slot.insert(slot, draft.addr().get());
             by_address.insert(draft.addr().get(), Given { draft, request, number });

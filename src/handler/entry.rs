@@ -7,6 +7,7 @@ use super::abi::{Copies, Functions, PyDataMem_Handler};
 use super::name::Name;
 use crate::strategy::LiveBlock;
 use crate::sync::{AtomicPtr, Witness};
+use crate::unattributed::unattributed;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
@@ -172,6 +173,7 @@ impl<'a> Draft<'a> {
 
     /// The entry, immortal from here on.
     pub(super) fn leak(self) -> &'static Entry {
+        let _immortal = unattributed();
         let functions = (self.functions)();
         let c_struct = match self.foreign {
             Some(foreign) => foreign.as_ptr(),
@@ -183,7 +185,8 @@ impl<'a> Draft<'a> {
             copies: self.copies,
             foreign: self.foreign.is_some(),
             host_accessible: self.host_accessible,
-            description: Text::of(self.description.leak()),
+            // A copy: the draft's may have been made in a request.
+            description: Text::of(Box::leak(Box::from(&*self.description))),
             alignment: self.alignment,
             ..Entry::new(functions, c_struct, self.name.as_str().to_owned().leak())
         }))

@@ -9,6 +9,7 @@ use super::entry::Draft;
 use super::name::Name;
 use super::table::attached;
 use super::word::Handler;
+use crate::unattributed::unattributed;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
@@ -66,6 +67,7 @@ fn copies(copies: Copies, reach: Reach) -> Copies {
     if !matches!(reach, Reach::WithGil) || copies.are_none() {
         return copies;
     }
+    let _immortal = unattributed();
     let original: &'static Original = Box::leak(Box::new(Original {
         ctx: copies.ctx,
         functions: [copies.host2obj, copies.obj2host, copies.obj2obj],

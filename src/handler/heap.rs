@@ -13,10 +13,12 @@
 mod record;
 mod tally;
 
+use crate::unattributed::{is_active, unattributed};
+
 pub use record::HeapStats;
 pub(crate) use record::{Record, Refused};
+pub(super) use tally::select;
 pub(crate) use tally::{freed, has_resized, made, not_made, not_resized, resized};
-pub(super) use tally::{is_active, select, unattributed};
 
 /// A request's record. Dropped when nothing can reach the request any more, except for blocks of Rust's heap.
 pub(super) struct HeapRecord(&'static Record);

@@ -9,6 +9,7 @@ use super::word::Handler;
 use crate::error::Error;
 use crate::sync::held_across_fork;
 use crate::trace;
+use crate::unattributed::unattributed;
 
 #[cfg(feature = "python")]
 use super::interpreter::{Attach, Trace};
@@ -21,6 +22,7 @@ pub(super) fn table() -> &'static Table {
 
 #[cold]
 fn first_use() -> &'static Table {
+    let _immortal = unattributed();
     let table = empty();
     let (default, ended) = builtin::register_all(&table);
     table.set_default(default);

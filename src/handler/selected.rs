@@ -7,6 +7,7 @@ use super::heap;
 use super::held::Held;
 use super::requests;
 use super::word::Handler;
+use crate::unattributed::is_active;
 use std::cell::Cell;
 
 thread_local! {
@@ -51,7 +52,7 @@ pub(crate) fn replace(selected: Option<Held>) -> Option<Held> {
     }
     // SAFETY: the word owned a hold, and is overwritten: the `Held` is its only owner from now on.
     let old = SELECTED.replace(word).map(|handler| unsafe { Held::assume(handler) });
-    if heap::is_active() {
+    if is_active() {
         // Before the old hold can be dropped: what this thread has yet to add to its request's record keeps that
         // request.
         heap::select(word.and_then(requests::heap_of));

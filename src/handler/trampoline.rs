@@ -8,11 +8,11 @@
 use super::abi::Functions;
 use super::call::{Answer, Call, functions};
 use super::entry::Draft;
-use super::heap;
 use super::name::Name;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
 use crate::trace;
+use crate::unattributed::unattributed;
 use std::any::Any;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -26,6 +26,7 @@ pub(super) fn draft<S: Strategy>(name: Name<'_>, strategy: S) -> Draft<'_> {
         trim: Some(trim::<S>),
         live_blocks: Some(live_blocks::<S>),
         ..Draft::new(name, format!("{strategy:?}"), move || {
+            let _immortal = unattributed();
             let strategy: &'static S = Box::leak(Box::new(strategy));
             // SAFETY: the strategy was leaked in the line above, so it is valid for ever.
             unsafe { functions_at::<S>(strategy) }
@@ -90,7 +91,7 @@ impl<S: Strategy> Answer for Behind<S> {
         // SAFETY: the caller passes the context that belongs to these functions.
         let strategy = unsafe { strategy::<S>(ctx) };
         let telling = call.begin();
-        let unattributed = heap::unattributed(); // a strategy's own bookkeeping is charged to no request
+        let unattributed = unattributed(); // a strategy's own bookkeeping is charged to no request
         let block = match call {
             Call::Malloc { size } => shielded("malloc", || strategy.allocate(layout::request(size)?)),
             Call::Calloc { nelem, elsize } => {

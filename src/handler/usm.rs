@@ -20,6 +20,7 @@ use super::trampoline;
 use super::word::Handler;
 use crate::error::Error;
 use crate::source::{Queue, UsmKind};
+use crate::unattributed::unattributed;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -38,6 +39,7 @@ pub fn register_usm(name: &str, queue: &Queue, kind: UsmKind) -> Result<Handler,
     let name = Name::new(name)?;
     process::check_free(name)?; // before anything is made immortal
     let pool = UsmPool::of(queue, kind)?.for_handler();
+    let _immortal = unattributed();
     let queue: &'static Queue = Box::leak(Box::new(queue.clone()));
     let copies = Copies {
         ctx: std::ptr::from_ref(queue).cast_mut().cast(),

@@ -39,9 +39,10 @@ use std::thread;
 /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes).
 ///
 /// Each block of a request has 8 bytes more, and each that is aligned to 16 and more has as many as it is aligned to.
-/// Blocks of at most 128 bytes that are made while a panic unwinds are nobody's. `upstream` may call back: what it
-/// allocates itself while it is at work comes from [`System`], and what it frees then is freed afterwards. So one that
-/// forwards to ctxalloc's own strategies never finds itself in the middle of its own work.
+/// Blocks of at most 128 bytes that are made while a panic unwinds are nobody's, and so is what ctxalloc makes for
+/// itself: what requests, handlers, budgets and strategies are kept in, a thread's cache. `upstream` may call back:
+/// what it allocates itself while it is at work comes from [`System`], and what it frees then is freed afterwards. So
+/// one that forwards to ctxalloc's own strategies never finds itself in the middle of its own work.
 ///
 /// The program may `fork` while other threads allocate: the locks of ctxalloc are held across it. Those of Rust's
 /// standard library are not (`std::thread::spawn` and `std::process::exit` may hang in the child), and a handler that

@@ -2,6 +2,7 @@
 //! a block can be found by any address inside. They are in shards by start address, whose locks are held across `fork`.
 
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
+use crate::unattributed::unattributed;
 use std::collections::BTreeMap;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -34,6 +35,7 @@ impl<R: Send + 'static> Ledger<R> {
 
     /// Adds the record of a block that has none.
     pub(crate) fn insert(&self, start: NonNull<u8>, record: R) {
+        let _unattributed = unattributed();
         let before = self.shard(start.addr().get(), |shard| shard.insert(start.addr().get(), record));
         debug_assert!(before.is_none(), "two blocks at one address");
     }

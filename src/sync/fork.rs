@@ -7,6 +7,7 @@
 
 use super::ForkLock;
 use super::locked::Behind;
+use crate::unattributed::unattributed;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -65,6 +66,7 @@ pub(crate) trait HeldAcrossFork: Send + Sync {
 /// Shares `holder`, and takes its locks before each `fork` from now on, and releases them on both sides after it, while
 /// it lives.
 pub(crate) fn held_across_fork<T: HeldAcrossFork + 'static>(holder: T) -> Arc<T> {
+    let _unattributed = unattributed();
     let holder = Arc::new(holder);
     holders::add(Arc::downgrade(&holder) as Weak<dyn HeldAcrossFork>, true);
     holder
@@ -73,6 +75,7 @@ pub(crate) fn held_across_fork<T: HeldAcrossFork + 'static>(holder: T) -> Arc<T>
 /// Takes the locks of `holder` likewise until the returned value is dropped. `holder` owns it, so that a fork pays for
 /// the holders that are alive, and not for those that were.
 pub(crate) fn hold_across_fork_until(holder: Weak<dyn HeldAcrossFork>) -> HeldUntilDropped {
+    let _unattributed = unattributed();
     HeldUntilDropped { number: holders::add(holder, false) }
 }
 
@@ -109,6 +112,7 @@ mod holders {
     use super::{AroundFork, FORKS, HeldAcrossFork, Locked};
     use crate::os;
     use crate::sync::Made;
+    use crate::unattributed::unattributed;
     use std::cell::Cell;
     use std::collections::BTreeMap;
     use std::ptr::null_mut;
@@ -147,6 +151,7 @@ mod holders {
     extern "C" fn before() {
         // Racers of the first use may each hook in: the first of them has done it then.
         let Some(holders) = HOLDERS.get().filter(|_| HELD.get().is_null()) else { return };
+        let _unattributed = unattributed();
         let around = AROUND.get();
         if let Some(around) = around {
             (around.before)();

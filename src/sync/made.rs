@@ -4,6 +4,7 @@
 //! which it does not have. Here every thread that finds no value makes one; the first to store it wins, and the others
 //! drop theirs.
 
+use crate::unattributed::unattributed;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -32,6 +33,7 @@ impl<T: Send + Sync + 'static> Made<T> {
         if let Some(value) = self.get() {
             return value;
         }
+        let unattributed = unattributed(); // whoever comes first pays for nobody else
         let fresh = Box::into_raw(Box::new(make()));
         // AcqRel: publishes ours, or sees that of whoever was faster.
         if self.0.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -39,6 +41,7 @@ impl<T: Send + Sync + 'static> Made<T> {
             // SAFETY: made above, and seen by nobody.
             drop(unsafe { Box::from_raw(fresh) });
         }
+        drop(unattributed);
         self.get().expect("somebody laid one down")
     }
 }

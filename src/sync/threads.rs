@@ -3,6 +3,7 @@
 //! Records are recycled and never freed, so that any thread may look at any of them at any time.
 
 use super::{AtomicU32, Ordering, membarrier};
+use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
@@ -124,6 +125,7 @@ fn open() -> Option<&'static Thread> {
         |thread: &&Thread| thread.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let thread = threads().find(free).unwrap_or_else(|| {
         forget_others_after_fork();
+        let _immortal = unattributed();
         let fresh = Thread::leak(THREADS.load(Ordering::Acquire));
         // AcqRel: publishes the record, or sees who was faster.
         while let Err(newest) =

@@ -5,6 +5,8 @@
 
 #[path = "heap/attribution.rs"]
 mod attribution;
+#[path = "heap/books.rs"]
+mod books;
 #[cfg(all(unix, not(miri)))]
 #[path = "support/child.rs"]
 mod child;

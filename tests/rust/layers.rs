@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["source"],
 ];
 /// Open to all; they import no layer.
-const LEAVES: &[&str] = &["answer", "counters", "error", "layout", "os", "settings", "sync", "trace"];
+const LEAVES: &[&str] = &["answer", "counters", "error", "layout", "os", "settings", "sync", "trace", "unattributed"];
 
 pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -7,6 +7,7 @@
 
 use super::super::abi::{Functions, PyDataMem_Handler};
 use super::super::call::{Answer, Call, by_digit, functions};
+use crate::unattributed::unattributed;
 use std::ffi::c_void;
 use std::hint;
 use std::ptr::null_mut;
@@ -91,6 +92,7 @@ pub(in crate::handler) unsafe extern "C" fn watch(c_struct: *mut PyDataMem_Handl
             return false;
         }
         watched.c_struct.store(c_struct, Ordering::Relaxed);
+        let _immortal = unattributed();
         // Release pairs with the Acquire in `original`.
         watched.original.store(Box::into_raw(Box::new(functions)), Ordering::Release);
     }

@@ -1,15 +1,12 @@
 //! What each thread counts for the request that is selected on it, and the heap's operations in these terms.
 
 use super::record::{Done, Record, Refused};
+use crate::unattributed;
 use std::cell::Cell;
 use std::ptr::{null, without_provenance};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// By how many bytes a thread's tally grows before it is added to its request's record.
 const QUANTUM: usize = 64 << 10;
-
-/// Whether a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
-static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// The owner on a thread that has not allocated yet. The thread's first block replaces it by NULL, and notes that there
 /// is an allocator which counts. So a block that belongs to no request costs one test of one word.
@@ -31,8 +28,7 @@ struct Tally {
     /// The largest `live_bytes` since then from which it has fallen.
     high_bytes: Cell<isize>,
     made_blocks: Cell<u64>,
-    /// Whether new blocks are attributed to no request for now.
-    is_paused: Cell<bool>,
+    _apart: u64,
     freed_blocks: Cell<u64>,
 }
 
@@ -42,8 +38,8 @@ thread_local! {
     static TALLY: Tally = const {
         Tally {
             owner: Cell::new(UNSEEN),
-            is_paused: Cell::new(false),
             made_blocks: Cell::new(0),
+            _apart: 0,
             made_bytes: Cell::new(0),
             freed_blocks: Cell::new(0),
             live_bytes: Cell::new(0),
@@ -53,37 +49,13 @@ thread_local! {
     };
 }
 
-/// Whether [`select`] is to be called at each selection.
-#[inline]
-pub(in crate::handler) fn is_active() -> bool {
-    IS_ACTIVE.load(Ordering::Relaxed)
-}
-
-/// Counts for `owner` on this thread from now on.
+/// Counts for `owner` on this thread from now on. Called at each selection once blocks are attributed.
 #[inline]
 pub(in crate::handler) fn select(owner: Option<&'static Record>) {
     TALLY.with(|tally| {
         tally.flush();
         tally.owner.set(owner.map_or(null(), std::ptr::from_ref));
     });
-}
-
-/// New blocks of this thread are attributed to no request until the returned value is dropped.
-#[inline]
-pub(in crate::handler) fn unattributed() -> Option<Unattributed> {
-    is_active().then(|| Unattributed { was_paused: TALLY.with(|tally| tally.is_paused.replace(true)) })
-}
-
-/// See [`unattributed`].
-pub(in crate::handler) struct Unattributed {
-    was_paused: bool,
-}
-
-impl Drop for Unattributed {
-    #[inline]
-    fn drop(&mut self) {
-        TALLY.with(|tally| tally.is_paused.set(self.was_paused));
-    }
 }
 
 /// Adds what this thread has counted for `owner` to it.
@@ -190,7 +162,7 @@ impl Tally {
             self.first_block();
             return Ok(None);
         };
-        if self.is_paused.get() {
+        if unattributed::is_paused() {
             return Ok(None);
         }
         self.grow(owner, bytes)?;
@@ -201,7 +173,7 @@ impl Tally {
     /// Notes that there is a global allocator which counts.
     #[cold]
     fn first_block(&self) {
-        IS_ACTIVE.store(true, Ordering::Relaxed);
+        unattributed::activate();
         self.owner.set(null());
     }
 

@@ -23,7 +23,7 @@ pub use list::{Present, gauges, present};
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
 
-use super::heap::{self, HeapRecord, HeapStats, Record};
+use super::heap::{HeapRecord, HeapStats, Record};
 use super::held::Held;
 use super::process::table;
 use super::word::Handler;
@@ -31,6 +31,7 @@ use crate::counters::{self, Sample};
 use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
+use crate::unattributed::{is_active, unattributed};
 use ended::Ended;
 use slot::Slot;
 use state::{MIN_ALIGN, Memory, State};
@@ -128,7 +129,7 @@ impl Begun {
             return Err(Error::BadAlignment { align: strategy.alignment(), min: MIN_ALIGN, max: Aligned::MAX });
         }
         if let Some(limit_bytes) = terms.heap_limit_bytes
-            && !heap::is_active()
+            && !is_active()
         {
             return Err(Error::BadOption {
                 option: "heap_limit_bytes",
@@ -136,7 +137,7 @@ impl Begun {
                 expected: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
             });
         }
-        let _unattributed = heap::unattributed(); // the request's own records are charged to no request
+        let _unattributed = unattributed(); // the request's own records are charged to no request
         // Held from here on: it may end meanwhile.
         let outer = outer.and_then(Held::try_on);
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
@@ -194,6 +195,7 @@ impl Begun {
     /// second time only reads them.
     pub fn end(&mut self) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
+        let _unattributed = unattributed(); // dropped before `held`, with which code of the user's may end
         self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
         let refuses_late = Slot::behind(held.handler()).is_some_and(|slot| slot.state().after_end == AfterEnd::Refuse);
         let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late);

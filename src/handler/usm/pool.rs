@@ -4,6 +4,7 @@
 use crate::error::Error;
 use crate::source::{Queue, UsmKind, UsmPages};
 use crate::strategy::{Pool, PoolOptions};
+use crate::unattributed::unattributed;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -32,6 +33,7 @@ impl UsmPool {
         if let Some(found) = Self::among(&pools, queue, kind) {
             return Ok(found);
         }
+        let _immortal = unattributed();
         let pages = UsmPages::of_any_kind(queue, kind)?;
         let pool = Pool::over(pages.clone(), PoolOptions::default());
         let made: &'static Self = Box::leak(Box::new(Self {

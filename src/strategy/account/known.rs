@@ -1,6 +1,7 @@
 //! A list of all budgets, for metrics and the live page.
 
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
+use crate::unattributed::unattributed;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -44,6 +45,7 @@ pub struct BudgetNumbers {
 
 /// Adds a budget by its number, until it is removed.
 pub(super) fn add(id: u64, budget: Weak<dyn Listed>) {
+    let _unattributed = unattributed();
     known().0.with(|all| drop(all.insert(id, budget)));
 }
 

@@ -7,6 +7,7 @@
 use super::record::{BLOCKS, Thread};
 use super::report::{Finding, Text};
 use crate::os;
+use crate::unattributed::unattributed;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -32,6 +33,7 @@ pub(super) fn install() {
 fn install_for(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
     // SAFETY: an all-zero sigaction is valid: the default action with an empty mask.
     let empty: libc::sigaction = unsafe { std::mem::zeroed() };
+    let _immortal = unattributed();
     let place = Box::into_raw(Box::new(empty));
     // The previous action is stored before ours is installed: a fault right after that must find it.
     // SAFETY: `place` is a sigaction of ours, which the call fills in.

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::source::pages;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use crate::trace;
+use crate::unattributed::unattributed;
 use record::{BLOCKS, Owner, Record, Thread};
 use report::{Finding, Text};
 use std::collections::VecDeque;
@@ -323,10 +324,12 @@ unsafe impl Strategy for Guard {
         // If the system cannot (it has no mapping left), the block waits in quarantine readable.
         // SAFETY: the whole mapping of a block that is not used again (this function's contract).
         let _ = unsafe { pages::guard(record.mapping, record.mapped_bytes) };
+        let unattributed = unattributed();
         self.inner.quarantine.with(|quarantine| {
             quarantine.blocks.push_back((block, record.mapped_bytes));
             quarantine.bytes += record.mapped_bytes;
         });
+        drop(unattributed);
         self.inner.empty_quarantine(self.inner.options.quarantine_bytes);
     }
 }

@@ -15,6 +15,7 @@ use super::idle;
 use crate::source::heap;
 #[cfg(not(ctxalloc_loom))]
 use crate::sync::{Locked, Made};
+use crate::unattributed::unattributed;
 
 /// A pool or an arena: it keeps unused memory for later.
 pub(super) trait Keeper: Send + Sync {
@@ -89,6 +90,7 @@ pub(super) struct Registration {
 
 /// Registers a keeper with the decay thread. Its locks must be held across `fork` already.
 pub(super) fn register(keeper: Weak<dyn Keeper>) -> Registration {
+    let _unattributed = unattributed();
     with_keepers(|keepers| {
         keepers.registered += 1;
         keepers.all.insert(keepers.registered, keeper);

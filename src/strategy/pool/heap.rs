@@ -14,6 +14,7 @@ use super::span::Span;
 use super::turn::in_turn;
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
+use crate::unattributed::unattributed;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -144,6 +145,7 @@ impl<P: Pages> PageHeap<P> {
 
     /// Makes room in the list for one more region. Allocates outside the lock.
     fn grow_list(&self) {
+        let _unattributed = unattributed();
         let mut longer = Vec::new();
         while let Some(needed) = self.state.with(|state| state.take_longer(&mut longer)) {
             longer = Vec::with_capacity(needed);

@@ -14,6 +14,7 @@ use super::options::Retention;
 use super::region;
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
+use crate::unattributed::unattributed;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -120,6 +121,7 @@ impl Large {
         zeroed: bool,
     ) -> Option<NonNull<u8>> {
         debug_assert!(size_bytes > classes::MAX);
+        let _unattributed = unattributed();
         if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
         }
@@ -175,6 +177,7 @@ impl Large {
 
     /// Takes a live large block back.
     pub(super) fn release<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>) {
+        let _unattributed = unattributed();
         let address = block.addr().get();
         // SAFETY: the callers pass a live block of this pool, so its region is in the map.
         let record = unsafe { region::find(address) };
@@ -225,6 +228,7 @@ impl Large {
 
     /// Returns all unused memory to the system. Returns how many bytes.
     pub(super) fn trim<P: Pages + ?Sized>(&self, source: &P) -> usize {
+        let _unattributed = unattributed();
         self.store.with(|store| store.trim(source))
     }
 

@@ -8,6 +8,7 @@
 use super::cache::{Cache, Caches, Home, NO_BLOCKS, Number};
 use super::idle::{Member, Own};
 use super::{classes, idle};
+use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Weak;
@@ -134,6 +135,7 @@ fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
 }
 
 fn make(number: &Number, mut home: Weak<dyn Home>) {
+    let _unattributed = unattributed(); // the thread's, for all of its requests
     // Everything is allocated before a reference is taken, and put in place only if it is still needed then: allocating
     // may have called into this file. Another thread may take the caches at any time, so each step looks again.
     if own(|own| own.caches().is_none()).unwrap_or(false) {

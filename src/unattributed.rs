@@ -1,0 +1,53 @@
+//! Which new blocks of Rust's heap belong to no request: those that ctxalloc makes for itself. A leaf: imports no layer.
+//!
+//! [`GlobalScoped`](crate::GlobalScoped) attributes each block to the request that is selected. What a process keeps
+//! once, or for all of its requests together (a list, a thread's cache, a strategy's books), is made by whichever thread
+//! needs it first. The request on that thread would be charged for it for ever.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
+static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Without a destructor: a thread allocates until its very end.
+    static IS_PAUSED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether blocks are attributed at all.
+#[inline]
+pub(crate) fn is_active() -> bool {
+    IS_ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Called when a [`GlobalScoped`](crate::GlobalScoped) makes a block on a thread that it has not seen before.
+pub(crate) fn activate() {
+    IS_ACTIVE.store(true, Ordering::Relaxed);
+}
+
+/// Whether a new block of this thread is nobody's.
+#[inline]
+pub(crate) fn is_paused() -> bool {
+    IS_PAUSED.get()
+}
+
+/// New blocks of this thread are attributed to no request until the returned value is dropped. Not around code of the
+/// user's: what that makes is its request's.
+#[inline]
+#[must_use = "it ends with the returned value"]
+pub(crate) fn unattributed() -> Option<Unattributed> {
+    is_active().then(|| Unattributed { was_paused: IS_PAUSED.replace(true) })
+}
+
+/// See [`unattributed`].
+pub(crate) struct Unattributed {
+    was_paused: bool,
+}
+
+impl Drop for Unattributed {
+    #[inline]
+    fn drop(&mut self) {
+        IS_PAUSED.set(self.was_paused);
+    }
+}

@@ -1,8 +1,9 @@
-//! Which new blocks of Rust's heap belong to no request: those that ctxalloc makes for itself. A leaf: imports no layer.
+//! Which new blocks of Rust's heap belong to no request: those that ctxalloc makes for itself. A leaf: imports no
+//! layer.
 //!
 //! [`GlobalScoped`](crate::GlobalScoped) attributes each block to the request that is selected. What a process keeps
-//! once, or for all of its requests together (a list, a thread's cache, a strategy's books), is made by whichever thread
-//! needs it first. The request on that thread would be charged for it for ever.
+//! once, or for all of its requests together (a list, a thread's cache, a strategy's books), is made by whichever
+//! thread needs it first. The request on that thread would be charged for it for ever.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -56,19 +56,14 @@ asan:
 tsan_options := $(may_fail):die_after_fork=0
 tsan_skip := $(skip) --skip what_another_thread_drops --skip a_pool_may_be_the_global_allocator
 
-# With a nightly toolchain the standard library is instrumented too; otherwise only our own code is.
+# The standard library is built and instrumented too: what goes through its locks and channels looks like a race otherwise.
+tsan_toolchain := $(if $(NIGHTLY),+$(NIGHTLY))
 tsan:
-ifeq ($(NIGHTLY),)
-	TSAN_OPTIONS=$(tsan_options) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer' \
-		$(CARGO) test --quiet --locked --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
+	[ -d "$$(rustc $(tsan_toolchain) --print sysroot)/lib/rustlib/src/rust/library" ] || \
+		rustup component add $(if $(NIGHTLY),--toolchain $(NIGHTLY)) rust-src
+	TSAN_OPTIONS=$(tsan_options) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread --cfg ctxalloc_tsan' \
+		$(CARGO) $(tsan_toolchain) test --quiet -Zbuild-std --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
 		$(tsan_skip)
-else
-	[ -d "$$(rustc +$(NIGHTLY) --print sysroot)/lib/rustlib/src/rust/library" ] || \
-		rustup component add --toolchain $(NIGHTLY) rust-src
-	TSAN_OPTIONS=$(tsan_options) RUSTFLAGS='-Zsanitizer=thread' \
-		$(CARGO) +$(NIGHTLY) test --quiet -Zbuild-std --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
-		$(tsan_skip)
-endif
 
 # CTXALLOC_STRESS multiplies the work that the same tests do in `make test`.
 stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, two million oracle programs (STRESS=...)

@@ -82,7 +82,8 @@ impl OwnerLock {
     /// caller: in its section it looks again.
     #[inline]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
-        let owner = self.owner.load(Ordering::Relaxed);
+        // Acquire: another thread may have made the record just now.
+        let owner = self.owner.load(Ordering::Acquire);
         if owner.addr() & (SHARED.addr() | REVOKING) != 0 {
             return None;
         }

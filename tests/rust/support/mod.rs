@@ -4,6 +4,8 @@
 
 pub(crate) mod c_heap;
 mod executors;
+#[cfg(ctxalloc_tsan)]
+mod mremap;
 mod probes;
 mod strategies;
 

@@ -371,12 +371,29 @@ MUTANTS: Final = (
     Mutant(
         "a resize that failed counts", SCOPED, "heap::not_resized(owner, layout.size(), new_size);", "let _ = owner;"
     ),
-    Mutant("what is unattributed counts", TALLY, "if self.is_paused.get() {", "if false && self.is_paused.get() {"),
+    Mutant(
+        "what is unattributed counts",
+        TALLY,
+        "if unattributed::is_paused() {",
+        "if false && unattributed::is_paused() {",
+    ),
+    Mutant(
+        "what is unattributed stays so",
+        "src/unattributed.rs",
+        "IS_PAUSED.set(self.was_paused);",
+        "let _ = self.was_paused;",
+    ),
+    Mutant(
+        "what ctxalloc keeps once counts",
+        "src/sync/made.rs",
+        "let unattributed = unattributed(); //",
+        "let unattributed = (); //",
+    ),
     Mutant(
         "what requests are kept in counts",
         "src/handler/requests/mod.rs",
-        "let _unattributed = heap::unattributed();",
-        "let _ = heap::unattributed();",
+        "let _unattributed = unattributed(); // the request's own",
+        "let _ = unattributed(); //",
     ),
     Mutant(
         "numbers of this thread are late",

@@ -119,7 +119,7 @@ impl Builder {
 
     /// Refuses what exceeds [`heap_limit_bytes`](Self::heap_limit_bytes). `try_reserve` then returns its error;
     /// **`push`, `Box::new` and everything else that cannot fail abort the process**, as Rust does when memory runs
-    /// out. For work that reserves all of its memory.
+    /// out. For work that reserves all of its memory. On a thread on which a panic unwinds nothing is refused.
     pub fn heap_refuses(mut self) -> Self {
         self.terms.heap_refuses = true;
         self

@@ -7,9 +7,15 @@ use std::cell::Cell;
 /// Runs `tell` unless this thread is inside of one that `telling` marks.
 #[cfg(feature = "tracing")]
 fn not_within_itself(telling: &'static std::thread::LocalKey<Cell<bool>>, tell: impl FnOnce()) {
+    struct Telling(&'static std::thread::LocalKey<Cell<bool>>);
+    impl Drop for Telling {
+        fn drop(&mut self) {
+            self.0.set(false); // also where a subscriber panics
+        }
+    }
     if !telling.replace(true) {
+        let _telling = Telling(telling);
         tell();
-        telling.set(false);
     }
 }
 

@@ -33,8 +33,8 @@ pub(crate) fn is_paused() -> bool {
     IS_PAUSED.get()
 }
 
-/// New blocks of this thread are attributed to no request until the returned value is dropped. Not around code of the
-/// user's: what that makes is its request's.
+/// New blocks of this thread are attributed to no request until the returned value is dropped. Around no code of the
+/// user's but strategies, and what those call: what else it makes is its request's.
 #[inline]
 #[must_use = "it ends with the returned value"]
 pub(crate) fn unattributed() -> Option<Unattributed> {

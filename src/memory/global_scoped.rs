@@ -39,10 +39,20 @@ use std::thread;
 /// [`heap_limit_bytes`](crate::request::Builder::heap_limit_bytes).
 ///
 /// Each block of a request has 8 bytes more, and each that is aligned to 16 and more has as many as it is aligned to.
-/// Blocks of at most 128 bytes that are made while a panic unwinds are nobody's, and so is what ctxalloc makes for
-/// itself: what requests, handlers, budgets and strategies are kept in, a thread's cache. `upstream` may call back:
-/// what it allocates itself while it is at work comes from [`System`], and what it frees then is freed afterwards. So
-/// one that forwards to ctxalloc's own strategies never finds itself in the middle of its own work.
+/// A block stays whose it is when it is resized. These are nobody's:
+///
+/// - blocks that begin with at most 128 bytes while a panic unwinds;
+/// - what ctxalloc makes for itself: the records of requests, the entries of handlers, a thread's cache;
+/// - what a handler's strategy, also one of the program's own, allocates while it serves a call or is dropped with the
+///   last block of its request, and all that it calls meanwhile: an event hook, a subscriber of `tracing`, the closure
+///   of [`Tracked`](crate::strategy::Tracked).
+///
+/// A [`Budget`](crate::strategy::Budget) or a strategy that the program makes belongs to the request in which it is
+/// made.
+///
+/// `upstream` may call back: what it allocates itself while it is at work comes from [`System`], and what it frees then
+/// is freed afterwards. So one that forwards to ctxalloc's own strategies never finds itself in the middle of its own
+/// work.
 ///
 /// The program may `fork` while other threads allocate: the locks of ctxalloc are held across it. Those of Rust's
 /// standard library are not (`std::thread::spawn` and `std::process::exit` may hang in the child), and a handler that
@@ -296,10 +306,8 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
         if self.is_inside() {
             return self.make_for_upstream(layout, zeroed);
         }
-        let Ok(mut owner) = heap::made(layout.size()) else { return null_mut() };
-        if owner.is_some() && layout.align() <= WORD && layout.size() <= MAX_EXCEPTION && thread::panicking() {
-            heap::not_made(owner.take(), layout.size());
-        }
+        let may_be_exception = || layout.align() <= WORD && layout.size() <= MAX_EXCEPTION && thread::panicking();
+        let Ok(owner) = heap::made(layout.size(), may_be_exception) else { return null_mut() };
         if owner.is_none() && layout.align() <= WORD {
             let Some(plain) = self.plain(layout.size()) else { return null_mut() };
             let block = self.inside(|upstream| raw(upstream, plain, zeroed));

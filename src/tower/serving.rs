@@ -104,8 +104,7 @@ impl Serving {
     /// not refused, or the layer does not answer.
     pub(super) fn answer_to(&self, returned: Option<&Error>) -> Option<Answer> {
         let last = if returned.is_none() { self.request().last_refusal() } else { None };
-        let refusal = returned.or(last.as_ref()).filter(|error| self.options.answers && problem::is_refusal(error))?;
-        self.answer_for(refusal)
+        returned.or(last.as_ref()).filter(|_| self.options.answers).and_then(|error| self.answer_for(error))
     }
 
     /// Whether memory was refused, and nothing was allocated since.
@@ -113,9 +112,9 @@ impl Serving {
         self.request().last_refusal().is_some_and(|error| problem::is_refusal(&error))
     }
 
-    /// The answer to a refusal.
-    pub(super) fn answer_for(&self, refusal: &Error) -> Option<Answer> {
-        problem::answer_to(refusal, self.tenant.map(|tenant| tenant.0))
+    /// The answer to an error, if it is a refusal.
+    pub(super) fn answer_for(&self, error: &Error) -> Option<Answer> {
+        problem::answer_to(error, self.tenant.map(|tenant| tenant.0))
     }
 
     /// Whose it is.

@@ -77,7 +77,7 @@ MUTANTS: Final = (
         """            context.run(|| {
                 let inner = this""",
         """            let _ = &context;
-            (|| {
+            None.unwrap_or_else(|| {
                 let inner = this""",
     ),
     Mutant(
@@ -226,14 +226,8 @@ MUTANTS: Final = (
     Mutant(
         "an answer of the layer's own where it should not",
         SERVING,
-        "self.options.answers && problem::is_refusal(error)",
-        "problem::is_refusal(error)",
-    ),
-    Mutant(
-        "every error is a refusal",
-        SERVING,
-        "self.options.answers && problem::is_refusal(error)",
-        "self.options.answers",
+        ".filter(|_| self.options.answers)",
+        "",
     ),
     Mutant(
         "a refusal that was coped with is one",
@@ -374,8 +368,8 @@ MUTANTS: Final = (
     Mutant(
         "what is unattributed counts",
         TALLY,
-        "if unattributed::is_paused() {",
-        "if false && unattributed::is_paused() {",
+        "if unattributed::is_paused() || ",
+        "if ",
     ),
     Mutant(
         "what is unattributed stays so",
@@ -426,14 +420,33 @@ MUTANTS: Final = (
     Mutant(
         "a limit refuses nothing",
         RECORD,
-        "if self.refuses.load(Ordering::Relaxed) { Err(Refused) } else { Ok(()) }",
+        "if self.refuses.load(Ordering::Relaxed) && !panicking() { Err(Refused) } else { Ok(()) }",
         "Ok(())",
     ),
     Mutant(
         "a limit refuses always",
         RECORD,
-        "if self.refuses.load(Ordering::Relaxed) { Err(Refused) } else { Ok(()) }",
-        "Err(Refused)",
+        "self.refuses.load(Ordering::Relaxed) && !panicking()",
+        "self.refuses.load(Ordering::Relaxed) || !panicking()",
+    ),
+    Mutant("a panic is refused memory", RECORD, " && !panicking()", " && (true || !panicking())"),
+    Mutant(
+        "a large block is its thread's", TALLY, " || bytes >= QUANTUM {\n            return", " {\n            return"
+    ),
+    Mutant(
+        "what a thread frees is its own",
+        TALLY,
+        "if live <= -QUANTUM.cast_signed() {",
+        "if live <= -QUANTUM.cast_signed() << 30 {",
+    ),
+    Mutant(
+        "past a limit a thread is free",
+        TALLY,
+        "room.min(QUANTUM).cast_signed()",
+        "room.clamp(bytes, QUANTUM).cast_signed()",
+    ),
+    Mutant(
+        "threads pass a limit together", RECORD, "limit == UNLIMITED || bytes <= room", "limit > 0 || bytes <= room"
     ),
     Mutant("what exceeds a limit is not noted", RECORD, "        self.exceeded.fetch_add(1, Ordering::Relaxed);\n", ""),
     Mutant("the last request's ceiling holds for the next", TALLY, "        self.ceiling_bytes.set(0);\n", ""),
@@ -441,8 +454,8 @@ MUTANTS: Final = (
     Mutant(
         "a resize elsewhere has no limit",
         RECORD,
-        "        if bytes > self.room() {\n",
-        "        if false && bytes > self.room() {\n",
+        "        self.grow(bytes)?;\n",
+        "        self.live_bytes.fetch_add(bytes, Ordering::Relaxed);\n",
     ),
     # upstream
     Mutant(
@@ -473,8 +486,8 @@ MUTANTS: Final = (
     Mutant(
         "the exception of a panic is a request's",
         SCOPED,
-        "&& thread::panicking()",
-        "&& false",
+        "&& thread::panicking();",
+        "&& false;",
     ),
     Mutant("a plain block is freed later as another", SCOPED, "usize::from(is_plain))", "usize::from(false))"),
 )

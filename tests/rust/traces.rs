@@ -91,6 +91,40 @@ fn a_refusal_is_one_event_though_whoever_hears_it_is_refused_too() {
 }
 
 #[test]
+fn a_subscriber_that_panics_hears_of_the_next_refusal() {
+    /// Panics at the first event.
+    struct Panicking(Arc<Mutex<usize>>);
+    impl Subscriber for Panicking {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.is_event()
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            let heard = {
+                let mut heard = self.0.lock().unwrap();
+                *heard += 1;
+                *heard
+            };
+            assert!(heard > 1, "standard output is gone");
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+    let heard = Arc::new(Mutex::new(0));
+    subscriber::with_default(Panicking(Arc::clone(&heard)), || {
+        let request = request().limit_bytes(50).begin().unwrap();
+        let refused = || request.run(|| Buffer::zeroed(600).is_err());
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(refused)).is_err());
+        assert!(refused() && refused());
+    });
+    assert_eq!(*heard.lock().unwrap(), 3);
+}
+
+#[test]
 fn blocks_are_told_of_where_that_is_asked_for_and_nowhere_else() {
     let heard = Heard::default();
     subscriber::with_default(heard.clone(), || {

@@ -4,11 +4,13 @@ use crate::sync::{ForkLock, HeldAcrossFork, Made, held_across_fork};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::thread::panicking;
 
 /// What Rust's heap holds for a request, by the [global allocator](crate::GlobalScoped).
 ///
 /// It is exact when no thread is at work in the request. What a thread does in it is added when the thread selects
-/// something else (at the end of each poll of its future, for example), and whenever it has grown by 64 KiB.
+/// something else (at the end of each poll of its future, for example), and whenever what it holds has grown or fallen
+/// by 64 KiB; a block of 64 KiB and more is in `live_bytes` at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapStats {
@@ -16,7 +18,8 @@ pub struct HeapStats {
     pub live_bytes: usize,
     /// The number of live blocks.
     pub live_blocks: usize,
-    /// The largest value of `live_bytes`; exact if one thread at a time works in the request.
+    /// The largest value of `live_bytes`; exact if one thread at a time works in the request, and no other frees its
+    /// blocks meanwhile.
     pub peak_bytes: usize,
     /// The bytes of all blocks ever allocated. A resize adds what it grew by.
     pub total_bytes: u64,
@@ -111,7 +114,7 @@ impl Record {
         HeapStats {
             live_bytes: self.live(),
             live_blocks: live_blocks as usize,
-            peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
+            peak_bytes: self.peak_bytes.load(Ordering::Relaxed).max(self.live()),
             total_bytes: self.total_bytes.load(Ordering::Relaxed),
             total_blocks: self.total_blocks.load(Ordering::Relaxed),
             exceeded: self.exceeded.load(Ordering::Relaxed),
@@ -145,6 +148,24 @@ impl Record {
         }
     }
 
+    /// Counts a growth that other threads must see at once. It becomes part of the peak later: upstream may refuse it.
+    ///
+    /// # Errors
+    /// [`Refused`] by the limit; nothing is counted then.
+    pub(super) fn grow(&self, bytes: usize) -> Result<(), Refused> {
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        // In one step: two threads at once must not pass the limit together.
+        let grown = self.live_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |live| {
+            let room = limit.saturating_sub(live.cast_signed().max(0).cast_unsigned());
+            (limit == UNLIMITED || bytes <= room).then(|| live.wrapping_add(bytes))
+        });
+        if grown.is_err() {
+            self.exceed(bytes)?;
+            self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     fn live(&self) -> usize {
         self.live_bytes.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
     }
@@ -161,7 +182,8 @@ impl Record {
         self.requested_bytes.store(requested_bytes, Ordering::Relaxed);
         self.live_before.store(self.live(), Ordering::Relaxed);
         self.exceeded.fetch_add(1, Ordering::Relaxed);
-        if self.refuses.load(Ordering::Relaxed) { Err(Refused) } else { Ok(()) }
+        // A panic that got no memory would abort the process.
+        if self.refuses.load(Ordering::Relaxed) && !panicking() { Err(Refused) } else { Ok(()) }
     }
 
     /// A block grows on a thread that has not selected the request. It becomes part of the peak when
@@ -170,10 +192,7 @@ impl Record {
     /// # Errors
     /// [`Refused`] by the limit; nothing is counted then.
     pub(super) fn grown_elsewhere(&self, bytes: usize) -> Result<(), Refused> {
-        if bytes > self.room() {
-            self.exceed(bytes)?;
-        }
-        self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.grow(bytes)?;
         self.total_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     }
@@ -181,14 +200,17 @@ impl Record {
     /// A thread that has not selected the request has freed a block of it.
     #[inline(never)]
     pub(super) fn freed_elsewhere(&'static self, bytes: usize) {
-        self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.live_bytes.fetch_sub(bytes, Ordering::Relaxed).cast_signed();
+        if before > self.peak_bytes.load(Ordering::Relaxed).cast_signed() {
+            self.peak_bytes.fetch_max(before.cast_unsigned(), Ordering::Relaxed);
+        }
         // AcqRel: whoever recycles it comes after all that was done to it.
         if self.live_blocks.fetch_sub(1, Ordering::AcqRel) == ENDED | 1 {
             push(self);
         }
     }
 
-    /// A block shrinks on a thread that has not selected the request.
+    /// A block shrinks on a thread that has not selected the request, or a growth that is known here already failed.
     pub(super) fn shrunk_elsewhere(&self, bytes: usize) {
         self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

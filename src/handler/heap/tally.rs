@@ -5,7 +5,8 @@ use crate::unattributed;
 use std::cell::Cell;
 use std::ptr::{null, without_provenance};
 
-/// By how many bytes a thread's tally grows before it is added to its request's record.
+/// By how many bytes a thread's tally grows or falls before it is added to its request's record. A block, or the growth
+/// of one, that is as large is in the record's `live_bytes` at once: other threads must see it.
 const QUANTUM: usize = 64 << 10;
 
 /// The owner on a thread that has not allocated yet. The thread's first block replaces it by NULL, and notes that there
@@ -67,14 +68,14 @@ pub(super) fn flush(owner: &'static Record) {
     });
 }
 
-/// Counts a new block of so many bytes, before it is allocated. Returns the request's record that it belongs to, if
-/// any.
+/// Counts a new block of so many bytes, before it is allocated, unless it `is_nobodys`. Returns the request's record that
+/// it belongs to, if any.
 ///
 /// # Errors
 /// [`Refused`] by that request's limit; nothing is counted then.
 #[inline]
-pub(crate) fn made(bytes: usize) -> Result<Option<&'static Record>, Refused> {
-    TALLY.with(|tally| if tally.owner.get().is_null() { Ok(None) } else { tally.made(bytes) })
+pub(crate) fn made(bytes: usize, is_nobodys: impl FnOnce() -> bool) -> Result<Option<&'static Record>, Refused> {
+    TALLY.with(|tally| if tally.owner.get().is_null() { Ok(None) } else { tally.made(bytes, is_nobodys) })
 }
 
 /// Counts that a block of `owner` is freed.
@@ -99,7 +100,7 @@ pub(crate) fn not_made(owner: Option<&'static Record>, bytes: usize) {
             return owner.freed_elsewhere(bytes); // upstream has selected something else meanwhile
         }
         tally.made_blocks.set(tally.made_blocks.get().wrapping_sub(1));
-        tally.take_back(bytes);
+        tally.take_back(owner, bytes);
     });
 }
 
@@ -136,7 +137,7 @@ pub(crate) fn has_resized(owner: &'static Record) {
 #[cold]
 pub(crate) fn not_resized(owner: &'static Record, old_bytes: usize, new_bytes: usize) {
     TALLY.with(|tally| match (tally.is_for(owner), new_bytes.checked_sub(old_bytes)) {
-        (true, Some(growth)) => tally.take_back(growth),
+        (true, Some(growth)) => tally.take_back(owner, growth),
         (true, None) => tally.live_bytes.set(tally.live_bytes.get() + (old_bytes - new_bytes) as isize),
         (false, Some(growth)) => owner.not_grown_elsewhere(growth),
         (false, None) => owner.not_shrunk_elsewhere(old_bytes - new_bytes),
@@ -157,12 +158,12 @@ impl Tally {
     }
 
     #[inline]
-    fn made(&self, bytes: usize) -> Result<Option<&'static Record>, Refused> {
+    fn made(&self, bytes: usize, is_nobodys: impl FnOnce() -> bool) -> Result<Option<&'static Record>, Refused> {
         let Some(owner) = self.owner() else {
             self.first_block();
             return Ok(None);
         };
-        if unattributed::is_paused() {
+        if unattributed::is_paused() || is_nobodys() {
             return Ok(None);
         }
         self.grow(owner, bytes)?;
@@ -180,17 +181,12 @@ impl Tally {
     #[inline]
     fn grow(&self, owner: &'static Record, bytes: usize) -> Result<(), Refused> {
         let live = self.live_bytes.get().saturating_add(bytes as isize); // no layout has more than `isize::MAX` bytes
-        if live > self.ceiling_bytes.get() {
+        if live > self.ceiling_bytes.get() || bytes >= QUANTUM {
             return self.grow_slowly(owner, bytes);
         }
-        self.add(live, bytes);
-        Ok(())
-    }
-
-    #[inline]
-    fn add(&self, live: isize, bytes: usize) {
         self.live_bytes.set(live);
         self.made_bytes.set(self.made_bytes.get() + bytes as u64);
+        Ok(())
     }
 
     /// `live_bytes` is compared with its largest value here and when it is flushed, not when it grows: what `upstream`
@@ -201,27 +197,40 @@ impl Tally {
         if live > self.high_bytes.get() {
             self.high_bytes.set(live);
         }
-        self.live_bytes.set(live - bytes as isize);
+        let live = live - bytes as isize;
+        self.live_bytes.set(live);
+        if live <= -QUANTUM.cast_signed() {
+            self.flush(); // there is room for other threads
+        }
     }
 
-    /// Undoes `add`.
+    /// Undoes `grow`.
     #[cold]
-    fn take_back(&self, bytes: usize) {
-        self.live_bytes.set(self.live_bytes.get() - bytes as isize);
+    fn take_back(&self, owner: &'static Record, bytes: usize) {
+        if bytes >= QUANTUM {
+            owner.shrunk_elsewhere(bytes);
+        } else {
+            self.live_bytes.set(self.live_bytes.get() - bytes as isize);
+        }
         self.made_bytes.set(self.made_bytes.get().wrapping_sub(bytes as u64));
     }
 
-    /// Flushes the tally, and finds out how far it may grow until the next time.
+    /// Flushes the tally, and finds out how far it may grow until the next time. Past the limit each growth comes here.
     #[cold]
     #[inline(never)]
     fn grow_slowly(&self, owner: &'static Record, bytes: usize) -> Result<(), Refused> {
         self.flush();
-        let room = owner.room();
-        if bytes > room {
-            owner.exceed(bytes)?;
+        if bytes >= QUANTUM {
+            owner.grow(bytes)?;
+        } else {
+            let room = owner.room();
+            if bytes > room {
+                owner.exceed(bytes)?;
+            }
+            self.live_bytes.set(bytes.cast_signed());
+            self.ceiling_bytes.set(room.min(QUANTUM).cast_signed());
         }
-        self.ceiling_bytes.set(room.clamp(bytes, QUANTUM.max(bytes)).cast_signed());
-        self.add(bytes as isize, bytes);
+        self.made_bytes.set(bytes as u64);
         Ok(())
     }
 

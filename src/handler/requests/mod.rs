@@ -137,9 +137,9 @@ impl Begun {
                 expected: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
             });
         }
-        let _unattributed = unattributed(); // the request's own records are charged to no request
-        // Held from here on: it may end meanwhile.
+        // Held from here on: it may end meanwhile, and its strategy may be dropped with this.
         let outer = outer.and_then(Held::try_on);
+        let _unattributed = unattributed(); // the request's own records are charged to no request
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();
         let is_nested = around.is_some_and(|around| !around.has_ended());

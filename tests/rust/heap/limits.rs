@@ -36,6 +36,82 @@ fn what_exceeded_a_limit_is_not_part_of_what_was_in_use() {
 }
 
 #[test]
+fn each_time_that_a_limit_is_exceeded_counts() {
+    let own = request().root().heap_limit_bytes(1000).begin().unwrap();
+    own.run(|| {
+        drop(vec![0_u8; 1500]);
+        (0..10).for_each(|_| drop(vec![0_u8; 1400]));
+        drop(vec![0_u8; 900]);
+    });
+    let heap = own.heap().unwrap();
+    assert_eq!((heap.live_bytes, heap.peak_bytes, heap.exceeded), (0, 1500, 11));
+    assert!(matches!(own.heap_exceeded(), Some(Error::BudgetExceeded { requested_bytes: 1400, .. })));
+}
+
+#[test]
+fn large_blocks_of_threads_at_once_do_not_pass_a_limit_together() {
+    for _ in 0..if cfg!(miri) { 2 } else { 200 } {
+        let own = request().root().heap_limit_bytes(11 << 20).heap_refuses().begin().unwrap();
+        let barrier = Barrier::new(4);
+        let (own, barrier) = (&own, &barrier);
+        let had: usize = thread::scope(|threads| {
+            let working = |_| {
+                let work = move || {
+                    let mut bytes = Vec::<u8>::new();
+                    barrier.wait();
+                    let has = bytes.try_reserve_exact(10 << 20).is_ok();
+                    barrier.wait();
+                    assert_eq!(own.heap().unwrap().live_bytes, 10 << 20, "each thread sees it");
+                    barrier.wait();
+                    usize::from(has)
+                };
+                threads.spawn(move || own.run(work))
+            };
+            let threads: Vec<_> = (0..4).map(working).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(had, 1);
+        let heap = own.heap().unwrap();
+        assert_eq!((heap.live_bytes, heap.peak_bytes, heap.exceeded), (0, 10 << 20, 3));
+    }
+}
+
+#[test]
+fn what_a_thread_frees_is_room_for_others_while_it_goes_on() {
+    let own = request().root().heap_limit_bytes(11 << 20).heap_refuses().begin().unwrap();
+    for size in [1000, 10 << 20] {
+        let freed = Barrier::new(2);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                own.run(|| {
+                    let all: Vec<_> = (0..(10 << 20) / size).map(|_| vec![0_u8; size]).collect();
+                    drop(all);
+                    freed.wait();
+                    freed.wait(); // still in the request
+                });
+            });
+            freed.wait();
+            let other = own.run(|| Vec::<u8>::new().try_reserve_exact(10 << 20));
+            freed.wait();
+            other.unwrap();
+        });
+    }
+    assert_eq!(own.heap().unwrap().live_bytes, 0);
+}
+
+#[test]
+fn a_panic_at_a_limit_that_refuses_unwinds() {
+    let own = request().root().heap_limit_bytes(1000).heap_refuses().begin().unwrap();
+    own.run(|| {
+        let mut all = Vec::<u8>::new();
+        all.try_reserve_exact(1000).unwrap();
+        let caught = std::panic::catch_unwind(|| panic!("at the limit: {}", std::hint::black_box(1000))).unwrap_err();
+        assert_eq!(caught.downcast_ref::<String>().unwrap(), "at the limit: 1000");
+        assert!(Vec::<u8>::new().try_reserve_exact(1).is_err(), "and then it refuses again");
+    });
+}
+
+#[test]
 fn a_limit_that_refuses_is_an_error_of_try_reserve() {
     let own = request().root().heap_limit_bytes(100_000).heap_refuses().begin().unwrap();
     own.run(|| {

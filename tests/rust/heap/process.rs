@@ -68,6 +68,11 @@ fn child_whose_escapes_keep_nothing() {
                 drop(kept.pop_front());
             }
         }
+        for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
+            let own = request().root().begin().unwrap();
+            own.run(|| drop(vec![1_u8; 10]));
+            assert_eq!(own.end().heap.unwrap().live_blocks, 0);
+        }
     });
     assert!(metrics().present < 100, "the words before the blocks do not hold their requests");
     assert!(growth < 400_000, "{growth} bytes stay of requests and blocks that are gone");
@@ -79,10 +84,13 @@ fn child_whose_escapes_keep_nothing() {
 fn what_a_request_left_is_no_later_requests() {
     let left: Vec<_> = (0..50).map(|_| request().root().begin().unwrap().run(|| vec![1_u8; 100])).collect();
     let later: Vec<_> = (0..100).map(|_| request().root().begin().unwrap()).collect();
+    let kept: Vec<_> = later.iter().map(|own| own.run(|| vec![1_u8; 200])).collect();
     drop(left);
-    for own in later {
-        assert_eq!(own.heap().unwrap(), ctxalloc::request::HeapStats::default());
+    for own in &later {
+        let heap = own.heap().unwrap();
+        assert_eq!((heap.live_bytes, heap.live_blocks, heap.total_blocks), (200, 1, 1));
     }
+    drop(kept);
 }
 
 /// Ends the threads that look at it, also when a test fails.

@@ -93,6 +93,23 @@ fn a_refusal_that_an_inner_layer_answers_is_one_for_the_outer_layer_too() {
 }
 
 #[test]
+fn a_refusal_that_the_service_returns_is_answered_whatever_came_after() {
+    let (layer, ends) = reporting();
+    for status in [200, 500] {
+        let service = layer.clone().limit_bytes(1000).layer(service_fn(move |_: Request<()>| async move {
+            let refusal = Buffer::zeroed(2000).expect_err("past the limit");
+            drop(Buffer::zeroed(10)); // so that it is not the last thing that happened
+            let body = http_body_util::Empty::<bytes::Bytes>::new();
+            Response::builder().status(status).extension(refusal).body(body)
+        }));
+        let response = now(service.oneshot(get())).unwrap();
+        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(text(response).contains("\"status\":413"));
+        assert_outcome(&ends, Outcome::Refused);
+    }
+}
+
+#[test]
 fn an_error_that_is_no_refusal_passes_as_it_is() {
     let (layer, ends) = reporting();
     let service = layer.limit_bytes(1000).layer(service_fn(|_: Request<()>| async {

@@ -68,8 +68,8 @@ pub(super) fn flush(owner: &'static Record) {
     });
 }
 
-/// Counts a new block of so many bytes, before it is allocated, unless it `is_nobodys`. Returns the request's record that
-/// it belongs to, if any.
+/// Counts a new block of so many bytes, before it is allocated, unless it `is_nobodys`. Returns the request's record
+/// that it belongs to, if any.
 ///
 /// # Errors
 /// [`Refused`] by that request's limit; nothing is counted then.

@@ -442,14 +442,14 @@ MUTANTS: Final = (
     Mutant(
         "past a limit a thread is free",
         TALLY,
-        "room.min(QUANTUM).cast_signed()",
-        "room.clamp(bytes, QUANTUM).cast_signed()",
+        "room.min(QUANTUM.cast_signed())",
+        "room.clamp(bytes.cast_signed(), QUANTUM.cast_signed())",
     ),
     Mutant(
         "threads pass a limit together", RECORD, "limit == UNLIMITED || bytes <= room", "limit > 0 || bytes <= room"
     ),
     Mutant("what exceeds a limit is not noted", RECORD, "        self.exceeded.fetch_add(1, Ordering::Relaxed);\n", ""),
-    Mutant("the last request's ceiling holds for the next", TALLY, "        self.ceiling_bytes.set(0);\n", ""),
+    Mutant("the last request's ceiling holds for the next", TALLY, "        self.ceiling_bytes.set(isize::MIN);\n", ""),
     Mutant("a thread may take a MiB", TALLY, "QUANTUM: usize = 64 << 10", "QUANTUM: usize = 1 << 20"),
     Mutant(
         "a resize elsewhere has no limit",

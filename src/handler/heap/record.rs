@@ -170,10 +170,11 @@ impl Record {
         self.live_bytes.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
     }
 
-    pub(super) fn room(&self) -> usize {
+    /// What its limit leaves; below zero if it is exceeded.
+    pub(super) fn room(&self) -> isize {
         match self.limit_bytes.load(Ordering::Relaxed) {
-            UNLIMITED => isize::MAX.cast_unsigned(),
-            limit => limit.saturating_sub(self.live()),
+            UNLIMITED => isize::MAX,
+            limit => isize::try_from(limit).unwrap_or(isize::MAX).saturating_sub_unsigned(self.live()),
         }
     }
 

@@ -224,11 +224,11 @@ impl Tally {
             owner.grow(bytes)?;
         } else {
             let room = owner.room();
-            if bytes > room {
+            if bytes.cast_signed() > room {
                 owner.exceed(bytes)?;
             }
             self.live_bytes.set(bytes.cast_signed());
-            self.ceiling_bytes.set(room.min(QUANTUM).cast_signed());
+            self.ceiling_bytes.set(room.min(QUANTUM.cast_signed()));
         }
         self.made_bytes.set(bytes as u64);
         Ok(())
@@ -239,7 +239,7 @@ impl Tally {
         if self.made_bytes.get() | self.freed_blocks.get() != 0 || self.live_bytes.get() != 0 {
             self.flush_slowly();
         }
-        self.ceiling_bytes.set(0);
+        self.ceiling_bytes.set(isize::MIN);
     }
 
     #[cold]

@@ -1,6 +1,7 @@
 //! Limits of Rust's heap.
 
 use ctxalloc::{Error, request};
+use std::hint::black_box; // the compiler may leave out blocks that nobody looks at
 use std::sync::Barrier;
 use std::thread;
 
@@ -39,13 +40,30 @@ fn what_exceeded_a_limit_is_not_part_of_what_was_in_use() {
 fn each_time_that_a_limit_is_exceeded_counts() {
     let own = request().root().heap_limit_bytes(1000).begin().unwrap();
     own.run(|| {
-        drop(vec![0_u8; 1500]);
-        (0..10).for_each(|_| drop(vec![0_u8; 1400]));
-        drop(vec![0_u8; 900]);
+        drop(black_box(vec![0_u8; 1500]));
+        (0..10).for_each(|_| drop(black_box(vec![0_u8; 1400])));
+        drop(black_box(vec![0_u8; 900]));
     });
     let heap = own.heap().unwrap();
     assert_eq!((heap.live_bytes, heap.peak_bytes, heap.exceeded), (0, 1500, 11));
     assert!(matches!(own.heap_exceeded(), Some(Error::BudgetExceeded { requested_bytes: 1400, .. })));
+}
+
+#[test]
+fn what_is_freed_past_a_limit_is_no_room_below_it() {
+    let own = request().root().heap_limit_bytes(1000).begin().unwrap();
+    own.run(|| {
+        let kept = black_box(vec![0_u8; 1000]);
+        let (first, second) = black_box((vec![0_u8; 2000], vec![0_u8; 300]));
+        drop((first, second));
+        assert_eq!(own.heap().unwrap().exceeded, 2);
+        drop(black_box(vec![0_u8; 1]));
+        let (first, second) = black_box((vec![0_u8; 2000], vec![0_u8; 300]));
+        drop((first, second));
+        drop(black_box(vec![0_u8; 1]));
+        drop(kept);
+    });
+    assert_eq!(own.heap().unwrap().exceeded, 6);
 }
 
 #[test]
@@ -59,7 +77,7 @@ fn large_blocks_of_threads_at_once_do_not_pass_a_limit_together() {
                 let work = move || {
                     let mut bytes = Vec::<u8>::new();
                     barrier.wait();
-                    let has = bytes.try_reserve_exact(10 << 20).is_ok();
+                    let has = black_box(&mut bytes).try_reserve_exact(10 << 20).is_ok();
                     barrier.wait();
                     assert_eq!(own.heap().unwrap().live_bytes, 10 << 20, "each thread sees it");
                     barrier.wait();
@@ -91,7 +109,7 @@ fn what_a_thread_frees_is_room_for_others_while_it_goes_on() {
                 });
             });
             freed.wait();
-            let other = own.run(|| Vec::<u8>::new().try_reserve_exact(10 << 20));
+            let other = own.run(|| black_box(&mut Vec::<u8>::new()).try_reserve_exact(10 << 20));
             freed.wait();
             other.unwrap();
         });
@@ -103,11 +121,11 @@ fn what_a_thread_frees_is_room_for_others_while_it_goes_on() {
 fn a_panic_at_a_limit_that_refuses_unwinds() {
     let own = request().root().heap_limit_bytes(1000).heap_refuses().begin().unwrap();
     own.run(|| {
-        let mut all = Vec::<u8>::new();
-        all.try_reserve_exact(1000).unwrap();
-        let caught = std::panic::catch_unwind(|| panic!("at the limit: {}", std::hint::black_box(1000))).unwrap_err();
+        let all = black_box(vec![0_u8; 1000]);
+        let caught = std::panic::catch_unwind(|| panic!("at the limit: {}", black_box(1000))).unwrap_err();
         assert_eq!(caught.downcast_ref::<String>().unwrap(), "at the limit: 1000");
-        assert!(Vec::<u8>::new().try_reserve_exact(1).is_err(), "and then it refuses again");
+        assert!(black_box(Vec::<u8>::new()).try_reserve_exact(1).is_err(), "and then it refuses again");
+        drop(black_box(all));
     });
 }
 

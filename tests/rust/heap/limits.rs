@@ -95,6 +95,22 @@ fn large_blocks_of_threads_at_once_do_not_pass_a_limit_together() {
 }
 
 #[test]
+fn a_large_block_after_small_ones_were_freed_is_seen_at_once() {
+    let own = request().root().begin().unwrap();
+    own.run(|| {
+        let small: Vec<_> = (0..60).map(|_| black_box(Box::new([0_u8; 1000]))).collect();
+        assert!(own.heap().unwrap().live_bytes > 60_000); // and adds what this thread has counted
+        let one = black_box(Box::new(0_u8));
+        small.into_iter().for_each(drop);
+        let large = black_box(vec![0_u8; 100_000]);
+        let seen = thread::scope(|threads| threads.spawn(|| own.heap().unwrap().live_bytes).join().unwrap());
+        // Beside it: what starting the thread takes, and the other one frees.
+        assert!((95_000..105_000).contains(&seen), "{seen}");
+        drop((one, large));
+    });
+}
+
+#[test]
 fn what_a_thread_frees_is_room_for_others_while_it_goes_on() {
     let own = request().root().heap_limit_bytes(11 << 20).heap_refuses().begin().unwrap();
     for size in [1000, 10 << 20] {

@@ -446,7 +446,10 @@ MUTANTS: Final = (
         "room.clamp(bytes.cast_signed(), QUANTUM.cast_signed())",
     ),
     Mutant(
-        "threads pass a limit together", RECORD, "limit == UNLIMITED || bytes <= room", "limit > 0 || bytes <= room"
+        "threads pass a limit together",
+        RECORD,
+        "bytes.cast_signed() <= self.room_beside(live)",
+        "bytes > 0 || self.room_beside(live) > 0",
     ),
     Mutant("what exceeds a limit is not noted", RECORD, "        self.exceeded.fetch_add(1, Ordering::Relaxed);\n", ""),
     Mutant("the last request's ceiling holds for the next", TALLY, "        self.ceiling_bytes.set(isize::MIN);\n", ""),

@@ -153,11 +153,9 @@ impl Record {
     /// # Errors
     /// [`Refused`] by the limit; nothing is counted then.
     pub(super) fn grow(&self, bytes: usize) -> Result<(), Refused> {
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
         // In one step: two threads at once must not pass the limit together.
         let grown = self.live_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |live| {
-            let room = limit.saturating_sub(live.cast_signed().max(0).cast_unsigned());
-            (limit == UNLIMITED || bytes <= room).then(|| live.wrapping_add(bytes))
+            (bytes.cast_signed() <= self.room_beside(live)).then(|| live.wrapping_add(bytes))
         });
         if grown.is_err() {
             self.exceed(bytes)?;
@@ -166,15 +164,24 @@ impl Record {
         Ok(())
     }
 
+    /// Undoes [`grow`](Self::grow).
+    pub(super) fn not_grown(&self, bytes: usize) {
+        self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     fn live(&self) -> usize {
         self.live_bytes.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
     }
 
     /// What its limit leaves; below zero if it is exceeded.
     pub(super) fn room(&self) -> isize {
+        self.room_beside(self.live_bytes.load(Ordering::Relaxed))
+    }
+
+    fn room_beside(&self, live_bytes: usize) -> isize {
         match self.limit_bytes.load(Ordering::Relaxed) {
             UNLIMITED => isize::MAX,
-            limit => isize::try_from(limit).unwrap_or(isize::MAX).saturating_sub_unsigned(self.live()),
+            limit => isize::try_from(limit).unwrap_or(isize::MAX).saturating_sub(live_bytes.cast_signed().max(0)),
         }
     }
 
@@ -211,7 +218,7 @@ impl Record {
         }
     }
 
-    /// A block shrinks on a thread that has not selected the request, or a growth that is known here already failed.
+    /// A block shrinks on a thread that has not selected the request.
     pub(super) fn shrunk_elsewhere(&self, bytes: usize) {
         self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -223,7 +230,7 @@ impl Record {
 
     /// Undoes [`grown_elsewhere`](Self::grown_elsewhere).
     pub(super) fn not_grown_elsewhere(&self, bytes: usize) {
-        self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.not_grown(bytes);
         self.total_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 

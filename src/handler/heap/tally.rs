@@ -208,7 +208,7 @@ impl Tally {
     #[cold]
     fn take_back(&self, owner: &'static Record, bytes: usize) {
         if bytes >= QUANTUM {
-            owner.shrunk_elsewhere(bytes);
+            owner.not_grown(bytes);
         } else {
             self.live_bytes.set(self.live_bytes.get() - bytes as isize);
         }

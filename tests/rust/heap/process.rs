@@ -84,11 +84,15 @@ fn child_whose_escapes_keep_nothing() {
 fn what_a_request_left_is_no_later_requests() {
     let left: Vec<_> = (0..50).map(|_| request().root().begin().unwrap().run(|| vec![1_u8; 100])).collect();
     let later: Vec<_> = (0..100).map(|_| request().root().begin().unwrap()).collect();
+    for own in &later {
+        assert_eq!(own.heap().unwrap(), ctxalloc::request::HeapStats::default());
+    }
     let kept: Vec<_> = later.iter().map(|own| own.run(|| vec![1_u8; 200])).collect();
     drop(left);
     for own in &later {
         let heap = own.heap().unwrap();
-        assert_eq!((heap.live_bytes, heap.live_blocks, heap.total_blocks), (200, 1, 1));
+        assert_eq!((heap.live_bytes, heap.live_blocks, heap.peak_bytes, heap.exceeded), (200, 1, 200, 0));
+        assert_eq!((heap.total_bytes, heap.total_blocks), (200, 1));
     }
     drop(kept);
 }

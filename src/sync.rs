@@ -54,16 +54,10 @@ impl ForkLock {
         Self(AtomicU32::new(FREE))
     }
 
-    /// Runs `work` alone. `work` must not panic and must not lock again.
+    /// Runs `work` alone; a panic in it lets the lock go. `work` must not lock again.
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        struct Release<'a>(&'a ForkLock);
-        impl Drop for Release<'_> {
-            fn drop(&mut self) {
-                self.0.release();
-            }
-        }
         self.acquire();
-        let _release = Release(self);
+        let _release = ReleaseAtEnd(self);
         work()
     }
 
@@ -105,6 +99,16 @@ impl ForkLock {
     /// Releases the lock.
     pub(crate) fn release(&self) {
         self.0.store(FREE, Ordering::Release);
+    }
+}
+
+/// Releases a lock when it is dropped, by a panic too.
+struct ReleaseAtEnd<'a>(&'a ForkLock);
+
+impl Drop for ReleaseAtEnd<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.release();
     }
 }
 

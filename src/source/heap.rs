@@ -31,12 +31,11 @@ pub fn allocate_zeroed(size_bytes: usize) -> Option<NonNull<u8>> {
 ///
 /// # Safety
 /// - `block` came from this source and was not released.
-/// - `new_size_bytes` is not zero, for which C does not define realloc.
 /// - after `Some`, the old pointer is not used again.
 #[inline]
 pub unsafe fn resize(block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-    debug_assert_ne!(new_size_bytes, 0);
-    // SAFETY: a live block of malloc, calloc or realloc, and a size above zero (this function's contract).
+    // SAFETY: a live block of malloc, calloc or realloc (this function's contract), and a size above zero, for which C
+    // does not define realloc.
     let moved = unsafe { libc::realloc(block.as_ptr().cast(), new_size_bytes.max(ALIGNMENT)) };
     NonNull::new(moved.cast())
 }

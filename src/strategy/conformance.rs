@@ -14,12 +14,27 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-/// Sizes that strategies get wrong: one, and those around powers of two and around pages.
+/// Sizes that strategies get wrong: zero, one, and those around powers of two and around pages.
 const SIZES: &[usize] = if cfg!(miri) {
-    &[1, 8, 15, 16, 17, 65, 129, 1023]
+    &[0, 1, 8, 15, 16, 17, 65, 129, 1023]
 } else {
-    &[1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_537]
+    &[
+        0, 1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 65_535,
+        65_537,
+    ]
 };
+/// Sizes that nobody can have, among them those that overflow as they are rounded up or get a record in front.
+const IMPOSSIBLE: [usize; 9] = [
+    1 << 62,
+    isize::MAX as usize - 4096,
+    isize::MAX as usize,
+    isize::MAX as usize + 1,
+    usize::MAX - (4 << 20),
+    usize::MAX - 65_535,
+    usize::MAX - 4095,
+    usize::MAX - 63,
+    usize::MAX,
+];
 const LARGE: usize = if cfg!(miri) { 5000 } else { 3 * (1 << 20) + 5 };
 const THREADS: usize = if cfg!(miri) { 3 } else { 8 };
 const ROUNDS: usize = if cfg!(miri) { 12 } else { 400 };
@@ -138,7 +153,7 @@ fn zeroed_blocks_are_zero_even_when_reused(strategy: &impl Strategy) {
 }
 
 fn resizing_keeps_the_first_bytes(strategy: &impl Strategy) {
-    let targets: &[usize] = if cfg!(miri) { &[1, 100, LARGE] } else { &[1, 8, 100, 4096, 10_000, LARGE] };
+    let targets: &[usize] = if cfg!(miri) { &[0, 1, 100, LARGE] } else { &[0, 1, 8, 100, 4096, 10_000, LARGE] };
     for &from in targets {
         for &to in targets {
             let mut filled = Filled::new(strategy, from, 7);
@@ -150,8 +165,10 @@ fn resizing_keeps_the_first_bytes(strategy: &impl Strategy) {
             filled.size_bytes = to;
             filled.assert_aligned(strategy);
             filled.assert_kept(strategy, from.min(to));
-            // SAFETY: the strategy promises `to` bytes now. Writing to the last one tests that.
-            unsafe { moved.add(to - 1).write(1) };
+            if to > 0 {
+                // SAFETY: the strategy promises `to` bytes now. Writing to the last one tests that.
+                unsafe { moved.add(to - 1).write(1) };
+            }
             filled.release(strategy);
         }
     }
@@ -161,7 +178,7 @@ fn impossible_sizes_fail_as_values(strategy: &impl Strategy) {
     if cfg!(miri) {
         return; // Miri's malloc ends the run where a real one returns NULL
     }
-    for size in [isize::MAX as usize, isize::MAX as usize - 4096, 1 << 62] {
+    for size in IMPOSSIBLE {
         // Hidden from the optimizer, which takes a `malloc` out whose memory nobody uses, and says that it succeeded.
         let (block, zeroed) = (black_box(strategy.allocate(size)), black_box(strategy.allocate_zeroed(size)));
         assert!(block.is_none(), "{strategy:?} claims to have allocated {size} bytes");
@@ -173,12 +190,14 @@ fn a_failed_resize_leaves_the_block(strategy: &impl Strategy) {
     if cfg!(miri) {
         return; // Miri's malloc ends the run where a real one returns NULL
     }
-    for &size in &[1, 100, 5000, LARGE] {
+    for &size in &[0, 1, 100, 5000, LARGE] {
         let filled = Filled::new(strategy, size, 99);
-        // SAFETY: a live block of this strategy. A failure must leave it alone, which is checked below.
-        let moved = unsafe { strategy.resize(filled.block, isize::MAX as usize - 4096) };
-        assert!(moved.is_none(), "{strategy:?} claims to have grown a block to nearly isize::MAX bytes");
-        filled.assert_kept(strategy, size);
+        for impossible in IMPOSSIBLE {
+            // SAFETY: a live block of this strategy. A failure must leave it alone, which is checked below.
+            let moved = unsafe { strategy.resize(filled.block, impossible) };
+            assert!(moved.is_none(), "{strategy:?} claims to have grown a block to {impossible} bytes");
+            filled.assert_kept(strategy, size);
+        }
         filled.release(strategy);
     }
 }

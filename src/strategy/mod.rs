@@ -49,8 +49,9 @@ use std::sync::Arc;
 /// How blocks are handed out: what stands behind a [`Handler`](crate::Handler).
 ///
 /// A strategy keeps its own record of each block's size: it is not given the size again at a resize or release, since
-/// NumPy's `free` passes wrong ones (NEP 49 calls them a best guess). Sizes are in bytes, from one to `isize::MAX`: the
-/// handler layer turns zero into one and refuses more.
+/// NumPy's `free` passes wrong ones (NEP 49 calls them a best guess). Sizes are in bytes, and anybody may ask for any:
+/// zero is a block like another one, and what nobody can have, such as more than `isize::MAX`, is a `None`. (The
+/// handler layer turns zero into one and refuses more than `isize::MAX` before it asks.)
 ///
 /// The methods run without Python's GIL, on any thread, during interpreter exit and after `fork`, so they must not call
 /// Python. Users see the [`Debug`] text as the handler's description (`Aligned { align: 64 }`).

@@ -78,7 +78,8 @@ impl SharedMemory {
 }
 
 fn make(size_bytes: usize) -> Option<NonNull<u8>> {
-    let shared = match map_shared(size_bytes) {
+    // No mapping is empty: zero bytes are a block like another one.
+    let shared = match map_shared(size_bytes.max(1)) {
         Ok(shared) => shared,
         Err(error) => {
             refused(&error);
@@ -121,7 +122,7 @@ unsafe impl Strategy for SharedMemory {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         let page = crate::source::pages::page_bytes();
-        let needed = new_size_bytes.checked_next_multiple_of(page)?;
+        let needed = new_size_bytes.max(1).checked_next_multiple_of(page)?;
         let ledger = BLOCKS.get();
         // Removed while it changes, so that `locate` finds no block that has moved.
         let Some(mut record) = ledger.remove(block) else {

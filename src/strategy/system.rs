@@ -27,7 +27,7 @@ unsafe impl Strategy for System {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the block is live and came from `heap::allocate*`; the size is at least one (the trait's contract).
+        // SAFETY: the block is live and came from `heap::allocate*` (the trait's contract).
         unsafe { heap::resize(block, new_size_bytes) }
     }
 

@@ -7,6 +7,10 @@
 //! `owner`.
 //!
 //! Where the system has no `membarrier` there are no visits.
+//!
+//! What runs inside moves pointers and numbers of our own: no code of a user, nothing that allocates. Should it panic
+//! all the same, its marks are taken away as it unwinds: a mark that stayed would let visitors in beside the owner for
+//! ever, or keep all of them out.
 
 use super::{AtomicU32, Ordering, membarrier, yield_now};
 use std::cell::UnsafeCell;
@@ -37,7 +41,8 @@ impl<T> Biased<T> {
         Self { uses: AtomicU32::new(0), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `work` on the value. `work` is short and does not panic.
+    /// Runs `work` on the value. `work` is short. If it panics, the owner is outside again, and the value as it left
+    /// it.
     ///
     /// # Safety
     /// - only one thread, the owner, calls this; never from inside `work`, be it of `own` or of `visit`.
@@ -56,12 +61,11 @@ impl<T> Biased<T> {
             }
             self.wait_for_visitor(outside);
         }
+        // Release pairs with the Acquire in `visit`.
+        let _outside = StoreAtEnd(&self.uses, outside);
         // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone. `work` cannot keep
         // the reference, and the owner has no other one (this function's contract).
-        let answer = work(unsafe { &mut *self.value.get() });
-        // Release pairs with the Acquire in `visit`.
-        self.uses.store(outside, Ordering::Release);
-        answer
+        work(unsafe { &mut *self.value.get() })
     }
 
     #[cold]
@@ -99,14 +103,16 @@ impl<T> Biased<T> {
     }
 
     /// Runs `work` on the value in place of the owner, which waits if it comes. `None` if another thread visits, or if
-    /// there can be no visits. `work` is short, does not panic, and uses no `Biased` of which this thread is the owner.
+    /// there can be no visits. `work` is short and uses no `Biased` of which this thread is the owner. If it panics,
+    /// the visit is over, and the value as `work` left it.
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) fn visit<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Acquire pairs with the Release of the last visitor.
         if self.visited.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
         }
-        let answer = membarrier::try_heavy().then(|| {
+        let _over = StoreAtEnd(&self.visited, 0);
+        membarrier::try_heavy().then(|| {
             // Until the mark is gone, not only until it is another one: a new mark is stored Relaxed, which does not
             // order the owner's work before it.
             while !self.uses.load(Ordering::Acquire).is_multiple_of(2) {
@@ -115,15 +121,24 @@ impl<T> Biased<T> {
             // SAFETY: the owner is outside; should it come again, it sees `visited`. There is one visitor, and `work`
             // cannot keep the reference.
             work(unsafe { &mut *self.value.get() })
-        });
-        self.visited.store(0, Ordering::Release);
-        answer
+        })
+    }
+}
+
+/// Stores a number (Release) when it is dropped, by a panic too.
+struct StoreAtEnd<'a>(&'a AtomicU32, u32);
+
+impl Drop for StoreAtEnd<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(self.1, Ordering::Release);
     }
 }
 
 #[cfg(all(test, not(any(ctxalloc_loom, miri))))]
 mod tests {
     use super::Biased;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread;
 
     #[test]
@@ -151,6 +166,23 @@ mod tests {
             assert!(visits > 0, "nobody visited");
         }
         assert_eq!(counts.value.into_inner(), [uses + visits; 8]);
+    }
+
+    #[test]
+    #[allow(unsafe_code, reason = "the owner's side")]
+    fn a_panic_inside_leaves_the_owner_outside_and_ends_a_visit() {
+        let count = Biased::new(0);
+        let panics = |work: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(work)).is_err());
+        // SAFETY: this thread alone is the owner, and `work` does not call `own`.
+        panics(&|| unsafe { count.own(|_| panic!("inside")) });
+        assert!(!count.is_in_use(), "the owner's mark stayed");
+        if Biased::<()>::can_be_visited() {
+            panics(&|| drop(count.visit(|_| panic!("a visitor"))));
+            assert_eq!(count.visit(|count| *count += 1), Some(()), "the last visitor is still announced");
+        }
+        // SAFETY: as above.
+        unsafe { count.own(|count| *count += 1) };
+        assert!(!count.is_in_use());
     }
 }
 

@@ -1,6 +1,6 @@
 //! A value that is only reached under its lock.
 
-use super::ForkLock;
+use super::{ForkLock, ReleaseAtEnd};
 use std::cell::UnsafeCell;
 
 /// # Safety
@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 #[allow(unsafe_code, reason = "a lock's cell relies on it")]
 pub(crate) unsafe trait Lock {
     fn new() -> Self;
-    /// Runs `work` alone. `work` must not lock again.
+    /// Runs `work` alone; a panic in it lets the lock go. `work` must not lock again.
     fn with<R>(&self, work: impl FnOnce() -> R) -> R;
 }
 
@@ -42,8 +42,7 @@ impl<L: Lock, T> Behind<L, T> {
         Self { lock: L::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `work` on the value, alone. `work` must not lock again; where the lock is an `OwnerLock`, it does not panic
-    /// either.
+    /// Runs `work` on the value, alone. `work` must not lock again. If it panics, the value stays as it left it.
     #[inline]
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
@@ -66,10 +65,9 @@ impl<T> Behind<ForkLock, T> {
         if !self.lock.try_acquire() {
             return None;
         }
+        let _release = ReleaseAtEnd(&self.lock);
         // SAFETY: this thread just took the lock, and `work` cannot keep the reference.
-        let answer = work(unsafe { &mut *self.value.get() });
-        self.lock.release();
-        Some(answer)
+        Some(work(unsafe { &mut *self.value.get() }))
     }
 
     /// The value, for a thread that took the lock itself.

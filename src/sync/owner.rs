@@ -12,6 +12,9 @@
 //! loads the mark. One of them must see the other (Dekker). The owner's side has no fence; the other side calls
 //! `membarrier`, which runs one on every processor that runs a thread of this process (under loom both sides have a
 //! fence). Where the system has no `membarrier` (and under Miri, which does not know it) no lock is ever owned.
+//!
+//! What runs under such a lock changes numbers and lists of our own; only an arena's runs a user's code
+//! (`Pages::empty`). A panic there ends the section and lets the locks go, as an answer would.
 
 use super::locked::{Behind, Lock};
 use super::membarrier;
@@ -60,7 +63,7 @@ impl OwnerLock {
         Self { owner: AtomicPtr::new(own), spin: AtomicU32::new(0) }
     }
 
-    /// Runs `work` alone. `work` is short, does not panic, and takes no such lock.
+    /// Runs `work` alone. `work` is short and takes no such lock.
     #[inline]
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
         if let Some(_section) = self.enter_owned() {
@@ -169,7 +172,7 @@ impl OwnerLock {
 }
 
 /// Runs `work` while all of these locks exclude everybody else. They are taken in this order, which must be the same
-/// for all who take several of them. `work` is short, does not panic, and takes no such lock.
+/// for all who take several of them. `work` is short and takes no such lock.
 #[inline]
 pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R) -> R {
     let first = locks.first().and_then(|lock| lock.owner_lock().owner_if_this_thread());
@@ -208,26 +211,36 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
         let owner = own.filter(|_| number < u64::BITS as usize);
         lock.owner_lock().settle(owner.map_or(null_mut(), Thread::as_owner), FOR_EVER);
     }
-    let section = own.map(Section::begin);
+    let _section = own.map(Section::begin); // dropped after `taken`
     // Those that are owned when we look stay so for the section; a bit for each whose spin lock was taken.
-    let mut taken = 0_u64;
+    let mut taken = Taken { locks, spins: 0 };
     for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate() {
         if number >= u64::BITS as usize {
             lock.acquire(FOR_EVER);
         } else if !own.is_some_and(|thread| lock.is_owned_by(thread)) {
             lock.acquire(FOR_EVER);
-            taken |= 1 << number;
+            taken.spins |= 1 << number;
         }
     }
-    let answer = work();
-    // The first one last: whoever gets it may be the one who frees all of them (the end of a request).
-    for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate().rev() {
-        if number >= u64::BITS as usize || taken & 1 << number != 0 {
-            lock.release();
+    work()
+}
+
+/// Locks of which these spin locks were taken, and those of all past the 64th. Dropping it lets them go, by a panic
+/// too.
+struct Taken<'a, L: AsOwnerLock> {
+    locks: &'a [L],
+    spins: u64,
+}
+
+impl<L: AsOwnerLock> Drop for Taken<'_, L> {
+    fn drop(&mut self) {
+        // The first one last: whoever gets it may be the one who frees all of them (the end of a request).
+        for (number, lock) in self.locks.iter().map(AsOwnerLock::owner_lock).enumerate().rev() {
+            if number >= u64::BITS as usize || self.spins & 1 << number != 0 {
+                lock.release();
+            }
         }
     }
-    drop(section);
-    answer
 }
 
 /// A value behind an [`OwnerLock`].
@@ -249,9 +262,32 @@ unsafe impl Lock for OwnerLock {
 
 #[cfg(all(test, not(ctxalloc_loom)))]
 mod tests {
-    use super::Owned;
+    use super::{Owned, OwnerLock, with_all};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::thread;
+
+    #[test]
+    fn a_panic_under_locks_lets_all_of_them_go() {
+        let panics = |locks: &[&OwnerLock]| {
+            let panics = || with_all(locks, || panic!("inside"));
+            assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        };
+        let (own, shared) = (OwnerLock::new_owned(), OwnerLock::new());
+        thread::scope(|scope| drop(scope.spawn(|| shared.with(|| ()))));
+        own.with(|| ());
+        for locks in [&[&own][..], &[&shared], &[&own, &shared], &[&shared, &own]] {
+            panics(locks);
+            // Both by another thread, which waits for ever if one is still held.
+            thread::scope(|scope| drop(scope.spawn(|| with_all(&[&shared], || ()))));
+            with_all(locks, || ());
+        }
+        let many: Vec<OwnerLock> = (0..70).map(|_| OwnerLock::new()).collect();
+        let many: Vec<&OwnerLock> = many.iter().collect();
+        panics(&many);
+        with_all(&many, || ());
+        thread::scope(|scope| drop(scope.spawn(|| with_all(&[&own], || ()))));
+    }
 
     #[test]
     fn a_lock_that_changes_hands_loses_nothing() {

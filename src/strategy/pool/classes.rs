@@ -12,12 +12,13 @@ pub(super) const MAX: usize = 256 << 10;
 /// The number of classes: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
 pub(super) const COUNT: usize = 8 + 4 * 9;
 
-/// The class that serves `size_bytes`, from 1 to [`MAX`].
+/// The class that serves `size_bytes`, up to [`MAX`]: zero bytes take a block of the first. Called inside of sections,
+/// so it must not panic for any size.
 #[inline]
 pub(super) fn of(size_bytes: usize) -> usize {
-    debug_assert!((1..=MAX).contains(&size_bytes));
+    debug_assert!(size_bytes <= MAX);
     if size_bytes <= 512 {
-        return (size_bytes - 1) / ALIGN;
+        return size_bytes.saturating_sub(1) / ALIGN;
     }
     if size_bytes <= TABLED {
         return TABLE[(size_bytes - 1) / ALIGN] as usize;
@@ -108,7 +109,7 @@ mod tests {
             assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));
             assert!(class == 0 || bytes(class - 1) < size, "{size} fits class {} too", class - 1);
         }
-        assert_eq!(of(MAX), COUNT - 1);
+        assert_eq!((of(0), of(MAX)), (0, COUNT - 1));
         assert_eq!(bytes(COUNT - 1), MAX);
     }
 

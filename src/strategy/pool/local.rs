@@ -129,9 +129,17 @@ fn open(number: &Number, home: impl FnOnce() -> Weak<dyn Home>) -> bool {
     if !alive || !number.has_place() || OPENING.replace(true) {
         return false;
     }
+    let _opened = Opened; // by a panic too: what allocates may be the program's own
     make(number, home());
-    OPENING.set(false);
     true
+}
+
+struct Opened;
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        OPENING.set(false);
+    }
 }
 
 fn make(number: &Number, mut home: Weak<dyn Home>) {

@@ -46,6 +46,11 @@ impl HeapRecord {
         self.0.stats()
     }
 
+    /// How many refusals its limit is among those of the request.
+    pub(super) fn refusals(&self) -> u64 {
+        self.0.refusals()
+    }
+
     /// Its limit, what was live then, and what was asked for, when its limit was last exceeded.
     pub(super) fn exceeded(&self) -> Option<(usize, usize, usize)> {
         self.0.exceeded()

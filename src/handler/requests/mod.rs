@@ -197,8 +197,10 @@ impl Begun {
         let Some(held) = self.held.take() else { return self.stats() };
         let _unattributed = unattributed(); // dropped before `held`, with which code of the user's may end
         self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
-        let refuses_late = Slot::behind(held.handler()).is_some_and(|slot| slot.state().after_end == AfterEnd::Refuse);
-        let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late);
+        let state = Slot::behind(held.handler()).map(Slot::state);
+        let refuses_late = state.is_some_and(|state| state.after_end == AfterEnd::Refuse);
+        let refused_by_heap = state.and_then(|state| state.heap.as_ref()).map_or(0, HeapRecord::refusals);
+        let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late, refused_by_heap);
         let sample = Sample {
             peak_bytes: stats.peak_bytes as u64,
             total_bytes: stats.total_bytes,
@@ -292,7 +294,18 @@ impl Seen {
     /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.chain.own().stats()
+        let stats = self.chain.own().stats();
+        // From the end on they are among the account's.
+        let refused_by_heap = if is_active() && !self.has_ended() { self.refused_by_heap() } else { 0 };
+        Stats { refused: stats.refused + refused_by_heap, ..stats }
+    }
+
+    fn refused_by_heap(&self) -> u64 {
+        let state = Held::try_on(self.handler).and_then(|held| {
+            let heap = Slot::behind(held.handler())?.state().heap.as_ref()?;
+            Some(heap.refusals())
+        });
+        state.unwrap_or(0)
     }
 
     /// Its own budget: the limit it was given, under what it is charged to.

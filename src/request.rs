@@ -39,7 +39,7 @@ pub fn request() -> Builder {
 /// The request whose handler is selected in the running context.
 #[must_use]
 pub fn current_request() -> Option<RequestHandle> {
-    RequestHandle::by(current())
+    RequestHandle::from_handler(current())
 }
 
 /// Charges `bytes` that were allocated elsewhere to the [current request](current_request), until the charge is
@@ -213,7 +213,7 @@ impl Request {
     }
 
     /// The span of `tracing` in which its events belong: `request`, of the target `ctxalloc` and the level DEBUG. Its
-    /// field `handler` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and
+    /// field `name` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and
     /// `refused`.
     ///
     /// `request.scope(future).instrument(request.span().clone())` puts what the future reports into it.

@@ -137,7 +137,7 @@ impl RequestSpan {
             tracing::debug_span!(
                 target: "ctxalloc",
                 "request",
-                handler = &*name(),
+                name = &*name(),
                 peak_bytes = Empty,
                 total_blocks = Empty,
                 escaped = Empty,

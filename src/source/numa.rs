@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 
 /// Which node's memory a page gets when it is first touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NumaPolicy {
     /// Memory of the given nodes only. If they have none left, the kernel ends a process (OOM), as it does without a
     /// policy when the whole machine has none left.

@@ -7,10 +7,14 @@
 #[path = "support/child.rs"]
 mod child;
 
+#[path = "support/errors.rs"]
+mod errors;
+
 use child::{fate_in, fate_of};
 use ctxalloc::Error;
 use ctxalloc::source::{HugePages, LockedPages, NumaPages, NumaPolicy, Pages};
 use ctxalloc::strategy::{Arena, Pool, PoolOptions, SharedMemory, Strategy, conformance};
+use errors::error;
 use std::fs;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
@@ -115,8 +119,9 @@ fn reserved_huge_pages_are_there_or_refused_with_their_number() {
         }
         Ok(_) => {}
         Err(refused) => {
-            let expected = Error::NoHugePages { reserved_pages: number("/proc/sys/vm/nr_hugepages"), free_pages };
-            assert_eq!(refused, expected);
+            let expected =
+                error!(NoHugePages { reserved_pages: number("/proc/sys/vm/nr_hugepages"), free_pages: free_pages });
+            assert_eq!(format!("{refused:?}"), expected);
             assert!(refused.to_string().contains("sysctl vm.nr_hugepages=512"), "{refused}");
         }
     }
@@ -253,7 +258,7 @@ fn child_that_may_lock_little() {
 
     limit(0);
     let refused = LockedPages::new().expect_err("nothing may be locked");
-    let Error::LockLimit { requested_bytes: 65536, limit_bytes: 0, locked_bytes } = refused else {
+    let Error::LockLimit { requested_bytes: 65536, limit_bytes: 0, locked_bytes, .. } = refused else {
         panic!("{refused:?}")
     };
     assert!(locked_bytes > 0);

@@ -17,6 +17,7 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use support::Refusing;
+use support::errors::error;
 
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -68,16 +69,16 @@ fn a_limit_refuses_and_the_report_says_whose_it_was() {
     assert_eq!(tenant.in_use_bytes(), 1500);
     let own = request.budget();
     let report = request.end();
-    let expected = Error::BudgetExceeded {
-        budget: "upload".into(),
+    let expected = error!(BudgetExceeded {
+        budget: "upload",
         budget_id: own.id(),
         of_request: true,
         limit_bytes: 2000,
         in_use_bytes: 1500,
         held_bytes: 1500,
-        requested_bytes: 501,
-    };
-    assert_eq!(report.refusal, Some(expected));
+        requested_bytes: 501
+    });
+    assert_eq!(format!("{:?}", report.refusal.unwrap()), expected);
     assert_eq!(report.stats.refused, 1);
     drop(kept);
     assert_eq!(tenant.in_use_bytes(), 0);
@@ -575,7 +576,7 @@ fn requests_nested_too_deep_are_refused_with_an_error() {
             Err(error) => break error,
         }
     };
-    assert_eq!(refused, Error::NestedTooDeep { max: 4096 });
+    assert!(matches!(refused, Error::NestedTooDeep { max: 4096, .. }));
     let advice = refused.to_string();
     assert!(advice.contains("root requests") && advice.contains("parents of its budget"), "{advice}");
     let innermost = nested.last().unwrap();
@@ -591,7 +592,7 @@ fn nobody_finds_a_request_by_name_or_in_the_list() {
     let request = request().name("pool").begin().unwrap(); // any name will do
     assert_ne!(handler("pool"), Some(request.handler()));
     assert!(handlers().all(|other| other != request.handler()));
-    let said = ctxalloc::handler::unknown("nobody").to_string();
+    let said = ctxalloc::handler::try_handler("nobody").unwrap_err().to_string();
     assert!(said.contains("system, ") && !said.contains("ended"), "{said}");
     assert_eq!(request.handler().name(), "pool");
 }

@@ -332,7 +332,7 @@ pub struct RequestHandle {
 impl RequestHandle {
     /// The request that a handler belongs to. None: the handler is no request's, or nothing of that request is left.
     #[must_use]
-    pub fn by(handler: Handler) -> Option<Self> {
+    pub fn from_handler(handler: Handler) -> Option<Self> {
         let held = Held::try_on(handler).filter(|held| held.handler().is_request())?;
         Some(Self { seen: Seen { handler, chain: chain_of(handler)? }, _held: Some(held) })
     }

@@ -1,5 +1,6 @@
 //! `Buffer` against a plain `Vec<u8>`, and what a Vec does not have: a handler, failures as values, other threads.
 
+use crate::support::errors::{error, refusal};
 use crate::support::{blue, colours, green, marked, red, rounds, switched};
 use ctxalloc::{Buffer, Error, Handler, current, handler, scope, set};
 use proptest::prelude::*;
@@ -90,8 +91,8 @@ fn a_failed_resize_leaves_the_buffer_as_it_was() {
     let mut buffer = Buffer::copy_from_slice_in(owner, b"intact").expect("6 bytes");
     strategy.refuse(true);
     for length in [1, 7, 5000] {
-        let refused = Error::OutOfMemory { handler: "fails to resize".into(), requested_bytes: length };
-        assert_eq!(buffer.resize(length), Err(refused));
+        let refused = error!(OutOfMemory { handler: "fails to resize", requested_bytes: length });
+        assert_eq!(refusal(buffer.resize(length)), refused);
         assert_eq!((&buffer[..], buffer.handler()), (&b"intact"[..], owner));
     }
     assert_eq!(buffer.resize(6), buffer.resize(6), "whether it asks at all is its own affair");
@@ -123,10 +124,10 @@ fn impossible_lengths_are_values_not_aborts() {
             if cfg!(miri) && length == isize::MAX as usize {
                 continue; // its malloc ends the run where a real one returns NULL
             }
-            let refused = Error::OutOfMemory { handler: handler.name(), requested_bytes: length };
-            assert_eq!(Buffer::zeroed_in(handler, length), Err(refused.clone()));
+            let refused = error!(OutOfMemory { handler: handler.name(), requested_bytes: length });
+            assert_eq!(refusal(Buffer::zeroed_in(handler, length)), refused);
             let mut buffer = Buffer::copy_from_slice_in(handler, b"kept").expect("4 bytes");
-            assert_eq!(buffer.resize(length), Err(refused));
+            assert_eq!(refusal(buffer.resize(length)), refused);
             assert_eq!(&buffer[..], b"kept");
         }
     }

@@ -40,7 +40,7 @@ mod index;
 mod interpreter;
 mod name;
 mod process;
-pub mod requests;
+pub(crate) mod requests;
 pub(crate) mod selected;
 mod table;
 mod trampoline;

@@ -103,7 +103,7 @@ impl NumaPages {
     fn try_out(&self) -> Result<(), Error> {
         let page = pages::page_bytes();
         let failed = || refused(&io::Error::last_os_error());
-        let trial = pages::map(page, page).ok_or_else(failed)?;
+        let trial = pages::map(page, page).map_err(|_| failed())?;
         // SAFETY: this mapping was just made, and nobody else has it.
         let outcome = unsafe {
             let outcome = self.bind(trial, page);

@@ -5,7 +5,7 @@
 
 mod support;
 
-use ctxalloc::handler::requests::metrics;
+use ctxalloc::metrics::request_counts;
 use ctxalloc::request::{AfterEnd, charge_current};
 use ctxalloc::strategy::{Arena, Budget, Pool, Strategy, System, Tracked};
 #[cfg(feature = "tokio")]
@@ -30,7 +30,7 @@ fn begin() -> Request {
 
 /// But for what a test forgot on purpose.
 fn none_is_present() -> bool {
-    metrics().present == KEPT.load(std::sync::atomic::Ordering::Relaxed)
+    request_counts().present == KEPT.load(std::sync::atomic::Ordering::Relaxed)
 }
 
 #[test]
@@ -205,10 +205,14 @@ fn many_threads_of_requests_lose_no_slot_and_no_byte() {
     assert!(kept.iter().all(|(buffer, mark)| buffer.iter().all(|byte| byte == mark)));
     assert_eq!(process.in_use_bytes(), kept.iter().map(|(buffer, _)| buffer.len()).sum::<usize>());
     let forgotten = KEPT.load(std::sync::atomic::Ordering::Relaxed);
-    assert!(metrics().present - forgotten <= kept.len(), "no request is there without an escape: {:?}", metrics());
+    assert!(
+        request_counts().present - forgotten <= kept.len(),
+        "no request is there without an escape: {:?}",
+        request_counts()
+    );
     drop(kept);
     assert_eq!(process.in_use_bytes(), 0);
-    assert!(none_is_present(), "{:?}", metrics());
+    assert!(none_is_present(), "{:?}", request_counts());
     Pool::shared().trim();
 }
 
@@ -357,7 +361,7 @@ fn a_handle_of_a_request_that_is_gone_is_told_from_the_next_one() {
 #[test]
 fn forgotten_contexts_by_the_million_neither_crash_nor_mix_requests_up() {
     let _alone = alone();
-    let before = metrics().present;
+    let before = request_counts().present;
     let request = request().name("kept").limit_bytes(100).begin().unwrap();
     let handler = request.handler();
     let count = if cfg!(miri) { 100 } else { (1 << 23) + 10 };
@@ -368,7 +372,7 @@ fn forgotten_contexts_by_the_million_neither_crash_nor_mix_requests_up() {
     assert_eq!(handler.name(), "kept");
     assert!(handler.allocate(101).is_err(), "its limit holds");
     drop(next);
-    assert_eq!(metrics().present, before + 1, "what was forgotten is kept");
+    assert_eq!(request_counts().present, before + 1, "what was forgotten is kept");
     KEPT.store(before + 1, std::sync::atomic::Ordering::Relaxed);
 }
 
@@ -536,14 +540,14 @@ fn a_tiny_block_may_use_the_overdraft_and_the_account_shows_it() {
 #[test]
 fn a_chain_of_successors_stays_flat() {
     let _alone = alone();
-    let slots = metrics().slots;
+    let slots = request_counts().slots;
     let mut last = begin();
     for _ in 0..if cfg!(miri) { 100 } else { 1_000_000 } {
         let next = last.run(|| request().budget(&Budget::new("own", None)).begin().unwrap());
         last.end();
         last = next;
     }
-    assert!(metrics().slots <= slots + 64);
+    assert!(request_counts().slots <= slots + 64);
     drop(last.run(|| Buffer::zeroed(5).unwrap()));
     assert_eq!(last.end().stats.total_bytes, 5);
     assert!(none_is_present());

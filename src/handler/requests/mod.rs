@@ -256,7 +256,7 @@ impl Seen {
     /// The name that it was given, if any.
     #[cfg(feature = "python")]
     #[must_use]
-    pub fn given_name(&self) -> Option<&str> {
+    pub(crate) fn given_name(&self) -> Option<&str> {
         self.chain.own().given_name()
     }
 

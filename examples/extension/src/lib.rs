@@ -5,7 +5,7 @@ mod blur;
 mod panics;
 mod picture;
 
-use ctxalloc::{WithHandler, handler, task};
+use ctxalloc::{WithHandler, task};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::borrow::Cow;

@@ -71,6 +71,7 @@ pub enum Error {
          ask for less, free something, or select another handler",
         shown(.handler)
     )]
+    #[non_exhaustive]
     OutOfMemory {
         /// The table name of the handler that refused.
         handler: Cow<'static, str>,
@@ -87,6 +88,7 @@ pub enum Error {
         "the handler name '{}' is {length_bytes} bytes long; at most 126 fit NumPy's handler struct: shorten it",
         shown(.name)
     )]
+    #[non_exhaustive]
     NameTooLong {
         /// The name as given.
         name: String,
@@ -96,6 +98,7 @@ pub enum Error {
 
     /// A handler's name contains a NUL byte, which would cut it short in C.
     #[error("the handler name {name:?} has a NUL at byte {position}, where C would cut it off: remove it")]
+    #[non_exhaustive]
     NameHasNul {
         /// The name as given.
         name: String,
@@ -112,6 +115,7 @@ pub enum Error {
 
     /// Another handler has the name, for ever: handlers are never removed.
     #[error("the handler name '{}' is taken; handlers live for ever, so choose another name", shown(.name))]
+    #[non_exhaustive]
     NameTaken {
         /// The name as given.
         name: String,
@@ -119,6 +123,7 @@ pub enum Error {
 
     /// The same handler struct is in the table already, under another name than the one asked for.
     #[error("this handler is in the table already as '{}'; use that one", shown(.name))]
+    #[non_exhaustive]
     AlreadyAdopted {
         /// Its name in the table.
         name: Cow<'static, str>,
@@ -126,6 +131,7 @@ pub enum Error {
 
     /// A handler struct lacks one of the four functions that NEP 49 requires.
     #[error("the handler '{}' has no {function} function; NEP 49 requires all four to be filled in", shown(.handler))]
+    #[non_exhaustive]
     FunctionMissing {
         /// The handler's name, as far as it could be read.
         handler: String,
@@ -139,6 +145,7 @@ pub enum Error {
          what was copied to may have some of them",
         shown(.handler)
     )]
+    #[non_exhaustive]
     CopyFailed {
         /// The handler's name in the table.
         handler: Cow<'static, str>,
@@ -150,6 +157,7 @@ pub enum Error {
 
     /// A struct from C has a version, or a size, that this crate does not know.
     #[error("{what} {version} is not known to this ctxalloc, which knows {known}; rebuild with its own header")]
+    #[non_exhaustive]
     UnknownVersion {
         /// What was given: `a handler struct`.
         what: &'static str,
@@ -161,6 +169,7 @@ pub enum Error {
 
     /// A C function was given NULL for a required argument.
     #[error("{argument} is NULL; give a valid pointer")]
+    #[non_exhaustive]
     NullArgument {
         /// The argument's name in the header.
         argument: &'static str,
@@ -170,6 +179,7 @@ pub enum Error {
     #[error(
         "the handler struct at {address:#x} is not registered; call ctxalloc_register() first, and pass what it returns"
     )]
+    #[non_exhaustive]
     NotRegistered {
         /// The address as given.
         address: usize,
@@ -177,6 +187,7 @@ pub enum Error {
 
     /// A C function was given an address that is in no block of `ctxalloc_new`, or too close to the block's end.
     #[error("{}", no_block(*.address, *.size_bytes))]
+    #[non_exhaustive]
     NotABlock {
         /// The address as given.
         address: usize,
@@ -186,6 +197,7 @@ pub enum Error {
 
     /// Two ranges of memory that must not overlap do.
     #[error("{size_bytes} bytes at {dst:#x} and at {src:#x} overlap; copy by way of another block")]
+    #[non_exhaustive]
     Overlap {
         /// Where the copy would go.
         dst: usize,
@@ -201,6 +213,7 @@ pub enum Error {
          a handler is for ever, so give the new one a struct and a name of its own",
         shown(.handler)
     )]
+    #[non_exhaustive]
     DraftChanged {
         /// The handler it is.
         handler: Cow<'static, str>,
@@ -214,6 +227,7 @@ pub enum Error {
          other handlers; use ctxalloc_get_handler(), which has no such limit",
         shown(.handler)
     )]
+    #[non_exhaustive]
     TooManyViews {
         /// The handler's name.
         handler: Cow<'static, str>,
@@ -228,6 +242,7 @@ pub enum Error {
          ctxalloc.usm.empty(kind='device') or DeviceBuffer",
         shown(.handler)
     )]
+    #[non_exhaustive]
     NotHostAccessible {
         /// The handler's name in the table.
         handler: Cow<'static, str>,
@@ -235,6 +250,7 @@ pub enum Error {
 
     /// SYCL, or dpctl's library that calls it, failed.
     #[error("{what}; {advice}")]
+    #[non_exhaustive]
     Sycl {
         /// What failed, with the values.
         what: String,
@@ -244,6 +260,7 @@ pub enum Error {
 
     /// No handler has that name.
     #[error("no handler is named '{}'; registered are: {}", shown(.name), shown(.known))]
+    #[non_exhaustive]
     UnknownHandler {
         /// The name as given.
         name: String,
@@ -253,6 +270,7 @@ pub enum Error {
 
     /// An alignment that is no power of two, or outside the strategy's range.
     #[error("align={align} is not possible; give a power of two from {min} to {max} bytes")]
+    #[non_exhaustive]
     BadAlignment {
         /// The value as given, in bytes.
         align: usize,
@@ -264,6 +282,7 @@ pub enum Error {
 
     /// An option of a strategy that is out of its range.
     #[error("{option}={value} is not possible; give {expected}")]
+    #[non_exhaustive]
     BadOption {
         /// The option's name.
         option: &'static str,
@@ -275,6 +294,7 @@ pub enum Error {
 
     /// An environment variable has an invalid value.
     #[error("the environment says {name}={value:?}, which is not possible; give {expected}, or remove the variable")]
+    #[non_exhaustive]
     BadSetting {
         /// The variable's name.
         name: &'static str,
@@ -293,6 +313,7 @@ pub enum Error {
 
     /// A [`Budget`](crate::strategy::Budget) has no room.
     #[error("budget '{}' {}", shown(.budget), no_room(*.limit_bytes, *.in_use_bytes, *.requested_bytes))]
+    #[non_exhaustive]
     BudgetExceeded {
         /// The name of the budget that refused; perhaps one above the one that was charged.
         budget: String,
@@ -317,6 +338,7 @@ pub enum Error {
         request_called(.request),
         asked_for(*.requested_bytes)
     )]
+    #[non_exhaustive]
     RequestEnded {
         /// Its name; empty where nothing is left that knows it.
         request: String,
@@ -329,6 +351,7 @@ pub enum Error {
         "a request cannot be charged to {max} or more requests and budgets above it; let tasks that go on begin root requests \
          (`request().root()`, `ctxalloc.request(root=True)`), and make the chain of parents of its budget shorter"
     )]
+    #[non_exhaustive]
     NestedTooDeep {
         /// How many there may be.
         max: usize,
@@ -339,6 +362,7 @@ pub enum Error {
         "no huge page of 2 MiB is free: /proc/sys/vm/nr_hugepages is {reserved_pages}, of which {free_pages} are free; \
          reserve some as root (sysctl vm.nr_hugepages=512 sets 1 GiB aside), or do without reserved=True"
     )]
+    #[non_exhaustive]
     NoHugePages {
         /// How many the machine has set aside.
         reserved_pages: usize,
@@ -352,6 +376,7 @@ pub enum Error {
          locked already; raise it (`ulimit -l`, memlock in limits.conf, LimitMEMLOCK= in a systemd unit, \
          --ulimit memlock= for a container) or give the process CAP_IPC_LOCK"
     )]
+    #[non_exhaustive]
     LockLimit {
         /// How many bytes were tried.
         requested_bytes: usize,
@@ -363,6 +388,7 @@ pub enum Error {
 
     /// A NUMA node that the machine does not have.
     #[error("node={node} is not possible; the nodes of this machine are {online} (/sys/devices/system/node/online)")]
+    #[non_exhaustive]
     NoSuchNode {
         /// The node as given.
         node: usize,
@@ -372,6 +398,7 @@ pub enum Error {
 
     /// The system refused a call that a strategy cannot do without.
     #[error("the system refused {call}: {reason}; {advice}")]
+    #[non_exhaustive]
     SystemRefused {
         /// The call: `mbind`, `mlock`.
         call: &'static str,
@@ -386,6 +413,7 @@ pub enum Error {
         "the counters cannot be shared in {folder:?}, which the environment names in CTXALLOC_METRICS_DIR: {reason}; name a \
          directory that the processes may read and write, or remove the variable"
     )]
+    #[non_exhaustive]
     Metrics {
         /// The directory.
         folder: String,

@@ -56,6 +56,8 @@
 //! reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one
 //! selection.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod handler;
 pub mod memory;
 pub mod metrics;

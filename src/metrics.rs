@@ -34,7 +34,7 @@ use crate::strategy::{PoolBytes, pool_bytes};
 pub use publish::publish;
 
 pub use crate::counters::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
-pub use crate::handler::requests::{Present, present};
+pub use crate::handler::requests::{Present, RequestCounts, present, request_counts};
 pub use crate::strategy::account::{BudgetNumbers, budgets};
 
 /// What all pools together have of the system: in use, and kept for later.

@@ -39,7 +39,7 @@ pub fn request() -> Builder {
 /// The request whose handler is selected in the running context.
 #[must_use]
 pub fn current_request() -> Option<RequestHandle> {
-    RequestHandle::by(current())
+    RequestHandle::from_handler(current())
 }
 
 /// Charges `bytes` that were allocated elsewhere to the [current request](current_request), until the charge is
@@ -112,6 +112,9 @@ impl Builder {
     /// memory. The request is marked: [`heap_exceeded`](RequestHandle::heap_exceeded) says so, and
     /// `tower::RequestLayer` drops the service's future after the poll in which it happens and answers with 413. Where
     /// several threads work in the request at one time, each may have 64 KiB that the others do not see.
+    ///
+    /// At the request's end an event of `tracing` at WARN says how often it was exceeded: not at once, because where it
+    /// happens an allocator is at work, perhaps for the very subscriber that would be told.
     pub fn heap_limit_bytes(mut self, heap_limit_bytes: usize) -> Self {
         self.terms.heap_limit_bytes = Some(heap_limit_bytes);
         self
@@ -210,7 +213,7 @@ impl Request {
     }
 
     /// The span of `tracing` in which its events belong: `request`, of the target `ctxalloc` and the level DEBUG. Its
-    /// field `handler` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and
+    /// field `name` is the request's name; at the end it gets `peak_bytes`, `total_blocks`, `escaped` (blocks) and
     /// `refused`.
     ///
     /// `request.scope(future).instrument(request.span().clone())` puts what the future reports into it.
@@ -287,9 +290,8 @@ impl Request {
     /// Ends it and reports what it used.
     pub fn end(mut self) -> Report {
         let escapes = self.begun.live_blocks();
-        let exceeded = self.heap_exceeded();
         let heap = self.begun.heap(); // before the end, with which the request may be gone
-        let stats = self.finish();
+        let (stats, exceeded) = self.finish();
         Report {
             stats,
             escaped_blocks: stats.live_blocks,
@@ -306,9 +308,15 @@ impl Request {
         self.span.as_ref().expect("there until the end, which consumes the request")
     }
 
-    fn finish(&mut self) -> Stats {
+    /// Ends it; returns its numbers, and whether the limit of its heap was exceeded.
+    fn finish(&mut self) -> (Stats, Option<Error>) {
+        let exceeded = self.span.as_ref().and_then(|_| self.heap_exceeded()); // once
+        let heap = exceeded.as_ref().and_then(|_| self.begun.heap());
         let stats = self.begun.end();
         if let Some(span) = self.span.take() {
+            if let (Some(error), Some(heap)) = (&exceeded, heap) {
+                span.heap_exceeded(error, heap.exceeded, heap.refused);
+            }
             span.record(&Numbers {
                 peak_bytes: stats.peak_bytes,
                 total_blocks: stats.total_blocks,
@@ -316,7 +324,7 @@ impl Request {
                 refused: stats.refused,
             });
         }
-        stats
+        (stats, exceeded)
     }
 }
 

@@ -137,7 +137,7 @@ impl RequestSpan {
             tracing::debug_span!(
                 target: "ctxalloc",
                 "request",
-                handler = &*name(),
+                name = &*name(),
                 peak_bytes = Empty,
                 total_blocks = Empty,
                 escaped = Empty,
@@ -150,6 +150,23 @@ impl RequestSpan {
             #[cfg(feature = "tracing")]
             span,
         }
+    }
+
+    /// Says that more was asked of Rust's heap than its limit allows. At the request's end: where it happens, an
+    /// allocator is at work, perhaps for a subscriber that holds its lock.
+    #[cold]
+    pub(crate) fn heap_exceeded(&self, error: &crate::error::Error, exceeded: u64, refused: u64) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(
+            target: "ctxalloc",
+            parent: &self.span,
+            %error,
+            exceeded,
+            refused,
+            "the limit of a request's heap was exceeded"
+        );
+        #[cfg(not(feature = "tracing"))]
+        let _ = (error, exceeded, refused);
     }
 
     /// Says how it ended.

@@ -34,7 +34,7 @@ pub(crate) fn is_paused() -> bool {
 }
 
 /// New blocks of this thread are attributed to no request until the returned value is dropped. Around no code of the
-/// user's but strategies, and what those call: what else it makes is its request's.
+/// user's but strategies, what those call, and panic hooks: what else it makes is its request's.
 #[inline]
 #[must_use = "it ends with the returned value"]
 pub(crate) fn unattributed() -> Option<Unattributed> {

@@ -3,7 +3,7 @@
 use super::error::answer;
 use crate::error::Error;
 use crate::handler::abi::{Copies, CopyFunction, PyDataMem_Handler, VERSION};
-use crate::handler::{Extras, Reach, adopt, handler, unknown};
+use crate::handler::{Extras, Reach, adopt, try_handler};
 use std::ffi::{CStr, c_char};
 use std::ptr::{NonNull, null};
 
@@ -87,6 +87,6 @@ pub(super) unsafe extern "C" fn find(name: *const c_char) -> *const PyDataMem_Ha
         }
         // SAFETY: not NULL, so the caller passes a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        Ok(handler(&name).ok_or_else(|| unknown(&name))?.as_ptr())
+        Ok(try_handler(&name)?.as_ptr())
     })
 }

@@ -128,6 +128,7 @@ const ALLOCATOR: usize = offset_of!(PyDataMem_Handler, allocator);
 /// [`Buffer`](crate::Buffer) and the C interface use them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Copies {
     /// Passed as the first argument to each function.
     pub ctx: *mut c_void,
@@ -143,6 +144,33 @@ impl Copies {
     /// `memcpy` for all.
     pub const NONE: Self = Self { ctx: null_mut(), host2obj: None, obj2host: None, obj2obj: None };
 
+    /// This context, and no functions yet.
+    #[must_use]
+    pub const fn new(ctx: *mut c_void) -> Self {
+        Self { ctx, ..Self::NONE }
+    }
+
+    /// What copies from the host into a block.
+    #[must_use]
+    pub const fn with_host2obj(mut self, host2obj: CopyFunction) -> Self {
+        self.host2obj = Some(host2obj);
+        self
+    }
+
+    /// What copies from a block to the host.
+    #[must_use]
+    pub const fn with_obj2host(mut self, obj2host: CopyFunction) -> Self {
+        self.obj2host = Some(obj2host);
+        self
+    }
+
+    /// What copies from one block into another.
+    #[must_use]
+    pub const fn with_obj2obj(mut self, obj2obj: CopyFunction) -> Self {
+        self.obj2obj = Some(obj2obj);
+        self
+    }
+
     pub(super) fn are_none(&self) -> bool {
         self.host2obj.is_none() && self.obj2host.is_none() && self.obj2obj.is_none()
     }
@@ -151,6 +179,7 @@ impl Copies {
 /// The four functions, none missing, with their context: what Rust calls.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Functions {
     /// Passed as the first argument to each function.
     pub ctx: *mut c_void,

@@ -29,6 +29,7 @@ pub enum Reach {
 
 /// What NEP 49's struct has no place for, and a handler may have all the same.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Extras {
     /// What its blocks are known to be aligned to, in bytes: a power of two up to 1 GiB; 1 where nothing is known.
     pub alignment: usize,
@@ -39,6 +40,28 @@ pub struct Extras {
 impl Default for Extras {
     fn default() -> Self {
         Self { alignment: 1, copies: Copies::NONE }
+    }
+}
+
+impl Extras {
+    /// Nothing is known of it.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What its blocks are aligned to, in bytes.
+    #[must_use]
+    pub const fn with_alignment(mut self, alignment: usize) -> Self {
+        self.alignment = alignment;
+        self
+    }
+
+    /// How bytes get into its blocks and out of them.
+    #[must_use]
+    pub const fn with_copies(mut self, copies: Copies) -> Self {
+        self.copies = copies;
+        self
     }
 }
 

@@ -10,6 +10,7 @@
 //! frees a block of another request, that request's record is changed at once. Nothing here allocates, except for
 //! [`HeapRecord::new`].
 
+mod panics;
 mod record;
 mod tally;
 
@@ -26,7 +27,10 @@ pub(super) struct HeapRecord(&'static Record);
 impl HeapRecord {
     /// A record with this limit; none if the program's allocator does not count.
     pub(super) fn new(limit_bytes: Option<usize>, refuses: bool) -> Option<Self> {
-        is_active().then(|| Self::take(limit_bytes, refuses))
+        is_active().then(|| {
+            panics::attend();
+            Self::take(limit_bytes, refuses)
+        })
     }
 
     fn take(limit_bytes: Option<usize>, refuses: bool) -> Self {
@@ -44,6 +48,11 @@ impl HeapRecord {
     pub(super) fn stats(&self) -> HeapStats {
         tally::flush(self.0);
         self.0.stats()
+    }
+
+    /// How many refusals its limit is among those of the request.
+    pub(super) fn refusals(&self) -> u64 {
+        self.0.refusals()
     }
 
     /// Its limit, what was live then, and what was asked for, when its limit was last exceeded.

@@ -40,7 +40,7 @@ mod index;
 mod interpreter;
 mod name;
 mod process;
-pub mod requests;
+pub(crate) mod requests;
 pub(crate) mod selected;
 mod table;
 mod trampoline;
@@ -209,9 +209,13 @@ pub fn default_handler() -> Handler {
     table().default()
 }
 
-/// [`Error::UnknownHandler`] for a name that [`handler`] did not find.
-#[must_use]
-pub fn unknown(name: &str) -> Error {
-    let known: Vec<_> = handlers().map(Handler::name).collect();
-    Error::UnknownHandler { name: name.into(), known: known.join(", ") }
+/// The handler with that name, or an error that lists the names there are.
+///
+/// # Errors
+/// [`Error::UnknownHandler`].
+pub fn try_handler(name: &str) -> Result<Handler, Error> {
+    handler(name).ok_or_else(|| {
+        let known: Vec<_> = handlers().map(Handler::name).collect();
+        Error::UnknownHandler { name: name.into(), known: known.join(", ") }
+    })
 }

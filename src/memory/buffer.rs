@@ -221,9 +221,51 @@ impl Buffer {
         Ok(())
     }
 
+    /// Adds one byte at its end.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn push(&mut self, byte: u8) -> Result<(), Error> {
+        self.extend_from_slice(&[byte])
+    }
+
     /// Keeps the first `length` bytes, and the room for the others. Nothing happens if it has fewer.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
+    }
+
+    /// Removes all bytes, and keeps the room for them.
+    ///
+    /// ```
+    /// let mut line = ctxalloc::Buffer::copy_from_slice(b"one")?;
+    /// line.clear();
+    /// assert_eq!((line.len(), line.capacity()), (0, 3));
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Gives the room beyond its length back to its handler, so that its capacity is its length. An empty one has no
+    /// block then.
+    ///
+    /// ```
+    /// let mut line = ctxalloc::Buffer::with_capacity(100)?;
+    /// line.extend_from_slice(b"one")?;
+    /// line.shrink_to_fit()?;
+    /// assert_eq!((&*line, line.capacity()), (&b"one"[..], 3));
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or another refusal of the handler's, which may need a new block for it; the buffer is
+    /// unchanged then.
+    pub fn shrink_to_fit(&mut self) -> Result<(), Error> {
+        match self.length {
+            length if length == self.capacity() => Ok(()),
+            0 => self.resize(0),
+            length => self.set_capacity(length),
+        }
     }
 
     /// The handler that made it and will release it.
@@ -260,6 +302,41 @@ impl From<Buffer> for bytes::Bytes {
     /// it is an escape until then.
     fn from(buffer: Buffer) -> Self {
         Self::from_owner(buffer)
+    }
+}
+
+/// Into the room that it has, which never grows by this: [`reserve`](Buffer::reserve) makes room, and says where there is
+/// none. Past it, writing panics, as it does past the end of a slice.
+///
+/// ```
+/// use bytes::BufMut;
+///
+/// let mut message = ctxalloc::Buffer::with_capacity(8)?;
+/// message.put_u32(7);
+/// assert_eq!((&*message, message.remaining_mut()), (&[0, 0, 0, 7][..], 4));
+/// message.reserve(100)?;
+/// message.put_bytes(1, 100);
+/// # Ok::<(), ctxalloc::Error>(())
+/// ```
+// SAFETY: `chunk_mut` is the room behind the first `length` bytes, exclusively borrowed, and so long that
+// `remaining_mut` does not grow by itself. `advance_mut` stays inside of it.
+#[cfg(feature = "bytes")]
+unsafe impl bytes::BufMut for Buffer {
+    fn remaining_mut(&self) -> usize {
+        self.capacity() - self.length
+    }
+
+    unsafe fn advance_mut(&mut self, count: usize) {
+        let room = bytes::BufMut::remaining_mut(self);
+        assert!(count <= room, "{count} bytes were written where there was room for {room}: reserve more before");
+        self.length += count; // the caller has initialised them
+    }
+
+    fn chunk_mut(&mut self) -> &mut bytes::buf::UninitSlice {
+        let room = bytes::BufMut::remaining_mut(self);
+        // SAFETY: inside of the block, or dangling and without bytes. They are borrowed with `self`, exclusively, and
+        // need not be initialised.
+        unsafe { bytes::buf::UninitSlice::from_raw_parts_mut(self.block.start().as_ptr().add(self.length), room) }
     }
 }
 

@@ -55,7 +55,7 @@ use std::ptr::NonNull;
 /// A layout with a larger alignment than the handler's takes, and is charged, that many bytes and 8 more.
 ///
 /// It keeps a request's handler valid: a container that grows after the request's end is treated as
-/// [`AfterEnd`](crate::handler::requests::AfterEnd) says. If a limit refuses, `Vec::push` and the like abort, as they
+/// [`AfterEnd`](crate::request::AfterEnd) says. If a limit refuses, `Vec::push` and the like abort, as they
 /// do when there is no memory. Call `try_reserve` first, which returns the refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextAlloc {

@@ -42,13 +42,16 @@ use std::thread;
 /// A block stays whose it is when it is resized. These are nobody's:
 ///
 /// - blocks that begin with at most 128 bytes while a panic unwinds;
+/// - what the panic hook allocates, such as std's cache of symbols for backtraces, some 25 MB: the first request puts a
+///   hook around the one that is there. One that the program sets later should call what `take_hook` returned;
 /// - what ctxalloc makes for itself: the records of requests, the entries of handlers, a thread's cache;
 /// - what a handler's strategy, also one of the program's own, allocates while it serves a call or is dropped with the
 ///   last block of its request, and all that it calls meanwhile: an event hook, a subscriber of `tracing`, the closure
 ///   of [`Tracked`](crate::strategy::Tracked).
 ///
 /// A [`Budget`](crate::strategy::Budget) or a strategy that the program makes belongs to the request in which it is
-/// made.
+/// made, and that cache of symbols to the request in which a [`Backtrace`](std::backtrace::Backtrace) is first shown
+/// outside of a panic (an `anyhow::Error` by `{:?}`). `Context::new().run(|| ..)` makes what it encloses nobody's.
 ///
 /// `upstream` may call back: what it allocates itself while it is at work comes from [`System`], and what it frees then
 /// is freed afterwards. So one that forwards to ctxalloc's own strategies never finds itself in the middle of its own

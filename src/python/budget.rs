@@ -39,7 +39,7 @@ impl From<Budget> for PyBudget {
 
 impl PartialEq for PyBudget {
     fn eq(&self, other: &Self) -> bool {
-        self.budget.is(&other.budget)
+        self.budget.same_budget(&other.budget)
     }
 }
 

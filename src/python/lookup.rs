@@ -2,7 +2,7 @@
 
 use super::handler::PyHandler;
 use super::text::type_name;
-use crate::handler::{self, Handler, default_handler, unknown};
+use crate::handler::{self, Handler, default_handler};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -19,7 +19,7 @@ pub(super) fn handler_named(py: Python<'_>, name: &str) -> PyResult<Handler> {
     if handler::handler(name).is_none() && OF_USM.contains(&name) {
         py.import("ctxalloc.usm")?.call_method1("_register_defaults", (name,))?;
     }
-    Ok(handler::handler(name).ok_or_else(|| unknown(name))?)
+    Ok(handler::try_handler(name)?)
 }
 
 /// What users may give where a handler is selected: a Handler, its name, or None for NumPy's default.

@@ -146,7 +146,7 @@ fn name_of(handler: Handler) -> String {
     if !handler.is_request() {
         return handler.name().into_owned();
     }
-    let request = RequestHandle::by(handler);
+    let request = RequestHandle::from_handler(handler);
     match request.as_ref().and_then(|request| request.seen().given_name()) {
         Some(name) => format!("request {name:?}"),
         None => "requests without a name".to_owned(),

@@ -76,7 +76,7 @@ fn map_reserved(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     for _ in 0..RACES {
         // A mapping of ordinary pages finds an aligned address range. (Cutting an aligned part out of huge pages would
         // need more of them than the block has, and there may not be more.)
-        let place = pages::map(size_bytes, align)?;
+        let place = pages::map(size_bytes, align).ok()?;
         // SAFETY: this mapping was just made, and nobody else has it.
         unsafe { pages::unmap(place, size_bytes) };
         // Without MAP_NORESERVE: the pages are reserved for this mapping, so touching them cannot fail.
@@ -108,7 +108,7 @@ fn map_reserved(_size_bytes: usize, _align: usize) -> Option<NonNull<u8>> {
 // (mmap(2), madvise(2)).
 unsafe impl Pages for HugePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        pages::map(size_bytes, align)
+        pages::map(size_bytes, align).ok()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
@@ -133,7 +133,7 @@ struct Transparent;
 // SAFETY: private anonymous mappings, as for `HugePages`; the hint changes no contents.
 unsafe impl Pages for Transparent {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        let start = pages::map(size_bytes, align)?;
+        let start = pages::map(size_bytes, align).ok()?;
         // SAFETY: the whole mapping that was just made.
         unsafe { pages::prefer_huge(start, size_bytes) };
         Some(start)

@@ -125,7 +125,7 @@ const HUGE_FROM: usize = 4 << 20;
 // `pages::discard`.
 unsafe impl Pages for PrivatePages {
     fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        let start = pages::map(size_bytes, align)?;
+        let start = pages::map(size_bytes, align).ok()?;
         if size_bytes > HUGE_FROM {
             // SAFETY: the whole mapping that was just made.
             unsafe { pages::prefer_huge(start, size_bytes) };

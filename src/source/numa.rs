@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 
 /// Which node's memory a page gets when it is first touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NumaPolicy {
     /// Memory of the given nodes only. If they have none left, the kernel ends a process (OOM), as it does without a
     /// policy when the whole machine has none left.
@@ -102,7 +103,7 @@ impl NumaPages {
     fn try_out(&self) -> Result<(), Error> {
         let page = pages::page_bytes();
         let failed = || refused(&io::Error::last_os_error());
-        let trial = pages::map(page, page).ok_or_else(failed)?;
+        let trial = pages::map(page, page).map_err(|_| failed())?;
         // SAFETY: this mapping was just made, and nobody else has it.
         let outcome = unsafe {
             let outcome = self.bind(trial, page);

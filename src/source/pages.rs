@@ -4,6 +4,7 @@
 //! get later, as it does on pages of a heap (NumPy issue 31590).
 #![allow(unsafe_code, reason = "the only door to mmap")]
 
+use crate::error::Error;
 use crate::os;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,12 +45,26 @@ pub fn physical_bytes() -> usize {
     }
 }
 
-/// Maps `size_bytes` of zero pages at a multiple of `align`; `None` if there are none. Both are multiples of the page
-/// size, and `align` is a power of two. A page takes memory when it is first touched.
-#[must_use]
+/// Maps zero pages for `size_bytes`, the last one whole, at a multiple of `align`. A page takes memory when it is first
+/// touched.
+///
+/// # Errors
+/// [`Error::BadAlignment`] unless `align` is a power of two, from the page size on; [`Error::BadOption`] for
+/// zero bytes; [`Error::OutOfMemory`] if the system has no such pages.
+pub fn map(size_bytes: usize, align: usize) -> Result<NonNull<u8>, Error> {
+    let page = page_bytes();
+    if !align.is_power_of_two() || align < page {
+        return Err(Error::BadAlignment { align, min: page, max: 1 << (usize::BITS - 2) });
+    }
+    if size_bytes == 0 {
+        return Err(Error::BadOption { option: "size_bytes", value: "0".into(), expected: "at least one byte" });
+    }
+    let mapped = size_bytes.checked_next_multiple_of(page).and_then(|whole_bytes| mapped(whole_bytes, align));
+    mapped.ok_or(Error::OutOfMemory { handler: "the system's pages".into(), requested_bytes: size_bytes })
+}
+
 #[cfg(not(miri))]
-pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-    debug_assert!(align.is_power_of_two() && size_bytes > 0);
+fn mapped(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     if align > page_bytes() { os::map_aligned(size_bytes, align) } else { os::map(size_bytes) }
 }
 
@@ -139,8 +154,8 @@ mod under_miri {
 
     const ALIGN: usize = 4 << 20;
 
-    /// See the other `map`.
-    pub fn map(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+    /// See the other `mapped`.
+    pub(super) fn mapped(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
         assert!(align <= ALIGN);
         // A real system refuses more than it has; Miri would try.
         let layout = Layout::from_size_align(size_bytes, ALIGN).ok().filter(|layout| layout.size() < 1 << 32)?;
@@ -192,4 +207,6 @@ mod under_miri {
     pub unsafe fn unlock(_start: NonNull<u8>, _size_bytes: usize) {}
 }
 #[cfg(miri)]
-pub use under_miri::{discard, guard, lock, map, unlock, unmap};
+use under_miri::mapped;
+#[cfg(miri)]
+pub use under_miri::{discard, guard, lock, unlock, unmap};

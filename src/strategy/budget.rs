@@ -138,7 +138,7 @@ impl Budget {
 
     /// Whether `other` is this very budget.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn same_budget(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.account, &other.account)
     }
 

@@ -163,8 +163,7 @@ where
                 serving.status = Some(parts.status);
                 // The service tells of it itself, or an inner layer has.
                 if parts.extensions.get::<Refused>().is_some()
-                    || (problem::tells_of_refusal(parts.status, &parts.headers, serving.is_grpc)
-                        && serving.is_refused())
+                    || (serving.tells_of_refusal(&parts) && serving.is_refused())
                 {
                     serving.outcome = Outcome::Refused;
                 }

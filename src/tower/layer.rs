@@ -1,6 +1,7 @@
 //! `RequestLayer`: what a service is given, and `RequestService`, which it makes of a service.
 
 use super::future::ResponseFuture;
+use super::problem;
 use super::serving::{Ended, Options, Serving, TenantId};
 use crate::request::{Builder, RequestHandle, request};
 use crate::scope::{Context, current};
@@ -8,7 +9,7 @@ use crate::strategy::Budget;
 use crate::trace;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use std::fmt;
 use std::future::Future;
@@ -30,8 +31,14 @@ use tower_service::Service;
 /// - answers with 500 (a gRPC service: INTERNAL or UNKNOWN), or returns an error, and nothing was allocated in the
 ///   request since the refusal.
 ///
-/// What a service says of a refusal in words of its own, with one of these statuses, passes, and is
+/// What a service says of a refusal in words of its own, with one of these statuses, or of the
+/// [`refused_statuses`](Self::refused_statuses) that it was given, passes, and is
 /// [`Outcome::Refused`](super::Outcome::Refused) too.
+///
+/// **The body of the service's answer** needs data that can be made from static bytes
+/// (`Body::Data: From<&'static [u8]>`), for the layer's own answers. [`bytes::Bytes`] can, which axum, hyper and tonic
+/// use. Map the data of another body first, by `http_body_util::BodyExt::map_frame`; without that the compiler says,
+/// where the layered service is used, that the bound `From<&'static [u8]>` is not satisfied.
 ///
 /// One inside of another is a request inside of another: an outer layer for the whole service, others for its routes.
 #[derive(Clone)]
@@ -51,6 +58,7 @@ impl RequestLayer {
                 choose: None,
                 on_end: None,
                 answers: true,
+                refused_statuses: problem::REFUSED.into(),
                 retry_after_seconds: 1,
             }),
         }
@@ -96,6 +104,13 @@ impl RequestLayer {
     /// answer.
     pub fn answers(self, answers: bool) -> Self {
         self.with(|options| options.answers = answers)
+    }
+
+    /// The statuses by which the service itself says that memory was refused: 413, 429 and 503, unless it is told
+    /// others here. An answer with one of them passes, and is [`Outcome::Refused`](super::Outcome::Refused) where
+    /// nothing was allocated in the request since a refusal.
+    pub fn refused_statuses(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        self.with(|options| options.refused_statuses = statuses.into_iter().collect())
     }
 
     /// What the header `retry-after` of 429 and 503 says, 1 by default.

@@ -55,11 +55,9 @@ pub(super) fn is_unexplained(status: StatusCode, headers: &HeaderMap, is_grpc: b
     status == StatusCode::INTERNAL_SERVER_ERROR || (is_grpc && matches!(grpc_status(headers), Some("2" | "13")))
 }
 
-/// Whether the service's own answer tells of a refusal.
-pub(super) fn tells_of_refusal(status: StatusCode, headers: &HeaderMap, is_grpc: bool) -> bool {
-    let statuses = [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
-    statuses.contains(&status) || (is_grpc && is_exhausted(headers))
-}
+/// The statuses by which an answer tells of a refusal, unless the layer is given others.
+pub(super) const REFUSED: [StatusCode; 3] =
+    [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
 /// Whether headers or trailers of gRPC say that a resource is exhausted.
 pub(super) fn is_exhausted(headers: &HeaderMap) -> bool {

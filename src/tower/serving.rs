@@ -65,6 +65,8 @@ pub(super) struct Options {
     pub(super) choose: Option<Arc<Choose>>,
     pub(super) on_end: Option<Arc<OnEnd>>,
     pub(super) answers: bool,
+    /// Statuses of the service's own that tell of a refusal.
+    pub(super) refused_statuses: Arc<[StatusCode]>,
     pub(super) retry_after_seconds: u32,
 }
 
@@ -110,6 +112,11 @@ impl Serving {
     /// Whether memory was refused, and nothing was allocated since.
     pub(super) fn is_refused(&self) -> bool {
         self.request().last_refusal().is_some_and(|error| problem::is_refusal(&error))
+    }
+
+    /// Whether the service's own answer tells of a refusal.
+    pub(super) fn tells_of_refusal(&self, parts: &http::response::Parts) -> bool {
+        self.options.refused_statuses.contains(&parts.status) || (self.is_grpc && problem::is_exhausted(&parts.headers))
     }
 
     /// The answer to an error, if it is a refusal.

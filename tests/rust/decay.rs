@@ -7,7 +7,7 @@
 mod child;
 
 use child::{fate_in, fate_of, fork_and, killed_after};
-use ctxalloc::handler::requests::metrics;
+use ctxalloc::metrics::request_counts;
 use ctxalloc::strategy::{Arena, Budget, Pool, PoolBytes, PoolOptions, Strategy};
 use ctxalloc::{Buffer, Error, Settings, configure, request, source::PrivatePages};
 use std::collections::VecDeque;
@@ -621,14 +621,14 @@ fn child_with_a_cache_of_escapes() {
     };
     let empty = rss_bytes();
     requests(200_000);
-    let (full, slots) = (rss_bytes(), metrics().slots);
+    let (full, slots) = (rss_bytes(), request_counts().slots);
     let early = requests(100_000);
     let late = requests(700_000);
     let grown = rss_bytes().saturating_sub(full);
     println!("{} bytes an escape; grown by {grown}; {early:.2e} s, then {late:.2e} s", (full - empty) / 100_000);
     assert!(grown < full / 5, "grown by {grown} bytes from {full}");
     assert!((full - empty) / 100_000 < 2048, "{} bytes an escape", (full - empty) / 100_000);
-    assert!(metrics().slots == slots && metrics().present == 100_000, "{:?}", metrics());
+    assert!(request_counts().slots == slots && request_counts().present == 100_000, "{:?}", request_counts());
     assert!(late < 3.0 * early, "{early:.2e} s a request at first, then {late:.2e} s");
 }
 

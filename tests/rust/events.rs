@@ -6,13 +6,17 @@ mod c_heap;
 #[path = "support/child.rs"]
 mod child;
 
+#[path = "support/errors.rs"]
+mod errors;
+
 use c_heap::{calloc, free, malloc, realloc};
 use child::fate_of;
 use ctxalloc::handler::abi::{Copies, PyDataMem_Handler, PyDataMemAllocator};
 use ctxalloc::handler::events::{Hook, MAX_WATCHED, set_event_hook, unwatched};
 use ctxalloc::handler::{Extras, Reach, adopt};
 use ctxalloc::strategy::Strategy;
-use ctxalloc::{Buffer, Error, Handler, handler, register, request, scope};
+use ctxalloc::{Buffer, Handler, handler, register, request, scope};
+use errors::{error, refusal};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -37,7 +41,7 @@ unsafe extern "C" fn hear(inp: *mut c_void, outp: *mut c_void, size: usize, user
 }
 
 fn hook() -> Hook {
-    Hook { function: hear, user_data: (&raw const HEARD).cast_mut().cast() }
+    Hook::new(hear, (&raw const HEARD).cast_mut().cast())
 }
 
 /// The turn of one test: nobody else sets a hook meanwhile.
@@ -105,7 +109,8 @@ fn structure(name: &str) -> PyDataMem_Handler {
 fn adopted(name: &str, copies: Copies) -> Handler {
     let c_struct = NonNull::from(Box::leak(Box::new(structure(name))));
     // SAFETY: an immortal struct whose functions are the C heap's.
-    unsafe { adopt(c_struct, Reach::AnyThread, None, Extras { alignment: 16, copies }) }.expect("a good struct")
+    unsafe { adopt(c_struct, Reach::AnyThread, None, Extras::new().with_alignment(16).with_copies(copies)) }
+        .expect("a good struct")
 }
 
 /// What NumPy would call.
@@ -432,12 +437,10 @@ struct Copied([AtomicUsize; 3]);
 
 impl Copied {
     fn copies(&'static self) -> Copies {
-        Copies {
-            ctx: std::ptr::from_ref(self).cast_mut().cast(),
-            host2obj: Some(copy::<0>),
-            obj2host: Some(copy::<1>),
-            obj2obj: Some(copy::<2>),
-        }
+        Copies::new(std::ptr::from_ref(self).cast_mut().cast())
+            .with_host2obj(copy::<0>)
+            .with_obj2host(copy::<1>)
+            .with_obj2obj(copy::<2>)
     }
 
     fn seen(&self) -> [usize; 3] {
@@ -482,14 +485,14 @@ fn buffers_are_copied_by_the_handlers_own_functions() {
 fn a_copy_that_fails_is_an_error_and_nothing_is_lost() {
     let copied: &'static Copied = Box::leak(Box::default());
     let handler = adopted("fails over 13 bytes", copied.copies());
-    let failed = |function| Error::CopyFailed { handler: "fails over 13 bytes".into(), function, size_bytes: 13 };
+    let failed = |function| error!(CopyFailed { handler: "fails over 13 bytes", function: function, size_bytes: 13 });
     let hearing = Hearing::begin();
-    assert_eq!(Buffer::copy_from_slice_in(handler, &[1; 13]).map(drop), Err(failed("host2obj")));
+    assert_eq!(refusal(Buffer::copy_from_slice_in(handler, &[1; 13]).map(drop)), failed("host2obj"));
     let heard = hearing.heard();
     assert_eq!((heard.len(), heard[0].1), (2, heard[1].0), "the block was given back: {heard:?}");
     let buffer = Buffer::zeroed_in(handler, 13).expect("13 bytes");
-    assert_eq!(buffer.try_clone().map(drop), Err(failed("obj2obj")));
-    assert_eq!(buffer.copy_to_slice(&mut [0; 13]), Err(failed("obj2host")));
+    assert_eq!(refusal(buffer.try_clone().map(drop)), failed("obj2obj"));
+    assert_eq!(refusal(buffer.copy_to_slice(&mut [0; 13])), failed("obj2host"));
     assert_eq!(&buffer[..], [0; 13]);
 }
 

@@ -14,6 +14,9 @@ mod child;
 mod layouts;
 #[path = "heap/limits.rs"]
 mod limits;
+#[cfg(all(unix, not(miri)))]
+#[path = "heap/panics.rs"]
+mod panics;
 #[path = "heap/process.rs"]
 mod process;
 #[path = "heap/upstream.rs"]

@@ -7,10 +7,14 @@
 #[path = "support/child.rs"]
 mod child;
 
+#[path = "support/errors.rs"]
+mod errors;
+
 use child::{fate_in, fate_of};
 use ctxalloc::Error;
-use ctxalloc::source::{HugePages, LockedPages, NumaPages, NumaPolicy, Pages};
+use ctxalloc::source::{HugePages, LockedPages, NumaPages, NumaPolicy, Pages, pages};
 use ctxalloc::strategy::{Arena, Pool, PoolOptions, SharedMemory, Strategy, conformance};
+use errors::error;
 use std::fs;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
@@ -115,8 +119,9 @@ fn reserved_huge_pages_are_there_or_refused_with_their_number() {
         }
         Ok(_) => {}
         Err(refused) => {
-            let expected = Error::NoHugePages { reserved_pages: number("/proc/sys/vm/nr_hugepages"), free_pages };
-            assert_eq!(refused, expected);
+            let expected =
+                error!(NoHugePages { reserved_pages: number("/proc/sys/vm/nr_hugepages"), free_pages: free_pages });
+            assert_eq!(format!("{refused:?}"), expected);
             assert!(refused.to_string().contains("sysctl vm.nr_hugepages=512"), "{refused}");
         }
     }
@@ -253,7 +258,7 @@ fn child_that_may_lock_little() {
 
     limit(0);
     let refused = LockedPages::new().expect_err("nothing may be locked");
-    let Error::LockLimit { requested_bytes: 65536, limit_bytes: 0, locked_bytes } = refused else {
+    let Error::LockLimit { requested_bytes: 65536, limit_bytes: 0, locked_bytes, .. } = refused else {
         panic!("{refused:?}")
     };
     assert!(locked_bytes > 0);
@@ -377,5 +382,27 @@ fn child_with_few_descriptors() {
         blocks.into_iter().for_each(|block| release(&SharedMemory, block));
         assert!(SharedMemory.allocate(1 << 60).is_none());
         assert_eq!((open(), mappings()), (before, 0));
+    }
+}
+
+#[test]
+fn pages_are_mapped_whole_and_what_cannot_be_is_an_error() {
+    let page = pages::page_bytes();
+    for align in [0, 1, page / 2, page + 1, 3 * page] {
+        assert!(matches!(pages::map(page, align), Err(Error::BadAlignment { .. })), "{align}");
+    }
+    assert!(matches!(pages::map(0, page), Err(Error::BadOption { option: "size_bytes", .. })));
+    for impossible in [usize::MAX, usize::MAX - page + 1, usize::MAX / 2] {
+        assert!(matches!(pages::map(impossible, page), Err(Error::OutOfMemory { .. })), "{impossible}");
+    }
+    for (size_bytes, align) in [(1, page), (page + 1, 4 * page), (page, 1 << 22)] {
+        let start = pages::map(size_bytes, align).expect("a few pages");
+        assert_eq!(start.addr().get() % align, 0);
+        let whole_bytes = size_bytes.next_multiple_of(page);
+        // SAFETY: so many bytes are mapped there, zero, and nobody else has them.
+        unsafe {
+            assert!(std::slice::from_raw_parts(start.as_ptr(), whole_bytes).iter().all(|&byte| byte == 0));
+            pages::unmap(start, whole_bytes);
+        }
     }
 }

@@ -6,9 +6,13 @@
 //! how many times the programs of `make test` are run (`make stress`: a million); a failure names its seed.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "support/errors.rs"]
+mod errors;
+
 use ctxalloc::request::{AfterEnd, Stats};
 use ctxalloc::strategy::{Budget, System};
 use ctxalloc::{Buffer, Context, Error, Request, request};
+use errors::{error, refusal};
 use std::collections::BTreeSet;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Barrier};
@@ -302,16 +306,16 @@ impl Program<'_> {
                 }
                 Err(refusing) => {
                     let Numbers { limit, stats, name, id, overdraft, .. } = &self.model.accounts[refusing];
-                    let expected = Error::BudgetExceeded {
+                    let expected = error!(BudgetExceeded {
                         budget: name.clone(),
                         budget_id: *id,
                         of_request: overdraft.is_some(),
                         limit_bytes: limit.unwrap(),
                         in_use_bytes: stats.live_bytes,
                         held_bytes: self.model.accounts[number].stats.live_bytes,
-                        requested_bytes: size,
-                    };
-                    assert_eq!(made.unwrap_err(), expected);
+                        requested_bytes: size
+                    });
+                    assert_eq!(refusal(made), expected);
                 }
             },
         }

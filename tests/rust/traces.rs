@@ -73,7 +73,7 @@ fn a_span_has_the_numbers_of_its_request_once_it_has_ended() {
         request.end();
         drop(kept);
     });
-    assert_eq!(heard.all("span request")[0]["handler"], "\"upload\"");
+    assert_eq!(heard.all("span request")[0]["name"], "\"upload\"");
     let recorded: BTreeMap<_, _> = heard.all("record").into_iter().flatten().collect();
     let expected = [("escaped", "1"), ("peak_bytes", "600"), ("refused", "0"), ("total_blocks", "1")];
     assert_eq!(recorded, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());

@@ -5,7 +5,7 @@ mod blur;
 mod panics;
 mod picture;
 
-use ctxalloc::{WithHandler, handler, task};
+use ctxalloc::{WithHandler, task};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::borrow::Cow;
@@ -53,7 +53,7 @@ fn box_blur<'py>(image: &Bound<'py, PyAny>, radius: usize) -> PyResult<Bound<'py
 /// Awaitable. The array lives in ``name``, whatever the caller has selected.
 #[pyfunction]
 fn array_made_in<'py>(py: Python<'py>, name: &str, n: usize) -> PyResult<Bound<'py, PyAny>> {
-    let chosen = handler(name).ok_or_else(|| ctxalloc::handler::unknown(name))?;
+    let chosen = ctxalloc::handler::try_handler(name)?;
     ctxalloc::python::future_into_py(py, async move {
         let made = async move { ctxalloc::python::attach(|py| picture::empty(py, &[n]).map(Bound::unbind)) };
         task::spawn(made.with_handler(chosen)).await.map_err(failed)?
@@ -63,7 +63,7 @@ fn array_made_in<'py>(py: Python<'py>, name: &str, n: usize) -> PyResult<Bound<'
 /// What ``function()`` returns, called by Rust code that has selected the handler ``name`` on the caller's own thread.
 #[pyfunction]
 fn call_in<'py>(py: Python<'py>, name: &str, function: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let chosen = handler(name).ok_or_else(|| ctxalloc::handler::unknown(name))?;
+    let chosen = ctxalloc::handler::try_handler(name)?;
     let function = function.unbind();
     let call = || ctxalloc::python::attach(|py| function.call0(py));
     ctxalloc::python::scope(py, || ctxalloc::scope(chosen, call))?.map(|answer| answer.into_bound(py))
@@ -77,7 +77,7 @@ fn call_in<'py>(py: Python<'py>, name: &str, function: Bound<'py, PyAny>) -> PyR
 #[pyo3(signature = (function, name = None))]
 fn await_python<'py>(py: Python<'py>, function: Py<PyAny>, name: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
     let chosen = match name {
-        Some(name) => handler(name).ok_or_else(|| ctxalloc::handler::unknown(name))?,
+        Some(name) => ctxalloc::handler::try_handler(name)?,
         None => ctxalloc::python::current(py)?,
     };
     let awaiting = async move {

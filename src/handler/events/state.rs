@@ -25,11 +25,20 @@ pub type EventHook =
 
 /// A hook and what it is called with.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Hook {
     /// The function.
     pub function: EventHook,
     /// Its last argument.
     pub user_data: *mut c_void,
+}
+
+impl Hook {
+    /// This function, called with this last argument.
+    #[must_use]
+    pub const fn new(function: EventHook, user_data: *mut c_void) -> Self {
+        Self { function, user_data }
+    }
 }
 
 /// Delivers an event: `inp`, `outp`, size in bytes.

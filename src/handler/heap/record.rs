@@ -27,6 +27,8 @@ pub struct HeapStats {
     pub total_blocks: u64,
     /// How many times more was asked for than its limit allows.
     pub exceeded: u64,
+    /// How many of these were refused: none without [`heap_refuses`](crate::request::Builder::heap_refuses).
+    pub refused: u64,
 }
 
 /// No limit.
@@ -51,6 +53,7 @@ pub(crate) struct Record {
     /// Whether more than the limit is refused.
     refuses: AtomicBool,
     exceeded: AtomicU64,
+    refused: AtomicU64,
     /// What was asked for when the limit was last exceeded, and what was live before.
     requested_bytes: AtomicUsize,
     live_before: AtomicUsize,
@@ -83,6 +86,7 @@ impl Record {
             limit_bytes: AtomicUsize::new(UNLIMITED),
             refuses: AtomicBool::new(false),
             exceeded: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             requested_bytes: AtomicUsize::new(0),
             live_before: AtomicUsize::new(0),
             next: AtomicPtr::new(null_mut()),
@@ -97,6 +101,7 @@ impl Record {
         self.total_bytes.store(0, Ordering::Relaxed);
         self.total_blocks.store(0, Ordering::Relaxed);
         self.exceeded.store(0, Ordering::Relaxed);
+        self.refused.store(0, Ordering::Relaxed);
         self.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
         self.refuses.store(refuses, Ordering::Relaxed);
     }
@@ -118,6 +123,7 @@ impl Record {
             total_bytes: self.total_bytes.load(Ordering::Relaxed),
             total_blocks: self.total_blocks.load(Ordering::Relaxed),
             exceeded: self.exceeded.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
         }
     }
 
@@ -127,6 +133,13 @@ impl Record {
             let [limit, live, requested] = [&self.limit_bytes, &self.live_before, &self.requested_bytes];
             (limit.load(Ordering::Relaxed), live.load(Ordering::Relaxed), requested.load(Ordering::Relaxed))
         })
+    }
+
+    /// How many refusals its limit is among those of the request: each block that it refused. One that refuses nothing
+    /// marks the request, which is one.
+    pub(super) fn refusals(&self) -> u64 {
+        let is_marked = self.exceeded.load(Ordering::Relaxed) > 0 && !self.refuses.load(Ordering::Relaxed);
+        self.refused.load(Ordering::Relaxed) + u64::from(is_marked)
     }
 
     /// Adds what a thread did that has the request selected: so the request is not gone.
@@ -191,7 +204,11 @@ impl Record {
         self.live_before.store(self.live(), Ordering::Relaxed);
         self.exceeded.fetch_add(1, Ordering::Relaxed);
         // A panic that got no memory would abort the process.
-        if self.refuses.load(Ordering::Relaxed) && !panicking() { Err(Refused) } else { Ok(()) }
+        if !self.refuses.load(Ordering::Relaxed) || panicking() {
+            return Ok(());
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Err(Refused)
     }
 
     /// A block grows on a thread that has not selected the request. It becomes part of the peak when

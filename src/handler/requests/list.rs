@@ -56,7 +56,7 @@ pub fn present() -> Vec<Present> {
 
 /// What requests have in use now.
 #[must_use]
-pub fn gauges() -> Gauges {
+pub(crate) fn gauges() -> Gauges {
     let mut sum = Gauges::default();
     for held in slot::all() {
         let Some(chain) = Slot::behind(held.handler()).map(|slot| &slot.state().chain) else { continue };

@@ -19,7 +19,8 @@ mod slot;
 mod state;
 mod unseen;
 
-pub use list::{Present, gauges, present};
+pub(crate) use list::gauges;
+pub use list::{Present, present};
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
 
@@ -44,12 +45,12 @@ use unseen::Outside;
 /// What a request is begun with.
 #[derive(Debug, Default)]
 #[non_exhaustive]
-pub struct Terms {
+pub(crate) struct Terms {
     /// For messages and metrics; a number of its own where there is none.
     pub name: Option<Arc<str>>,
     /// The most bytes that may be alive at one time.
     pub limit_bytes: Option<usize>,
-    /// By how many bytes blocks of up to [`TINY_BYTES`] may together exceed each limit. The limit of a request around
+    /// By how many bytes blocks of up to 1 KiB may together exceed each limit. The limit of a request around
     /// it that grants no overdraft is never exceeded.
     pub overdraft_bytes: usize,
     /// What the request is charged to besides.
@@ -71,15 +72,13 @@ pub struct Terms {
     pub is_of_this_thread: bool,
 }
 
-/// The largest block that an overdraft is granted to, in bytes.
-pub const TINY_BYTES: usize = crate::strategy::account::TINY_BYTES;
-
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
 /// refused (it does not check what `PyArray_FromScalar` returns), so only larger blocks may be refused.
-pub const OVERDRAFT_BYTES: usize = 64 << 10;
+#[cfg(feature = "python")]
+pub(crate) const OVERDRAFT_BYTES: usize = 64 << 10;
 
 /// A request that was begun, and what is known of it after its end. Dropping it ends the request.
-pub struct Begun {
+pub(crate) struct Begun {
     /// Until the end.
     held: Option<Held>,
     seen: Seen,
@@ -91,7 +90,7 @@ pub struct Begun {
 /// A request's handler and accounts, for whoever began it or carries it, also after its end: `Begun` and
 /// `RequestHandle` are this and a hold. It keeps only the numbers alive.
 #[derive(Clone)]
-pub struct Seen {
+pub(crate) struct Seen {
     handler: Handler,
     chain: Arc<Chain>,
 }
@@ -99,7 +98,7 @@ pub struct Seen {
 /// Counts of requests, and of their slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Metrics {
+pub struct RequestCounts {
     /// How many were begun.
     pub begun: u64,
     /// How many are present: not ended, or still reachable by blocks, tasks, capsules.
@@ -111,9 +110,9 @@ pub struct Metrics {
 
 /// How many requests there are, and were.
 #[must_use]
-pub fn metrics() -> Metrics {
+pub fn request_counts() -> RequestCounts {
     let (slots, free) = slot::counts();
-    Metrics { begun: unseen::begun(), present: slots - free, slots }
+    RequestCounts { begun: unseen::begun(), present: slots - free, slots }
 }
 
 impl Begun {
@@ -121,7 +120,7 @@ impl Begun {
     ///
     /// # Errors
     /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
-    pub fn begin(terms: Terms) -> Result<Self, Error> {
+    pub(crate) fn begin(terms: Terms) -> Result<Self, Error> {
         let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end, .. } = terms;
         if let Some(strategy) = &strategy
             && strategy.alignment() < MIN_ALIGN
@@ -167,38 +166,40 @@ impl Begun {
     /// allocated in other ways, less what was freed. `None` before the end, unless it was to be measured, or if another
     /// request was open, or a root was begun, meanwhile.
     #[must_use]
-    pub fn unseen_growth_bytes(&self) -> Option<i64> {
+    pub(crate) fn unseen_growth_bytes(&self) -> Option<i64> {
         self.unseen_growth_bytes
     }
 
     /// The last refusals, which may have led to what ended the request; the youngest first, and each is returned once.
     #[must_use]
-    pub fn take_refusals(&self) -> Vec<Refusal> {
+    pub(crate) fn take_refusals(&self) -> Vec<Refusal> {
         self.seen.chain.take_refusals()
     }
 
     /// Its live blocks, where its strategy knows them ([`Tracked`](crate::strategy::Tracked)); those of requests inside
     /// of it are theirs. A strategy that several requests share lists the blocks of all of them.
     #[must_use]
-    pub fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+    pub(crate) fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         Held::try_on(self.seen.handler).and_then(|held| Slot::behind(held.handler())?.state().memory.live_blocks())
     }
 
     /// A handle on it, for others.
     #[must_use]
-    pub fn handle(&self) -> RequestHandle {
+    pub(crate) fn handle(&self) -> RequestHandle {
         let held = self.held.clone().or_else(|| Held::try_on(self.seen.handler));
         RequestHandle { _held: held, seen: self.seen.clone() }
     }
 
     /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A
     /// second time only reads them.
-    pub fn end(&mut self) -> Stats {
+    pub(crate) fn end(&mut self) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
         let _unattributed = unattributed(); // dropped before `held`, with which code of the user's may end
         self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
-        let refuses_late = Slot::behind(held.handler()).is_some_and(|slot| slot.state().after_end == AfterEnd::Refuse);
-        let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late);
+        let state = Slot::behind(held.handler()).map(Slot::state);
+        let refuses_late = state.is_some_and(|state| state.after_end == AfterEnd::Refuse);
+        let refused_by_heap = state.and_then(|state| state.heap.as_ref()).map_or(0, HeapRecord::refusals);
+        let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late, refused_by_heap);
         let sample = Sample {
             peak_bytes: stats.peak_bytes as u64,
             total_bytes: stats.total_bytes,
@@ -242,33 +243,34 @@ impl fmt::Debug for Begun {
 impl Seen {
     /// The handler to select for the request.
     #[must_use]
-    pub fn handler(&self) -> Handler {
+    pub(crate) fn handler(&self) -> Handler {
         self.handler
     }
 
     /// Its name.
     #[must_use]
-    pub fn name(&self) -> Cow<'_, str> {
+    pub(crate) fn name(&self) -> Cow<'_, str> {
         self.chain.own().name()
     }
 
     /// The name that it was given, if any.
+    #[cfg(feature = "python")]
     #[must_use]
-    pub fn given_name(&self) -> Option<&str> {
+    pub(crate) fn given_name(&self) -> Option<&str> {
         self.chain.own().given_name()
     }
 
     /// What Rust's heap holds for it; `None` if the program's allocator does not count, or nothing is left of the
     /// request.
     #[must_use]
-    pub fn heap(&self) -> Option<HeapStats> {
+    pub(crate) fn heap(&self) -> Option<HeapStats> {
         let held = Held::try_on(self.handler)?;
         Slot::behind(held.handler())?.state().heap.as_ref().map(HeapRecord::stats)
     }
 
     /// [`Error::BudgetExceeded`] if Rust's heap held more for it than its limit allows.
     #[must_use]
-    pub fn heap_exceeded(&self) -> Option<Error> {
+    pub(crate) fn heap_exceeded(&self) -> Option<Error> {
         let held = Held::try_on(self.handler)?;
         let exceeded = Slot::behind(held.handler())?.state().heap.as_ref()?.exceeded()?;
         let (limit_bytes, in_use_bytes, requested_bytes) = exceeded;
@@ -285,25 +287,36 @@ impl Seen {
 
     /// The last refusal, unless something was allocated in it since.
     #[must_use]
-    pub fn last_refusal(&self) -> Option<Error> {
+    pub(crate) fn last_refusal(&self) -> Option<Error> {
         self.chain.refusal_of(None)
     }
 
     /// Its numbers so far; those of requests inside of it are part of them.
     #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.chain.own().stats()
+    pub(crate) fn stats(&self) -> Stats {
+        let stats = self.chain.own().stats();
+        // From the end on they are among the account's.
+        let refused_by_heap = if is_active() && !self.has_ended() { self.refused_by_heap() } else { 0 };
+        Stats { refused: stats.refused + refused_by_heap, ..stats }
+    }
+
+    fn refused_by_heap(&self) -> u64 {
+        let state = Held::try_on(self.handler).and_then(|held| {
+            let heap = Slot::behind(held.handler())?.state().heap.as_ref()?;
+            Some(heap.refusals())
+        });
+        state.unwrap_or(0)
     }
 
     /// Its own budget: the limit it was given, under what it is charged to.
     #[must_use]
-    pub fn budget(&self) -> Budget {
+    pub(crate) fn budget(&self) -> Budget {
         Budget::of(Arc::clone(self.chain.own()))
     }
 
     /// Whether it has ended.
     #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.chain.has_ended()
     }
 }
@@ -319,7 +332,7 @@ pub struct RequestHandle {
 impl RequestHandle {
     /// The request that a handler belongs to. None: the handler is no request's, or nothing of that request is left.
     #[must_use]
-    pub fn by(handler: Handler) -> Option<Self> {
+    pub fn from_handler(handler: Handler) -> Option<Self> {
         let held = Held::try_on(handler).filter(|held| held.handler().is_request())?;
         Some(Self { seen: Seen { handler, chain: chain_of(handler)? }, _held: Some(held) })
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 /// What becomes of memory that is asked for under a request's handler after the request has ended: by a task that goes
 /// on, a stream, a callback. What was made before is never touched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AfterEnd {
     /// It is still counted, and limited, by the request and whatever it is charged to.
     #[default]

@@ -125,7 +125,7 @@ pub(super) fn request(
 pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
     let capsule = Numpy::get(py)?.current_capsule(py)?; // keeps the request while its handler is looked up
     let handler = handler_in(&capsule)?;
-    Ok(RequestHandle::by(handler).map(|handle| {
+    Ok(RequestHandle::from_handler(handler).map(|handle| {
         let arguments = Arguments { name: Some(handle.name().into()), ..Arguments::default() };
         PyRequest { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::Carried(handle)) }
     }))
@@ -423,7 +423,7 @@ impl PyRequest {
     #[getter]
     fn handler<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
         let handler = self.with_request(|request| request.handler())?;
-        if RequestHandle::by(handler).is_none() {
+        if RequestHandle::from_handler(handler).is_none() {
             return Err(PyRuntimeError::new_err(format!(
                 "{} has ended and nothing of it is left, so it has no handler any more",
                 self.text()

@@ -100,7 +100,7 @@ impl PyRequestMetrics {
 /// How many requests there are and were, in this process.
 #[pyfunction]
 pub(in crate::python) fn request_metrics() -> PyRequestMetrics {
-    let now = requests::metrics();
+    let now = requests::request_counts();
     PyRequestMetrics { begun: now.begun, present: now.present, slots: now.slots }
 }
 

@@ -1,7 +1,7 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
 use super::refused::ENDED;
-use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, add, subtract};
+use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, add, count, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
@@ -366,11 +366,16 @@ impl Chain {
         self.request().1.load(RELAXED) > 0
     }
 
-    /// Ends the request; returns its numbers at that moment, and whether it has live blocks.
-    pub(crate) fn end(&self, refuses_late: bool) -> (Stats, bool) {
-        let (ended, own_blocks) = self.request();
+    /// Ends the request; returns its numbers at that moment, and whether it has live blocks. `refused_elsewhere`: how
+    /// often it was refused memory that its accounts do not count.
+    pub(crate) fn end(&self, refuses_late: bool, refused_elsewhere: u64) -> (Stats, bool) {
+        let Kind::Request { ended, own_blocks, refusals, .. } = &self.own.kind else {
+            unreachable!("called on the chains of requests only")
+        };
         self.own.lock.with(|| {
             ended.store(true, RELAXED);
+            count(&self.own.refused, refused_elsewhere);
+            count(refusals, refused_elsewhere);
             if refuses_late {
                 self.own.floor_bytes.store(self.own.live_bytes(), RELAXED);
             }

@@ -107,7 +107,8 @@ pub struct Stats {
     pub total_bytes: u64,
     /// The number of blocks ever allocated.
     pub total_blocks: u64,
-    /// How many requests for memory were refused, by its own limit or because it had ended.
+    /// How many requests for memory were refused, by its own limit or because it had ended; also by the limit of its
+    /// heap. A limit of the heap that refuses nothing is one, if it was exceeded.
     pub refused: u64,
     /// By how many bytes `live_bytes` exceeds its own limit, because blocks of up to 1 KiB may
     /// ([`Builder::overdraft_bytes`](crate::request::Builder::overdraft_bytes)) or because the limit was lowered.

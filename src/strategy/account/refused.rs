@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 /// A charge that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Refusal {
+pub(crate) struct Refusal {
     /// [`Error::BudgetExceeded`], with the budget whose limit it was, or [`Error::RequestEnded`].
     pub error: Error,
     /// Whether nothing was allocated in the request since then.

@@ -131,8 +131,8 @@ impl Guard {
             fault::install();
         }
         // If the system has no mapping left, those in quarantine can go.
-        let mapping = pages::map(mapped_bytes, page)
-            .or_else(|| if inner.empty_quarantine(0) { pages::map(mapped_bytes, page) } else { None });
+        let mapped = || pages::map(mapped_bytes, page).ok();
+        let mapping = mapped().or_else(|| if inner.empty_quarantine(0) { mapped() } else { None });
         let Some(mapping) = mapping else {
             inner.explain_refusal(size_bytes);
             return None;
@@ -217,7 +217,7 @@ impl Inner {
         static SAID: AtomicBool = AtomicBool::new(false);
         let page = pages::page_bytes();
         // There is always memory for a single page; with a guard page it needs two mappings.
-        if let Some(trial) = pages::map(2 * page, page) {
+        if let Ok(trial) = pages::map(2 * page, page) {
             // SAFETY: the first page of a new mapping, and then all of it; nobody else has it.
             let fits = unsafe {
                 let fits = pages::guard(trial, page);

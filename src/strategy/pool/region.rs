@@ -133,7 +133,7 @@ impl Region {
     #[inline(never)]
     fn map_requested(&self) -> Option<NonNull<Requested>> {
         // New pages are zero, which is a valid `Requested`.
-        let start = pages::map(size_of::<Requested>(), pages::page_bytes())?;
+        let start = pages::map(size_of::<Requested>(), pages::page_bytes()).ok()?;
         let fresh = start.cast::<Requested>();
         // Release pairs with the Acquire loads of the table's address.
         match self.requested.compare_exchange(null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Acquire) {
@@ -272,7 +272,7 @@ pub(super) fn insert(region: &'static Region) -> bool {
     let mut leaf = place.load(Ordering::Acquire);
     if leaf.is_null() {
         // New pages are zero: NULL in each place.
-        let Some(mapped) = pages::map(size_of::<Leaf>(), pages::page_bytes()) else { return false };
+        let Ok(mapped) = pages::map(size_of::<Leaf>(), pages::page_bytes()) else { return false };
         let fresh = mapped.as_ptr().cast::<Leaf>();
         match place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => leaf = fresh,
@@ -314,7 +314,7 @@ pub(super) fn take_record() -> Option<&'static Region> {
     // Mapped, not allocated: this pool may be the global allocator. New pages are zero, which is a valid record, and
     // take memory only when they are touched.
     let bytes = (size_of::<Region>() * RECORDS).next_multiple_of(pages::page_bytes());
-    let start = pages::map(bytes, pages::page_bytes())?.cast::<Region>();
+    let start = pages::map(bytes, pages::page_bytes()).ok()?.cast::<Region>();
     for number in 1..RECORDS {
         // SAFETY: the mapping has RECORDS of them, is aligned to a page, and is never unmapped. Zero is a valid record.
         give_records(unsafe { start.add(number).as_ref() });

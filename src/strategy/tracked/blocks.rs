@@ -62,6 +62,7 @@ pub struct Thread {
 
 /// Who made a block, besides the thread: see [`Tracked::with_attribution`](super::Tracked::with_attribution).
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub enum Attribution {
     /// The thread is all that is known.
     #[default]
@@ -81,6 +82,7 @@ impl From<Option<u64>> for Attribution {
 
 /// Where a block comes from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Origin {
     /// The task's name.
     pub task: Option<Box<str>>,
@@ -88,15 +90,33 @@ pub struct Origin {
     pub place: Option<Arc<Place>>,
 }
 
+impl Origin {
+    /// A task's name, a place, or both.
+    #[must_use]
+    pub const fn new(task: Option<Box<str>>, place: Option<Arc<Place>>) -> Self {
+        Self { task, place }
+    }
+}
+
 /// A place in a program: a stack of calls, the innermost first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Place {
     /// The calls.
     pub frames: Box<[Frame]>,
 }
 
+impl Place {
+    /// These calls, the innermost first.
+    #[must_use]
+    pub fn new(frames: impl Into<Box<[Frame]>>) -> Self {
+        Self { frames: frames.into() }
+    }
+}
+
 /// One call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Frame {
     /// The source file.
     pub file: Arc<str>,
@@ -104,6 +124,14 @@ pub struct Frame {
     pub line: u32,
     /// The function's name.
     pub function: Arc<str>,
+}
+
+impl Frame {
+    /// The call of `function` at this line (from 1 on) of a source file.
+    #[must_use]
+    pub fn new(file: impl Into<Arc<str>>, line: u32, function: impl Into<Arc<str>>) -> Self {
+        Self { file: file.into(), line, function: function.into() }
+    }
 }
 
 /// In one line: `load (pictures.py:31) < handle (service.py:10)`.
@@ -120,6 +148,7 @@ impl fmt::Display for Place {
 
 /// How many blocks are alive, and how large they are together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Totals {
     /// The number of live blocks.
     pub blocks: usize,

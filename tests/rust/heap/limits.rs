@@ -206,3 +206,110 @@ fn threads_at_once_pass_a_limit_by_a_quantum_each_at_most() {
     assert!(heap.total_bytes as usize <= LIMIT + THREADS * (64 << 10), "{heap:?}");
     assert!(cfg!(miri) || heap.total_bytes as usize > LIMIT - THREADS * (64 << 10), "{heap:?}");
 }
+
+#[test]
+fn what_the_limit_of_the_heap_refuses_is_among_the_refused() {
+    let own = request().root().heap_limit_bytes(1000).heap_refuses().begin().unwrap();
+    own.run(|| (0..3).for_each(|_| assert!(black_box(Vec::<u8>::new()).try_reserve_exact(2000).is_err())));
+    assert_eq!(own.stats().refused, 3);
+    assert_eq!(own.handle().stats().refused, 3);
+    let handle = own.handle();
+    let report = own.end();
+    assert_eq!((report.stats.refused, report.heap.unwrap().refused), (3, 3));
+    assert_eq!(handle.stats().refused, 3, "once, also after the end");
+}
+
+#[test]
+fn a_limit_of_the_heap_that_refuses_nothing_is_one_refusal_however_often_it_is_exceeded() {
+    let below = request().root().heap_limit_bytes(10_000).begin().unwrap();
+    below.run(|| drop(black_box(vec![0_u8; 100])));
+    assert_eq!(below.end().stats.refused, 0);
+
+    let own = request().root().heap_limit_bytes(1000).begin().unwrap();
+    own.run(|| (0..10).for_each(|_| drop(black_box(vec![0_u8; 2000]))));
+    assert_eq!(own.stats().refused, 1);
+    let report = own.end();
+    let heap = report.heap.unwrap();
+    assert_eq!((report.stats.refused, heap.exceeded, heap.refused), (1, 10, 0));
+}
+
+#[test]
+fn what_the_limit_of_the_heap_refuses_is_among_the_metrics() {
+    let own = request().root().name("refused by its heap").heap_limit_bytes(1000).heap_refuses().begin().unwrap();
+    own.run(|| assert!(black_box(Vec::<u8>::new()).try_reserve_exact(2000).is_err()));
+    drop(own);
+    let all = ctxalloc::metrics::snapshot().unwrap().series;
+    let series = all.iter().find(|series| series.name == "refused by its heap").unwrap();
+    assert_eq!((series.refused_requests, series.refused_allocations), (1, 1));
+}
+
+#[cfg(feature = "tracing")]
+mod events {
+    use super::*;
+    use std::fmt::{Debug, Write};
+    use std::sync::{Arc, Mutex};
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber, subscriber};
+
+    /// Hears of warnings, and allocates under its lock, as one does that writes lines.
+    #[derive(Clone, Default)]
+    struct Heard(Arc<Mutex<Vec<String>>>);
+
+    struct Line(String);
+
+    impl Visit for Line {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            write!(self.0, "{field}={value:?} ").unwrap();
+        }
+    }
+
+    impl Subscriber for Heard {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() <= Level::WARN
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let mut lines = self.0.lock().unwrap();
+            let mut line = Line(String::new());
+            event.record(&mut line);
+            lines.push(line.0);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    fn lines_of(work: impl FnOnce()) -> Vec<String> {
+        let heard = Heard::default();
+        subscriber::with_default(heard.clone(), work);
+        heard.0.lock().unwrap().clone()
+    }
+
+    #[test]
+    fn what_the_limit_of_the_heap_refused_is_one_event_at_the_end() {
+        let lines = lines_of(|| {
+            let own = request().root().name("upload").heap_limit_bytes(1000).heap_refuses().begin().unwrap();
+            own.run(|| (0..5).for_each(|_| assert!(black_box(Vec::<u8>::new()).try_reserve_exact(2000).is_err())));
+        });
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("budget 'upload' has no room for 2000 more bytes"), "{lines:?}");
+        assert!(lines[0].contains("exceeded=5 refused=5"), "{lines:?}");
+    }
+
+    #[test]
+    fn that_the_limit_of_the_heap_was_exceeded_is_one_event_at_the_end() {
+        let lines = lines_of(|| {
+            let own = request().root().heap_limit_bytes(1000).begin().unwrap();
+            own.run(|| (0..5).for_each(|_| drop(black_box(vec![0_u8; 2000]))));
+            own.end();
+            let own = request().root().heap_limit_bytes(1000).begin().unwrap();
+            own.run(|| drop(black_box(vec![0_u8; 100])));
+        });
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("exceeded=5 refused=0"), "{lines:?}");
+    }
+}

@@ -1,7 +1,7 @@
 //! The ends of threads, requests and processes.
 
 use crate::upstream;
-use ctxalloc::handler::requests::metrics;
+use ctxalloc::metrics::request_counts;
 use ctxalloc::{request, thread as scoped};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -74,7 +74,7 @@ fn child_whose_escapes_keep_nothing() {
             assert_eq!(own.end().heap.unwrap().live_blocks, 0);
         }
     });
-    assert!(metrics().present < 100, "the words before the blocks do not hold their requests");
+    assert!(request_counts().present < 100, "the words before the blocks do not hold their requests");
     assert!(growth < 400_000, "{growth} bytes stay of requests and blocks that are gone");
     let own = request().root().begin().unwrap();
     assert_eq!(own.heap().unwrap(), ctxalloc::request::HeapStats::default(), "a record begins anew");

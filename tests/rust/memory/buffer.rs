@@ -1,5 +1,6 @@
 //! `Buffer` against a plain `Vec<u8>`, and what a Vec does not have: a handler, failures as values, other threads.
 
+use crate::support::errors::{error, refusal};
 use crate::support::{blue, colours, green, marked, red, rounds, switched};
 use ctxalloc::{Buffer, Error, Handler, current, handler, scope, set};
 use proptest::prelude::*;
@@ -90,8 +91,8 @@ fn a_failed_resize_leaves_the_buffer_as_it_was() {
     let mut buffer = Buffer::copy_from_slice_in(owner, b"intact").expect("6 bytes");
     strategy.refuse(true);
     for length in [1, 7, 5000] {
-        let refused = Error::OutOfMemory { handler: "fails to resize".into(), requested_bytes: length };
-        assert_eq!(buffer.resize(length), Err(refused));
+        let refused = error!(OutOfMemory { handler: "fails to resize", requested_bytes: length });
+        assert_eq!(refusal(buffer.resize(length)), refused);
         assert_eq!((&buffer[..], buffer.handler()), (&b"intact"[..], owner));
     }
     assert_eq!(buffer.resize(6), buffer.resize(6), "whether it asks at all is its own affair");
@@ -123,10 +124,10 @@ fn impossible_lengths_are_values_not_aborts() {
             if cfg!(miri) && length == isize::MAX as usize {
                 continue; // its malloc ends the run where a real one returns NULL
             }
-            let refused = Error::OutOfMemory { handler: handler.name(), requested_bytes: length };
-            assert_eq!(Buffer::zeroed_in(handler, length), Err(refused.clone()));
+            let refused = error!(OutOfMemory { handler: handler.name(), requested_bytes: length });
+            assert_eq!(refusal(Buffer::zeroed_in(handler, length)), refused);
             let mut buffer = Buffer::copy_from_slice_in(handler, b"kept").expect("4 bytes");
-            assert_eq!(buffer.resize(length), Err(refused));
+            assert_eq!(refusal(buffer.resize(length)), refused);
             assert_eq!(&buffer[..], b"kept");
         }
     }
@@ -288,4 +289,73 @@ fn growing_near_a_limit_counts_no_refusal_where_nothing_is_refused() {
     assert_eq!(request.last_refusal(), None);
     buffer.extend_from_slice(&[7]).expect_err("one too many");
     assert_eq!((buffer.len(), request.stats().refused), (100_000, 1));
+}
+
+#[test]
+fn a_buffer_is_pushed_to_cleared_and_shrunk() {
+    let mut buffer = Buffer::with_capacity(2).unwrap();
+    (0..100).for_each(|byte| buffer.push(byte).unwrap());
+    assert!(buffer.iter().copied().eq(0..100));
+    buffer.reserve(1000).unwrap();
+    buffer.shrink_to_fit().unwrap();
+    assert_eq!((buffer.len(), buffer.capacity(), buffer[99]), (100, 100, 99));
+    buffer.clear();
+    assert_eq!((buffer.len(), buffer.capacity()), (0, 100));
+    buffer.shrink_to_fit().unwrap();
+    assert_eq!((buffer.len(), buffer.capacity()), (0, 0));
+    buffer.shrink_to_fit().unwrap();
+    buffer.push(7).unwrap();
+    assert_eq!(*buffer, [7]);
+}
+
+#[test]
+fn a_buffer_that_shrinks_is_credited_and_gives_its_block_back() {
+    let own = ctxalloc::request().root().begin().unwrap();
+    let mut buffer = Buffer::with_capacity_in(own.handler(), 10_000).unwrap();
+    buffer.push(1).unwrap();
+    buffer.shrink_to_fit().unwrap();
+    assert_eq!((own.stats().live_bytes, own.stats().live_blocks), (1, 1));
+    buffer.clear();
+    buffer.shrink_to_fit().unwrap();
+    assert_eq!((own.stats().live_bytes, own.stats().live_blocks), (0, 0));
+}
+
+#[test]
+fn what_is_refused_to_a_buffer_leaves_it_as_it_was() {
+    use ctxalloc::strategy::{Faulty, Pool};
+    let faulty =
+        ctxalloc::register("every second is refused to a buffer", Faulty::every(Pool::new(), 2).unwrap()).unwrap();
+    let mut buffer = Buffer::with_capacity_in(faulty, 3).unwrap();
+    buffer.extend_from_slice(b"abc").unwrap();
+    let limited = ctxalloc::request().root().limit_bytes(3).begin().unwrap();
+    let mut full = Buffer::copy_from_slice_in(limited.handler(), b"abc").unwrap();
+    let start = full.as_ptr();
+    assert!(matches!(full.push(b'd'), Err(Error::BudgetExceeded { .. })));
+    assert_eq!((&*full, full.capacity(), full.as_ptr()), (&b"abc"[..], 3, start));
+
+    buffer.truncate(2);
+    let start = buffer.as_ptr();
+    assert!(matches!(buffer.shrink_to_fit(), Err(Error::OutOfMemory { .. })));
+    assert_eq!((&*buffer, buffer.capacity(), buffer.as_ptr()), (&b"ab"[..], 3, start));
+}
+
+#[cfg(feature = "bytes")]
+#[test]
+fn bytes_are_put_into_the_room_of_a_buffer_and_no_further() {
+    use bytes::BufMut;
+    let mut buffer = Buffer::with_capacity(10).unwrap();
+    assert_eq!(buffer.remaining_mut(), 10);
+    buffer.put_slice(b"abc");
+    buffer.put_u32(0x0102_0304);
+    assert_eq!((&*buffer, buffer.remaining_mut()), (&b"abc\x01\x02\x03\x04"[..], 3));
+    assert_eq!(buffer.chunk_mut().len(), 3);
+    let past = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.put_u32(5)));
+    assert!(past.is_err());
+    assert_eq!((buffer.len(), buffer.capacity()), (7, 10), "nothing was written, and it did not grow");
+    buffer.clear();
+    assert_eq!(buffer.remaining_mut(), 10);
+
+    let mut none = Buffer::with_capacity(0).unwrap();
+    assert_eq!((none.has_remaining_mut(), none.chunk_mut().len()), (false, 0));
+    none.put_slice(b"");
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part of it")]
 
 pub(crate) mod c_heap;
+pub(crate) mod errors;
 mod executors;
 #[cfg(ctxalloc_tsan)]
 mod mremap;

@@ -1,5 +1,6 @@
 //! Adopting: handlers that somebody else made, from C function pointers to whole structs.
 
+use crate::support::errors::{error, refusal};
 use ctxalloc::handler::abi::{Functions, PyDataMem_Handler, PyDataMemAllocator};
 use ctxalloc::handler::{Extras, Reach, adopt, handler_at};
 use ctxalloc::{Buffer, Error, Handler, handler, register};
@@ -72,7 +73,7 @@ fn foreign(name: &[u8], version: u8) -> (NonNull<PyDataMem_Handler>, &'static At
 
 /// Adopts a struct, whose own functions may be called from any thread.
 fn adopt_own(c_struct: NonNull<PyDataMem_Handler>, name: Option<&str>) -> Result<Handler, Error> {
-    let extras = Extras { alignment: 16, ..Extras::default() };
+    let extras = Extras::new().with_alignment(16);
     // SAFETY: an immortal struct; its functions keep C's contract; the C heap aligns to 16.
     unsafe { adopt(c_struct, Reach::AnyThread, name, extras) }
 }
@@ -105,7 +106,7 @@ fn the_same_struct_adopted_twice_is_the_same_handler() {
     let first = adopt_own(c_struct, None).expect("a good struct");
     assert_eq!(adopt_own(c_struct, None), Ok(first));
     assert_eq!(adopt_own(c_struct, Some("twin")), Ok(first));
-    assert_eq!(adopt_own(c_struct, Some("another")), Err(Error::AlreadyAdopted { name: "twin".into() }));
+    assert_eq!(refusal(adopt_own(c_struct, Some("another"))), error!(AlreadyAdopted { name: "twin" }));
     assert_eq!(handler("another"), None);
 }
 
@@ -114,7 +115,7 @@ fn a_struct_under_an_alias_is_found_again_without_one() {
     let (c_struct, _) = foreign(b"own name", 1);
     let first = adopt_own(c_struct, Some("given name")).expect("a good struct");
     assert_eq!(adopt_own(c_struct, None), Ok(first));
-    assert_eq!(adopt_own(c_struct, Some("own name")), Err(Error::AlreadyAdopted { name: "given name".into() }));
+    assert_eq!(refusal(adopt_own(c_struct, Some("own name"))), error!(AlreadyAdopted { name: "given name" }));
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn a_handler_of_our_own_can_be_adopted_which_changes_nothing() {
     let ours = register("ours already", ctxalloc::strategy::System).expect("a new name");
     let c_struct = NonNull::new(ours.as_ptr().cast_mut()).expect("not NULL");
     assert_eq!(adopt_own(c_struct, None), Ok(ours));
-    assert_eq!(adopt_own(c_struct, Some("not ours")), Err(Error::AlreadyAdopted { name: "ours already".into() }));
+    assert_eq!(refusal(adopt_own(c_struct, Some("not ours"))), error!(AlreadyAdopted { name: "ours already" }));
 }
 
 #[test]
@@ -130,8 +131,8 @@ fn another_struct_with_a_taken_name_is_refused() {
     let (first, _) = foreign(b"popular", 1);
     let (second, _) = foreign(b"popular", 1);
     adopt_own(first, None).expect("a good struct");
-    assert_eq!(adopt_own(second, None), Err(Error::NameTaken { name: "popular".into() }));
-    assert_eq!(adopt_own(second, Some("system")), Err(Error::NameTaken { name: "system".into() }));
+    assert_eq!(refusal(adopt_own(second, None)), error!(NameTaken { name: "popular" }));
+    assert_eq!(refusal(adopt_own(second, Some("system"))), error!(NameTaken { name: "system" }));
     assert_eq!(handler_at(second.as_ptr()), None);
     adopt_own(second, Some("less popular")).expect("a name of its own");
 }
@@ -148,10 +149,10 @@ fn a_struct_that_lacks_a_function_is_refused_by_its_name() {
             "realloc" => allocator.realloc = None,
             _ => allocator.free = None,
         }
-        let refused = Error::FunctionMissing { handler: "incomplete".into(), function: missing };
+        let refused = error!(FunctionMissing { handler: "incomplete", function: missing });
         assert_eq!(Functions::of(allocator).map(drop), Err(missing));
-        assert_eq!(adopt_own(c_struct, None), Err(refused.clone()));
-        assert!(refused.to_string().contains(missing));
+        assert_eq!(refusal(adopt_own(c_struct, None)), refused);
+        assert!(adopt_own(c_struct, None).unwrap_err().to_string().contains(missing));
         assert_eq!((handler("incomplete"), handler_at(c_struct.as_ptr())), (None, None));
     }
 }
@@ -192,8 +193,8 @@ fn an_alignment_that_is_no_power_of_two_is_refused() {
     let (c_struct, _) = foreign(b"crooked", 1);
     for alignment in [0, 3, 24, (1 << 30) + 1, 1 << 31] {
         // SAFETY: `foreign` leaks a good struct, and nothing is allocated from it.
-        let refused = unsafe { adopt(c_struct, Reach::AnyThread, None, Extras { alignment, ..Extras::default() }) };
-        assert_eq!(refused, Err(Error::BadAlignment { align: alignment, min: 1, max: 1 << 30 }));
+        let refused = unsafe { adopt(c_struct, Reach::AnyThread, None, Extras::new().with_alignment(alignment)) };
+        assert_eq!(refusal(refused), error!(BadAlignment { align: alignment, min: 1, max: 1 << 30 }));
     }
     assert_eq!(handler("crooked"), None);
 }
@@ -224,12 +225,12 @@ fn an_impossible_size_never_reaches_a_foreign_handler() {
     let (c_struct, calls) = foreign(b"believes anything", 1);
     let adopted = adopt_own(c_struct, None).expect("a good struct");
     for impossible in [isize::MAX as usize + 1, usize::MAX] {
-        let refused = Error::OutOfMemory { handler: "believes anything".into(), requested_bytes: impossible };
-        assert_eq!(adopted.allocate(impossible), Err(refused.clone()));
-        assert_eq!(adopted.allocate_zeroed(impossible), Err(refused.clone()));
+        let refused = error!(OutOfMemory { handler: "believes anything", requested_bytes: impossible });
+        assert_eq!(refusal(adopted.allocate(impossible)), refused);
+        assert_eq!(refusal(adopted.allocate_zeroed(impossible)), refused);
         assert_eq!(calls.load(Ordering::SeqCst), 0);
         let mut buffer = Buffer::copy_from_slice_in(adopted, b"kept").expect("4 bytes");
-        assert_eq!(buffer.resize(impossible), Err(refused));
+        assert_eq!(refusal(buffer.resize(impossible)), refused);
         assert_eq!(&buffer[..], b"kept");
         assert_eq!(calls.swap(0, Ordering::SeqCst), 1, "the malloc of the buffer");
         drop(buffer);

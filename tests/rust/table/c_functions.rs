@@ -1,5 +1,6 @@
 //! What blocks promise, through the C functions, as NumPy calls them: NULLs, zeros, wrong sizes, failures, panics.
 
+use crate::support::errors::{error, refusal};
 use crate::support::{marked, switched};
 use ctxalloc::handler::abi::PyDataMemAllocator;
 use ctxalloc::{Buffer, Error, Handler, handler};
@@ -160,7 +161,7 @@ fn a_failing_strategy_gives_null_and_an_error_with_the_numbers() {
     bytes(block, 4).copy_from_slice(b"kept");
     strategy.refuse(true);
     assert!(c.malloc(10).is_null() && c.calloc(10, 1).is_null() && c.realloc(block, 10).is_null());
-    assert_eq!(owner.allocate(123), Err(Error::OutOfMemory { handler: "refuses".into(), requested_bytes: 123 }));
+    assert_eq!(refusal(owner.allocate(123)), error!(OutOfMemory { handler: "refuses", requested_bytes: 123 }));
     let text = owner.allocate_zeroed(123).expect_err("it refuses").to_string();
     assert!(text.contains("'refuses'") && text.contains("123 bytes"), "{text}");
     strategy.refuse(false);

@@ -1,5 +1,6 @@
 //! Registering: names, races, immortality. A refusal leaves the table as it was.
 
+use crate::support::errors::{error, refusal};
 use crate::support::{Marked, Refusing, Switched, rounds};
 use ctxalloc::strategy::{Aligned, System};
 use ctxalloc::{Buffer, Error, Handler, default_handler, handler, handlers, register};
@@ -49,7 +50,7 @@ fn handlers_are_keys() {
 fn the_error_for_a_name_that_nobody_has_lists_those_there_are() {
     assert_eq!(handler("nobody"), None);
     assert_eq!(handler(""), None);
-    let text = ctxalloc::handler::unknown("nobody").to_string();
+    let text = ctxalloc::handler::try_handler("nobody").unwrap_err().to_string();
     assert!(text.contains("'nobody'") && text.contains("system, aligned64"), "{text}");
 }
 
@@ -65,7 +66,7 @@ fn a_name_has_room_for_126_bytes_and_not_for_127() {
     let registered = register(&longest, System).expect("126 bytes fit");
     assert_eq!(registered.name(), longest);
     let longer = format!("longer  {}", "x".repeat(127 - 8));
-    assert_eq!(register(&longer, System), Err(Error::NameTooLong { name: longer.clone(), length_bytes: 127 }));
+    assert_eq!(refusal(register(&longer, System)), error!(NameTooLong { name: longer.clone(), length_bytes: 127 }));
     assert_eq!(handler(&longer), None);
 }
 
@@ -80,15 +81,15 @@ fn the_length_of_a_name_is_counted_in_bytes_of_utf8() {
 #[test]
 fn a_name_with_a_nul_is_refused_with_its_place() {
     let refused = register("cut\0short\0", System);
-    assert_eq!(refused, Err(Error::NameHasNul { name: "cut\0short\0".into(), position: 3 }));
+    assert_eq!(refusal(refused), error!(NameHasNul { name: "cut\0short\0", position: 3 }));
     assert_eq!((handler("cut"), handler("cut\0short\0")), (None, None));
 }
 
 #[test]
 fn a_taken_name_is_refused_and_the_first_handler_stays() {
     let first = register("taken", Aligned::CACHE_LINE).expect("a new name");
-    assert_eq!(register("taken", System), Err(Error::NameTaken { name: "taken".into() }));
-    assert_eq!(register("system", System), Err(Error::NameTaken { name: "system".into() }));
+    assert_eq!(refusal(register("taken", System)), error!(NameTaken { name: "taken" }));
+    assert_eq!(refusal(register("system", System)), error!(NameTaken { name: "system" }));
     assert_eq!(handler("taken"), Some(first));
     assert_eq!(first.alignment(), 64);
     assert_eq!(ours("taken").len(), 1);
@@ -98,7 +99,7 @@ fn a_taken_name_is_refused_and_the_first_handler_stays() {
 fn a_strategy_whose_alignment_is_no_power_of_two_is_refused() {
     for align in [0, 3, 48, usize::MAX] {
         let refused = register("says something odd", Refusing::aligned_to(align));
-        assert_eq!(refused, Err(Error::BadAlignment { align, min: 1, max: 1 << 30 }));
+        assert_eq!(refusal(refused), error!(BadAlignment { align: align, min: 1, max: 1 << 30 }));
     }
     assert_eq!(handler("says something odd"), None);
 }
@@ -211,11 +212,11 @@ proptest! {
         if text.is_empty() {
             prop_assert_eq!(outcome, Err(Error::NameEmpty));
         } else if text.len() > 126 {
-            prop_assert_eq!(outcome, Err(Error::NameTooLong { name: text.clone(), length_bytes: text.len() }));
+            prop_assert_eq!(refusal(outcome), error!(NameTooLong { name: text.clone(), length_bytes: text.len() }));
         } else if let Some(position) = text.find('\0') {
-            prop_assert_eq!(outcome, Err(Error::NameHasNul { name: text.clone(), position }));
+            prop_assert_eq!(refusal(outcome), error!(NameHasNul { name: text.clone(), position: position }));
         } else if known.is_some() {
-            prop_assert_eq!(outcome, Err(Error::NameTaken { name: text.clone() }));
+            prop_assert_eq!(refusal(outcome), error!(NameTaken { name: text.clone() }));
         } else {
             let registered = outcome.expect("a good name");
             prop_assert_eq!(&*registered.name(), &*text);

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use bytes::Bytes;
-use ctxalloc::handler::requests;
+use ctxalloc::metrics::request_counts;
 use ctxalloc::strategy::Budget;
 use ctxalloc::tower::{Outcome, RequestLayer};
 use ctxalloc::{Buffer, RequestHandle, task};
@@ -138,7 +138,7 @@ async fn client(address: std::net::SocketAddr, rounds: usize) {
         if round % 10 == 0 {
             hang_up(address, "/stream/1000000", 20_000).await;
             // The server ends what was hung up when it notices. Until then few more begin, however slow the machine is.
-            until(|| requests::metrics().present <= 3 * CLIENTS).await;
+            until(|| request_counts().present <= 3 * CLIENTS).await;
         }
     }
 }
@@ -203,8 +203,8 @@ fn each_request_is_reported_once_and_nothing_grows() {
             until(|| ends.lock().unwrap().values().sum::<usize>() >= total).await;
             assert_eq!(*ends.lock().unwrap(), expected);
             until(|| budget.in_use_bytes() == 0).await;
-            until(|| requests::metrics().present == 0).await;
-            seen.push((requests::metrics().slots, resident_bytes()));
+            until(|| request_counts().present == 0).await;
+            seen.push((request_counts().slots, resident_bytes()));
         }
         // The first chunks of slots are enough (threads that begin requests at one time may each make one), and no part
         // needs more memory.

@@ -239,3 +239,30 @@ fn what_exceeds_the_limit_of_the_heap_is_dropped_and_answered() {
         assert_eq!(matches!(ended.report.refusal, Some(Error::BudgetExceeded { .. })), status == 413);
     }
 }
+
+#[test]
+fn a_refusal_is_told_by_the_statuses_that_the_layer_is_given() {
+    let answering = |status: u16| {
+        move |request: Request<()>| async move {
+            let own = request.extensions().get::<ctxalloc::RequestHandle>().unwrap().handler();
+            assert!(Buffer::zeroed_in(own, 200).is_err());
+            let mut response = Response::new(http_body_util::Empty::<bytes::Bytes>::new());
+            *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            Ok::<_, BoxError>(response)
+        }
+    };
+    let usual = [(507, false), (503, true), (429, true), (413, true)];
+    let given = [(507, true), (503, false), (429, false), (413, false)];
+    for (is_given, statuses) in [(false, usual), (true, given)] {
+        for (status, is_refused) in statuses {
+            let (layer, ends) = reporting();
+            let layer = layer.limit_bytes(100);
+            let layer = if is_given { layer.refused_statuses([StatusCode::INSUFFICIENT_STORAGE]) } else { layer };
+            let response = now(layer.layer(service_fn(answering(status))).oneshot(get())).unwrap();
+            assert_eq!(response.status().as_u16(), status, "it passes");
+            assert_eq!(text(response), "");
+            let outcome = ends.try_recv().unwrap().outcome;
+            assert_eq!(outcome == Outcome::Refused, is_refused, "{status}: {outcome:?}");
+        }
+    }
+}

@@ -28,6 +28,8 @@ TENANTS: Final = {
     "patient": Budget(160 * MiB, parent=SERVICE, name="patient"),
     "greedy": Budget(parent=GUESTS, name="greedy"),
 }
+OTHERS: Final = Budget(parent=GUESTS, name="others")
+"""Of whoever does not say who they are."""
 
 PAGE: Final = "/debug/memory"
 """Where the live page is."""
@@ -41,10 +43,10 @@ def on_end(_scope: Scope, report: Report) -> None:
         peaks.setdefault(report.route, []).append(report.stats.peak_bytes)
 
 
-def tenant_of(scope: Scope) -> Budget | None:
+def tenant_of(scope: Scope) -> Budget:
     """Whose request it is."""
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    return TENANTS.get(headers.get(b"tenant", b"").decode())
+    names = [value.decode("latin-1") for name, value in scope["headers"] if name == b"tenant"]
+    return TENANTS.get(names[0], OTHERS) if len(names) == 1 else OTHERS
 
 
 def smooth(request: Request) -> PlainTextResponse:

@@ -18,6 +18,12 @@ class UnknownHandlerError(ValueError):
     __module__ = "ctxalloc"
 
 
+class RouteWarning(UserWarning):
+    """A pattern in ``routes`` of a middleware matches no route of the application: a slip of the pen, most likely."""
+
+    __module__ = "ctxalloc"
+
+
 class RustPanic(RuntimeError):  # noqa: N818 - it is not the caller's error
     """Rust code panicked, most often a future that Python awaited. The message is the panic's."""
 

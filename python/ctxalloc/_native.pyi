@@ -191,7 +191,14 @@ _Kind = TypeVar("_Kind", bound=Exchange)
 @final
 class Exchanges(Generic[_Kind]):
     def __new__(
-        cls, kind: type[_Kind], service: Any, serving: ContextVar[Any], *, answers: bool, ends_with_response: bool
+        cls,
+        kind: type[_Kind],
+        service: Any,
+        serving: ContextVar[Any],
+        *,
+        answers: bool,
+        ends_with_response: bool,
+        has_root: bool,
     ) -> Self: ...
     def begin(self, scope: MutableMapping[str, Any], send: Callable[[Any], Awaitable[None]], /) -> _Kind | None: ...
     def around(

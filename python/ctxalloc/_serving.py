@@ -118,26 +118,27 @@ def _table(routes: Mapping[str, Choice], default: Choice) -> RouteTable:
     otherwise = _found(None, default, "default")
     has_methods = False
     for route, choice in routes.items():
-        method, path = _pattern(route)
+        method, path = pattern_of(route)
         has_methods |= method is not None
         found = _found(route, choice, route)
         if "{" in path:
-            patterns.append((method, *_parts(path, route), found))
+            patterns.append((method, *parts_of(path, route), found))
         else:
-            exact.append((route, found))
+            exact.append((f"{method} {path}" if method else path, found))
     return RouteTable(exact, patterns, otherwise, has_methods=has_methods)
 
 
-def _pattern(route: str) -> tuple[str | None, str]:
+def pattern_of(route: str) -> tuple[str | None, str]:
+    """The method, if it names one, and the path. ValueError: it is no pattern."""
     method, space, path = route.partition(" ")
     if not space:
         method, path = "", route
     if not path.startswith("/") or (space and not method.isupper()):
         raise ValueError(f"routes: {route!r} is no pattern; write '/path', '/path/{{name}}' or 'POST /path'")
-    return method or None, path
+    return method or None, "/" + path.lstrip("/")  # as paths are looked up
 
 
-def _parts(path: str, route: str) -> tuple[list[str], list[bool]]:
+def parts_of(path: str, route: str) -> tuple[list[str], list[bool]]:
     """The texts around a path's parameters, and for each parameter whether it takes slashes."""
     parts = re.split(r"\{(\w+(?::\w+)?)\}", path)
     texts, names = parts[::2], parts[1::2]
@@ -186,6 +187,7 @@ class Service:
         if peak_header is not None and not _HEADER.fullmatch(peak_header):
             raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
         self.routes = _table(routes or {}, default)
+        self.patterns = list(routes or {})
         self.tenant = tenant
         self.on_end = on_end
         self.retry_after_seconds = retry_after_seconds

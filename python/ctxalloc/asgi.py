@@ -19,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
 
-from ctxalloc import problems
+from ctxalloc import _routing, problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
 from ctxalloc._serving import (
@@ -99,12 +99,22 @@ class AllocatorMiddleware:
             # ASGI wants names in lower case.
             peak_header=peak_header.lower() if isinstance(peak_header, str) else peak_header,
         )
+        self._root_path = _routing.root_path_of(app)
         self._exchanges = Exchanges(
-            _Exchange, self._service, SERVING, answers=answers, ends_with_response=self._ends_with_response
+            _Exchange,
+            self._service,
+            SERVING,
+            answers=answers,
+            ends_with_response=self._ends_with_response,
+            has_root=bool(self._root_path),
         )
+        self._is_checked = not routes
 
     async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
+        if not self._is_checked:
+            self._is_checked = True
+            _routing.warn_of_typos(self._service.patterns, scope.get("app") or self.app)
         exchange: Any = self._exchanges.begin(scope, send)
         if exchange is None:
             serving = self._begun_otherwise(scope, send)
@@ -136,7 +146,7 @@ class AllocatorMiddleware:
         if scope["type"] not in ("http", "websocket"):
             return None
         path: str = scope["path"]
-        root = scope.get("root_path")
+        root = self._root_path or scope.get("root_path")
         if root and (path == root or path.startswith(f"{root}/")):
             path = path[len(root) :] or "/"
 

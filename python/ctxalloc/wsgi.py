@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from ctxalloc import _serving, problems
+from ctxalloc import _routing, _serving, problems
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
 from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Serving, Step
@@ -59,9 +59,13 @@ class AllocatorMiddleware:
             retry_after_seconds=retry_after_seconds,
             peak_header=peak_header,
         )
+        self._is_checked = not routes
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """The WSGI entry point."""
+        if not self._is_checked:
+            self._is_checked = True
+            _routing.warn_of_typos(self._service.patterns, self.app)
         path: str = environ.get("PATH_INFO") or "/"
         if not path.isascii():
             path = path.encode("latin-1", "replace").decode("utf-8", "replace")  # PEP 3333 has its bytes as Latin-1

@@ -157,13 +157,16 @@ unsafe impl Strategy for Callbacks {
         self.align
     }
 
+    // Zero becomes one, as in handlers: what C's functions do with zero differs, and its realloc may free the block.
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let size_bytes = size_bytes.max(1);
         // SAFETY: `ctx` is the functions' own, and malloc takes any size (`Callbacks::new`).
         let block = unsafe { (self.functions.malloc)(self.functions.ctx, size_bytes) };
         self.record(block, size_bytes)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let size_bytes = size_bytes.max(1);
         // `(nbytes, 1)`, as NumPy calls it.
         // SAFETY: `ctx` is the functions' own, and calloc takes any sizes (`Callbacks::new`).
         let block = unsafe { (self.functions.calloc)(self.functions.ctx, size_bytes, 1) };
@@ -171,6 +174,7 @@ unsafe impl Strategy for Callbacks {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        let new_size_bytes = new_size_bytes.max(1);
         let Some(old_size_bytes) = self.sizes.remove(block) else {
             self.unknown("resize", block);
             return None;

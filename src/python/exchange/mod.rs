@@ -38,6 +38,8 @@ pub(super) struct PyExchanges {
     answers: bool,
     adds_header: bool,
     ends_with_response: bool,
+    /// The application has a `root_path` of its own, which `asgi.py` takes off each path.
+    has_root: bool,
 }
 
 /// One request that a server serves, and how much of its answer was sent.
@@ -69,13 +71,14 @@ impl Begun {
 #[pymethods]
 impl PyExchanges {
     #[new]
-    #[pyo3(signature = (kind, service, serving, *, answers, ends_with_response))]
+    #[pyo3(signature = (kind, service, serving, *, answers, ends_with_response, has_root))]
     fn new(
         kind: Bound<'_, PyType>,
         service: Bound<'_, PyAny>,
         serving: Bound<'_, PyAny>,
         answers: bool,
         ends_with_response: bool,
+        has_root: bool,
     ) -> PyResult<Self> {
         let tenant = service.getattr("tenant")?;
         Ok(Self {
@@ -88,6 +91,7 @@ impl PyExchanges {
             service: service.unbind(),
             answers,
             ends_with_response,
+            has_root,
         })
     }
 
@@ -102,7 +106,7 @@ impl PyExchanges {
         let (py, this) = (slf.py(), slf.get());
         let Ok(items) = scope.cast_exact::<PyDict>() else { return Ok(None) };
         let is_http = items.get_item(intern!(py, "type"))?.is_some_and(|kind| is_text(&kind, "http"));
-        if !is_http || this.serving.get(py)?.is_some() {
+        if !is_http || this.has_root || this.serving.get(py)?.is_some() {
             return Ok(None);
         }
         let Some(path) = items.get_item(intern!(py, "path"))? else { return Ok(None) };

@@ -57,24 +57,51 @@ enum Parameter {
 }
 
 impl Pattern {
+    /// Whether the pattern makes up the whole of `path`. Takes time in proportion to the path's length, times that of
+    /// the pattern: who asks chooses the path.
     fn is(&self, path: &str) -> bool {
-        path.strip_prefix(self.first.as_str()).is_some_and(|rest| follow(&self.others, rest))
+        let Some(rest) = path.strip_prefix(self.first.as_str()) else { return false };
+        let Some(((parameter, text), before)) = self.others.split_last() else { return rest.is_empty() };
+        let Some(rest) = rest.strip_suffix(text.as_str()) else { return false };
+        if before.is_empty() {
+            return *parameter == Parameter::Path || !(rest.is_empty() || rest.contains('/'));
+        }
+        // Where the part of the pattern up to here may end, in ascending order.
+        let mut starts = vec![0];
+        for (parameter, text) in before {
+            let mut ends = parameter.ends(rest, &starts);
+            ends.retain_mut(|end| {
+                let follows = rest.as_bytes()[*end..].starts_with(text.as_bytes());
+                *end += text.len();
+                follows
+            });
+            starts = ends;
+        }
+        parameter.ends(rest, &starts).last() == Some(&rest.len())
     }
 }
 
-/// Whether these parameters and texts make up the whole of `path`.
-fn follow(others: &[(Parameter, String)], path: &str) -> bool {
-    let Some(((parameter, text), others)) = others.split_first() else { return path.is_empty() };
-    let (min, max) = match parameter {
-        Parameter::Segment => (1, path.find('/').unwrap_or(path.len())),
-        Parameter::Path => (0, path.len()),
-    };
-    if others.is_empty() {
-        return path.strip_suffix(text.as_str()).is_some_and(|value| (min..=max).contains(&value.len()));
+impl Parameter {
+    /// Where a value may end that begins at one of `starts`: both in ascending order, each end once.
+    fn ends(self, path: &str, starts: &[usize]) -> Vec<usize> {
+        let Some(&first) = starts.first() else { return Vec::new() };
+        let ends = (first..=path.len()).filter(|end| path.is_char_boundary(*end));
+        if self == Self::Path {
+            return ends.collect();
+        }
+        let mut starts = starts.iter().copied().peekable();
+        // Whether a value that has begun may go on here.
+        let mut goes_on = false;
+        let mut seen = first;
+        ends.filter(|&end| {
+            goes_on = goes_on && !path[seen..end].contains('/');
+            seen = end;
+            let is_end = goes_on;
+            goes_on |= starts.next_if_eq(&end).is_some();
+            is_end
+        })
+        .collect()
     }
-    let ends = path.char_indices().map(|(at, _)| at).chain([path.len()]);
-    let mut ends = ends.skip_while(|at| *at < min).take_while(|at| *at <= max);
-    ends.any(|at| path[at..].strip_prefix(text.as_str()).is_some_and(|rest| follow(others, rest)))
 }
 
 #[pymethods]
@@ -107,9 +134,10 @@ impl PyRouteTable {
 
     /// The route of a path: one without parameters before one with, one with the method before one without.
     ///
-    /// ``method`` is the key under which the scope has the method. What frameworks treat alike is treated alike here,
-    /// or clients could get around a route's limit: HEAD is found as GET, and a path with a line break at its end as
-    /// one without, since Starlette's patterns end with ``$``.
+    /// ``method`` is the key under which the scope has the method. What one framework treats alike is treated alike
+    /// here, or clients could get around a route's limit: HEAD is found as GET, methods in any case (Flask, Django), a
+    /// path with a line break at its end with it and without (Starlette's patterns end with ``$``), and slashes at its
+    /// beginning as one (Flask).
     #[pyo3(name = "find", signature = (scope, method, path, /))]
     fn find_py(
         &self,
@@ -140,34 +168,48 @@ impl PyRouteTable {
     ) -> PyResult<&Found> {
         // No route contains a lone surrogate, so what replaces it does not matter.
         let path = path.to_string_lossy();
-        let path = path.strip_suffix('\n').unwrap_or(&path);
+        let path = with_one_slash(&path);
         if !self.has_methods {
-            return Ok(self.among(path, &[None]));
+            return Ok(self.among(&path, &[None]));
         }
         let asked = scope.call_method1(intern!(scope.py(), "get"), (method,))?;
         let asked: Option<Cow<'_, str>> = asked.extract()?;
+        let asked =
+            asked.map(|asked| if asked.chars().any(char::is_lowercase) { asked.to_uppercase().into() } else { asked });
         Ok(match asked.as_deref() {
-            Some("HEAD") => self.among(path, &[Some("HEAD"), Some("GET"), None]),
-            Some(asked) => self.among(path, &[Some(asked), None]),
-            None => self.among(path, &[None]),
+            Some("HEAD") => self.among(&path, &[Some("HEAD"), Some("GET"), None]),
+            Some(asked) => self.among(&path, &[Some(asked), None]),
+            None => self.among(&path, &[None]),
         })
     }
 
     fn among(&self, path: &str, methods: &[Option<&str>]) -> &Found {
+        let bare = path.strip_suffix('\n').unwrap_or(path);
         let exact = methods.iter().find_map(|method| match method {
             _ if self.exact.is_empty() => None,
-            Some(method) => self.exact.get(&format!("{method} {path}")),
-            None => self.exact.get(path),
+            Some(method) => self.exact.get(&format!("{method} {bare}")),
+            None => self.exact.get(bare),
         });
         let found = exact.or_else(|| {
             methods
                 .iter()
                 .find_map(|method| {
                     let theirs = self.patterns.iter().filter(|(of, ..)| of.as_deref() == *method);
-                    theirs.map(|(_, pattern, found)| (pattern, found)).find(|(pattern, _)| pattern.is(path))
+                    theirs
+                        .map(|(_, pattern, found)| (pattern, found))
+                        .find(|(pattern, _)| pattern.is(path) || (bare != path && pattern.is(bare)))
                 })
                 .map(|(_, found)| found)
         });
         found.unwrap_or(&self.default)
+    }
+}
+
+/// The path with one slash at its beginning, however many it has.
+fn with_one_slash(path: &str) -> Cow<'_, str> {
+    let rest = path.trim_start_matches('/');
+    match path.len() - rest.len() {
+        0 => format!("/{rest}").into(),
+        slashes => path[slashes - 1..].into(),
     }
 }

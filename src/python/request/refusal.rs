@@ -14,7 +14,7 @@
 //! BudgetExceeded too: nothing in the error tells it from C's.
 
 use crate::error::Error;
-use crate::python::errors::{BudgetExceeded, with_cause};
+use crate::python::errors::{BudgetExceeded, or_none, with_cause};
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
         return Ok(());
     }
     let message = error.str()?.to_string();
-    let refusal = match size_of_array(error) {
+    let refusal = match size_of_array(error)? {
         Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
         None if is_of_c(&message) => refusals.iter().find(|refusal| refusal.is_last),
         None => refusals.iter().find(|refusal| is_of_rust(&message, refusal)),
@@ -40,8 +40,9 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
 }
 
 /// The size in bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.
-fn size_of_array(error: &Bound<'_, PyAny>) -> Option<usize> {
-    error.getattr("_total_size").and_then(|size| size.extract()).ok()
+fn size_of_array(error: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    // A property in Python: a signal's handler may run in it.
+    or_none(error.py(), error.getattr("_total_size").and_then(|size| size.extract()))
 }
 
 /// Whether `PyErr_NoMemory` raised the error, or NumPy with one of its messages.

@@ -4,7 +4,7 @@ mod attribution;
 
 pub(super) use attribution::attribution;
 
-use super::errors::wrong_type;
+use super::errors::{or_none, wrong_type};
 use crate::handler::Handler;
 use crate::strategy::{LiveBlock, Report};
 use pyo3::exceptions::PyValueError;
@@ -105,7 +105,8 @@ fn thread_names(py: Python<'_>) -> PyResult<HashMap<u32, String>> {
     for thread in py.import("threading")?.call_method0("enumerate")?.try_iter()? {
         let thread = thread?;
         // `native_id` is None for a thread that is just starting, and some dummy threads have none.
-        if let Ok(Some(id)) = thread.getattr("native_id").and_then(|id| id.extract::<Option<u32>>()) {
+        let id = or_none(py, thread.getattr("native_id").and_then(|id| id.extract::<Option<u32>>()))?;
+        if let Some(id) = id.flatten() {
             names.insert(id, thread.getattr("name")?.str()?.to_string_lossy().into_owned());
         }
     }

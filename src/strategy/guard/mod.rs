@@ -123,7 +123,7 @@ impl Guard {
         let inner = &*self.inner;
         let page = pages::page_bytes();
         let front = if inner.options.underrun { page } else { 0 };
-        let fenced = size_bytes.checked_next_multiple_of(inner.options.align)?;
+        let fenced = size_bytes.max(1).checked_next_multiple_of(inner.options.align)?;
         let readable = fenced.checked_next_multiple_of(page)?;
         let mapped_bytes = readable.checked_add(front + page).filter(|&bytes| isize::try_from(bytes).is_ok())?;
         if inner.options.report {

@@ -123,7 +123,7 @@ def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..
             with request:
                 result = await function(*args, **kwargs)
                 await _one_turn()
-                gc.collect()
+                _collect(request)
             return result
     else:
 
@@ -132,10 +132,16 @@ def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..
             __tracebackhide__ = True
             with request:
                 result = function(*args, **kwargs)
-                gc.collect()  # an escape is what something refers to
+                _collect(request)
             return result
 
     return called
+
+
+def _collect(request: "Request") -> None:
+    """Collects garbage where arrays live: an escape is what something refers to. It takes long in large programs."""
+    if request.stats.live_blocks:
+        gc.collect()
 
 
 async def _one_turn() -> None:

@@ -69,6 +69,9 @@ impl Mapping {
             let mut options = OpenOptions::new();
             os::only_for_its_owner(options.read(true).write(true).create(true).truncate(false));
             let file = options.open(path).map_err(|error| fail(&error))?;
+            if !file.metadata().map_err(|error| fail(&error))?.is_file() {
+                continue; // another program's: a FIFO would be written to until somebody reads it
+            }
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => continue,
@@ -100,9 +103,11 @@ impl Mapping {
             if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
                 continue;
             }
-            let file = File::open(entry.path()).map_err(|error| fail(&error))?;
+            let mut options = OpenOptions::new();
+            let file = os::without_waiting(options.read(true)).open(entry.path()).map_err(|error| fail(&error))?;
             // One that is shorter was just made, and its process has counted nothing.
-            if file.metadata().map_err(|error| fail(&error))?.len() == size_of::<Region>() as u64 {
+            let metadata = file.metadata().map_err(|error| fail(&error))?;
+            if metadata.is_file() && metadata.len() == size_of::<Region>() as u64 {
                 let mapping = Self::of(file, false).map_err(|error| fail(&error))?;
                 if mapping.region().is_one() {
                     found.push(mapping);

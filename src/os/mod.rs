@@ -19,7 +19,7 @@
 //! | `sleep_while`, `wake_sleeper` | futex | a condition variable | no |
 //! | `wipe` | explicit_bzero | memset_s | volatile writes |
 //! | `can_write` | a byte through a pipe and back | the same | VirtualQuery |
-//! | `map_file`, `only_for_its_owner` | mmap, O_NOFOLLOW and mode 0600 | the same | no: an error |
+//! | `map_file`, `only_for_its_owner`, `without_waiting` | mmap, O_NOFOLLOW, mode 0600, O_NONBLOCK | the same | no: an error |
 //! | `process_started` | /proc/PID/stat | proc_pidinfo | no |
 //! | `resident_bytes` | /proc/self/statm | no | no |
 //! | `print_error` | write | write | write |

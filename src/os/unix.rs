@@ -165,9 +165,15 @@ pub(crate) fn print_error(bytes: &[u8]) -> Option<usize> {
     usize::try_from(written).ok()
 }
 
-/// A file that these options make is its owner's alone, and the name must not be a symbolic link.
+/// A file that these options make is its owner's alone, and the name must not be a symbolic link. Does not wait, as
+/// [`without_waiting`].
 pub(crate) fn only_for_its_owner(options: &mut OpenOptions) -> &mut OpenOptions {
-    options.mode(0o600).custom_flags(libc::O_NOFOLLOW)
+    options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+}
+
+/// Opening a FIFO does not wait for who has its other end.
+pub(crate) fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.custom_flags(libc::O_NONBLOCK)
 }
 
 /// Maps the first `size_bytes` of a file, shared with all that map it. [`unmap`] ends it.

@@ -184,6 +184,11 @@ pub(crate) fn only_for_its_owner(options: &mut OpenOptions) -> &mut OpenOptions 
     options
 }
 
+/// No file is a FIFO here.
+pub(crate) fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+    options
+}
+
 /// An error: files are not mapped here.
 pub(crate) fn map_file(_file: &File, _size_bytes: usize, _is_writable: bool) -> io::Result<NonNull<u8>> {
     Err(io::ErrorKind::Unsupported.into())

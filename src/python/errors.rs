@@ -3,7 +3,7 @@
 
 use super::text::type_name;
 use crate::error::Error;
-use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use pyo3::{PyTypeInfo, import_exception};
@@ -111,15 +111,5 @@ impl From<Error> for PyErr {
             | Error::Sycl { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),
         }
-    }
-}
-
-/// An answer of Python, or `None` if that raised an `Exception`. What is none, KeyboardInterrupt, SystemExit and
-/// CancelledError, is passed on: where Python code runs, a signal's handler may.
-pub(super) fn or_none<T>(py: Python<'_>, answer: PyResult<T>) -> PyResult<Option<T>> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
-        Err(error) => Err(error),
     }
 }

@@ -1,6 +1,7 @@
 //! The functions that look up, list, register and adopt handlers, and that tell which one owns an array.
 
-use super::errors::{or_none, text_of, wrong_type};
+use super::asked::asked;
+use super::errors::{text_of, wrong_type};
 use super::foreign::{adopt_capsule, handler_in};
 use super::handler::PyHandler;
 use super::lookup::handler_named;
@@ -134,7 +135,7 @@ fn is_numpys_dummy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
         return Ok(false);
     }
     let numpys = object.py().import(module).and_then(|module| module.getattr(NAME));
-    Ok(or_none(object.py(), numpys)?.is_some_and(|numpys| numpys.is(&kind)))
+    Ok(asked(object.py(), numpys)?.is_ok_and(|numpys| numpys.is(&kind)))
 }
 
 fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {

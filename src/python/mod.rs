@@ -14,6 +14,7 @@
 //! table of the package and not one of its own.
 
 mod answer;
+mod asked;
 mod asyncgen;
 mod asyncio;
 mod attached;

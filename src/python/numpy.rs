@@ -2,6 +2,7 @@
 //! ContextVar, its default handler, and where an array keeps its own. rust-numpy leaves these slots out.
 #![allow(unsafe_code, reason = "NumPy's C API is a table of pointers")]
 
+use super::asked::asked;
 use super::capsule;
 use super::selection::{Selection, SetHandler, SetHandlerFunction};
 use crate::handler::abi;
@@ -58,7 +59,8 @@ impl Numpy {
 
     fn find(py: Python<'_>) -> PyResult<Self> {
         let core = |module: &str| {
-            py.import(format!("numpy._core.{module}")).or_else(|_| py.import(format!("numpy.core.{module}")))
+            asked(py, py.import(format!("numpy._core.{module}")))?
+                .or_else(|_| py.import(format!("numpy.core.{module}")))
         };
         let api = core("_multiarray_umath")?.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
         let table = api.pointer_checked(None)?.cast::<*const c_void>();

@@ -1,6 +1,7 @@
 //! Arguments that users give by keyword: each is read as the type it must have, or refused with a message that says
 //! which argument it is, what it was, and what to give instead.
 
+use super::asked::asked;
 use super::text::repr_of;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -12,7 +13,8 @@ use std::time::Duration;
 /// ...", and is only formatted where that is said.
 ///
 /// # Errors
-/// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range.
+/// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range. What is
+/// no `Exception` passes.
 pub(super) fn argument<'py, T>(
     function: &str,
     name: &str,
@@ -21,11 +23,13 @@ pub(super) fn argument<'py, T>(
     read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Option<T>> {
     let Some(value) = given else { return Ok(None) };
-    read(value).map(Some).map_err(|error| {
-        let message = format!("{function}({name}={}): give {expected}", repr_of(value));
-        let is_wrong_type = error.is_instance_of::<PyTypeError>(value.py());
-        if is_wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) }
-    })
+    let error = match asked(value.py(), read(value))? {
+        Ok(read) => return Ok(Some(read)),
+        Err(error) => error,
+    };
+    let message = format!("{function}({name}={}): give {expected}", repr_of(value)?);
+    let is_wrong_type = error.is_instance_of::<PyTypeError>(value.py());
+    Err(if is_wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) })
 }
 
 /// Refuses True and False where a number is expected: they count as 1 and 0, and were most often meant for another

@@ -1,6 +1,7 @@
 """Counters by name: as plain data, for Prometheus and OpenTelemetry, and of several processes at once."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,11 @@ from asgi_calls import call, http
 
 import ctxalloc
 from ctxalloc import metrics
+
+# Its number is the layout's version.
+METRICS_FILE = re.findall(
+    r'PREFIX: &str = "(.*)"', (Path(__file__).parents[2] / "src/counters/place.rs").read_text("utf-8")
+)[0]
 
 
 def used(name: str, size: int = 1000) -> None:
@@ -126,6 +132,17 @@ def test_a_directory_that_is_none_is_refused_at_import(tmp_path: Path) -> None:
     outcome = subprocesses.run("import ctxalloc", CTXALLOC_METRICS_DIR=str(tmp_path / "missing"))
     assert outcome.code == 1
     assert f'CTXALLOC_METRICS_DIR="{tmp_path}/missing"' in outcome.err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_fifo_with_the_name_of_a_metrics_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{METRICS_FILE}0")
+    environment = {**os.environ, "CTXALLOC_METRICS_DIR": str(tmp_path)}
+    program = COUNTS + "work(4); print(ctxalloc.metrics.snapshot().series['shared'].requests)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "4\n"
 
 
 def test_a_relative_directory_is_that_of_the_import(tmp_path: Path) -> None:

@@ -5,8 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import ctxalloc_pytest
+import numpy as np
 import pytest
+
+import ctxalloc
 
 pytestmark = pytest.mark.any_numpy
 HEAD = "import asyncio, threading\nimport numpy as np\nimport pytest\nimport ctxalloc\nkept = []\n"
@@ -309,3 +314,13 @@ def test_a_suite_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_garbage_is_collected_only_after_a_test_that_left_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    monkeypatch.setattr(ctxalloc_pytest, "gc", SimpleNamespace(collect=lambda: collected.append(1)))
+    ctxalloc_pytest._in_request(lambda: float(np.ones(1000).sum()), ctxalloc.request())()
+    assert collected == []
+    kept = ctxalloc_pytest._in_request(lambda: np.ones(1000), ctxalloc.request())()
+    assert collected == [1]
+    del kept

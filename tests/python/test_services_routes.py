@@ -7,13 +7,11 @@ of a route has the terms of the pattern that is written as that route.
 import asyncio
 import os
 import random
-import signal
 import time
 import warnings
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 
 flask = pytest.importorskip("flask")
@@ -26,7 +24,7 @@ from starlette.responses import PlainTextResponse  # noqa: E402
 from starlette.routing import Mount, Route  # noqa: E402
 
 import ctxalloc  # noqa: E402
-from ctxalloc import BudgetExceeded, KiB, request  # noqa: E402
+from ctxalloc import request  # noqa: E402
 from ctxalloc._native import RouteTable  # noqa: E402
 from ctxalloc._serving import parts_of, pattern_of  # noqa: E402
 from ctxalloc.asgi import AllocatorMiddleware  # noqa: E402
@@ -338,51 +336,3 @@ def test_an_application_that_cannot_be_asked_is_left_alone() -> None:
         await PlainTextResponse("")(scope, receive, send)
 
     assert asyncio.run(call(AllocatorMiddleware(app, routes={"/none": request()}), http("/"))).status == 200
-
-
-# ---- interrupts -------------------------------------------------------------------------------------
-
-
-def test_an_interrupt_while_a_refusal_is_looked_at_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy's `_total_size` is a property in Python: a signal's handler may run in it."""
-    with pytest.raises(MemoryError) as raised, ctxalloc.use("pool"):
-        np.empty(1 << 62, np.uint8)
-    kind = raised.type
-
-    def interrupted(_: Any) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(kind, "_total_size", property(interrupted))
-    with pytest.raises(KeyboardInterrupt), request(limit_bytes=100, strict=True):
-        np.ones(1000)
-    monkeypatch.undo()
-    with pytest.raises(BudgetExceeded), request(limit_bytes=100, strict=True):
-        np.ones(1000)
-
-
-def test_no_interrupt_is_lost_among_refusals() -> None:
-    class Interrupted(KeyboardInterrupt):
-        pass
-
-    def handler(*_: Any) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        raise Interrupted
-
-    def refused_until_interrupted() -> None:
-        while True:
-            try:
-                with request(limit_bytes=100 * KiB, strict=True):
-                    np.ones(1000 * KiB)
-            except BudgetExceeded:
-                pass
-
-    before = signal.signal(signal.SIGALRM, handler)
-    chance = random.Random(1)
-    try:
-        for _ in range(300):
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
-            with pytest.raises(Interrupted):
-                refused_until_interrupted()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

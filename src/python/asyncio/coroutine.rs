@@ -1,6 +1,7 @@
 //! Crossing four: a Rust future for a Python awaitable, which runs on its event loop with the task's handler selected.
 
 use super::event_loop::{call_soon, lock, take};
+use crate::python::asked::asked;
 use crate::python::exit;
 use crate::python::handler::capsule_of;
 use crate::python::imported::Imported;
@@ -182,12 +183,15 @@ impl Drop for PythonTask {
         let Some(event_loop) = self.event_loop.take() else { return };
         let task = Arc::clone(&self.task);
         // Without an interpreter no task is left to cancel.
-        let _ = exit::try_attach(|py| -> PyResult<()> {
+        let _ = exit::try_attach(|py| {
             let cancel = PyCFunction::new_closure(py, None, None, move |arguments, _| -> PyResult<()> {
                 take(&task).map_or(Ok(()), |task| task.call_method0(arguments.py(), "cancel").map(drop))
-            })?;
+            });
             // It runs after `Start`, as callbacks keep their order. A closed loop refuses it, and has no tasks.
-            call_soon(event_loop.bind(py), cancel.into_any(), None)
+            let posted = cancel.and_then(|cancel| call_soon(event_loop.bind(py), cancel.into_any(), None));
+            if let Err(interrupt) = asked(py, posted) {
+                interrupt.write_unraisable(py, Some(event_loop.bind(py))); // a destructor raises nothing
+            }
         });
     }
 }

@@ -1,6 +1,7 @@
 //! Crossing two: an asyncio future for a Rust future, which runs on tokio with the caller's handler selected.
 
 use super::event_loop::{call_soon, take};
+use crate::python::asked::asked;
 use crate::python::bridge::{current, with_selection};
 use crate::python::errors::RustPanic;
 use crate::python::exit;
@@ -194,8 +195,10 @@ impl Places {
         if let Err(error) = posted {
             // A closed loop refuses: then the program chose not to wait, and there is nothing to report.
             let closed = event_loop.call_method0(intern!(py, "is_closed")).and_then(|closed| closed.is_truthy());
-            if !closed.unwrap_or(false) {
-                error.write_unraisable(py, Some(event_loop));
+            match closed {
+                Ok(true) => {}
+                Ok(false) => error.write_unraisable(py, Some(event_loop)),
+                Err(worse) => worse.write_unraisable(py, Some(event_loop)),
             }
         }
         drop(locals);
@@ -226,13 +229,12 @@ impl Settle {
         }
         let set_exception = |error: PyErr| future.call_method1(intern!(py, "set_exception"), (error,)).map(drop);
         // asyncio refuses StopIteration, which would end the coroutine that awaits it.
-        set_exception(error.clone_ref(py)).or_else(|refusal| {
-            let refused = PyRuntimeError::new_err(format!(
-                "a Rust future failed with an exception that no asyncio future accepts: {refusal}"
-            ));
-            refused.set_cause(py, Some(error));
-            set_exception(refused)
-        })
+        let Err(refusal) = asked(py, set_exception(error.clone_ref(py)))? else { return Ok(()) };
+        let refused = PyRuntimeError::new_err(format!(
+            "a Rust future failed with an exception that no asyncio future accepts: {refusal}"
+        ));
+        refused.set_cause(py, Some(error));
+        set_exception(refused)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

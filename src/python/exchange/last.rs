@@ -19,9 +19,9 @@ pub(super) struct Last {
 }
 
 /// Whether it is a coroutine of Python's own, which [`Last`] can drive.
-pub(super) fn is_coroutine(object: &Bound<'_, PyAny>) -> bool {
+pub(super) fn is_coroutine(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static COROUTINE: Imported = Imported::new("types", "CoroutineType");
-    COROUTINE.get(object.py()).is_ok_and(|coroutine| object.get_type().is(coroutine))
+    Ok(object.get_type().is(COROUTINE.get(object.py())?))
 }
 
 impl Last {

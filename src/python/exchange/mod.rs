@@ -287,7 +287,7 @@ impl PyExchange {
             if goes_on {
                 return Ok(awaitable);
             }
-            if !is_coroutine(&awaitable) {
+            if !is_coroutine(&awaitable)? {
                 return slf.call_method1(intern!(py, "_last"), (awaitable,));
             }
             return Ok(Bound::new(py, Last::new(slf.clone().into_any().unbind(), awaitable.unbind()))?.into_any());

@@ -14,7 +14,8 @@
 //! BudgetExceeded too: nothing in the error tells it from C's.
 
 use crate::error::Error;
-use crate::python::errors::{BudgetExceeded, or_none, with_cause};
+use crate::python::asked::asked;
+use crate::python::errors::{BudgetExceeded, with_cause};
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -29,7 +30,9 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
     if refusals.is_empty() || is_budgets || !error.is_instance_of::<PyMemoryError>() {
         return Ok(());
     }
-    let message = error.str()?.to_string();
+    // Without a text it is no error of C's or of ours.
+    let Ok(message) = asked(py, error.str())? else { return Ok(()) };
+    let message = message.to_string();
     let refusal = match size_of_array(error)? {
         Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
         None if is_of_c(&message) => refusals.iter().find(|refusal| refusal.is_last),
@@ -40,9 +43,10 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
 }
 
 /// The size in bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.
+/// That is a property in Python: an interrupt may come out of it.
 fn size_of_array(error: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    // A property in Python: a signal's handler may run in it.
-    or_none(error.py(), error.getattr("_total_size").and_then(|size| size.extract()))
+    let size = error.getattr("_total_size").and_then(|size| size.extract());
+    Ok(asked(error.py(), size)?.ok())
 }
 
 /// Whether `PyErr_NoMemory` raised the error, or NumPy with one of its messages.

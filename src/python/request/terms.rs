@@ -103,9 +103,9 @@ pub(super) fn flag(option: &str, given: Given<'_, '_>) -> PyResult<bool> {
 pub(super) fn after_end(given: Given<'_, '_>) -> PyResult<AfterEnd> {
     const WANTED: &str = "'charge', 'refuse' or 'detach'";
     let Some(given) = given else { return Ok(AfterEnd::default()) };
-    let text = given
-        .cast::<PyString>()
-        .map_err(|_| PyTypeError::new_err(format!("request(after_end={}): give {WANTED}", repr_of(given))))?;
+    let Ok(text) = given.cast::<PyString>() else {
+        return Err(PyTypeError::new_err(format!("request(after_end={}): give {WANTED}", repr_of(given)?)));
+    };
     match &*text.to_string_lossy() {
         "charge" => Ok(AfterEnd::Charge),
         "refuse" => Ok(AfterEnd::Refuse),

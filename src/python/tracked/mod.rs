@@ -4,7 +4,8 @@ mod attribution;
 
 pub(super) use attribution::attribution;
 
-use super::errors::{or_none, wrong_type};
+use super::asked::asked;
+use super::errors::wrong_type;
 use crate::handler::Handler;
 use crate::strategy::{LiveBlock, Report};
 use pyo3::exceptions::PyValueError;
@@ -105,8 +106,8 @@ fn thread_names(py: Python<'_>) -> PyResult<HashMap<u32, String>> {
     for thread in py.import("threading")?.call_method0("enumerate")?.try_iter()? {
         let thread = thread?;
         // `native_id` is None for a thread that is just starting, and some dummy threads have none.
-        let id = or_none(py, thread.getattr("native_id").and_then(|id| id.extract::<Option<u32>>()))?;
-        if let Some(id) = id.flatten() {
+        let id = thread.getattr("native_id").and_then(|id| id.extract::<Option<u32>>());
+        if let Ok(Some(id)) = asked(py, id)? {
             names.insert(id, thread.getattr("name")?.str()?.to_string_lossy().into_owned());
         }
     }
@@ -135,7 +136,9 @@ pub(super) fn of_handler(py: Python<'_>, handler: Handler) -> PyResult<Vec<Bound
 #[pyo3(signature = (blocks, /))]
 pub(super) fn report(blocks: &Bound<'_, PyAny>) -> PyResult<String> {
     let refuse = |given: &Bound<'_, PyAny>, expected| wrong_type("tracking.report", expected, given);
-    let all = blocks.try_iter().map_err(|_| refuse(blocks, "a list of blocks, as Handler.live_blocks() makes it"))?;
+    let Ok(all) = asked(blocks.py(), blocks.try_iter())? else {
+        return Err(refuse(blocks, "a list of blocks, as Handler.live_blocks() makes it"));
+    };
     let block = |block: PyResult<Bound<'_, PyAny>>| {
         let block = block?;
         let block = block.cast::<PyBlock>().map_err(|_| refuse(&block, "a list of nothing but tracking.Block"))?;

@@ -1,0 +1,118 @@
+"""What is no ``Exception`` (an interrupt, an exit, a cancelled task) is never dropped where we ask Python something."""
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+import ctxalloc
+
+INTERRUPTS = [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit]
+
+
+def raising(kind: type[BaseException]) -> Any:
+    def ask(*_: object) -> NoReturn:
+        raise kind
+
+    return ask
+
+
+def raise_in_a_refused_request(error: BaseException) -> None:
+    with ctxalloc.request(limit_bytes=100, strict=True):
+        with pytest.raises(MemoryError):
+            np.ones(1000)
+        raise error
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+@pytest.mark.parametrize("attribute", ["_total_size", "__str__"])
+def test_an_interrupt_while_a_refusal_is_looked_for_is_raised(kind: type[BaseException], attribute: str) -> None:
+    body = raising(kind)
+    error = type("Ours", (MemoryError,), {attribute: property(body) if attribute == "_total_size" else body})
+    with pytest.raises(kind):
+        raise_in_a_refused_request(error())
+
+
+@pytest.mark.parametrize("attribute", ["_total_size", "__str__"])
+def test_an_ordinary_error_while_a_refusal_is_looked_for_leaves_the_error_as_it_is(attribute: str) -> None:
+    body = raising(ValueError)
+    error = type("Ours", (MemoryError,), {attribute: property(body) if attribute == "_total_size" else body})
+    with pytest.raises(error):
+        raise_in_a_refused_request(error("of nobody's"))
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+def test_an_interrupt_while_an_argument_is_read_or_shown_is_raised(kind: type[BaseException]) -> None:
+    shown = type("Shown", (), {"__repr__": raising(kind)})()
+    read = type("Read", (), {"__index__": raising(kind), "__float__": raising(kind), "__iter__": raising(kind)})()
+    for given in (shown, read):
+        with pytest.raises(kind):
+            ctxalloc.request(limit_bytes=given)
+    with pytest.raises(kind):
+        ctxalloc.request(after_end=shown)
+    with pytest.raises(kind):
+        ctxalloc.strategies.Aligned(align=shown)
+    with pytest.raises(kind):
+        ctxalloc.tracking.report(read)
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+def test_an_interrupt_while_threads_are_named_is_raised(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Thread:
+        name = "ours"
+        native_id = property(raising(kind))
+
+    with ctxalloc.use("tracked"):
+        array = np.ones(1000)
+    monkeypatch.setattr(threading, "enumerate", lambda: [Thread()])
+    with pytest.raises(kind):
+        ctxalloc.handler("tracked").live_blocks()
+    del array
+
+
+@pytest.fixture
+def interrupts() -> Iterator[list[int]]:
+    """A signal every millisecond, whose handler raises KeyboardInterrupt where the list is not empty."""
+    armed: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    yield armed
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no timers that send signals here")
+def test_each_of_many_interrupts_comes_out_of_a_refusal(interrupts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    came = 0
+    of_numpy: list[str] = []  # it drops an interrupt of its own while it makes its error, and says so
+
+    def unraisable(given: Any) -> None:
+        assert str(given.object).startswith("Unable to allocate")
+        of_numpy.append(given.object)
+
+    monkeypatch.setattr(sys, "unraisablehook", unraisable)
+    for _ in range(300):
+        try:
+            interrupts.append(1)
+            while interrupts:
+                try:
+                    with ctxalloc.request(limit_bytes=100, strict=True):
+                        np.ones(1000)
+                except ctxalloc.BudgetExceeded:
+                    pass
+        except KeyboardInterrupt:
+            came += 1
+    assert came + len(of_numpy) == 300

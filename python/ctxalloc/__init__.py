@@ -27,6 +27,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
   ``CTXALLOC_HANDLER``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
+
+For pytest, whose plugin comes with the package, and which may be run by ``ctxalloc run``: PYTEST_DONT_REWRITE.
 """
 
 import importlib as _importlib  # noqa: I001

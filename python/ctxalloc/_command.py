@@ -37,6 +37,12 @@ def _rounds(text: str) -> int:
     return int(text)
 
 
+def _sites(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of sites; give one from 1 on")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ctxalloc", description="See, choose and limit the memory of NumPy's arrays.")
     parser.add_argument("--version", action="version", version=f"ctxalloc {__version__}")
@@ -61,9 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run it with NumPy's default and with --handler in turn; print both",
     )
-    run.add_argument(
-        "--rounds", metavar="N", type=_rounds, default=3, help="how often --compare runs each (default: 3)"
-    )
+    run.add_argument("--sites", metavar="N", type=_sites, help="how many sites --report shows (default: 10)")
+    run.add_argument("--rounds", metavar="N", type=_rounds, help="how often --compare runs each (default: 3)")
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
     run.add_argument("program", help="the script, or with -m the module")
     arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
@@ -83,11 +88,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever reads it has read enough, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    for given, other, is_wrong in (
+        ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),
+        ("--sites", "goes with --report only", options.sites is not None and not options.report),
+        ("--report", "does not go with --compare: run it once with each", options.report and options.compare),
+    ):
+        if is_wrong:
+            print(f"ctxalloc run: {given} {other}", file=sys.stderr)
+            return 2
     program = Program(options.program, options.is_module, options.arguments)
     try:
         if options.compare:
-            return _compare.compare(program, options.handler or "pool", options.limit, options.rounds, sys.stderr)
-        return _run.run(program, options.handler, options.limit, report=sys.stderr if options.report else None)
+            return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
+        report = sys.stderr if options.report else None
+        return _run.run(program, options.handler, options.limit, report=report, sites=options.sites or 10)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

@@ -4,7 +4,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TextIO
+from pathlib import Path
+from typing import Final, NamedTuple, TextIO
+
+import numpy as np
 
 from ctxalloc import _native
 from ctxalloc._text import size_text, table
@@ -48,9 +51,9 @@ class Profile:
         ]
         table("By handler", ["handler", "peak", "total", "arrays", "alive at the end"], rows, out)
 
-    def print_sites(self, out: TextIO, count: int = 10) -> None:
+    def print_sites(self, out: TextIO, count: int) -> None:
         """A table of the largest sites."""
-        largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))[:count]
+        largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))
         rows = [
             [
                 size_text(sums.at_peak_bytes),
@@ -59,9 +62,13 @@ class Profile:
                 size_text(sums.live_bytes),
                 where,
             ]
-            for where, sums in largest
+            for where, sums in largest[:count]
         ]
         table("Largest sites", ["at the peak", "total", "arrays", "alive at the end", "where"], rows, out)
+        rest = largest[count:]
+        if rest:
+            more = sum(sums.at_peak_bytes for _, sums in rest)
+            print(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
 
 
 @contextmanager
@@ -82,10 +89,14 @@ def profiled() -> Iterator[Profile]:
         result.sites = [(where, Sums(*numbers)) for where, numbers in by_place.items()]
 
 
+_INNER: Final = ("<frozen", *(f"{folder}{os.sep}" for folder in [*np.__path__, str(Path(__file__).parent)]))
+"""What is between a program and its arrays: NumPy, wherever it is installed, and this package."""
+
+
 def _place(frames: list[tuple[str, int, str]]) -> str:
-    """The innermost call that is not in NumPy itself."""
+    """The innermost call that is neither in NumPy itself nor here."""
     for file, line, function in frames:
-        if f"{os.sep}numpy{os.sep}" not in file and not file.startswith("<frozen"):
+        if not file.startswith(_INNER):
             return f"{_short(file)}:{line} {function}"
     return f"{_short(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else "outside of Python"
 

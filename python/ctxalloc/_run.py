@@ -1,9 +1,11 @@
 """Runs somebody's program under a handler and a limit, and reports what its arrays took."""
 
+import _posixsubprocess
 import atexit
 import contextlib
 import os
 import resource
+import subprocess  # noqa: F401 - it has its own `fork_exec` before `_Children` comes
 import sys
 import threading
 import time
@@ -16,7 +18,7 @@ from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._profile import Profile, profiled
 from ctxalloc._program import Program, UsageError
-from ctxalloc._text import size_text, table
+from ctxalloc._text import counted, size_text, table
 
 STRATEGIES: Final[dict[str, Any]] = {
     "default_allocator": strategies.System,
@@ -39,7 +41,7 @@ def check_handler(name: str) -> None:
         raise UsageError(f"--handler {name}: {error}") from None
 
 
-def run(program: Program, handler: str | None, limit: int | None, *, report: TextIO | None) -> int:
+def run(program: Program, handler: str | None, limit: int | None, *, report: TextIO | None, sites: int) -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked."""
     program.check()
     if handler is not None:
@@ -54,7 +56,7 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report)
+    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report, sites)
     try:
         return _status_of(program, request)
     except UsageError:
@@ -63,13 +65,37 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
         raise
 
 
+class _Children:
+    """Counts the processes that the program forks or starts. Those that C code starts, or a child, are not seen."""
+
+    EVENTS: Final = frozenset({"os.fork", "os.forkpty", "subprocess.Popen", "os.posix_spawn", "os.system"})
+
+    def __init__(self) -> None:
+        self.count = 0
+        sys.addaudithook(self._hear)
+        # multiprocessing's way to spawn, which raises no event; subprocess has a name of its own for it.
+        start = _posixsubprocess.fork_exec
+
+        def fork_exec(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return start(*args, **kwargs)
+
+        _posixsubprocess.fork_exec = fork_exec
+
+    def _hear(self, event: str, _arguments: object) -> None:
+        if event in self.EVENTS:
+            self.count += 1
+
+
 class _Begun:
     def __init__(self) -> None:
         self.wall = time.perf_counter()
         self.usage = resource.getrusage(resource.RUSAGE_SELF)
 
 
-def _report_at_the_end(program: Program, handler: str | None, limit: int | None, out: TextIO) -> Callable[[], None]:
+def _report_at_the_end(
+    program: Program, handler: str | None, limit: int | None, out: TextIO, sites: int
+) -> Callable[[], None]:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
 
     What it returns takes that back.
@@ -77,13 +103,14 @@ def _report_at_the_end(program: Program, handler: str | None, limit: int | None,
     begun, own = _Begun(), os.getpid()
     profiling = contextlib.ExitStack()
     profile = profiling.enter_context(profiled())
+    children = _Children()
 
     def report() -> None:
         if os.getpid() != own or out.closed:  # a child of fork that ends as a program does; nowhere to write to
             return
         profiling.close()
         with contextlib.suppress(OSError):  # nobody reads on
-            _print(program, handler, limit, profile, begun, out)
+            _print(program, handler, limit, profile, begun, children, sites, out)
 
     atexit.register(report)
     return lambda: atexit.unregister(report)
@@ -164,7 +191,14 @@ def _carry() -> None:
 
 
 def _print(  # noqa: PLR0917 - one call
-    program: Program, handler: str | None, limit: int | None, profile: Profile, begun: _Begun, out: TextIO
+    program: Program,
+    handler: str | None,
+    limit: int | None,
+    profile: Profile,
+    begun: _Begun,
+    children: "_Children",
+    sites: int,
+    out: TextIO,
 ) -> None:
     now = resource.getrusage(resource.RUSAGE_SELF)
     faults = now.ru_minflt + now.ru_majflt - begun.usage.ru_minflt - begun.usage.ru_majflt
@@ -181,14 +215,16 @@ def _print(  # noqa: PLR0917 - one call
     )
     sums = profile.all
     print(
-        f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in {sums.arrays} arrays, "
-        f"{size_text(sums.live_bytes)} alive at the end, {profile.refused} refused",
+        f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
+        f"{counted(sums.arrays, 'array')}, {size_text(sums.live_bytes)} alive at the end, {profile.refused} refused",
         file=out,
     )
     if not profile.is_complete:
         print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
+    if children.count:
+        print(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
     profile.print_handlers(out)
-    profile.print_sites(out)
+    profile.print_sites(out, sites)
     series = sorted(metrics.snapshot().series.values(), key=lambda one: -one.max_peak_bytes)
     rows = [
         [

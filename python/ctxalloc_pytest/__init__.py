@@ -194,9 +194,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         with _each_in(item, _in_request(item.obj, request), request):
             result = yield
-    except BaseException:
+    except BaseException as error:
         _note(item, request)
         _show_sites(item, request, "Arrays that were alive when the test failed")
+        if error.__cause__ is not None and type(error).__name__ == "BudgetExceeded":
+            # It was raised by the request's end, from the test's MemoryError: what shows the test is that one's.
+            error.__traceback__ = error.__cause__.__traceback__
         raise
     else:
         _note(item, request)
@@ -235,21 +238,21 @@ def _check(item: pytest.Item, request: "Request") -> None:
             "ctxalloc: nothing of the test ran in its request, so nothing was measured; is it run in another process?",
             pytrace=False,
         )
-    from ctxalloc._text import size_text  # noqa: PLC0415
+    from ctxalloc._text import counted, size_text  # noqa: PLC0415
 
     options = _options(item)
     total, escaped = _size("total", options.get("total")), options.get("escaped")
     if total is not None and request.stats.total_bytes > total:
         pytest.fail(
             f"ctxalloc: the test allocated {size_text(request.stats.total_bytes)} ({request.stats.total_bytes} bytes) "
-            f"in {request.stats.count} arrays, more than total={options['total']!r}",
+            f"in {counted(request.stats.count, 'array')}, more than total={options['total']!r}",
             pytrace=False,
         )
     if escaped is not None and request.escaped.count > escaped:
         _show_sites(item, request, "Arrays that outlive the test")
         pytest.fail(
-            f"ctxalloc: {request.escaped.count} arrays of {request.escaped.bytes} bytes outlive the test, more than "
-            f"escaped={escaped}",
+            f"ctxalloc: {counted(request.escaped.count, 'array')} of {request.escaped.bytes} bytes outlive the "
+            f"test, more than escaped={escaped}",
             pytrace=False,
         )
 

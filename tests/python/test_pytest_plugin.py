@@ -91,7 +91,7 @@ def test_total():
         "test_may_leave_one": "PASSED",
         "test_total": "FAILED",
     }, run.text
-    assert "1 arrays of 8000 bytes outlive the test, more than escaped=0" in run.text
+    assert "1 array of 8000 bytes outlive the test, more than escaped=0" in run.text
     assert "more than total='1 MB'" in run.text
 
 
@@ -309,3 +309,18 @@ def test_a_suite_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_refusal_is_shown_by_the_test_and_not_by_pytests_own_frames(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+@pytest.mark.ctxalloc(limit="8 MB")
+def test_beyond():
+    np.zeros(9_000_000, np.uint8)
+""",
+    )
+    assert run.outcomes == {"test_beyond": "FAILED"}, run.text
+    assert "np.zeros(9_000_000, np.uint8)" in run.text
+    for frame in ("ctxalloc_pytest", "pluggy", "_pytest/"):
+        assert frame not in run.text.partition("= FAILURES =")[2].partition("= short test summary")[0], run.text

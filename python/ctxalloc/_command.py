@@ -8,8 +8,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
-from ctxalloc import _compare, _info, _run
+from ctxalloc import _compare, _info, _report, _run
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_of
@@ -61,7 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         help="the most bytes of arrays at one time: 2GiB, 500MB; more is MemoryError",
     )
-    run.add_argument("--report", action="store_true", help="print what the arrays took to standard error at the end")
+    run.add_argument(
+        "--report",
+        action="store_true",
+        help="print what the arrays took to standard error at the end; --report=json for programs",
+    )
+    run.add_argument("--report-as", help=argparse.SUPPRESS)
+    run.add_argument("--output", metavar="FILE", type=Path, help="write the report to this file")
     run.add_argument(
         "--compare",
         action="store_true",
@@ -73,23 +81,60 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("program", help="the script, or with -m the module")
     arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
     arguments.required = False  # for the message where there is no program
-    commands.add_parser("info", help="what this machine and this Python offer, and what to change")
+    compare = commands.add_parser("compare", help="what differs between two reports of run --report=json")
+    compare.add_argument("before", type=Path, help="the report of one run")
+    compare.add_argument("after", type=Path, help="the report of another one")
+    compare.add_argument("--sites", metavar="N", type=_sites, default=10, help="how many functions (default: 10)")
+    info = commands.add_parser("info", help="what this machine and this Python offer, and what to change")
+    info.add_argument("--json", action="store_true", help="print it for programs")
     return parser
+
+
+def _separated(arguments: Sequence[str]) -> list[str]:
+    """``--report=json`` as argparse can read it: a flag with a value, and never the program's name for a value."""
+    words: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-") and words:  # the program, behind the command: what follows is its own
+            words.append(word)
+            break
+        if word.startswith("--report="):
+            words += ["--report", f"--report-as={word.removeprefix('--report=')}"]
+            continue
+        words.append(word)
+        if word in _WITH_VALUE:
+            words += [value for value in [next(rest, None)] if value is not None]
+    return [*words, *rest]
+
+
+_WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--rounds", "--sites"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command == "info":
+    options = parser.parse_args(_separated(sys.argv[1:] if arguments is None else arguments))
+    if options.command in ("info", "compare"):
         try:
-            _info.print_info(sys.stdout)
+            if options.command == "compare":
+                _report.compare(options.before, options.after, options.sites, sys.stdout)
+            else:
+                _info.print_info(sys.stdout, is_json=options.json)
             sys.stdout.flush()
+        except UsageError as error:
+            print(f"ctxalloc compare: {error}", file=sys.stderr)
+            return 2
         except BrokenPipeError:  # whoever reads it has read enough, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     for given, other, is_wrong in (
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),
+        (
+            f"--report={options.report_as}",
+            "is no kind of report; give --report or --report=json",
+            options.report_as not in (None, "json"),
+        ),
+        ("--output", "goes with --report only", options.output is not None and not options.report),
         ("--sites", "goes with --report only", options.sites is not None and not options.report),
         ("--report", "does not go with --compare: run it once with each", options.report and options.compare),
     ):
@@ -100,8 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.compare:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
-        report = sys.stderr if options.report else None
-        return _run.run(program, options.handler, options.limit, report=report, sites=options.sites or 10)
+        wanted = None
+        if options.report:
+            wanted = _run.Wanted(options.report_as == "json", options.output, options.sites or 10)
+        return _run.run(program, options.handler, options.limit, report=wanted)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

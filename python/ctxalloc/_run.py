@@ -3,6 +3,7 @@
 import _posixsubprocess
 import atexit
 import contextlib
+import io
 import os
 import resource
 import subprocess  # noqa: F401 - it has its own `fork_exec` before `_Children` comes
@@ -10,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _native, _program, metrics, strategies
+from ctxalloc import _native, _program, _report, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._profile import Profile, profiled
@@ -41,11 +43,14 @@ def check_handler(name: str) -> None:
         raise UsageError(f"--handler {name}: {error}") from None
 
 
-def run(program: Program, handler: str | None, limit: int | None, *, report: TextIO | None, sites: int) -> int:
+def run(program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None") -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked."""
     program.check()
     if handler is not None:
         check_handler(handler)
+    if report is not None and report.path is not None:
+        _report.check_output(report.path)
+        report = report._replace(path=report.path.absolute())  # the program may change its directory
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
@@ -56,13 +61,23 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report, sites)
+    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report)
     try:
         return _status_of(program, request)
     except UsageError:
         if withdraw is not None:
             withdraw()
         raise
+
+
+class Wanted(NamedTuple):
+    """A report: how, and where."""
+
+    is_json: bool
+    path: Path | None
+    """None: to standard error."""
+    sites: int
+    """How many a table shows; JSON has all."""
 
 
 class _Children:
@@ -92,9 +107,20 @@ class _Begun:
         self.wall = time.perf_counter()
         self.usage = resource.getrusage(resource.RUSAGE_SELF)
 
+    def usage_since(self) -> _report.Usage:
+        """What this process took since then."""
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        return _report.Usage(
+            time.perf_counter() - self.wall,
+            now.ru_utime - self.usage.ru_utime,
+            now.ru_stime - self.usage.ru_stime,
+            now.ru_minflt + now.ru_majflt - self.usage.ru_minflt - self.usage.ru_majflt,
+            now.ru_maxrss * 1024,
+        )
+
 
 def _report_at_the_end(
-    program: Program, handler: str | None, limit: int | None, out: TextIO, sites: int
+    program: Program, handler: str | None, limit: int | None, wanted: "Wanted"
 ) -> Callable[[], None]:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
 
@@ -106,11 +132,22 @@ def _report_at_the_end(
     children = _Children()
 
     def report() -> None:
-        if os.getpid() != own or out.closed:  # a child of fork that ends as a program does; nowhere to write to
-            return
+        out = sys.stderr if wanted.path is None else io.StringIO()
+        if os.getpid() != own or out is None or out.closed:
+            return  # a child of fork that ends as a program does; nowhere to write to
         profiling.close()
-        with contextlib.suppress(OSError):  # nobody reads on
-            _print(program, handler, limit, profile, begun, children, sites, out)
+        usage = begun.usage_since()
+        try:
+            if wanted.is_json:
+                text = _report.as_json(program, handler, limit, profile, usage, children.count)
+                print(text, file=out, flush=True)
+            else:
+                _print(program, handler, limit, profile, usage, children, wanted.sites, out)
+            if wanted.path is not None and isinstance(out, io.StringIO):
+                _report.write(wanted.path, out.getvalue())
+        except OSError as error:
+            if wanted.path is not None:  # else nobody reads on
+                print(f"ctxalloc run: --output {wanted.path}: {error.strerror}", file=sys.stderr)
 
     atexit.register(report)
     return lambda: atexit.unregister(report)
@@ -195,22 +232,19 @@ def _print(  # noqa: PLR0917 - one call
     handler: str | None,
     limit: int | None,
     profile: Profile,
-    begun: _Begun,
+    usage: _report.Usage,
     children: "_Children",
     sites: int,
     out: TextIO,
 ) -> None:
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    faults = now.ru_minflt + now.ru_majflt - begun.usage.ru_minflt - begun.usage.ru_majflt
-    user, system = now.ru_utime - begun.usage.ru_utime, now.ru_stime - begun.usage.ru_stime
+    wall, user, system, faults, process_peak_bytes = usage
     terms = [f"handler {handler or 'as the program selects'}"]
     if limit is not None:
         terms.append(f"limit {size_text(limit)}")
-    wall = time.perf_counter() - begun.wall
     print(f"\nctxalloc: {' '.join([program.name, *program.arguments])} ({', '.join(terms)})", file=out)
     print(
         f"  {wall:.2f} s, CPU {user:.2f} s + {system:.2f} s in the system, {faults} page faults, "
-        f"process at most {size_text(now.ru_maxrss * 1024)}",
+        f"process at most {size_text(process_peak_bytes)}",
         file=out,
     )
     sums = profile.all

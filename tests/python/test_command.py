@@ -1,11 +1,14 @@
 """``python -m ctxalloc``: programs run as ``python`` runs them, and what is reported of them."""
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctxalloc import _compare, _text
@@ -112,6 +115,9 @@ def test_a_limit_ends_the_program_with_the_reason(script: Path) -> None:
         (["--rounds", "3", "{script}"], "--rounds goes with --compare only"),
         (["--sites", "3", "{script}"], "--sites goes with --report only"),
         (["--report", "--compare", "{script}"], "--report does not go with --compare"),
+        (["--report=xml", "{script}"], "--report=xml is no kind of report; give --report or --report=json"),
+        (["--output", "x", "{script}"], "--output goes with --report only"),
+        (["--report", "--output", "/no/such/folder/x", "{script}"], "--output /no/such/folder/x: no file can be"),
         (["--report", "--sites", "0", "{script}"], "'0' is no number of sites"),
         (["--report"], "the following arguments are required: program\n"),
     ],
@@ -307,3 +313,49 @@ def test_compare_marks_what_may_be_chance() -> None:
     assert lines["time"].endswith("  0.55x")
     assert lines["CPU, user"].endswith("  ~ 1.00x")
     assert "this may be chance" in out.getvalue()
+
+
+def test_a_report_for_programs_has_what_the_other_one_has(script: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    run = ctxalloc("run", "--report=json", "--output", "report.json", script, "--report=json", cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "['--report=json']" in run.stdout
+    found = json.loads(path.read_text())
+    assert found["program"] == [str(script), "--report=json"]
+    assert (found["all"]["peak_bytes"], found["all"]["live_bytes"]) == (4_080_000, 80_000)
+    sites = {site["where"]: site for site in found["sites"]}
+    assert sites["program.py:5 work"]["total_bytes"] >= 4_000_000
+    assert sum(site["at_peak_bytes"] for site in sites.values()) == 4_080_000
+    assert list(tmp_path.glob(".report*")) == []
+    to_error = ctxalloc("run", "--report=json", script)
+    assert json.loads(to_error.stderr)["all"] == found["all"]
+
+
+def test_two_reports_are_compared_by_function(tmp_path: Path) -> None:
+    path = tmp_path / "grows.py"
+    for name, head, size in (("a", "", 1 << 20), ("b", "# a line more\n", 3 << 20)):
+        path.write_text(
+            f"{head}import numpy as np\ndef grows(): return np.ones({size}, np.uint8)\n"
+            "def stays(): return np.ones(99, np.uint8)\nkept = grows(), stays()\n"
+        )
+        assert ctxalloc("run", "--report=json", "--output", f"{name}.json", "grows.py", cwd=tmp_path).returncode == 0
+    run = ctxalloc("compare", "a.json", "b.json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"arrays at the peak +1 MiB +3 MiB +\+200\.0%", run.stdout), run.stdout
+    changed = run.stdout.partition("Functions")[2]
+    assert re.search(r"1 MiB +3 MiB +1 MiB +3 MiB +grows\.py grows", changed), changed
+    assert "stays" not in changed
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("{}", "is no report"), ("no", "is no report")])
+def test_what_is_no_report_is_named(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    run = ctxalloc("compare", "a.json", "a.json", cwd=tmp_path)
+    assert (run.returncode, said in run.stderr) == (2, True), run.stderr
+
+
+def test_info_for_programs_is_json() -> None:
+    found = json.loads(ctxalloc("info", "--json").stdout)
+    assert found["NumPy"] == np.__version__
+    assert isinstance(found["advice"], list)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TextIO
 import numpy as np
 
 from ctxalloc import _native
-from ctxalloc._text import size_text, table
+from ctxalloc._text import counted, size_text, table
 
 FRAMES = 8
 """How deep a site is looked for: NumPy's own Python functions are not one."""
@@ -36,6 +36,17 @@ class Profile:
         """False: the program set an event hook of its own meanwhile."""
         self.sites: list[tuple[str, Sums]] = []
         self.handlers: list[tuple[str, Sums]] = []
+
+    def print_sums(self, out: TextIO) -> None:
+        """What all of it took."""
+        sums = self.all
+        print(
+            f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
+            f"{counted(sums.arrays, 'array')}, {size_text(sums.live_bytes)} alive at the end, {self.refused} refused",
+            file=out,
+        )
+        if not self.is_complete:
+            print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
 
     def print_handlers(self, out: TextIO) -> None:
         """A table of the handlers."""

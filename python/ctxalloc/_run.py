@@ -247,14 +247,7 @@ def _print(  # noqa: PLR0917 - one call
         f"process at most {size_text(process_peak_bytes)}",
         file=out,
     )
-    sums = profile.all
-    print(
-        f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
-        f"{counted(sums.arrays, 'array')}, {size_text(sums.live_bytes)} alive at the end, {profile.refused} refused",
-        file=out,
-    )
-    if not profile.is_complete:
-        print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
+    profile.print_sums(out)
     if children.count:
         print(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
     profile.print_handlers(out)

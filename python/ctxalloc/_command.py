@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print what the arrays took to standard error at the end; --report=json for programs",
     )
-    run.add_argument("--report-as", help=argparse.SUPPRESS)
+    run.add_argument("--kind", help=argparse.SUPPRESS)
     run.add_argument("--output", metavar="FILE", type=Path, help="write the report to this file")
     run.add_argument(
         "--compare",
@@ -95,11 +95,13 @@ def _separated(arguments: Sequence[str]) -> list[str]:
     words: list[str] = []
     rest = iter(arguments)
     for word in rest:
-        if not word.startswith("-") and words:  # the program, behind the command: what follows is its own
+        if words and (
+            word == "-" or not word.startswith("-")
+        ):  # the program, behind the command: what follows is its own
             words.append(word)
             break
         if word.startswith("--report="):
-            words += ["--report", f"--report-as={word.removeprefix('--report=')}"]
+            words += ["--report", f"--kind={word.removeprefix('--report=')}"]
             continue
         words.append(word)
         if word in _WITH_VALUE:
@@ -130,9 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for given, other, is_wrong in (
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),
         (
-            f"--report={options.report_as}",
+            f"--report={options.kind}",
             "is no kind of report; give --report or --report=json",
-            options.report_as not in (None, "json"),
+            options.kind not in (None, "json"),
         ),
         ("--output", "goes with --report only", options.output is not None and not options.report),
         ("--sites", "goes with --report only", options.sites is not None and not options.report),
@@ -147,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
         wanted = None
         if options.report:
-            wanted = _run.Wanted(options.report_as == "json", options.output, options.sites or 10)
+            wanted = _run.Wanted(options.kind == "json", options.output, options.sites or 10)
         return _run.run(program, options.handler, options.limit, report=wanted)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)

@@ -327,6 +327,9 @@ def test_a_report_for_programs_has_what_the_other_one_has(script: Path, tmp_path
     assert sites["program.py:5 work"]["total_bytes"] >= 4_000_000
     assert sum(site["at_peak_bytes"] for site in sites.values()) == 4_080_000
     assert list(tmp_path.glob(".report*")) == []
+    stdin = [sys.executable, "-m", "ctxalloc", "run", "--rep", "-", "--report=json"]
+    given = subprocess.run(stdin, input=PROGRAM, capture_output=True, text=True, timeout=300, check=True)
+    assert "['--report=json']" in given.stdout
     to_error = ctxalloc("run", "--report=json", script)
     assert json.loads(to_error.stderr)["all"] == found["all"]
 

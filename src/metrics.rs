@@ -28,7 +28,7 @@ mod publish;
 use crate::counters;
 use crate::error::Error;
 use crate::handler::requests;
-use crate::strategy::{PoolBytes, pool_bytes};
+use crate::strategy::{PoolBytes, pool_bytes, pool_resident_bytes};
 
 #[cfg(feature = "metrics")]
 pub use publish::publish;
@@ -41,6 +41,13 @@ pub use crate::strategy::account::{BudgetNumbers, budgets};
 #[must_use]
 pub fn pools() -> PoolBytes {
     pool_bytes()
+}
+
+/// How many bytes of what all pools have mapped are in memory: pages that nobody touched are not. Asks the system for
+/// each page, which takes a millisecond for some gigabytes. `None`: the system does not say.
+#[must_use]
+pub fn pools_resident_bytes() -> Option<usize> {
+    pool_resident_bytes()
 }
 
 /// All counters now, and what requests have in use: of this process, or with `CTXALLOC_METRICS_DIR` of all processes

@@ -27,6 +27,8 @@ An array stays with the handler that made it, wherever it goes and however long 
 - set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
   ``CTXALLOC_HANDLER``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
+
+For pytest, whose plugin comes with the package, and which may be run by ``ctxalloc run``: PYTEST_DONT_REWRITE.
 """
 
 import importlib as _importlib  # noqa: I001
@@ -121,6 +123,7 @@ __all__ = [
     "handler",
     "handler_of",
     "handlers",
+    "load_ipython_extension",
     "metrics",
     "opentelemetry",
     "problems",
@@ -137,6 +140,7 @@ __all__ = [
     "tracemalloc_domain",
     "tracking",
     "trim",
+    "unload_ipython_extension",
     "use",
     "usm",
     "wrap",
@@ -151,6 +155,20 @@ def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _importlib.import_module(f"{__name__}.{name}")
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext ctxalloc``: the magic ``%%ctxalloc`` runs a cell and reports its arrays."""
+    from ctxalloc import _ipython  # noqa: PLC0415 - for IPython only
+
+    _ipython.load(shell)
+
+
+def unload_ipython_extension(shell: object) -> None:
+    """``%unload_ext ctxalloc``."""
+    from ctxalloc import _ipython  # noqa: PLC0415 - as above
+
+    _ipython.unload(shell)
 
 
 def __dir__() -> list[str]:

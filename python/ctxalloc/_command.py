@@ -8,8 +8,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
-from ctxalloc import _compare, _info, _run
+from ctxalloc import _compare, _info, _report, _run
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_of
@@ -37,6 +39,12 @@ def _rounds(text: str) -> int:
     return int(text)
 
 
+def _sites(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of sites; give one from 1 on")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ctxalloc", description="See, choose and limit the memory of NumPy's arrays.")
     parser.add_argument("--version", action="version", version=f"ctxalloc {__version__}")
@@ -55,39 +63,94 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         help="the most bytes of arrays at one time: 2GiB, 500MB; more is MemoryError",
     )
-    run.add_argument("--report", action="store_true", help="print what the arrays took to standard error at the end")
+    run.add_argument(
+        "--report",
+        action="store_true",
+        help="print what the arrays took to standard error at the end; --report=json for programs",
+    )
+    run.add_argument("--kind", help=argparse.SUPPRESS)
+    run.add_argument("--output", metavar="FILE", type=Path, help="write the report to this file")
     run.add_argument(
         "--compare",
         action="store_true",
         help="run it with NumPy's default and with --handler in turn; print both",
     )
-    run.add_argument(
-        "--rounds", metavar="N", type=_rounds, default=3, help="how often --compare runs each (default: 3)"
-    )
+    run.add_argument("--sites", metavar="N", type=_sites, help="how many sites --report shows (default: 10)")
+    run.add_argument("--rounds", metavar="N", type=_rounds, help="how often --compare runs each (default: 3)")
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
     run.add_argument("program", help="the script, or with -m the module")
     arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
     arguments.required = False  # for the message where there is no program
-    commands.add_parser("info", help="what this machine and this Python offer, and what to change")
+    compare = commands.add_parser("compare", help="what differs between two reports of run --report=json")
+    compare.add_argument("before", type=Path, help="the report of one run")
+    compare.add_argument("after", type=Path, help="the report of another one")
+    compare.add_argument("--sites", metavar="N", type=_sites, default=10, help="how many functions (default: 10)")
+    info = commands.add_parser("info", help="what this machine and this Python offer, and what to change")
+    info.add_argument("--json", action="store_true", help="print it for programs")
     return parser
+
+
+def _separated(arguments: Sequence[str]) -> list[str]:
+    """``--report=json`` as argparse can read it: a flag with a value, and never the program's name for a value."""
+    words: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if words and (
+            word == "-" or not word.startswith("-")
+        ):  # the program, behind the command: what follows is its own
+            words.append(word)
+            break
+        if word.startswith("--report="):
+            words += ["--report", f"--kind={word.removeprefix('--report=')}"]
+            continue
+        words.append(word)
+        if word in _WITH_VALUE:
+            words += [value for value in [next(rest, None)] if value is not None]
+    return [*words, *rest]
+
+
+_WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--rounds", "--sites"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command == "info":
+    options = parser.parse_args(_separated(sys.argv[1:] if arguments is None else arguments))
+    if options.command in ("info", "compare"):
         try:
-            _info.print_info(sys.stdout)
+            if options.command == "compare":
+                _report.compare(options.before, options.after, options.sites, sys.stdout)
+            else:
+                _info.print_info(sys.stdout, is_json=options.json)
             sys.stdout.flush()
+        except UsageError as error:
+            print(f"ctxalloc compare: {error}", file=sys.stderr)
+            return 2
         except BrokenPipeError:  # whoever reads it has read enough, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    for given, other, is_wrong in (
+        ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),
+        (
+            f"--report={options.kind}",
+            "is no kind of report; give --report or --report=json",
+            options.kind not in (None, "json"),
+        ),
+        ("--output", "goes with --report only", options.output is not None and not options.report),
+        ("--sites", "goes with --report only", options.sites is not None and not options.report),
+        ("--report", "does not go with --compare: run it once with each", options.report and options.compare),
+    ):
+        if is_wrong:
+            print(f"ctxalloc run: {given} {other}", file=sys.stderr)
+            return 2
     program = Program(options.program, options.is_module, options.arguments)
     try:
         if options.compare:
-            return _compare.compare(program, options.handler or "pool", options.limit, options.rounds, sys.stderr)
-        return _run.run(program, options.handler, options.limit, report=sys.stderr if options.report else None)
+            return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
+        wanted = None
+        if options.report:
+            wanted = _run.Wanted(options.kind == "json", options.output, options.sites or 10)
+        return _run.run(program, options.handler, options.limit, report=wanted)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

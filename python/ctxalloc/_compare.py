@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -61,7 +62,7 @@ def compare(program: Program, handler: str, limit: int | None, rounds: int, out:
 
 def _run(options: list[str], given: Path | int, *, is_quiet: bool) -> tuple[int, _Round]:
     """One run in a process of its own: its status, as ``subprocess`` has it, and what it took."""
-    command = [sys.executable, "-m", "ctxalloc", "run", *options]
+    command = [sys.executable, *_options_of_python(), "-m", "ctxalloc", "run", *options]
     stdout = subprocess.DEVNULL if is_quiet else None
     with contextlib.ExitStack() as files:
         stdin = given if isinstance(given, int) else files.enter_context(given.open("rb"))
@@ -84,6 +85,32 @@ def _run(options: list[str], given: Path | int, *, is_quiet: bool) -> tuple[int,
     return status, _Round(wall, usage.ru_utime, usage.ru_stime, faults, usage.ru_maxrss * 1024)
 
 
+def _options_of_python() -> list[str]:
+    """What stands before the program in the command of this process: ``-O``, ``-W error``, ``-X utf8``.
+
+    Not ``-i``: each run would wait for somebody to type.
+    """
+    given: list[str] = []
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word.startswith("--"):
+            given += [word, next(words, "")]  # --check-hash-based-pycs, the only one that can be here
+            continue
+        if len(word) < 2 or word[0] != "-":
+            break
+        flags = ""
+        for at, flag in enumerate(word[1:], 2):
+            if flag in "cm":
+                return given + ([f"-{flags}"] if flags else [])
+            if flag in "WX":
+                given += [f"-{flag}", word[at:] or next(words, "")]
+                break
+            flags += flag.replace("i", "")
+        if flags:
+            given.append(f"-{flags}")
+    return given
+
+
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
@@ -102,7 +129,10 @@ def _print(program: Program, found: dict[str, list[_Round]], handler: str, round
         for name, measured in found.items()
     }
     base, other = medians["default_allocator"], medians[handler]
-    lines = (
+    each = [list(zip(*measured, strict=True)) for measured in found.values()]
+    # Where the runs of both overlap, the ratio may be chance.
+    is_noise = [max(min(one), min(two)) <= min(max(one), max(two)) for one, two in zip(*each, strict=True)]
+    lines: tuple[tuple[str, float, float, Callable[[float], str]], ...] = (
         ("time", base.wall, other.wall, lambda seconds: f"{seconds:.2f} s"),
         ("CPU, user", base.user, other.user, lambda seconds: f"{seconds:.2f} s"),
         ("CPU, system", base.system, other.system, lambda seconds: f"{seconds:.2f} s"),
@@ -110,8 +140,8 @@ def _print(program: Program, found: dict[str, list[_Round]], handler: str, round
         ("process at most", base.peak_bytes, other.peak_bytes, size_text),
     )
     rows = [
-        [name, show(before), show(after), f"{after / before:.2f}x" if before else "-"]
-        for name, before, after, show in lines
+        [name, show(before), show(after), _ratio(before, after, is_noise=noise and rounds > 1)]
+        for (name, before, after, show), noise in zip(lines, is_noise, strict=True)
     ]
     spread = [max(one.wall for one in measured) / min(one.wall for one in measured) for measured in found.values()]
     runs = "1 run" if rounds == 1 else f"{rounds} runs"
@@ -119,3 +149,9 @@ def _print(program: Program, found: dict[str, list[_Round]], handler: str, round
     table(title, ["", "default_allocator", handler, "ratio"], rows, out)
     if rounds > 1:
         print(f"  slowest over fastest run: {spread[0]:.2f} and {spread[1]:.2f}", file=out)
+    if rounds > 1 and any(is_noise):
+        print("  ~: some runs of the one were no larger than some of the other; this may be chance", file=out)
+
+
+def _ratio(before: float, after: float, *, is_noise: bool) -> str:
+    return f"{'~ ' if is_noise else ''}{after / before:.2f}x" if before else "-"

@@ -1,5 +1,6 @@
 """``ctxalloc info``: what this machine and this Python offer to handlers, and what to change."""
 
+import json
 import os
 import platform
 import resource
@@ -61,8 +62,8 @@ def _limit_text(which: int) -> str:
     return "none" if limit == resource.RLIM_INFINITY else size_text(limit)
 
 
-def print_info(out: TextIO) -> None:
-    """Prints all of it."""
+def print_info(out: TextIO, *, is_json: bool = False) -> None:
+    """Prints all of it, as tables or as one JSON object."""
     advice: list[str] = []
     rows = [
         ["ctxalloc", f"{_native.__version__}, selection by {_native.selection}"],
@@ -100,6 +101,9 @@ def print_info(out: TextIO) -> None:
             "of a systemd unit)"
         )
     rows.append(["address space", _limit_text(resource.RLIMIT_AS)])
+    if is_json:
+        print(json.dumps({**dict(rows), "advice": advice}, indent=1), file=out)
+        return
     table("ctxalloc here", ["what", "value"], rows, out)
     if advice:
         print("\nWhat to change", file=out)

@@ -36,6 +36,7 @@ __all__ = [
     "_escaped",
     "_metrics",
     "_pools",
+    "_pools_resident",
     "_present_requests",
     "_profile_begin",
     "_profile_end",
@@ -398,6 +399,7 @@ def _metrics() -> tuple[
     list[tuple[str, int, int, int, int, int, int, int, _Histogram, _Histogram]], list[tuple[int, int, int, int, int]]
 ]: ...
 def _pools() -> tuple[int, int]: ...
+def _pools_resident() -> int | None: ...
 def _resident_bytes() -> int: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None]

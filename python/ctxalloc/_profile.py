@@ -4,10 +4,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TextIO
+from pathlib import Path
+from typing import Final, NamedTuple, TextIO
+
+import numpy as np
 
 from ctxalloc import _native
-from ctxalloc._text import size_text, table
+from ctxalloc._text import counted, size_text, table
 
 FRAMES = 8
 """How deep a site is looked for: NumPy's own Python functions are not one."""
@@ -34,6 +37,17 @@ class Profile:
         self.sites: list[tuple[str, Sums]] = []
         self.handlers: list[tuple[str, Sums]] = []
 
+    def print_sums(self, out: TextIO) -> None:
+        """What all of it took."""
+        sums = self.all
+        print(
+            f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
+            f"{counted(sums.arrays, 'array')}, {size_text(sums.live_bytes)} alive at the end, {self.refused} refused",
+            file=out,
+        )
+        if not self.is_complete:
+            print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
+
     def print_handlers(self, out: TextIO) -> None:
         """A table of the handlers."""
         rows = [
@@ -48,9 +62,9 @@ class Profile:
         ]
         table("By handler", ["handler", "peak", "total", "arrays", "alive at the end"], rows, out)
 
-    def print_sites(self, out: TextIO, count: int = 10) -> None:
+    def print_sites(self, out: TextIO, count: int) -> None:
         """A table of the largest sites."""
-        largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))[:count]
+        largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))
         rows = [
             [
                 size_text(sums.at_peak_bytes),
@@ -59,9 +73,13 @@ class Profile:
                 size_text(sums.live_bytes),
                 where,
             ]
-            for where, sums in largest
+            for where, sums in largest[:count]
         ]
         table("Largest sites", ["at the peak", "total", "arrays", "alive at the end", "where"], rows, out)
+        rest = largest[count:]
+        if rest:
+            more = sum(sums.at_peak_bytes for _, sums in rest)
+            print(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
 
 
 @contextmanager
@@ -82,10 +100,14 @@ def profiled() -> Iterator[Profile]:
         result.sites = [(where, Sums(*numbers)) for where, numbers in by_place.items()]
 
 
+_INNER: Final = ("<frozen", *(f"{folder}{os.sep}" for folder in [*np.__path__, str(Path(__file__).parent)]))
+"""What is between a program and its arrays: NumPy, wherever it is installed, and this package."""
+
+
 def _place(frames: list[tuple[str, int, str]]) -> str:
-    """The innermost call that is not in NumPy itself."""
+    """The innermost call that is neither in NumPy itself nor here."""
     for file, line, function in frames:
-        if f"{os.sep}numpy{os.sep}" not in file and not file.startswith("<frozen"):
+        if not file.startswith(_INNER):
             return f"{_short(file)}:{line} {function}"
     return f"{_short(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else "outside of Python"
 

@@ -1,22 +1,26 @@
 """Runs somebody's program under a handler and a limit, and reports what its arrays took."""
 
+import _posixsubprocess
 import atexit
 import contextlib
+import io
 import os
 import resource
+import subprocess  # noqa: F401 - it has its own `fork_exec` before `_Children` comes
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _native, _program, metrics, strategies
+from ctxalloc import _native, _program, _report, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._profile import Profile, profiled
 from ctxalloc._program import Program, UsageError
-from ctxalloc._text import size_text, table
+from ctxalloc._text import counted, size_text, table
 
 STRATEGIES: Final[dict[str, Any]] = {
     "default_allocator": strategies.System,
@@ -39,11 +43,14 @@ def check_handler(name: str) -> None:
         raise UsageError(f"--handler {name}: {error}") from None
 
 
-def run(program: Program, handler: str | None, limit: int | None, *, report: TextIO | None) -> int:
+def run(program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None") -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked."""
     program.check()
     if handler is not None:
         check_handler(handler)
+    if report is not None and report.path is not None:
+        _report.check_output(report.path)
+        report = report._replace(path=report.path.absolute())  # the program may change its directory
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
@@ -63,13 +70,58 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
         raise
 
 
+class Wanted(NamedTuple):
+    """A report: how, and where."""
+
+    is_json: bool
+    path: Path | None
+    """None: to standard error."""
+    sites: int
+    """How many a table shows; JSON has all."""
+
+
+class _Children:
+    """Counts the processes that the program forks or starts. Those that C code starts, or a child, are not seen."""
+
+    EVENTS: Final = frozenset({"os.fork", "os.forkpty", "subprocess.Popen", "os.posix_spawn", "os.system"})
+
+    def __init__(self) -> None:
+        self.count = 0
+        sys.addaudithook(self._hear)
+        # multiprocessing's way to spawn, which raises no event; subprocess has a name of its own for it.
+        start = _posixsubprocess.fork_exec
+
+        def fork_exec(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return start(*args, **kwargs)
+
+        _posixsubprocess.fork_exec = fork_exec
+
+    def _hear(self, event: str, _arguments: object) -> None:
+        if event in self.EVENTS:
+            self.count += 1
+
+
 class _Begun:
     def __init__(self) -> None:
         self.wall = time.perf_counter()
         self.usage = resource.getrusage(resource.RUSAGE_SELF)
 
+    def usage_since(self) -> _report.Usage:
+        """What this process took since then."""
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        return _report.Usage(
+            time.perf_counter() - self.wall,
+            now.ru_utime - self.usage.ru_utime,
+            now.ru_stime - self.usage.ru_stime,
+            now.ru_minflt + now.ru_majflt - self.usage.ru_minflt - self.usage.ru_majflt,
+            now.ru_maxrss * 1024,
+        )
 
-def _report_at_the_end(program: Program, handler: str | None, limit: int | None, out: TextIO) -> Callable[[], None]:
+
+def _report_at_the_end(
+    program: Program, handler: str | None, limit: int | None, wanted: "Wanted"
+) -> Callable[[], None]:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
 
     What it returns takes that back.
@@ -77,13 +129,25 @@ def _report_at_the_end(program: Program, handler: str | None, limit: int | None,
     begun, own = _Begun(), os.getpid()
     profiling = contextlib.ExitStack()
     profile = profiling.enter_context(profiled())
+    children = _Children()
 
     def report() -> None:
-        if os.getpid() != own or out.closed:  # a child of fork that ends as a program does; nowhere to write to
-            return
+        out = sys.stderr if wanted.path is None else io.StringIO()
+        if os.getpid() != own or out is None or out.closed:
+            return  # a child of fork that ends as a program does; nowhere to write to
         profiling.close()
-        with contextlib.suppress(OSError):  # nobody reads on
-            _print(program, handler, limit, profile, begun, out)
+        usage = begun.usage_since()
+        try:
+            if wanted.is_json:
+                text = _report.as_json(program, handler, limit, profile, usage, children.count)
+                print(text, file=out, flush=True)
+            else:
+                _print(program, handler, limit, profile, usage, children, wanted.sites, out)
+            if wanted.path is not None and isinstance(out, io.StringIO):
+                _report.write(wanted.path, out.getvalue())
+        except OSError as error:
+            if wanted.path is not None:  # else nobody reads on
+                print(f"ctxalloc run: --output {wanted.path}: {error.strerror}", file=sys.stderr)
 
     atexit.register(report)
     return lambda: atexit.unregister(report)
@@ -164,31 +228,30 @@ def _carry() -> None:
 
 
 def _print(  # noqa: PLR0917 - one call
-    program: Program, handler: str | None, limit: int | None, profile: Profile, begun: _Begun, out: TextIO
+    program: Program,
+    handler: str | None,
+    limit: int | None,
+    profile: Profile,
+    usage: _report.Usage,
+    children: "_Children",
+    sites: int,
+    out: TextIO,
 ) -> None:
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    faults = now.ru_minflt + now.ru_majflt - begun.usage.ru_minflt - begun.usage.ru_majflt
-    user, system = now.ru_utime - begun.usage.ru_utime, now.ru_stime - begun.usage.ru_stime
+    wall, user, system, faults, process_peak_bytes = usage
     terms = [f"handler {handler or 'as the program selects'}"]
     if limit is not None:
         terms.append(f"limit {size_text(limit)}")
-    wall = time.perf_counter() - begun.wall
     print(f"\nctxalloc: {' '.join([program.name, *program.arguments])} ({', '.join(terms)})", file=out)
     print(
         f"  {wall:.2f} s, CPU {user:.2f} s + {system:.2f} s in the system, {faults} page faults, "
-        f"process at most {size_text(now.ru_maxrss * 1024)}",
+        f"process at most {size_text(process_peak_bytes)}",
         file=out,
     )
-    sums = profile.all
-    print(
-        f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in {sums.arrays} arrays, "
-        f"{size_text(sums.live_bytes)} alive at the end, {profile.refused} refused",
-        file=out,
-    )
-    if not profile.is_complete:
-        print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
+    profile.print_sums(out)
+    if children.count:
+        print(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
     profile.print_handlers(out)
-    profile.print_sites(out)
+    profile.print_sites(out, sites)
     series = sorted(metrics.snapshot().series.values(), key=lambda one: -one.max_peak_bytes)
     rows = [
         [

@@ -29,6 +29,11 @@ def size_text(size: float) -> str:
     return f"{size:.3g} TiB"
 
 
+def counted(count: int, what: str, plural: str = "s") -> str:
+    """How many of something there are: ``1 array``, ``2 arrays``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}{plural}"
+
+
 def _printable(text: str) -> str:
     """The text with escapes for what a terminal would obey: names are a program's own."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -44,7 +44,7 @@ class Histogram:
     def quantile(self, q: float) -> int:
         """The upper end, in bytes, of the bucket with the part ``q`` (0 to 1) of all values; 0 without values.
 
-        At most twice the true quantile. ValueError: ``q`` is not from 0 to 1.
+        Less than twice the true quantile, and 1 where that is 0. ValueError: ``q`` is not from 0 to 1.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"quantile({q!r}): give a number from 0 to 1")

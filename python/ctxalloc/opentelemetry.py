@@ -68,6 +68,9 @@ def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUN
     def unseen(_options: Any) -> Iterable[Any]:
         yield api.Observation(coverage().unseen_bytes)
 
+    def error(_options: Any) -> Iterable[Any]:
+        yield api.Observation(coverage().error_bytes)
+
     counters = (
         ("request.count", by_name("requests"), "{request}", "Requests that have ended."),
         ("request.refused", by_name("refused_requests"), "{request}", "Ended requests that were refused memory."),
@@ -84,6 +87,7 @@ def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUN
         ("request.active", active, "{request}", "Requests that have not ended."),
         ("memory.used", used, "By", "Bytes in live arrays of requests, by whether they have ended."),
         ("memory.unseen", unseen, "By", "Resident bytes of this process that are in no handler."),
+        ("memory.unseen.error", error, "By", "ctxalloc.memory.unseen is too small by at most this."),
     )
     for name, callback, unit, text in gauges:
         meter.create_observable_up_down_counter(f"ctxalloc.{name}", [callback], unit=unit, description=text)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ctxalloc import metrics
-from ctxalloc._coverage import coverage
+from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._native import Budget
 from ctxalloc._optional import need
 
@@ -52,9 +52,9 @@ class Collector:
 
     def collect(self) -> Iterable[Any]:
         """The metrics now. RuntimeError: ``CTXALLOC_METRICS_DIR`` cannot be used."""
-        return self._families(metrics.snapshot(), coverage().unseen_bytes)
+        return self._families(metrics.snapshot(), coverage())
 
-    def _families(self, snapshot: metrics.Snapshot, unseen_bytes: int | None) -> Iterable[Any]:
+    def _families(self, snapshot: metrics.Snapshot, seen: Coverage | None) -> Iterable[Any]:
         core = self._core
         counters = (
             ("ctxalloc_requests", "Requests that have ended.", "requests"),
@@ -83,9 +83,9 @@ class Collector:
                 buckets = [(str(float(1 << power)), histogram.at_most(power)) for power in self._powers]
                 family.add_metric([series.name], [*buckets, ("+Inf", histogram.count)], histogram.sum)
             yield family
-        yield from self._gauges(snapshot, unseen_bytes)
+        yield from self._gauges(snapshot, seen)
 
-    def _gauges(self, snapshot: metrics.Snapshot, unseen_bytes: int | None) -> Iterable[Any]:
+    def _gauges(self, snapshot: metrics.Snapshot, seen: Coverage | None) -> Iterable[Any]:
         core, processes = self._core, snapshot.processes
         yield core.GaugeMetricFamily(
             "ctxalloc_requests_active",
@@ -104,7 +104,12 @@ class Collector:
         yield core.GaugeMetricFamily(
             "ctxalloc_memory_unseen_bytes",
             "Resident bytes of the scraped process that are in no handler.",
-            value=unseen_bytes,
+            value=None if seen is None else seen.unseen_bytes,
+        )
+        yield core.GaugeMetricFamily(
+            "ctxalloc_memory_unseen_error_bytes",
+            "ctxalloc_memory_unseen_bytes is too small by at most this.",
+            value=None if seen is None else seen.error_bytes,
         )
         if self._budgets:
             in_use = core.GaugeMetricFamily(

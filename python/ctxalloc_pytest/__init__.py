@@ -1,8 +1,9 @@
 """A pytest plugin: what a test's arrays take, and limits for it.
 
-``@pytest.mark.ctxalloc(limit="80 MB", escaped=0, handler="pool")``, the fixture ``ctxalloc_request``, the option
-``--ctxalloc-report`` and the setting ``ctxalloc_limit``. Its own package, which imports ctxalloc (and NumPy) for the
-first test that asks for it: pytest loads this in every project of an environment. docs/observe.md is the guide.
+``@pytest.mark.ctxalloc(limit="80 MB", escaped=0, handler="pool")``, the fixture ``ctxalloc_request``, the options
+``--ctxalloc-report`` and ``--ctxalloc-compare``, and the setting ``ctxalloc_limit``. Its own package, which imports
+ctxalloc (and NumPy) for the first test that asks for it: pytest loads this in every project of an environment.
+docs/observe.md is the guide.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ctxalloc import Request
+    from ctxalloc_pytest._baseline import Baseline
 
 __all__: list[str] = []
 
@@ -29,6 +31,7 @@ _MARK: Final = (
 _SETTING: Final = "ctxalloc_limit"
 _OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames")
 _REQUEST: Final = pytest.StashKey["Request"]()
+_BASELINE: "Final[pytest.StashKey[Baseline]]" = pytest.StashKey()
 _PROPERTY: Final = "ctxalloc"
 
 
@@ -40,6 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="measure the arrays of every test, and list the tests with the largest peaks",
     )
+    group.addoption(
+        "--ctxalloc-compare",
+        metavar="FILE",
+        help="measure the arrays of every test, and fail those that take more than this file says",
+    )
+    group.addoption(
+        "--ctxalloc-update", action="store_true", help="write what the tests take to the file of --ctxalloc-compare"
+    )
+    group.addoption(
+        "--ctxalloc-tolerance", metavar="PART", default="10%", help="how much more is no growth (default: 10%%)"
+    )
     parser.addini(_SETTING, "the limit of tests whose mark has none: '500 MB'; those without a mark have none")
 
 
@@ -48,6 +62,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK)
     if config.getoption("--ctxalloc-report"):
         config.pluginmanager.register(_Report(), "ctxalloc-report")
+    if config.getoption("--ctxalloc-compare"):
+        from ctxalloc_pytest._baseline import Baseline, tolerance_of  # noqa: PLC0415 - for who asks for it
+
+        tolerance = tolerance_of(config.getoption("--ctxalloc-tolerance"))
+        # Its workers may be in other folders.
+        path = config.invocation_params.dir / config.getoption("--ctxalloc-compare")
+        updates = config.getoption("--ctxalloc-update")
+        config.stash[_BASELINE] = Baseline(path, tolerance, updates=updates)
+        config.pluginmanager.register(config.stash[_BASELINE], "ctxalloc-baseline")
+    elif config.getoption("--ctxalloc-update"):
+        raise pytest.UsageError("--ctxalloc-update goes with --ctxalloc-compare FILE, which it writes")
 
 
 @pytest.fixture
@@ -120,19 +145,27 @@ def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..
         @functools.wraps(function)
         async def called(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            with request:
-                result = await function(*args, **kwargs)
-                await _one_turn()
-                _collect(request)
+            try:
+                with request:
+                    result = await function(*args, **kwargs)
+                    await _one_turn()
+                    _collect(request)
+            except MemoryError as error:
+                _trace(error)
+                raise
             return result
     else:
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            with request:
-                result = function(*args, **kwargs)
-                _collect(request)
+            try:
+                with request:
+                    result = function(*args, **kwargs)
+                    _collect(request)
+            except MemoryError as error:
+                _trace(error)
+                raise
             return result
 
     return called
@@ -142,6 +175,13 @@ def _collect(request: "Request") -> None:
     """Collects garbage where arrays live: an escape is what something refers to. It takes long in large programs."""
     if request.stats.live_blocks:
         gc.collect()
+
+
+def _trace(error: MemoryError) -> None:
+    """A BudgetExceeded is raised at the request's end, from the test's MemoryError: the test is in that one's."""
+    cause = error.__cause__
+    if isinstance(cause, MemoryError) and cause.__traceback__ is not None and type(error).__name__ == "BudgetExceeded":
+        error.__traceback__ = cause.__traceback__.tb_next  # without the frame that adds itself again
 
 
 async def _one_turn() -> None:
@@ -193,6 +233,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         item.get_closest_marker("ctxalloc") is not None
         or item.stash.get(_REQUEST, None) is not None
         or item.config.getoption("--ctxalloc-report")
+        or item.config.getoption("--ctxalloc-compare")
     )
     if not is_asked_for or not isinstance(item, pytest.Function):
         return (yield)
@@ -241,21 +282,31 @@ def _check(item: pytest.Item, request: "Request") -> None:
             "ctxalloc: nothing of the test ran in its request, so nothing was measured; is it run in another process?",
             pytrace=False,
         )
-    from ctxalloc._text import size_text  # noqa: PLC0415
+    from ctxalloc._text import counted, size_text  # noqa: PLC0415
 
     options = _options(item)
+    baseline = item.config.stash.get(_BASELINE, None)
+    if baseline is not None:
+        numbers = {"peak_bytes": request.stats.peak_bytes, "total_bytes": request.stats.total_bytes}
+        grown = baseline.growth(item.nodeid, numbers)
+        if grown is not None:
+            pytest.fail(
+                f"ctxalloc: the test takes more than in {baseline.path.name}: {grown}; if that is meant, run it with "
+                "--ctxalloc-update",
+                pytrace=False,
+            )
     total, escaped = _size("total", options.get("total")), options.get("escaped")
     if total is not None and request.stats.total_bytes > total:
         pytest.fail(
             f"ctxalloc: the test allocated {size_text(request.stats.total_bytes)} ({request.stats.total_bytes} bytes) "
-            f"in {request.stats.count} arrays, more than total={options['total']!r}",
+            f"in {counted(request.stats.count, 'array')}, more than total={options['total']!r}",
             pytrace=False,
         )
     if escaped is not None and request.escaped.count > escaped:
         _show_sites(item, request, "Arrays that outlive the test")
         pytest.fail(
-            f"ctxalloc: {request.escaped.count} arrays of {request.escaped.bytes} bytes outlive the test, more than "
-            f"escaped={escaped}",
+            f"ctxalloc: {counted(request.escaped.count, 'array')} of {request.escaped.bytes} bytes outlive the "
+            f"test, more than escaped={escaped}",
             pytrace=False,
         )
 

@@ -173,3 +173,22 @@ pub(crate) fn resident_bytes() -> Option<usize> {
     let pages: usize = statm.split_whitespace().nth(1)?.parse().ok()?;
     pages.checked_mul(page_bytes())
 }
+
+/// How many bytes of mapped pages are in memory: all of this many that were touched, even if they were only read. Those
+/// that somebody unmaps meanwhile are not. `start` is a multiple of the page's size.
+pub(crate) fn resident_within(start: usize, size_bytes: usize) -> Option<usize> {
+    const AT_ONCE: usize = 4096;
+    let page = page_bytes();
+    let mut is_there = [0_u8; AT_ONCE];
+    let mut found = 0;
+    for offset in (0..size_bytes).step_by(AT_ONCE * page) {
+        let length = (size_bytes - offset).min(AT_ONCE * page);
+        let from = std::ptr::without_provenance_mut::<c_void>(start + offset);
+        // SAFETY: mincore reads no memory of ours, whatever is mapped there, and writes one byte for each page:
+        // `length` is at most AT_ONCE pages, and `is_there` has as many bytes.
+        if unsafe { libc::mincore(from, length, is_there.as_mut_ptr()) } == 0 {
+            found += is_there[..length.div_ceil(page)].iter().filter(|page| **page & 1 == 1).count();
+        }
+    }
+    Some(found * page)
+}

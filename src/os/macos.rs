@@ -145,3 +145,8 @@ pub(crate) fn process_started(pid: u32) -> Option<u64> {
 pub(crate) fn resident_bytes() -> Option<usize> {
     None
 }
+
+/// Not known.
+pub(crate) fn resident_within(_start: usize, _size_bytes: usize) -> Option<usize> {
+    None
+}

@@ -22,6 +22,7 @@
 //! | `map_file`, `only_for_its_owner`, `without_waiting` | mmap, O_NOFOLLOW, mode 0600, O_NONBLOCK | the same | no: an error |
 //! | `process_started` | /proc/PID/stat | proc_pidinfo | no |
 //! | `resident_bytes` | /proc/self/statm | no | no |
+//! | `resident_within` | mincore | no | no |
 //! | `print_error` | write | write | write |
 //!
 //! Functions with `extern "C"` callbacks are called by the system. What may be called in a signal handler says so.

@@ -2,7 +2,7 @@
 
 use super::tracked;
 use crate::handler::requests::{Present, present};
-use crate::metrics::{BudgetNumbers, Histogram, Series, budgets, pools, snapshot};
+use crate::metrics::{BudgetNumbers, Histogram, Series, budgets, pools, pools_resident_bytes, snapshot};
 use crate::os;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -77,6 +77,13 @@ pub(super) fn all_budgets(py: Python<'_>) -> Vec<BudgetTuple> {
 pub(super) fn pool_bytes(py: Python<'_>) -> (usize, usize) {
     let bytes = py.detach(pools);
     (bytes.in_use, bytes.warm)
+}
+
+/// The bytes of all pools that are in memory, or None: the system does not say.
+#[pyfunction]
+#[pyo3(name = "_pools_resident")]
+pub(super) fn pool_resident(py: Python<'_>) -> Option<usize> {
+    py.detach(pools_resident_bytes)
 }
 
 /// The resident memory of this process (RSS) in bytes. OSError: the system does not say.

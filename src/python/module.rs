@@ -52,7 +52,7 @@ mod _native {
         shared_memory_at,
     };
     #[pymodule_export]
-    use super::super::metrics::{all_budgets, metrics, pool_bytes, present_requests, resident_bytes};
+    use super::super::metrics::{all_budgets, metrics, pool_bytes, pool_resident, present_requests, resident_bytes};
     #[pymodule_export]
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]

@@ -24,14 +24,24 @@ struct Sums {
     live_bytes: usize,
     /// The largest value of `live_bytes`.
     peak_bytes: usize,
-    /// `live_bytes` when those of all sites together were largest.
+    /// `live_bytes` at the peak of all together with the number `seen_peak`; see [`Profile::peaks`].
     at_peak_bytes: usize,
+    seen_peak: u64,
     total_bytes: u64,
     count: u64,
 }
 
 impl Sums {
-    fn add(&mut self, bytes: usize, blocks: u64) {
+    /// Notes what it had at the last peak of all. Before each change: since that peak nothing has changed.
+    fn note(&mut self, peaks: u64) {
+        if self.seen_peak < peaks {
+            self.seen_peak = peaks;
+            self.at_peak_bytes = self.live_bytes;
+        }
+    }
+
+    fn add(&mut self, bytes: usize, blocks: u64, peaks: u64) {
+        self.note(peaks);
         self.live_bytes += bytes;
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         self.total_bytes += bytes as u64;
@@ -59,27 +69,18 @@ struct Profile {
     handlers: Vec<(String, Sums)>,
     all: Sums,
     refused: u64,
-    /// Bytes that were live when `at_peak_bytes` was last written everywhere.
-    noted_bytes: usize,
-    is_noted: bool,
+    /// How often all sites together had more than ever before. What each had at the last of these peaks is exact, and
+    /// costs no walk over the sites: [`Sums::note`].
+    peaks: u64,
     /// `events::changes()` once this profile's own hook was set.
     hook_changes: usize,
 }
 
-/// A peak is written down when the first block is freed after it, if it is larger than the last one by this part: sites
-/// may be many.
-const WORTH_NOTING: usize = 64;
-
 impl Profile {
     fn note_peak(&mut self) {
-        if self.is_noted || self.all.live_bytes < self.noted_bytes + self.noted_bytes / WORTH_NOTING {
-            return;
-        }
-        self.is_noted = true;
-        self.noted_bytes = self.all.live_bytes;
         let sites = self.sites.iter_mut().map(|(_, sums)| sums);
         let handlers = self.handlers.iter_mut().map(|(_, sums)| sums);
-        sites.chain(handlers).chain([&mut self.all]).for_each(|sums| sums.at_peak_bytes = sums.live_bytes);
+        sites.chain(handlers).chain([&mut self.all]).for_each(|sums| sums.note(self.peaks));
     }
 
     fn add(&mut self, address: usize, bytes: usize, blocks: u64, site: usize, handler: usize) {
@@ -89,17 +90,18 @@ impl Profile {
         if let Some(block) = self.blocks.get_mut(&address) {
             block.bytes = bytes;
         }
-        if self.all.live_bytes + bytes > self.noted_bytes {
-            self.is_noted = false;
-        }
+        let peak_bytes = self.all.peak_bytes;
         for sums in [&mut self.sites[site].1, &mut self.handlers[handler].1, &mut self.all] {
-            sums.add(bytes, blocks);
+            sums.add(bytes, blocks, self.peaks);
+        }
+        if self.all.peak_bytes > peak_bytes {
+            self.peaks += 1;
         }
     }
 
     fn subtract(&mut self, block: &Block) {
-        self.note_peak();
         for sums in [&mut self.sites[block.site].1, &mut self.handlers[block.handler].1, &mut self.all] {
+            sums.note(self.peaks);
             sums.live_bytes = sums.live_bytes.saturating_sub(block.bytes);
         }
     }

@@ -1,14 +1,17 @@
 """``python -m ctxalloc``: programs run as ``python`` runs them, and what is reported of them."""
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ctxalloc import _text
+from ctxalloc import _compare, _text
 
 pytestmark = pytest.mark.any_numpy
 PROGRAM = """\
@@ -109,6 +112,13 @@ def test_a_limit_ends_the_program_with_the_reason(script: Path) -> None:
         (["no_such_script.py"], "there is no script 'no_such_script.py'"),
         (["/no/such/script.py"], "there is no script '/no/such/script.py'\n"),
         (["--limit", "99999999TiB", "{script}"], "'99999999TiB' is more than any memory; give less than"),
+        (["--rounds", "3", "{script}"], "--rounds goes with --compare only"),
+        (["--sites", "3", "{script}"], "--sites goes with --report only"),
+        (["--report", "--compare", "{script}"], "--report does not go with --compare"),
+        (["--report=xml", "{script}"], "--report=xml is no kind of report; give --report or --report=json"),
+        (["--output", "x", "{script}"], "--output goes with --report only"),
+        (["--report", "--output", "/no/such/folder/x", "{script}"], "--output /no/such/folder/x: no file can be"),
+        (["--report", "--sites", "0", "{script}"], "'0' is no number of sites"),
         (["--report"], "the following arguments are required: program\n"),
     ],
 )
@@ -183,7 +193,7 @@ def test_a_profile_is_right_when_blocks_are_resized_and_refused(tmp_path: Path) 
         "a.resize(2_000_000, refcheck=False)\n"
     )
     run = ctxalloc("run", "--report", path)
-    assert "3.81 MiB at the peak, 3.81 MiB in 1 arrays, 1.91 MiB alive at the end, 0 refused" in run.stderr
+    assert "3.81 MiB at the peak, 3.81 MiB in 1 array, 1.91 MiB alive at the end, 0 refused" in run.stderr
 
 
 @pytest.mark.parametrize("end", ["", "ctxalloc.set_event_hook(before)\n"], ids=["left", "put back"])
@@ -207,3 +217,148 @@ def test_a_table_shows_what_a_terminal_would_obey_as_escapes() -> None:
     out = io.StringIO()
     _text.table("of \x1b[31m", ["name"], [["a\nb"], ["\u00e4 c"]], out)
     assert out.getvalue() == "\nof \\x1b[31m\n  name\n  a\\nb\n  \u00e4 c\n"
+
+
+def test_a_suite_whose_warnings_are_errors_runs_under_it(tmp_path: Path) -> None:
+    # As an installed wheel says it: its files, by which pytest knows what to rewrite. Ours is imported by then.
+    info = tmp_path / "site" / "probe-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: probe\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nprobe = probe_plugin\n")
+    (info / "RECORD").write_text("ctxalloc/__init__.py,,\nctxalloc_pytest/__init__.py,,\nprobe_plugin.py,,\n")
+    (tmp_path / "site" / "probe_plugin.py").write_text("")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\naddopts = -p no:asyncio\n")
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    command = [sys.executable, "-m", "ctxalloc", "run", "-m", "pytest", "-q"]
+    run = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (run.returncode, "1 passed" in run.stdout) == (0, True), run.stdout + run.stderr
+
+
+def test_a_programs_own_folder_named_numpy_is_a_site(tmp_path: Path) -> None:
+    (tmp_path / "numpy").mkdir()
+    path = tmp_path / "numpy" / "script.py"
+    path.write_text("import numpy as np\ndef work():\n    return np.pad(np.ones(9), 90_000)\nkept = work()\n")
+    run = ctxalloc("run", "--report", path)
+    assert run.returncode == 0, run.stderr
+    sites = run.stderr.partition("Largest sites")[2]
+    assert "script.py:3 work" in sites
+    assert "_program.py" not in sites
+
+
+def test_sites_beyond_those_shown_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "sites.py"
+    path.write_text("import numpy as np\n" + "".join(f"a{n} = np.ones(1024)\n" for n in range(14)))
+    assert "  and 4 more, 32 KiB at the peak: --sites shows them\n" in ctxalloc("run", "--report", path).stderr
+    more = ctxalloc("run", "--report", "--sites", "20", path).stderr
+    assert "more" not in more
+    assert "sites.py:15" in more
+
+
+CHILDREN = """\
+import multiprocessing, os, subprocess, sys
+def work(): pass
+if __name__ == "__main__":
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+def test_children_are_said_to_be_missing_from_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "children.py"
+    path.write_text(CHILDREN)
+    run = ctxalloc("run", "--report", path)
+    assert run.returncode == 0, run.stderr
+    # One of them is multiprocessing's own, which tracks what spawned ones share.
+    assert "  not in this report: 4 child processes or more\n" in run.stderr
+    path.write_text("print(1)")
+    assert "not in this report" not in ctxalloc("run", "--report", path).stderr
+
+
+OPTIONS = """\
+import sys
+print(sys.flags.optimize, sys.flags.utf8_mode, sys.warnoptions, sys.flags.dont_write_bytecode, sys.flags.isolated)
+"""
+
+
+def test_compare_keeps_the_options_of_python(tmp_path: Path) -> None:
+    path = tmp_path / "options.py"
+    path.write_text(OPTIONS)
+    own = [sys.executable, "-OBI", "-W", "error", "-Wignore::ImportWarning", "-Xutf8", "-Bm", "ctxalloc"]
+    words = ["run", "--compare", "--rounds", "1", str(path)]
+    run = subprocess.run([*own, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "1 1 ['error', 'ignore::ImportWarning'] 1 1\n", run.stderr
+
+
+def test_compare_marks_what_may_be_chance() -> None:
+    def rounds(*walls: float) -> list[_compare._Round]:
+        return [_compare._Round(wall, 1.0, 1.0, 100.0 * wall, 1 << 20) for wall in walls]
+
+    out = io.StringIO()
+    found = {"default_allocator": rounds(1.0, 1.1, 1.2), "pool": rounds(0.5, 0.6, 0.7)}
+    _compare._print(_compare.Program("it", False, []), found, "pool", 3, out)
+    lines = {line.split("  ")[1].strip(): line for line in out.getvalue().splitlines() if "  " in line}
+    assert lines["time"].endswith("  0.55x")
+    assert lines["CPU, user"].endswith("  ~ 1.00x")
+    assert "this may be chance" in out.getvalue()
+
+
+def test_a_report_for_programs_has_what_the_other_one_has(script: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    run = ctxalloc("run", "--report=json", "--output", "report.json", script, "--report=json", cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "['--report=json']" in run.stdout
+    found = json.loads(path.read_text())
+    assert found["program"] == [str(script), "--report=json"]
+    assert (found["all"]["peak_bytes"], found["all"]["live_bytes"]) == (4_080_000, 80_000)
+    sites = {site["where"]: site for site in found["sites"]}
+    assert sites["program.py:5 work"]["total_bytes"] >= 4_000_000
+    assert sum(site["at_peak_bytes"] for site in sites.values()) == 4_080_000
+    assert list(tmp_path.glob(".report*")) == []
+    stdin = [sys.executable, "-m", "ctxalloc", "run", "--rep", "-", "--report=json"]
+    given = subprocess.run(stdin, input=PROGRAM, capture_output=True, text=True, timeout=300, check=True)
+    assert "['--report=json']" in given.stdout
+    to_error = ctxalloc("run", "--report=json", script)
+    assert json.loads(to_error.stderr)["all"] == found["all"]
+
+
+def test_two_reports_are_compared_by_function(tmp_path: Path) -> None:
+    path = tmp_path / "grows.py"
+    for name, head, size in (("a", "", 1 << 20), ("b", "# a line more\n", 3 << 20)):
+        path.write_text(
+            f"{head}import numpy as np\ndef grows(): return np.ones({size}, np.uint8)\n"
+            "def stays(): return np.ones(99, np.uint8)\nkept = grows(), stays()\n"
+        )
+        assert ctxalloc("run", "--report=json", "--output", f"{name}.json", "grows.py", cwd=tmp_path).returncode == 0
+    run = ctxalloc("compare", "a.json", "b.json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"arrays at the peak +1 MiB +3 MiB +\+200\.0%", run.stdout), run.stdout
+    changed = run.stdout.partition("Functions")[2]
+    assert re.search(r"1 MiB +3 MiB +1 MiB +3 MiB +grows\.py grows", changed), changed
+    assert "stays" not in changed
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("{}", "is no report"), ("no", "is no report")])
+def test_what_is_no_report_is_named(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    run = ctxalloc("compare", "a.json", "a.json", cwd=tmp_path)
+    assert (run.returncode, said in run.stderr) == (2, True), run.stderr
+
+
+def test_info_for_programs_is_json() -> None:
+    found = json.loads(ctxalloc("info", "--json").stdout)
+    assert found["NumPy"] == np.__version__
+    assert isinstance(found["advice"], list)

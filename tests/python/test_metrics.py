@@ -283,6 +283,21 @@ def test_coverage_sees_pools_and_says_what_it_does_not() -> None:
     del array, unseen
 
 
+def test_coverage_subtracts_what_is_in_memory_and_not_what_was_asked_for() -> None:
+    program = (
+        "import numpy as np, ctxalloc\n"
+        "before = ctxalloc.coverage()\n"
+        "with ctxalloc.request(strategy=ctxalloc.strategies.Pool()):\n"
+        "    untouched = np.zeros(50_000_000)\n"
+        "    touched = np.ones(2_000_000)\n"
+        "kept = bytearray(b'x') * 200_000_000\n"
+        "after = ctxalloc.coverage()\n"
+        "print(round((after.unseen_bytes - before.unseen_bytes) / 1e7), after.pools_in_use_bytes > 400_000_000)\n"
+        "print(14_000_000 < after.error_bytes - before.error_bytes < 40_000_000)\n"
+    )
+    assert subprocesses.says(program) == "20 True\nTrue"
+
+
 def test_coverage_splits_what_tracemalloc_traces() -> None:
     program = (
         "import tracemalloc, numpy as np, ctxalloc\n"

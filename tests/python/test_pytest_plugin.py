@@ -96,7 +96,7 @@ def test_total():
         "test_may_leave_one": "PASSED",
         "test_total": "FAILED",
     }, run.text
-    assert "1 arrays of 8000 bytes outlive the test, more than escaped=0" in run.text
+    assert "1 array of 8000 bytes outlive the test, more than escaped=0" in run.text
     assert "more than total='1 MB'" in run.text
 
 
@@ -324,3 +324,87 @@ def test_garbage_is_collected_only_after_a_test_that_left_arrays(monkeypatch: py
     kept = ctxalloc_pytest._in_request(lambda: np.ones(1000), ctxalloc.request())()
     assert collected == [1]
     del kept
+
+
+def test_a_refusal_is_shown_by_the_test_and_not_by_pytests_own_frames(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        """
+@pytest.mark.ctxalloc(limit="8 MB")
+def test_beyond():
+    np.zeros(9_000_000, np.uint8)
+
+@pytest.mark.ctxalloc(limit="8 MB")
+async def test_beyond_in_a_coroutine():
+    np.zeros(9_000_000, np.uint8)
+
+import unittest
+@pytest.mark.ctxalloc(limit="8 MB")
+class Test(unittest.TestCase):
+    def test_beyond_in_a_class(self):
+        np.zeros(9_000_000, np.uint8)
+""",
+        settings="asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function",
+        others=("pytest_asyncio.plugin",),
+    )
+    assert set(run.outcomes.values()) == {"FAILED"}, run.text
+    assert len(run.outcomes) == 3 or "Test::test_beyond_in_a_class" in run.text
+    assert run.text.count("BudgetExceeded: budget") >= 3
+    for frame in ("ctxalloc_pytest", "pluggy", "_pytest/", "unittest/case.py", "entries are hidden"):
+        assert frame not in run.text.partition("= FAILURES =")[2].partition("= short test summary")[0], run.text
+
+
+SUITE = """
+SIZES = {"peak": PEAK, "stays": 100_000, "total": TOTAL}
+@pytest.mark.parametrize("name", SIZES)
+def test_of(name):
+    for _ in range(SIZES[name] // 1_000_000 if name == "total" else 1):
+        np.zeros(1_000_000 if name == "total" else SIZES[name], np.uint8)
+"""
+
+
+def of_sizes(peak: int, total: int) -> str:
+    return SUITE.replace("PEAK", str(peak)).replace("TOTAL", str(total))
+
+
+@pytest.mark.parametrize(
+    ("options", "others"), [((), ()), (("-n", "2"), ("xdist.plugin",))], ids=["one process", "xdist"]
+)
+def test_a_test_that_takes_more_than_its_baseline_fails(
+    options: tuple[str, ...], others: tuple[str, ...], tmp_path: Path
+) -> None:
+    compare = (*options, "--ctxalloc-compare=peaks.json")
+    first = Run(tmp_path, of_sizes(5_000_000, 5_000_000), *compare, "--ctxalloc-update", others=others)
+    assert first.code == 0, first.text
+    assert "the peaks of 3 tests are in" in first.text
+    same = Run(tmp_path, of_sizes(5_100_000, 5_000_000), *compare, others=others)
+    assert same.code == 0, same.text
+    assert "3 tests that passed take no more" in same.text
+    grown = Run(tmp_path, of_sizes(9_000_000, 50_000_000), *compare, others=others)
+    assert grown.code == 1
+    assert "in peaks.json: peak 4.77 MiB -> 8.58 MiB, total 4.77 MiB -> 8.58 MiB; if that is meant" in grown.text
+    assert "in peaks.json: total 4.77 MiB -> 47.7 MiB; if" in grown.text
+    assert "2 failed, 1 passed" in grown.text
+    wide = Run(tmp_path, of_sizes(9_000_000, 5_000_000), *compare, "--ctxalloc-tolerance=100%", others=others)
+    assert wide.code == 0, wide.text
+    # Only those that ran get new numbers.
+    only = (*compare, "--ctxalloc-update", "-k", "peak")
+    assert Run(tmp_path, of_sizes(9_000_000, 50_000_000), *only, others=others).code == 0
+    again = Run(tmp_path, of_sizes(9_000_000, 50_000_000), *compare, others=others)
+    assert "1 failed, 2 passed" in again.text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ctxalloc-compare=none.json",), "there is no such file; make it with --ctxalloc-update"),
+        (("--ctxalloc-compare=pytest.ini",), "--ctxalloc-compare="),
+        (("--ctxalloc-compare=list.json",), "it is no baseline; name another file"),
+        (("--ctxalloc-update",), "--ctxalloc-update goes with --ctxalloc-compare FILE"),
+        (("--ctxalloc-compare=x", "--ctxalloc-tolerance=much"), "give a part such as 10% or 0.1"),
+    ],
+)
+def test_a_baseline_that_is_none_is_named(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    run = Run(tmp_path, of_sizes(1, 1), *options)
+    assert (run.code, said in run.text) == (4, True), run.text

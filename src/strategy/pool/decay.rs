@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::idle;
+use crate::os::resident_within;
 use crate::source::heap;
 #[cfg(not(ctxalloc_loom))]
 use crate::sync::{Locked, Made};
@@ -29,6 +30,11 @@ pub(super) trait Keeper: Send + Sync {
     /// What it has of the system. An arena has none of its own: its spans are its pool's.
     fn kept(&self) -> PoolBytes {
         PoolBytes::default()
+    }
+
+    /// Visits what it has mapped, as addresses and sizes in bytes, under its locks: `visit` must not allocate.
+    fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
+        let _ = visit; // an arena has none, as above
     }
 }
 
@@ -51,6 +57,31 @@ impl PoolBytes {
 /// The same of all pools together.
 pub(crate) fn pool_bytes() -> PoolBytes {
     alive().iter().fold(PoolBytes::default(), |sum, keeper| sum.plus(keeper.kept()))
+}
+
+/// How many bytes of what all pools have mapped are in memory. `None`: the system does not say.
+pub(crate) fn pool_resident_bytes() -> Option<usize> {
+    let _unattributed = unattributed();
+    let mut mappings: Vec<(usize, usize)> = Vec::new();
+    for keeper in alive() {
+        let before = mappings.len();
+        loop {
+            let mut count = 0;
+            keeper.for_each_mapping(&mut |start, size_bytes| {
+                count += 1;
+                if mappings.len() < mappings.capacity() {
+                    mappings.push((start, size_bytes));
+                }
+            });
+            if mappings.len() - before == count {
+                break;
+            }
+            mappings.truncate(before);
+            mappings.reserve(2 * count);
+        }
+    }
+    // Without a lock: a mapping that goes meanwhile is not there.
+    mappings.iter().map(|(start, size_bytes)| resident_within(*start, *size_bytes)).sum()
 }
 
 /// All keepers that are alive, by age.

@@ -194,6 +194,10 @@ impl Extents {
     }
 
     /// How many bytes are free and may have memory behind them.
+    pub(super) fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
+        self.chunks.values().for_each(|chunk| visit(chunk.start.addr().get(), chunk.pages * PAGE));
+    }
+
     pub(super) fn dirty_bytes(&self) -> usize {
         self.dirty_pages * PAGE
     }

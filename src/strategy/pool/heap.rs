@@ -217,6 +217,10 @@ impl<P: Pages> PageHeap<P> {
         })
     }
 
+    pub(super) fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
+        self.state.with(|state| state.open.iter().for_each(|open| visit(open.start.addr().get(), REGION)));
+    }
+
     /// The number of regions mapped for small blocks.
     #[cfg(test)]
     pub(super) fn regions(&self) -> usize {

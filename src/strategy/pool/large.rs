@@ -226,6 +226,10 @@ impl Large {
         })
     }
 
+    pub(super) fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
+        self.store.with(|store| store.extents.for_each_mapping(visit));
+    }
+
     /// Returns all unused memory to the system. Returns how many bytes.
     pub(super) fn trim<P: Pages + ?Sized>(&self, source: &P) -> usize {
         let _unattributed = unattributed();

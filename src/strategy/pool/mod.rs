@@ -42,8 +42,8 @@ use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
 use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
 pub use decay::PoolBytes;
-pub(crate) use decay::pool_bytes;
 use decay::{Keeper, Noted, Registration};
+pub(crate) use decay::{pool_bytes, pool_resident_bytes};
 use geometry::PAGE;
 use heap::PageHeap;
 use large::Large;
@@ -313,6 +313,14 @@ impl<P: Pages> Keeper for Inner<P> {
     fn kept(&self) -> PoolBytes {
         let huge = self.huge.as_ref().map(|huge| huge.blocks.kept()).unwrap_or_default();
         self.large.kept().plus(self.heap.kept()).plus(huge)
+    }
+
+    fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
+        self.large.for_each_mapping(visit);
+        self.heap.for_each_mapping(visit);
+        if let Some(huge) = &self.huge {
+            huge.blocks.for_each_mapping(visit);
+        }
     }
 }
 

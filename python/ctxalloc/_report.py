@@ -1,0 +1,158 @@
+"""What ``ctxalloc run --report`` found, as JSON for programs, and two such files compared: ``ctxalloc compare``."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TextIO
+
+from ctxalloc import metrics
+from ctxalloc._native import __version__
+from ctxalloc._profile import Profile
+from ctxalloc._program import Program, UsageError
+from ctxalloc._text import size_text, table
+
+VERSION: Final = 1
+"""Of the format: a field that changes its meaning is another one. Fields may be added."""
+
+
+class Usage(NamedTuple):
+    """What the process took."""
+
+    seconds: float
+    cpu_user_seconds: float
+    cpu_system_seconds: float
+    page_faults: int
+    process_peak_bytes: int
+
+
+def as_json(  # noqa: PLR0917 - one call
+    program: Program, handler: str | None, limit: int | None, profile: Profile, usage: Usage, children: int
+) -> str:
+    """The whole report, with every site."""
+    found = {
+        "format": "ctxalloc report",
+        "version": VERSION,
+        "ctxalloc": __version__,
+        "program": [program.name, *program.arguments],
+        "is_module": program.is_module,
+        "handler": handler,
+        "limit_bytes": limit,
+        **usage._asdict(),
+        "is_complete": profile.is_complete,
+        "child_processes": children,
+        "refused": profile.refused,
+        "all": profile.all._asdict(),
+        "handlers": [{"name": name, **sums._asdict()} for name, sums in profile.handlers],
+        "sites": [{"where": where, **sums._asdict()} for where, sums in profile.sites],
+        "requests": [
+            {
+                "name": one.name,
+                "requests": one.requests,
+                "refused_requests": one.refused_requests,
+                "escaped_blocks": one.escaped_blocks,
+                "escaped_bytes": one.escaped_bytes,
+                "max_peak_bytes": one.max_peak_bytes,
+                "total_bytes": one.total_bytes.sum,
+            }
+            for one in metrics.snapshot().series.values()
+        ],
+    }
+    return json.dumps(found, indent=1)
+
+
+def check_output(path: Path) -> None:
+    """UsageError: no file can be written there."""
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--output {path}: no file can be written there; give one in a folder that is yours")
+
+
+def write(path: Path, text: str) -> None:
+    """As a whole: who reads the file sees this report or the one before. OSError: it cannot be written."""
+    descriptor, part = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    try:
+        os.close(descriptor)
+        Path(part).write_text(text, encoding="utf-8", errors="backslashreplace")
+        Path(part).chmod(0o666 & ~_mask())
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _mask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("format") != "ctxalloc report":
+        raise UsageError(f"{path} is no report; make one with ctxalloc run --report=json --output {path} ...")
+    if found.get("version") != VERSION:
+        raise UsageError(f"{path} has version {found.get('version')!r} of the format, not {VERSION}; make it anew")
+    return found
+
+
+def _by_function(report: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """What each function had at the peak, and made in all. Without lines, which move when a file is edited."""
+    found: dict[str, tuple[int, int]] = {}
+    for site in report["sites"]:
+        place, _, function = site["where"].rpartition(" ")
+        name = f"{place.rpartition(':')[0]} {function}" if ":" in place else site["where"]
+        at_peak, total = found.get(name, (0, 0))
+        found[name] = (at_peak + site["at_peak_bytes"], total + site["total_bytes"])
+    return found
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}" if before else ("" if before == after else "new")
+
+
+def compare(before_path: Path, after_path: Path, sites: int, out: TextIO) -> None:
+    """Prints what differs. UsageError: one of the files is no report."""
+    before, after = _read(before_path), _read(after_path)
+    rows: list[list[str]] = []
+    lines: tuple[tuple[str, Callable[[Mapping[str, Any]], float], Callable[[float], str]], ...] = (
+        ("time", lambda one: one["seconds"], _seconds),
+        ("CPU, user", lambda one: one["cpu_user_seconds"], _seconds),
+        ("CPU, system", lambda one: one["cpu_system_seconds"], _seconds),
+        ("page faults", lambda one: one["page_faults"], _whole),
+        ("process at most", lambda one: one["process_peak_bytes"], size_text),
+        ("arrays at the peak", lambda one: one["all"]["peak_bytes"], size_text),
+        ("arrays in all", lambda one: one["all"]["total_bytes"], size_text),
+        ("number of arrays", lambda one: one["all"]["arrays"], _whole),
+        ("alive at the end", lambda one: one["all"]["live_bytes"], size_text),
+        ("refused", lambda one: one["refused"], _whole),
+    )
+    for name, value, show in lines:
+        old, new = value(before), value(after)
+        rows.append([name, show(old), show(new), _change(old, new)])
+    table(f"{before_path} and {after_path}", ["", "before", "after", "change"], rows, out)
+    olds, news = _by_function(before), _by_function(after)
+    changed = [(name, olds.get(name, (0, 0)), news.get(name, (0, 0))) for name in {**olds, **news}]
+    changed = [one for one in changed if one[1] != one[2]]
+    changed.sort(key=lambda one: (-abs(one[2][0] - one[1][0]), -abs(one[2][1] - one[1][1]), one[0]))
+    table(
+        "Functions that changed most",
+        ["at the peak: before", "after", "total: before", "after", "where"],
+        [[*map(size_text, (old[0], new[0], old[1], new[1])), name] for name, old, new in changed[:sites]],
+        out,
+    )
+    if len(changed) > sites:
+        print(f"  and {len(changed) - sites} more: --sites shows them", file=out)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s"
+
+
+def _whole(number: float) -> str:
+    return f"{number:.0f}"

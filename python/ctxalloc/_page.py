@@ -42,10 +42,13 @@ def numbers() -> dict[str, Any]:
     kept = sorted((one for one in present if one.has_ended and one.live_bytes), key=lambda one: -one.live_bytes)
     routes = [
         {
-            **{name: getattr(series, name) for name in metrics.Series._fields if not name.endswith("total_bytes")},
-            "peak_bytes": series.peak_bytes.counts,
-            "p50": min(series.peak_bytes.quantile(0.5), series.max_peak_bytes),
-            "p95": min(series.peak_bytes.quantile(0.95), series.max_peak_bytes),
+            **{
+                name: getattr(series, name)
+                for name in metrics.Series._fields
+                if "_bytes" not in name or name == "escaped_bytes"
+            },
+            **_peaks(series),
+            "max_peak_bytes": series.max_peak_bytes,
             "total": series.total_bytes.sum,
         }
         for series in sorted(snapshot.series.values(), key=lambda one: -one.requests)
@@ -65,6 +68,18 @@ def numbers() -> dict[str, Any]:
         "routes": routes,
         "budgets": [budget._asdict() for budget in metrics.budgets()[:MAX_SHOWN]],
     }
+
+
+def _peaks(series: metrics.Series) -> dict[str, Any]:
+    """The peaks of requests that were not refused, by powers of two: the others say how much they got, not wanted."""
+    refused = dict(series.refused_peak_bytes.buckets)
+    served = [(end, count - refused.get(end, 0)) for end, count in series.peak_bytes.buckets]
+    counts = [0] * 65
+    for end, count in served:
+        counts[max(0, end - 1).bit_length()] += count
+    peaks = metrics.Histogram(tuple(one for one in served if one[1]), 0)
+    quantiles = {name: min(peaks.quantile(q), series.max_peak_bytes) for name, q in (("p50", 0.5), ("p95", 0.95))}
+    return {"peak_bytes": counts, **(quantiles if peaks.count else {"p50": None, "p95": None})}
 
 
 _HOST: Final = re.compile(r"^\[?([^\[\]]*?)\]?(?::\d*)?$")

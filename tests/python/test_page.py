@@ -46,6 +46,13 @@ def test_this_machine_sees_the_page_and_its_numbers() -> None:
         {"headers": [(b"host", b"127.0.0.1"), (b"forwarded", b"for=8.8.8.8")]},
         {"headers": [(b"host", b"127.0.0.1"), (b"via", b"1.1 a-proxy")]},
         {"headers": [(b"host", b"127.0.0.1"), (b"X-Forwarded-Host", b"a.example")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-forwarded-port", b"443")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-forwarded-prefix", b"/a")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-envoy-external-address", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"fastly-client-ip", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"fly-client-ip", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-cluster-client-ip", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"cf-ray", b"1")]},
         {"headers": [(b"host", b"evil.example")]},
         {"headers": [(b"host", b"localhost:80@evil.example")]},
         {"headers": [(b"host", b"evil.example"), (b"host", b"localhost")]},
@@ -87,6 +94,40 @@ def test_a_token_lets_others_in_and_nobody_else() -> None:
         debug_app(token=b"x" * 20)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="5 characters can be guessed"):
         debug_app(token="short")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [(b"origin", b"https://evil.example")],
+        [(b"origin", b"http://127.0.0.1:9000")],
+        [(b"origin", b"null")],
+        [(b"sec-fetch-site", b"cross-site")],
+        [(b"Sec-Fetch-Site", b"same-site")],
+    ],
+)
+@pytest.mark.parametrize("token", [None, "a token of many characters"])
+def test_other_sites_cannot_read_it_through_a_browser(sent: list[tuple[bytes, bytes]], token: str | None) -> None:
+    # Also where the application around it allows all origins.
+    right = (b"authorization", b"Bearer a token of many characters")
+    answer = ask(debug_app(token=token), "/data", HOST, right, *sent)
+    assert answer.status == 403
+    assert b"another site" in answer.body
+
+
+def test_its_own_page_and_a_link_to_it_are_answered() -> None:
+    app = debug_app()
+    own = ((b"origin", b"http://127.0.0.1:8000"), (b"sec-fetch-site", b"same-origin"))
+    assert ask(app, "/data", HOST, *own).status == 200
+    link = ((b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate"))
+    assert ask(app, "/", HOST, *link).status == 200, "the page itself has no numbers"
+    assert ask(app, "/data", HOST, *link).status == 403
+
+
+def test_a_token_with_its_refreshes_is_a_header() -> None:
+    page = ask(debug_app(token="a token of many characters"), query=b"token=a+token+of+many+characters").body.decode()
+    assert "Authorization: `Bearer ${token}`" in page
+    assert '"/data" + location.search' not in page, "the access log would have the token each second"
 
 
 def test_only_get_is_answered() -> None:

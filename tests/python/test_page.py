@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -173,6 +174,64 @@ def service() -> Iterator[int]:
             yield int(process.stdout.readline())
         finally:
             process.terminate()
+
+
+CROWD = """
+import socket, sys
+import numpy as np, uvicorn
+import ctxalloc
+from ctxalloc.asgi import debug_app
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+with ctxalloc.request(name="x" * 10_000, limit_bytes=1000):
+    try: np.ones(1001, np.uint8)
+    except MemoryError: pass
+kept = []
+for number in range(1000):
+    context = ctxalloc.request(name=f"live {number}", root=True)
+    context.__enter__()
+    kept.append((context, np.ones(1 + number, np.uint8)))
+budgets = [ctxalloc.Budget(1 << 30, name="y" * 10_000)]
+for number in range(195):
+    budgets.append(ctxalloc.Budget(1 << 20, name=f"level {number}", parent=budgets[-1]))
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.run(
+    Starlette(routes=[Mount("/debug/memory", debug_app())]), fd=listening.fileno(), log_level="warning", lifespan="off"
+)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: make chromium")
+@pytest.mark.parametrize("width", [390, 1160])
+def test_nothing_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
+    for library in ("uvicorn", "starlette"):
+        pytest.importorskip(library)
+    assert BROWSER is not None
+    with subprocess.Popen([sys.executable, "-c", CROWD], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},844"]
+            command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom"]
+            command += [f"http://127.0.0.1:{port}/debug/memory/"]
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        finally:
+            process.terminate()
+    dom = shown.stdout
+    width_shown = re.search(r'data-width="(\d+)"', dom)
+    assert width_shown is not None
+    assert int(width_shown[1]) <= width
+    assert 'data-overflow="0"' in dom
+    assert "(the largest 200 of 1000)" in dom
+    assert "live 999" in dom
+    assert "live 0<" not in dom
+    assert "s ago</text>" in dom, "the axis of time"
+    assert "MiB</text>" in dom, "and that of memory"
+    assert dom.index(">Routes<") < dom.index(">Budgets<") < dom.index(">Live requests ")
+    assert 'role="meter"' in dom
 
 
 @pytest.mark.once

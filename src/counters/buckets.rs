@@ -1,5 +1,5 @@
-//! Buckets: sixteen for each doubling, evenly on a logarithmic scale, so a bucket's end is at most 4.5 % above any value
-//! in it. They are those of Prometheus' native histograms with schema 4, and of OpenTelemetry's with scale 4.
+//! Buckets: sixteen for each doubling, evenly on a logarithmic scale, so a bucket ends at most 4.5 % above its values.
+//! They are those of Prometheus' native histograms with schema 4, and of OpenTelemetry's with scale 4.
 //!
 //! Bucket 0 has the zeros. Bucket `1 + i` has the integers above `2^((i-1)/16)` and up to `2^(i/16)`; of small numbers
 //! each has a bucket of its own, and the buckets between them stay empty.

@@ -1,7 +1,7 @@
 //! `Region`: the counters of one process, in memory that other processes may map. One process writes, under its lock;
 //! any number of processes read, without one.
 //!
-//! A number only ever grows, and a series keeps its name: what a reader saw is never taken back, whoever dies when. Each
+//! A number only ever grows, and a series keeps its name: what a reader saw is never taken back, whoever dies. Each
 //! series has a version, which is odd while it is written: a reader that finds it odd, or changed after reading, reads
 //! again (a sequence lock). A writer that died in the middle leaves an odd version behind: readers give up waiting, and
 //! the next owner makes it even.

@@ -100,7 +100,7 @@ fn a_number_never_moves_to_another_series() {
     child::fate_of("child_with_more_names_than_there_is_room_for").ended_well();
 }
 
-/// The promise as a naive model: the first 128 names have a series each, what comes under another name is `other`'s, and
+/// The promise as a naive model: the first 128 names have a series each, what comes under another is `other`'s, and
 /// each request adds to one series. An exporter sees each series grow by what was counted there, and nothing else.
 #[cfg(unix)]
 #[test]

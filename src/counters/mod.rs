@@ -1,8 +1,8 @@
 //! Counters of ended requests by name: written once at a request's end, read by exporters. A leaf: imports no layer.
 //!
-//! `snapshot` has the values that are read, `buckets` says which value is in which, `region` has the counters in memory,
-//! `place` where they are (this process's own memory, or a file that other processes read too), `writer` finds a name's
-//! series. [`crate::metrics`] is what users call. ARCHITECTURE.md says what else a new counter touches.
+//! `snapshot` has the values that are read, `buckets` says which value is in which, `region` has the counters in
+//! memory, `place` where they are (this process's own memory, or a file that other processes read too), `writer` finds
+//! a name's series. [`crate::metrics`] is what users call. ARCHITECTURE.md says what else a new counter touches.
 
 mod buckets;
 mod place;

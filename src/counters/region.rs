@@ -7,7 +7,7 @@
 //! the next owner makes it even.
 //!
 //! The buckets of a histogram are in chunks, which it gets as its values need them. A file has memory for the chunks
-//! that are in use, and a hole for the rest.
+//! that are in use, and a hole for the rest. (One file of 500 lines: the layout, its one writer and its readers.)
 
 use super::buckets::{BUCKETS, bucket_of};
 use super::snapshot::{Gauges, Histogram, Series};

@@ -76,7 +76,8 @@ def asked(port: int, expression: str) -> list[Any]:
                 found: list[Any] = json.load(answer)["data"]["result"]
         except OSError:
             found = []
-        if found and all(one["value"][1] != "NaN" for one in found):
+        found = [one for one in found if one["value"][1] != "NaN"]  # 0 / 0: of names without requests now
+        if found:
             return found
         threading.Event().wait(0.2)
     return []

@@ -220,7 +220,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-handlers bench compare chromium page
+.PHONY: demo demo-handlers bench compare chromium page test-grafana
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
 
@@ -236,6 +236,10 @@ chromium: ## a headless Chromium by apt, as root: for the tests of the live page
 
 page: $(DONE)/package $(DONE)/demo chromium ## docs/images/page.png: the live page of the demo's service, in a headless Chromium
 	$(PY) scripts/draw_page.py
+
+test-grafana: $(DONE)/tools $(DONE)/package ## examples/grafana in a real Prometheus, which it installs by apt, as root
+	@command -v promtool >/dev/null || apt-get install -y prometheus
+	$(PY) -m pytest tests/python/test_grafana.py -p no:xdist
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked $(services)

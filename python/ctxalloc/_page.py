@@ -14,9 +14,9 @@ from urllib.parse import parse_qs
 from ctxalloc import metrics, tracking
 from ctxalloc._coverage import coverage
 
-_FORWARDED: Final = frozenset(
-    b"forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-forwarded-server x-real-ip x-client-ip "
-    b"x-original-forwarded-for true-client-ip cf-connecting-ip".split()
+_FORWARDED: Final = re.compile(
+    rb"forwarded|via|client-ip|cf-.*|cdn-loop|(x-)?(original-)?forwarded-.*|x-original-.*|x-envoy-.*|x-proxy.*"
+    rb"|x-real-(ip|port)|x-remote-(ip|addr)|x-host|.*-client-ip|.*-client-addr|.*-connecting-ip"
 )
 """What proxies say of themselves. One that says nothing looks like a client of its own machine."""
 _HEADERS: Final = (
@@ -42,10 +42,13 @@ def numbers() -> dict[str, Any]:
     kept = sorted((one for one in present if one.has_ended and one.live_bytes), key=lambda one: -one.live_bytes)
     routes = [
         {
-            **{name: getattr(series, name) for name in metrics.Series._fields if not name.endswith("total_bytes")},
-            "peak_bytes": series.peak_bytes.counts,
-            "p50": min(series.peak_bytes.quantile(0.5), series.max_peak_bytes),
-            "p95": min(series.peak_bytes.quantile(0.95), series.max_peak_bytes),
+            **{
+                name: getattr(series, name)
+                for name in metrics.Series._fields
+                if "_bytes" not in name or name == "escaped_bytes"
+            },
+            **_peaks(series),
+            "max_peak_bytes": series.max_peak_bytes,
             "total": series.total_bytes.sum,
         }
         for series in sorted(snapshot.series.values(), key=lambda one: -one.requests)
@@ -58,13 +61,25 @@ def numbers() -> dict[str, Any]:
         "pid": os.getpid(),
         "memory": seen._asdict(),
         "processes": [process._asdict() for process in snapshot.processes],
-        "live": [_shown(one) for one in live[:MAX_SHOWN]],
+        "live": [_shown(one) for one in sorted(live, key=lambda one: -one.live_bytes)[:MAX_SHOWN]],
         "live_count": len(live),
         "escapes": escapes,
         "escapes_count": len(kept),
         "routes": routes,
         "budgets": [budget._asdict() for budget in metrics.budgets()[:MAX_SHOWN]],
     }
+
+
+def _peaks(series: metrics.Series) -> dict[str, Any]:
+    """The peaks of requests that were not refused, by powers of two: the others say how much they got, not wanted."""
+    refused = dict(series.refused_peak_bytes.buckets)
+    served = [(end, count - refused.get(end, 0)) for end, count in series.peak_bytes.buckets]
+    counts = [0] * 65
+    for end, count in served:
+        counts[max(0, end - 1).bit_length()] += count
+    peaks = metrics.Histogram(tuple(one for one in served if one[1]), 0)
+    quantiles = {name: min(peaks.quantile(q), series.max_peak_bytes) for name, q in (("p50", 0.5), ("p95", 0.95))}
+    return {"peak_bytes": counts, **(quantiles if peaks.count else {"p50": None, "p95": None})}
 
 
 _HOST: Final = re.compile(r"^\[?([^\[\]]*?)\]?(?::\d*)?$")
@@ -80,6 +95,16 @@ def _is_here(name: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)  # of a socket that takes both
     return (mapped or address).is_loopback
+
+
+def _is_of_another_site(headers: list[tuple[bytes, bytes]], *, is_data: bool) -> bool:
+    """Whether a browser asks for another site, which could read it where the application allows all origins."""
+    found = dict(headers)
+    origin = found.get(b"origin")
+    if origin is not None and origin.lower().partition(b"://")[2] != found.get(b"host", b"").lower():
+        return True
+    is_link = not is_data and found.get(b"sec-fetch-mode") == b"navigate"
+    return not is_link and found.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
 
 
 def _shown(one: metrics.Present) -> dict[str, Any]:
@@ -121,6 +146,8 @@ class DebugApp:
     def _refusal(self, scope: MutableMapping[str, Any]) -> str | None:
         """Why it is not shown to this client; None: it is."""
         headers = [(name.lower(), value) for name, value in scope.get("headers", ())]
+        if _is_of_another_site(headers, is_data=scope.get("path", "").endswith("/data")):
+            return "ctxalloc: a browser asks for another site; open the page itself\n"
         if self._token is not None:
             words = next((value for name, value in headers if name == b"authorization"), b"").split(b" ", 1)
             if words[0].lower() == b"bearer":
@@ -136,7 +163,7 @@ class DebugApp:
         if (
             (client is None or _is_here(client[0]))
             and all(_is_here(_HOST.sub(r"\1", host)) for host in hosts)
-            and not any(name in _FORWARDED for name, _ in headers)
+            and not any(_FORWARDED.fullmatch(name) for name, _ in headers)
         ):
             return None
         return "ctxalloc: this page is for this machine only; for others give it a token: debug_app(token=...)\n"

@@ -5,6 +5,7 @@ counts by name, in Rust; ``Summary`` adds the counters of all up. Used by ``dask
 are in ``docs/decisions/0026-a-task-enters-its-request-in-its-worker.md``.
 """
 
+import collections
 import functools
 import html
 import io
@@ -245,13 +246,15 @@ def _sum(one: metrics.Series, other: metrics.Series) -> metrics.Series:
         escaped_bytes=one.escaped_bytes + other.escaped_bytes,
         max_peak_bytes=max(one.max_peak_bytes, other.max_peak_bytes),
         peak_bytes=_together(one.peak_bytes, other.peak_bytes),
+        refused_peak_bytes=_together(one.refused_peak_bytes, other.refused_peak_bytes),
         total_bytes=_together(one.total_bytes, other.total_bytes),
     )
 
 
 def _together(one: metrics.Histogram, other: metrics.Histogram) -> metrics.Histogram:
-    counts = (mine + theirs for mine, theirs in zip(one.counts, other.counts, strict=True))
-    return metrics.Histogram(tuple(counts), one.sum + other.sum)
+    counts = collections.Counter(dict(one.buckets))
+    counts.update(dict(other.buckets))
+    return metrics.Histogram(tuple(sorted(counts.items())), one.sum + other.sum)
 
 
 def _cells(series: metrics.Series) -> tuple[str, ...]:

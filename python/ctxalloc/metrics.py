@@ -8,9 +8,9 @@
     >>> series.requests, series.max_peak_bytes, series.peak_bytes.quantile(0.95)
     (1, 8000, 8192)
 
-A request adds to the counters of its name (in a middleware: its route) at its end. 128 names are kept; when there are
-more, the one used least is folded into ``other``. Requests without a name are ``unnamed``. The bytes of a request that
-is inside of another one are part of that one's too.
+A request adds to the counters of its name (in a middleware: its route) at its end. A process has room for 128 names;
+whatever comes under another one counts as ``other``. Requests without a name are ``unnamed``. The bytes of a request
+that is inside of another one are part of that one's too.
 
 With ``CTXALLOC_METRICS_DIR`` in the environment, the workers of a server that forks share their counters by files in
 that directory, and each of them reads all. ``prometheus`` and ``opentelemetry`` export them; docs/observe.md is the
@@ -24,40 +24,38 @@ from ctxalloc import _native
 
 __all__ = ["Budgets", "Histogram", "Present", "Process", "Series", "Snapshot", "budgets", "present", "snapshot"]
 
-BUCKETS = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values in bytes, by powers of two."""
+    """Counts of values in bytes, in sixteen buckets a doubling: a bucket ends at most 4.5 % above its values."""
 
-    counts: tuple[int, ...]
-    """How many values are above ``2**(k-1)`` and at most ``2**k``, for ``k`` from 0 to 63; the first has 0 and 1."""
+    buckets: tuple[tuple[int, int], ...]
+    """The buckets that have values, in order: the largest value that belongs into it, and how many it has."""
     sum: int
     """The sum of all values, in bytes."""
 
     @property
     def count(self) -> int:
         """How many values there are."""
-        return sum(self.counts)
+        return sum(count for _, count in self.buckets)
 
     def quantile(self, q: float) -> int:
-        """The upper end, in bytes, of the bucket with the part ``q`` (0 to 1) of all values; 0 without values.
+        """The end, in bytes, of the bucket in which the part ``q`` (0 to 1) of all values is reached; 0 without values.
 
-        Less than twice the true quantile, and 1 where that is 0. ValueError: ``q`` is not from 0 to 1.
+        At most 4.5 % above the true quantile, and never below. ValueError: ``q`` is not from 0 to 1.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"quantile({q!r}): give a number from 0 to 1")
         wanted, below = max(1.0, q * self.count), 0
-        for bucket, count in enumerate(self.counts):
+        for end, count in self.buckets:
             below += count
-            if count and below >= wanted:
-                return 1 << bucket
+            if below >= wanted:
+                return end
         return 0
 
-    def at_most(self, power: int) -> int:
-        """How many values are at most ``2**power`` bytes."""
-        return sum(self.counts[: power + 1])
+    def at_most(self, size_bytes: int) -> int:
+        """How many values are in buckets that end at ``size_bytes`` or below. Exact for powers of two."""
+        return sum(count for end, count in self.buckets if end <= size_bytes)
 
 
 class Series(NamedTuple):
@@ -81,6 +79,8 @@ class Series(NamedTuple):
     """The largest peak of one request."""
     peak_bytes: Histogram
     """Their peaks."""
+    refused_peak_bytes: Histogram
+    """The peaks of those that were refused memory."""
     total_bytes: Histogram
     """All bytes that each of them allocated."""
 
@@ -156,8 +156,8 @@ def snapshot() -> Snapshot:
     series, processes = _native._metrics()  # noqa: SLF001 - made for this, here and below
     found: dict[str, Series] = {}
     for one in series:
-        peaks, totals = (Histogram(tuple(counts), total) for counts, total in one[8:])
-        found[one[0]] = Series(*one[:8], peaks, totals)
+        peaks, refused, totals = (Histogram(tuple(buckets), total) for buckets, total in one[8:])
+        found[one[0]] = Series(*one[:8], peaks, refused, totals)
     return Snapshot(found, [Process(*numbers) for numbers in processes])
 
 

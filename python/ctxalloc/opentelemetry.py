@@ -16,7 +16,7 @@ from ctxalloc import metrics
 from ctxalloc._coverage import coverage
 from ctxalloc._native import __version__
 from ctxalloc._optional import need
-from ctxalloc.prometheus import BOUNDS_BYTES, powers_of
+from ctxalloc.prometheus import BOUNDS_BYTES, checked
 
 __all__ = ["instrument"]
 
@@ -31,7 +31,7 @@ def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUN
     ModuleNotFoundError: ``opentelemetry-api`` is not installed.
     """
     api: Any = need("opentelemetry.metrics", "ctxalloc.opentelemetry.instrument", "opentelemetry-api")
-    powers = powers_of(bounds_bytes)
+    bounds = checked(bounds_bytes)
     if meter_provider is not None and not hasattr(meter_provider, "get_meter"):
         raise TypeError(f"instrument({meter_provider!r}): give a MeterProvider, or None for the global one")
     meter = api.get_meter("ctxalloc", __version__, meter_provider)
@@ -49,8 +49,8 @@ def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUN
 
     def peaks(_options: Any) -> Iterable[Any]:
         for series in metrics.snapshot().series.values():
-            for power in powers:
-                yield api.Observation(series.peak_bytes.at_most(power), {NAME: series.name, "le": str(1 << power)})
+            for bound in bounds:
+                yield api.Observation(series.peak_bytes.at_most(bound), {NAME: series.name, "le": str(bound)})
             yield api.Observation(series.peak_bytes.count, {NAME: series.name, "le": "+Inf"})
 
     def peak_sum(_options: Any) -> Iterable[Any]:

@@ -22,6 +22,7 @@ __all__ = ["BOUNDS_BYTES", "Collector"]
 
 BOUNDS_BYTES: Final = tuple(1 << power for power in range(12, 37, 2))
 """The upper ends of the buckets by default: 4 KiB, 16 KiB, ... 64 GiB."""
+_MAX_BOUND: Final = 1 << 48
 
 
 class Collector:
@@ -35,7 +36,7 @@ class Collector:
     """
 
     def __init__(self, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES, budgets: Iterable[Budget] = ()) -> None:
-        self._powers = powers_of(bounds_bytes)
+        self._bounds = checked(bounds_bytes)
         self._budgets = tuple(budgets)
         for budget in self._budgets:
             if not isinstance(budget, Budget):
@@ -80,7 +81,7 @@ class Collector:
             family = core.HistogramMetricFamily(name, text, labels=["name"])
             for series in snapshot.series.values():
                 histogram: metrics.Histogram = getattr(series, field)
-                buckets = [(str(float(1 << power)), histogram.at_most(power)) for power in self._powers]
+                buckets = buckets_of(histogram, self._bounds)
                 family.add_metric([series.name], [*buckets, ("+Inf", histogram.count)], histogram.sum)
             yield family
         yield from self._gauges(snapshot, seen)
@@ -124,14 +125,23 @@ class Collector:
             yield limit
 
 
-def powers_of(bounds_bytes: Sequence[int]) -> list[int]:
-    """The exponents of increasing powers of two. ValueError: one is none."""
-    powers: list[int] = []
+def buckets_of(histogram: metrics.Histogram, bounds_bytes: Sequence[int]) -> list[tuple[str, int]]:
+    """Prometheus' buckets, each with all that are smaller. Those below the smallest value are left out.
+
+    What is not there counts as zero in a sum, so sums over names and instances stay right; a bucket above the largest
+    value could not be left out.
+    """
+    counts = ((bound, histogram.at_most(bound)) for bound in bounds_bytes)
+    return [(str(float(bound)), count) for bound, count in counts if count]
+
+
+def checked(bounds_bytes: Sequence[int]) -> list[int]:
+    """Increasing powers of two, which are ends of our own buckets. ValueError: one is none."""
+    bounds: list[int] = []
     for bound in bounds_bytes:
-        power = bound.bit_length() - 1
-        if bound < 1 or bound != 1 << power or power >= metrics.BUCKETS or (powers and power <= powers[-1]):
+        if bound < 1 or bound.bit_count() > 1 or bound > _MAX_BOUND or (bounds and bound <= bounds[-1]):
             raise ValueError(
-                f"bounds_bytes: {bound!r} is not possible; give powers of two in increasing order, up to 2**63"
+                f"bounds_bytes: {bound!r} is not possible; give powers of two in increasing order, up to 2**48"
             )
-        powers.append(power)
-    return powers
+        bounds.append(bound)
+    return bounds

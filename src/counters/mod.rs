@@ -1,16 +1,17 @@
 //! Counters of ended requests by name: written once at a request's end, read by exporters. A leaf: imports no layer.
 //!
-//! `snapshot` has the values that are read, `region` the counters in memory, `place` where they are (this process's own
-//! memory, or a file that other processes read too), `writer` finds a name's series. [`crate::metrics`] is what users
-//! call. ARCHITECTURE.md says what else a new counter touches.
+//! `snapshot` has the values that are read, `buckets` says which value is in which, `region` has the counters in
+//! memory, `place` where they are (this process's own memory, or a file that other processes read too), `writer` finds
+//! a name's series. [`crate::metrics`] is what users call. ARCHITECTURE.md says what else a new counter touches.
 
+mod buckets;
 mod place;
 mod region;
 mod snapshot;
 mod writer;
 
 pub(crate) use region::Sample;
-pub use snapshot::{BUCKETS, Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
+pub use snapshot::{Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 
 use crate::error::Error;
 use crate::os;
@@ -18,7 +19,7 @@ use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
 use crate::trace;
 use place::{Mapping, Place};
-use region::{Read, SERIES};
+use region::Found;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -152,7 +153,9 @@ pub(crate) fn snapshot() -> Result<Snapshot, Error> {
         Some(folder) => {
             for mapping in Mapping::all(&folder)? {
                 let region = mapping.region();
-                region.read().into_iter().filter_map(Read::series).for_each(&mut add);
+                let mut found = Found::with_room_for(region.used());
+                region.read_into(&mut found);
+                found.into_series().for_each(&mut add);
                 let (pid, start) = region.owner();
                 if os::process_started(pid) == Some(start) {
                     processes.push(Process { pid, gauges: region.gauges() });
@@ -160,14 +163,27 @@ pub(crate) fn snapshot() -> Result<Snapshot, Error> {
             }
         }
         None => {
-            let mut found = Vec::with_capacity(SERIES);
-            let gauges = counting.with(|home| {
-                home.writer.region().read_into(&mut found);
-                home.writer.region().gauges()
-            });
-            found.into_iter().filter_map(Read::series).for_each(&mut add);
+            let (found, gauges) = read_here(counting);
+            found.into_series().for_each(&mut add);
             processes.push(Process { pid: std::process::id(), gauges });
         }
     }
     Ok(Snapshot { series: all.into_values().collect(), processes })
+}
+
+/// This process's own. What it needs is allocated outside of the lock.
+fn read_here(counting: &Counting) -> (Found, Gauges) {
+    loop {
+        let mut found = Found::with_room_for(counting.with(|home| home.writer.region().used()));
+        let gauges = counting.with(|home| {
+            let region = home.writer.region();
+            found.has_room_for(region.used()).then(|| {
+                region.read_into(&mut found);
+                region.gauges()
+            })
+        });
+        if let Some(gauges) = gauges {
+            return (found, gauges);
+        }
+    }
 }

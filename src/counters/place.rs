@@ -10,11 +10,13 @@ use super::region::Region;
 use crate::error::Error;
 use crate::os;
 use std::fs::{File, OpenOptions, TryLockError, read_dir};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::ptr::NonNull;
 
-const PREFIX: &str = "ctxalloc-metrics-1-";
+/// The number is the layout's: see `VERSION` in `region`.
+const PREFIX: &str = "ctxalloc-metrics-2-";
 /// How many processes may count in one directory.
 const MAX_FILES: usize = 4096;
 
@@ -29,7 +31,7 @@ pub(super) enum Place {
 #[derive(Debug)]
 pub(super) struct Mapping {
     region: NonNull<Region>,
-    _file: File,
+    file: File,
 }
 
 // SAFETY: the region consists of atomics, and any thread may unmap it.
@@ -53,6 +55,14 @@ impl Place {
         match self {
             Self::Static(region) => region,
             Self::Mapped(mapping) => mapping.region(),
+        }
+    }
+
+    /// Whether these bytes of the region have memory now.
+    pub(super) fn grow(&self, bytes: Range<usize>) -> bool {
+        match self {
+            Self::Static(_) => true,
+            Self::Mapped(mapping) => fill(&mapping.file, bytes).is_ok(),
         }
     }
 }
@@ -79,11 +89,14 @@ impl Mapping {
             }
             let length = file.metadata().map_err(|error| fail(&error))?.len();
             if length == 0 {
-                fill(&file).map_err(|error| fail(&error))?;
+                file.set_len(size_of::<Region>() as u64).map_err(|error| fail(&error))?;
             } else if length != size_of::<Region>() as u64 {
                 continue; // another program's
             }
             let mapping = Self::of(file, true).map_err(|error| fail(&error))?;
+            if mapping.region().is_blank() {
+                fill(&mapping.file, 0..Region::BASE_BYTES).map_err(|error| fail(&error))?;
+            }
             if mapping.region().take(pid, started) {
                 return Ok(mapping);
             }
@@ -120,7 +133,7 @@ impl Mapping {
     /// Maps a file that is as long as a region.
     fn of(file: File, is_writable: bool) -> io::Result<Self> {
         let region = os::map_file(&file, size_of::<Region>(), is_writable)?.cast();
-        Ok(Self { region, _file: file })
+        Ok(Self { region, file })
     }
 
     pub(super) fn region(&self) -> &Region {
@@ -130,13 +143,15 @@ impl Mapping {
     }
 }
 
-/// Makes an empty file a region of zeros. They are written, because a file that is only made longer has no memory yet:
-/// on a full file system, whoever counts into it ends by SIGBUS.
-fn fill(mut file: &File) -> io::Result<()> {
-    file.write_all(&vec![0; size_of::<Region>()]).inspect_err(|_| {
-        // The next process finds it as this one did.
-        drop(file.set_len(0));
-    })
+/// Writes zeros where a file is a hole. A hole has no memory: on a full file system, whoever counts into it ends by
+/// SIGBUS. Allocates nothing.
+fn fill(mut file: &File, bytes: Range<usize>) -> io::Result<()> {
+    const ZEROS: [u8; 8192] = [0; 8192];
+    file.seek(SeekFrom::Start(bytes.start as u64))?;
+    for begun in bytes.clone().step_by(ZEROS.len()) {
+        file.write_all(&ZEROS[..ZEROS.len().min(bytes.end - begun)])?;
+    }
+    Ok(())
 }
 
 #[cold]

@@ -1,13 +1,19 @@
 //! `Region`: the counters of one process, in memory that other processes may map. One process writes, under its lock;
 //! any number of processes read, without one.
 //!
-//! Each series has a version, which is odd while it is written: a reader that finds it odd, or changed after reading,
-//! reads again (a sequence lock). `layout` does the same for all series together while one of them is folded into
-//! another. A writer that died in the middle leaves an odd version behind: readers give up waiting, and the next owner
-//! makes it even.
+//! A number only ever grows, and a series keeps its name: what a reader saw is never taken back, whoever dies. Each
+//! series has a version, which is odd while it is written: a reader that finds it odd, or changed after reading, reads
+//! again (a sequence lock). A writer that died in the middle leaves an odd version behind: readers give up waiting, and
+//! the next owner makes it even.
+//!
+//! The buckets of a histogram are in chunks, which it gets as its values need them. A file has memory for the chunks
+//! that are in use, and a hole for the rest. (One file of 500 lines: the layout, its one writer and its readers.)
 
-use super::snapshot::{BUCKETS, Gauges, Histogram, Series, bucket_of};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use super::buckets::{BUCKETS, bucket_of};
+use super::snapshot::{Gauges, Histogram, Series};
+use std::mem::offset_of;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 
 /// Series in a region, with the two that stand for others.
 pub(super) const SERIES: usize = 130;
@@ -17,7 +23,16 @@ pub(super) const MAX_NAME: usize = 128;
 /// `ctxalloc`, and the version of this layout: raise it when a field of [`Region`] or [`Counters`] is added, moved or
 /// gets another meaning, so that no process takes over or reads a file of another layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"ctxalloc");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+
+/// Buckets of a chunk.
+const CHUNK: usize = 16;
+/// Chunks that one histogram can have.
+const PARTS: usize = BUCKETS.div_ceil(CHUNK);
+/// Enough for all histograms, whatever they count.
+const CHUNKS: usize = SERIES * HISTOGRAMS * PARTS;
+/// So many chunks get memory at a time.
+const GROWTH: usize = 64;
 
 /// What a request adds at its end.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,10 +53,16 @@ pub(super) struct Region {
     /// The owner: its number, and when it was started, for numbers are used again.
     pid: AtomicU64,
     started: AtomicU64,
-    layout: AtomicU64,
     gauges: [AtomicU64; 4],
+    /// The chunks that histograms have.
+    used: AtomicU64,
+    /// The chunks that have memory.
+    backed: AtomicU64,
     series: [Counters; SERIES],
+    chunks: [Chunk; CHUNKS],
 }
+
+type Chunk = [AtomicU64; CHUNK];
 
 #[repr(C)]
 #[derive(Debug)]
@@ -56,10 +77,23 @@ pub(super) struct Counters {
     escaped_blocks: AtomicU64,
     escaped_bytes: AtomicU64,
     max_peak_bytes: AtomicU64,
-    peak_sum: AtomicU64,
-    total_sum: AtomicU64,
-    peaks: [AtomicU64; BUCKETS],
-    totals: [AtomicU64; BUCKETS],
+    histograms: [Buckets; HISTOGRAMS],
+}
+
+/// The histograms of a series, in this order.
+const PEAKS: usize = 0;
+const REFUSED_PEAKS: usize = 1;
+const TOTALS: usize = 2;
+const HISTOGRAMS: usize = 3;
+
+#[repr(C)]
+#[derive(Debug)]
+struct Buckets {
+    sum: AtomicU64,
+    /// Values that are too large for a bucket, or for whose bucket the file system had no room.
+    beyond: AtomicU64,
+    /// Where its chunks are: one more than the number; 0 where it has none yet.
+    parts: [AtomicU16; PARTS],
 }
 
 /// The versions order what must be ordered.
@@ -85,7 +119,7 @@ fn write<R>(version: &AtomicU64, write: impl FnOnce() -> R) -> R {
 }
 
 /// What `read` sees while nobody writes. After many tries, what it saw last: the writer may have died.
-fn read<R>(version: &AtomicU64, read: impl Fn() -> R) -> R {
+fn read<R>(version: &AtomicU64, mut read: impl FnMut() -> R) -> R {
     let mut tries = 0;
     loop {
         let before = version.load(Ordering::Acquire);
@@ -110,18 +144,28 @@ impl Region {
             version: ZERO,
             pid: ZERO,
             started: ZERO,
-            layout: ZERO,
             gauges: [const { ZERO }; 4],
+            used: ZERO,
+            backed: ZERO,
             series: [const { Counters::empty() }; SERIES],
+            chunks: [const { [const { ZERO }; CHUNK] }; CHUNKS],
         }
+    }
+
+    /// The part of it that has memory from the beginning.
+    pub(super) const BASE_BYTES: usize = offset_of!(Self, chunks);
+
+    /// Whether no process has taken it yet.
+    pub(super) fn is_blank(&self) -> bool {
+        self.magic.load(RELAXED) == 0
     }
 
     /// Makes it the calling process's. False: it is of another version, or no region at all.
     pub(super) fn take(&self, pid: u32, started: u64) -> bool {
         match (self.magic.load(RELAXED), self.version.load(RELAXED)) {
             (0, 0) => {
-                self.magic.store(MAGIC, RELAXED);
                 self.version.store(VERSION, RELAXED);
+                self.magic.store(MAGIC, RELAXED);
             }
             (MAGIC, VERSION) => {}
             _ => return false,
@@ -129,7 +173,7 @@ impl Region {
         self.set_gauges(Gauges::default());
         self.pid.store(u64::from(pid), RELAXED);
         self.started.store(started, RELAXED);
-        let versions = self.series.iter().map(|series| &series.version).chain([&self.layout]);
+        let versions = self.series.iter().map(|series| &series.version);
         versions.filter(|version| version.load(RELAXED) % 2 == 1).for_each(|version| add(version, 1));
         true
     }
@@ -159,48 +203,159 @@ impl Region {
         Gauges { live_requests, live_bytes, escaping_requests, escaped_bytes }
     }
 
-    /// Adds all of one series to another, and empties it.
-    pub(super) fn fold(&self, from: usize, into: usize) {
-        write(&self.layout, || {
-            let (from, into) = (&self.series[from], &self.series[into]);
-            write(&into.version, || {
-                into.numbers().zip(from.numbers()).for_each(|(to, more)| add(to, more.load(RELAXED)))
-            });
-            let max = into.max_peak_bytes.load(RELAXED).max(from.max_peak_bytes.load(RELAXED));
-            into.max_peak_bytes.store(max, RELAXED);
-            from.clear();
-        });
-    }
-
     /// Forgets everything.
     pub(super) fn clear(&self) {
         self.series.iter().for_each(Counters::clear);
+        self.chunks[..self.used()].iter().flatten().for_each(|count| count.store(0, RELAXED));
+        self.used.store(0, RELAXED);
         self.set_gauges(Gauges::default());
     }
 
-    /// All series, for whoever holds the writer's lock. Allocates nothing if there is room for [`SERIES`].
-    pub(super) fn read_into(&self, found: &mut Vec<Read>) {
-        found.extend(self.series.iter().map(Counters::read));
+    /// The chunks that histograms have.
+    pub(super) fn used(&self) -> usize {
+        (self.used.load(RELAXED) as usize).min(CHUNKS)
     }
 
-    /// All series, of a process that may be writing.
-    pub(super) fn read(&self) -> Vec<Read> {
-        read(&self.layout, || self.series.iter().map(|series| read(&series.version, || series.read())).collect())
+    /// Counts one request. `grow` gives memory to these bytes of the region, unless there is none.
+    #[inline]
+    pub(super) fn add(&self, number: usize, sample: &Sample, grow: impl Fn(Range<usize>) -> bool) {
+        let series = &self.series[number];
+        write(&series.version, || {
+            series.add(sample);
+            self.count(&series.histograms[PEAKS], sample.peak_bytes, &grow);
+            self.count(&series.histograms[TOTALS], sample.total_bytes, &grow);
+            if sample.refused > 0 {
+                self.count(&series.histograms[REFUSED_PEAKS], sample.peak_bytes, &grow);
+            }
+        });
+    }
+
+    #[inline]
+    fn count(&self, buckets: &Buckets, value: u64, grow: &impl Fn(Range<usize>) -> bool) {
+        add(&buckets.sum, value);
+        let count = bucket_of(value).and_then(|bucket| {
+            let part = &buckets.parts[bucket / CHUNK];
+            let chunk = match part.load(RELAXED) {
+                0 => self.new_chunk(part, grow),
+                number => self.chunks.get(usize::from(number) - 1),
+            };
+            Some(&chunk?[bucket % CHUNK])
+        });
+        add(count.unwrap_or(&buckets.beyond), 1);
+    }
+
+    /// Gives a chunk to a histogram.
+    #[cold]
+    fn new_chunk(&self, part: &AtomicU16, grow: &impl Fn(Range<usize>) -> bool) -> Option<&Chunk> {
+        let (number, backed) = (self.used(), self.backed.load(RELAXED) as usize);
+        let chunk = self.chunks.get(number)?;
+        if number >= backed {
+            let end = (number + GROWTH).min(CHUNKS);
+            if !grow(Self::BASE_BYTES + number * size_of::<Chunk>()..Self::BASE_BYTES + end * size_of::<Chunk>()) {
+                return None;
+            }
+            self.backed.store(end as u64, RELAXED);
+        }
+        // In this order: whoever dies between the two has lost a chunk, and no two histograms have the same one.
+        self.used.store(number as u64 + 1, RELAXED);
+        part.store(number as u16 + 1, RELAXED);
+        Some(chunk)
+    }
+
+    /// All series. `found` must have room for the [`used`](Self::used) chunks where nothing may be allocated.
+    pub(super) fn read_into(&self, found: &mut Found) {
+        for series in &self.series {
+            let begun = found.chunks.len();
+            let one = read(&series.version, || {
+                found.chunks.truncate(begun); // of a try that saw half of a write
+                series.read(&self.chunks, &mut found.chunks)
+            });
+            found.series.push(one);
+        }
     }
 }
 
-/// A series as it was read: with its name as bytes.
-pub(super) struct Read {
+/// What was read of a region. Fills without allocating if there is room.
+pub(super) struct Found {
+    series: Vec<Read>,
+    chunks: Vec<[u64; CHUNK]>,
+}
+
+impl Found {
+    pub(super) fn with_room_for(chunks: usize) -> Self {
+        Self { series: Vec::with_capacity(SERIES), chunks: Vec::with_capacity(chunks) }
+    }
+
+    pub(super) fn has_room_for(&self, chunks: usize) -> bool {
+        self.chunks.capacity() >= chunks
+    }
+
+    /// The series that have requests.
+    pub(super) fn into_series(self) -> impl Iterator<Item = Series> {
+        let Self { series, chunks } = self;
+        series.into_iter().filter(|one| one.numbers.requests > 0).map(move |one| one.series(&chunks))
+    }
+}
+
+/// A series as it was read: its name in bytes, and where its chunks are.
+struct Read {
     name: [u8; MAX_NAME],
     name_bytes: usize,
     numbers: Series,
+    histograms: [ReadBuckets; HISTOGRAMS],
 }
 
+struct ReadBuckets {
+    sum: u64,
+    beyond: u64,
+    /// The first of its chunks, which are in one row.
+    first: usize,
+    /// Bit by bit, which of its parts are there.
+    parts: u64,
+}
+
+const _: () = assert!(PARTS <= u64::BITS as usize && CHUNKS < u16::MAX as usize);
+
 impl Read {
-    /// The series, if it has requests.
-    pub(super) fn series(self) -> Option<Series> {
+    fn series(self, chunks: &[[u64; CHUNK]]) -> Series {
         let name = String::from_utf8_lossy(&self.name[..self.name_bytes]).into_owned();
-        (self.numbers.requests > 0).then_some(Series { name, ..self.numbers })
+        let [peak_bytes, refused_peak_bytes, total_bytes] = self.histograms.map(|one| one.histogram(chunks));
+        Series { name, peak_bytes, refused_peak_bytes, total_bytes, ..self.numbers }
+    }
+}
+
+impl ReadBuckets {
+    fn histogram(self, chunks: &[[u64; CHUNK]]) -> Histogram {
+        let parts = (0..PARTS).filter(|part| self.parts >> part & 1 == 1);
+        let counts = parts
+            .zip(&chunks[self.first..])
+            .flat_map(|(part, chunk)| chunk.iter().enumerate().map(move |(at, count)| (part * CHUNK + at, *count)));
+        Histogram::new(counts.chain([(BUCKETS, self.beyond)]), self.sum)
+    }
+}
+
+impl Buckets {
+    const fn empty() -> Self {
+        Self { sum: ZERO, beyond: ZERO, parts: [const { AtomicU16::new(0) }; PARTS] }
+    }
+
+    fn clear(&self) {
+        self.sum.store(0, RELAXED);
+        self.beyond.store(0, RELAXED);
+        self.parts.iter().for_each(|part| part.store(0, RELAXED));
+    }
+
+    fn read(&self, chunks: &[Chunk], found: &mut Vec<[u64; CHUNK]>) -> ReadBuckets {
+        let (first, mut parts) = (found.len(), 0);
+        for (at, part) in self.parts.iter().enumerate() {
+            let number = usize::from(part.load(RELAXED));
+            // One that is out of bounds is in a file that somebody else wrote to.
+            if let Some(chunk) = number.checked_sub(1).and_then(|number| chunks.get(number)) {
+                parts |= 1 << at;
+                found.push(std::array::from_fn(|bucket| chunk[bucket].load(RELAXED)));
+            }
+        }
+        ReadBuckets { sum: self.sum.load(RELAXED), beyond: self.beyond.load(RELAXED), first, parts }
     }
 }
 
@@ -217,31 +372,24 @@ impl Counters {
             escaped_blocks: ZERO,
             escaped_bytes: ZERO,
             max_peak_bytes: ZERO,
-            peak_sum: ZERO,
-            total_sum: ZERO,
-            peaks: [const { ZERO }; BUCKETS],
-            totals: [const { ZERO }; BUCKETS],
+            histograms: [const { Buckets::empty() }; HISTOGRAMS],
         }
     }
 
-    /// All that are sums.
-    fn numbers(&self) -> impl Iterator<Item = &AtomicU64> {
-        let single = [
+    fn clear(&self) {
+        let numbers = [
+            &self.name_bytes,
             &self.requests,
             &self.refused_requests,
             &self.refused_allocations,
             &self.escaped_requests,
             &self.escaped_blocks,
             &self.escaped_bytes,
-            &self.peak_sum,
-            &self.total_sum,
+            &self.max_peak_bytes,
         ];
-        single.into_iter().chain(&self.peaks).chain(&self.totals)
-    }
-
-    fn clear(&self) {
         write(&self.version, || {
-            self.numbers().chain([&self.max_peak_bytes, &self.name_bytes]).for_each(|number| number.store(0, RELAXED));
+            numbers.into_iter().for_each(|number| number.store(0, RELAXED));
+            self.histograms.iter().for_each(Buckets::clear);
         });
     }
 
@@ -279,43 +427,27 @@ impl Counters {
         (length > 0).then(|| work(&name[..length]))
     }
 
-    pub(super) fn requests(&self) -> u64 {
-        self.requests.load(RELAXED)
-    }
-
-    /// Counts one request.
+    /// All but the histograms.
     #[inline]
-    pub(super) fn add(&self, sample: &Sample) {
-        write(&self.version, || {
-            add(&self.requests, 1);
-            add(&self.peak_sum, sample.peak_bytes);
-            add(&self.total_sum, sample.total_bytes);
-            add(&self.peaks[bucket_of(sample.peak_bytes)], 1);
-            add(&self.totals[bucket_of(sample.total_bytes)], 1);
-            if sample.peak_bytes > self.max_peak_bytes.load(RELAXED) {
-                self.max_peak_bytes.store(sample.peak_bytes, RELAXED);
-            }
-            if sample.refused > 0 {
-                add(&self.refused_requests, 1);
-                add(&self.refused_allocations, sample.refused);
-            }
-            if sample.escaped_blocks > 0 {
-                add(&self.escaped_requests, 1);
-                add(&self.escaped_blocks, sample.escaped_blocks);
-                add(&self.escaped_bytes, sample.escaped_bytes);
-            }
-        });
+    fn add(&self, sample: &Sample) {
+        add(&self.requests, 1);
+        if sample.peak_bytes > self.max_peak_bytes.load(RELAXED) {
+            self.max_peak_bytes.store(sample.peak_bytes, RELAXED);
+        }
+        if sample.refused > 0 {
+            add(&self.refused_requests, 1);
+            add(&self.refused_allocations, sample.refused);
+        }
+        if sample.escaped_blocks > 0 {
+            add(&self.escaped_requests, 1);
+            add(&self.escaped_blocks, sample.escaped_blocks);
+            add(&self.escaped_bytes, sample.escaped_bytes);
+        }
     }
 
-    /// Allocates nothing.
-    fn read(&self) -> Read {
-        let histogram = |counts: &[AtomicU64; BUCKETS], sum: &AtomicU64| Histogram {
-            counts: std::array::from_fn(|bucket| counts[bucket].load(RELAXED)),
-            sum: sum.load(RELAXED),
-        };
+    fn read(&self, chunks: &[Chunk], found: &mut Vec<[u64; CHUNK]>) -> Read {
         let (name, name_bytes) = self.name();
         let numbers = Series {
-            name: String::new(),
             requests: self.requests.load(RELAXED),
             refused_requests: self.refused_requests.load(RELAXED),
             refused_allocations: self.refused_allocations.load(RELAXED),
@@ -323,10 +455,10 @@ impl Counters {
             escaped_blocks: self.escaped_blocks.load(RELAXED),
             escaped_bytes: self.escaped_bytes.load(RELAXED),
             max_peak_bytes: self.max_peak_bytes.load(RELAXED),
-            peak_bytes: histogram(&self.peaks, &self.peak_sum),
-            total_bytes: histogram(&self.totals, &self.total_sum),
+            ..Series::default()
         };
-        Read { name, name_bytes, numbers }
+        let histograms = std::array::from_fn(|at| self.histograms[at].read(chunks, found));
+        Read { name, name_bytes, numbers, histograms }
     }
 }
 
@@ -335,27 +467,52 @@ mod tests {
     use super::*;
     use std::thread;
 
+    fn one(region: &Region) -> Series {
+        let mut found = Found::with_room_for(region.used());
+        region.read_into(&mut found);
+        found.into_series().next().unwrap_or_default()
+    }
+
     /// Under Miri with the stale values that a weakly ordered machine shows: `make miri-seeds`.
     #[test]
     fn a_reader_never_sees_half_of_a_write() {
         const WRITES: u64 = 8;
-        let (region, done) = (Region::empty(), AtomicU64::new(0));
-        let series = region.series(3);
-        let look = || {
-            read(&series.version, || (series.requests(), series.peak_sum.load(RELAXED), series.total_sum.load(RELAXED)))
-        };
+        static REGION: Region = Region::empty(); // too large for a thread's stack
+        let done = AtomicU64::new(0);
+        let sums = |series: &Series| (series.requests, series.peak_bytes.sum, series.total_bytes.sum);
         thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..WRITES {
-                    series.add(&Sample { peak_bytes: 3, total_bytes: 5, ..Sample::default() });
+                for number in 0..WRITES {
+                    // Each in a chunk of its own.
+                    let sample = Sample { peak_bytes: 4 << (2 * number), total_bytes: 5, ..Sample::default() };
+                    REGION.add(3, &sample, |_| true);
                 }
                 done.store(1, Ordering::Relaxed);
             });
             while done.load(Ordering::Relaxed) == 0 {
-                let (requests, peaks, totals) = look();
-                assert_eq!((peaks, totals), (3 * requests, 5 * requests));
+                let seen = one(&REGION);
+                assert_eq!(seen.peak_bytes.count(), seen.requests);
+                assert_eq!((seen.total_bytes.count(), seen.total_bytes.sum), (seen.requests, 5 * seen.requests));
             }
         });
-        assert_eq!(look(), (WRITES, 3 * WRITES, 5 * WRITES));
+        assert_eq!(sums(&one(&REGION)), (WRITES, (4 << (2 * WRITES)) / 3 - 1, 5 * WRITES));
+    }
+
+    #[test]
+    fn a_value_without_a_bucket_is_counted_all_the_same() {
+        static REGION: Region = Region::empty();
+        let too_large = Sample { peak_bytes: u64::MAX, ..Sample::default() };
+        REGION.add(5, &too_large, |_| true);
+        REGION.add(5, &Sample { peak_bytes: 1000, ..too_large }, |_| true);
+        let seen = one(&REGION);
+        assert_eq!(seen.peak_bytes.buckets().collect::<Vec<_>>(), [(1024, 1), (u64::MAX, 1)]);
+
+        static FULL: Region = Region::empty();
+        FULL.add(5, &Sample { peak_bytes: 1000, refused: 1, ..Sample::default() }, |_| false);
+        let seen = one(&FULL);
+        for histogram in [&seen.peak_bytes, &seen.refused_peak_bytes, &seen.total_bytes] {
+            assert_eq!(histogram.buckets().collect::<Vec<_>>(), [(u64::MAX, 1)]);
+        }
+        assert_eq!((seen.requests, seen.peak_bytes.sum), (1, 1000));
     }
 }

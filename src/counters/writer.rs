@@ -4,7 +4,7 @@ use super::place::Place;
 use super::region::{MAX_NAME, Region, SERIES, Sample};
 use super::snapshot::{Gauges, OTHER, UNNAMED};
 
-/// The series that those used least are folded into.
+/// The series of names that have no room.
 pub(super) const OTHER_AT: usize = 0;
 /// The series of requests without a name.
 pub(super) const UNNAMED_AT: usize = 1;
@@ -81,7 +81,7 @@ impl Writer {
                 }
             }
         };
-        self.region().series(number).add(sample);
+        self.region().add(number, sample, |bytes| self.place.grow(bytes));
     }
 
     pub(super) fn set_gauges(&self, gauges: Gauges) {
@@ -104,25 +104,21 @@ impl Writer {
         }
     }
 
-    /// A series for a new name: a free one, or that of the name used least.
+    /// A series for a new name. Where all are taken, the name counts as [`OTHER`] from its first request on: numbers
+    /// never go from one series to another, for exporters would count them twice.
     #[cold]
     fn make(&mut self, name: &[u8], hash: u32) -> usize {
         if name.is_empty() {
             return UNNAMED_AT;
         }
-        let number = if self.used < SERIES {
-            self.used += 1;
-            self.used - 1
-        } else {
-            let all = UNNAMED_AT + 1..SERIES;
-            let least = all.min_by_key(|number| self.region().series(*number).requests()).unwrap_or(OTHER_AT);
-            self.region().fold(least, OTHER_AT);
-            least
-        };
+        if self.used == SERIES {
+            return OTHER_AT;
+        }
+        let number = self.used;
+        self.used += 1;
         self.region().series(number).set_name(name);
         self.hashes[number] = hash;
-        self.places = [NONE; PLACES];
-        (0..self.used).for_each(|number| self.put(number));
+        self.put(number);
         number
     }
 

@@ -1,15 +1,16 @@
 //! `publish`: hands the counters to the recorder of the `metrics` crate. The names are those of Python's Prometheus
 //! collector.
 
-use super::{BUCKETS, Histogram, OTHER, Series, snapshot};
+use super::{Histogram, Series, snapshot};
 use crate::error::Error;
+use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The exponents of the buckets' upper ends: 4 KiB, 16 KiB, ... 64 GiB.
-const POWERS: [usize; 13] = [12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+const POWERS: [u32; 13] = [12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
 /// A counter's name, its unit, its help text, and where it stands.
 type Counter = (&'static str, Unit, &'static str, fn(&Series) -> u64);
@@ -45,10 +46,8 @@ const PROCESSES: &str = "ctxalloc_processes";
 /// Hands all counters, and what requests have in use, to the recorder that the program has installed for the
 /// [`metrics`](::metrics) crate. Call it before each export: where the endpoint renders, or from a timer.
 ///
-/// Without a recorder nothing happens. Each metric has the label `name`. Sums over all names are exact. Of more than
-/// 128 names the counters fold those used least into [`OTHER`]; a recorder forgets nothing, so here such a name keeps
-/// its last values, what it counted since it was last published is `other`'s, and when it comes back it counts on. Each
-/// name ever published takes 600 bytes here, and more in the recorder: do not make names out of what a client sends.
+/// Without a recorder nothing happens. Each metric has the label `name`. A child of `fork`, whose counters begin anew,
+/// adds to what its copy of the recorder has.
 ///
 /// Histograms of that crate take single values, which the counters do not keep. So the peaks are published as
 /// Prometheus has them in the end: one counter for each bucket, labelled `le` in bytes, a sum and a count.
@@ -117,7 +116,7 @@ fn values_of(series: &Series) -> Values {
 }
 
 fn histogram_values(histogram: &Histogram) -> impl Iterator<Item = u64> {
-    let at_most = |power: usize| histogram.counts[..=power].iter().sum();
+    let at_most = |power: u32| histogram.at_most(1 << power);
     POWERS.into_iter().map(at_most).chain([histogram.sum, histogram.count()])
 }
 
@@ -143,41 +142,28 @@ struct Published {
     /// The process that was counted.
     pid: u32,
     names: BTreeMap<String, Counted>,
-    /// What was published under names that [`OTHER`] counts since they were folded into it.
-    folded: Box<[u64]>,
 }
 
 /// What was published under a name: `before + now`.
 struct Counted {
-    /// What the counters do not have under this name any more.
+    /// What this process's parents had counted.
     before: Values,
-    /// What they have.
+    /// What the counters have.
     now: Values,
 }
 
 impl Published {
-    /// What to publish for these; names that are missing counted nothing new.
+    /// What to publish for these.
     fn add(&mut self, pid: u32, all: &[Series]) -> Vec<(String, Values)> {
         if self.pid != pid {
-            // A child of `fork`: its recorder is a copy, and its counters begin anew.
+            // A child of `fork`: its recorder is a copy, and its counters begin anew, except where they are shared.
             self.pid = pid;
-            self.folded = Box::new([0; VALUES]);
-            self.names.values_mut().for_each(Counted::begin_anew);
+            let own = if settings::metrics_dir().is_none() { &mut self.names } else { &mut BTreeMap::new() };
+            own.values_mut().for_each(Counted::begin_anew);
         }
-        let mut current: BTreeMap<&str, Values> =
-            all.iter().map(|series| (series.name.as_str(), values_of(series))).collect();
-        let mut other = current.remove(OTHER);
-        for (name, counted) in self.names.iter_mut().filter(|(name, _)| *name != OTHER) {
-            counted.count(&current.remove(name.as_str()).unwrap_or([0; VALUES]), &mut self.folded);
-        }
-        for (name, values) in current {
-            self.names.insert(name.to_owned(), Counted { before: [0; VALUES], now: values });
-        }
-        if let Some(values) = &mut other {
-            values.iter_mut().zip(&self.folded).for_each(|(value, folded)| *value = value.saturating_sub(*folded));
-            let counted =
-                self.names.entry(OTHER.to_owned()).or_insert(Counted { before: [0; VALUES], now: [0; VALUES] });
-            counted.now = *values;
+        for series in all {
+            let zeros = || Counted { before: [0; VALUES], now: [0; VALUES] };
+            self.names.entry(series.name.clone()).or_insert_with(zeros).now = values_of(series);
         }
         self.names.iter().map(|(name, counted)| (name.clone(), counted.sum())).collect()
     }
@@ -187,16 +173,6 @@ impl Counted {
     fn begin_anew(&mut self) {
         self.before = self.sum();
         self.now = [0; VALUES];
-    }
-
-    /// Takes over what the counters have now. Where that is less than before, the rest was folded.
-    fn count(&mut self, current: &Values, folded: &mut [u64]) {
-        for (((before, now), current), folded) in self.before.iter_mut().zip(&mut self.now).zip(current).zip(folded) {
-            let gone = now.saturating_sub(*current);
-            *before = before.wrapping_add(gone);
-            *folded = folded.wrapping_add(gone);
-            *now = *current;
-        }
     }
 
     fn sum(&self) -> Values {
@@ -229,5 +205,3 @@ fn describe() {
     describe_gauge!(USED, Unit::Bytes, "Bytes in live blocks of requests, by whether they have ended.");
     describe_gauge!(PROCESSES, Unit::Count, "Processes that count.");
 }
-
-const _: () = assert!(POWERS[POWERS.len() - 1] < BUCKETS);

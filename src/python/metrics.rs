@@ -7,12 +7,12 @@ use crate::os;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-type HistogramNumbers = (Vec<u64>, u64);
-type SeriesNumbers = (String, u64, u64, u64, u64, u64, u64, u64, HistogramNumbers, HistogramNumbers);
+type HistogramNumbers = (Vec<(u64, u64)>, u64);
+type SeriesNumbers = (String, u64, u64, u64, u64, u64, u64, u64, HistogramNumbers, HistogramNumbers, HistogramNumbers);
 type ProcessNumbers = (u32, u64, u64, u64, u64);
 
-fn histogram(histogram: Histogram) -> HistogramNumbers {
-    (histogram.counts.to_vec(), histogram.sum)
+fn histogram(histogram: &Histogram) -> HistogramNumbers {
+    (histogram.buckets().collect(), histogram.sum)
 }
 
 fn series(series: Series) -> SeriesNumbers {
@@ -25,8 +25,9 @@ fn series(series: Series) -> SeriesNumbers {
         series.escaped_blocks,
         series.escaped_bytes,
         series.max_peak_bytes,
-        histogram(series.peak_bytes),
-        histogram(series.total_bytes),
+        histogram(&series.peak_bytes),
+        histogram(&series.refused_peak_bytes),
+        histogram(&series.total_bytes),
     )
 }
 

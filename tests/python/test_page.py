@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,13 @@ def test_this_machine_sees_the_page_and_its_numbers() -> None:
         {"headers": [(b"host", b"127.0.0.1"), (b"forwarded", b"for=8.8.8.8")]},
         {"headers": [(b"host", b"127.0.0.1"), (b"via", b"1.1 a-proxy")]},
         {"headers": [(b"host", b"127.0.0.1"), (b"X-Forwarded-Host", b"a.example")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-forwarded-port", b"443")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-forwarded-prefix", b"/a")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-envoy-external-address", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"fastly-client-ip", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"fly-client-ip", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"x-cluster-client-ip", b"8.8.8.8")]},
+        {"headers": [(b"host", b"127.0.0.1"), (b"cf-ray", b"1")]},
         {"headers": [(b"host", b"evil.example")]},
         {"headers": [(b"host", b"localhost:80@evil.example")]},
         {"headers": [(b"host", b"evil.example"), (b"host", b"localhost")]},
@@ -87,6 +95,40 @@ def test_a_token_lets_others_in_and_nobody_else() -> None:
         debug_app(token=b"x" * 20)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="5 characters can be guessed"):
         debug_app(token="short")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [(b"origin", b"https://evil.example")],
+        [(b"origin", b"http://127.0.0.1:9000")],
+        [(b"origin", b"null")],
+        [(b"sec-fetch-site", b"cross-site")],
+        [(b"Sec-Fetch-Site", b"same-site")],
+    ],
+)
+@pytest.mark.parametrize("token", [None, "a token of many characters"])
+def test_other_sites_cannot_read_it_through_a_browser(sent: list[tuple[bytes, bytes]], token: str | None) -> None:
+    # Also where the application around it allows all origins.
+    right = (b"authorization", b"Bearer a token of many characters")
+    answer = ask(debug_app(token=token), "/data", HOST, right, *sent)
+    assert answer.status == 403
+    assert b"another site" in answer.body
+
+
+def test_its_own_page_and_a_link_to_it_are_answered() -> None:
+    app = debug_app()
+    own = ((b"origin", b"http://127.0.0.1:8000"), (b"sec-fetch-site", b"same-origin"))
+    assert ask(app, "/data", HOST, *own).status == 200
+    link = ((b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate"))
+    assert ask(app, "/", HOST, *link).status == 200, "the page itself has no numbers"
+    assert ask(app, "/data", HOST, *link).status == 403
+
+
+def test_a_token_with_its_refreshes_is_a_header() -> None:
+    page = ask(debug_app(token="a token of many characters"), query=b"token=a+token+of+many+characters").body.decode()
+    assert "Authorization: `Bearer ${token}`" in page
+    assert '"/data" + location.search' not in page, "the access log would have the token each second"
 
 
 def test_only_get_is_answered() -> None:
@@ -132,6 +174,64 @@ def service() -> Iterator[int]:
             yield int(process.stdout.readline())
         finally:
             process.terminate()
+
+
+CROWD = """
+import socket, sys
+import numpy as np, uvicorn
+import ctxalloc
+from ctxalloc.asgi import debug_app
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+with ctxalloc.request(name="x" * 10_000, limit_bytes=1000):
+    try: np.ones(1001, np.uint8)
+    except MemoryError: pass
+kept = []
+for number in range(1000):
+    context = ctxalloc.request(name=f"live {number}", root=True)
+    context.__enter__()
+    kept.append((context, np.ones(1 + number, np.uint8)))
+budgets = [ctxalloc.Budget(1 << 30, name="y" * 10_000)]
+for number in range(195):
+    budgets.append(ctxalloc.Budget(1 << 20, name=f"level {number}", parent=budgets[-1]))
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.run(
+    Starlette(routes=[Mount("/debug/memory", debug_app())]), fd=listening.fileno(), log_level="warning", lifespan="off"
+)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: make chromium")
+@pytest.mark.parametrize("width", [390, 1160])
+def test_nothing_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
+    for library in ("uvicorn", "starlette"):
+        pytest.importorskip(library)
+    assert BROWSER is not None
+    with subprocess.Popen([sys.executable, "-c", CROWD], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},844"]
+            command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom"]
+            command += [f"http://127.0.0.1:{port}/debug/memory/"]
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        finally:
+            process.terminate()
+    dom = shown.stdout
+    width_shown = re.search(r'data-width="(\d+)"', dom)
+    assert width_shown is not None
+    assert int(width_shown[1]) <= width
+    assert 'data-overflow="0"' in dom
+    assert "(the largest 200 of 1000)" in dom
+    assert "live 999" in dom
+    assert "live 0<" not in dom
+    assert "s ago</text>" in dom, "the axis of time"
+    assert "MiB</text>" in dom, "and that of memory"
+    assert dom.index(">Routes<") < dom.index(">Budgets<") < dom.index(">Live requests ")
+    assert 'role="meter"' in dom
 
 
 @pytest.mark.once

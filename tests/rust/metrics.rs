@@ -1,7 +1,7 @@
 //! The counters of ended requests. In a process of its own, one test at a time: they are the process's.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
-#[cfg(all(feature = "metrics", unix))]
+#[cfg(unix)]
 #[path = "support/child.rs"]
 mod child;
 
@@ -9,6 +9,7 @@ use ctxalloc::metrics::{Gauges, OTHER, Series, UNNAMED, budgets, present, snapsh
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, request};
 use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -38,8 +39,8 @@ fn a_request_is_counted_under_its_name_at_its_end() {
     let counted = series("thumbnail");
     assert_eq!((counted.requests, counted.refused_requests, counted.escaped_requests), (1, 0, 0));
     assert_eq!((counted.max_peak_bytes, counted.peak_bytes.sum, counted.total_bytes.sum), (3000, 3000, 5000));
-    assert_eq!((counted.peak_bytes.counts[12], counted.total_bytes.counts[13]), (1, 1));
     assert_eq!((counted.peak_bytes.count(), counted.total_bytes.count()), (1, 1));
+    assert_eq!((counted.peak_bytes.quantile(0.5), counted.total_bytes.quantile(0.5)), (3024, 5086)); // to 4.5 %
 }
 
 #[test]
@@ -55,6 +56,7 @@ fn refusals_count_whoever_refused() {
         assert!(refused.end().refusal.is_some());
         let counted = series(name);
         assert_eq!((counted.requests, counted.refused_requests, counted.refused_allocations), (1, 1, 2), "{name}");
+        assert_eq!(counted.refused_peak_bytes, counted.peak_bytes, "{name}");
     }
 }
 
@@ -91,26 +93,55 @@ fn bytes_of_requests_inside_are_shown_once() {
     drop((kept, inner, outer));
 }
 
+/// In a process of its own: it fills the table of names.
+#[cfg(unix)]
 #[test]
-fn no_request_is_lost_when_there_are_too_many_names() {
-    let _alone = alone();
-    let sum = || {
-        snapshot().unwrap().series.iter().map(|series| (series.requests, series.total_bytes.sum)).collect::<Vec<_>>()
+fn a_number_never_moves_to_another_series() {
+    child::fate_of("child_with_more_names_than_there_is_room_for").ended_well();
+}
+
+/// The promise as a naive model: the first 128 names have a series each, what comes under another is `other`'s, and
+/// each request adds to one series. An exporter sees each series grow by what was counted there, and nothing else.
+#[cfg(unix)]
+#[test]
+#[ignore = "a child of a_number_never_moves_to_another_series"]
+fn child_with_more_names_than_there_is_room_for() {
+    let mut state = 5_u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
     };
-    let add = |all: Vec<(u64, u64)>| all.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    let before = add(sum());
-    for number in 0..1000 {
-        for _ in 0..1 + u64::from(number % 10 == 0) {
-            let one = request().name(format!("name {number}")).begin().unwrap();
-            one.run(|| drop(Buffer::zeroed(100).unwrap()));
+    let (mut model, mut named) = (BTreeMap::<String, (u64, u64)>::new(), BTreeSet::new());
+    for round in 0..300 {
+        for _ in 0..random(30) {
+            // More names with each round; some are asked for often.
+            let number = random(1 + round);
+            let name = if random(4) == 0 { "often".to_owned() } else { format!("name {number}") };
+            let bytes = 1 + random(100_000);
+            let one = request().name(name.as_str()).begin().unwrap();
+            one.run(|| drop(Buffer::zeroed(bytes as usize).unwrap()));
+            drop(one);
+            let is_known = named.contains(&name) || named.len() < 128 && named.insert(name.clone());
+            let counted = model.entry(if is_known { name } else { OTHER.to_owned() }).or_default();
+            *counted = (counted.0 + 1, counted.1 + bytes);
         }
+        let seen: BTreeMap<_, _> = snapshot()
+            .unwrap()
+            .series
+            .into_iter()
+            .map(|one| {
+                assert_eq!(
+                    (one.peak_bytes.count(), one.total_bytes.count()),
+                    (one.requests, one.requests),
+                    "{}",
+                    one.name
+                );
+                (one.name, (one.requests, one.total_bytes.sum))
+            })
+            .collect();
+        assert_eq!(seen, model, "round {round}");
     }
-    let after = add(sum());
-    assert_eq!((after.0 - before.0, after.1 - before.1), (1100, 110_000));
-    let names: Vec<_> = snapshot().unwrap().series.into_iter().map(|series| series.name).collect();
-    assert!(names.len() <= 130 && names.iter().any(|name| name == OTHER), "{names:?}");
-    // Those used twice stay, those used once make room.
-    assert!((0..1000).step_by(10).all(|number| names.contains(&format!("name {number}"))), "{names:?}");
+    assert_eq!((named.len(), model.len()), (128, 129), "all are taken, and there is other");
 }
 
 #[test]
@@ -125,7 +156,6 @@ fn requests_without_a_name_are_counted_together() {
 #[test]
 fn a_long_name_is_cut_between_characters() {
     let _alone = alone();
-    // Each at once: where other tests filled the table of names, a new one takes the place of one that was used once.
     drop(request().name("ä".repeat(100) + "b").begin().unwrap());
     assert_eq!(series(&"ä".repeat(64)).requests, 1);
     drop(request().name("a".to_owned() + &"ä".repeat(100)).begin().unwrap());
@@ -219,16 +249,16 @@ fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
     drop(kept);
 }
 
-/// In a process of its own: it fills the table with names that are used often, which stay.
+/// In a process of its own: it fills the table of names.
 #[cfg(all(feature = "metrics", unix))]
 #[test]
-fn sums_over_published_names_are_exact_though_names_are_folded() {
+fn sums_over_published_names_are_exact_with_more_names_than_there_is_room_for() {
     child::fate_of("child_with_many_published_names").ended_well();
 }
 
 #[cfg(all(feature = "metrics", unix))]
 #[test]
-#[ignore = "a child of sums_over_published_names_are_exact_though_names_are_folded"]
+#[ignore = "a child of sums_over_published_names_are_exact_with_more_names_than_there_is_room_for"]
 fn child_with_many_published_names() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
@@ -255,7 +285,7 @@ fn child_with_many_published_names() {
     for round in 0..40 {
         for _ in 0..100 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // 400 names, most of them seldom, so that some are folded and come back.
+            // 400 names, most of them seldom.
             let (name, bytes) = ((state >> 33) % 400 / (1 + state % 5), 100 + (state >> 40) as usize % 8000);
             let one = request().name(format!("route {name}")).begin().unwrap();
             one.run(|| drop(Buffer::zeroed(bytes).unwrap()));
@@ -270,7 +300,7 @@ fn child_with_many_published_names() {
         }
     }
     let names = snapshot().unwrap().series.len();
-    assert!(names >= 128, "{names} names: none was folded");
+    assert_eq!(names, 129, "all are taken, and there is other");
 }
 
 /// Roots begun by another test would make it nobody's: hence in this process of one test at a time.

@@ -39,7 +39,7 @@ def test_an_interrupt_while_a_refusal_is_looked_for_is_raised(kind: type[BaseExc
 
 
 @pytest.mark.parametrize("attribute", ["_total_size", "__str__"])
-def test_an_ordinary_error_while_a_refusal_is_looked_for_leaves_the_error_as_it_is(attribute: str) -> None:
+def test_an_ordinary_error_in_a_refusals_text_leaves_it_as_it_is(attribute: str) -> None:
     body = raising(ValueError)
     error = type("Ours", (MemoryError,), {attribute: property(body) if attribute == "_total_size" else body})
     with pytest.raises(error):

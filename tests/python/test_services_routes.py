@@ -259,7 +259,7 @@ def test_whoever_reaches_a_view_of_flask_has_its_terms(root: str) -> None:
 
 @pytest.mark.parametrize("path", ["//big", "///big", "big", "//item/a", "/big"])
 @pytest.mark.parametrize("method", ["GET", "get", "HEAD", "hEaD"])
-def test_slashes_and_the_case_of_methods_are_no_way_around_a_route_of_flask(path: str, method: str) -> None:
+def test_slashes_and_a_methods_case_are_no_way_around_flasks_routes(path: str, method: str) -> None:
     found: list[str | None] = []
     app = flask.Flask("slashes")
     app.add_url_rule("/big", "big", lambda: "")

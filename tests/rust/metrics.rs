@@ -252,13 +252,13 @@ fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
 /// In a process of its own: it fills the table of names.
 #[cfg(all(feature = "metrics", unix))]
 #[test]
-fn sums_over_published_names_are_exact_with_more_names_than_there_is_room_for() {
+fn sums_over_published_names_are_exact_with_too_many_names() {
     child::fate_of("child_with_many_published_names").ended_well();
 }
 
 #[cfg(all(feature = "metrics", unix))]
 #[test]
-#[ignore = "a child of sums_over_published_names_are_exact_with_more_names_than_there_is_room_for"]
+#[ignore = "a child of sums_over_published_names_are_exact_with_too_many_names"]
 fn child_with_many_published_names() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();

@@ -273,15 +273,15 @@ MUTANTS: Final = (
     Mutant("every error of gRPC is unexplained", PROBLEM, 'Some("2" | "13")', "Some(_)"),
     Mutant(
         "a method's own refusal is an answer",
-        PROBLEM,
-        "statuses.contains(&status) || (is_grpc && is_exhausted(headers))",
-        "statuses.contains(&status)",
+        SERVING,
+        "contains(&parts.status) || (self.is_grpc && problem::is_exhausted(&parts.headers))",
+        "contains(&parts.status)",
     ),
     Mutant(
         "a service's own refusal is an answer",
-        PROBLEM,
-        "statuses.contains(&status) || (is_grpc && is_exhausted(headers))",
-        "is_grpc && is_exhausted(headers)",
+        SERVING,
+        "self.options.refused_statuses.contains(&parts.status) || (self.is_grpc",
+        "(self.is_grpc",
     ),
     Mutant("a busy service is a refusal", FUTURE, "&& serving.is_refused())", ")"),
     Mutant(

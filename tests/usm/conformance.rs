@@ -1,10 +1,14 @@
 //! Strategies and handlers over USM, on a real SYCL runtime: `make test-usm` names dpctl's library in CTXALLOC_DPCTL
 //! and the OpenCL runtime in OCL_ICD_FILENAMES. Without the feature `usm` there is nothing here to run.
 
+#[path = "../rust/support/errors.rs"]
+mod errors;
+
 use ctxalloc::memory::DeviceBuffer;
 use ctxalloc::source::{Queue, RowAxis, Runtime, UsmKind, UsmPages};
 use ctxalloc::strategy::{Arena, Budget, Budgeted, Pool, PoolOptions, Strategy, Tracked, conformance};
-use ctxalloc::{Buffer, ContextAlloc, Error, Handler, handler::register_usm};
+use ctxalloc::{Buffer, ContextAlloc, Handler, handler::register_usm};
+use errors::{error, refusal};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -127,9 +131,9 @@ fn rust_and_numpy_are_refused_what_they_could_not_read() {
     let _turn = alone();
     let device = handler(UsmKind::Device);
     assert!(!device.is_host_accessible());
-    let refusal = Error::NotHostAccessible { handler: device.name() };
-    assert_eq!(Buffer::zeroed_in(device, 10), Err(refusal.clone()));
-    assert_eq!(Buffer::copy_from_slice_in(device, b"bytes"), Err(refusal));
+    let expected = error!(NotHostAccessible { handler: device.name() });
+    assert_eq!(refusal(Buffer::zeroed_in(device, 10)), expected);
+    assert_eq!(refusal(Buffer::copy_from_slice_in(device, b"bytes")), expected);
     let mut vec = allocator_api2::vec::Vec::<u8, _>::new_in(ContextAlloc::with_handler(device));
     assert!(vec.try_reserve(10).is_err());
     // SAFETY: immortal.

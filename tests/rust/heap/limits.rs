@@ -220,7 +220,7 @@ fn what_the_limit_of_the_heap_refuses_is_among_the_refused() {
 }
 
 #[test]
-fn a_limit_of_the_heap_that_refuses_nothing_is_one_refusal_however_often_it_is_exceeded() {
+fn a_limit_that_only_marks_is_one_refusal_however_often_exceeded() {
     let below = request().root().heap_limit_bytes(10_000).begin().unwrap();
     below.run(|| drop(black_box(vec![0_u8; 100])));
     assert_eq!(below.end().stats.refused, 0);

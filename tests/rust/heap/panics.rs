@@ -71,13 +71,13 @@ fn child_with_hooks_of_its_own() {
 }
 
 #[test]
-fn a_first_request_that_begins_while_a_panic_unwinds_leaves_the_hook_to_the_next() {
+fn a_request_begun_while_a_panic_unwinds_leaves_the_hook_to_the_next() {
     let child = "panics::child_whose_first_request_begins_while_a_panic_unwinds";
     child::fate_in(child, &BACKTRACE).says("stack backtrace").ended_well();
 }
 
 #[test]
-#[ignore = "a child of a_first_request_that_begins_while_a_panic_unwinds_leaves_the_hook_to_the_next"]
+#[ignore = "a child of a_request_begun_while_a_panic_unwinds_leaves_the_hook_to_the_next"]
 fn child_whose_first_request_begins_while_a_panic_unwinds() {
     struct Begins;
     impl Drop for Begins {

@@ -420,16 +420,16 @@ MUTANTS: Final = (
     Mutant(
         "a limit refuses nothing",
         RECORD,
-        "if self.refuses.load(Ordering::Relaxed) && !panicking() { Err(Refused) } else { Ok(()) }",
-        "Ok(())",
+        "        self.refused.fetch_add(1, Ordering::Relaxed);\n        Err(Refused)",
+        "        self.refused.fetch_add(1, Ordering::Relaxed);\n        Ok(())",
     ),
     Mutant(
         "a limit refuses always",
         RECORD,
-        "self.refuses.load(Ordering::Relaxed) && !panicking()",
-        "self.refuses.load(Ordering::Relaxed) || !panicking()",
+        "if !self.refuses.load(Ordering::Relaxed) || panicking() {",
+        "if panicking() {",
     ),
-    Mutant("a panic is refused memory", RECORD, " && !panicking()", " && (true || !panicking())"),
+    Mutant("a panic is refused memory", RECORD, " || panicking() {", " || (panicking() && false) {"),
     Mutant(
         "a large block is its thread's", TALLY, " || bytes >= QUANTUM {\n            return", " {\n            return"
     ),

@@ -137,7 +137,8 @@ impl PyRouteTable {
     /// ``method`` is the key under which the scope has the method. What one framework treats alike is treated alike
     /// here, or clients could get around a route's limit: HEAD is found as GET, methods in any case (Flask, Django), a
     /// path with a line break at its end with it and without (Starlette's patterns end with ``$``), and slashes at its
-    /// beginning as one (Flask).
+    /// beginning as one (Flask). Where a path matches nothing, slashes within it count as one too: with a line break at the
+    /// end, Starlette's mounts take one off.
     #[pyo3(name = "find", signature = (scope, method, path, /))]
     fn find_py(
         &self,
@@ -169,28 +170,26 @@ impl PyRouteTable {
         // No route contains a lone surrogate, so what replaces it does not matter.
         let path = path.to_string_lossy();
         let path = with_one_slash(&path);
-        if !self.has_methods {
-            return Ok(self.among(&path, &[None]));
-        }
-        let asked = scope.call_method1(intern!(scope.py(), "get"), (method,))?;
-        let asked: Option<Cow<'_, str>> = asked.extract()?;
-        let asked =
-            asked.map(|asked| if asked.chars().any(char::is_lowercase) { asked.to_uppercase().into() } else { asked });
-        Ok(match asked.as_deref() {
-            Some("HEAD") => self.among(&path, &[Some("HEAD"), Some("GET"), None]),
-            Some(asked) => self.among(&path, &[Some(asked), None]),
-            None => self.among(&path, &[None]),
-        })
+        let asked = self.has_methods.then(|| scope.call_method1(intern!(scope.py(), "get"), (method,))).transpose()?;
+        let asked: Option<Cow<'_, str>> = asked.as_ref().map(|asked| asked.extract()).transpose()?.flatten();
+        let asked = asked.map(|it| if it.chars().any(char::is_lowercase) { it.to_uppercase().into() } else { it });
+        let methods: &[Option<&str>] = match asked.as_deref() {
+            Some("HEAD") => &[Some("HEAD"), Some("GET"), None],
+            Some(asked) => &[Some(asked), None],
+            None => &[None],
+        };
+        let found = self.among(&path, methods).or_else(|| self.among(&with_single_slashes(&path)?, methods));
+        Ok(found.unwrap_or(&self.default))
     }
 
-    fn among(&self, path: &str, methods: &[Option<&str>]) -> &Found {
+    fn among(&self, path: &str, methods: &[Option<&str>]) -> Option<&Found> {
         let bare = path.strip_suffix('\n').unwrap_or(path);
         let exact = methods.iter().find_map(|method| match method {
             _ if self.exact.is_empty() => None,
             Some(method) => self.exact.get(&format!("{method} {bare}")),
             None => self.exact.get(bare),
         });
-        let found = exact.or_else(|| {
+        exact.or_else(|| {
             methods
                 .iter()
                 .find_map(|method| {
@@ -200,8 +199,7 @@ impl PyRouteTable {
                         .find(|(pattern, _)| pattern.is(path) || (bare != path && pattern.is(bare)))
                 })
                 .map(|(_, found)| found)
-        });
-        found.unwrap_or(&self.default)
+        })
     }
 }
 
@@ -212,4 +210,11 @@ fn with_one_slash(path: &str) -> Cow<'_, str> {
         0 => format!("/{rest}").into(),
         slashes => path[slashes - 1..].into(),
     }
+}
+
+/// The path with one slash for each run of them, if it has such runs.
+fn with_single_slashes(path: &str) -> Option<String> {
+    let mut before = ' ';
+    let keep = |now: &char| std::mem::replace(&mut before, *now) != '/' || *now != '/';
+    path.contains("//").then(|| path.chars().filter(keep).collect())
 }

@@ -38,6 +38,7 @@ from ctxalloc import metrics, strategies, tracking
 from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._errors import (
     BudgetExceeded,
+    NoRoom,
     RegistrationError,
     RequestEnded,
     RustPanic,
@@ -93,6 +94,7 @@ __all__ = [
     "Handler",
     "KiB",
     "MiB",
+    "NoRoom",
     "RegistrationError",
     "Request",
     "RequestEnded",

@@ -9,9 +9,10 @@ use super::refusal::no_room;
 use super::turn::Turn;
 use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain};
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::{BTreeMap, VecDeque};
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Poll, Waker};
@@ -25,13 +26,13 @@ pub(super) struct Waiter {
     number: u64,
     until: Option<Instant>,
     /// Which process it waits in.
-    epoch: u32,
+    process_id: u32,
     turn: Turn,
 }
 
 impl Waiter {
     pub(super) fn ask(&self, waker: &Waker) -> Poll<Result<(), Error>> {
-        if self.epoch == forks() {
+        if self.process_id == process::id() {
             return self.turn.ask(waker);
         }
         Poll::Ready(Err(no_room(&self.chain, self.bytes, NoRoom::Forked)))
@@ -51,7 +52,7 @@ struct Queue {
     /// Those that had no room the last time.
     closed: BTreeMap<u64, Arc<Account>>,
     arrived: u64,
-    epoch: u32,
+    process_id: u32,
 }
 
 /// What is done once the lock is released: wakers are somebody's code, and a drop may be the last one of an account.
@@ -94,8 +95,8 @@ fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
     let _unattributed = unattributed(); // what the queue keeps belongs to no request
     let mut later = Later::default();
     let answer = room().0.with(|queue| {
-        if queue.epoch != forks() {
-            later.forgotten = std::mem::replace(queue, Queue { epoch: forks(), ..Queue::default() });
+        if queue.process_id != process::id() {
+            later.forgotten = std::mem::replace(queue, Queue { process_id: process::id(), ..Queue::default() });
             later.forgotten.close_nothing();
         }
         work(queue, &mut later)
@@ -119,8 +120,14 @@ pub(super) fn enter(
     let ((waiter, next), later) = with(|queue, later| {
         let number = queue.arrived;
         queue.arrived += 1;
-        let waiter =
-            Arc::new(Waiter { chain: Arc::clone(chain), bytes, number, until, epoch: queue.epoch, turn: Turn::new() });
+        let waiter = Arc::new(Waiter {
+            chain: Arc::clone(chain),
+            bytes,
+            number,
+            until,
+            process_id: queue.process_id,
+            turn: Turn::new(),
+        });
         queue.add(&waiter);
         queue.look(later);
         let next = queue.has(&waiter).then(|| queue.next());
@@ -132,7 +139,7 @@ pub(super) fn enter(
 
 /// Takes a waiter out, who no longer wants what it waits for; if it has got it already, that is returned.
 pub(super) fn leave(waiter: &Arc<Waiter>) {
-    if waiter.epoch != forks() {
+    if waiter.process_id != process::id() {
         return; // the parent's
     }
     let (is_out, later) = with(|queue, later| {

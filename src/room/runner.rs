@@ -5,8 +5,9 @@
 use super::queue::{self, Next};
 use crate::error::Error;
 use crate::strategy::account::on_room;
-use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
@@ -52,8 +53,8 @@ pub(super) fn there_is(next: Next) -> Result<(), Error> {
     on_room(call);
     let _unattributed = unattributed();
     let (starts, _gone) = running().0.with(|running| match running {
-        Some((epoch, _)) if *epoch == forks() => (false, None),
-        _ => (true, running.replace((forks(), None))),
+        Some((process_id, _)) if *process_id == process::id() => (false, None),
+        _ => (true, running.replace((process::id(), None))),
     });
     if !starts {
         if let Next::At(_) = next {

@@ -112,7 +112,8 @@ impl PyBudget {
         self.budget.peak_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``. They count towards its limit.
+    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``. They count towards its
+    /// limit.
     #[getter]
     fn reserved_bytes(&self) -> usize {
         self.budget.reserved_bytes()

@@ -1,4 +1,4 @@
-"""Waiting for room: ``request(reserve_bytes=..., timeout=...)`` in tasks and threads. The queue itself is tested in Rust."""
+"""Waiting for room: ``request(reserve_bytes=..., timeout=...)`` in tasks and threads. Rust tests the queue itself."""
 
 import asyncio
 import gc
@@ -72,7 +72,7 @@ def test_tasks_wait_in_line_and_are_woken():
     assert is_as_new(budget)
 
 
-def test_a_task_that_is_cancelled_while_it_waits_leaves_no_trace_and_passes_its_turn_on():
+def test_a_cancelled_waiter_leaves_no_trace_and_passes_its_turn_on():
     budget = ctxalloc.Budget(1000, name="b")
 
     async def work(size):

@@ -81,7 +81,7 @@ fn others_cannot_take_what_is_reserved() {
 }
 
 #[test]
-fn who_came_first_is_first_and_nobody_is_passed_at_a_budget_that_it_waits_for() {
+fn nobody_is_passed_at_a_budget_that_it_waits_for() {
     let process = Budget::new("process", Some(100));
     let tenants = ["a", "b"].map(|name| process.child(name, Some(60)));
     let of_a = ready(&mut wanting(&tenants[0], 50)).unwrap();
@@ -459,7 +459,7 @@ fn random_programs_agree_with_the_model() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waits")]
-fn threads_that_want_more_than_there_is_all_get_their_turn_and_exceed_nothing() {
+fn threads_that_want_more_than_there_is_all_get_their_turn() {
     let process = Budget::new("process", Some(1000));
     let tenants = ["a", "b", "c"].map(|name| process.child(name, Some(700)));
     let (begin, admitted, left) = (Barrier::new(6), AtomicUsize::new(0), AtomicUsize::new(0));
@@ -504,7 +504,7 @@ fn threads_that_want_more_than_there_is_all_get_their_turn_and_exceed_nothing() 
 
 #[test]
 #[cfg_attr(miri, ignore = "needs a runtime with threads")]
-fn tasks_that_wait_are_woken_and_those_that_are_cancelled_leave_nothing() {
+fn tasks_that_wait_are_woken_and_cancelled_ones_leave_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
     let process = Budget::new("process", Some(1000));
     runtime.block_on(async {

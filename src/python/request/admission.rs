@@ -1,5 +1,5 @@
-//! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is in
-//! `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
+//! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is
+//! in `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
 
 use crate::handler::requests::{Begun, Terms};
 use crate::python::exit::{self, try_attach};

@@ -87,9 +87,9 @@ struct Escaped {
 ///
 /// ``reserve_bytes``: reserve so much of every budget that it is charged to, from its beginning to its end. Entering it
 /// waits in line until there is room, at most ``timeout`` seconds: ``async with`` in its task, ``with`` in its thread
-/// (RuntimeError where that runs an event loop). NoRoom: it does not wait, or not longer. Its arrays come out of what is
-/// reserved first; it may use more while the budgets have room. Inside of another request it reserves from that one's
-/// reservation, and does not wait.
+/// (RuntimeError where that runs an event loop). NoRoom: it does not wait, or not longer. Its arrays come out of what
+/// is reserved first; it may use more while the budgets have room. Inside of another request it reserves from that
+/// one's reservation, and does not wait.
 ///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.

@@ -31,8 +31,8 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Begins a request on these terms: a root, or inside of the running context's request. Where it has to wait for its
-    /// reservation it blocks the thread; `text` says what does.
+    /// Begins a request on these terms: a root, or inside of the running context's request. Where it has to wait for
+    /// its reservation it blocks the thread; `text` says what does.
     pub(super) fn begin(&self, py: Python<'_>, text: impl Fn() -> String) -> PyResult<Begun> {
         let (terms, timeout) = self.terms(py)?;
         match self.reserve_bytes {

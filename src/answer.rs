@@ -23,9 +23,15 @@ impl Answer {
     /// budget.
     #[cfg(any(test, feature = "tower"))]
     pub(crate) fn to(error: &Error, tenant: Option<u64>) -> Option<Self> {
-        let &Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } = error
-        else {
-            return None;
+        let (budget_id, of_request, limit_bytes, held_bytes, requested_bytes) = match *error {
+            Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } => {
+                (budget_id, of_request, limit_bytes, held_bytes, requested_bytes)
+            }
+            // Before its beginning a request holds nothing.
+            Error::NoRoom { budget_id, of_request, limit_bytes, requested_bytes, .. } => {
+                (budget_id, of_request, limit_bytes, 0, requested_bytes)
+            }
+            _ => return None,
         };
         Some(Self::of(Some(budget_id), of_request, limit_bytes, held_bytes.saturating_add(requested_bytes), tenant))
     }

@@ -1,5 +1,10 @@
 //! Every error of ctxalloc, with the numbers that a user needs. A leaf: imports no layer.
 
+mod no_room;
+
+pub use no_room::NoRoom;
+
+use no_room::no_reservation;
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 
@@ -330,6 +335,25 @@ pub enum Error {
         held_bytes: usize,
         /// How many more bytes were requested.
         requested_bytes: usize,
+    },
+
+    /// A request could not begin: there was no room to reserve what it needs.
+    #[error("{}", no_reservation(&shown(.budget), *.limit_bytes, *.requested_bytes, .reason))]
+    NoRoom {
+        /// The name of the budget that has no room.
+        budget: String,
+        /// Its number ([`Budget::id`](crate::strategy::Budget::id)).
+        budget_id: u64,
+        /// Whether it is the own limit of a request.
+        of_request: bool,
+        /// Its limit.
+        limit_bytes: usize,
+        /// How many bytes of it are in use or reserved.
+        in_use_bytes: usize,
+        /// How many bytes were to be reserved.
+        requested_bytes: usize,
+        /// Why it did not wait, or not longer.
+        reason: NoRoom,
     },
 
     /// Memory was requested from a request that has ended, and that refuses this or no longer exists.

@@ -50,7 +50,7 @@
 //!
 //! ## Layers: each uses only those to its right
 //!
-//! `python` → `capi` → `tower` → `task` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
+//! `python` → `capi` → `tower` → `task` → `room` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the
 //! leaves `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace`, `unattributed` for all. A test
 //! reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one
@@ -62,6 +62,7 @@ pub mod handler;
 pub mod memory;
 pub mod metrics;
 pub mod request;
+mod room;
 pub mod scope;
 pub mod source;
 pub mod strategy;
@@ -89,7 +90,7 @@ mod sync;
 mod trace;
 mod unattributed;
 
-pub use error::Error;
+pub use error::{Error, NoRoom};
 pub use handler::{Handler, default_handler, handler, handlers, register};
 pub use memory::{Buffer, ContextAlloc, GlobalScoped, Scratch};
 pub use request::{AfterEnd, Request, RequestHandle, charge_current, current_request, request};

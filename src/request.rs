@@ -3,11 +3,17 @@
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, Terms};
+use crate::room::{self, Admission};
 use crate::scope::{Scoped, WithHandler, current, scope};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::trace::{Numbers, RequestSpan};
 use std::borrow::Cow;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
 
 pub use crate::handler::heap::HeapStats;
 pub use crate::handler::requests::{AfterEnd, ExternalCharge, RequestHandle};
@@ -33,7 +39,7 @@ pub use crate::strategy::account::Stats;
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub fn request() -> Builder {
-    Builder { terms: Terms { outer: Some(current()), ..Terms::default() } }
+    Builder { terms: Terms { outer: Some(current()), ..Terms::default() }, timeout: None }
 }
 
 /// The request whose handler is selected in the running context.
@@ -56,6 +62,7 @@ pub fn charge_current(bytes: usize) -> Result<Option<ExternalCharge>, Error> {
 #[must_use = "nothing begins before `begin`"]
 pub struct Builder {
     terms: Terms,
+    timeout: Option<Duration>,
 }
 
 impl Builder {
@@ -135,17 +142,121 @@ impl Builder {
         self
     }
 
+    /// Reserves `bytes` of every budget and request that it is charged to, from its beginning to its end: by all of
+    /// them at once, or by none. Its blocks come out of them first. It may use more, up to its limit, while the budgets
+    /// have room; what it does not use returns at its end. Requests inside of it share its reservation, and reserve
+    /// from it.
+    ///
+    /// [`admit`](Self::admit) and [`admit_blocking`](Self::admit_blocking) wait for room; [`begin`](Self::begin) does
+    /// not.
+    pub fn reserve_bytes(mut self, bytes: usize) -> Self {
+        self.terms.reserve_bytes = Some(bytes);
+        self
+    }
+
+    /// How long it waits for its reservation. By default for ever.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Begins the request when there is room for its reservation, in the order in which they came: nobody gets room of
+    /// a budget for which somebody else waits already. Works on every async runtime.
+    ///
+    /// The reservation is taken, or the place in the queue, before this returns: two futures that are made one after
+    /// the other cannot both take the same room. Dropping the future leaves the queue.
+    ///
+    /// ```
+    /// use ctxalloc::{Error, NoRoom, request, strategy::Budget};
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    /// # runtime.block_on(async {
+    /// let process = Budget::new("process", Some(100 << 20));
+    /// let first = request().budget(&process).reserve_bytes(60 << 20).admit().await?;
+    /// let second = request().budget(&process).reserve_bytes(60 << 20).admit();
+    /// assert_eq!(process.waiting(), 1);
+    /// drop(first); // returns its 60 MiB
+    /// let second = second.await?;
+    /// assert_eq!(process.reserved_bytes(), 60 << 20);
+    /// let never = request().budget(&process).reserve_bytes(101 << 20).admit().await;
+    /// assert!(matches!(never, Err(Error::NoRoom { reason: NoRoom::NeverFits, .. })));
+    /// # Ok::<(), Error>(())
+    /// # }).expect("room");
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`]: it can never fit, its time is over, too many wait already, or it is inside of another request
+    /// that has no room left, which might have to wait for itself. Else as [`begin`](Self::begin).
+    pub fn admit(self) -> Admitting {
+        let has_heap_limit = self.terms.heap_limit_bytes.is_some();
+        Admitting { admission: Some(Admission::new(self.terms, self.timeout)), has_heap_limit }
+    }
+
+    /// [`admit`](Self::admit), and blocks this thread meanwhile. Not for a thread that runs other tasks, which may have
+    /// what it waits for.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit).
+    pub fn admit_blocking(self) -> Result<Request, Error> {
+        struct Unpark(Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut admitting = self.admit();
+        loop {
+            match Pin::new(&mut admitting).poll(&mut TaskContext::from_waker(&waker)) {
+                Poll::Ready(admitted) => return admitted,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+
     /// Begins the request. If it is inside another one, that one's numbers include its own.
     ///
     /// # Errors
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
     /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a
-    /// limit of Rust's heap in a program whose allocator does not count.
+    /// limit of Rust's heap in a program whose allocator does not count; [`Error::NoRoom`] where there is no room now
+    /// for its reservation.
     pub fn begin(self) -> Result<Request, Error> {
         let has_heap_limit = self.terms.heap_limit_bytes.is_some();
-        let begun = Begun::begin(self.terms)?;
-        let span = RequestSpan::new(|| begun.name());
-        Ok(Request { begun, span: Some(span), has_heap_limit })
+        Ok(Request::of(room::begin(self.terms)?, has_heap_limit))
+    }
+}
+
+/// A request that waits for its reservation: what [`Builder::admit`] returns. Dropping it leaves the queue.
+#[must_use = "it leaves the queue when it is dropped"]
+pub struct Admitting {
+    /// Until it is ready.
+    admission: Option<Result<Admission, Error>>,
+    has_heap_limit: bool,
+}
+
+impl Future for Admitting {
+    type Output = Result<Request, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let has_heap_limit = self.has_heap_limit;
+        let admission = self.admission.take().expect("a future is not polled after it was ready");
+        let mut admission = match admission {
+            Ok(admission) => admission,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        match Pin::new(&mut admission).poll(cx) {
+            Poll::Pending => {
+                self.admission = Some(Ok(admission));
+                Poll::Pending
+            }
+            Poll::Ready(begun) => Poll::Ready(begun.map(|begun| Request::of(begun, has_heap_limit))),
+        }
+    }
+}
+
+impl fmt::Debug for Admitting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admitting").field("is_ready", &self.admission.is_none()).finish_non_exhaustive()
     }
 }
 
@@ -182,6 +293,17 @@ pub struct Report {
 }
 
 impl Request {
+    fn of(begun: Begun, has_heap_limit: bool) -> Self {
+        let span = RequestSpan::new(|| begun.name());
+        Self { begun, span: Some(span), has_heap_limit }
+    }
+
+    /// How many bytes are reserved for it ([`Builder::reserve_bytes`]), in use or not; 0 after its end.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.begun.reserved_bytes()
+    }
+
     /// The handler to select for its work: `future.with_handler(request.handler())`, [`enter`](crate::enter).
     ///
     /// It is never another request's handler. Memory that is allocated under it after the end is still charged to this

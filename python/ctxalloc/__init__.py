@@ -40,6 +40,7 @@ from ctxalloc import metrics, strategies, tracking
 from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._errors import (
     BudgetExceeded,
+    NoRoom,
     RegistrationError,
     RequestEnded,
     RouteWarning,
@@ -96,6 +97,7 @@ __all__ = [
     "Handler",
     "KiB",
     "MiB",
+    "NoRoom",
     "RegistrationError",
     "Request",
     "RequestEnded",

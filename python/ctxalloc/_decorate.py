@@ -24,6 +24,9 @@ class _How(NamedTuple):
     """A block with the handler selected."""
     steps: Callable[[], contextlib.AbstractContextManager[Handler]]
     """A block that selects nothing, and whose ``as`` is the handler to select in each step of a generator."""
+    admission: Callable[[], contextlib.AbstractAsyncContextManager[object]] = contextlib.nullcontext
+    """As ``block``, for a request that waits for room."""
+    waits: bool = False
 
 
 class _Steps:
@@ -52,7 +55,8 @@ def in_scope(handler: Handler, function: Any) -> Any:
 def in_request(request: Request, function: Any) -> Any:
     """Make each call of ``function`` a request of its own, on the terms of ``request``."""
     again = request._again  # noqa: SLF001 - it exists for this call
-    return _decorated(_How("request(...)", again, lambda: _Steps(again())), function)
+    waits = request._reserves  # noqa: SLF001 - as above
+    return _decorated(_How("request(...)", again, lambda: _Steps(again()), again, waits), function)
 
 
 def _decorated(how: _How, function: Any) -> Any:
@@ -106,7 +110,12 @@ def _coroutine(how: _How, function: Callable[..., Any]) -> Callable[..., Corouti
         with block():
             return await function(*args, **kwargs)
 
-    return scoped
+    @functools.wraps(function)
+    async def admitted(*args: Any, **kwargs: Any) -> Any:
+        async with how.admission():
+            return await function(*args, **kwargs)
+
+    return admitted if how.waits else scoped
 
 
 def _generator(how: _How, function: Callable[..., Any]) -> Callable[..., Generator[Any, Any, Any]]:

@@ -84,6 +84,36 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         )
 
 
+class NoRoom(BudgetExceeded):
+    """A request with ``reserve_bytes=`` could not begin: a budget had no room, and it did not wait, or not longer.
+
+    ``reason`` says why: ``"never fits"`` (the limit is less than the reservation), ``"timed out"``, ``"queue is full"``
+    (as many wait as may), ``"inside of another"`` (a request inside of another one might wait for itself),
+    ``"forked"`` (the process was forked meanwhile, and this is the child).
+    """
+
+    __module__ = "ctxalloc"
+
+    def __init__(  # noqa: PLR0917 - Rust passes them by position
+        self,
+        budget: str,
+        limit_bytes: int,
+        in_use_bytes: int,
+        requested_bytes: int,
+        message: str,
+        reason: str,
+        budget_id: int | None = None,
+        of_request: bool = False,  # noqa: FBT001, FBT002 - as above
+    ) -> None:
+        super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes, 0, budget_id, of_request)
+        self.args = (budget, limit_bytes, in_use_bytes, requested_bytes, message, reason)
+        self.message = message
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class RequestEnded(MemoryError):  # noqa: N818 - for the same reason
     """An allocation was refused: its request has ended, and was begun with ``after_end="refuse"``.
 

@@ -107,6 +107,11 @@ class _Found(NamedTuple):
 def _found(route: str | None, choice: "Choice", where: str) -> _Found:
     choice = _checked(choice, where)
     if isinstance(choice, Request):  # first: it is callable too, as a decorator
+        if choice._reserves:  # noqa: SLF001 - made for this
+            raise ValueError(
+                f"{where}: a middleware begins its requests at once, and does not wait for reserve_bytes=; "
+                "let the endpoint reserve: `async with ctxalloc.request(reserve_bytes=..., root=True)`"
+            )
         return _Found(route, choice, choice, choice._wanted_budget is not None)  # noqa: SLF001
     return _Found(route, choice, None, has_budget=False)
 

@@ -79,6 +79,7 @@ fn keep(refusal: Refusal) {
             let code = match error {
                 Error::OutOfMemory { .. }
                 | Error::BudgetExceeded { .. }
+                | Error::NoRoom { .. }
                 | Error::RequestEnded { requested_bytes: 1.., .. } => code::MEMORY,
                 Error::CopyFailed { .. } | Error::TooManyViews { .. } | Error::NoPython => code::RUNTIME,
                 _ => code::VALUE,

@@ -112,6 +112,19 @@ impl PyBudget {
         self.budget.peak_bytes()
     }
 
+    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``. They count towards its
+    /// limit.
+    #[getter]
+    fn reserved_bytes(&self) -> usize {
+        self.budget.reserved_bytes()
+    }
+
+    /// How many requests wait for room in it, or in a budget below it.
+    #[getter]
+    fn waiting(&self) -> usize {
+        self.budget.waiting()
+    }
+
     /// How many bytes it is above its limit: because the limit was lowered, or because requests used their overdrafts.
     #[getter]
     fn overdraft_bytes(&self) -> usize {

@@ -14,6 +14,7 @@ import_exception!(ctxalloc._errors, RegistrationError);
 import_exception!(ctxalloc._errors, UnknownHandlerError);
 import_exception!(ctxalloc._errors, RustPanic);
 import_exception!(ctxalloc._errors, BudgetExceeded);
+import_exception!(ctxalloc._errors, NoRoom);
 import_exception!(ctxalloc._errors, RequestEnded);
 
 /// Finds the classes above at import, where a failure can be reported. Later an exception may be pending, or Python may
@@ -24,6 +25,7 @@ pub(super) fn import(py: Python<'_>) -> PyResult<()> {
     UnknownHandlerError::type_object(py);
     RustPanic::type_object(py);
     BudgetExceeded::type_object(py);
+    NoRoom::type_object(py);
     RequestEnded::type_object(py);
     Ok(())
 }
@@ -53,6 +55,18 @@ pub(super) fn text_of<'a>(function: &str, expected: &str, given: &'a Bound<'_, P
     given.cast::<PyString>().map_err(|_| wrong_type(function, expected, given))?.to_cow()
 }
 
+fn reason_of(reason: crate::error::NoRoom) -> &'static str {
+    use crate::error::NoRoom;
+    match reason {
+        NoRoom::NeverFits => "never fits",
+        NoRoom::Busy => "busy",
+        NoRoom::InsideOfAnother => "inside of another",
+        NoRoom::QueueIsFull => "queue is full",
+        NoRoom::TimedOut => "timed out",
+        NoRoom::Forked => "forked",
+    }
+}
+
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         let message = error.to_string();
@@ -74,6 +88,20 @@ impl From<Error> for PyErr {
                     in_use_bytes,
                     requested_bytes,
                     held_bytes,
+                    budget_id,
+                    of_request,
+                ))
+            }
+            Error::NoRoom { budget, budget_id, of_request, limit_bytes, in_use_bytes, requested_bytes, reason } => {
+                let reason = reason_of(reason);
+                // The order of its `__init__`.
+                NoRoom::new_err((
+                    budget,
+                    limit_bytes,
+                    in_use_bytes,
+                    requested_bytes,
+                    message,
+                    reason,
                     budget_id,
                     of_request,
                 ))

@@ -112,6 +112,26 @@ impl Budget {
         self.account.live_bytes()
     }
 
+    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), and for blocks that
+    /// are being made. They count towards the limit.
+    ///
+    /// [`Builder::reserve_bytes`]: crate::request::Builder::reserve_bytes
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.account.pending_bytes()
+    }
+
+    /// How many requests wait for room in it, or in a budget below it.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.account.waiting().load(Ordering::Relaxed)
+    }
+
+    /// How many may wait: 1024 unless it was changed. One more is refused at once.
+    pub fn set_max_waiting(&self, max_waiting: usize) {
+        self.account.max_waiting().store(max_waiting, Ordering::Relaxed);
+    }
+
     /// By how many bytes it exceeds its limit, because the limit was lowered or requests used their overdrafts.
     #[must_use]
     pub fn overdraft_bytes(&self) -> usize {

@@ -11,6 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["capi"],
     &["tower"],
     &["task", "thread", "request", "metrics", "rayon"],
+    &["room"],
     &["memory"],
     &["scope"],
     &["handler"],

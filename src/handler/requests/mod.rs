@@ -15,12 +15,14 @@
 pub(super) mod chunks;
 pub(super) mod ended;
 mod list;
+mod prepared;
 mod slot;
 mod state;
 mod unseen;
 
 pub(crate) use list::gauges;
 pub use list::{Present, present};
+pub(crate) use prepared::Prepared;
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
 
@@ -31,11 +33,10 @@ use super::word::Handler;
 use crate::counters::{self, Sample};
 use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
-use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
+use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::unattributed::{is_active, unattributed};
 use ended::Ended;
 use slot::Slot;
-use state::{MIN_ALIGN, Memory, State};
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
@@ -70,6 +71,8 @@ pub(crate) struct Terms {
     pub measure_unseen: bool,
     /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
+    /// How many bytes of everything above are reserved for it from its beginning.
+    pub reserve_bytes: Option<usize>,
 }
 
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
@@ -116,52 +119,6 @@ pub fn request_counts() -> RequestCounts {
 }
 
 impl Begun {
-    /// Begins a request on these terms.
-    ///
-    /// # Errors
-    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
-    pub(crate) fn begin(terms: Terms) -> Result<Self, Error> {
-        let Terms { name, limit_bytes, overdraft_bytes, budget, strategy, outer, after_end, .. } = terms;
-        if let Some(strategy) = &strategy
-            && strategy.alignment() < MIN_ALIGN
-        {
-            return Err(Error::BadAlignment { align: strategy.alignment(), min: MIN_ALIGN, max: Aligned::MAX });
-        }
-        if let Some(limit_bytes) = terms.heap_limit_bytes
-            && !is_active()
-        {
-            return Err(Error::BadOption {
-                option: "heap_limit_bytes",
-                value: limit_bytes.to_string(),
-                expected: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
-            });
-        }
-        // Held from here on: it may end meanwhile, and its strategy may be dropped with this.
-        let outer = outer.and_then(Held::try_on);
-        let _unattributed = unattributed(); // the request's own records are charged to no request
-        let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
-        let around = around.as_deref();
-        let is_nested = around.is_some_and(|around| !around.has_ended());
-        let outside = if terms.measure_unseen { Outside::before() } else { None };
-        let chain = Chain::of_request(
-            name.clone(),
-            limit_bytes,
-            overdraft_bytes,
-            budget.as_ref().map(Budget::account),
-            around,
-            terms.is_of_this_thread,
-        )?;
-        let chain = Arc::new(chain);
-        let memory = Memory::new(strategy);
-        let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
-        let state = State { chain: Arc::clone(&chain), memory, after_end, heap, _budget: budget };
-        let number = chain.own().number();
-        let held = Slot::begin(name.as_deref(), number, state);
-        unseen::count(is_nested);
-        let seen = Seen { handler: held.handler(), chain };
-        Ok(Self { seen, held: Some(held), outside, unseen_growth_bytes: None })
-    }
-
     /// By how many bytes the process grew beside its pools from the beginning to the end: what the request's work
     /// allocated in other ways, less what was freed. `None` before the end, unless it was to be measured, or if another
     /// request was open, or a root was begun, meanwhile.
@@ -312,6 +269,12 @@ impl Seen {
     #[must_use]
     pub(crate) fn budget(&self) -> Budget {
         Budget::of(Arc::clone(self.chain.own()))
+    }
+
+    /// How many bytes are reserved for it.
+    #[must_use]
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.chain.reserved_bytes()
     }
 
     /// Whether it has ended.

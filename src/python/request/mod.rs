@@ -3,21 +3,25 @@
 //! A Request is for one block, and its numbers stay readable afterwards. It selects its handler as a scope does
 //! (`scope.rs`). `refusal.rs` tells which MemoryErrors come from its limits.
 
+mod admission;
 mod refusal;
 mod report;
 mod terms;
 
+pub(super) use admission::PyAdmission;
 pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, escaped_of, request_metrics, stats_of};
 
 use super::budget::PyBudget;
 use super::foreign::handler_in;
 use super::handler::{PyHandler, capsule_of};
+use super::imported::Imported;
 use super::numpy::Numpy;
 use super::scope::{deselect, entered_already, not_entered};
 use super::step::Step;
 use super::token_cell::TokenCell;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
+use crate::room::Admission;
 use crate::strategy::LiveBlock;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -81,13 +85,19 @@ struct Escaped {
 /// ``measure_unseen=True``: find out by how much the process grows beside its pools meanwhile
 /// (``unseen_growth_bytes``). Costs two looks at the system, some microseconds each.
 ///
+/// ``reserve_bytes``: reserve so much of every budget that it is charged to, from its beginning to its end. Entering it
+/// waits in line until there is room, at most ``timeout`` seconds: ``async with`` in its task, ``with`` in its thread
+/// (RuntimeError where that runs an event loop). NoRoom: it does not wait, or not longer. Its arrays come out of what
+/// is reserved first; it may use more while the budgets have room. Inside of another request it reserves from that
+/// one's reservation, and does not wait.
+///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.
 #[allow(clippy::too_many_arguments, reason = "one for each option of the function in Python")]
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None,
-    measure_unseen = None
+    measure_unseen = None, reserve_bytes = None, timeout = None
 ))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
@@ -98,6 +108,8 @@ pub(super) fn request(
     after_end: Option<&Bound<'_, PyAny>>,
     strict: Option<&Bound<'_, PyAny>>,
     measure_unseen: Option<&Bound<'_, PyAny>>,
+    reserve_bytes: Option<&Bound<'_, PyAny>>,
+    timeout: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
     Ok(PyRequest::new(Arguments {
         limit_bytes: terms::limit(limit_bytes)?,
@@ -108,6 +120,8 @@ pub(super) fn request(
         after_end: terms::after_end(after_end)?,
         is_strict: terms::flag("strict", strict)?,
         measure_unseen: terms::flag("measure_unseen", measure_unseen)?,
+        reserve_bytes: terms::reserve(reserve_bytes)?,
+        timeout: terms::timeout(timeout, reserve_bytes.is_some())?,
     }))
 }
 
@@ -150,10 +164,19 @@ impl PyRequest {
     }
 
     fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        self.enter_by(|| self.select(py))
+    }
+
+    /// Enters it where it was admitted.
+    fn enter_begun(&self, py: Python<'_>, begun: Begun) -> PyResult<()> {
+        self.enter_by(|| self.select_begun(py, begun))
+    }
+
+    fn enter_by<'py>(&self, select: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<()> {
         if !self.token.begin() {
             return Err(entered_already(&self.text()));
         }
-        match self.select(py) {
+        match select() {
             Ok(token) => {
                 self.token.put(token);
                 Ok(())
@@ -180,10 +203,23 @@ impl PyRequest {
         if let Some(is_carried) = is_carried {
             return Err(self.used(is_carried));
         }
-        let begun = self.arguments.begin(py)?;
+        let begun = self.arguments.begin(py, || self.text())?;
         let handler = begun.handler();
         *self.phase() = Phase::Begun { begun, left: None };
         Ok(handler)
+    }
+
+    fn select_begun<'py>(&self, py: Python<'py>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
+        let capsule = capsule_of(py, begun.handler())?;
+        let before = match &*self.phase() {
+            Phase::New => None,
+            phase => Some(matches!(phase, Phase::Carried(_))),
+        };
+        if let Some(is_carried) = before {
+            return Err(self.used(is_carried));
+        }
+        *self.phase() = Phase::Begun { begun, left: None };
+        Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
     }
 
     fn exit(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -310,11 +346,31 @@ impl PyRequest {
         self.exit(py, error)
     }
 
-    fn __aenter__(slf: Py<Self>) -> Step {
-        Step::new(slf.into_any(), None, |request, _| {
+    fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static ENTER: Imported = Imported::new("ctxalloc._room", "enter");
+        if slf.get().arguments.reserve_bytes.is_some() {
+            return ENTER.get(slf.py())?.call1((slf,));
+        }
+        let step = Step::new(slf.clone().unbind().into_any(), None, |request, _| {
             request.cast::<Self>()?.get().enter(request.py())?;
             Ok(Some(request.clone().unbind()))
-        })
+        });
+        Ok(Bound::new(slf.py(), step)?.into_any())
+    }
+
+    /// Takes the reservation, or a place in the queue, for `async with`.
+    fn _admission(slf: &Bound<'_, Self>) -> PyResult<PyAdmission> {
+        let py = slf.py();
+        let request = slf.get();
+        match &*request.phase() {
+            Phase::New => {}
+            phase => return Err(request.used(matches!(phase, Phase::Carried(_)))),
+        }
+        let (terms, timeout) = request.arguments.terms(py)?;
+        let admission = py.detach(|| Admission::new(terms, timeout))?;
+        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, |request, begun| {
+            request.cast::<Self>()?.get().enter_begun(request.py(), begun)
+        }))
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]
@@ -360,6 +416,12 @@ impl PyRequest {
     /// Ends it, if it has not ended, and leaves the selection alone: this may be another task.
     fn _close(&self, py: Python<'_>) -> PyResult<()> {
         self.close(py)
+    }
+
+    /// Whether the terms reserve memory, so that entering may wait.
+    #[getter]
+    fn _reserves(&self) -> bool {
+        self.arguments.reserve_bytes.is_some()
     }
 
     /// The budget that the terms name.

@@ -1,9 +1,10 @@
 //! The terms on which a request is begun: the arguments of `ctxalloc.request()`.
 
-use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Terms};
+use super::admission::begin_blocking;
+use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
 use crate::python::budget::{budget_in, limit_in, name_in};
-use crate::python::options::argument;
+use crate::python::options::{argument, no_bool};
 use crate::python::strategies::PyStrategy;
 use crate::python::text::repr_of;
 use crate::strategy::{Budget, Strategy};
@@ -11,6 +12,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The arguments of a Request; each block or call that it is entered for begins a request on these terms.
 #[derive(Clone, Default)]
@@ -23,12 +25,25 @@ pub(super) struct Arguments {
     pub(super) after_end: AfterEnd,
     pub(super) is_strict: bool,
     pub(super) measure_unseen: bool,
+    pub(super) reserve_bytes: Option<usize>,
+    /// How long it waits for its reservation.
+    pub(super) timeout: Option<Duration>,
 }
 
 impl Arguments {
-    /// Begins a request on these terms: a root, or inside of the running context's request.
-    pub(super) fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
-        Ok(Begun::begin(Terms {
+    /// Begins a request on these terms: a root, or inside of the running context's request. Where it has to wait for
+    /// its reservation it blocks the thread; `text` says what does.
+    pub(super) fn begin(&self, py: Python<'_>, text: impl Fn() -> String) -> PyResult<Begun> {
+        let (terms, timeout) = self.terms(py)?;
+        match self.reserve_bytes {
+            None => Ok(Prepared::new(terms)?.begin()),
+            Some(_) => begin_blocking(py, terms, timeout, &text()),
+        }
+    }
+
+    /// What a request is begun with, and how long it may wait.
+    pub(super) fn terms(&self, py: Python<'_>) -> PyResult<(Terms, Option<Duration>)> {
+        let terms = Terms {
             name: self.name.clone(),
             limit_bytes: self.limit_bytes,
             overdraft_bytes: if self.is_strict { 0 } else { OVERDRAFT_BYTES },
@@ -38,8 +53,10 @@ impl Arguments {
             after_end: self.after_end,
             measure_unseen: self.measure_unseen,
             is_of_this_thread: true,
+            reserve_bytes: self.reserve_bytes,
             ..Terms::default()
-        })?)
+        };
+        Ok((terms, self.timeout))
     }
 
     /// The arguments that `ctxalloc.request()` makes it anew from in another process. TypeError: they mean something in
@@ -59,6 +76,8 @@ impl Arguments {
         arguments.set_item("after_end", after_end_text(self.after_end))?;
         arguments.set_item("strict", self.is_strict)?;
         arguments.set_item("measure_unseen", self.measure_unseen)?;
+        arguments.set_item("reserve_bytes", self.reserve_bytes)?;
+        arguments.set_item("timeout", self.timeout.map(|timeout| timeout.as_secs_f64()))?;
         Ok(arguments)
     }
 }
@@ -84,6 +103,22 @@ pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<String>> {
 
 pub(super) fn budget(given: Given<'_, '_>) -> PyResult<Option<Budget>> {
     budget_in("request", "budget", given)
+}
+
+pub(super) fn reserve(given: Given<'_, '_>) -> PyResult<Option<usize>> {
+    let expected = format_args!("a number of bytes, an int from 0 to {}", usize::MAX - 1);
+    argument("request", "reserve_bytes", given, expected, |value| match no_bool(value)?.extract()? {
+        usize::MAX => Err(PyValueError::new_err(())),
+        bytes => Ok(bytes),
+    })
+}
+
+pub(super) fn timeout(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<Duration>> {
+    const WANTED: &str = "a time in seconds, a number from 0 up, together with reserve_bytes=";
+    argument("request", "timeout", given, WANTED, |value| {
+        let timeout = crate::settings::seconds(no_bool(value)?.extract()?).filter(|_| reserves);
+        timeout.ok_or_else(|| PyValueError::new_err(()))
+    })
 }
 
 pub(super) fn strategy(given: Given<'_, '_>) -> PyResult<Option<Arc<dyn Strategy>>> {

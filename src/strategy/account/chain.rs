@@ -1,7 +1,9 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
+use super::cover::covers_of;
 use super::refused::ENDED;
-use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, add, count, subtract};
+use super::reserved::{Cover, Reservation, room_came};
+use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
@@ -62,6 +64,8 @@ pub(crate) struct Chain {
     pub(super) own: Arc<Account>,
     /// All accounts, the youngest first; empty if `own` is the only one.
     all: Box<[Arc<Account>]>,
+    /// What reservations mean to each of them, if there are any.
+    pub(super) covers: Option<Box<[Cover]>>,
 }
 
 impl Chain {
@@ -72,7 +76,8 @@ impl Chain {
         Self::with(Arc::clone(budget), found)
     }
 
-    /// The chain of a new request: charged to `budget`, and inside the request with the chain `outer`.
+    /// The chain of a new request: charged to `budget`, and inside the request with the chain `outer`. `reserves`:
+    /// whether it is to have a reservation ([`admit`](Self::admit)).
     ///
     /// # Errors
     /// [`Error::NestedTooDeep`].
@@ -83,6 +88,7 @@ impl Chain {
         budget: Option<&Arc<Account>>,
         outer: Option<&Self>,
         is_of_this_thread: bool,
+        reserves: bool,
     ) -> Result<Self, Error> {
         let mut above = Vec::new();
         if let Some(budget) = budget {
@@ -96,6 +102,9 @@ impl Chain {
             Some(outer) => outer.accounts().iter().for_each(|account| inherit(account, &mut above)),
             None => {}
         }
+        // What comes out of a reservation is charged to everything that the reservation was taken from.
+        let reserved: Vec<_> = above.iter().flat_map(|account| account.above_reservation()).collect();
+        above.extend(reserved);
         let above = as_set(above);
         if above.len() >= MAX_DEPTH {
             return Err(Error::NestedTooDeep { max: MAX_DEPTH });
@@ -109,16 +118,19 @@ impl Chain {
             above: above.iter().map(Arc::downgrade).collect(),
         };
         let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
-        let own = Arc::new(Account::new(name, limit_bytes, kind, lock));
-        Ok(Self::with(own, above.into_vec()))
+        let mut own = Account::new(name, limit_bytes, kind, lock);
+        own.reservation = reserves.then(Box::<Reservation>::default);
+        Ok(Self::with(Arc::new(own), above.into_vec()))
     }
 
     fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
         if above.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default() };
+            return Self { own, all: Box::default(), covers: None };
         }
         above.push(Arc::clone(&own));
-        Self { own, all: as_set(above) }
+        let all = as_set(above);
+        let covers = covers_of(&all);
+        Self { own, all, covers }
     }
 
     /// Whether charges go to this account.
@@ -138,14 +150,30 @@ impl Chain {
     /// Whether all accounts have room; without their locks, whether they had a moment ago.
     #[inline]
     pub(crate) fn may_have_room(&self, bytes: usize) -> bool {
+        match &self.covers {
+            None => self.have_room(bytes),
+            Some(covers) => with_all(self.accounts(), || self.have_covered_room(covers, bytes)),
+        }
+    }
+
+    #[inline]
+    fn have_room(&self, bytes: usize) -> bool {
         self.accounts().iter().all(|account| account.has_room_for(bytes))
+    }
+
+    fn have_covered_room(&self, covers: &[Cover], bytes: usize) -> bool {
+        self.first_without(covers, bytes, |at, step| self.accounts()[at].has_room_for(step)).is_none()
     }
 
     /// The position of the youngest account that refuses `bytes` more for a block of `size_bytes`, if any. `is_late`:
     /// the request has ended, and refuses all but tiny blocks.
     #[inline]
     fn refusing(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
-        if !is_late && self.may_have_room(bytes) {
+        let has_room = || match &self.covers {
+            None => self.have_room(bytes),
+            Some(covers) => self.have_covered_room(covers, bytes),
+        };
+        if !is_late && has_room() {
             return None;
         }
         self.refusing_overdraft(bytes, size_bytes, is_late)
@@ -154,15 +182,19 @@ impl Chain {
     #[cold]
     fn refusing_overdraft(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
         let overdraft_bytes = self.overdraft_bytes();
-        let may_exceed = |account: &Arc<Account>, is_late| {
+        let may_exceed = |account: &Arc<Account>, bytes, is_late| {
             size_bytes <= TINY_BYTES
                 && overdraft_bytes > 0
                 && account.may_exceed(bytes, size_bytes, overdraft_bytes, is_late)
         };
-        self.accounts().iter().position(|account| {
+        let refuses = |account: &Arc<Account>, bytes| {
             let is_late = is_late && Arc::ptr_eq(account, &self.own);
-            (is_late || !account.has_room_for(bytes)) && !may_exceed(account, is_late)
-        })
+            (is_late || !account.has_room_for(bytes)) && !may_exceed(account, bytes, is_late)
+        };
+        match &self.covers {
+            None => self.accounts().iter().position(|account| refuses(account, bytes)),
+            Some(covers) => self.first_without(covers, bytes, |at, step| !refuses(&self.accounts()[at], step)),
+        }
     }
 
     #[cold]
@@ -186,14 +218,16 @@ impl Chain {
     pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
         with_all(self.accounts(), || {
             self.check(bytes, usize::MAX, false)?;
-            self.accounts().iter().for_each(|account| account.take(bytes, blocks));
+            self.take_each(bytes, blocks);
             Ok(())
         })
     }
 
     /// Gives a charge back.
     pub(crate) fn give_back(&self, bytes: usize, blocks: usize) {
-        with_all(self.accounts(), || self.accounts().iter().for_each(|account| account.give_back(bytes, blocks)));
+        if with_all(self.accounts(), || self.give_back_each(bytes, blocks)) {
+            room_came();
+        }
     }
 
     /// Reserves `bytes` for a block of `size_bytes` that is about to be made or resized; [`commit`](Self::commit) or
@@ -201,16 +235,16 @@ impl Chain {
     pub(crate) fn reserve(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
         with_all(self.accounts(), || {
             self.check(bytes, size_bytes, is_late)?;
-            self.accounts().iter().for_each(|account| add(&account.pending_bytes, bytes));
+            self.add_pending_each(bytes);
             Ok(())
         })
     }
 
     /// Gives reserved bytes back: no number has changed then.
     pub(crate) fn cancel(&self, bytes: usize) {
-        with_all(self.accounts(), || {
-            self.accounts().iter().for_each(|account| subtract(&account.pending_bytes, bytes));
-        });
+        if with_all(self.accounts(), || self.subtract_pending_each(bytes)) {
+            room_came();
+        }
     }
 
     /// Turns reserved bytes into a charge.
@@ -279,7 +313,7 @@ impl Chain {
                 self.note(self.refuse(at, bytes, is_late));
                 return false;
             }
-            self.accounts().iter().for_each(|account| account.take(bytes, 1));
+            self.take_each(bytes, 1);
             self.add_own(first);
             true
         })
@@ -319,6 +353,7 @@ impl Chain {
     pub(crate) fn give_block_back(&self, bytes: usize) -> bool {
         if self.all.is_empty()
             && let Some(_section) = self.own.lock.enter_owned()
+            && !self.own.is_wanted()
         {
             self.own.give_back(bytes, 1);
             return self.remove_own();
@@ -328,10 +363,11 @@ impl Chain {
 
     #[inline(never)]
     fn give_block_back_slowly(&self, bytes: usize) -> bool {
-        with_all(self.accounts(), || {
-            self.accounts().iter().for_each(|account| account.give_back(bytes, 1));
-            self.remove_own()
-        })
+        let (is_wanted, is_last) = with_all(self.accounts(), || (self.give_back_each(bytes, 1), self.remove_own()));
+        if is_wanted {
+            room_came();
+        }
+        is_last
     }
 
     /// [`give_block_back`](Self::give_block_back) for a block that no account counts.
@@ -372,6 +408,7 @@ impl Chain {
         let Kind::Request { ended, own_blocks, refusals, .. } = &self.own.kind else {
             unreachable!("called on the chains of requests only")
         };
+        self.return_reservation();
         self.own.lock.with(|| {
             ended.store(true, RELAXED);
             count(&self.own.refused, refused_elsewhere);

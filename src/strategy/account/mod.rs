@@ -1,5 +1,5 @@
 //! Accounts: what a budget or a request counts (this file), the chain of accounts that a charge goes to (`chain`), and
-//! what a chain refused and why (`refused`, `refusals`).
+//! what a chain refused and why (`refused`, `refusals`). What a request reserves before it uses it: `reservation`.
 //!
 //! The specification is a naive model: a chain is a set of accounts. A charge is taken if each of them has room, and
 //! then each changes; otherwise only the `refused` count of the refusing one does. To keep this true between threads, a
@@ -9,18 +9,23 @@
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
 mod chain;
+mod cover;
 mod known;
 mod refusals;
 mod refused;
+mod reservation;
+mod reserved;
 
 pub(crate) use chain::Chain;
 pub use known::{BudgetNumbers, budgets};
 pub(crate) use refused::{Refusal, Refused};
+pub(crate) use reserved::on_room;
 
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};
 use known::Listed;
 use refused::{REMEMBERED, RefusalNote};
+use reserved::Reservation;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -54,7 +59,8 @@ pub(crate) struct Account {
     lock: OwnerLock,
     limit_bytes: AtomicUsize,
     live_bytes: AtomicUsize,
-    /// Reserved for blocks that are being allocated. Counts towards the limit only.
+    /// Reserved for blocks that are being allocated, and what requests below reserved and do not use. Counts towards
+    /// the limit only.
     pending_bytes: AtomicUsize,
     /// What was in use when the limit was lowered below it, or when a request that refuses late work ended; else 0. It
     /// falls with what is in use. Tiny blocks may exceed it by the overdraft, as they may exceed the limit.
@@ -66,9 +72,19 @@ pub(crate) struct Account {
     refused: AtomicU64,
     /// The number of [`Budget`](super::Budget) handles that refer to it.
     pub(super) handles: AtomicUsize,
+    /// Whether somebody waits for room in it. Set and read under the lock; cleared by the queue.
+    wanted: AtomicBool,
+    /// How many wait in the queue for it, or for one below it, and how many may. The queue's.
+    waiting: AtomicUsize,
+    max_waiting: AtomicUsize,
+    /// Of a request that was to have one.
+    reservation: Option<Box<Reservation>>,
     kind: Kind,
     refusals: [RefusalNote; REMEMBERED],
 }
+
+/// How many requests may wait for a budget, unless it is told otherwise.
+const MAX_WAITING: usize = 1024;
 
 #[derive(Debug)]
 enum Kind {
@@ -149,6 +165,10 @@ impl Account {
             total_blocks: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             handles: AtomicUsize::new(0),
+            wanted: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            max_waiting: AtomicUsize::new(MAX_WAITING),
+            reservation: None,
             kind,
             refusals: std::array::from_fn(|_| RefusalNote::default()),
         }
@@ -185,11 +205,15 @@ impl Account {
 
     /// Changes the limit, from the next charge on.
     pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        self.lock.with(|| {
+        let is_wanted = self.lock.with(|| {
             self.limit_bytes.store(limit_bytes, RELAXED);
             let live_bytes = self.live_bytes();
             self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
+            self.is_wanted()
         });
+        if is_wanted {
+            reserved::room_came();
+        }
     }
 
     pub(crate) fn live_bytes(&self) -> usize {
@@ -198,6 +222,10 @@ impl Account {
 
     pub(crate) fn peak_bytes(&self) -> usize {
         self.peak_bytes.load(RELAXED)
+    }
+
+    pub(crate) fn pending_bytes(&self) -> usize {
+        self.pending_bytes.load(RELAXED)
     }
 
     pub(super) fn refused(&self) -> u64 {
@@ -218,6 +246,11 @@ impl Account {
             Kind::Budget { .. } => false,
             Kind::Request { ended, .. } => ended.load(RELAXED),
         }
+    }
+
+    /// Whether it is a request's own.
+    pub(crate) fn is_of_request(&self) -> bool {
+        matches!(self.kind, Kind::Request { .. })
     }
 
     /// How long ago the request began, accurate to a few milliseconds. Zero for a budget.
@@ -247,7 +280,7 @@ impl Account {
     }
 
     #[inline]
-    fn has_room_for(&self, bytes: usize) -> bool {
+    pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
         let in_use = self.live_bytes.load(RELAXED).saturating_add(self.pending_bytes.load(RELAXED));
         in_use.checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes.load(RELAXED))
     }

@@ -1,0 +1,91 @@
+//! `Prepared`: a request that could begin, and may have to wait for its reservation first.
+
+use super::slot::Slot;
+use super::state::{MIN_ALIGN, Memory, State};
+use super::unseen::{self, Outside};
+use super::{Begun, Seen, Terms, chain_of};
+use crate::error::Error;
+use crate::handler::heap::HeapRecord;
+use crate::handler::held::Held;
+use crate::strategy::account::Chain;
+use crate::strategy::{Aligned, Budget};
+use crate::unattributed::{is_active, unattributed};
+use std::sync::Arc;
+
+/// A request's terms, checked, and its accounts, of which nobody else knows yet.
+pub(crate) struct Prepared {
+    terms: Terms,
+    chain: Arc<Chain>,
+    /// Whether it is inside of a request that has not ended.
+    is_inside: bool,
+}
+
+impl Prepared {
+    /// Checks the terms, and makes the accounts.
+    ///
+    /// # Errors
+    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
+    pub(crate) fn new(mut terms: Terms) -> Result<Self, Error> {
+        if let Some(strategy) = &terms.strategy
+            && strategy.alignment() < MIN_ALIGN
+        {
+            return Err(Error::BadAlignment { align: strategy.alignment(), min: MIN_ALIGN, max: Aligned::MAX });
+        }
+        if let Some(limit_bytes) = terms.heap_limit_bytes
+            && !is_active()
+        {
+            return Err(Error::BadOption {
+                option: "heap_limit_bytes",
+                value: limit_bytes.to_string(),
+                expected: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
+            });
+        }
+        // Held from here on: it may end meanwhile, and its strategy may be dropped with this.
+        let outer = terms.outer.take().and_then(Held::try_on);
+        let _unattributed = unattributed(); // the request's own records are charged to no request
+        let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
+        let around = around.as_deref();
+        let chain = Chain::of_request(
+            terms.name.clone(),
+            terms.limit_bytes,
+            terms.overdraft_bytes,
+            terms.budget.as_ref().map(Budget::account),
+            around,
+            terms.is_of_this_thread,
+            terms.reserve_bytes.is_some(),
+        )?;
+        let is_inside = around.is_some_and(|around| !around.has_ended());
+        Ok(Self { terms, chain: Arc::new(chain), is_inside })
+    }
+
+    /// How many bytes it reserves.
+    pub(crate) fn reserve_bytes(&self) -> Option<usize> {
+        self.terms.reserve_bytes
+    }
+
+    pub(crate) fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// Whether it is inside of a request that has not ended.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.is_inside || self.chain.is_inside_of_a_live_one()
+    }
+
+    /// Begins the request. Its reservation, if it is to have one, was taken.
+    #[must_use]
+    pub(crate) fn begin(self) -> Begun {
+        let Self { terms, chain, is_inside } = self;
+        let _unattributed = unattributed(); // as above
+        let outside = if terms.measure_unseen { Outside::before() } else { None };
+        let memory = Memory::new(terms.strategy);
+        let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
+        let state =
+            State { chain: Arc::clone(&chain), memory, after_end: terms.after_end, heap, _budget: terms.budget };
+        let number = chain.own().number();
+        let held = Slot::begin(terms.name.as_deref(), number, state);
+        unseen::count(is_inside);
+        let seen = Seen { handler: held.handler(), chain };
+        Begun { seen, held: Some(held), outside, unseen_growth_bytes: None }
+    }
+}

@@ -1,0 +1,134 @@
+//! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is
+//! in `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
+
+use crate::handler::requests::{Begun, Terms};
+use crate::python::exit::{self, try_attach};
+use crate::python::imported::Imported;
+use crate::room::Admission;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// How often a blocked thread looks for a signal: Python's handlers run on the main thread only, when it comes by.
+const SIGNALS: Duration = Duration::from_millis(50);
+
+/// Begins a request when there is room, and blocks this thread meanwhile. RuntimeError on a thread that runs an event
+/// loop; whatever a signal's handler raises.
+pub(super) fn begin_blocking(py: Python<'_>, terms: Terms, timeout: Option<Duration>, text: &str) -> PyResult<Begun> {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    static RUNNING_LOOP: Imported = Imported::new("asyncio", "_get_running_loop");
+    if !RUNNING_LOOP.get(py)?.call0()?.is_none() {
+        return Err(PyRuntimeError::new_err(format!(
+            "{text} reserves memory, and this thread runs an event loop, which would stand still while it waits; enter it \
+             with `async with`"
+        )));
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    // Other Python code may run while wakers of others are called.
+    let mut admission = py.detach(|| Admission::new(terms, timeout))?;
+    loop {
+        let polled = py.detach(|| {
+            let polled = poll(&mut admission, &waker);
+            if polled.is_pending() {
+                thread::park_timeout(SIGNALS);
+            }
+            polled
+        });
+        if let Poll::Ready(begun) = polled {
+            return Ok(begun?);
+        }
+        if let Err(error) = py.check_signals() {
+            py.detach(|| drop(admission));
+            return Err(error);
+        }
+    }
+}
+
+fn poll(admission: &mut Admission, waker: &Waker) -> Poll<Result<Begun, crate::error::Error>> {
+    Pin::new(admission).poll(&mut Context::from_waker(waker))
+}
+
+/// A request on its way in, for `async with`.
+#[pyclass(frozen, name = "_Admission", module = "ctxalloc")]
+pub(in crate::python) struct PyAdmission {
+    admission: Mutex<Option<Admission>>,
+    /// The Request.
+    subject: Py<PyAny>,
+    enter: Enter,
+}
+
+/// Enters the Request that was admitted.
+pub(super) type Enter = fn(subject: &Bound<'_, PyAny>, begun: Begun) -> PyResult<()>;
+
+/// Calls a Python function, on whatever thread room came.
+struct Notify(Py<PyAny>);
+
+impl Wake for Notify {
+    fn wake(self: Arc<Self>) {
+        // After Python's exit nobody is there to be woken.
+        try_attach(|py| {
+            if let Err(error) = self.0.call0(py) {
+                error.write_unraisable(py, Some(self.0.bind(py)));
+            }
+        });
+    }
+}
+
+impl PyAdmission {
+    pub(super) fn new(subject: Py<PyAny>, admission: Admission, enter: Enter) -> Self {
+        Self { admission: Mutex::new(Some(admission)), subject, enter }
+    }
+
+    fn take(&self) -> Option<Admission> {
+        self.admission.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl PyAdmission {
+    /// Enters the request if it is its turn, and says whether it did; else ``notify`` is called when it may be.
+    fn enter(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<bool> {
+        let Some(mut admission) = self.take() else {
+            return Err(PyRuntimeError::new_err("this request was admitted, or left the queue"));
+        };
+        let waker = Waker::from(Arc::new(Notify(notify)));
+        match poll(&mut admission, &waker) {
+            Poll::Pending => {
+                *self.admission.lock().unwrap_or_else(PoisonError::into_inner) = Some(admission);
+                Ok(false)
+            }
+            Poll::Ready(begun) => (self.enter)(self.subject.bind(py), begun?).map(|()| true),
+        }
+    }
+
+    /// Leaves the queue. Nothing happens after `enter` returned True.
+    fn leave(&self, py: Python<'_>) {
+        if let Some(admission) = self.take() {
+            py.detach(|| drop(admission));
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.subject)
+    }
+}
+
+impl Drop for PyAdmission {
+    fn drop(&mut self) {
+        // A coroutine that nobody finished. Wakers of others, which this may call, attach by themselves.
+        if exit::is_closed() {
+            std::mem::forget(self.take());
+        }
+    }
+}

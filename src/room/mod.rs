@@ -1,0 +1,109 @@
+//! The queue of requests that wait for room: `docs/decisions/0029-who-waits-waits-before-it-begins.md`.
+//!
+//! [`Admission`] is one request on its way in. Either its reservation is taken as it is made, which needs no lock but
+//! the accounts' own; or it stands in the `queue` until there is room, its time is over, or it is dropped. `runner` is
+//! the thread that looks at the queue when room came.
+
+mod queue;
+mod refusal;
+mod runner;
+mod turn;
+
+use crate::error::{Error, NoRoom};
+use crate::handler::requests::{Begun, Prepared, Terms};
+use crate::strategy::account::Account;
+use queue::Waiter;
+use refusal::no_room;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// A request that begins when there is room. Dropping it leaves the queue, and returns what was reserved.
+#[must_use = "it leaves the queue when it is dropped"]
+pub(crate) struct Admission(State);
+
+enum State {
+    /// Its reservation is taken, or it has none. `None` once it has begun.
+    Admitted(Option<Prepared>),
+    Waiting(Option<Prepared>, Arc<Waiter>),
+}
+
+impl Admission {
+    /// Takes the reservation, or a place in the queue. `timeout`: how long it waits at most.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] where it cannot wait; else as [`Prepared::new`].
+    pub(crate) fn new(terms: Terms, timeout: Option<Duration>) -> Result<Self, Error> {
+        let prepared = Prepared::new(terms)?;
+        match reserve(&prepared)? {
+            None => Ok(Self(State::Admitted(Some(prepared)))),
+            Some(bytes) if prepared.is_inside() => Err(no_room(prepared.chain(), bytes, NoRoom::InsideOfAnother)),
+            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout)? {
+                None => Ok(Self(State::Admitted(Some(prepared)))),
+                Some((waiter, next)) => {
+                    let waiting = Self(State::Waiting(Some(prepared), waiter));
+                    runner::there_is(next)?;
+                    Ok(waiting)
+                }
+            },
+        }
+    }
+}
+
+/// Begins a request now, or not at all.
+///
+/// # Errors
+/// [`Error::NoRoom`]; else as [`Prepared::new`].
+pub(crate) fn begin(terms: Terms) -> Result<Begun, Error> {
+    let prepared = Prepared::new(terms)?;
+    match reserve(&prepared)? {
+        None => Ok(prepared.begin()),
+        Some(bytes) => Err(no_room(prepared.chain(), bytes, NoRoom::Busy)),
+    }
+}
+
+/// Takes the reservation if there is room, and nobody waits for it already. Else how many bytes could not be reserved.
+fn reserve(prepared: &Prepared) -> Result<Option<usize>, Error> {
+    let Some(bytes) = prepared.reserve_bytes() else { return Ok(None) };
+    let chain = prepared.chain();
+    if chain.never_fits(bytes).is_some() {
+        return Err(no_room(chain, bytes, NoRoom::NeverFits));
+    }
+    let is_taken = chain.admit(bytes, Account::is_wanted, None);
+    Ok(if is_taken { None } else { Some(bytes) })
+}
+
+impl Future for Admission {
+    type Output = Result<Begun, Error>;
+
+    /// Once it is ready it must not be polled again.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let admitted = match &mut self.0 {
+            State::Admitted(prepared) => prepared.take(),
+            State::Waiting(prepared, waiter) => match waiter.ask(cx.waker()) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(answer) => {
+                    let prepared = prepared.take();
+                    self.0 = State::Admitted(None); // nothing is left to return
+                    if let Err(error) = answer {
+                        return Poll::Ready(Err(error));
+                    }
+                    prepared
+                }
+            },
+        };
+        Poll::Ready(Ok(admitted.expect("polled after it was ready").begin()))
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        match &self.0 {
+            State::Admitted(Some(prepared)) => prepared.chain().return_reservation(),
+            State::Admitted(None) => {}
+            State::Waiting(_, waiter) => queue::leave(waiter),
+        }
+    }
+}

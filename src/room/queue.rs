@@ -1,0 +1,307 @@
+//! The queue: who waits, in which order, and who gets the room that came.
+//!
+//! The specification: waiters are looked at in the order in which they came. One that would need room of a closed
+//! account is passed over. One for which there is room gets it; another one closes the accounts that have none. Nothing
+//! else closes an account. This is repeated until nobody gets any. Waiters of one budget stand in a lane, so that only
+//! the first of each is looked at.
+
+use super::refusal::no_room;
+use super::turn::Turn;
+use crate::error::{Error, NoRoom};
+use crate::strategy::account::{Account, Chain};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
+use crate::unattributed::unattributed;
+use std::collections::{BTreeMap, VecDeque};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// One that waits.
+pub(super) struct Waiter {
+    chain: Arc<Chain>,
+    bytes: usize,
+    /// By age.
+    number: u64,
+    until: Option<Instant>,
+    /// Which process it waits in.
+    process_id: u32,
+    turn: Turn,
+}
+
+impl Waiter {
+    pub(super) fn ask(&self, waker: &Waker) -> Poll<Result<(), Error>> {
+        if self.process_id == process::id() {
+            return self.turn.ask(waker);
+        }
+        Poll::Ready(Err(no_room(&self.chain, self.bytes, NoRoom::Forked)))
+    }
+
+    /// The number of the budget that it waits for.
+    fn lane(&self) -> u64 {
+        self.chain.above().first().map_or(0, |account| account.number())
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    /// By the number of the budget; each in the order of arrival, and never empty.
+    lanes: BTreeMap<u64, VecDeque<Arc<Waiter>>>,
+    deadlines: BTreeMap<(Instant, u64), Arc<Waiter>>,
+    /// Those that had no room the last time.
+    closed: BTreeMap<u64, Arc<Account>>,
+    arrived: u64,
+    process_id: u32,
+}
+
+/// What is done once the lock is released: wakers are somebody's code, and a drop may be the last one of an account.
+#[derive(Default)]
+pub(super) struct Later {
+    wakers: Vec<Waker>,
+    dropped: Vec<Arc<Waiter>>,
+    opened: Vec<Arc<Account>>,
+    forgotten: Queue,
+}
+
+impl Later {
+    fn decide(&mut self, waiter: Arc<Waiter>, answer: Result<(), Error>) {
+        self.wakers.extend(waiter.turn.decide(answer));
+        self.dropped.push(waiter);
+    }
+
+    pub(super) fn run(self) {
+        let Self { wakers, dropped, opened, forgotten } = self;
+        wakers.into_iter().for_each(Waker::wake);
+        drop((dropped, opened, forgotten));
+    }
+}
+
+pub(super) struct Room(Locked<Queue>);
+
+impl HeldAcrossFork for Room {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.0.lock());
+    }
+}
+
+fn room() -> &'static Room {
+    static ROOM: Made<Arc<Room>> = Made::new();
+    ROOM.get_or_make(|| held_across_fork(Room(Locked::new(Queue::default()))))
+}
+
+/// Runs `work` on the queue of this process.
+fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
+    let _unattributed = unattributed(); // what the queue keeps belongs to no request
+    let mut later = Later::default();
+    let answer = room().0.with(|queue| {
+        if queue.process_id != process::id() {
+            later.forgotten = std::mem::replace(queue, Queue { process_id: process::id(), ..Queue::default() });
+            later.forgotten.close_nothing();
+        }
+        work(queue, &mut later)
+    });
+    (answer, later)
+}
+
+/// Gives a request a place in the queue, and says when the runner has to look again; `None` where there was room for it
+/// after all.
+pub(super) fn enter(
+    chain: &Arc<Chain>,
+    bytes: usize,
+    timeout: Option<Duration>,
+) -> Result<Option<(Arc<Waiter>, Next)>, Error> {
+    let full =
+        chain.above().iter().find(|account| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed));
+    if full.is_some() {
+        return Err(no_room(chain, bytes, NoRoom::QueueIsFull));
+    }
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let ((waiter, next), later) = with(|queue, later| {
+        let number = queue.arrived;
+        queue.arrived += 1;
+        let waiter = Arc::new(Waiter {
+            chain: Arc::clone(chain),
+            bytes,
+            number,
+            until,
+            process_id: queue.process_id,
+            turn: Turn::new(),
+        });
+        queue.add(&waiter);
+        queue.look(later);
+        let next = queue.has(&waiter).then(|| queue.next());
+        (waiter, next)
+    });
+    later.run();
+    Ok(next.map(|next| (waiter, next)))
+}
+
+/// Takes a waiter out, who no longer wants what it waits for; if it has got it already, that is returned.
+pub(super) fn leave(waiter: &Arc<Waiter>) {
+    if waiter.process_id != process::id() {
+        return; // the parent's
+    }
+    let (is_out, later) = with(|queue, later| {
+        let is_there = queue.remove(waiter, later);
+        if is_there {
+            queue.look(later); // it may have closed an account that others wait behind
+        }
+        is_there
+    });
+    later.run();
+    if !is_out {
+        waiter.chain.return_reservation(); // nothing, where it was refused
+    }
+}
+
+/// For the runner: sends away whose time is over, gives the room that came, and says when to look again if nobody
+/// calls; `None` where nobody waits.
+pub(super) fn look() -> (Next, Later) {
+    with(|queue, later| {
+        queue.expire(Instant::now(), later);
+        queue.look(later);
+        queue.next()
+    })
+}
+
+/// Runs `work` if nobody waits, while nobody can come.
+pub(super) fn if_empty(work: impl FnOnce()) -> bool {
+    let (is_empty, later) = with(|queue, _| {
+        let is_empty = queue.lanes.is_empty();
+        if is_empty {
+            work();
+        }
+        is_empty
+    });
+    later.run();
+    is_empty
+}
+
+/// When the runner has to look at the queue again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nobody waits.
+    Nobody,
+    /// When somebody calls.
+    Call,
+    /// Then, or when somebody calls.
+    At(Instant),
+}
+
+impl Queue {
+    fn next(&self) -> Next {
+        match self.deadlines.first_key_value() {
+            Some(((until, _), _)) => Next::At(*until),
+            None if self.lanes.is_empty() => Next::Nobody,
+            None => Next::Call,
+        }
+    }
+
+    fn has(&self, waiter: &Arc<Waiter>) -> bool {
+        let lane = self.lanes.get(&waiter.lane());
+        lane.is_some_and(|lane| lane.binary_search_by_key(&waiter.number, |other| other.number).is_ok())
+    }
+
+    fn add(&mut self, waiter: &Arc<Waiter>) {
+        self.lanes.entry(waiter.lane()).or_default().push_back(Arc::clone(waiter));
+        if let Some(until) = waiter.until {
+            self.deadlines.insert((until, waiter.number), Arc::clone(waiter));
+        }
+        waiter.chain.above().iter().for_each(|account| {
+            account.waiting().fetch_add(1, Relaxed);
+        });
+    }
+
+    /// Takes a waiter out; false if it is not there.
+    fn remove(&mut self, waiter: &Arc<Waiter>, later: &mut Later) -> bool {
+        let lane = waiter.lane();
+        let Some(waiters) = self.lanes.get_mut(&lane) else { return false };
+        let Ok(at) = waiters.binary_search_by_key(&waiter.number, |other| other.number) else { return false };
+        later.dropped.extend(waiters.remove(at));
+        if waiters.is_empty() {
+            self.lanes.remove(&lane);
+        }
+        if let Some(until) = waiter.until {
+            later.dropped.extend(self.deadlines.remove(&(until, waiter.number)));
+        }
+        waiter.chain.above().iter().for_each(|account| {
+            account.waiting().fetch_sub(1, Relaxed);
+        });
+        true
+    }
+
+    fn expire(&mut self, now: Instant, later: &mut Later) {
+        while let Some((&(until, _), waiter)) = self.deadlines.first_key_value()
+            && until <= now
+        {
+            let waiter = Arc::clone(waiter);
+            self.remove(&waiter, later);
+            let error = no_room(&waiter.chain, waiter.bytes, NoRoom::TimedOut);
+            later.decide(waiter, Err(error));
+        }
+    }
+
+    /// Gives the room that there is. Once more after it gave some: one that found no room may stand behind another one
+    /// since, and closes nothing then.
+    fn look(&mut self, later: &mut Later) {
+        while self.look_once(later) {}
+    }
+
+    fn look_once(&mut self, later: &mut Later) -> bool {
+        let mut gave = false;
+        let mut closed = BTreeMap::new();
+        let mut full = Vec::new();
+        // The first of each lane by its number. A lane is looked at until its first one does not get what it needs.
+        let mut firsts: BTreeMap<u64, Arc<Waiter>> = self
+            .lanes
+            .values()
+            .filter_map(|lane| lane.front())
+            .map(|first| (first.number, Arc::clone(first)))
+            .collect();
+        while let Some((_, waiter)) = firsts.pop_first() {
+            full.clear();
+            let lane = waiter.lane();
+            if waiter.chain.never_fits(waiter.bytes).is_some() {
+                self.remove(&waiter, later); // a limit was lowered
+                let error = no_room(&waiter.chain, waiter.bytes, NoRoom::NeverFits);
+                later.decide(waiter, Err(error));
+            } else if waiter.chain.admit(
+                waiter.bytes,
+                |account| closed.contains_key(&account.number()),
+                Some(&mut full),
+            ) {
+                self.remove(&waiter, later);
+                later.decide(waiter, Ok(()));
+                gave = true;
+            } else {
+                // Of the whole chain, whose first account is the request's own.
+                let accounts = full.iter().filter_map(|&at| waiter.chain.above().get(at - 1));
+                closed.extend(accounts.map(|account| (account.number(), Arc::clone(account))));
+                later.dropped.push(waiter);
+                continue;
+            }
+            if let Some(next) = self.lanes.get(&lane).and_then(|lane| lane.front()) {
+                firsts.insert(next.number, Arc::clone(next));
+            }
+        }
+        let before = std::mem::replace(&mut self.closed, closed);
+        for (number, account) in before {
+            if !self.closed.contains_key(&number) {
+                account.is_wanted_no_more();
+            }
+            later.opened.push(account);
+        }
+        gave
+    }
+
+    /// For the child of a fork: those who wait are the parent's.
+    fn close_nothing(&self) {
+        self.closed.values().for_each(|account| account.is_wanted_no_more());
+        let waiters = self.lanes.values().flatten();
+        let accounts = waiters.flat_map(|waiter| waiter.chain.above());
+        accounts.for_each(|account| {
+            account.waiting().fetch_sub(1, Relaxed);
+        });
+    }
+}

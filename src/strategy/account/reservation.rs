@@ -1,0 +1,216 @@
+//! Reservations: what a request holds of the accounts above it before it uses it.
+//!
+//! Above itself, a request with a reservation counts as the larger of what it reserved and what it uses. So a change of
+//! its use passes on only what goes beyond the reservation, and the accounts above take that from `pending_bytes` or
+//! add it there: `live_bytes` changes everywhere by what was allocated.
+//!
+//! A chain may have several reservations below one account: those of requests inside of each other. Each passes its
+//! change on to the next one around it, so an account changes by what the outermost one below it passes on. Which one
+//! that is never changes, so [`Cover`] says it for each account of the chain.
+
+use super::chain::Chain;
+use super::reserved::{Change, Cover, NOBODY, Reservation, room_came};
+use super::{Account, RELAXED, UNLIMITED, add, subtract};
+use crate::sync::with_all;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+/// How charges change the accounts of a chain. All of it under their locks.
+impl Chain {
+    fn reservation(&self, at: usize) -> &Reservation {
+        self.accounts()[at].reservation.as_deref().expect("a chain draws on accounts that have one")
+    }
+
+    /// What the account at this position changes by: after [`prepare`](Self::prepare).
+    fn step(&self, covers: &[Cover], at: usize, bytes: usize) -> usize {
+        match covers[at].under {
+            NOBODY => bytes,
+            below => self.reservation(below as usize).step.load(RELAXED),
+        }
+    }
+
+    /// Works out what each account changes by when the own one changes by `bytes`.
+    fn prepare(&self, covers: &[Cover], change: Change, bytes: usize) {
+        // From the youngest: each one's step is known before those above it ask for it.
+        for (at, _) in covers.iter().enumerate().filter(|(_, cover)| cover.is_drawn_on) {
+            let reservation = self.reservation(at);
+            let passed_on = reservation.passes_on(change, self.step(covers, at, bytes));
+            reservation.step.store(passed_on, RELAXED);
+        }
+    }
+
+    /// The position of the youngest account in which `fits` fails for what it would grow by.
+    pub(super) fn first_without(
+        &self,
+        covers: &[Cover],
+        bytes: usize,
+        fits: impl Fn(usize, usize) -> bool,
+    ) -> Option<usize> {
+        self.prepare(covers, Change::Growth, bytes);
+        (0..covers.len()).find(|&at| {
+            let step = self.step(covers, at, bytes);
+            // What is reserved is there, even where a limit was lowered meanwhile.
+            let is_reserved = step == 0 && bytes > 0 && at > 0;
+            !is_reserved && !fits(at, step)
+        })
+    }
+
+    /// Charges all accounts, which have room.
+    pub(super) fn take_each(&self, bytes: usize, blocks: usize) {
+        self.accounts().iter().for_each(|account| account.take(bytes, blocks));
+        let Some(covers) = &self.covers else { return };
+        self.prepare(covers, Change::Growth, bytes);
+        self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, bytes - step), add);
+    }
+
+    /// Gives a charge back to all accounts. Returns whether one of them is wanted.
+    #[inline]
+    pub(super) fn give_back_each(&self, bytes: usize, blocks: usize) -> bool {
+        let mut is_wanted = false;
+        for account in self.accounts() {
+            account.give_back(bytes, blocks);
+            is_wanted |= account.is_wanted();
+        }
+        if let Some(covers) = &self.covers {
+            self.prepare(covers, Change::Shrinkage, bytes);
+            self.change_each(covers, bytes, |account, step| add(&account.pending_bytes, bytes - step), subtract);
+        }
+        is_wanted
+    }
+
+    /// Adds bytes of a block that is being made.
+    pub(super) fn add_pending_each(&self, bytes: usize) {
+        let Some(covers) = &self.covers else {
+            return self.accounts().iter().for_each(|account| add(&account.pending_bytes, bytes));
+        };
+        self.prepare(covers, Change::Growth, bytes);
+        self.change_each(covers, bytes, |account, step| add(&account.pending_bytes, step), add);
+    }
+
+    /// Takes them off again. Returns whether an account is wanted.
+    pub(super) fn subtract_pending_each(&self, bytes: usize) -> bool {
+        match &self.covers {
+            None => self.accounts().iter().for_each(|account| subtract(&account.pending_bytes, bytes)),
+            Some(covers) => {
+                self.prepare(covers, Change::Shrinkage, bytes);
+                self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, step), subtract);
+            }
+        }
+        self.accounts().iter().any(|account| account.is_wanted())
+    }
+
+    fn change_each(
+        &self,
+        covers: &[Cover],
+        bytes: usize,
+        pending: impl Fn(&Account, usize),
+        covered: impl Fn(&AtomicUsize, usize),
+    ) {
+        for (at, account) in self.accounts().iter().enumerate() {
+            let step = self.step(covers, at, bytes);
+            pending(account, step);
+            if covers[at].is_drawn_on {
+                covered(&self.reservation(at).covered_bytes, step);
+            }
+        }
+    }
+}
+
+/// For the queue: the chain of a request that is to have a reservation, and of which nobody knows yet.
+impl Chain {
+    /// The accounts that a reservation is taken from.
+    pub(crate) fn above(&self) -> &[Arc<Account>] {
+        // The own account is the youngest.
+        self.accounts().get(1..).unwrap_or_default()
+    }
+
+    /// The account that can never give so many bytes, however little is in use, if any.
+    pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
+        self.accounts().iter().find(|account| bytes > account.limit_bytes() || bytes == UNLIMITED)
+    }
+
+    /// Reserves `bytes` of all accounts above, or of none. `is_closed`: whether somebody waits there who comes first;
+    /// such accounts, and those that have no room, are an obstacle if they would have to give anything. The positions
+    /// of those that have no room are added to `full`, and they become wanted, where it is given. Returns whether it
+    /// was taken.
+    pub(crate) fn admit(
+        &self,
+        bytes: usize,
+        is_closed: impl Fn(&Account) -> bool,
+        mut full: Option<&mut Vec<usize>>,
+    ) -> bool {
+        let Some(own) = &self.own.reservation else { return true };
+        let Some(covers) = &self.covers else {
+            own.bytes.store(bytes, RELAXED); // nobody is above
+            return true;
+        };
+        if let Some(full) = &mut full {
+            full.reserve(covers.len()); // not under the locks
+        }
+        with_all(self.above(), || {
+            // The own reservation is empty: all of it is passed on.
+            self.pass_on(covers, Change::Growth, bytes);
+            let gives = |at: usize| self.step(covers, at, 0) > 0;
+            let above = 1..covers.len();
+            if above.clone().any(|at| gives(at) && is_closed(&self.accounts()[at])) {
+                return false;
+            }
+            let mut is_full = false;
+            for at in above {
+                let account = &self.accounts()[at];
+                if gives(at) && !account.has_room_for(self.step(covers, at, 0)) {
+                    is_full = true;
+                    if let Some(full) = &mut full {
+                        account.wanted.store(true, RELAXED);
+                        full.push(at);
+                    }
+                }
+            }
+            if is_full {
+                return false;
+            }
+            own.bytes.store(bytes, RELAXED);
+            self.change_above(covers, add);
+            true
+        })
+    }
+
+    /// Returns what the own reservation has left: the request has ended, or never began. A second time does nothing.
+    pub(crate) fn return_reservation(&self) {
+        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return };
+        let is_wanted = with_all(self.accounts(), || {
+            let (reserved, covered) = (own.bytes.swap(0, RELAXED), own.covered_bytes.load(RELAXED));
+            self.pass_on(covers, Change::Shrinkage, reserved.saturating_sub(covered));
+            self.change_above(covers, subtract);
+            self.above().iter().any(|account| account.is_wanted())
+        });
+        if is_wanted {
+            room_came();
+        }
+    }
+
+    /// How many bytes are reserved for the request.
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.own.reservation.as_ref().map_or(0, |own| own.bytes.load(RELAXED))
+    }
+
+    /// [`prepare`](Self::prepare) where the own reservation itself changes by `bytes`.
+    fn pass_on(&self, covers: &[Cover], change: Change, bytes: usize) {
+        self.reservation(0).step.store(bytes, RELAXED);
+        for (at, _) in covers.iter().enumerate().skip(1).filter(|(_, cover)| cover.is_drawn_on) {
+            let reservation = self.reservation(at);
+            reservation.step.store(reservation.passes_on(change, self.step(covers, at, 0)), RELAXED);
+        }
+    }
+
+    /// Changes the accounts above by what [`pass_on`](Self::pass_on) worked out.
+    fn change_above(&self, covers: &[Cover], change: impl Fn(&AtomicUsize, usize)) {
+        for at in 1..covers.len() {
+            let step = self.step(covers, at, 0);
+            change(&self.accounts()[at].pending_bytes, step);
+            if covers[at].is_drawn_on {
+                change(&self.reservation(at).covered_bytes, step);
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! `Reservation`: what a request reserved of the accounts above it; and whom to call when room came. What it is all
+//! for: `reservation.rs`.
+
+use crate::sync::Made;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// What a request reserved. Changed under the locks of the accounts above, and under its own once it has begun.
+#[derive(Debug, Default)]
+pub(super) struct Reservation {
+    /// 0 before it is admitted and after its end.
+    pub(super) bytes: AtomicUsize,
+    /// What is in use of it, or beyond it, by chains that it covers.
+    pub(super) covered_bytes: AtomicUsize,
+    /// What it passes on of the change that is under way. Means nothing without the lock.
+    pub(super) step: AtomicUsize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Growth,
+    Shrinkage,
+}
+
+/// What reservations mean to one account of a chain.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cover {
+    /// The position of the outermost account below it whose reservation this chain draws on, or [`NOBODY`].
+    pub(super) under: u32,
+    /// Whether this chain draws on its own reservation.
+    pub(super) is_drawn_on: bool,
+}
+
+pub(super) const NOBODY: u32 = u32::MAX;
+
+impl Reservation {
+    /// What accounts above change by when the use below changes so.
+    pub(super) fn passes_on(&self, change: Change, bytes: usize) -> usize {
+        let (reserved, before) = (self.bytes.load(Relaxed), self.covered_bytes.load(Relaxed));
+        let after = match change {
+            Change::Growth => before.saturating_add(bytes),
+            Change::Shrinkage => before.saturating_sub(bytes),
+        };
+        reserved.max(after).abs_diff(reserved.max(before))
+    }
+}
+
+/// Called when memory came back to an account that somebody waits for.
+static ON_ROOM: Made<fn()> = Made::new();
+
+/// Has `call` called, on whatever thread, when memory comes back to an account that is wanted. Only the first one is.
+pub(crate) fn on_room(call: fn()) {
+    ON_ROOM.get_or_make(|| call);
+}
+
+#[cold]
+pub(super) fn room_came() {
+    if let Some(call) = ON_ROOM.get() {
+        call();
+    }
+}

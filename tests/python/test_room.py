@@ -1,0 +1,262 @@
+"""Waiting for room: ``request(reserve_bytes=..., timeout=...)`` in tasks and threads. Rust tests the queue itself."""
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ctxalloc
+
+
+def until(condition):
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+
+async def until_soon(condition):
+    """Let other tasks run until it holds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never came")
+
+
+def wanting(budget, size, **terms):
+    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)
+
+
+def is_as_new(budget):
+    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
+
+
+def test_arrays_come_out_of_what_is_reserved_and_the_rest_goes_back():
+    budget = ctxalloc.Budget(100_000, name="b")
+    with wanting(budget, 60_000):
+        array = np.ones(5000)
+        assert (budget.in_use_bytes, budget.reserved_bytes) == (40_000, 20_000)
+        del array
+        assert (budget.in_use_bytes, budget.reserved_bytes) == (0, 60_000)
+    assert is_as_new(budget)
+
+
+def test_tasks_wait_in_line_and_are_woken():
+    budget = ctxalloc.Budget(1000, name="b")
+    order = []
+
+    async def work(number, size):
+        async with wanting(budget, size) as request:
+            assert ctxalloc.current_request() == request
+            order.append(number)
+            assert budget.reserved_bytes <= 1000
+            await asyncio.sleep(0)
+
+    async def main():
+        async with wanting(budget, 1000):
+            tasks = [asyncio.create_task(work(number, 300 + number)) for number in range(20)]
+            await until_soon(lambda: budget.waiting == 20)
+            assert order == []
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+
+    asyncio.run(main())
+    assert order == list(range(20))
+    assert is_as_new(budget)
+
+
+def test_a_cancelled_waiter_leaves_no_trace_and_passes_its_turn_on():
+    budget = ctxalloc.Budget(1000, name="b")
+
+    async def work(size):
+        async with wanting(budget, size):
+            return size
+
+    async def main():
+        async with wanting(budget, 500):
+            large, small = asyncio.create_task(work(1000)), asyncio.create_task(work(400))
+            await until_soon(lambda: budget.waiting == 2)
+            large.cancel()
+            assert await asyncio.wait_for(small, 20) == 400
+            with pytest.raises(asyncio.CancelledError):
+                await large
+            assert (budget.waiting, budget.reserved_bytes) == (0, 500)
+
+    asyncio.run(main())
+    assert is_as_new(budget)
+
+
+def test_one_that_is_cancelled_when_its_turn_has_come_gives_it_back():
+    budget = ctxalloc.Budget(1000, name="b")
+
+    async def work():
+        async with wanting(budget, 1000):
+            pytest.fail("it was cancelled")
+
+    async def main():
+        first = wanting(budget, 1000)
+        await first.__aenter__()
+        task = asyncio.create_task(work())
+        await until_soon(lambda: budget.waiting > 0)
+        await first.__aexit__(None, None, None)
+        until(lambda: budget.waiting == 0)  # it has the room, and does not know it yet
+        assert budget.reserved_bytes == 1000
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert is_as_new(budget)
+
+
+def test_a_thread_waits_without_the_gil():
+    budget = ctxalloc.Budget(1000, name="b")
+    entered = []
+
+    def work():
+        with wanting(budget, 800):
+            entered.append(budget.reserved_bytes)
+
+    with wanting(budget, 500):
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: budget.waiting == 3)
+        assert entered == []
+    for thread in threads:
+        thread.join(20)
+    assert entered == [800] * 3
+    assert is_as_new(budget)
+
+
+def test_a_signal_interrupts_a_thread_that_waits():
+    budget = ctxalloc.Budget(1000, name="b")
+    with wanting(budget, 500):
+        main = threading.main_thread().ident
+
+        def interrupt():
+            until(lambda: budget.waiting == 1)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), wanting(budget, 800):
+            pytest.fail("there was no room")
+        thread.join()
+        assert budget.waiting == 0
+    assert is_as_new(budget)
+
+
+def test_a_thread_that_runs_an_event_loop_does_not_block():
+    budget = ctxalloc.Budget(1000, name="b")
+
+    async def main():
+        with pytest.raises(RuntimeError, match="async with"), wanting(budget, 1):
+            pass
+
+    asyncio.run(main())
+    assert is_as_new(budget)
+
+
+def test_each_reason_is_told():
+    budget = ctxalloc.Budget(1000, name="b")
+    with pytest.raises(ctxalloc.NoRoom, match="can never be reserved") as never, wanting(budget, 1001):
+        pass
+    assert (never.value.reason, never.value.never_fits, never.value.budget_id) == ("never fits", True, budget.id)
+    assert str(pickle.loads(pickle.dumps(never.value))) == str(never.value)
+    with wanting(budget, 600):
+        with pytest.raises(ctxalloc.NoRoom) as late, wanting(budget, 600, timeout=0.01):
+            pass
+        assert (late.value.reason, late.value.in_use_bytes) == ("timed out", 600)
+        with wanting(budget, 400), ctxalloc.request(reserve_bytes=400):
+            with pytest.raises(ctxalloc.NoRoom) as inside, ctxalloc.request(reserve_bytes=401):
+                pass
+            assert inside.value.reason == "inside of another"
+    assert is_as_new(budget)
+
+
+def test_a_loop_that_closes_with_waiters_leaves_nothing():
+    budget = ctxalloc.Budget(1000, name="b")
+    loop = asyncio.new_event_loop()
+
+    async def work():
+        async with wanting(budget, 800):
+            pass
+
+    with wanting(budget, 500):
+        task = loop.create_task(work())
+        loop.run_until_complete(asyncio.sleep(0))
+        assert budget.waiting == 1
+        loop.close()
+        task._log_destroy_pending = False
+        del task
+        gc.collect()
+        until(lambda: budget.waiting == 0)
+    assert is_as_new(budget)
+
+
+def test_a_decorated_function_reserves_for_each_call():
+    budget = ctxalloc.Budget(1000, name="b")
+
+    @wanting(budget, 700)
+    def plain():
+        return budget.reserved_bytes
+
+    @wanting(budget, 700)
+    async def awaited():
+        await asyncio.sleep(0)
+        return budget.reserved_bytes
+
+    async def main():
+        return await asyncio.wait_for(asyncio.gather(awaited(), awaited()), 20)
+
+    assert plain() == 700
+    assert asyncio.run(main()) == [700, 700]
+    assert is_as_new(budget)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_of_fork_has_none_of_the_waiters_and_can_wait_itself():
+    budget = ctxalloc.Budget(1000, name="b")
+
+    def work():
+        with wanting(budget, 800):
+            pass
+
+    outer = wanting(budget, 500)
+    with outer:
+        thread = threading.Thread(target=work)
+        thread.start()
+        until(lambda: budget.waiting == 1)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with pytest.raises(ctxalloc.NoRoom), wanting(budget, 600, timeout=0.05):
+                    pass
+                assert budget.waiting == 0
+                with wanting(budget, 500):
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert budget.waiting == 1
+    thread.join(20)
+    assert is_as_new(budget)
+
+
+def test_bad_arguments_are_refused():
+    for terms in ({"reserve_bytes": -1}, {"reserve_bytes": 1, "timeout": -1.0}, {"timeout": 1.0}):
+        with pytest.raises(ValueError, match="give"):
+            ctxalloc.request(**terms)
+    for terms in ({"reserve_bytes": "much"}, {"reserve_bytes": True}):
+        with pytest.raises(TypeError, match="give"):
+            ctxalloc.request(**terms)

@@ -13,7 +13,8 @@ use std::time::Duration;
 /// ...", and is only formatted where that is said.
 ///
 /// # Errors
-/// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range. What is
+/// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range.
+/// What is
 /// no `Exception` passes.
 pub(super) fn argument<'py, T>(
     function: &str,

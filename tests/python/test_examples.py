@@ -112,9 +112,9 @@ def test_the_links_of_a_packed_document_lead_to_what_is_packed() -> None:
     assert Path("docs/rust.md") in documents_packed
     dead = []
     for document in documents_packed:
-        for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", (ROOT / document).read_text()):
-            if Path(os.path.normpath(document.parent / target)) not in there:
-                dead.append(f"{document}: {target}")
+        targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", (ROOT / document).read_text())
+        paths = [Path(os.path.normpath(document.parent / target)) for target in targets]
+        dead += [f"{document}: {path}" for path in paths if path not in there]
     assert not dead
 
 

@@ -14,8 +14,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range.
-/// What is
-/// no `Exception` passes.
+/// What is no `Exception` passes.
 pub(super) fn argument<'py, T>(
     function: &str,
     name: &str,

@@ -1,7 +1,8 @@
 # The heavy suites: what CI runs beside `make test`, and what is run by hand before a release. The Makefile includes this
 # file, so `make loom` works as `make test` does, and `make` lists the targets of both.
 
-.PHONY: miri miri-part loom shuffled sanitize asan tsan stress stress-part mutants mutants-rust test-numpy test-numpy-part
+.PHONY: miri miri-part minimal-versions loom shuffled sanitize asan tsan stress stress-part mutants \
+	mutants-rust test-numpy test-numpy-part
 # Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
 containers := --features allocator-api2,allocator-api2-02
 miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
@@ -20,6 +21,21 @@ endif
 loom: ## the lock-free parts in every interleaving, under loom
 	RUSTFLAGS='--cfg ctxalloc_loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 		$(CARGO) test --quiet --release --lib --no-default-features --target-dir target/loom loom
+
+# In a copy, for Cargo.lock must stay as it is. Nightly chooses the versions, and the usual toolchain compiles them.
+minimal-versions: MINIMAL := target/minimal-versions
+minimal-versions: $(DONE)/venv ## compiles the crate with the oldest releases that Cargo.toml allows (needs nightly)
+ifeq ($(NIGHTLY),)
+	@echo '$@: skipped, there is no nightly toolchain'
+else
+	rm -rf $(MINIMAL) && mkdir -p $(MINIMAL)
+	git ls-files -z | tar --null --files-from - --create | tar --extract --directory $(MINIMAL)
+	cd $(MINIMAL) && $(CARGO) +$(NIGHTLY) update --quiet -Z direct-minimal-versions
+	for features in --no-default-features '' '$(services)' '--features usm,python' '--workspace'; do \
+		( cd $(MINIMAL) && $(CARGO) check --quiet --locked $$features --target-dir $(CURDIR)/target/minimal-build ) \
+			|| exit 1; \
+	done
+endif
 
 # Only nightly's test harness has the option, unless a stable one is told otherwise; cargo itself is not, or it would build
 # everything anew.

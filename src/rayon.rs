@@ -99,6 +99,7 @@ impl fmt::Debug for Scope<'_, '_> {
 /// let pool = scope(aligned, || in_current_handler(ThreadPoolBuilder::new().num_threads(2))).build().expect("threads");
 /// assert!(pool.broadcast(|_| current()).into_iter().all(|seen| seen == aligned));
 /// ```
+#[must_use]
 pub fn in_current_handler(builder: ThreadPoolBuilder) -> ThreadPoolBuilder {
     let context = Context::copy_current();
     builder.start_handler(move |_| {

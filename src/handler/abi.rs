@@ -26,6 +26,7 @@ pub type CopyFunction =
 /// function may be missing (NULL), which NEP 49 forbids and [`register`](crate::register) never makes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::exhaustive_structs, reason = "NEP 49 lays it out")]
 pub struct PyDataMemAllocator {
     /// Passed as the first argument to each function.
     pub ctx: *mut c_void,
@@ -42,6 +43,7 @@ pub struct PyDataMemAllocator {
 /// NEP 49's `PyDataMem_Handler`: a name, a version (1), and the functions.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::exhaustive_structs, reason = "NEP 49 lays it out")]
 pub struct PyDataMem_Handler {
     /// NUL-terminated UTF-8.
     pub name: [c_char; NAME_BYTES],

@@ -13,6 +13,7 @@ pub const ALIGNMENT: usize = 16;
 
 /// A block of `size_bytes` uninitialised bytes; `None` if there is no memory.
 #[inline]
+#[must_use = "the block leaks"]
 pub fn allocate(size_bytes: usize) -> Option<NonNull<u8>> {
     // SAFETY: malloc takes any size, on any thread.
     let block = unsafe { libc::malloc(size_bytes.max(ALIGNMENT)) };
@@ -21,6 +22,7 @@ pub fn allocate(size_bytes: usize) -> Option<NonNull<u8>> {
 
 /// A block of `size_bytes` zero bytes; `None` if there is no memory. New pages of the system are not touched.
 #[inline]
+#[must_use = "the block leaks"]
 pub fn allocate_zeroed(size_bytes: usize) -> Option<NonNull<u8>> {
     // SAFETY: calloc takes any sizes, on any thread.
     let block = unsafe { libc::calloc(1, size_bytes.max(ALIGNMENT)) };
@@ -33,6 +35,7 @@ pub fn allocate_zeroed(size_bytes: usize) -> Option<NonNull<u8>> {
 /// - `block` came from this source and was not released.
 /// - after `Some`, the old pointer is not used again.
 #[inline]
+#[must_use = "the block may have moved"]
 pub unsafe fn resize(block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
     // SAFETY: a live block of malloc, calloc or realloc (this function's contract), and a size above zero, for which C
     // does not define realloc.

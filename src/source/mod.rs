@@ -116,6 +116,7 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
 
 /// Private anonymous pages. Large mappings get huge pages if the system has some.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::exhaustive_structs, reason = "its name is its value")]
 pub struct PrivatePages;
 
 /// Mappings above this size ask for huge pages, as NumPy's default handler does. In bytes.

@@ -58,6 +58,7 @@ impl Aligned {
     pub const CACHE_LINE: Self = Self { align: 64 };
 
     /// The alignment in bytes.
+    #[must_use]
     pub const fn align(&self) -> usize {
         self.align
     }

@@ -28,6 +28,7 @@ use std::ptr::NonNull;
 /// [`resize`](Strategy::resize) may move a block to another descriptor (if it shrinks to less than half, or in a child
 /// of `fork`), so locate it again afterwards.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::exhaustive_structs, reason = "its name is its value")]
 pub struct SharedMemory;
 
 /// Where a block is, for another process.

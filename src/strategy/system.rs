@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 /// Blocks are aligned to 16 bytes, less than the 64 of the other strategies, because the C heap promises no more and
 /// this strategy adds nothing to it.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::exhaustive_structs, reason = "its name is its value")]
 pub struct System;
 
 // SAFETY: the C heap keeps these promises (C17 7.22.3): blocks are disjoint, live until freed on any

@@ -100,6 +100,24 @@ def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document} links to {target}, which is not there"
 
 
+@pytest.mark.once
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo says what is packed")
+def test_the_links_of_a_packed_document_lead_to_what_is_packed() -> None:
+    """Who has the crate without the repository can follow them."""
+    command = ["cargo", "package", "--list", "--allow-dirty", "--offline", "--package", "ctxalloc"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    packed = [Path(line) for line in done.stdout.splitlines()]
+    there = {*packed, *(parent for path in packed for parent in path.parents)}
+    documents_packed = [path for path in packed if path.suffix == ".md"]
+    assert Path("docs/rust.md") in documents_packed
+    dead = []
+    for document in documents_packed:
+        targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", (ROOT / document).read_text())
+        paths = [Path(os.path.normpath(document.parent / target)) for target in targets]
+        dead += [f"{document}: {path}" for path in paths if path not in there]
+    assert not dead
+
+
 def test_the_links_between_headings_lead_somewhere() -> None:
     def anchors(path: Path) -> set[str]:
         headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)

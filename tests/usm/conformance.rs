@@ -221,7 +221,7 @@ fn rows_are_copied_and_what_lies_between_is_not_touched() {
     unsafe { queue.fill(there, 9, 6000) }.expect("filled");
     let from: Vec<u8> = (0..120).collect();
     // Two planes of five rows of three bytes each; the rows backwards where they are read.
-    let axes = [RowAxis { count: 2, to_step: 3000, from_step: 60 }, RowAxis { count: 5, to_step: 7, from_step: -10 }];
+    let axes = [RowAxis::new(2, 3000, 60), RowAxis::new(5, 7, -10)];
     // SAFETY: the rows lie in both; the last byte that is read is 60 + 40 + 2, the last that is written 3000 + 28 + 2.
     unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr().wrapping_add(40), 3, &axes) }.expect("copied");
     let mut wanted = vec![9_u8; 6000];
@@ -233,13 +233,13 @@ fn rows_are_copied_and_what_lies_between_is_not_touched() {
     // SAFETY: as many bytes on both sides.
     unsafe { queue.copy(back.as_mut_ptr(), there.as_ptr(), 6000) }.expect("copied");
     assert_eq!(back, wanted);
-    let many = [RowAxis { count: 6000, to_step: 1, from_step: 0 }];
+    let many = [RowAxis::new(6000, 1, 0)];
     // SAFETY: one byte is read again and again; each is written once.
     unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr().wrapping_add(77), 1, &many) }.expect("copied");
     // SAFETY: as many bytes on both sides.
     unsafe { queue.copy(back.as_mut_ptr(), there.as_ptr(), 6000) }.expect("copied");
     assert!(back.iter().all(|&byte| byte == 77));
-    let none = [RowAxis { count: 0, to_step: 1, from_step: 1 }];
+    let none = [RowAxis::new(0, 1, 1)];
     // SAFETY: no row.
     unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr(), 1, &none) }.expect("nothing to do");
     // SAFETY: from this queue, and nothing uses it any more.

@@ -154,8 +154,7 @@ impl PyQueue {
         row_bytes: usize,
         axes: Vec<(usize, isize, isize)>,
     ) -> PyResult<()> {
-        let axes: Vec<_> =
-            axes.into_iter().map(|(count, to_step, from_step)| RowAxis { count, to_step, from_step }).collect();
+        let axes: Vec<_> = axes.into_iter().map(|(count, to, from)| RowAxis::new(count, to, from)).collect();
         py.detach(|| {
             let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from_));
             // SAFETY: the package, the only caller, holds the memory of these rows on both sides, and has checked that

@@ -343,11 +343,17 @@ impl Queue {
             let Some(moving) = (0..axes.len()).rev().find(|&axis| done[axis] + 1 < axes[axis].count) else { break };
             for (axis, done) in axes.iter().zip(&mut done).skip(moving + 1) {
                 let back = -(*done as isize);
-                (to, from) = (to.wrapping_offset(back * axis.to_step), from.wrapping_offset(back * axis.from_step));
+                (to, from) = (
+                    to.wrapping_offset(back * axis.to_stride_bytes),
+                    from.wrapping_offset(back * axis.from_stride_bytes),
+                );
                 *done = 0;
             }
             done[moving] += 1;
-            (to, from) = (to.wrapping_offset(axes[moving].to_step), from.wrapping_offset(axes[moving].from_step));
+            (to, from) = (
+                to.wrapping_offset(axes[moving].to_stride_bytes),
+                from.wrapping_offset(axes[moving].from_stride_bytes),
+            );
         }
         self.wait();
         Ok(())
@@ -401,15 +407,24 @@ impl Queue {
     }
 }
 
-/// The steps of [`Queue::copy_rows`] along one axis.
+/// The strides of [`Queue::copy_rows`] along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RowAxis {
     /// The number of rows along the axis.
     pub count: usize,
     /// Bytes from one row to the next on the side that is written.
-    pub to_step: isize,
+    pub to_stride_bytes: isize,
     /// Bytes from one row to the next on the side that is read.
-    pub from_step: isize,
+    pub from_stride_bytes: isize,
+}
+
+impl RowAxis {
+    /// `count` rows, with so many bytes from one to the next where they are written and where they are read.
+    #[must_use]
+    pub const fn new(count: usize, to_stride_bytes: isize, from_stride_bytes: isize) -> Self {
+        Self { count, to_stride_bytes, from_stride_bytes }
+    }
 }
 
 /// `copy_rows` waits after this many rows, since each submitted copy takes memory until it has finished.

@@ -96,12 +96,14 @@ impl<P: Pages> Arena<P> {
     }
 
     /// The number of live blocks.
+    #[must_use]
     pub fn live_blocks(&self) -> usize {
         self.inner.state.with(|state| state.live_blocks)
     }
 
     /// Gives the arena's memory back to the pool, if no block is alive; returns whether it did. At most 1 MiB stays for
     /// the next use, until the arena was unused for a while ([`PoolOptions::decay`](super::PoolOptions::decay)).
+    #[must_use = "a live block keeps the memory, and nothing is given back"]
     pub fn reset(&self) -> bool {
         self.inner.note_use();
         let kept = self.inner.state.with(|state| {

@@ -4,6 +4,9 @@
 //! are kept as they are for the next ones of their size. All others are joined (`extents`) and cut again for any size,
 //! with their memory. No more is kept than the next peak is expected to need ([`Demand`]), and nothing that was unused
 //! for `decay`.
+//!
+//! Under the lock a source maps, unmaps and discards; its panic leaves the lists whole. It commits, empties and clears
+//! outside: the block is nobody's yet, and lost if it panics.
 
 use super::classes;
 use super::clock::now;
@@ -51,7 +54,7 @@ struct Store {
     demand: Demand,
     /// The bytes that were left when memory was last returned: free runs smaller than the grain.
     holes_bytes: usize,
-    /// The last time that old memory was looked for.
+    /// When the present moment began, and old memory was last looked for.
     looked: Duration,
 }
 
@@ -60,11 +63,17 @@ struct Store {
 /// A peak is where a block comes back after one was taken. The estimate is the running mean plus four times the running
 /// deviation, as TCP estimates its retransmission timeout (RFC 6298). It follows a rise at once and forgets a rare peak
 /// after some ten others.
+///
+/// Under light load ten peaks may take long, so the estimate is at most twice the highest peak of the last moments
+/// (decision 0031).
 #[derive(Debug, Default)]
 struct Demand {
     mean_bytes: usize,
     deviation_bytes: usize,
     is_rising: bool,
+    /// The highest that was in use in the present moment, and in the one before it.
+    highest_bytes: usize,
+    highest_before_bytes: usize,
 }
 
 impl Demand {
@@ -72,8 +81,16 @@ impl Demand {
         self.is_rising = true;
     }
 
+    /// Another moment begins, and perhaps one has passed without anybody looking.
+    fn next_moment(&mut self, one_was_missed: bool) {
+        self.highest_before_bytes = if one_was_missed { 0 } else { self.highest_bytes };
+        self.highest_bytes = 0;
+    }
+
     /// A block comes back while `live_bytes` are in use.
     fn fall(&mut self, live_bytes: usize) {
+        // What is in use rises only until a block comes back, so here is each moment's highest.
+        self.highest_bytes = self.highest_bytes.max(live_bytes);
         if std::mem::take(&mut self.is_rising) {
             let off = live_bytes.abs_diff(self.mean_bytes);
             self.deviation_bytes = self.deviation_bytes - self.deviation_bytes / 4 + off / 4;
@@ -82,7 +99,8 @@ impl Demand {
     }
 
     fn bytes(&self) -> usize {
-        self.mean_bytes.saturating_add(self.deviation_bytes.saturating_mul(4))
+        let expected = self.mean_bytes.saturating_add(self.deviation_bytes.saturating_mul(4));
+        expected.min(self.highest_bytes.max(self.highest_before_bytes).saturating_mul(2))
     }
 }
 
@@ -182,9 +200,16 @@ impl Large {
         // SAFETY: the callers pass a live block of this pool, so its region is in the map.
         let record = unsafe { region::find(address) };
         let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
-        let now = now();
+        self.release_at(source, block, run, now());
+    }
+
+    fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
         let (decay, warm_bytes) = (self.retention.decay(), self.retention.warm_bytes());
         self.store.with(|store| {
+            if store.turn(now, decay) {
+                store.join_recent();
+                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
+            }
             store.recent.push(Recent { block, run, since: now });
             store.recent_bytes += run.bytes();
             store.demand.fall(store.live_bytes);
@@ -193,11 +218,6 @@ impl Large {
                 store.join_recent();
             }
             store.keep_within(source, warm_bytes);
-            if now.saturating_sub(store.looked) >= decay / 8 {
-                store.looked = now;
-                store.join_recent();
-                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
-            }
         });
     }
 
@@ -209,7 +229,7 @@ impl Large {
         // A few pages at a time, so that other threads get the lock.
         while !is_done {
             is_done = self.store.with(|store| {
-                store.looked = now;
+                store.turn(now, decay);
                 store.join_recent();
                 let (released, is_done) = store.extents.purge_some(source, moment, Grain::Page, AT_A_TIME);
                 note_released(released);
@@ -247,6 +267,19 @@ impl Large {
 }
 
 impl Store {
+    /// Begins another moment, an eighth of `decay` after the last one began; returns whether it did. Old memory is
+    /// looked for then.
+    #[inline]
+    fn turn(&mut self, now: Duration, decay: Duration) -> bool {
+        let passed = now.saturating_sub(self.looked);
+        let is_over = passed >= decay / 8;
+        if is_over {
+            self.demand.next_moment(passed >= decay / 4);
+            self.looked = now;
+        }
+        is_over
+    }
+
     fn lend(&mut self, run: Run) {
         self.live_bytes += run.bytes();
         self.demand.rise();
@@ -308,7 +341,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::Demand;
+    use super::{Demand, Large, PAGE, Run};
+    use crate::source::PrivatePages;
+    use crate::strategy::PoolOptions;
+    use crate::strategy::pool::options::Retention;
+    use std::time::Duration;
+
+    const MOMENT: Duration = Duration::from_millis(1250);
 
     fn after(moments: impl IntoIterator<Item = usize>) -> usize {
         let mut demand = Demand::default();
@@ -328,5 +367,46 @@ mod tests {
         assert!(after([big; 100]) < big + big / 8, "what is always wanted is not doubled");
         let rare = std::iter::once(big).chain([1 << 20; 40]);
         assert!(after(rare) < 8 << 20);
+    }
+
+    /// Takes so many blocks of 1 MiB and lets them go at this time.
+    fn burst(large: &Large, count: usize, now: Duration) {
+        let blocks: Vec<_> =
+            (0..count).map(|_| large.allocate(&PrivatePages, 1 << 20, false).expect("memory")).collect();
+        for block in blocks {
+            let run = Run { first: block.addr().get() / PAGE, pages: (1 << 20) / PAGE };
+            large.release_at(&PrivatePages, block, run, now);
+        }
+    }
+
+    fn large() -> (Large, Duration) {
+        let mut options = PoolOptions::default();
+        (options.warm_bytes, options.decay) = (1 << 30, MOMENT * 8);
+        (Large::new(1, Retention::new(options)), super::now())
+    }
+
+    #[test]
+    fn light_load_after_a_burst_keeps_what_the_last_moments_used() {
+        let (large, start) = large();
+        (0..20).for_each(|_| burst(&large, 64, start));
+        burst(&large, 1, start + MOMENT / 2);
+        assert!(large.kept().warm >= 64 << 20, "of this moment: {:?}", large.kept());
+        burst(&large, 1, start + MOMENT);
+        assert!(large.kept().warm >= 64 << 20, "of the one before: {:?}", large.kept());
+        burst(&large, 1, start + MOMENT * 2);
+        assert!(large.kept().warm <= 4 << 20, "long before the decay {:?}", large.kept());
+        burst(&large, 1, start + MOMENT * 2);
+        assert!((1 << 20..=4 << 20).contains(&large.kept().warm), "its own stays: {:?}", large.kept());
+        large.close(&PrivatePages);
+    }
+
+    #[test]
+    fn a_loop_keeps_its_blocks_warm_however_long_its_turns_are() {
+        let (large, start) = large();
+        for (turn, count) in [1, 1, 1, 8, 8, 8].into_iter().enumerate() {
+            burst(&large, count, start + MOMENT * (3 * turn as u32));
+            assert_eq!(large.kept().warm, count << 20, "turn {turn}");
+        }
+        large.close(&PrivatePages);
     }
 }

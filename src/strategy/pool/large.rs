@@ -54,8 +54,8 @@ struct Store {
     demand: Demand,
     /// The bytes that were left when memory was last returned: free runs smaller than the grain.
     holes_bytes: usize,
-    /// When the present moment began, and old memory was last looked for.
-    looked: Duration,
+    /// When the present moment ends, and old memory is looked for again.
+    look_again: Duration,
 }
 
 /// An estimate of the bytes in use at the next peak, from earlier peaks.
@@ -127,7 +127,7 @@ impl Large {
             live_bytes: 0,
             demand,
             holes_bytes: 0,
-            looked: now(),
+            look_again: now(),
         };
         Self { store: Locked::new(store), grain_pages, retention }
     }
@@ -267,15 +267,15 @@ impl Large {
 }
 
 impl Store {
-    /// Begins another moment, an eighth of `decay` after the last one began; returns whether it did. Old memory is
+    /// Begins another moment if the present one, an eighth of `decay`, is over; returns whether it did. Old memory is
     /// looked for then.
     #[inline]
     fn turn(&mut self, now: Duration, decay: Duration) -> bool {
-        let passed = now.saturating_sub(self.looked);
-        let is_over = passed >= decay / 8;
+        let is_over = now >= self.look_again;
         if is_over {
-            self.demand.next_moment(passed >= decay / 4);
-            self.looked = now;
+            let moment = decay / 8;
+            self.demand.next_moment(now.saturating_sub(self.look_again) >= moment);
+            self.look_again = now.saturating_add(moment);
         }
         is_over
     }
@@ -287,12 +287,13 @@ impl Store {
 
     /// Returns memory beyond what the next peak is expected to need, or beyond `max_bytes`, to the system.
     fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
+        let expected = self.demand.bytes();
+        let wanted = expected.saturating_sub(self.live_bytes);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
         let max = wanted.min(max_bytes);
         self.holes_bytes = self.holes_bytes.min(kept);
         // With some slack, so that each call returns a larger piece.
-        if kept > max.max(self.holes_bytes) + self.demand.bytes() / SLACK {
+        if kept > max.max(self.holes_bytes) + expected / SLACK {
             self.join_recent();
             self.extents.purge_down_to(source, max);
             self.holes_bytes = self.extents.dirty_bytes();

@@ -56,6 +56,8 @@ struct Store {
     holes_bytes: usize,
     /// When the present moment ends, and old memory is looked for again.
     look_again: Duration,
+    /// The pool's [`Retention::warm_bytes`], once it was asked for.
+    warm_bytes: Option<usize>,
 }
 
 /// An estimate of the bytes in use at the next peak, from earlier peaks.
@@ -128,6 +130,7 @@ impl Large {
             demand,
             holes_bytes: 0,
             look_again: now(),
+            warm_bytes: None,
         };
         Self { store: Locked::new(store), grain_pages, retention }
     }
@@ -204,9 +207,10 @@ impl Large {
     }
 
     fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
-        let (decay, warm_bytes) = (self.retention.decay(), self.retention.warm_bytes());
         self.store.with(|store| {
-            if store.turn(now, decay) {
+            if now >= store.look_again {
+                let decay = self.retention.decay();
+                store.turn(now, decay);
                 store.join_recent();
                 note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
             }
@@ -217,6 +221,8 @@ impl Large {
             if store.recent.len() > RECENT {
                 store.join_recent();
             }
+            // Known for good once memory is handed out.
+            let warm_bytes = *store.warm_bytes.get_or_insert_with(|| self.retention.warm_bytes());
             store.keep_within(source, warm_bytes);
         });
     }
@@ -267,17 +273,13 @@ impl Large {
 }
 
 impl Store {
-    /// Begins another moment if the present one, an eighth of `decay`, is over; returns whether it did. Old memory is
-    /// looked for then.
-    #[inline]
-    fn turn(&mut self, now: Duration, decay: Duration) -> bool {
-        let is_over = now >= self.look_again;
-        if is_over {
+    /// Begins another moment if the present one, an eighth of `decay`, is over.
+    fn turn(&mut self, now: Duration, decay: Duration) {
+        if now >= self.look_again {
             let moment = decay / 8;
             self.demand.next_moment(now.saturating_sub(self.look_again) >= moment);
             self.look_again = now.saturating_add(moment);
         }
-        is_over
     }
 
     fn lend(&mut self, run: Run) {
@@ -303,7 +305,11 @@ impl Store {
     /// Takes the latest of the recent blocks that is large enough and at most an eighth too large.
     fn take_recent(&mut self, pages: usize) -> Option<Recent> {
         let fits = |Recent { run, .. }: &Recent| run.pages >= pages && run.pages - pages <= pages / 8;
-        let found = self.recent.remove(self.recent.iter().rposition(fits)?);
+        // A loop over one size finds the last one, for which nothing has to be moved.
+        let found = match self.recent.pop_if(|last| fits(last)) {
+            Some(last) => last,
+            None => self.recent.remove(self.recent.iter().rposition(fits)?),
+        };
         self.recent_bytes -= found.run.bytes();
         Some(found)
     }

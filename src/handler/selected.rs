@@ -43,7 +43,7 @@ pub(crate) fn held() -> Option<Held> {
 /// Selects something else, and returns what was selected.
 ///
 /// Where a request stays selected when its thread ends, it is let go of then; in a destructor that runs later still, it
-/// is kept for ever.
+/// is kept for ever (`scope::set` says so).
 #[inline]
 pub(crate) fn replace(selected: Option<Held>) -> Option<Held> {
     let word = selected.map(Held::into_handler);

@@ -268,11 +268,8 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
             return work(&self.upstream);
         }
         PLACE.set(Place::Inside);
-        let answer = work(&self.upstream);
-        if PLACE.replace(Place::Outside) == Place::InsideWithLater {
-            self.free_later();
-        }
-        answer
+        let _leaving = Leaving(self);
+        work(&self.upstream)
     }
 
     #[cold]
@@ -348,6 +345,18 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
             let block = start.add(offset(layout));
             word(block).write(owner);
             block
+        }
+    }
+}
+
+/// Ends what [`GlobalScoped::inside`] began, also where `upstream` panics (which a global allocator must not).
+struct Leaving<'a, A: GlobalAlloc + 'static>(&'a GlobalScoped<A>);
+
+impl<A: GlobalAlloc + 'static> Drop for Leaving<'_, A> {
+    #[inline]
+    fn drop(&mut self) {
+        if PLACE.replace(Place::Outside) == Place::InsideWithLater {
+            self.0.free_later();
         }
     }
 }

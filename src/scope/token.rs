@@ -48,6 +48,9 @@ impl fmt::Debug for Token {
 /// Returns a [`Token`] that restores the previous selection ([`reset`]). Dropping the token keeps the new
 /// selection, as in Python.
 ///
+/// What is still selected when its thread ends is let go of by a thread-local destructor of ours. A request's handler
+/// that a later destructor selects, and does not [`reset`], keeps that request's account until the process ends.
+///
 /// ```
 /// use ctxalloc::{current, handler, reset, set};
 ///

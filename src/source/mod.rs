@@ -35,7 +35,8 @@ use std::sync::Arc;
 /// bytes.
 ///
 /// A pool may call these functions while it holds its locks: they must use neither that pool nor
-/// [`trim`](crate::trim), or they may wait for ever.
+/// [`trim`](crate::trim), or they may wait for ever. One that panics costs the pool what it was called for (one block's
+/// pages, or a mapping that is not unmapped); the pool goes on, and so does the thread `ctxalloc-decay`.
 ///
 /// # Safety
 /// - [`map`](Pages::map) returns `size_bytes` of writable memory at a multiple of `align`, which nobody else uses until

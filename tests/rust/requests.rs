@@ -373,7 +373,53 @@ fn forgotten_contexts_by_the_million_neither_crash_nor_mix_requests_up() {
     assert!(handler.allocate(101).is_err(), "its limit holds");
     drop(next);
     assert_eq!(request_counts().present, before + 1, "what was forgotten is kept");
-    KEPT.store(before + 1, std::sync::atomic::Ordering::Relaxed);
+    KEPT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+}
+
+#[test]
+#[cfg(target_os = "linux")] // where the last thread-local that was made is destroyed first
+fn what_a_late_destructor_leaves_selected_keeps_its_request() {
+    let _alone = alone();
+    for resets in [true, false] {
+        let request = begin();
+        let (handle, handler) = (request.run(|| current_request().unwrap()), request.handler());
+        std::thread::spawn(move || {
+            LATE.set(Some(Late { handle: handle.clone(), resets })); // before ours: destroyed after it
+            drop(enter(handler));
+            drop(handle);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(request.stats().live_bytes, 0);
+        drop(request);
+        if !resets {
+            KEPT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        assert!(none_is_present(), "resets: {resets}, {:?}", request_counts());
+    }
+}
+
+#[cfg(target_os = "linux")]
+thread_local! {
+    static LATE: std::cell::RefCell<Option<Late>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Selects its request in its destructor.
+#[cfg(target_os = "linux")]
+struct Late {
+    handle: ctxalloc::RequestHandle,
+    resets: bool,
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Late {
+    fn drop(&mut self) {
+        let token = set(self.handle.handler());
+        drop(Buffer::zeroed(100).unwrap());
+        if self.resets {
+            ctxalloc::reset(&token).unwrap();
+        }
+    }
 }
 
 static KEPT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);

@@ -406,8 +406,9 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         if region.class_at(block.addr().get()).is_some() {
             return self.release_small(region, block);
         }
-        self.inner.pool.inner.release_large(region, block);
+        // First, since the source may panic below, and the block is gone nevertheless.
         self.inner.state.with(|state| state.live_blocks -= 1);
+        self.inner.pool.inner.release_large(region, block);
     }
 
     /// Returns the pages kept for the next use, those between live blocks, and all unused memory of the pool to the

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::idle;
+use super::survived::survived;
 use crate::os::resident_within;
 use crate::source::heap;
 #[cfg(not(ctxalloc_loom))]
@@ -162,11 +163,13 @@ pub(super) fn note_released(bytes: usize) {
 /// heap keeps those of a million arrays until it is trimmed.
 fn pass() -> Option<Duration> {
     CACHES.clear();
-    let look_again = idle::take_idle(super::clock::now());
+    let now = super::clock::now();
+    let look_again = survived(|| idle::take_idle(now)).unwrap_or(Some(now + Duration::from_secs(1)));
     if look_again.is_some() {
         CACHES.keep();
     }
-    let next = alive().iter().filter_map(|keeper| keeper.decay(super::clock::now())).min();
+    // One whose source panics is looked at again when it is next used. The last owner may be this thread.
+    let next = alive().into_iter().filter_map(|keeper| survived(move || keeper.decay(super::clock::now()))?).min();
     if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
         RELEASED.store(0, Ordering::Relaxed);
         heap::trim();

@@ -31,6 +31,21 @@ pub(super) struct PageHeap<P: Pages> {
     ticked: AtomicU64,
 }
 
+/// Dirty pages that were taken out of the heap and not emptied yet. They go back if the source panics.
+struct Waiting<'a, P: Pages> {
+    heap: &'a PageHeap<P>,
+    region: &'static Region,
+    pages: u64,
+}
+
+impl<P: Pages> Drop for Waiting<'_, P> {
+    fn drop(&mut self) {
+        if self.pages != 0 {
+            self.heap.state.with(|state| state.give(self.region, self.pages, true, false));
+        }
+    }
+}
+
 #[derive(Debug)]
 struct State {
     /// Sorted by address.
@@ -193,7 +208,9 @@ impl<P: Pages> PageHeap<P> {
                     released += dirty_pages * PAGE;
                 }
                 Victim::Some(region, start, pages) => {
+                    let mut waiting = Waiting { heap: self, region, pages };
                     for (first, count) in runs(pages) {
+                        waiting.pages &= !mask(first, count);
                         // SAFETY: pages of the region that were free, so nobody needs their contents, and that
                         // `take_victim` took out, so nobody takes them.
                         let emptied = unsafe { self.source.discard(start.add(first * PAGE), count * PAGE) };

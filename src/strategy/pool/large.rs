@@ -4,6 +4,9 @@
 //! are kept as they are for the next ones of their size. All others are joined (`extents`) and cut again for any size,
 //! with their memory. No more is kept than the next peak is expected to need ([`Demand`]), and nothing that was unused
 //! for `decay`.
+//!
+//! Under the lock a source maps, unmaps and discards; its panic leaves the lists whole. It commits, empties and clears
+//! outside: the block is nobody's yet, and lost if it panics.
 
 use super::classes;
 use super::clock::now;
@@ -51,8 +54,10 @@ struct Store {
     demand: Demand,
     /// The bytes that were left when memory was last returned: free runs smaller than the grain.
     holes_bytes: usize,
-    /// The last time that old memory was looked for.
-    looked: Duration,
+    /// When the present moment ends, and old memory is looked for again.
+    look_again: Duration,
+    /// The pool's [`Retention::warm_bytes`], once it was asked for.
+    warm_bytes: Option<usize>,
 }
 
 /// An estimate of the bytes in use at the next peak, from earlier peaks.
@@ -60,11 +65,17 @@ struct Store {
 /// A peak is where a block comes back after one was taken. The estimate is the running mean plus four times the running
 /// deviation, as TCP estimates its retransmission timeout (RFC 6298). It follows a rise at once and forgets a rare peak
 /// after some ten others.
+///
+/// Under light load ten peaks may take long, so the estimate is at most twice the highest peak of the last moments
+/// (decision 0031).
 #[derive(Debug, Default)]
 struct Demand {
     mean_bytes: usize,
     deviation_bytes: usize,
     is_rising: bool,
+    /// The highest that was in use in the present moment, and in the one before it.
+    highest_bytes: usize,
+    highest_before_bytes: usize,
 }
 
 impl Demand {
@@ -72,8 +83,16 @@ impl Demand {
         self.is_rising = true;
     }
 
+    /// Another moment begins, and perhaps one has passed without anybody looking.
+    fn next_moment(&mut self, one_was_missed: bool) {
+        self.highest_before_bytes = if one_was_missed { 0 } else { self.highest_bytes };
+        self.highest_bytes = 0;
+    }
+
     /// A block comes back while `live_bytes` are in use.
     fn fall(&mut self, live_bytes: usize) {
+        // What is in use rises only until a block comes back, so here is each moment's highest.
+        self.highest_bytes = self.highest_bytes.max(live_bytes);
         if std::mem::take(&mut self.is_rising) {
             let off = live_bytes.abs_diff(self.mean_bytes);
             self.deviation_bytes = self.deviation_bytes - self.deviation_bytes / 4 + off / 4;
@@ -82,7 +101,8 @@ impl Demand {
     }
 
     fn bytes(&self) -> usize {
-        self.mean_bytes.saturating_add(self.deviation_bytes.saturating_mul(4))
+        let expected = self.mean_bytes.saturating_add(self.deviation_bytes.saturating_mul(4));
+        expected.min(self.highest_bytes.max(self.highest_before_bytes).saturating_mul(2))
     }
 }
 
@@ -109,7 +129,8 @@ impl Large {
             live_bytes: 0,
             demand,
             holes_bytes: 0,
-            looked: now(),
+            look_again: now(),
+            warm_bytes: None,
         };
         Self { store: Locked::new(store), grain_pages, retention }
     }
@@ -182,9 +203,17 @@ impl Large {
         // SAFETY: the callers pass a live block of this pool, so its region is in the map.
         let record = unsafe { region::find(address) };
         let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
-        let now = now();
-        let (decay, warm_bytes) = (self.retention.decay(), self.retention.warm_bytes());
+        self.release_at(source, block, run, now());
+    }
+
+    fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
         self.store.with(|store| {
+            if now >= store.look_again {
+                let decay = self.retention.decay();
+                store.turn(now, decay);
+                store.join_recent();
+                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
+            }
             store.recent.push(Recent { block, run, since: now });
             store.recent_bytes += run.bytes();
             store.demand.fall(store.live_bytes);
@@ -192,12 +221,9 @@ impl Large {
             if store.recent.len() > RECENT {
                 store.join_recent();
             }
+            // Known for good once memory is handed out.
+            let warm_bytes = *store.warm_bytes.get_or_insert_with(|| self.retention.warm_bytes());
             store.keep_within(source, warm_bytes);
-            if now.saturating_sub(store.looked) >= decay / 8 {
-                store.looked = now;
-                store.join_recent();
-                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
-            }
         });
     }
 
@@ -209,7 +235,7 @@ impl Large {
         // A few pages at a time, so that other threads get the lock.
         while !is_done {
             is_done = self.store.with(|store| {
-                store.looked = now;
+                store.turn(now, decay);
                 store.join_recent();
                 let (released, is_done) = store.extents.purge_some(source, moment, Grain::Page, AT_A_TIME);
                 note_released(released);
@@ -247,6 +273,15 @@ impl Large {
 }
 
 impl Store {
+    /// Begins another moment if the present one, an eighth of `decay`, is over.
+    fn turn(&mut self, now: Duration, decay: Duration) {
+        if now >= self.look_again {
+            let moment = decay / 8;
+            self.demand.next_moment(now.saturating_sub(self.look_again) >= moment);
+            self.look_again = now.saturating_add(moment);
+        }
+    }
+
     fn lend(&mut self, run: Run) {
         self.live_bytes += run.bytes();
         self.demand.rise();
@@ -254,12 +289,13 @@ impl Store {
 
     /// Returns memory beyond what the next peak is expected to need, or beyond `max_bytes`, to the system.
     fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
+        let expected = self.demand.bytes();
+        let wanted = expected.saturating_sub(self.live_bytes);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
         let max = wanted.min(max_bytes);
         self.holes_bytes = self.holes_bytes.min(kept);
         // With some slack, so that each call returns a larger piece.
-        if kept > max.max(self.holes_bytes) + self.demand.bytes() / SLACK {
+        if kept > max.max(self.holes_bytes) + expected / SLACK {
             self.join_recent();
             self.extents.purge_down_to(source, max);
             self.holes_bytes = self.extents.dirty_bytes();
@@ -269,7 +305,11 @@ impl Store {
     /// Takes the latest of the recent blocks that is large enough and at most an eighth too large.
     fn take_recent(&mut self, pages: usize) -> Option<Recent> {
         let fits = |Recent { run, .. }: &Recent| run.pages >= pages && run.pages - pages <= pages / 8;
-        let found = self.recent.remove(self.recent.iter().rposition(fits)?);
+        // A loop over one size finds the last one, for which nothing has to be moved.
+        let found = match self.recent.pop_if(|last| fits(last)) {
+            Some(last) => last,
+            None => self.recent.remove(self.recent.iter().rposition(fits)?),
+        };
         self.recent_bytes -= found.run.bytes();
         Some(found)
     }
@@ -308,7 +348,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::Demand;
+    use super::{Demand, Large, PAGE, Run};
+    use crate::source::PrivatePages;
+    use crate::strategy::PoolOptions;
+    use crate::strategy::pool::options::Retention;
+    use std::time::Duration;
+
+    const MOMENT: Duration = Duration::from_millis(1250);
 
     fn after(moments: impl IntoIterator<Item = usize>) -> usize {
         let mut demand = Demand::default();
@@ -328,5 +374,46 @@ mod tests {
         assert!(after([big; 100]) < big + big / 8, "what is always wanted is not doubled");
         let rare = std::iter::once(big).chain([1 << 20; 40]);
         assert!(after(rare) < 8 << 20);
+    }
+
+    /// Takes so many blocks of 1 MiB and lets them go at this time.
+    fn burst(large: &Large, count: usize, now: Duration) {
+        let blocks: Vec<_> =
+            (0..count).map(|_| large.allocate(&PrivatePages, 1 << 20, false).expect("memory")).collect();
+        for block in blocks {
+            let run = Run { first: block.addr().get() / PAGE, pages: (1 << 20) / PAGE };
+            large.release_at(&PrivatePages, block, run, now);
+        }
+    }
+
+    fn large() -> (Large, Duration) {
+        let mut options = PoolOptions::default();
+        (options.warm_bytes, options.decay) = (1 << 30, MOMENT * 8);
+        (Large::new(1, Retention::new(options)), super::now())
+    }
+
+    #[test]
+    fn light_load_after_a_burst_keeps_what_the_last_moments_used() {
+        let (large, start) = large();
+        (0..20).for_each(|_| burst(&large, 64, start));
+        burst(&large, 1, start + MOMENT / 2);
+        assert!(large.kept().warm >= 64 << 20, "of this moment: {:?}", large.kept());
+        burst(&large, 1, start + MOMENT);
+        assert!(large.kept().warm >= 64 << 20, "of the one before: {:?}", large.kept());
+        burst(&large, 1, start + MOMENT * 2);
+        assert!(large.kept().warm <= 4 << 20, "long before the decay {:?}", large.kept());
+        burst(&large, 1, start + MOMENT * 2);
+        assert!((1 << 20..=4 << 20).contains(&large.kept().warm), "its own stays: {:?}", large.kept());
+        large.close(&PrivatePages);
+    }
+
+    #[test]
+    fn a_loop_keeps_its_blocks_warm_however_long_its_turns_are() {
+        let (large, start) = large();
+        for (turn, count) in [1, 1, 1, 8, 8, 8].into_iter().enumerate() {
+            burst(&large, count, start + MOMENT * (3 * turn as u32));
+            assert_eq!(large.kept().warm, count << 20, "turn {turn}");
+        }
+        large.close(&PrivatePages);
     }
 }

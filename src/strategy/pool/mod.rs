@@ -29,6 +29,7 @@ mod region;
 mod resize;
 mod sized;
 mod span;
+mod survived;
 mod turn;
 
 pub use arena::Arena;

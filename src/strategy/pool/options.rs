@@ -24,7 +24,8 @@ pub struct PoolOptions {
     /// least 64 MiB.
     pub warm_bytes: usize,
     /// How long unused memory is kept. By default, and unless the process's [settings](crate::Settings) say otherwise,
-    /// ten seconds. A pool in use checks this itself; for others the thread `ctxalloc-decay` does, which sleeps while
+    /// ten seconds. Of large blocks a pool in use keeps at most twice what it used at its busiest moment of the last
+    /// quarter of it. A pool in use checks this itself; for others the thread `ctxalloc-decay` does, which sleeps while
     /// there is nothing to give back.
     pub decay: Duration,
 }

@@ -4,8 +4,10 @@ use super::classes;
 use super::geometry::PAGE;
 use super::large::Large;
 use super::region;
+use super::survived::survived;
 use crate::source::Pages;
 use crate::strategy::Strategy;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 /// Whether a block stays in place if it is resized to `new_size_bytes`.
@@ -46,14 +48,38 @@ pub(super) unsafe fn cleared(
     block: NonNull<u8>,
     size_bytes: usize,
 ) -> Option<NonNull<u8>> {
+    // SAFETY: a live block of `strategy` that nobody else has (this function's contract).
+    let unfinished = unsafe { Unfinished::new(strategy, block) };
     // SAFETY: the block has `size_bytes` bytes in memory of `source`, and nobody else has it (this function's
     // contract).
-    if unsafe { source.clear(block, size_bytes) } {
-        return Some(block);
+    unsafe { source.clear(block, size_bytes) }.then(|| unfinished.finish())
+}
+
+/// A new block that is released if the source refuses to fill it, or panics.
+pub(super) struct Unfinished<'a, S: Strategy> {
+    strategy: &'a S,
+    block: NonNull<u8>,
+}
+
+impl<'a, S: Strategy> Unfinished<'a, S> {
+    /// # Safety
+    /// - `block` is a live block of `strategy`, and the caller gives it up unless this is finished.
+    #[inline]
+    pub(super) unsafe fn new(strategy: &'a S, block: NonNull<u8>) -> Self {
+        Self { strategy, block }
     }
-    // SAFETY: a live block of `strategy` that nobody else has and that is not returned.
-    unsafe { strategy.release(block) };
-    None
+
+    #[inline]
+    pub(super) fn finish(self) -> NonNull<u8> {
+        ManuallyDrop::new(self).block
+    }
+}
+
+impl<S: Strategy> Drop for Unfinished<'_, S> {
+    fn drop(&mut self) {
+        // SAFETY: a live block of the strategy that was given up (the contract of `new`).
+        unsafe { self.strategy.release(self.block) };
+    }
 }
 
 /// Resizes a block in memory of `source`: in place if its size class stays the same, else by moving it.
@@ -74,11 +100,15 @@ pub(super) unsafe fn resize_by(
     // SAFETY: the block is live and cut from a region.
     let room = unsafe { room(block) };
     let moved = strategy.allocate(new_size_bytes)?;
+    // SAFETY: it was just made, and is not returned unless it is finished.
+    let unfinished = unsafe { Unfinished::new(strategy, moved) };
     // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory of
     // `source`.
-    let copied = unsafe { source.copy(moved, block, room.min(new_size_bytes)) };
-    let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
+    if !unsafe { source.copy(moved, block, room.min(new_size_bytes)) } {
+        return None;
+    }
+    // A panic from here on would tell the caller that the old block is still there.
     // SAFETY: a live block of `strategy`. The caller uses only the other one from here on.
-    unsafe { strategy.release(gone) };
-    answer
+    survived(|| unsafe { strategy.release(block) });
+    Some(unfinished.finish())
 }

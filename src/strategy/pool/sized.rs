@@ -3,7 +3,8 @@
 //! The note of the size is in the region's record (`region`), not in the block, so it costs the block nothing.
 
 use super::region;
-use super::resize::stays;
+use super::resize::{Unfinished, stays};
+use super::survived::survived;
 use super::{Pool, classes};
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -88,12 +89,16 @@ impl<P: Pages> Pool<P> {
         // SAFETY: the block is live and has a note.
         let old_size_bytes = unsafe { Pool::requested_bytes(block) };
         let moved = self.allocate_sized(new_size_bytes, false)?;
+        // SAFETY: it was just made, and is not returned unless it is finished.
+        let unfinished = unsafe { Unfinished::new(self, moved) };
         // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory
         // of `source`.
-        let copied = unsafe { self.inner.heap.source.copy(moved, block, old_size_bytes.min(new_size_bytes)) };
-        let (gone, answer) = if copied { (block, Some(moved)) } else { (moved, None) };
+        if !unsafe { self.inner.heap.source.copy(moved, block, old_size_bytes.min(new_size_bytes)) } {
+            return None;
+        }
+        // A panic from here on would tell the caller that the old block is still there.
         // SAFETY: a live block of this pool. The caller uses only the other one from here on.
-        unsafe { self.release(gone) };
-        answer
+        survived(|| unsafe { self.release(block) });
+        Some(unfinished.finish())
     }
 }

@@ -1,5 +1,8 @@
 //! Giving memory back in turns. What a thread gives back is in no list for a moment: another one that trims waits for
 //! it, and so does a fork, which holds the locks of all turns.
+//!
+//! In a turn anything of a user's source may run, also a panic: what is not given back yet goes back then. No lock but
+//! those of turns is held meanwhile.
 
 use crate::sync::ForkLock;
 use std::cell::Cell;

@@ -2,6 +2,8 @@
 
 use ctxalloc::GlobalScoped;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 /// Also where Rust asks for less: C code reads and writes 16 bytes at once in what it takes for a block of `malloc`.
 #[test]
@@ -20,4 +22,55 @@ fn blocks_of_nobody_are_aligned_as_those_of_malloc_are() {
             scoped.dealloc(moved, large);
         }
     }
+}
+
+/// Counts, and panics once if it is told to.
+#[derive(Default)]
+struct Panicking {
+    calls: AtomicUsize,
+    is_next: AtomicBool,
+}
+
+// SAFETY: all of it is System's.
+unsafe impl GlobalAlloc for Panicking {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.calls.fetch_add(1, SeqCst);
+        assert!(!self.is_next.swap(false, SeqCst), "alloc");
+        // SAFETY: this function's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        self.calls.fetch_add(1, SeqCst);
+        // SAFETY: this function's contract is the same.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// It must not, but where it does, all later blocks of the thread would be taken for its own.
+#[test]
+fn an_upstream_that_panicked_is_asked_again() {
+    let upstream: &'static Panicking = Box::leak(Box::default());
+    struct By(&'static Panicking);
+    // SAFETY: all of it is System's.
+    unsafe impl GlobalAlloc for By {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            // SAFETY: this function's contract is the same.
+            unsafe { self.0.alloc(layout) }
+        }
+
+        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            // SAFETY: this function's contract is the same.
+            unsafe { self.0.dealloc(block, layout) }
+        }
+    }
+    let scoped = GlobalScoped::new(By(upstream));
+    let layout = Layout::new::<[u8; 100]>();
+    upstream.is_next.store(true, SeqCst);
+    // SAFETY: a size above zero.
+    let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { scoped.alloc(layout) }));
+    assert!(outcome.is_err());
+    // SAFETY: a size above zero; freed once.
+    unsafe { scoped.dealloc(scoped.alloc(layout), layout) };
+    assert_eq!(upstream.calls.load(SeqCst), 3, "the one that panicked, one more and its end");
 }

@@ -35,8 +35,8 @@ class _OnSignal:
         self._thread: threading.Thread | None = None
         self._profiling = contextlib.ExitStack()
 
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """The handler. It runs between any two instructions of the main thread, so it takes no lock and logs nothing."""
+    def __call__(self, _signum: int, _frame: FrameType | None) -> None:
+        """The handler. It runs between any two instructions of the main thread: it takes no lock and logs nothing."""
         threading.Thread(target=self._run, name="ctxalloc profile", daemon=True).start()
 
     def _run(self) -> None:
@@ -88,7 +88,10 @@ class _OnSignal:
         if self._running.locked():
             from ctxalloc import _profile  # noqa: PLC0415 - it was imported for the profile
 
-            _profile.forget()
+            with contextlib.suppress(ValueError):  # the parent's thread was just beginning or ending it
+                self._profiling.close()
+            if _profile.is_running():
+                _profile.forget()
         self._reset()
 
 
@@ -106,7 +109,8 @@ def profile_on_signal(signum: int, /, *, seconds: float = 10.0, path: str | os.P
     """
     from ctxalloc import _flame  # noqa: PLC0415 - for those who ask
 
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _MAX_SECONDS:
+    given: object = seconds
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given <= _MAX_SECONDS:
         raise ValueError(f"profile_on_signal(seconds={seconds!r}): give a number above 0, and at most {_MAX_SECONDS:g}")
     target = Path(path).absolute()  # the program may change its directory
     if not _flame.has_format(target):

@@ -75,7 +75,8 @@ def decoded(content: bytes) -> tuple[list[str], dict[tuple[str, ...], list[int]]
     """The kinds of samples, and the values of each stack, the innermost call first."""
     profile = fields(gzip.decompress(content))
     texts = [text.decode() for text in profile[6]]
-    assert texts[0] == "" and len(set(texts)) == len(texts)
+    assert texts[0] == ""
+    assert len(set(texts)) == len(texts)
     functions = {}
     for one in map(fields, profile.get(5, [])):
         functions[one[1][0]] = (texts[one[2][0]], texts[one.get(4, [0])[0]])
@@ -167,7 +168,8 @@ def test_names_are_text_wherever_they_are_written() -> None:
     with _profile.profiled(_flame.FRAMES) as profile:
         names["f"](100_000)
     page = Page(_flame.page(profile, f"<script>{evil}"))
-    assert "b" not in page.tags and page.addresses == []
+    assert "b" not in page.tags
+    assert page.addresses == []
     assert any(evil in label for label in page.labels)
     lines = _flame.folded(profile).splitlines()
     assert all(line.rpartition(" ")[2].isdecimal() for line in lines)

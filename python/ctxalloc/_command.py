@@ -135,8 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),
         (
             f"--report={options.kind}",
-            "is no kind of report; give --report, --report=json, or a file's name that ends with .html, .folded or "
-            ".pb.gz",
+            "is no kind of report; give --report, --report=json or --report=FILE, a .html, .folded or .pb.gz",
             options.kind not in (None, "json") and not is_by_stack,
         ),
         (

@@ -36,7 +36,9 @@ def listen() -> None:
 
     found = getattr(signal, f"SIG{name.removeprefix('SIG')}", None)
     if not isinstance(found, signal.Signals):
-        raise ImportError(f"the environment says {SIGNAL}={name!r}, but there is no such signal; give one like USR2")
+        raise ImportError(  # noqa: TRY004 - as for the rest of the environment
+            f"the environment says {SIGNAL}={name!r}, but there is no such signal; give one like USR2"
+        )
     seconds = os.environ.get(SECONDS) or "10"
     try:
         number = float(seconds)

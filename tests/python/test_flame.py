@@ -28,6 +28,7 @@ def large():
 
 small(10)
 kept = large()
+kept.pop(0)
 """
 
 
@@ -108,7 +109,7 @@ def test_pprof_has_each_stack_with_its_numbers(program: Path, tmp_path: Path) ->
     assert kinds == ["alloc_objects", "alloc_space", "inuse_space", "peak_space"]
     top = "<module> (program.py:{})"
     assert samples["small (program.py:5)", top.format(11)] == [1, 10, 0, 0]
-    assert samples["small (program.py:5)", "large (program.py:8)", top.format(12)] == [1, 1000, 1000, 1000]
+    assert samples["small (program.py:5)", "large (program.py:8)", top.format(12)] == [1, 1000, 0, 1000]
     assert samples["large (program.py:8)", top.format(12)] == [1, 50_000, 50_000, 50_000]
 
 

@@ -25,7 +25,7 @@ An array stays with the handler that made it, wherever it goes and however long 
 - see: ``metrics``, counters by name of route, for ``ctxalloc.prometheus`` and ``ctxalloc.opentelemetry``; ``coverage``,
   what no handler has; ``python -m ctxalloc run --report``; docs/observe.md
 - set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
-  ``CTXALLOC_HANDLER``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
+  ``CTXALLOC_HANDLER``, ``CTXALLOC_PROFILE_SIGNAL``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
 
 For pytest, whose plugin comes with the package, and which may be run by ``ctxalloc run``: PYTEST_DONT_REWRITE.
@@ -79,6 +79,7 @@ from ctxalloc._native import (
     trim,
     use,
 )
+from ctxalloc._on_signal import profile_on_signal
 from ctxalloc._serving import detached
 from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
@@ -130,6 +131,7 @@ __all__ = [
     "opentelemetry",
     "problems",
     "process_initializer",
+    "profile_on_signal",
     "prometheus",
     "register",
     "request",
@@ -178,3 +180,4 @@ def __dir__() -> list[str]:
 
 
 _environment.select()
+_environment.listen()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _compare, _info, _report, _run
+from ctxalloc import _compare, _flame, _info, _report, _run
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_of
@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--report",
         action="store_true",
-        help="print what the arrays took to standard error at the end; --report=json for programs",
+        help="print what the arrays took to standard error at the end; --report=json for programs; --report=FILE by "
+        "stack: a flame graph in a .html, folded stacks in a .folded, pprof in a .pb.gz",
     )
     run.add_argument("--kind", help=argparse.SUPPRESS)
     run.add_argument("--output", metavar="FILE", type=Path, help="write the report to this file")
@@ -129,13 +130,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever reads it has read enough, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    is_by_stack = options.kind is not None and _flame.has_format(Path(options.kind))
     for given, other, is_wrong in (
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),
         (
             f"--report={options.kind}",
-            "is no kind of report; give --report or --report=json",
-            options.kind not in (None, "json"),
+            "is no kind of report; give --report, --report=json or --report=FILE, a .html, .folded or .pb.gz",
+            options.kind not in (None, "json") and not is_by_stack,
         ),
+        (
+            "--output",
+            "does not go with --report=FILE, which names the file",
+            options.output is not None and is_by_stack,
+        ),
+        ("--sites", "does not go with --report=FILE, which has all", options.sites is not None and is_by_stack),
         ("--output", "goes with --report only", options.output is not None and not options.report),
         ("--sites", "goes with --report only", options.sites is not None and not options.report),
         ("--report", "does not go with --compare: run it once with each", options.report and options.compare),
@@ -149,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
         wanted = None
         if options.report:
-            wanted = _run.Wanted(options.kind == "json", options.output, options.sites or 10)
+            path = Path(options.kind) if is_by_stack else options.output
+            wanted = _run.Wanted(options.kind == "json", path, options.sites or 10, is_by_stack)
         return _run.run(program, options.handler, options.limit, report=wanted)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)

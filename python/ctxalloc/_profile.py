@@ -1,11 +1,13 @@
 """What a stretch of a program allocates, by site and by handler: ``ctxalloc run --report`` shows it."""
 
+import functools
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import Final, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 
@@ -14,6 +16,10 @@ from ctxalloc._text import counted, size_text, table
 
 FRAMES = 8
 """How deep a site is looked for: NumPy's own Python functions are not one."""
+
+
+Frame: TypeAlias = tuple[str, int, str]
+"""The file, the line and the function of a call."""
 
 
 class Sums(NamedTuple):
@@ -36,6 +42,8 @@ class Profile:
         """False: the program set an event hook of its own meanwhile."""
         self.sites: list[tuple[str, Sums]] = []
         self.handlers: list[tuple[str, Sums]] = []
+        self.stacks: list[tuple[list[Frame], Sums]] = []
+        """The same sites by all calls that were looked at, the innermost first, without those that ran the program."""
 
     def print_sums(self, out: TextIO) -> None:
         """What all of it took."""
@@ -82,29 +90,66 @@ class Profile:
             print(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
 
 
+_ONE = threading.Lock()
+"""Held while a profile runs: there is one hook."""
+
+
+def is_running() -> bool:
+    """Whether a profile has begun."""
+    return _ONE.locked()
+
+
+def forget() -> None:
+    """In a child of fork, whose parent goes on with the profile."""
+    global _ONE  # noqa: PLW0603 - its holder is not here
+    with suppress(RuntimeError):  # it had not begun, or it had ended
+        _native._profile_end()  # noqa: SLF001 - made for this
+    _ONE = threading.Lock()
+
+
 @contextmanager
-def profiled() -> Iterator[Profile]:
+def profiled(frames: int = FRAMES) -> Iterator[Profile]:
     """Profiles the block, whatever handlers it selects. RuntimeError: another profile has begun."""
     result = Profile()
-    _native._profile_begin(FRAMES)  # noqa: SLF001 - made for this
+    if not _ONE.acquire(blocking=False):
+        raise RuntimeError("a profile has begun already; end it first")
+    before = None
+    try:
+        before = _native.set_event_hook(None)
+        _native._profile_begin(frames)  # noqa: SLF001 - made for this
+    except BaseException:
+        _native.set_event_hook(before)
+        _ONE.release()
+        raise
     try:
         yield result
     finally:
         sums, result.refused, sites, handlers, result.is_complete = _native._profile_end()  # noqa: SLF001
+        if result.is_complete and before is not None:
+            _native.set_event_hook(before)
+        _ONE.release()
         result.all = Sums(*sums)
         result.handlers = [(name, Sums(*numbers)) for name, numbers in handlers]
         by_place: dict[str, list[int]] = {}
-        for frames, numbers in sites:
-            place = by_place.setdefault(_place(frames), [0, 0, 0, 0, 0])
+        short = functools.cache(_short)
+        for calls, numbers in sites:
+            place = by_place.setdefault(_place(calls), [0, 0, 0, 0, 0])
             place[:] = map(sum, zip(place, numbers, strict=True))
+            count = len(calls)
+            while count and calls[count - 1][0].startswith(_RUNNING):
+                count -= 1
+            result.stacks.append(([(short(file), line, name) for file, line, name in calls[:count]], Sums(*numbers)))
         result.sites = [(where, Sums(*numbers)) for where, numbers in by_place.items()]
 
 
 _INNER: Final = ("<frozen", *(f"{folder}{os.sep}" for folder in [*np.__path__, str(Path(__file__).parent)]))
 """What is between a program and its arrays: NumPy, wherever it is installed, and this package."""
 
+_RUNNING: Final = ("<frozen runpy", f"{Path(__file__).parent}{os.sep}")
+"""What is around a program that ``ctxalloc run`` runs."""
 
-def _place(frames: list[tuple[str, int, str]]) -> str:
+
+def _place(frames: list[Frame]) -> str:
     """The innermost call that is neither in NumPy itself nor here."""
     for file, line, function in frames:
         if not file.startswith(_INNER):

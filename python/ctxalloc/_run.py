@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _native, _program, _report, metrics, strategies
+from ctxalloc import _flame, _native, _program, _report, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
-from ctxalloc._profile import Profile, profiled
+from ctxalloc._profile import FRAMES, Profile, profiled
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import counted, size_text, table
 
@@ -49,7 +49,7 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: "Wa
     if handler is not None:
         check_handler(handler)
     if report is not None and report.path is not None:
-        _report.check_output(report.path)
+        _report.check_output(report.path, "--report=" if report.is_by_stack else "--output ")
         report = report._replace(path=report.path.absolute())  # the program may change its directory
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
@@ -78,6 +78,8 @@ class Wanted(NamedTuple):
     """None: to standard error."""
     sites: int
     """How many a table shows; JSON has all."""
+    is_by_stack: bool = False
+    """As the end of the file's name says: a flame graph, folded stacks, pprof."""
 
 
 class _Children:
@@ -128,7 +130,7 @@ def _report_at_the_end(
     """
     begun, own = _Begun(), os.getpid()
     profiling = contextlib.ExitStack()
-    profile = profiling.enter_context(profiled())
+    profile = profiling.enter_context(profiled(_flame.FRAMES if wanted.is_by_stack else FRAMES))
     children = _Children()
 
     def report() -> None:
@@ -138,16 +140,21 @@ def _report_at_the_end(
         profiling.close()
         usage = begun.usage_since()
         try:
+            if wanted.is_by_stack and wanted.path is not None:
+                title = f"ctxalloc: {' '.join([program.name, *program.arguments])}"
+                _report.write(wanted.path, _flame.written_as(wanted.path, profile, title))
+                return
             if wanted.is_json:
                 text = _report.as_json(program, handler, limit, profile, usage, children.count)
                 print(text, file=out, flush=True)
             else:
                 _print(program, handler, limit, profile, usage, children, wanted.sites, out)
             if wanted.path is not None and isinstance(out, io.StringIO):
-                _report.write(wanted.path, out.getvalue())
+                _report.write(wanted.path, out.getvalue().encode("utf-8", "backslashreplace"))
         except OSError as error:
             if wanted.path is not None:  # else nobody reads on
-                print(f"ctxalloc run: --output {wanted.path}: {error.strerror}", file=sys.stderr)
+                option = "--report=" if wanted.is_by_stack else "--output "
+                print(f"ctxalloc run: {option}{wanted.path}: {error.strerror}", file=sys.stderr)
 
     atexit.register(report)
     return lambda: atexit.unregister(report)

@@ -115,7 +115,10 @@ def test_a_limit_ends_the_program_with_the_reason(script: Path) -> None:
         (["--rounds", "3", "{script}"], "--rounds goes with --compare only"),
         (["--sites", "3", "{script}"], "--sites goes with --report only"),
         (["--report", "--compare", "{script}"], "--report does not go with --compare"),
-        (["--report=xml", "{script}"], "--report=xml is no kind of report; give --report or --report=json"),
+        (
+            ["--report=xml", "{script}"],
+            "--report=xml is no kind of report; give --report, --report=json or --report=FILE",
+        ),
         (["--output", "x", "{script}"], "--output goes with --report only"),
         (["--report", "--output", "/no/such/folder/x", "{script}"], "--output /no/such/folder/x: no file can be"),
         (["--report", "--sites", "0", "{script}"], "'0' is no number of sites"),

@@ -72,9 +72,9 @@ class Report(NamedTuple):
     route: str | None
     """The pattern of ``routes`` that matched, never the raw path; None where none did."""
     outcome: Outcome
-    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception, or an answer of
-    5xx, which is what frameworks make of one. ``cancelled``: its task was. ``disconnected``: the client went away first,
-    as far as was seen by then. ``unfinished``: the application returned without a whole answer."""
+    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception, or an answer
+    of 5xx, which is what frameworks make of one. ``cancelled``: its task was. ``disconnected``: the client went away
+    first, as far as was seen by then. ``unfinished``: the application returned without a whole answer."""
     status: int | None
     """The status of the answer; None where no answer was begun."""
     seconds: float

@@ -327,7 +327,7 @@ def test_flask_streams_in_the_request_and_its_handler_answers_refusals() -> None
     assert [(report.outcome, report.status) for report in reports] == [
         ("completed", 200),
         ("completed", 413),
-        ("completed", 500),
+        ("failed", 500),
     ]
 
 

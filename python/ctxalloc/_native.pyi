@@ -10,6 +10,8 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, final
 import numpy as np
 from typing_extensions import disjoint_base
 
+from ctxalloc._errors import BudgetExceeded
+
 __all__ = [
     "_C_API",
     "Block",

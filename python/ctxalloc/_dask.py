@@ -19,8 +19,9 @@ from dask._task_spec import GraphNode
 
 from ctxalloc import _native
 from ctxalloc._coverage import coverage
+from ctxalloc._frames import clear_frames
 from ctxalloc._native import Budget, trim
-from ctxalloc._tasks import Choice, NamedBlock, clear_frames
+from ctxalloc._tasks import Choice, NamedBlock
 from ctxalloc._terms import Terms
 
 ANNOTATION: Final = "ctxalloc"

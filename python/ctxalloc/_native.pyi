@@ -10,6 +10,8 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, final
 import numpy as np
 from typing_extensions import disjoint_base
 
+from ctxalloc._errors import BudgetExceeded
+
 __all__ = [
     "_C_API",
     "Block",
@@ -175,7 +177,7 @@ class Request:
     def _close(self) -> None: ...
     @property
     def _wanted_budget(self) -> Budget | None: ...
-    def _raise_refusal(self, error: BaseException, /) -> None: ...
+    def _refusals_of(self, errors: list[BaseException], /) -> list[BudgetExceeded | None]: ...
     def __reduce__(self) -> tuple[Callable[[], Request], tuple[()]]: ...
     def _begin(self) -> Handler: ...
     def _end(self, error: BaseException | None, /) -> None: ...
@@ -231,6 +233,7 @@ class Exchange:
     replaced: Any
     is_disconnected: bool
     started: bool
+    is_ending: bool
     is_whole: bool
     _refusal: Any
     @property
@@ -389,6 +392,7 @@ class _Admission:
     def leave(self) -> None: ...
 
 def current_request() -> Request | None: ...
+def _served_in(serving: ContextVar[Any], /) -> None: ...
 def request(
     *,
     limit_bytes: int | None = None,

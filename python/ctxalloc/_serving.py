@@ -19,7 +19,8 @@ from contextvars import Token as ContextToken
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from ctxalloc._errors import BudgetExceeded, RequestEnded
+from ctxalloc._errors import BudgetExceeded
+from ctxalloc._frames import clear_frames
 from ctxalloc._native import (
     Budget,
     Escaped,
@@ -28,6 +29,7 @@ from ctxalloc._native import (
     RouteTable,
     Stats,
     Token,
+    _served_in,
     current,
     request,
     reset,
@@ -70,9 +72,9 @@ class Report(NamedTuple):
     route: str | None
     """The pattern of ``routes`` that matched, never the raw path; None where none did."""
     outcome: Outcome
-    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception. ``cancelled``:
-    its task was. ``disconnected``: the client went away first. ``unfinished``: the application returned without a whole
-    answer."""
+    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception, or an answer
+    of 5xx, which is what frameworks make of one. ``cancelled``: its task was. ``disconnected``: the client went away
+    first, as far as was seen by then. ``unfinished``: the application returned without a whole answer."""
     status: int | None
     """The status of the answer; None where no answer was begun."""
     seconds: float
@@ -82,7 +84,8 @@ class Report(NamedTuple):
     escaped: Escaped
     """What was alive at the end."""
     error: BaseException | None
-    """The exception that ended it; a BudgetExceeded where the outcome is ``refused``."""
+    """The exception that ended it, if it came out of the application; a BudgetExceeded where the outcome is
+    ``refused``. Its frames hold no arrays of the request."""
 
 
 OnEnd: TypeAlias = Callable[[Scope, Report], object]
@@ -91,6 +94,8 @@ _E = TypeVar("_E", bound="Served")
 
 SERVING: ContextVar["Served | None"] = ContextVar("ctxalloc.serving", default=None)
 """Whose request the running Context serves."""
+
+_served_in(SERVING)
 
 
 class _Found(NamedTuple):
@@ -279,24 +284,36 @@ class Served:
     is_disconnected: bool
     """The client has gone, and ``receive`` or ``send`` has shown it."""
     _began: float
-    _refusal: BudgetExceeded | None
+    _refusal: tuple[BudgetExceeded, ...] | None
 
     def _expect_telling(self) -> None:
         """``on_end`` has to be called for it."""
         self._began = time.perf_counter()
         _UNTOLD.add(self)
 
-    def close(self) -> None:
-        """End the request, if it has not ended."""
+    def close_after(self, error: BaseException | None) -> None:
+        """End the request, if it has not ended. What ``error`` holds of it has not escaped: its frames are cleared."""
         if self.request is not None:
+            if error is not None and self.request.stats.live_blocks:
+                clear_frames(error)
             self.request._close()  # noqa: SLF001 - made for this
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """End the request and call ``on_end``, unless that was done."""
         if self.request is not None:
-            self.request._close()  # noqa: SLF001 - as above
+            self.close_after(error)
+            if outcome == "completed":
+                outcome = self._outcome()
             if self.service.on_end is not None:
                 self._tell(outcome, error, self.request, self.service.on_end)
+
+    def _outcome(self) -> Outcome:
+        """Of an answer that was sent whole."""
+        if self.status == 101:  # a WebSocket, which either side may close
+            return "completed"
+        if self.is_disconnected:
+            return "disconnected"
+        return "failed" if self.status is not None and self.status >= 500 else "completed"
 
     def end_unanswered(self, error: BaseException | None) -> None:
         """The same, where no whole answer was sent: by an exception, or without one."""
@@ -330,22 +347,24 @@ class Served:
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
-        error = _leaf(error)
-        if isinstance(error, BudgetExceeded):
-            return error
-        if not isinstance(error, MemoryError) or self.request is None:
+        leaves = _leaves(error)
+        known = {id(refused.__cause__): refused for refused in self._refusal or ()}
+        unknown: list[BaseException] = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf, MemoryError) and not isinstance(leaf, BudgetExceeded) and id(leaf) not in known
+        ]
+        if unknown and self.request is not None:
+            told = self.request._refusals_of(unknown)  # noqa: SLF001 - made for this
+            new = [refused.with_traceback(None) for refused in told if refused is not None]
+            known |= {id(refused.__cause__): refused for refused in new}
+            if new:
+                self._refusal = tuple(known.values())
+        found = [leaf if isinstance(leaf, BudgetExceeded) else known.get(id(leaf)) for leaf in leaves]
+        refusals = [refused for refused in found if refused is not None]
+        if len(refusals) != len(leaves):
             return None
-        if self._refusal is not None and self._refusal.__cause__ is error:
-            return self._refusal
-        try:
-            self.request._raise_refusal(error)  # noqa: SLF001 - made for this
-        except BudgetExceeded as refused:
-            self._refusal = refused.with_traceback(None)
-        except RequestEnded:
-            return None
-        else:
-            return None
-        return self._refusal
+        return next((refused for refused in refusals if refused.of_request or refused.never_fits), refusals[0])
 
 
 class Serving(Served):
@@ -437,11 +456,26 @@ class Step:
             pass
 
 
-def _leaf(error: BaseException) -> BaseException:
-    """The one exception in a group of one: task groups wrap what their tasks raise."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+def _leaves(error: BaseException) -> list[BaseException]:
+    """What an exception says that it comes from: what its group has, and what it was raised from.
+
+    Task groups wrap what their tasks raise, and ``raise ... from error`` says that ``error`` is the reason. An
+    exception that was raised while another one was handled (``__context__``) says no such thing.
+    """
+    leaves: list[BaseException] = []
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, BaseExceptionGroup):
+            waiting += reversed(one.exceptions)
+        elif isinstance(one, MemoryError) or not isinstance(one, Exception) or one.__cause__ is None:
+            leaves.append(one)
+        else:
+            waiting.append(one.__cause__)
+    return leaves or [error]
 
 
 def serving() -> Served | None:

@@ -12,7 +12,6 @@ import io
 import math
 import os
 import socket
-import traceback
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -20,6 +19,7 @@ from typing import Final, NamedTuple
 from ctxalloc import metrics
 from ctxalloc._coverage import coverage
 from ctxalloc._errors import BudgetExceeded, TaskBudgetExceeded
+from ctxalloc._frames import clear_frames
 from ctxalloc._native import Budget, Handler, Request, Scope, handler, request, use
 from ctxalloc._terms import Terms
 from ctxalloc._text import size_text, table
@@ -44,24 +44,6 @@ class Choice:
                 limit_bytes=terms.limit_bytes, strict=terms.strict, name=name or None, budget=budget, root=True
             )
             self.block = template._again  # noqa: SLF001 - made for this
-
-
-def clear_frames(error: BaseException) -> None:
-    """Clear the frames of an error that has left its task, and of those that it came from.
-
-    A worker keeps the error in a cycle with its own frame: the arrays in the task's frames would stay charged
-    until the garbage collector comes by, and other tasks would be refused because of them.
-    """
-    errors, seen = [error], set[int]()
-    while errors:
-        one = errors.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)  # those that still run stay as they are
-        errors += [other for other in (one.__cause__, one.__context__) if other is not None]
-        if isinstance(one, BaseExceptionGroup):
-            errors += one.exceptions
 
 
 def named(refused: BudgetExceeded, key: object, prefix: str) -> TaskBudgetExceeded:

@@ -165,7 +165,7 @@ class AllocatorMiddleware:
                 exchange.end_unanswered(error)
                 raise error
             try:
-                exchange.close()
+                exchange.close_after(error)
                 if not self._answers or not await exchange.answer(refused, receive):
                     if refused is error:
                         raise error
@@ -179,7 +179,7 @@ class AllocatorMiddleware:
         """The application has returned, and something is left to do."""
         if exchange.replaced is not None:  # and the framework has kept its exception
             try:
-                exchange.close()
+                exchange.close_after(exchange.replaced)
                 await exchange.answer(exchange.replaced, receive)
             finally:
                 exchange.end("refused", exchange.replaced)
@@ -209,7 +209,7 @@ class _Exchange(Exchange, Served):
 
         async def watching() -> _Message:
             message = await receive()
-            if message["type"] in ("http.disconnect", "websocket.disconnect"):
+            if message["type"] in ("http.disconnect", "websocket.disconnect") and not self.is_ending:
                 self.is_disconnected = True
             return message
 
@@ -222,6 +222,7 @@ class _Exchange(Exchange, Served):
             if self.replaced is not None:
                 return _nothing()
             if not message.get("more_body", False):
+                self.is_ending = True
                 return self._last(self.to_server(message))
         elif kind == "http.response.start":
             status = message["status"]
@@ -233,6 +234,7 @@ class _Exchange(Exchange, Served):
                 message = self._with_peak(message, self.service.peak_header)
         elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
             if not message.get("more_body", False):  # the last of them only may have it
+                self.is_ending = True
                 return self._last(self.to_server(message))
         elif kind == "websocket.accept":
             self.started = True

@@ -95,7 +95,7 @@ class AllocatorMiddleware:
         if refused is None:
             return None
         problem = problems.of(refused, serving)
-        serving.close()
+        serving.close_after(exception)
         # Its traceback has the view's frames, hence their arrays: `on_end` gets it, and then nobody has it.
         serving.status = problem.status
         serving.end("refused", refused)

@@ -167,7 +167,7 @@ class _Body:
             if refused is None:
                 serving.end_unanswered(error)
                 raise error
-            serving.close()
+            serving.close_after(error)
             if not self._answers or self._is_sent:
                 serving.end("refused", refused)
                 if refused is error:

@@ -58,7 +58,7 @@ mod _native {
     #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, escaped_of, request, request_metrics,
-        stats_of,
+        served_in, stats_of,
     };
     #[pymodule_export]
     use super::super::settings::{configure, trim};

@@ -385,7 +385,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what requests are kept in counts",
-        "src/handler/requests/mod.rs",
+        "src/handler/requests/prepared.rs",
         "let _unattributed = unattributed(); // the request's own",
         "let _ = unattributed(); //",
     ),

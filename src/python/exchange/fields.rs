@@ -24,6 +24,8 @@ pub(super) struct Fields {
     pub(super) refusal: Option<Py<PyAny>>,
     /// The client has gone, and `receive` or `send` has shown it.
     pub(super) is_disconnected: bool,
+    /// The last message was given to the server: a disconnect that comes later is the usual end.
+    pub(super) is_ending: bool,
     /// Headers were sent, or a WebSocket accepted.
     pub(super) started: bool,
     /// The last body message was sent, or the WebSocket closed.

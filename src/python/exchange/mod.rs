@@ -279,14 +279,15 @@ impl PyExchange {
         };
         let Some(to_server) = to_server else { return unusual() };
         if is_text(&kind, "http.response.body") {
-            let awaitable = to_server.call1((message,))?;
             let goes_on = match items.get_item(intern!(py, "more_body"))? {
                 None => false,
                 Some(more) => more.is_truthy()?,
             };
             if goes_on {
-                return Ok(awaitable);
+                return to_server.call1((message,));
             }
+            this.fields().is_ending = true;
+            let awaitable = to_server.call1((message,))?;
             if !is_coroutine(&awaitable)? {
                 return slf.call_method1(intern!(py, "_last"), (awaitable,));
             }
@@ -449,6 +450,16 @@ impl PyExchange {
     #[setter]
     fn set_is_disconnected(&self, value: bool) {
         self.fields().is_disconnected = value;
+    }
+
+    #[getter]
+    fn is_ending(&self) -> bool {
+        self.fields().is_ending
+    }
+
+    #[setter]
+    fn set_is_ending(&self, value: bool) {
+        self.fields().is_ending = value;
     }
 
     #[getter]

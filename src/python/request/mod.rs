@@ -4,15 +4,16 @@
 //! (`scope.rs`). `refusal.rs` tells which MemoryErrors come from its limits.
 
 mod admission;
+mod current;
 mod refusal;
 mod report;
 mod terms;
 
 pub(super) use admission::PyAdmission;
+pub(super) use current::{current_request, served_in};
 pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, escaped_of, request_metrics, stats_of};
 
 use super::budget::PyBudget;
-use super::foreign::handler_in;
 use super::handler::{PyHandler, capsule_of};
 use super::imported::Imported;
 use super::numpy::Numpy;
@@ -122,26 +123,6 @@ pub(super) fn request(
         measure_unseen: terms::flag("measure_unseen", measure_unseen)?,
         reserve_bytes: terms::reserve(reserve_bytes)?,
         timeout: terms::timeout(timeout, reserve_bytes.is_some())?,
-    }))
-}
-
-/// The request that the running context is in, at any depth and in any task or thread that inherited it; else None::
-///
-///     >>> def helper():
-///     ...     return ctxalloc.current_request().stats.live_bytes
-///     >>> with ctxalloc.request():
-///     ...     array = numpy.ones(1000)
-///     ...     helper()
-///     8000
-///
-/// It equals the Request that began it.
-#[pyfunction]
-pub(super) fn current_request(py: Python<'_>) -> PyResult<Option<PyRequest>> {
-    let capsule = Numpy::get(py)?.current_capsule(py)?; // keeps the request while its handler is looked up
-    let handler = handler_in(&capsule)?;
-    Ok(RequestHandle::from_handler(handler).map(|handle| {
-        let arguments = Arguments { name: Some(handle.name().into()), ..Arguments::default() };
-        PyRequest { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::Carried(handle)) }
     }))
 }
 
@@ -450,15 +431,15 @@ impl PyRequest {
         refused
     }
 
-    /// Raises BudgetExceeded from `error` if a refusal of this request's led to it, before its end or after it. A
-    /// refusal is raised once.
-    #[pyo3(signature = (error, /))]
-    fn _raise_refusal(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// For each error the BudgetExceeded of this request that led to it, before its end or after it, or None. A refusal
+    /// is told once: together for errors that came together.
+    #[pyo3(signature = (errors, /))]
+    fn _refusals_of(&self, py: Python<'_>, errors: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Option<Py<PyAny>>>> {
         let refusals = match &*self.phase() {
             Phase::Begun { begun, .. } => begun.take_refusals(),
             Phase::New | Phase::Carried(_) => Vec::new(),
         };
-        refusal::raise(py, error, &refusals)
+        errors.iter().map(|error| refusal::told(py, error, &refusals)).collect()
     }
 
     /// Pickles by its terms, as decorated functions need it that go to other processes. TypeError: it was entered, or

@@ -15,7 +15,7 @@
 
 use crate::error::Error;
 use crate::python::asked::asked;
-use crate::python::errors::{BudgetExceeded, with_cause};
+use crate::python::errors::{BudgetExceeded, RequestEnded, with_cause};
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -40,6 +40,17 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
     };
     let Some(refusal) = refusal else { return Ok(()) };
     Err(with_cause(py, PyErr::from(refusal.error.clone()), PyErr::from_value(error.clone())))
+}
+
+/// The same, as a value. None too where the request had ended and refuses what comes late.
+#[cold]
+pub(super) fn told(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal]) -> PyResult<Option<Py<PyAny>>> {
+    match raise(py, error, refusals) {
+        Ok(()) => Ok(None),
+        Err(refused) if refused.is_instance_of::<BudgetExceeded>(py) => Ok(Some(refused.into_value(py).into_any())),
+        Err(ended) if ended.is_instance_of::<RequestEnded>(py) => Ok(None),
+        Err(other) => Err(other),
+    }
 }
 
 /// The size in bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.

@@ -43,6 +43,7 @@ __all__ = [
     "_profile_begin",
     "_profile_end",
     "_resident_bytes",
+    "_served_in",
     "_stats",
     "_table_3",
     "adopt",

@@ -467,7 +467,7 @@ MUTANTS: Final = (
         "self.may_call_back() && PLACE.get() != Place::Outside",
         "self.may_call_back() && false",
     ),
-    Mutant("what upstream freed stays", SCOPED, "            self.free_later();\n", ""),
+    Mutant("what upstream freed stays", SCOPED, "            self.0.free_later();\n", ""),
     Mutant(
         "what upstream made is upstream's",
         SCOPED,

@@ -3,6 +3,7 @@
 import _posixsubprocess
 import atexit
 import contextlib
+import importlib
 import io
 import os
 import resource
@@ -90,7 +91,9 @@ class _Children:
     def __init__(self) -> None:
         self.count = 0
         sys.addaudithook(self._hear)
-        # multiprocessing's way to spawn, which raises no event; subprocess has a name of its own for it.
+        # multiprocessing's way to spawn, which raises no event. subprocess, which does, keeps a name of its own for it:
+        # it has to be imported before.
+        importlib.import_module("subprocess")
         start = _posixsubprocess.fork_exec
 
         def fork_exec(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """What is no ``Exception`` (an interrupt, an exit, a cancelled task) is never dropped where we ask Python something."""
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -94,8 +95,12 @@ def interrupts() -> Iterator[list[int]]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no timers that send signals here")
-def test_each_of_many_interrupts_comes_out_of_a_refusal(interrupts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+# From 3.12 on CPython may look for signals where a loop jumps back, which its table of `try` blocks does not cover.
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="an interrupt may come out past the `try` around the loop")
+@pytest.mark.skipif("CTXALLOC_STRESS" not in os.environ, reason="by chance, in `make stress`; those above are certain")
+def test_stress_each_of_many_interrupts_comes_out_of_a_refusal(
+    interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     came = 0
     of_numpy: list[str] = []  # it drops an interrupt of its own while it makes its error, and says so
 

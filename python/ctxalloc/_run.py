@@ -3,7 +3,6 @@
 import _posixsubprocess
 import atexit
 import contextlib
-import importlib
 import io
 import os
 import resource
@@ -91,9 +90,7 @@ class _Children:
     def __init__(self) -> None:
         self.count = 0
         sys.addaudithook(self._hear)
-        # multiprocessing's way to spawn, which raises no event. subprocess, which does, keeps a name of its own for it:
-        # it has to be imported before.
-        importlib.import_module("subprocess")
+        # multiprocessing's way to spawn, which raises no event; subprocess has a name of its own for it.
         start = _posixsubprocess.fork_exec
 
         def fork_exec(*args: Any, **kwargs: Any) -> Any:
@@ -103,8 +100,15 @@ class _Children:
         _posixsubprocess.fork_exec = fork_exec
 
     def _hear(self, event: str, _arguments: object) -> None:
-        if event in self.EVENTS:
+        # From 3.13 on subprocess may call posix_spawn, after an event of its own.
+        is_of_subprocess = event == "os.posix_spawn" and _caller() == "subprocess"
+        if event in self.EVENTS and not is_of_subprocess:
             self.count += 1
+
+
+def _caller() -> Any:
+    """The module that called what raised an audit event."""
+    return sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001 - documented, for CPython
 
 
 class _Begun:

@@ -55,6 +55,7 @@ fn a_hook_that_was_there_before_and_one_that_calls_ours_are_nobodys_too() {
 #[test]
 #[ignore = "a child of a_hook_that_was_there_before_and_one_that_calls_ours_are_nobodys_too"]
 fn child_with_hooks_of_its_own() {
+    static KEPT: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
     fn chained(hears: fn()) {
         let before = take_hook();
         set_hook(Box::new(move |info| {
@@ -62,7 +63,7 @@ fn child_with_hooks_of_its_own() {
             before(info);
         }));
     }
-    chained(|| std::mem::forget(black_box(vec![0_u8; 50_000])));
+    chained(|| drop(KEPT.set(black_box(vec![0_u8; 50_000]))));
     let own = request().root().begin().unwrap(); // the first one
     chained(|| {}); // around ours
     own.run(|| catch_unwind(|| panic!("caught")).unwrap_err());

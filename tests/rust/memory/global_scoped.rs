@@ -50,7 +50,8 @@ unsafe impl GlobalAlloc for Panicking {
 /// It must not, but where it does, all later blocks of the thread would be taken for its own.
 #[test]
 fn an_upstream_that_panicked_is_asked_again() {
-    let upstream: &'static Panicking = Box::leak(Box::default());
+    static UPSTREAM: Panicking = Panicking { calls: AtomicUsize::new(0), is_next: AtomicBool::new(false) };
+    let upstream = &UPSTREAM;
     struct By(&'static Panicking);
     // SAFETY: all of it is System's.
     unsafe impl GlobalAlloc for By {

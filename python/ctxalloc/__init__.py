@@ -55,6 +55,7 @@ from ctxalloc._native import (
     Scope,
     Stats,
     Token,
+    WholeStats,
     __version__,
     adopt,
     configure,
@@ -105,6 +106,7 @@ __all__ = [
     "ThreadPoolExecutor",
     "Token",
     "UnknownHandlerError",
+    "WholeStats",
     "__version__",
     "adopt",
     "asgi",
@@ -156,3 +158,4 @@ def __dir__() -> list[str]:
 
 
 _environment.select()
+_environment.count_the_whole()

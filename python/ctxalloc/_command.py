@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ctxalloc import _compare, _info, _run
+from ctxalloc import _compare, _info, _run, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_of
@@ -68,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("program", help="the script, or with -m the module")
     arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
     arguments.required = False  # for the message where there is no program
+    run.add_argument(
+        "--whole",
+        action="store_true",
+        help="count and limit native memory and Python objects beside arrays",
+    )
+    commands.add_parser("whole", help="print the library for LD_PRELOAD that request(whole=True) needs")
     commands.add_parser("info", help="what this machine and this Python offer, and what to change")
     return parser
 
@@ -76,6 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command == "whole":
+        try:
+            print(_whole.library())
+        except UsageError as error:
+            print(f"ctxalloc whole: {error}", file=sys.stderr)
+            return 2
+        return 0
     if options.command == "info":
         try:
             _info.print_info(sys.stdout)
@@ -85,9 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     program = Program(options.program, options.is_module, options.arguments)
     try:
+        if options.whole and options.compare:
+            raise UsageError("--whole and --compare do not go together: --compare times runs of their own")
+        if options.whole and not _whole.is_loaded():
+            _whole.restart(list(sys.argv[1:] if arguments is None else arguments))
         if options.compare:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds, sys.stderr)
-        return _run.run(program, options.handler, options.limit, report=sys.stderr if options.report else None)
+        return _run.run(program, options.handler, options.limit, report=sys.stderr if options.report else None, whole=options.whole)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

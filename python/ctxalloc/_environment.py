@@ -9,6 +9,14 @@ from ctxalloc._native import set_handler
 HANDLER = "CTXALLOC_HANDLER"
 
 
+def count_the_whole() -> None:
+    """Counts native memory and objects for requests that ask for it, if the environment says so."""
+    if os.environ.get("CTXALLOC_WHOLE"):
+        from ctxalloc import _whole  # noqa: PLC0415 - most programs do not need it
+
+        _whole.enable_from_environment()
+
+
 def select() -> None:
     """Select the handler that the environment names, in the context that imports the package.
 

@@ -39,7 +39,7 @@ def check_handler(name: str) -> None:
         raise UsageError(f"--handler {name}: {error}") from None
 
 
-def run(program: Program, handler: str | None, limit: int | None, *, report: TextIO | None) -> int:
+def run(program: Program, handler: str | None, limit: int | None, *, report: TextIO | None, whole: bool = False) -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked."""
     program.check()
     if handler is not None:
@@ -47,14 +47,14 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
-    if limit is not None:
+    if limit is not None or whole:
         strategy = STRATEGIES[handler or "default_allocator"]()
-        request = _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True)
+        request = _begun(program, limit, strategy, whole=whole)
         _carry()
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report)
+    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
     try:
         return _status_of(program, request)
     except UsageError:
@@ -63,13 +63,37 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
         raise
 
 
+def _begun(program: Program, limit: int | None, strategy: _native.Strategy, *, whole: bool) -> _native.Request:
+    """The request around it. UsageError: the whole of it cannot be counted here."""
+    try:
+        return _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True, whole=whole)
+    except RuntimeError as error:
+        raise UsageError(f"--whole: {error}") from None
+
+
+def _print_whole(stats: _native.Stats, out: TextIO) -> None:
+    if stats.whole is None:
+        return
+    parts = stats.whole
+    print(
+        f"  the whole program: {size_text(stats.peak_bytes)} at the peak; alive at the end: "
+        f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
+        f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
+        file=out,
+    )
+    nobodys = _native._whole_nobodys_bytes()
+    print(f"  asked for while nobody was selected, by libraries' own threads: {size_text(nobodys)}", file=out)
+
+
 class _Begun:
     def __init__(self) -> None:
         self.wall = time.perf_counter()
         self.usage = resource.getrusage(resource.RUSAGE_SELF)
 
 
-def _report_at_the_end(program: Program, handler: str | None, limit: int | None, out: TextIO) -> Callable[[], None]:
+def _report_at_the_end(
+    program: Program, handler: str | None, limit: int | None, out: TextIO, whole: _native.Request | None
+) -> Callable[[], None]:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
 
     What it returns takes that back.
@@ -84,6 +108,8 @@ def _report_at_the_end(program: Program, handler: str | None, limit: int | None,
         profiling.close()
         with contextlib.suppress(OSError):  # nobody reads on
             _print(program, handler, limit, profile, begun, out)
+            if whole is not None:
+                _print_whole(whole.stats, out)
 
     atexit.register(report)
     return lambda: atexit.unregister(report)

@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["task", "thread", "request", "metrics", "rayon"],
     &["memory"],
     &["scope"],
+    &["whole"],
     &["handler"],
     &["strategy"],
     &["source"],

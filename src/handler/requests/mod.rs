@@ -18,10 +18,15 @@ mod list;
 mod slot;
 mod state;
 mod unseen;
+#[cfg(ctxalloc_whole)]
+mod whole;
 
+pub use crate::strategy::account::WholeStats;
 pub use list::{Present, gauges, present};
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
+#[cfg(ctxalloc_whole)]
+pub(crate) use whole::{Charged, Payer, charge, handler_at};
 
 use super::heap::{HeapRecord, HeapStats, Record};
 use super::held::Held;
@@ -67,6 +72,9 @@ pub struct Terms {
     /// Whether to measure by how much the process grows beside its pools: two looks at the system, each some
     /// microseconds.
     pub measure_unseen: bool,
+    /// Whether it counts and limits native memory and Python objects too. Whoever sets it has seen to it that these are
+    /// reported (`src/whole`).
+    pub is_whole: bool,
     /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
 }
@@ -116,6 +124,12 @@ pub fn metrics() -> Metrics {
     Metrics { begun: unseen::begun(), present: slots - free, slots }
 }
 
+/// The request that pays for what is not arrays in a request inside of this one, which does not count that itself.
+fn payer_around(outer: &Held) -> Option<Held> {
+    let state = Slot::behind(outer.handler())?.state();
+    if state.counts_whole() { Some(outer.clone()) } else { state.payer.clone() }
+}
+
 impl Begun {
     /// Begins a request on these terms.
     ///
@@ -144,7 +158,7 @@ impl Begun {
         let around = around.as_deref();
         let is_nested = around.is_some_and(|around| !around.has_ended());
         let outside = if terms.measure_unseen { Outside::before() } else { None };
-        let chain = Chain::of_request(
+        let mut chain = Chain::of_request(
             name.clone(),
             limit_bytes,
             overdraft_bytes,
@@ -152,10 +166,12 @@ impl Begun {
             around,
             terms.is_of_this_thread,
         )?;
+        chain.whole = terms.is_whole.then(Arc::default);
         let chain = Arc::new(chain);
+        let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
         let memory = Memory::new(strategy);
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
-        let state = State { chain: Arc::clone(&chain), memory, after_end, heap, _budget: budget };
+        let state = State { chain: Arc::clone(&chain), memory, after_end, heap, payer, _budget: budget };
         let number = chain.own().number();
         let held = Slot::begin(name.as_deref(), number, state);
         unseen::count(is_nested);
@@ -293,6 +309,12 @@ impl Seen {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.chain.own().stats()
+    }
+
+    /// What it holds beside arrays; `None` unless it counts that.
+    #[must_use]
+    pub fn whole(&self) -> Option<WholeStats> {
+        self.chain.whole.as_ref().map(|parts| parts.stats())
     }
 
     /// Its own budget: the limit it was given, under what it is charged to.

@@ -23,6 +23,7 @@ pub(super) struct Arguments {
     pub(super) after_end: AfterEnd,
     pub(super) is_strict: bool,
     pub(super) measure_unseen: bool,
+    pub(super) is_whole: bool,
 }
 
 impl Arguments {
@@ -37,6 +38,7 @@ impl Arguments {
             outer: if self.is_root { None } else { Some(bridge::current(py)?) },
             after_end: self.after_end,
             measure_unseen: self.measure_unseen,
+            is_whole: self.is_whole,
             is_of_this_thread: true,
             ..Terms::default()
         })?)
@@ -59,6 +61,7 @@ impl Arguments {
         arguments.set_item("after_end", after_end_text(self.after_end))?;
         arguments.set_item("strict", self.is_strict)?;
         arguments.set_item("measure_unseen", self.measure_unseen)?;
+        arguments.set_item("whole", self.is_whole)?;
         Ok(arguments)
     }
 }

@@ -1,7 +1,7 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
 use super::refused::ENDED;
-use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, add, subtract};
+use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, add, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
@@ -62,6 +62,8 @@ pub(crate) struct Chain {
     pub(super) own: Arc<Account>,
     /// All accounts, the youngest first; empty if `own` is the only one.
     all: Box<[Arc<Account>]>,
+    /// What is not arrays, for a request that counts that too.
+    pub(crate) whole: Option<Arc<Parts>>,
 }
 
 impl Chain {
@@ -115,10 +117,10 @@ impl Chain {
 
     fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
         if above.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default() };
+            return Self { own, all: Box::default(), whole: None };
         }
         above.push(Arc::clone(&own));
-        Self { own, all: as_set(above) }
+        Self { own, all: as_set(above), whole: None }
     }
 
     /// Whether charges go to this account.
@@ -302,7 +304,7 @@ impl Chain {
     }
 
     #[inline]
-    fn add_own(&self, first: impl FnOnce()) {
+    pub(super) fn add_own(&self, first: impl FnOnce()) {
         let (ended, own_blocks) = self.request();
         let before = own_blocks.load(RELAXED);
         own_blocks.store(before + 1, RELAXED);

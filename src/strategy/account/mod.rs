@@ -12,10 +12,14 @@ mod chain;
 mod known;
 mod refusals;
 mod refused;
+mod whole;
 
 pub(crate) use chain::Chain;
 pub use known::{BudgetNumbers, budgets};
 pub(crate) use refused::{Refusal, Refused};
+pub use whole::WholeStats;
+#[cfg_attr(not(ctxalloc_whole), allow(unused_imports, reason = "for the whole request"))]
+pub(crate) use whole::{Parts, Weight};
 
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};

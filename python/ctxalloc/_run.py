@@ -48,7 +48,7 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
     if limit is not None or whole:
-        strategy = STRATEGIES[handler or "default_allocator"]()
+        strategy = None if whole and handler is None else STRATEGIES[handler or "default_allocator"]()
         request = _begun(program, limit, strategy, whole=whole)
         _carry()
     elif handler is not None:
@@ -63,7 +63,7 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
         raise
 
 
-def _begun(program: Program, limit: int | None, strategy: _native.Strategy, *, whole: bool) -> _native.Request:
+def _begun(program: Program, limit: int | None, strategy: _native.Strategy | None, *, whole: bool) -> _native.Request:
     """The request around it. UsageError: the whole of it cannot be counted here."""
     try:
         return _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True, whole=whole)

@@ -12,6 +12,7 @@
 //! one that outlived its request is recognised by that, and refused. Nothing that an ended request left behind ever
 //! reaches another one.
 
+mod aside;
 pub(super) mod chunks;
 pub(super) mod ended;
 mod list;
@@ -37,6 +38,7 @@ use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Aligned, Budget, LiveBlock, Strategy};
 use crate::unattributed::{is_active, unattributed};
+use aside::Aside;
 use ended::Ended;
 use slot::Slot;
 use state::{MIN_ALIGN, Memory, State};
@@ -169,7 +171,9 @@ impl Begun {
         chain.whole = terms.is_whole.then(Arc::default);
         let chain = Arc::new(chain);
         let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
-        let memory = Memory::new(strategy);
+        let is_counted = terms.is_whole || payer.is_some();
+        let aside = |strategy| if is_counted { Arc::new(Aside(strategy)) as _ } else { strategy };
+        let memory = Memory::new(strategy.map(aside));
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
         let state = State { chain: Arc::clone(&chain), memory, after_end, heap, payer, _budget: budget };
         let number = chain.own().number();

@@ -4,13 +4,15 @@
 use std::ffi::{CStr, c_int, c_void};
 
 /// Parts of the names of libraries that return an error of Python's where `malloc` returns NULL. Each is proved by a test
-/// (`tests/whole/test_limits.py`).
+/// (`tests/python/test_whole.py`).
 const SURVIVORS: &[&str] = &[
     "/lib-dynload/",
     "/numpy/",
     "/numpy.libs/",
     "/PIL/",
     "/pillow.libs/",
+    "/lxml/",
+    "/pandas/",
     "libctxalloc_whole",
     "/ctxalloc/_native",
     "/libz.so",

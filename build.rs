@@ -1,5 +1,5 @@
-//! Compiles `src/whole/preload.c`, where the feature `whole` is on and the system has what it takes (`cfg(ctxalloc_whole)`).
-//! The module of the package contains the library, and writes it to a file when somebody asks for it.
+//! Compiles `src/whole/preload.c` where the feature `whole` is on and the system has what it takes
+//! (`cfg(ctxalloc_whole)`). The module of the package contains the library, and writes it to a file when somebody asks for it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

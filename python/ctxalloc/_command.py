@@ -98,13 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     program = Program(options.program, options.is_module, options.arguments)
     try:
-        if options.whole and options.compare:
-            raise UsageError("--whole and --compare do not go together: --compare times runs of their own")
-        if options.whole and not _whole.is_loaded():
-            _whole.restart(list(sys.argv[1:] if arguments is None else arguments))
+        if options.whole:
+            _whole.prepare(list(sys.argv[1:] if arguments is None else arguments), compares=options.compare)
         if options.compare:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds, sys.stderr)
-        return _run.run(program, options.handler, options.limit, report=sys.stderr if options.report else None, whole=options.whole)
+        return _run.run(
+            program, options.handler, options.limit, report=sys.stderr if options.report else None, whole=options.whole
+        )
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

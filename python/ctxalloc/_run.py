@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 from ctxalloc import _native, _program, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
+from ctxalloc._native import _whole_nobodys_bytes
 from ctxalloc._profile import Profile, profiled
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_text, table
@@ -54,7 +55,9 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: Tex
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
+    withdraw = (
+        None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
+    )
     try:
         return _status_of(program, request)
     except UsageError:
@@ -81,7 +84,7 @@ def _print_whole(stats: _native.Stats, out: TextIO) -> None:
         f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
         file=out,
     )
-    nobodys = _native._whole_nobodys_bytes()
+    nobodys = _whole_nobodys_bytes()
     print(f"  asked for while nobody was selected, by libraries' own threads: {size_text(nobodys)}", file=out)
 
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _native
+from ctxalloc._native import _whole_enable, _whole_library
 from ctxalloc._program import UsageError
 
 VARIABLE: Final = "CTXALLOC_WHOLE"
@@ -17,7 +17,7 @@ VARIABLE: Final = "CTXALLOC_WHOLE"
 
 def library() -> Path:
     """The library's file, for LD_PRELOAD. UsageError: there is none here."""
-    content = _native._whole_library()
+    content = _whole_library()
     if content is None:
         raise UsageError("it needs Linux with glibc, and a ctxalloc that was built with the feature `whole`")
     name = f"libctxalloc_whole-{hashlib.sha256(content).hexdigest()[:16]}.so"
@@ -61,6 +61,14 @@ def is_loaded() -> bool:
     return any("libctxalloc_whole-" in part for part in os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":"))
 
 
+def prepare(arguments: list[str], *, compares: bool) -> None:
+    """For ``run --whole``. UsageError: it does not go with ``--compare``, or there is no library."""
+    if compares:
+        raise UsageError("--whole and --compare do not go together: --compare times runs of their own")
+    if not is_loaded():
+        restart(arguments)
+
+
 def restart(arguments: list[str]) -> None:
     """Starts ``python -m ctxalloc`` with these arguments in place of this program, with the library before malloc."""
     before = os.environ.get("LD_PRELOAD")
@@ -70,7 +78,7 @@ def restart(arguments: list[str]) -> None:
     environment = {**os.environ, "LD_PRELOAD": f"{path}:{before}" if before else path, VARIABLE: "1"}
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *_options(), "-m", "ctxalloc", *arguments], environment)
+    os.execve(sys.executable, [sys.executable, *_options(), "-m", "ctxalloc", *arguments], environment)  # noqa: S606 - no shell
 
 
 def _options() -> list[str]:
@@ -88,6 +96,6 @@ def enable_from_environment() -> None:
     if value != "1":
         raise ImportError(f"the environment says {VARIABLE}={value!r}; give 1, or remove it")
     try:
-        _native._whole_enable()
+        _whole_enable()
     except RuntimeError as error:
         raise ImportError(f"the environment says {VARIABLE}=1, but {error}") from None

@@ -3,11 +3,11 @@
 #![allow(unsafe_code, reason = "dlsym, and CPython's C functions")]
 
 use super::symbol::symbol;
+use crate::sync::Made;
 use crate::whole::{Attach, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-use std::sync::OnceLock;
 
 pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
 pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
@@ -24,8 +24,8 @@ pub(super) struct Preloaded {
 
 /// The preloaded library. `None`: there is none, or one of another version of ctxalloc.
 pub(super) fn preloaded() -> Option<&'static Preloaded> {
-    static FOUND: OnceLock<Option<Preloaded>> = OnceLock::new();
-    FOUND.get_or_init(find).as_ref()
+    static FOUND: Made<Option<Preloaded>> = Made::new();
+    FOUND.get_or_make(find).as_ref()
 }
 
 fn find() -> Option<Preloaded> {
@@ -51,12 +51,12 @@ fn find() -> Option<Preloaded> {
 }
 
 type Look = fn(&mut Thread);
-static REAL: OnceLock<(VarSet, VarReset)> = OnceLock::new();
-static LOOK: OnceLock<Look> = OnceLock::new();
+static REAL: Made<(VarSet, VarReset)> = Made::new();
+static LOOK: Made<Look> = Made::new();
 
 /// From now on `look` is called on each thread that selects something.
 pub(super) fn look_at_selections(look: Look) {
-    let _ = LOOK.set(look);
+    LOOK.get_or_make(|| look);
 }
 
 fn look() {
@@ -72,7 +72,7 @@ pub(super) fn watched(set: VarSet, reset: VarReset) -> (VarSet, VarReset) {
     if preloaded().is_none() {
         return (set, reset);
     }
-    let _ = REAL.set((set, reset));
+    REAL.get_or_make(|| (set, reset));
     (watched_set, watched_reset)
 }
 

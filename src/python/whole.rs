@@ -13,6 +13,7 @@ use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::abi;
 use crate::handler::requests::handler_at;
+use crate::sync::Made;
 use crate::whole::{Allocator, Binding, Kind, Library, Python as Loop, Thread, attach, nobodys_bytes};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -21,8 +22,8 @@ use pyo3::types::PyCFunction;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 type GetState = unsafe extern "C" fn() -> *const c_void;
 type VarGet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
@@ -39,7 +40,10 @@ struct Asked {
     get: VarGet,
 }
 
-static ASKED: OnceLock<Asked> = OnceLock::new();
+static ASKED: Made<Asked> = Made::new();
+
+/// It is being enabled, or is: by one thread.
+static IS_BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// The library of C, which users preload.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libctxalloc_whole.so"));
@@ -51,7 +55,7 @@ pub(super) fn library(py: Python<'_>) -> Option<Bound<'_, pyo3::types::PyBytes>>
     Some(pyo3::types::PyBytes::new(py, LIBRARY))
 }
 
-/// How many bytes of native blocks of 1 KiB and more were asked for while no request was selected, since it was enabled.
+/// How many bytes of blocks of 1 KiB and more were asked for while no request was selected, since it was enabled.
 #[pyfunction]
 #[pyo3(name = "_whole_nobodys_bytes")]
 pub(super) fn nobodys() -> u64 {
@@ -62,10 +66,11 @@ pub(super) fn nobodys() -> u64 {
 #[pyfunction]
 #[pyo3(name = "_whole_enable")]
 pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
-    if ASKED.get().is_some() {
+    if IS_BEGUN.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
     begin(py)
+        .inspect_err(|_| IS_BEGUN.store(false, Ordering::Release))
         .map_err(|why| PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {why}")))
 }
 
@@ -101,9 +106,7 @@ fn begin(py: Python<'_>) -> Result<(), String> {
     };
     let version_at = version_offset(py, own).map_err(text)?.ok_or("the layout of its thread state is not known")?;
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
-    if ASKED.set(asked).is_err() {
-        return Ok(()); // another thread was faster
-    }
+    ASKED.get_or_make(|| asked);
     let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
     attach(&preloaded.library, Binding { selected, python })?;
     hook_domains(py, &preloaded.library)?;
@@ -128,7 +131,7 @@ fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
         let found = Arc::new(AtomicUsize::new(0));
         let to = Arc::clone(&found);
         let probe = PyCFunction::new_closure(py, None, None, move |_, _| {
-            // SAFETY: this thread's state. It has fewer than WORDS words before its Context in no version, and the search
+            // SAFETY: this thread's state. Its Context is among the first WORDS words in every version, and the search
             // ends there.
             let words = unsafe { own() }.cast::<usize>();
             // SAFETY: see above.
@@ -182,8 +185,8 @@ fn handler_of(word: u64) -> Option<Handler> {
 unsafe fn ask(asked: &Asked) -> Option<Handler> {
     let mut capsule = null_mut();
     // SAFETY: the thread has the GIL. NumPy's variable has a default, so no exception is set; reading it allocates
-    // nothing and calls nobody. The capsule is in the Context, so this reference is not the last. A capsule of that name
-    // has NumPy's struct.
+    // nothing and calls nobody. The capsule is in the Context, so this reference is not the last. A capsule of that
+    // name has NumPy's struct.
     unsafe {
         if (asked.get)(asked.var.as_ptr(), null_mut(), &raw mut capsule) != 0 || capsule.is_null() {
             return None;

@@ -1,17 +1,15 @@
 //! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls.
 
-use super::EXACT_FROM;
 use super::place::{Places, Record};
 use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Python};
 use crate::handler::Handler;
 use crate::handler::requests::{Charged, charge};
 use crate::strategy::account::Weight;
-use crate::sync::is_forking;
+use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// What this layer is told by the one that knows Python.
@@ -28,13 +26,16 @@ struct Decider {
     binding: Binding,
 }
 
-static DECIDER: OnceLock<Decider> = OnceLock::new();
+static DECIDER: Made<Decider> = Made::new();
 
 pub(super) static SLOW: Slow = Slow { allocate, resize, release, usable };
 
 pub(super) fn begin(places: Places, binding: Binding) {
-    let _ = DECIDER.set(Decider { places, binding });
+    DECIDER.get_or_make(|| Decider { places, binding });
 }
+
+/// Blocks of so many bytes and more are charged each.
+pub(super) const EXACT_FROM: usize = 1024;
 
 /// On average so many bytes of small blocks have one sample.
 const SAMPLE: f64 = 16.0 * 1024.0;
@@ -202,8 +203,8 @@ impl Decider {
             // Acquire pairs with the Release in `postpone`.
             let mut next = NonNull::new(list.swap(null_mut(), Ordering::Acquire));
             while let Some(block) = next {
-                // SAFETY: a placed block that was given up; `postpone` wrote the link into it. It has 16 bytes at least:
-                // the pool's blocks are multiples of 64, and only 32 are before it.
+                // SAFETY: a placed block that was given up; `postpone` wrote the link into it. It has 16 bytes at
+                // least: the pool's blocks are multiples of 64, and only 32 are before it.
                 unsafe {
                     next = NonNull::new(block.cast::<*mut u8>().read());
                     self.release(kind, block);

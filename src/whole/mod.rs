@@ -1,12 +1,12 @@
 //! The whole request: native memory and Python objects on the account of the request that is current, beside arrays.
 //!
 //! ```text
-//!   malloc, PyObject_Malloc ──► preload.c: counts down ──► decide: whose? ──► charge (handler::requests)
+//!   malloc, PyObject_Malloc ──► preload.c counts down ──► decide: whose? ──► charge (handler::requests)
 //!                                │ most blocks              place: a pool over a reserved range of addresses
 //!                                ▼
 //!                               the next allocator          free: is the address in a range? ──► release
 //! ```
-//! Blocks of [`EXACT_FROM`] bytes and more are charged each; of smaller ones a sample is, which stands for the others.
+//! Blocks of 1 KiB and more are charged each; of smaller ones a sample is, which stands for the others.
 //! A charged block has a record before it ([`place`]). Whose thread it is, the binding says ([`Binding`]): this layer
 //! knows no Python. Nothing here allocates by way of malloc while it holds a lock (`unattributed`).
 #![allow(unsafe_code, reason = "it makes and frees the blocks of malloc")]
@@ -25,9 +25,6 @@ use crate::unattributed;
 use place::Places;
 use range::Range;
 
-/// Blocks of so many bytes and more are charged each.
-pub(crate) const EXACT_FROM: usize = 1024;
-
 /// Begins to charge blocks, for ever. Called once.
 ///
 /// # Errors
@@ -44,6 +41,8 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     let bases = ranges.each_ref().map(Range::base);
     decide::begin(Places::over(ranges), binding);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
-    unsafe { (library.attach)(bases.as_ptr(), [range::BYTES; 3].as_ptr(), EXACT_FROM, &raw const decide::SLOW) };
+    unsafe {
+        (library.attach)(bases.as_ptr(), [range::BYTES; 3].as_ptr(), decide::EXACT_FROM, &raw const decide::SLOW)
+    };
     Ok(())
 }

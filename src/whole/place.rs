@@ -85,8 +85,8 @@ impl Places {
         debug_assert!(start.addr().get() % ALIGN == 0);
         let offset = (start.addr().get() + RECORD).next_multiple_of(align) - start.addr().get();
         let [low, middle, high, ..] = (offset / 16).to_le_bytes();
-        // SAFETY: the block has room for the record, what the alignment skips, and `size_bytes`; nobody else has it. The
-        // record's place is a multiple of 16, since `start` and `offset` are.
+        // SAFETY: the block has room for the record, what the alignment skips, and `size_bytes`; nobody else has it.
+        // The record's place is a multiple of 16, since `start` and `offset` are.
         unsafe {
             let block = start.add(offset);
             block.sub(RECORD).cast::<Record>().write(Record { offset: [low, middle, high], ..record });

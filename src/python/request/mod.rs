@@ -223,8 +223,8 @@ impl PyRequest {
         }
     }
 
-    /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal, and the block
-    /// ended as if nothing was.
+    /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal, and the
+    /// block ended as if nothing was.
     fn overdraft(&self) -> PyResult<()> {
         let phase = self.phase();
         let Phase::Begun { begun, .. } = &*phase else { return Ok(()) };

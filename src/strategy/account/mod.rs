@@ -10,16 +10,19 @@
 
 mod chain;
 mod known;
+mod parts;
 mod refusals;
 mod refused;
+#[cfg(ctxalloc_whole)]
 mod whole;
 
 pub(crate) use chain::Chain;
 pub use known::{BudgetNumbers, budgets};
+use parts::Parts;
+#[cfg(ctxalloc_whole)]
+pub(crate) use parts::Weight;
+pub use parts::WholeStats;
 pub(crate) use refused::{Refusal, Refused};
-pub use whole::WholeStats;
-#[cfg_attr(not(ctxalloc_whole), allow(unused_imports, reason = "for the whole request"))]
-pub(crate) use whole::{Parts, Weight};
 
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};

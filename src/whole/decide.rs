@@ -219,8 +219,8 @@ impl Decider {
         // SAFETY: the block is placed (this function's contract), so it has a record.
         let record = unsafe { Places::record(block) };
         let Some(payer) = record.payer() else { die("a block was freed twice") };
-        // SAFETY: the block was given up, and charged with this weight; its memory goes first, since the payer's end may
-        // do anything.
+        // SAFETY: the block was given up, and charged with this weight; its memory goes first, since the payer's end
+        // may do anything.
         unsafe {
             self.places.release(kind, block);
             payer.release(record.weight());

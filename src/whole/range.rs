@@ -93,8 +93,8 @@ unsafe impl Pages for Range {
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
         let units = size_bytes.div_ceil(UNIT);
-        // Reserved again: the memory goes back, the addresses stay ours. Where the system does not, they stay mapped and
-        // are never used again.
+        // Reserved again: the memory goes back, the addresses stay ours. Where the system does not, they stay mapped
+        // and are never used again.
         if map(start.as_ptr(), units * UNIT, libc::PROT_NONE, libc::MAP_FIXED).is_some() {
             self.set((start.addr().get() - self.base) / UNIT, units, false);
         }

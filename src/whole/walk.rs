@@ -3,8 +3,8 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-/// Parts of the names of libraries that return an error of Python's where `malloc` returns NULL. Each is proved by a test
-/// (`tests/python/test_whole.py`).
+/// Parts of the names of libraries that return an error of Python's where `malloc` returns NULL. Each is proved by a
+/// test (`tests/python/test_whole.py`).
 const SURVIVORS: &[&str] = &[
     "/lib-dynload/",
     "/numpy/",

@@ -67,6 +67,8 @@ pub mod scope;
 pub mod source;
 pub mod strategy;
 pub mod thread;
+#[cfg(ctxalloc_whole)]
+mod whole;
 
 #[cfg(any(feature = "capi", feature = "python"))]
 mod capi;

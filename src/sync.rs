@@ -11,6 +11,8 @@ mod owner;
 mod threads;
 
 pub(crate) use biased::Biased;
+#[cfg(ctxalloc_whole)]
+pub(crate) use fork::is_forking;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) use fork::{AroundFork, around_fork};
 pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_across_fork, hold_across_fork_until};

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
+/// Whether anybody attributes blocks: that, or the whole request (`src/whole`).
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
     /// Without a destructor: a thread allocates until its very end.
     static IS_PAUSED: Cell<bool> = const { Cell::new(false) };
@@ -25,6 +28,12 @@ pub(crate) fn is_active() -> bool {
 /// Called when a [`GlobalScoped`](crate::GlobalScoped) makes a block on a thread that it has not seen before.
 pub(crate) fn activate() {
     IS_ACTIVE.store(true, Ordering::Relaxed);
+    watch();
+}
+
+/// Makes [`is_paused`] tell what [`unattributed`] says from now on.
+pub(crate) fn watch() {
+    IS_WATCHED.store(true, Ordering::Relaxed);
 }
 
 /// Whether a new block of this thread is nobody's.
@@ -38,7 +47,7 @@ pub(crate) fn is_paused() -> bool {
 #[inline]
 #[must_use = "it ends with the returned value"]
 pub(crate) fn unattributed() -> Option<Unattributed> {
-    is_active().then(|| Unattributed { was_paused: IS_PAUSED.replace(true) })
+    IS_WATCHED.load(Ordering::Relaxed).then(|| Unattributed { was_paused: IS_PAUSED.replace(true) })
 }
 
 /// See [`unattributed`].

@@ -59,6 +59,7 @@ from ctxalloc._native import (
     Scope,
     Stats,
     Token,
+    WholeStats,
     __version__,
     adopt,
     configure,
@@ -112,6 +113,7 @@ __all__ = [
     "ThreadPoolExecutor",
     "Token",
     "UnknownHandlerError",
+    "WholeStats",
     "__version__",
     "adopt",
     "asgi",
@@ -181,3 +183,4 @@ def __dir__() -> list[str]:
 
 _environment.select()
 _environment.listen()
+_environment.count_the_whole()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _compare, _flame, _info, _report, _run
+from ctxalloc import _compare, _flame, _info, _report, _run, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_of
@@ -82,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("program", help="the script, or with -m the module")
     arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
     arguments.required = False  # for the message where there is no program
+    run.add_argument(
+        "--whole",
+        action="store_true",
+        help="count and limit native memory and Python objects beside arrays",
+    )
+    commands.add_parser("whole", help="print the library for LD_PRELOAD that request(whole=True) needs")
     compare = commands.add_parser("compare", help="what differs between two reports of run --report=json")
     compare.add_argument("before", type=Path, help="the report of one run")
     compare.add_argument("after", type=Path, help="the report of another one")
@@ -117,6 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     parser = _parser()
     options = parser.parse_args(_separated(sys.argv[1:] if arguments is None else arguments))
+    if options.command == "whole":
+        try:
+            print(_whole.library())
+        except UsageError as error:
+            print(f"ctxalloc whole: {error}", file=sys.stderr)
+            return 2
+        return 0
     if options.command in ("info", "compare"):
         try:
             if options.command == "compare":
@@ -153,13 +166,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
     program = Program(options.program, options.is_module, options.arguments)
     try:
+        if options.whole:
+            _whole.prepare(list(sys.argv[1:] if arguments is None else arguments), compares=options.compare)
         if options.compare:
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
         wanted = None
         if options.report:
             path = Path(options.kind) if is_by_stack else options.output
             wanted = _run.Wanted(options.kind == "json", path, options.sites or 10, is_by_stack)
-        return _run.run(program, options.handler, options.limit, report=wanted)
+        return _run.run(program, options.handler, options.limit, report=wanted, whole=options.whole)
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

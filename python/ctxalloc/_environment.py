@@ -13,6 +13,14 @@ HANDLER = "CTXALLOC_HANDLER"
 SIGNAL, SECONDS, FILE = "CTXALLOC_PROFILE_SIGNAL", "CTXALLOC_PROFILE_SECONDS", "CTXALLOC_PROFILE_FILE"
 
 
+def count_the_whole() -> None:
+    """Counts native memory and objects for requests that ask for it, if the environment says so."""
+    if os.environ.get("CTXALLOC_WHOLE"):
+        from ctxalloc import _whole  # noqa: PLC0415 - most programs do not need it
+
+        _whole.enable_from_environment()
+
+
 def select() -> None:
     """Select the handler that the environment names, in the context that imports the package.
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TextIO
 from ctxalloc import _flame, _native, _program, _report, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
+from ctxalloc._native import _whole_nobodys_bytes
 from ctxalloc._profile import FRAMES, Profile, profiled
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import counted, size_text, table
@@ -43,7 +44,9 @@ def check_handler(name: str) -> None:
         raise UsageError(f"--handler {name}: {error}") from None
 
 
-def run(program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None") -> int:
+def run(
+    program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None", whole: bool = False
+) -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked."""
     program.check()
     if handler is not None:
@@ -54,14 +57,16 @@ def run(program: Program, handler: str | None, limit: int | None, *, report: "Wa
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
-    if limit is not None:
-        strategy = STRATEGIES[handler or "default_allocator"]()
-        request = _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True)
+    if limit is not None or whole:
+        strategy = None if whole and handler is None else STRATEGIES[handler or "default_allocator"]()
+        request = _begun(program, limit, strategy, whole=whole)
         _carry()
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report)
+    withdraw = (
+        None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
+    )
     try:
         return _status_of(program, request)
     except UsageError:
@@ -111,6 +116,28 @@ def _caller() -> Any:
     return sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001 - documented, for CPython
 
 
+def _begun(program: Program, limit: int | None, strategy: _native.Strategy | None, *, whole: bool) -> _native.Request:
+    """The request around it. UsageError: the whole of it cannot be counted here."""
+    try:
+        return _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True, whole=whole)
+    except RuntimeError as error:
+        raise UsageError(f"--whole: {error}") from None
+
+
+def _print_whole(stats: _native.Stats, out: TextIO) -> None:
+    if stats.whole is None:
+        return
+    parts = stats.whole
+    print(
+        f"  the whole program: {size_text(stats.peak_bytes)} at the peak; alive at the end: "
+        f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
+        f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
+        file=out,
+    )
+    nobodys = _whole_nobodys_bytes()
+    print(f"  asked for while nobody was selected, by libraries' own threads: {size_text(nobodys)}", file=out)
+
+
 class _Begun:
     def __init__(self) -> None:
         self.wall = time.perf_counter()
@@ -129,7 +156,7 @@ class _Begun:
 
 
 def _report_at_the_end(
-    program: Program, handler: str | None, limit: int | None, wanted: "Wanted"
+    program: Program, handler: str | None, limit: int | None, wanted: "Wanted", whole: _native.Request | None
 ) -> Callable[[], None]:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
 
@@ -156,6 +183,8 @@ def _report_at_the_end(
                 print(text, file=out, flush=True)
             else:
                 _print(program, handler, limit, profile, usage, children, wanted.sites, out)
+                if whole is not None:
+                    _print_whole(whole.stats, out)
             if wanted.path is not None and isinstance(out, io.StringIO):
                 _report.write(wanted.path, out.getvalue().encode("utf-8", "backslashreplace"))
         except OSError as error:

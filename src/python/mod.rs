@@ -38,6 +38,8 @@ mod module;
 mod numpy;
 mod options;
 mod pending;
+#[cfg(ctxalloc_whole)]
+mod preloaded;
 mod profile;
 mod request;
 mod scope;
@@ -53,6 +55,11 @@ mod token;
 mod token_cell;
 mod tracked;
 mod usm;
+#[cfg(ctxalloc_whole)]
+mod whole;
+#[cfg(not(ctxalloc_whole))]
+#[path = "no_whole.rs"]
+mod whole;
 
 pub use asyncio::{PythonTask, future_into_py, into_future, into_future_with_locals};
 pub use bridge::{attach, current, scope, try_attach};

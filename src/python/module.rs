@@ -57,8 +57,8 @@ mod _native {
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]
     use super::super::request::{
-        PyEscaped, PyRequest, PyRequestMetrics, PyStats, current_request, escaped_of, request, request_metrics,
-        served_in, stats_of,
+        PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, request,
+        request_metrics, served_in, stats_of,
     };
     #[pymodule_export]
     use super::super::settings::{configure, trim};
@@ -70,6 +70,8 @@ mod _native {
     use super::super::tracked::{PyBlock, report};
     #[pymodule_export]
     use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
+    #[pymodule_export]
+    use super::super::whole::{enable, library, nobodys};
 
     use super::{Numpy, adopt_numpys_default, capi, errors, exit, interpreter, scope_type, settings, shared};
     use pyo3::prelude::*;

@@ -279,11 +279,12 @@ impl Calls {
     fn in_c() -> Option<Self> {
         let set = symbol(c"PyContextVar_Set")?;
         let reset = symbol(c"PyContextVar_Reset")?;
-        Some(Self::C {
-            // SAFETY: `PyObject *PyContextVar_Set(PyObject *var, PyObject *value)` since CPython 3.7.1.
-            set: unsafe { std::mem::transmute::<*mut c_void, VarSet>(set) },
-            // SAFETY: `int PyContextVar_Reset(PyObject *var, PyObject *token)` since CPython 3.7.1.
-            reset: unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) },
-        })
+        // SAFETY: `PyObject *PyContextVar_Set(PyObject *var, PyObject *value)` since CPython 3.7.1.
+        let set = unsafe { std::mem::transmute::<*mut c_void, VarSet>(set) };
+        // SAFETY: `int PyContextVar_Reset(PyObject *var, PyObject *token)` since CPython 3.7.1.
+        let reset = unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) };
+        #[cfg(ctxalloc_whole)]
+        let (set, reset) = super::preloaded::watched(set, reset);
+        Some(Self::C { set, reset })
     }
 }

@@ -24,6 +24,12 @@ pub(crate) fn forks() -> u32 {
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// Whether this thread is between the two sides of a `fork`, and so has taken all locks that are held across it.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn is_forking() -> bool {
+    holders::is_forking()
+}
+
 /// Something whose locks no child may be born without: whoever forks takes them all first.
 pub(crate) trait HeldAcrossFork: Send + Sync {
     /// Calls `visit` with each lock, always in the order in which threads take them.
@@ -146,6 +152,11 @@ mod holders {
         /// What the forking thread holds between `before` and `after`. A plain pointer: threads may fork in their last
         /// destructors.
         static HELD: Cell<*mut Held> = const { Cell::new(null_mut()) };
+    }
+
+    #[cfg(ctxalloc_whole)]
+    pub(super) fn is_forking() -> bool {
+        !HELD.get().is_null()
     }
 
     extern "C" fn before() {

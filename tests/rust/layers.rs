@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["task", "thread", "request", "metrics", "rayon"],
     &["room"],
     &["memory"],
+    &["whole"],
     &["scope"],
     &["handler"],
     &["strategy"],

@@ -12,6 +12,7 @@
 //! one that outlived its request is recognised by that, and refused. Nothing that an ended request left behind ever
 //! reaches another one.
 
+mod aside;
 pub(super) mod chunks;
 pub(super) mod ended;
 mod list;
@@ -19,12 +20,17 @@ mod prepared;
 mod slot;
 mod state;
 mod unseen;
+#[cfg(ctxalloc_whole)]
+mod whole;
 
+pub(crate) use crate::strategy::account::WholeStats;
 pub(crate) use list::gauges;
 pub use list::{Present, present};
 pub(crate) use prepared::Prepared;
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
+#[cfg(ctxalloc_whole)]
+pub(crate) use whole::{Charged, Payer, charge, handler_at};
 
 use super::heap::{HeapRecord, HeapStats, Record};
 use super::held::Held;
@@ -69,6 +75,9 @@ pub(crate) struct Terms {
     /// Whether to measure by how much the process grows beside its pools: two looks at the system, each some
     /// microseconds.
     pub measure_unseen: bool,
+    /// Whether it counts and limits native memory and Python objects too. Whoever sets it has seen to it that these are
+    /// reported (`src/whole`).
+    pub is_whole: bool,
     /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
     pub is_of_this_thread: bool,
     /// How many bytes of everything above are reserved for it from its beginning.
@@ -116,6 +125,12 @@ pub struct RequestCounts {
 pub fn request_counts() -> RequestCounts {
     let (slots, free) = slot::counts();
     RequestCounts { begun: unseen::begun(), present: slots - free, slots }
+}
+
+/// The request that pays for what is not arrays in a request inside of this one, which does not count that itself.
+fn payer_around(outer: &Held) -> Option<Held> {
+    let state = Slot::behind(outer.handler())?.state();
+    if state.counts_whole() { Some(outer.clone()) } else { state.payer.clone() }
 }
 
 impl Begun {
@@ -263,6 +278,12 @@ impl Seen {
             Some(heap.refusals())
         });
         state.unwrap_or(0)
+    }
+
+    /// What it holds beside arrays; `None` unless it counts that.
+    #[must_use]
+    pub(crate) fn whole(&self) -> Option<WholeStats> {
+        self.chain.whole.as_ref().map(|parts| parts.stats())
     }
 
     /// Its own budget: the limit it was given, under what it is charged to.

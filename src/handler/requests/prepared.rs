@@ -1,9 +1,10 @@
 //! `Prepared`: a request that could begin, and may have to wait for its reservation first.
 
+use super::aside::Aside;
 use super::slot::Slot;
 use super::state::{MIN_ALIGN, Memory, State};
 use super::unseen::{self, Outside};
-use super::{Begun, Seen, Terms, chain_of};
+use super::{Begun, Seen, Terms, chain_of, payer_around};
 use crate::error::Error;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
@@ -18,6 +19,8 @@ pub(crate) struct Prepared {
     chain: Arc<Chain>,
     /// Whether it is inside of a request that has not ended.
     is_inside: bool,
+    /// The request around it that counts native memory and objects of this one too.
+    payer: Option<Held>,
 }
 
 impl Prepared {
@@ -45,7 +48,7 @@ impl Prepared {
         let _unattributed = unattributed(); // the request's own records are charged to no request
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();
-        let chain = Chain::of_request(
+        let mut chain = Chain::of_request(
             terms.name.clone(),
             terms.limit_bytes,
             terms.overdraft_bytes,
@@ -54,8 +57,10 @@ impl Prepared {
             terms.is_of_this_thread,
             terms.reserve_bytes.is_some(),
         )?;
+        chain.whole = terms.is_whole.then(Arc::default);
+        let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
         let is_inside = around.is_some_and(|around| !around.has_ended());
-        Ok(Self { terms, chain: Arc::new(chain), is_inside })
+        Ok(Self { terms, chain: Arc::new(chain), is_inside, payer })
     }
 
     /// How many bytes it reserves.
@@ -75,13 +80,15 @@ impl Prepared {
     /// Begins the request. Its reservation, if it is to have one, was taken.
     #[must_use]
     pub(crate) fn begin(self) -> Begun {
-        let Self { terms, chain, is_inside } = self;
+        let Self { terms, chain, is_inside, payer } = self;
         let _unattributed = unattributed(); // as above
         let outside = if terms.measure_unseen { Outside::before() } else { None };
-        let memory = Memory::new(terms.strategy);
+        let is_counted = terms.is_whole || payer.is_some();
+        let aside = |strategy| if is_counted { Arc::new(Aside(strategy)) as _ } else { strategy };
+        let memory = Memory::new(terms.strategy.map(aside));
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
         let state =
-            State { chain: Arc::clone(&chain), memory, after_end: terms.after_end, heap, _budget: terms.budget };
+            State { chain: Arc::clone(&chain), memory, after_end: terms.after_end, heap, payer, _budget: terms.budget };
         let number = chain.own().number();
         let held = Slot::begin(terms.name.as_deref(), number, state);
         unseen::count(is_inside);

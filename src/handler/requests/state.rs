@@ -1,6 +1,7 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
 use crate::handler::heap::HeapRecord;
+use crate::handler::held::Held;
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
 use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
 use std::ptr::NonNull;
@@ -41,6 +42,8 @@ pub(super) struct State {
     pub(super) after_end: AfterEnd,
     /// What Rust's heap holds for it, if the program's allocator counts that.
     pub(super) heap: Option<HeapRecord>,
+    /// The request around it that counts native memory and objects of this one too, if this one does not.
+    pub(super) payer: Option<Held>,
     /// The budget that it was given: while it is here, requests inside of this one are charged to it too.
     pub(super) _budget: Option<Budget>,
 }
@@ -153,6 +156,11 @@ impl Memory {
 }
 
 impl State {
+    /// Whether native memory and Python objects are counted too.
+    pub(super) fn counts_whole(&self) -> bool {
+        self.chain.whole.is_some()
+    }
+
     /// How a block of so many bytes is counted; `None` if it is refused because the request has ended.
     #[inline]
     fn counting(&self, size_bytes: usize) -> Option<Counting> {

@@ -11,7 +11,7 @@ mod terms;
 
 pub(super) use admission::PyAdmission;
 pub(super) use current::{current_request, served_in};
-pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, escaped_of, request_metrics, stats_of};
+pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of};
 
 use super::budget::PyBudget;
 use super::handler::{PyHandler, capsule_of};
@@ -20,6 +20,7 @@ use super::numpy::Numpy;
 use super::scope::{deselect, entered_already, not_entered};
 use super::step::Step;
 use super::token_cell::TokenCell;
+use super::whole::enable;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
 use crate::room::Admission;
@@ -92,13 +93,16 @@ struct Escaped {
 /// is reserved first; it may use more while the budgets have room. Inside of another request it reserves from that
 /// one's reservation, and does not wait.
 ///
+/// ``whole=True``: count and limit native memory and Python objects beside arrays, all in one sum (``stats.whole`` has
+/// the parts). RuntimeError: its library is not preloaded, or cannot be; docs/whole.md.
+///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.
 #[allow(clippy::too_many_arguments, reason = "one for each option of the function in Python")]
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None,
-    measure_unseen = None, reserve_bytes = None, timeout = None
+    measure_unseen = None, reserve_bytes = None, timeout = None, whole = None
 ))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
@@ -111,8 +115,14 @@ pub(super) fn request(
     measure_unseen: Option<&Bound<'_, PyAny>>,
     reserve_bytes: Option<&Bound<'_, PyAny>>,
     timeout: Option<&Bound<'_, PyAny>>,
+    whole: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
+    let is_whole = terms::flag("whole", whole)?;
+    if let (true, Some(whole)) = (is_whole, whole) {
+        enable(whole.py())?;
+    }
     Ok(PyRequest::new(Arguments {
+        is_whole,
         limit_bytes: terms::limit(limit_bytes)?,
         strategy: terms::strategy(strategy)?,
         name: terms::name(name)?.map(Into::into),
@@ -210,7 +220,8 @@ impl PyRequest {
             return left; // still entered, in another Context
         }
         let refused = self.end(py, error);
-        left.and(refused)
+        let over = if error.is_none() { self.overdraft() } else { Ok(()) };
+        left.and(refused).and(over)
     }
 
     /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
@@ -220,12 +231,26 @@ impl PyRequest {
         let end = begun.end();
         let blocks = if end.live_blocks == 0 { None } else { begun.live_blocks() };
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
+        let is_whole = begun.whole().is_some();
         *left = Some(Escaped { count: end.live_blocks, bytes: end.live_bytes, blocks });
         drop(phase);
         match error {
-            Some(error) => refusal::raise(py, error, &refusals),
+            Some(error) => refusal::raise(py, error, &refusals, is_whole),
             None => Ok(()),
         }
+    }
+
+    /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal, and the
+    /// block ended as if nothing was.
+    fn overdraft(&self) -> PyResult<()> {
+        let phase = self.phase();
+        let Phase::Begun { begun, .. } = &*phase else { return Ok(()) };
+        if begun.whole().is_none_or(|whole| whole.granted == 0) {
+            return Ok(());
+        }
+        let refusals = begun.take_refusals();
+        drop(phase);
+        refusals.into_iter().next().map_or(Ok(()), |refusal| Err(refusal.error.into()))
     }
 
     /// What `read` returns for the request; None before it is entered.
@@ -435,11 +460,11 @@ impl PyRequest {
     /// is told once: together for errors that came together.
     #[pyo3(signature = (errors, /))]
     fn _refusals_of(&self, py: Python<'_>, errors: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Option<Py<PyAny>>>> {
-        let refusals = match &*self.phase() {
-            Phase::Begun { begun, .. } => begun.take_refusals(),
-            Phase::New | Phase::Carried(_) => Vec::new(),
+        let (refusals, is_whole) = match &*self.phase() {
+            Phase::Begun { begun, .. } => (begun.take_refusals(), begun.whole().is_some()),
+            Phase::New | Phase::Carried(_) => (Vec::new(), false),
         };
-        errors.iter().map(|error| refusal::told(py, error, &refusals)).collect()
+        errors.iter().map(|error| refusal::told(py, error, &refusals, is_whole)).collect()
     }
 
     /// Pickles by its terms, as decorated functions need it that go to other processes. TypeError: it was entered, or
@@ -484,7 +509,7 @@ impl PyRequest {
     /// Its numbers so far. They can be read after its end too, and change then with the blocks that outlive it.
     #[getter]
     fn stats(&self) -> PyResult<PyStats> {
-        self.with_request(|request| PyStats::from(request.stats()))
+        self.with_request(|request| PyStats::with_parts(request.stats(), request.whole()))
     }
 
     /// By how many bytes the process grew beside its pools, with ``measure_unseen=True``: what went other ways than

@@ -8,6 +8,7 @@
 //!   refusal if nothing was allocated in the request since that refusal.
 //! - Rust code raises this crate's own error, which names the handler and the size. It comes from a refusal of that
 //!   many bytes.
+//! - In a whole request any other MemoryError comes from the last refusal.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! So a program's own `raise MemoryError` without a message, right after a refusal that it handled, becomes a
@@ -25,7 +26,7 @@ const OF_NUMPY: [&str; 2] = ["cannot allocate memory for array", "cannot allocat
 
 /// Raises BudgetExceeded from `error` if it comes from one of these refusals, the youngest of which is first.
 #[cold]
-pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal]) -> PyResult<()> {
+pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal], is_whole: bool) -> PyResult<()> {
     let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
     if refusals.is_empty() || is_budgets || !error.is_instance_of::<PyMemoryError>() {
         return Ok(());
@@ -35,6 +36,9 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
     let message = message.to_string();
     let refusal = match size_of_array(error)? {
         Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
+        // Its objects and native blocks are counted too, so something was nearly always allocated since; and other
+        // libraries have messages of their own.
+        None if is_whole => refusals.first(),
         None if is_of_c(&message) => refusals.iter().find(|refusal| refusal.is_last),
         None => refusals.iter().find(|refusal| is_of_rust(&message, refusal)),
     };
@@ -44,8 +48,13 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
 
 /// The same, as a value. None too where the request had ended and refuses what comes late.
 #[cold]
-pub(super) fn told(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal]) -> PyResult<Option<Py<PyAny>>> {
-    match raise(py, error, refusals) {
+pub(super) fn told(
+    py: Python<'_>,
+    error: &Bound<'_, PyAny>,
+    refusals: &[Refusal],
+    is_whole: bool,
+) -> PyResult<Option<Py<PyAny>>> {
+    match raise(py, error, refusals, is_whole) {
         Ok(()) => Ok(None),
         Err(refused) if refused.is_instance_of::<BudgetExceeded>(py) => Ok(Some(refused.into_value(py).into_any())),
         Err(ended) if ended.is_instance_of::<RequestEnded>(py) => Ok(None),

@@ -3,7 +3,7 @@
 use crate::handler::requests;
 use crate::python::tracked::{self, PyBlock};
 use crate::strategy::LiveBlock;
-use crate::strategy::account::Stats;
+use crate::strategy::account::{Stats, WholeStats};
 use pyo3::prelude::*;
 
 /// A request's numbers at one moment. Bytes are the sizes that were asked for. The numbers include those of requests
@@ -25,11 +25,54 @@ pub(in crate::python) struct PyStats {
     refused: u64,
     /// How many bytes it is above its limit, which arrays of up to 1 KiB may exceed: see ``request()``.
     overdraft_bytes: usize,
+    /// What of it is arrays, native memory and objects; None unless the request counts that (``whole=True``).
+    whole: Option<PyWholeStats>,
+}
+
+/// What a whole request holds: the parts of its ``live_bytes``.
+#[pyclass(frozen, eq, hash, get_all, name = "WholeStats", module = "ctxalloc")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::python) struct PyWholeStats {
+    /// Bytes in arrays that are alive, and in what else is charged to it.
+    array_bytes: usize,
+    /// Bytes of native memory.
+    native_bytes: usize,
+    /// Bytes of Python objects.
+    object_bytes: usize,
+    /// The standard deviation of the estimate for blocks below 1 KiB.
+    error_bytes: usize,
+    /// How many blocks were given beyond a limit, because their callers do not survive a refusal.
+    granted: u64,
+}
+
+#[pymethods]
+impl PyWholeStats {
+    fn __repr__(&self) -> String {
+        let Self { array_bytes, native_bytes, object_bytes, error_bytes, granted } = self;
+        format!(
+            "WholeStats(array_bytes={array_bytes}, native_bytes={native_bytes}, object_bytes={object_bytes}, \
+             error_bytes={error_bytes}, granted={granted})"
+        )
+    }
+}
+
+impl PyStats {
+    pub(super) fn with_parts(stats: Stats, parts: Option<WholeStats>) -> Self {
+        let whole = parts.map(|parts| PyWholeStats {
+            array_bytes: stats.live_bytes.saturating_sub(parts.native_bytes + parts.object_bytes),
+            native_bytes: parts.native_bytes,
+            object_bytes: parts.object_bytes,
+            error_bytes: parts.error_bytes,
+            granted: parts.granted,
+        });
+        Self { whole, ..Self::from(stats) }
+    }
 }
 
 impl From<Stats> for PyStats {
     fn from(stats: Stats) -> Self {
         Self {
+            whole: None,
             live_bytes: stats.live_bytes,
             live_blocks: stats.live_blocks,
             peak_bytes: stats.peak_bytes,
@@ -44,30 +87,42 @@ impl From<Stats> for PyStats {
 #[pymethods]
 impl PyStats {
     fn __repr__(&self) -> String {
-        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes } = self;
+        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes, whole } = self;
+        let whole = whole.map_or_else(String::new, |whole| format!(", whole={}", whole.__repr__()));
         format!(
             "Stats(live_bytes={live_bytes}, live_blocks={live_blocks}, peak_bytes={peak_bytes}, \
-             total_bytes={total_bytes}, count={count}, refused={refused}, overdraft_bytes={overdraft_bytes})"
+             total_bytes={total_bytes}, count={count}, refused={refused}, overdraft_bytes={overdraft_bytes}{whole})"
         )
     }
 
     /// Numbers can be pickled and copied, so that a worker process can send them to its parent.
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (StatsNumbers,))> {
-        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes } = *self;
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py>> {
+        let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes, whole } = *self;
         let numbers = (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes);
-        Ok((py.import("ctxalloc._native")?.getattr("_stats")?, (numbers,)))
+        let parts = whole
+            .map(|whole| (whole.array_bytes, whole.native_bytes, whole.object_bytes, whole.error_bytes, whole.granted));
+        Ok((py.import("ctxalloc._native")?.getattr("_stats")?, (numbers, parts)))
     }
 }
 
 type StatsNumbers = (usize, usize, usize, u64, u64, u64, usize);
+type Pickled<'py> = (Bound<'py, PyAny>, (StatsNumbers, Option<WholeNumbers>));
+type WholeNumbers = (usize, usize, usize, usize, u64);
 type EscapedNumbers = (usize, usize);
 
 /// Makes a pickled Stats again.
 #[pyfunction]
-#[pyo3(name = "_stats", signature = (numbers, /))]
-pub(in crate::python) fn stats_of(numbers: StatsNumbers) -> PyStats {
+#[pyo3(name = "_stats", signature = (numbers, parts = None, /))]
+pub(in crate::python) fn stats_of(numbers: StatsNumbers, parts: Option<WholeNumbers>) -> PyStats {
     let (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes) = numbers;
-    PyStats { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes }
+    let whole = parts.map(|(array_bytes, native_bytes, object_bytes, error_bytes, granted)| PyWholeStats {
+        array_bytes,
+        native_bytes,
+        object_bytes,
+        error_bytes,
+        granted,
+    });
+    PyStats { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes, whole }
 }
 
 /// Makes a pickled Escaped again.

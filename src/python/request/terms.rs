@@ -28,6 +28,7 @@ pub(super) struct Arguments {
     pub(super) reserve_bytes: Option<usize>,
     /// How long it waits for its reservation.
     pub(super) timeout: Option<Duration>,
+    pub(super) is_whole: bool,
 }
 
 impl Arguments {
@@ -52,6 +53,7 @@ impl Arguments {
             outer: if self.is_root { None } else { Some(bridge::current(py)?) },
             after_end: self.after_end,
             measure_unseen: self.measure_unseen,
+            is_whole: self.is_whole,
             is_of_this_thread: true,
             reserve_bytes: self.reserve_bytes,
             ..Terms::default()
@@ -78,6 +80,7 @@ impl Arguments {
         arguments.set_item("measure_unseen", self.measure_unseen)?;
         arguments.set_item("reserve_bytes", self.reserve_bytes)?;
         arguments.set_item("timeout", self.timeout.map(|timeout| timeout.as_secs_f64()))?;
+        arguments.set_item("whole", self.is_whole)?;
         Ok(arguments)
     }
 }

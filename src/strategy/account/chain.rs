@@ -3,7 +3,7 @@
 use super::cover::covers_of;
 use super::refused::ENDED;
 use super::reserved::{Cover, Reservation, room_came};
-use super::{Account, Kind, MAX_DEPTH, OwnerLock, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
+use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
@@ -66,6 +66,8 @@ pub(crate) struct Chain {
     all: Box<[Arc<Account>]>,
     /// What reservations mean to each of them, if there are any.
     pub(super) covers: Option<Box<[Cover]>>,
+    /// What is not arrays, for a request that counts that too.
+    pub(crate) whole: Option<Arc<Parts>>,
 }
 
 impl Chain {
@@ -125,12 +127,12 @@ impl Chain {
 
     fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
         if above.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default(), covers: None };
+            return Self { own, all: Box::default(), covers: None, whole: None };
         }
         above.push(Arc::clone(&own));
         let all = as_set(above);
         let covers = covers_of(&all);
-        Self { own, all, covers }
+        Self { own, all, covers, whole: None }
     }
 
     /// Whether charges go to this account.
@@ -336,7 +338,7 @@ impl Chain {
     }
 
     #[inline]
-    fn add_own(&self, first: impl FnOnce()) {
+    pub(super) fn add_own(&self, first: impl FnOnce()) {
         let (ended, own_blocks) = self.request();
         let before = own_blocks.load(RELAXED);
         own_blocks.store(before + 1, RELAXED);

@@ -11,13 +11,20 @@
 mod chain;
 mod cover;
 mod known;
+mod parts;
 mod refusals;
 mod refused;
 mod reservation;
 mod reserved;
+#[cfg(ctxalloc_whole)]
+mod whole;
 
 pub(crate) use chain::Chain;
 pub use known::{BudgetNumbers, budgets};
+use parts::Parts;
+#[cfg(ctxalloc_whole)]
+pub(crate) use parts::Weight;
+pub(crate) use parts::WholeStats;
 pub(crate) use refused::{Refusal, Refused};
 pub(crate) use reserved::on_room;
 

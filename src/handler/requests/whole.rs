@@ -1,0 +1,90 @@
+//! Who pays for a native block or a Python object: the request that is selected, or the one around it, that counts the
+//! whole of itself.
+
+use super::slot::{Slot, at_struct};
+use crate::handler::abi::PyDataMem_Handler;
+use crate::handler::held::Held;
+use crate::handler::word::Handler;
+use crate::strategy::account::Weight;
+use std::ptr::NonNull;
+
+/// A request's slot, held by a block that is charged to it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Payer(NonNull<Slot>);
+
+/// What became of a charge.
+#[derive(Debug)]
+pub(crate) enum Charged {
+    /// No request counts it.
+    Nobody,
+    /// A limit has no room.
+    Refused,
+    To(Payer),
+}
+
+/// The handler of the request whose struct this is, while somebody holds it.
+pub(crate) fn handler_at(c_struct: NonNull<PyDataMem_Handler>) -> Option<Handler> {
+    at_struct(c_struct.as_ptr())
+}
+
+/// How much small blocks may exceed a limit once it has refused, so that the refusal can be handled: a sixteenth of it,
+/// and at least so much.
+const MIN_RESERVE_BYTES: usize = 256 << 10;
+
+/// Charges a block that is about to be made for `handler`. `is_forced`: whatever the limits say.
+pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charged {
+    let Some(held) = Held::try_on(handler) else { return Charged::Nobody };
+    let Some(selected) = Slot::behind(held.handler()) else { return Charged::Nobody };
+    let slot = match &selected.state().payer {
+        Some(payer) => Slot::behind(payer.handler()),
+        None => Some(selected),
+    };
+    let Some(slot) = slot.filter(|slot| slot.state().counts_whole()) else { return Charged::Nobody };
+    let chain = &slot.state().chain;
+    let reserve_bytes = || (chain.own().limit_bytes() / 16).max(MIN_RESERVE_BYTES);
+    let is_in_reserve =
+        || weight.is_sample && chain.refusals_so_far() > 0 && chain.has_reserve_for(weight.bytes, reserve_bytes());
+    if is_forced || is_in_reserve() {
+        chain.take_whole_anyway(weight, is_forced, || slot.hold_again());
+    } else if !chain.take_whole(weight, || slot.hold_again()) {
+        return Charged::Refused;
+    }
+    Charged::To(Payer(NonNull::from(slot)))
+}
+
+impl Payer {
+    /// The slot's address, from which [`from_address`](Self::from_address) makes it again.
+    pub(crate) fn address(self) -> usize {
+        self.0.as_ptr().expose_provenance()
+    }
+
+    /// # Safety
+    /// - `address` is one that [`address`](Self::address) returned, and the block that it was for is still charged.
+    pub(crate) unsafe fn from_address(address: usize) -> Option<Self> {
+        NonNull::new(std::ptr::with_exposed_provenance_mut(address)).map(Self)
+    }
+
+    fn slot(&self) -> &'static Slot {
+        // SAFETY: made from a slot's reference, or from its exposed address. Slots are immortal.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Changes what its block weighs; false if a limit has no room.
+    ///
+    /// # Safety
+    /// - a block that weighs `old` is charged to it.
+    pub(crate) unsafe fn reweigh(self, old: Weight, new: Weight, is_forced: bool) -> bool {
+        self.slot().state().chain.reweigh(old, new, is_forced)
+    }
+
+    /// Gives the charge of its block back.
+    ///
+    /// # Safety
+    /// - a block of this weight is charged to it, which is over with this.
+    pub(crate) unsafe fn release(self, weight: Weight) {
+        let slot = self.slot();
+        if slot.state().chain.give_whole_back(weight) {
+            slot.let_go(); // the hold of its blocks; the state may go with it
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The library that stands before malloc (`src/whole/preload.c`), where this process has it preloaded; and NumPy's
+//! ContextVar set by functions that tell it of a new selection.
+#![allow(unsafe_code, reason = "dlsym, and CPython's C functions")]
+
+use super::symbol::symbol;
+use crate::sync::Made;
+use crate::whole::{Attach, GetThread, Hook, Library, Thread};
+use pyo3::ffi::PyObject;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::transmute;
+
+pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
+pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
+
+/// The version of `preload.c` that this module agrees with.
+const VERSION: u32 = 1;
+
+/// Where the library is.
+pub(super) struct Preloaded {
+    pub(super) library: Library,
+    /// Whether calls of malloc reach it.
+    pub(super) is_first: bool,
+}
+
+/// The preloaded library. `None`: there is none, or one of another version of ctxalloc.
+pub(super) fn preloaded() -> Option<&'static Preloaded> {
+    static FOUND: Made<Option<Preloaded>> = Made::new();
+    FOUND.get_or_make(find).as_ref()
+}
+
+fn find() -> Option<Preloaded> {
+    let find = |name: &CStr| symbol(name);
+    // SAFETY: `uint32_t ctxalloc_whole_version(void)` of `preload.c`, in every version.
+    let version = unsafe { transmute::<*mut c_void, extern "C" fn() -> u32>(find(c"ctxalloc_whole_version")?) };
+    if version() != VERSION {
+        return None;
+    }
+    // SAFETY: the functions of `preload.c` in the version that this module agrees with; their types are those of
+    // `Library`.
+    unsafe {
+        let is_first = transmute::<*mut c_void, extern "C" fn() -> bool>(find(c"ctxalloc_whole_is_first")?);
+        Some(Preloaded {
+            library: Library {
+                attach: transmute::<*mut c_void, Attach>(find(c"ctxalloc_whole_attach")?),
+                hook: transmute::<*mut c_void, Hook>(find(c"ctxalloc_whole_hook")?),
+                thread: transmute::<*mut c_void, GetThread>(find(c"ctxalloc_whole_thread")?),
+            },
+            is_first: is_first(),
+        })
+    }
+}
+
+type Look = fn(&mut Thread);
+static REAL: Made<(VarSet, VarReset)> = Made::new();
+static LOOK: Made<Look> = Made::new();
+
+/// From now on `look` is called on each thread that selects something.
+pub(super) fn look_at_selections(look: Look) {
+    LOOK.get_or_make(|| look);
+}
+
+fn look() {
+    if let (Some(look), Some(preloaded)) = (LOOK.get(), preloaded()) {
+        // SAFETY: this thread's own struct, which lives as long as the thread; nobody else has a reference to it here.
+        look(unsafe { &mut *(preloaded.library.thread)() });
+    }
+}
+
+/// `PyContextVar_Set` and `PyContextVar_Reset` that look at the selection afterwards; the given ones themselves where
+/// nothing is preloaded.
+pub(super) fn watched(set: VarSet, reset: VarReset) -> (VarSet, VarReset) {
+    if preloaded().is_none() {
+        return (set, reset);
+    }
+    REAL.get_or_make(|| (set, reset));
+    (watched_set, watched_reset)
+}
+
+unsafe extern "C" fn watched_set(var: *mut PyObject, value: *mut PyObject) -> *mut PyObject {
+    let Some((set, _)) = REAL.get() else { return std::ptr::null_mut() };
+    // SAFETY: the caller keeps the contract of `PyContextVar_Set`.
+    let token = unsafe { set(var, value) };
+    look();
+    token
+}
+
+unsafe extern "C" fn watched_reset(var: *mut PyObject, token: *mut PyObject) -> c_int {
+    let Some((_, reset)) = REAL.get() else { return -1 };
+    // SAFETY: the caller keeps the contract of `PyContextVar_Reset`.
+    let answer = unsafe { reset(var, token) };
+    look();
+    answer
+}

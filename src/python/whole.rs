@@ -1,0 +1,232 @@
+//! `request(whole=True)`: who is selected on a thread, for `src/whole`; and Python's domains MEM and OBJ.
+//!
+//! The selection is NumPy's ContextVar, as everywhere. A copy of it is kept for each thread, with the version of the
+//! Context that CPython counts at each switch. Whoever has the GIL and finds another version reads the ContextVar anew:
+//! that allocates nothing, waits for nobody and runs no code. Without the GIL an old copy is nobody's.
+#![allow(unsafe_code, reason = "CPython's thread state and allocators")]
+
+use super::exit;
+use super::numpy::Numpy;
+use super::preloaded::{look_at_selections, preloaded};
+use super::selection::Selection;
+use super::symbol::symbol;
+use crate::handler::Handler;
+use crate::handler::abi;
+use crate::handler::requests::handler_at;
+use crate::sync::Made;
+use crate::whole::{Allocator, Binding, Kind, Library, Python as Loop, Thread, attach, nobodys_bytes};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::transmute;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+type GetState = unsafe extern "C" fn() -> *const c_void;
+type VarGet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
+
+/// How Python is asked.
+struct Asked {
+    /// The thread state that has the GIL: of this thread, or (3.11) of any.
+    attached: GetState,
+    /// This thread's own.
+    own: GetState,
+    /// Where a thread state has the version of its Context, in bytes.
+    version_at: usize,
+    var: Py<PyAny>,
+    get: VarGet,
+}
+
+static ASKED: Made<Asked> = Made::new();
+
+/// It is being enabled, or is: by one thread.
+static IS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// The library of C, which users preload.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libctxalloc_whole.so"));
+
+/// The library that is to be preloaded.
+#[pyfunction]
+#[pyo3(name = "_whole_library")]
+pub(super) fn library(py: Python<'_>) -> Option<Bound<'_, pyo3::types::PyBytes>> {
+    Some(pyo3::types::PyBytes::new(py, LIBRARY))
+}
+
+/// How many bytes of blocks of 1 KiB and more were asked for while no request was selected, since it was enabled.
+#[pyfunction]
+#[pyo3(name = "_whole_nobodys_bytes")]
+pub(super) fn nobodys() -> u64 {
+    nobodys_bytes()
+}
+
+/// Begins to count for requests that ask for it. RuntimeError: it cannot be had here; it says why and what to do.
+#[pyfunction]
+#[pyo3(name = "_whole_enable")]
+pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
+    if IS_BEGUN.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    begin(py)
+        .inspect_err(|_| IS_BEGUN.store(false, Ordering::Release))
+        .map_err(|why| PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {why}")))
+}
+
+fn begin(py: Python<'_>) -> Result<(), String> {
+    let Some(preloaded) = preloaded() else {
+        return Err("its library is not loaded. Start the program by `ctxalloc run --whole`, or with \
+                    LD_PRELOAD=\"$(python -m ctxalloc whole)\" in the environment"
+            .into());
+    };
+    if !preloaded.is_first {
+        return Err("another library stands before it: name ctxalloc's first in LD_PRELOAD".into());
+    }
+    let text = |error: PyErr| error.to_string();
+    let sysconfig = py.import("sysconfig").map_err(text)?;
+    let no_gil = sysconfig.call_method1("get_config_var", ("Py_GIL_DISABLED",)).map_err(text)?;
+    if no_gil.is_truthy().map_err(text)? {
+        return Err("this Python is free-threaded: its collector finds objects only in its own memory".into());
+    }
+    let Selection::ContextVar { var, .. } = Numpy::get(py).map_err(text)?.selection() else {
+        return Err("NumPy's ContextVar was not found (ctxalloc._native.selection)".into());
+    };
+    let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
+    let attached = found(c"PyThreadState_GetUnchecked").or_else(|_| found(c"_PyThreadState_UncheckedGet"))?;
+    let own = found(c"PyGILState_GetThisThreadState")?;
+    let get = found(c"PyContextVar_Get")?;
+    // SAFETY: `PyThreadState *f(void)` for the two, and `int PyContextVar_Get(PyObject *, PyObject *, PyObject **)`.
+    let (attached, own, get) = unsafe {
+        (
+            transmute::<*mut c_void, GetState>(attached),
+            transmute::<*mut c_void, GetState>(own),
+            transmute::<*mut c_void, VarGet>(get),
+        )
+    };
+    let version_at = version_offset(py, own).map_err(text)?.ok_or("the layout of its thread state is not known")?;
+    let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
+    ASKED.get_or_make(|| asked);
+    let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
+    attach(&preloaded.library, Binding { selected, python })?;
+    hook_domains(py, &preloaded.library)?;
+    look_at_selections(|thread| {
+        thread.version = STALE;
+        let _ = selected(thread);
+    });
+    Ok(())
+}
+
+/// No Context's version.
+const STALE: u64 = u64::MAX;
+
+/// Where a thread state has the version of its Context: behind the pointer to that, which is found by looking where a
+/// known Context is while it runs.
+fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
+    const WORDS: usize = 64;
+    let mut offsets = [None; 2];
+    for offset in &mut offsets {
+        let context = py.import("contextvars")?.call_method0("copy_context")?;
+        let address = context.as_ptr().addr();
+        let found = Arc::new(AtomicUsize::new(0));
+        let to = Arc::clone(&found);
+        let probe = PyCFunction::new_closure(py, None, None, move |_, _| {
+            // SAFETY: this thread's state. Its Context is among the first WORDS words in every version, and the search
+            // ends there.
+            let words = unsafe { own() }.cast::<usize>();
+            // SAFETY: see above.
+            let at = (1..WORDS).find(|&word| unsafe { words.add(word).read() } == address);
+            to.store(at.unwrap_or(0), Ordering::Relaxed);
+        })?;
+        context.call_method1("run", (probe,))?;
+        *offset = Some(found.load(Ordering::Relaxed)).filter(|&word| word > 0);
+    }
+    let [first, second] = offsets;
+    Ok(first.filter(|_| first == second).map(|word| (word + 1) * size_of::<usize>()))
+}
+
+/// The request that is selected on this thread: its handler.
+fn selected(thread: &mut Thread) -> Option<Handler> {
+    let asked = ASKED.get()?;
+    if exit::is_closed() {
+        return None;
+    }
+    // SAFETY: both may be called by any thread while Python runs: after its end `is_closed`. A thread's own state lives
+    // until that thread gives it up, so its version may be read, which nobody else writes.
+    let (attached, own, version) = unsafe {
+        let own = (asked.own)();
+        if own.is_null() {
+            return None;
+        }
+        ((asked.attached)(), own, own.byte_add(asked.version_at).cast::<u64>().read())
+    };
+    if thread.state == own && thread.version == version {
+        return handler_of(thread.account);
+    }
+    if attached != own {
+        return None;
+    }
+    // SAFETY: this thread has the GIL.
+    let handler = unsafe { ask(asked) };
+    thread.state = own;
+    thread.version = version;
+    thread.account = handler.map_or(0, |handler| handler.into_pointer().as_ptr().expose_provenance() as u64);
+    handler
+}
+
+fn handler_of(word: u64) -> Option<Handler> {
+    let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(word as usize))?;
+    // SAFETY: `selected` wrote it from a handler. A request's is recognised when its request is gone.
+    Some(unsafe { Handler::from_pointer(pointer) })
+}
+
+/// # Safety
+/// - this thread has the GIL.
+unsafe fn ask(asked: &Asked) -> Option<Handler> {
+    let mut capsule = null_mut();
+    // SAFETY: the thread has the GIL. NumPy's variable has a default, so no exception is set; reading it allocates
+    // nothing and calls nobody. The capsule is in the Context, so this reference is not the last. A capsule of that
+    // name has NumPy's struct.
+    unsafe {
+        if (asked.get)(asked.var.as_ptr(), null_mut(), &raw mut capsule) != 0 || capsule.is_null() {
+            return None;
+        }
+        let name = abi::CAPSULE_NAME.as_ptr();
+        let is_valid = ffi::PyCapsule_IsValid(capsule, name) == 1;
+        let c_struct = if is_valid { ffi::PyCapsule_GetPointer(capsule, name) } else { null_mut() };
+        let handler = NonNull::new(c_struct).and_then(|c_struct| handler_at(c_struct.cast()));
+        ffi::Py_DECREF(capsule);
+        handler
+    }
+}
+
+/// `PyMemAllocatorDomain`.
+const MEM_DOMAIN: c_int = 1;
+const OBJ_DOMAIN: c_int = 2;
+
+/// Hooks the domains in, unless Python's objects come from malloc, which counts them already.
+fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), String> {
+    let from_malloc = py
+        .import("os")
+        .and_then(|os| os.getattr("environ")?.call_method1("get", ("PYTHONMALLOC", "")))
+        .and_then(|value| value.extract::<String>())
+        .map_err(|error| error.to_string())?;
+    if from_malloc.starts_with("malloc") {
+        return Ok(());
+    }
+    type Domain = unsafe extern "C" fn(c_int, *mut Allocator);
+    let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
+    let (get, set) = (found(c"PyMem_GetAllocator")?, found(c"PyMem_SetAllocator")?);
+    for (kind, domain) in [(Kind::Mem, MEM_DOMAIN), (Kind::Obj, OBJ_DOMAIN)] {
+        let mut own = Allocator { words: [null_mut(); 5] };
+        let mut hook = own;
+        // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both, called with the GIL. The hooks pass on
+        // what they do not place, so blocks of before are freed by their maker.
+        unsafe {
+            transmute::<*mut c_void, Domain>(get)(domain, &raw mut own);
+            (library.hook)(kind as u32, &raw const own, &raw mut hook);
+            transmute::<*mut c_void, Domain>(set)(domain, &raw mut hook);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Charges for native blocks and Python objects, beside those for arrays.
+
+use super::parts::Weight;
+use super::{Account, Chain};
+use crate::sync::with_all;
+
+/// For the chain of a request that counts the whole of it.
+impl Chain {
+    fn change_parts(&self, weight: Weight, is_more: bool) {
+        if let Some(parts) = &self.whole {
+            parts.change(weight, is_more);
+        }
+    }
+
+    /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.
+    pub(crate) fn take_whole(&self, weight: Weight, first: impl FnOnce()) -> bool {
+        let is_taken = self.take_block(weight.bytes, false, first);
+        if is_taken {
+            self.change_parts(weight, true);
+        }
+        is_taken
+    }
+
+    /// Charges a block whatever the limits say: the overdraft is on the accounts. `is_granted`: it is told at the
+    /// request's end.
+    pub(crate) fn take_whole_anyway(&self, weight: Weight, is_granted: bool, first: impl FnOnce()) {
+        with_all(self.accounts(), || {
+            self.take_each(weight.bytes, 1);
+            self.add_own(first);
+        });
+        self.change_parts(weight, true);
+        if let (true, Some(parts)) = (is_granted, &self.whole) {
+            parts.granted();
+        }
+    }
+
+    /// Whether all accounts have room, or exceed their limit by no more than `reserve_bytes` with it.
+    pub(crate) fn has_reserve_for(&self, bytes: usize, reserve_bytes: usize) -> bool {
+        let fits = |account: &Account| {
+            account.live_bytes().saturating_add(bytes) <= account.limit_bytes().saturating_add(reserve_bytes)
+        };
+        self.accounts().iter().all(|account| fits(account))
+    }
+
+    /// Changes what a block weighs; false if a limit has no room, which is remembered.
+    pub(crate) fn reweigh(&self, old: Weight, new: Weight, is_forced: bool) -> bool {
+        let growth = new.bytes.saturating_sub(old.bytes);
+        if growth > 0 {
+            if is_forced {
+                with_all(self.accounts(), || self.take_each(growth, 0));
+                if let Some(parts) = &self.whole {
+                    parts.granted();
+                }
+            } else if let Err(refused) = self.take(growth, 0) {
+                self.remember(refused);
+                return false;
+            }
+        } else if old.bytes > new.bytes {
+            self.give_back(old.bytes - new.bytes, 0);
+        }
+        self.change_parts(old, false);
+        self.change_parts(new, true);
+        true
+    }
+
+    /// Gives a block's charge back; whether it was the last block of an ended request. The parts change first: the
+    /// chain may be gone afterwards.
+    #[must_use]
+    pub(crate) fn give_whole_back(&self, weight: Weight) -> bool {
+        self.change_parts(weight, false);
+        self.give_block_back(weight.bytes)
+    }
+}

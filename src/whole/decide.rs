@@ -1,0 +1,335 @@
+//! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls.
+
+use super::place::{Places, Record};
+use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
+use super::walk::{self, Python};
+use crate::handler::Handler;
+use crate::handler::requests::{Charged, charge};
+use crate::strategy::account::Weight;
+use crate::sync::{Made, is_forking};
+use crate::unattributed::is_paused;
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// What this layer is told by the one that knows Python.
+pub(crate) struct Binding {
+    /// The handler of the request that is selected on this thread. It allocates nothing, waits for nobody, and runs no
+    /// code of the user's.
+    pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
+    /// Where Python's loop is. `None`: nobody is refused.
+    pub(crate) python: Option<Python>,
+}
+
+struct Decider {
+    places: Places,
+    binding: Binding,
+}
+
+static DECIDER: Made<Decider> = Made::new();
+
+pub(super) static SLOW: Slow = Slow { allocate, resize, release, usable };
+
+pub(super) fn begin(places: Places, binding: Binding) {
+    DECIDER.get_or_make(|| Decider { places, binding });
+}
+
+/// Blocks of so many bytes and more are charged each.
+pub(super) const EXACT_FROM: usize = 1024;
+
+/// On average so many bytes of small blocks have one sample.
+const SAMPLE: f64 = 16.0 * 1024.0;
+/// A thread looks who is selected at least once in so many bytes of small blocks.
+const LOOK: i64 = 2048;
+
+/// The bytes of blocks of [`EXACT_FROM`] and more that were asked for while no request was selected.
+static NOBODYS: AtomicU64 = AtomicU64::new(0);
+
+/// How many bytes, in blocks of 1 KiB and more, were asked for since the beginning while no request was selected.
+pub(crate) fn nobodys_bytes() -> u64 {
+    NOBODYS.load(Ordering::Relaxed)
+}
+
+/// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
+/// words. Whoever is next frees them.
+static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
+
+impl Thread {
+    /// An exponentially distributed number with the mean [`SAMPLE`]: then each byte is as likely as any other, whatever
+    /// the program's pattern.
+    fn draw(&mut self) -> i64 {
+        if self.random == 0 {
+            self.random = std::ptr::from_ref(self).addr() as u64 ^ 0x9E37_79B9_7F4A_7C15;
+        }
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let uniform = ((self.random >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        (-uniform.ln() * SAMPLE) as i64
+    }
+
+    /// Takes what was counted down off the sample's distance; whether a sample is due.
+    fn settle(&mut self) -> bool {
+        if self.granted == 0 {
+            self.sample_left = self.draw(); // this thread's first look
+        } else {
+            self.sample_left -= self.granted - self.left;
+        }
+        let is_due = self.sample_left < 0;
+        if is_due {
+            self.sample_left = self.draw();
+        }
+        self.granted = (self.sample_left + 1).min(LOOK);
+        self.left = self.granted;
+        is_due
+    }
+}
+
+/// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.
+struct Busy<'a>(&'a mut Thread);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy -= 1;
+    }
+}
+
+fn busy(thread: &mut Thread) -> Busy<'_> {
+    thread.busy += 1;
+    Busy(thread)
+}
+
+/// What pymalloc or glibc takes for a small block.
+fn taken(kind: Kind, size_bytes: usize) -> usize {
+    match kind {
+        Kind::Native => (size_bytes + 8).next_multiple_of(16).max(32),
+        Kind::Mem | Kind::Obj => size_bytes.next_multiple_of(16).max(16),
+    }
+}
+
+/// How many bytes `preload.c` counts down for a small block.
+fn counted(kind: Kind, size_bytes: usize) -> u32 {
+    (size_bytes + if kind == Kind::Native { 8 } else { 0 }).max(1) as u32
+}
+
+/// What a sample that was drawn by so many bytes stands for.
+fn weight_of_sample(kind: Kind, size_bytes: usize, drawn_bytes: u32) -> usize {
+    let chance = 1.0 - (-f64::from(drawn_bytes) / SAMPLE).exp();
+    (taken(kind, size_bytes) as f64 / chance) as usize
+}
+
+/// # Safety
+/// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer.
+unsafe extern "C" fn allocate(
+    thread: *mut Thread,
+    kind: u32,
+    size_bytes: usize,
+    align: usize,
+    zeroed: u32,
+    outcome: *mut u32,
+) -> *mut c_void {
+    // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
+    let thread = unsafe { &mut *thread };
+    let is_small = size_bytes < EXACT_FROM;
+    let is_sample = is_small && thread.settle();
+    let (answer, block) = match DECIDER.get() {
+        Some(decider) if thread.busy == 0 && !is_paused() && !is_forking() => {
+            decider.allocate(thread, Kind::of(kind), size_bytes, align, zeroed != 0, is_small, is_sample)
+        }
+        _ => (PASS, null_mut()),
+    };
+    // SAFETY: a place for the answer (this function's contract).
+    unsafe { outcome.write(answer) };
+    block.cast()
+}
+
+impl Decider {
+    #[allow(clippy::too_many_arguments, reason = "what malloc's kin are asked for")]
+    fn allocate(
+        &self,
+        thread: &mut Thread,
+        kind: Kind,
+        size_bytes: usize,
+        align: usize,
+        zeroed: bool,
+        is_small: bool,
+        is_sample: bool,
+    ) -> (u32, *mut u8) {
+        const PASSED: (u32, *mut u8) = (PASS, null_mut());
+        let thread = busy(thread);
+        self.free_postponed();
+        let selected = (self.binding.selected)(thread.0);
+        if is_small && (!is_sample || thread.0.resize > 0) {
+            return PASSED;
+        }
+        let Some(handler) = selected else {
+            if !is_small {
+                NOBODYS.fetch_add(size_bytes as u64, Ordering::Relaxed);
+            }
+            return PASSED;
+        };
+        let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
+        let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
+        let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
+        let mut charged = charge(handler, weight, false);
+        if matches!(charged, Charged::Refused) {
+            if self.may_refuse() {
+                return (REFUSED, null_mut());
+            }
+            charged = charge(handler, weight, true);
+        }
+        let Charged::To(payer) = charged else { return PASSED };
+        let record = Record::new(payer, size_bytes, weight, drawn_bytes);
+        match self.places.allocate(kind, align, zeroed, record) {
+            Some(block) => (DONE, block.as_ptr()),
+            None => {
+                // SAFETY: charged above, for this block.
+                unsafe { payer.release(weight) };
+                PASSED
+            }
+        }
+    }
+
+    #[cold]
+    fn may_refuse(&self) -> bool {
+        self.binding.python.is_some_and(walk::caller_survives)
+    }
+
+    fn free_postponed(&self) {
+        for (kind, list) in [Kind::Native, Kind::Mem, Kind::Obj].into_iter().zip(&POSTPONED) {
+            if list.load(Ordering::Relaxed).is_null() {
+                continue;
+            }
+            // Acquire pairs with the Release in `postpone`.
+            let mut next = NonNull::new(list.swap(null_mut(), Ordering::Acquire));
+            while let Some(block) = next {
+                // SAFETY: a placed block that was given up; `postpone` wrote the link into it. It has 16 bytes at
+                // least: the pool's blocks are multiples of 64, and only 32 are before it.
+                unsafe {
+                    next = NonNull::new(block.cast::<*mut u8>().read());
+                    self.release(kind, block);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// - `block` is a placed block of this kind that was given up.
+    unsafe fn release(&self, kind: Kind, block: NonNull<u8>) {
+        // SAFETY: the block is placed (this function's contract), so it has a record.
+        let record = unsafe { Places::record(block) };
+        let Some(payer) = record.payer() else { die("a block was freed twice") };
+        // SAFETY: the block was given up, and charged with this weight; its memory goes first, since the payer's end
+        // may do anything.
+        unsafe {
+            self.places.release(kind, block);
+            payer.release(record.weight());
+        }
+    }
+
+    /// # Safety
+    /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
+    unsafe fn resize(&self, thread: &mut Thread, kind: Kind, block: NonNull<u8>, size_bytes: usize) -> (u32, *mut u8) {
+        let _busy = busy(thread);
+        // SAFETY: the block is live and placed (this function's contract).
+        let old = unsafe { Places::record(block) };
+        let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
+        // A small block that grows beyond what is sampled is charged as it is from then on.
+        let is_sample = old.drawn_bytes > 0 && size_bytes < EXACT_FROM;
+        let drawn_bytes = match kind {
+            _ if !is_sample => 0,
+            // What it grew by was counted down for those that are no samples.
+            Kind::Native => old.drawn_bytes.max(counted(kind, size_bytes)),
+            Kind::Mem | Kind::Obj => old.drawn_bytes,
+        };
+        let bytes = if is_sample { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
+        let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
+        // SAFETY: the block is charged with `before`.
+        if !unsafe { payer.reweigh(before, after, false) } {
+            if self.may_refuse() {
+                return (REFUSED, null_mut());
+            }
+            // SAFETY: the block is charged with `before`.
+            unsafe { payer.reweigh(before, after, true) };
+        }
+        let record = Record::new(payer, size_bytes, after, drawn_bytes);
+        // SAFETY: the block is live and of this kind.
+        if let Some(moved) = unsafe { self.places.resize(kind, block, record) } {
+            return (DONE, moved.as_ptr());
+        }
+        // SAFETY: the block is as it was, and charged with `after`.
+        unsafe { payer.reweigh(after, before, true) };
+        (REFUSED, null_mut())
+    }
+}
+
+/// # Safety
+/// - called by `preload.c`: the thread is this one, `block` a live placed block of this kind, `outcome` a place.
+unsafe extern "C" fn resize(
+    thread: *mut Thread,
+    kind: u32,
+    block: *mut c_void,
+    size_bytes: usize,
+    outcome: *mut u32,
+) -> *mut c_void {
+    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block)) else { die("resized before it began") };
+    if is_forking() {
+        // This thread has taken all locks. Whoever resizes in a function that `fork` calls is refused.
+        // SAFETY: a place for the answer (this function's contract).
+        unsafe { outcome.write(REFUSED) };
+        return null_mut();
+    }
+    // SAFETY: this function's contract.
+    unsafe {
+        let (answer, moved) = decider.resize(&mut *thread, Kind::of(kind), block.cast(), size_bytes);
+        outcome.write(answer);
+        moved.cast()
+    }
+}
+
+/// # Safety
+/// - called by `preload.c`: the thread is this one, `block` a placed block of this kind that is given up.
+unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *mut c_void) {
+    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
+    if is_forking() {
+        postpone(kind, block);
+        return;
+    }
+    // SAFETY: this thread's own, and a block that is given up (this function's contract).
+    unsafe {
+        let _busy = busy(&mut *thread);
+        decider.release(Kind::of(kind), block);
+    }
+}
+
+fn postpone(kind: u32, block: NonNull<u8>) {
+    let list = &POSTPONED[Kind::of(kind) as usize];
+    let mut first = list.load(Ordering::Relaxed);
+    loop {
+        // SAFETY: the block was given up, and has room for a pointer (`free_postponed`).
+        unsafe { block.cast::<*mut u8>().write(first) };
+        // Release pairs with the Acquire in `free_postponed`.
+        match list.compare_exchange_weak(first, block.as_ptr(), Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => first = now,
+        }
+    }
+}
+
+/// # Safety
+/// - `block` is a live placed block.
+unsafe extern "C" fn usable(block: *mut c_void) -> usize {
+    let Some(block) = NonNull::new(block.cast::<u8>()) else { return 0 };
+    // SAFETY: this function's contract.
+    unsafe { Places::record(block) }.size_bytes
+}
+
+/// Ends the process, as glibc does where a program misuses `free`.
+#[cold]
+fn die(what: &str) -> ! {
+    for text in ["ctxalloc: ", what, "\n"] {
+        // SAFETY: bytes that are there; a failure changes nothing.
+        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    }
+    std::process::abort()
+}

@@ -1,0 +1,48 @@
+//! The whole request: native memory and Python objects on the account of the request that is current, beside arrays.
+//!
+//! ```text
+//!   malloc, PyObject_Malloc ──► preload.c counts down ──► decide: whose? ──► charge (handler::requests)
+//!                                │ most blocks              place: a pool over a reserved range of addresses
+//!                                ▼
+//!                               the next allocator          free: is the address in a range? ──► release
+//! ```
+//! Blocks of 1 KiB and more are charged each; of smaller ones a sample is, which stands for the others.
+//! A charged block has a record before it ([`place`]). Whose thread it is, the binding says ([`Binding`]): this layer
+//! knows no Python. Nothing here allocates by way of malloc while it holds a lock (`unattributed`).
+#![allow(unsafe_code, reason = "it makes and frees the blocks of malloc")]
+
+mod decide;
+mod place;
+mod range;
+mod shared;
+mod walk;
+
+pub(crate) use decide::{Binding, nobodys_bytes};
+pub(crate) use shared::{Allocator, Attach, GetThread, Hook, Kind, Library, Thread};
+pub(crate) use walk::Python;
+
+use crate::unattributed;
+use place::Places;
+use range::Range;
+
+/// Begins to charge blocks, for ever. Called once.
+///
+/// # Errors
+/// A sentence that says what is missing.
+pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> {
+    let [native, mem, obj] = [Range::reserve(), Range::reserve(), Range::reserve()];
+    let (Some(native), Some(mem), Some(obj)) = (native, mem, obj) else {
+        return Err(
+            "the system gave no range of addresses: raise `ulimit -v`, or vm.overcommit_memory forbids it".into()
+        );
+    };
+    unattributed::watch();
+    let ranges = [native, mem, obj];
+    let bases = ranges.each_ref().map(Range::base);
+    decide::begin(Places::over(ranges), binding);
+    // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
+    unsafe {
+        (library.attach)(bases.as_ptr(), [range::BYTES; 3].as_ptr(), decide::EXACT_FROM, &raw const decide::SLOW)
+    };
+    Ok(())
+}

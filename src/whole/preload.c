@@ -1,0 +1,358 @@
+/* libctxalloc_whole.so: stands before malloc, for `request(whole=True)`. To be preloaded (LD_PRELOAD).
+ *
+ * Until ctxalloc attaches it passes every call on to the next allocator, and it needs nothing of Python: children of the
+ * process, such as a shell, inherit it. Once attached, each thread counts down the bytes that it asks for. At zero, and
+ * for each block of `exact_from` bytes and more, Rust decides (src/whole): it may place the block in a reserved range of
+ * addresses, with a record before it. `free` asks only whether an address is in that range, so blocks of other makers
+ * cost a comparison.
+ *
+ * C, since stable Rust has no thread-local of the initial-exec model: any other one may itself call malloc. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <malloc.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LIKELY(condition) __builtin_expect(!!(condition), 1)
+#define EXPORT __attribute__((visibility("default")))
+
+/* What a thread knows. src/whole/shared.rs has the same struct. */
+struct thread {
+    int64_t left;        /* bytes until the next look; below zero: look now */
+    int64_t granted;     /* what `left` was at the last look */
+    int64_t sample_left; /* bytes until the next sample */
+    uint64_t random;
+    void *state;      /* Python's thread state at the last look that asked Python */
+    uint64_t version; /* of the running Context at that look */
+    uint64_t account; /* the handler that was selected then; 0: no request's */
+    uint32_t busy;    /* Rust decides: what it allocates meanwhile is nobody's */
+    uint32_t object;  /* the call of malloc under way is for a Python object ... */
+    uint32_t resize;  /* ... and one that is resized */
+};
+
+enum { NATIVE, MEM, OBJ, KINDS };
+enum { DONE, PASS, REFUSED };
+
+struct slow {
+    void *(*allocate)(struct thread *, uint32_t kind, size_t size, size_t align, uint32_t zeroed, uint32_t *outcome);
+    void *(*resize)(struct thread *, uint32_t kind, void *block, size_t size, uint32_t *outcome);
+    void (*release)(struct thread *, uint32_t kind, void *block);
+    size_t (*usable)(void *block);
+};
+
+static __thread struct thread self __attribute__((tls_model("initial-exec")));
+
+/* The ranges. Empty until there are any: no address is in them then. */
+static uintptr_t base[KINDS], size_of_range[KINDS];
+static const struct slow *slow; /* NULL until attached */
+static size_t exact_from = SIZE_MAX;
+
+/* How many bytes a thread asks for before it looks whether somebody has attached. */
+#define UNATTACHED_LOOK (1 << 20)
+
+static inline bool is_placed(int kind, const void *block) {
+    return (uintptr_t)block - __atomic_load_n(&base[kind], __ATOMIC_RELAXED) <
+           __atomic_load_n(&size_of_range[kind], __ATOMIC_RELAXED);
+}
+
+/* The next allocator: glibc's, or another one that is preloaded behind this library. */
+static void *early_malloc(size_t);
+static void *early_calloc(size_t, size_t);
+static void *early_realloc(void *, size_t);
+static void early_free(void *);
+static void *early_memalign(size_t, size_t);
+static size_t early_usable(void *);
+static struct {
+    void *(*malloc)(size_t);
+    void *(*calloc)(size_t, size_t);
+    void *(*realloc)(void *, size_t);
+    void (*free)(void *);
+    void *(*memalign)(size_t, size_t);
+    size_t (*usable)(void *);
+} next = {early_malloc, early_calloc, early_realloc, early_free, early_memalign, early_usable};
+
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+extern void __libc_free(void *);
+
+static __thread bool finding __attribute__((tls_model("initial-exec")));
+
+/* Finds the next allocator. False while this thread is finding it: `dlsym` itself may allocate. */
+static bool find(void) {
+    if (finding) return false;
+    finding = true;
+    void *found[] = {dlsym(RTLD_NEXT, "malloc"),   dlsym(RTLD_NEXT, "calloc"),
+                     dlsym(RTLD_NEXT, "realloc"),  dlsym(RTLD_NEXT, "free"),
+                     dlsym(RTLD_NEXT, "memalign"), dlsym(RTLD_NEXT, "malloc_usable_size")};
+    /* Threads that come here together store the same values. */
+#define SET(name, at, otherwise)                                                                                        \
+    __atomic_store_n((void **)&next.name, found[at] ? found[at] : (void *)(otherwise), __ATOMIC_RELAXED)
+    SET(malloc, 0, __libc_malloc);
+    SET(calloc, 1, __libc_calloc);
+    SET(realloc, 2, __libc_realloc);
+    SET(free, 3, __libc_free);
+    SET(memalign, 4, __libc_memalign);
+    SET(usable, 5, early_usable);
+    finding = false;
+    return true;
+}
+
+static void *early_malloc(size_t size) { return find() ? next.malloc(size) : __libc_malloc(size); }
+static void *early_calloc(size_t n, size_t size) { return find() ? next.calloc(n, size) : __libc_calloc(n, size); }
+static void *early_realloc(void *old, size_t size) {
+    return find() ? next.realloc(old, size) : __libc_realloc(old, size);
+}
+static void early_free(void *block) {
+    if (find()) next.free(block);
+    else __libc_free(block);
+}
+static void *early_memalign(size_t align, size_t size) {
+    return find() ? next.memalign(align, size) : __libc_memalign(align, size);
+}
+static size_t early_usable(void *block) { return find() && next.usable != early_usable ? next.usable(block) : 0; }
+
+__attribute__((constructor)) static void find_early(void) { (void)find(); }
+
+/* Rust decides about a block. NULL with PASS: it goes to the next allocator. */
+static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, bool zeroed, uint32_t *outcome) {
+    const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
+    *outcome = PASS;
+    if (!decider) {
+        self.left = UNATTACHED_LOOK;
+        return NULL;
+    }
+    int saved = errno;
+    void *block = decider->allocate(&self, kind, size, align, zeroed, outcome);
+    errno = *outcome == REFUSED ? ENOMEM : saved;
+    return block;
+}
+
+/* Whether Rust is to look at a block of native memory. What is counted down is close to what glibc takes for it. */
+static inline bool is_due(size_t size) {
+    if (size >= __atomic_load_n(&exact_from, __ATOMIC_RELAXED)) return true;
+    self.left -= (int64_t)size + 8;
+    return self.left < 0;
+}
+
+static __attribute__((noinline)) void *malloc_slowly(size_t size, bool zeroed) {
+    uint32_t outcome;
+    void *block = decide(NATIVE, size, 16, zeroed, &outcome);
+    if (outcome != PASS) return block;
+    return zeroed ? next.calloc(1, size) : next.malloc(size);
+}
+
+EXPORT void *malloc(size_t size) {
+    if (LIKELY(!is_due(size))) return next.malloc(size);
+    return malloc_slowly(size, false);
+}
+
+EXPORT void *calloc(size_t count, size_t each) {
+    size_t size;
+    if (__builtin_mul_overflow(count, each, &size)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    if (LIKELY(!is_due(size))) return next.calloc(count, each);
+    return malloc_slowly(size, true);
+}
+
+static __attribute__((noinline)) void free_placed(int kind, void *block) {
+    int saved = errno;
+    __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->release(&self, kind, block);
+    errno = saved;
+}
+
+EXPORT void free(void *block) {
+    if (LIKELY(!is_placed(NATIVE, block))) next.free(block);
+    else free_placed(NATIVE, block);
+}
+
+static void *resize_placed(int kind, void *block, size_t size) {
+    if (size == 0) {
+        free_placed(kind, block);
+        return NULL;
+    }
+    uint32_t outcome;
+    int saved = errno;
+    void *moved = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->resize(&self, kind, block, size, &outcome);
+    errno = outcome == DONE ? saved : ENOMEM;
+    return moved;
+}
+
+static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size) {
+    uint32_t outcome;
+    void *block = decide(NATIVE, size, 16, false, &outcome);
+    if (outcome == PASS) return next.realloc(old, size);
+    if (block) {
+        memcpy(block, old, old_size < size ? old_size : size);
+        next.free(old);
+    }
+    return block;
+}
+
+EXPORT void *realloc(void *old, size_t size) {
+    if (!old) return malloc(size);
+    if (is_placed(NATIVE, old)) return resize_placed(NATIVE, old, size);
+    if (!__atomic_load_n(&slow, __ATOMIC_RELAXED) || size == 0) return next.realloc(old, size);
+    /* A block keeps its owner, so a large one that is not placed stays nobody's. One that was small and no sample may
+     * become one by what it grows by. */
+    size_t old_size = next.usable(old), exact = __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
+    if (size <= old_size || old_size >= exact) return next.realloc(old, size);
+    if (size < exact) {
+        self.left -= (int64_t)(size - old_size);
+        if (LIKELY(self.left >= 0)) return next.realloc(old, size);
+    }
+    return realloc_slowly(old, old_size, size);
+}
+
+EXPORT void *reallocarray(void *old, size_t count, size_t each) {
+    size_t size;
+    if (__builtin_mul_overflow(count, each, &size)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    return realloc(old, size);
+}
+
+EXPORT void *memalign(size_t align, size_t size) {
+    /* What is no power of two is the next allocator's to judge. */
+    if (LIKELY(!is_due(size)) || align == 0 || (align & (align - 1))) return next.memalign(align, size);
+    uint32_t outcome;
+    void *block = decide(NATIVE, size, align, false, &outcome);
+    return outcome == PASS ? next.memalign(align, size) : block;
+}
+
+EXPORT int posix_memalign(void **place, size_t align, size_t size) {
+    if (align < sizeof(void *) || (align & (align - 1))) return EINVAL;
+    int saved = errno;
+    void *block = memalign(align, size);
+    errno = saved;
+    if (!block) return ENOMEM;
+    *place = block;
+    return 0;
+}
+
+EXPORT void *aligned_alloc(size_t align, size_t size) { return memalign(align, size); }
+
+static size_t page(void) {
+    extern int getpagesize(void);
+    return (size_t)getpagesize();
+}
+
+EXPORT void *valloc(size_t size) { return memalign(page(), size); }
+
+EXPORT void *pvalloc(size_t size) {
+    size_t unit = page(), rounded;
+    if (__builtin_add_overflow(size, unit - 1, &rounded)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    return memalign(unit, rounded & ~(unit - 1));
+}
+
+EXPORT size_t malloc_usable_size(void *block) {
+    if (is_placed(NATIVE, block)) return __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable(block);
+    return next.usable(block);
+}
+
+/* Python's domains MEM and OBJ. The struct is CPython's PyMemAllocatorEx, unchanged since 3.5. */
+struct allocator {
+    void *ctx;
+    void *(*malloc)(void *, size_t);
+    void *(*calloc)(void *, size_t, size_t);
+    void *(*realloc)(void *, void *, size_t);
+    void (*free)(void *, void *);
+};
+
+static struct allocator original[KINDS];
+
+/* What is larger goes from Python's allocator to malloc, which decides about it. */
+#define SMALL_OBJECT 512
+
+static inline int kind_of(const void *ctx) { return (int)(intptr_t)ctx; }
+
+static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool zeroed) {
+    const struct allocator *own = &original[kind];
+    if (size <= SMALL_OBJECT) {
+        uint32_t outcome;
+        void *block = decide(kind, size, 16, zeroed, &outcome);
+        if (outcome != PASS) return block;
+        return zeroed ? own->calloc(own->ctx, 1, size) : own->malloc(own->ctx, size);
+    }
+    uint32_t before = self.object;
+    self.object = 1;
+    void *block = zeroed ? own->calloc(own->ctx, 1, size) : own->malloc(own->ctx, size);
+    self.object = before;
+    return block;
+}
+
+static void *object_malloc(void *ctx, size_t size) {
+    const struct allocator *own = &original[kind_of(ctx)];
+    if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0)) return own->malloc(own->ctx, size);
+    return object_slowly(kind_of(ctx), size, false);
+}
+
+static void *object_calloc(void *ctx, size_t count, size_t each) {
+    const struct allocator *own = &original[kind_of(ctx)];
+    size_t size;
+    if (__builtin_mul_overflow(count, each, &size)) return NULL;
+    if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))
+        return own->calloc(own->ctx, count, each);
+    return object_slowly(kind_of(ctx), size, true);
+}
+
+static void *object_realloc(void *ctx, void *old, size_t size) {
+    int kind = kind_of(ctx);
+    const struct allocator *own = &original[kind];
+    if (!old) return object_malloc(ctx, size);
+    if (is_placed(kind, old)) return resize_placed(kind, old, size ? size : 1);
+    if (LIKELY(size <= SMALL_OBJECT)) return own->realloc(own->ctx, old, size);
+    uint32_t object = self.object, resize = self.resize;
+    self.object = self.resize = 1;
+    void *block = own->realloc(own->ctx, old, size);
+    self.object = object;
+    self.resize = resize;
+    return block;
+}
+
+static void object_free(void *ctx, void *block) {
+    const struct allocator *own = &original[kind_of(ctx)];
+    if (LIKELY(!is_placed(kind_of(ctx), block))) own->free(own->ctx, block);
+    else free_placed(kind_of(ctx), block);
+}
+
+/* The functions that Python is to call for this domain in place of `own`. */
+EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, struct allocator *hook) {
+    original[kind] = *own;
+    *hook = (struct allocator){(void *)(intptr_t)kind, object_malloc, object_calloc, object_realloc, object_free};
+}
+
+/* The number of the agreement between this library and src/whole. */
+#define VERSION 1
+
+EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
+
+/* This thread's. */
+EXPORT struct thread *ctxalloc_whole_thread(void) { return &self; }
+
+/* Whether calls of malloc come here, and not to a library that was preloaded before this one. */
+EXPORT bool ctxalloc_whole_is_first(void) { return dlsym(RTLD_DEFAULT, "malloc") == (void *)malloc; }
+
+/* Once, and for ever: a placed block may live as long as the process. */
+EXPORT void ctxalloc_whole_attach(const uintptr_t bases[KINDS], const uintptr_t sizes[KINDS], size_t exact,
+                                  const struct slow *decider) {
+    /* glibc merges its fast bins when a large block is asked for, and from now on none is. Without them it does not
+     * need to. */
+    (void)mallopt(M_MXFAST, 0);
+    for (int kind = 0; kind < KINDS; kind++) {
+        __atomic_store_n(&base[kind], bases[kind], __ATOMIC_RELAXED);
+        __atomic_store_n(&size_of_range[kind], sizes[kind], __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);
+    __atomic_store_n(&exact_from, exact, __ATOMIC_RELAXED);
+    self.left = 0;
+}
+

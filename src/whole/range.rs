@@ -1,0 +1,107 @@
+//! Ranges of addresses that are reserved for ever, as a source of a pool's pages: whether a block is ours is a question
+//! about its address.
+
+use crate::source::{Pages, pages};
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// The size of a range.
+pub(super) const BYTES: usize = 1 << 38;
+/// What a pool maps at a time is a multiple of this.
+const UNIT: usize = 4 << 20;
+const UNITS: usize = BYTES / UNIT;
+
+/// A range. Clones are the same one.
+#[derive(Debug, Clone)]
+pub(super) struct Range {
+    base: usize,
+    state: Arc<State>,
+}
+
+/// Which units are in use.
+#[derive(Debug)]
+struct State(Locked<Box<[bool]>>);
+
+impl HeldAcrossFork for State {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.0.lock());
+    }
+}
+
+/// Maps addresses: in a place if there is one, for use or only reserved.
+fn map(at: *mut u8, size_bytes: usize, protection: i32, flags: i32) -> Option<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
+    // SAFETY: a new mapping, or (MAP_FIXED) one in the place of units of a range that nobody uses.
+    let start = unsafe { libc::mmap(at.cast(), size_bytes, protection, flags, -1, 0) };
+    if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
+}
+
+impl Range {
+    pub(super) fn reserve() -> Option<Self> {
+        let start = map(null_mut(), BYTES + UNIT, libc::PROT_NONE, 0)?;
+        let base = start.as_ptr().expose_provenance().next_multiple_of(UNIT);
+        let state = held_across_fork(State(Locked::new(vec![false; UNITS].into())));
+        Some(Self { base, state })
+    }
+
+    pub(super) fn base(&self) -> usize {
+        self.base
+    }
+
+    fn place(&self, unit: usize) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.base + unit * UNIT)
+    }
+
+    fn set(&self, first: usize, units: usize, is_used: bool) {
+        self.state.0.with(|used| used[first..first + units].fill(is_used));
+    }
+}
+
+/// The first run of so many unused units.
+fn free_run(used: &[bool], units: usize) -> Option<usize> {
+    let mut start = 0;
+    for (unit, &is_used) in used.iter().enumerate() {
+        if is_used {
+            start = unit + 1;
+        } else if unit + 1 - start == units {
+            return Some(start);
+        }
+    }
+    None
+}
+
+// SAFETY: a unit is marked as used while it is mapped, so no other mapping lies there. New pages are zero.
+unsafe impl Pages for Range {
+    fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        if align > UNIT {
+            return None;
+        }
+        let units = size_bytes.div_ceil(UNIT);
+        let first = self.state.0.with(|used| {
+            let first = free_run(used, units)?;
+            used[first..first + units].fill(true);
+            Some(first)
+        })?;
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        let mapped = map(self.place(first), units * UNIT, writable, libc::MAP_FIXED);
+        if mapped.is_none() {
+            self.set(first, units, false);
+        }
+        mapped
+    }
+
+    unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+        let units = size_bytes.div_ceil(UNIT);
+        // Reserved again: the memory goes back, the addresses stay ours. Where the system does not, they stay mapped
+        // and are never used again.
+        if map(start.as_ptr(), units * UNIT, libc::PROT_NONE, libc::MAP_FIXED).is_some() {
+            self.set((start.addr().get() - self.base) / UNIT, units, false);
+        }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: private anonymous pages whose contents nobody needs (this function's contract).
+        unsafe { pages::discard(start, size_bytes) }
+    }
+}

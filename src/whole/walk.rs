@@ -1,0 +1,125 @@
+//! Who asked for a block that a limit refuses: up the native stack to Python's loop. NULL goes only to libraries that
+//! are known to survive it.
+
+use std::ffi::{CStr, c_int, c_void};
+
+/// Parts of the names of libraries that return an error of Python's where `malloc` returns NULL. Each is proved by a
+/// test (`tests/python/test_whole.py`).
+const SURVIVORS: &[&str] = &[
+    "/lib-dynload/",
+    "/numpy/",
+    "/numpy.libs/",
+    "/PIL/",
+    "/pillow.libs/",
+    "/lxml/",
+    "/pandas/",
+    "libctxalloc_whole",
+    "/ctxalloc/_native",
+    "/libz.so",
+    "/libsqlite3.so",
+];
+
+/// Frames that are looked at.
+const MAX_FRAMES: u32 = 64;
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(visit: extern "C" fn(*mut c_void, *mut Walk) -> c_int, walk: *mut Walk) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+}
+
+const GO_ON: c_int = 0;
+const STOP: c_int = 4;
+
+#[repr(C)]
+struct Walk {
+    python: Python,
+    frames: u32,
+    survive: bool,
+    reached_python: bool,
+}
+
+/// Where Python's loop is, and the object file that it is in.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Python {
+    pub(crate) eval: usize,
+    pub(crate) eval_bytes: usize,
+    pub(crate) file: usize,
+}
+
+impl Python {
+    /// The one whose loop begins here.
+    pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
+        #[repr(C)]
+        struct Symbol {
+            name: u32,
+            info: u8,
+            other: u8,
+            section: u16,
+            value: usize,
+            size: usize,
+        }
+        unsafe extern "C" {
+            fn dladdr1(
+                address: *const c_void,
+                info: *mut libc::Dl_info,
+                extra: *mut *mut c_void,
+                flags: c_int,
+            ) -> c_int;
+        }
+        const RTLD_DL_SYMENT: c_int = 1;
+        let mut info = empty();
+        let mut symbol = std::ptr::null_mut();
+        // SAFETY: a place for what glibc tells of an address, and one for a pointer to its symbol.
+        if unsafe { dladdr1(eval, &raw mut info, &raw mut symbol, RTLD_DL_SYMENT) } == 0 || symbol.is_null() {
+            return None;
+        }
+        // SAFETY: glibc gave a pointer to an `Elf64_Sym` of a library that is never unloaded: Python's.
+        let size = unsafe { (*symbol.cast::<Symbol>()).size };
+        Some(Self { eval: eval.addr(), eval_bytes: size, file: info.dli_fbase.addr() })
+    }
+}
+
+fn empty() -> libc::Dl_info {
+    use std::ptr::null_mut;
+    libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() }
+}
+
+extern "C" fn visit(context: *mut c_void, walk: *mut Walk) -> c_int {
+    // SAFETY: the walk of `caller_survives`, which waits for the end; and the context that the unwinder gave.
+    let (walk, ip) = unsafe { (&mut *walk, _Unwind_GetIP(context)) };
+    walk.frames += 1;
+    if walk.frames > MAX_FRAMES {
+        return STOP;
+    }
+    if ip.wrapping_sub(walk.python.eval) < walk.python.eval_bytes {
+        walk.reached_python = true;
+        return STOP;
+    }
+    let mut info = empty();
+    // SAFETY: any address may be asked for; a place for the answer.
+    if unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } == 0 || info.dli_fname.is_null() {
+        walk.survive = false;
+        return STOP;
+    }
+    if info.dli_fbase.addr() == walk.python.file {
+        return GO_ON;
+    }
+    // SAFETY: the name of a loaded library, which ends with NUL.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
+    let has = |part: &&str| name.windows(part.len()).any(|window| window == part.as_bytes());
+    if !SURVIVORS.iter().any(has) {
+        walk.survive = false;
+        return STOP;
+    }
+    GO_ON
+}
+
+/// Whether all callers up to Python's loop survive NULL. Called without a lock: the unwinder may take the loader's.
+#[cold]
+pub(super) fn caller_survives(python: Python) -> bool {
+    let mut walk = Walk { python, frames: 0, survive: true, reached_python: false };
+    // SAFETY: `visit` is given the walk, which lives until this returns.
+    unsafe { _Unwind_Backtrace(visit, &raw mut walk) };
+    walk.survive && walk.reached_python
+}

@@ -305,15 +305,17 @@ def test_a_child_of_fork_frees_what_its_parent_made():
                     held.append(bytearray(rnd.choice([100, 2000, 70_000, 400_000])))
                     if len(held) > 50:
                         del held[rnd.randrange(50)]
-        threads = [threading.Thread(target=churn) for _ in range(3)]
+        # Daemons: a failure below must not wait for them.
+        threads = [threading.Thread(target=churn, daemon=True) for _ in range(3)]
         [thread.start() for thread in threads]
         kept = [bytearray(100_000) for _ in range(50)]
+        few_samples = 200_000  # the objects of the test itself may be among the samples, each of some 16 KiB
         for number in range(30):
             pid = os.fork()
             if pid == 0:
                 before = request.stats.live_bytes
                 kept.clear()
-                ok = before - request.stats.live_bytes == 50 * 100_001
+                ok = abs(before - request.stats.live_bytes - 50 * 100_001) < few_samples
                 more = [bytearray(50_000) for _ in range(100)]
                 os._exit(0 if ok and request.stats.live_bytes >= 100 * 50_001 else 3)
             assert os.waitpid(pid, 0)[1] == 0, number

@@ -23,6 +23,7 @@ mod unseen;
 #[cfg(ctxalloc_whole)]
 mod whole;
 
+#[cfg(feature = "python")]
 pub(crate) use crate::strategy::account::WholeStats;
 pub(crate) use list::gauges;
 pub use list::{Present, present};
@@ -281,6 +282,7 @@ impl Seen {
     }
 
     /// What it holds beside arrays; `None` unless it counts that.
+    #[cfg(feature = "python")]
     #[must_use]
     pub(crate) fn whole(&self) -> Option<WholeStats> {
         self.chain.whole.as_ref().map(|parts| parts.stats())

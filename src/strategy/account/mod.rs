@@ -11,6 +11,7 @@
 mod chain;
 mod cover;
 mod known;
+#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
 mod parts;
 mod refusals;
 mod refused;
@@ -24,6 +25,7 @@ pub use known::{BudgetNumbers, budgets};
 use parts::Parts;
 #[cfg(ctxalloc_whole)]
 pub(crate) use parts::Weight;
+#[cfg(feature = "python")]
 pub(crate) use parts::WholeStats;
 pub(crate) use refused::{Refusal, Refused};
 pub(crate) use reserved::on_room;

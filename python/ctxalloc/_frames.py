@@ -1,4 +1,4 @@
-"""The frames that an exception keeps alive, and how to let go of what they hold.
+"""What an exception keeps alive, how to let go of it, and what it came from.
 
 Used by ``_serving`` for requests of a server and by ``_tasks`` for tasks of clusters.
 """
@@ -22,3 +22,25 @@ def clear_frames(error: BaseException) -> None:
         errors += [other for other in (one.__cause__, one.__context__) if other is not None]
         if isinstance(one, BaseExceptionGroup):
             errors += one.exceptions
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """What an exception says that it comes from: what its group has, and what it was raised from.
+
+    Task groups wrap what their tasks raise, and ``raise ... from error`` says that ``error`` is the reason. An
+    exception that was raised while another one was handled (``__context__``) says no such thing.
+    """
+    leaves: list[BaseException] = []
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, BaseExceptionGroup):
+            waiting += reversed(one.exceptions)
+        elif isinstance(one, MemoryError) or not isinstance(one, Exception) or one.__cause__ is None:
+            leaves.append(one)
+        else:
+            waiting.append(one.__cause__)
+    return leaves or [error]

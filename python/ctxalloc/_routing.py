@@ -1,19 +1,20 @@
-"""What a framework says of its own routes: its ``root_path``, and which of ours match none of them.
+"""What a framework says of its own routes at the start: its ``root_path``, and which of ours match none of them.
 
-Paths are matched by ``src/python/exchange/routes.rs``, before the framework looks at them. Nothing of a framework is
-imported here: it is asked by the attributes that Starlette, FastAPI and Flask have. Neighbours: ``asgi``, ``wsgi``.
+Nothing of a framework is imported here: it is asked by the attributes that Starlette, FastAPI and Flask have.
+Neighbours: ``asgi``, ``wsgi``; ``_frameworks`` asks for each request.
 """
 
 import difflib
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from ctxalloc._choices import parts_of, pattern_of
 from ctxalloc._errors import RouteWarning
+from ctxalloc._frameworks import application_of, flattened
 from ctxalloc._native import RouteTable
-from ctxalloc._serving import parts_of, pattern_of
 
 log = logging.getLogger("ctxalloc")
 
@@ -31,7 +32,7 @@ _MAX_DEPTH: Final = 64
 """Applications around applications."""
 
 
-class _Endpoint(NamedTuple):
+class _Known(NamedTuple):
     """A route of the framework."""
 
     path: str
@@ -73,11 +74,11 @@ def warn_of_typos(routes: Sequence[str], app: Any) -> None:
         )
 
 
-def _matches_any(route: str, endpoints: list[_Endpoint]) -> bool:
+def _matches_any(route: str, endpoints: list[_Known]) -> bool:
     method, path = pattern_of(route)
     is_exact = "{" not in path
-    found: Any = (route, None, None, False)
-    no: Any = (None, None, None, False)
+    found: Any = (route, None, None, False, route)
+    no: Any = (None, None, None, False, None)
     if is_exact:
         table = RouteTable([(path, found)], [], no, has_methods=False)
     else:
@@ -92,43 +93,26 @@ def _matches_any(route: str, endpoints: list[_Endpoint]) -> bool:
     return False
 
 
-def _is_like(endpoint: _Endpoint, path: str) -> bool:
+def _is_like(endpoint: _Known, path: str) -> bool:
     """Whether the endpoint, all of whose parameters take anything, may serve this path."""
     pieces = _STARLETTES.sub("\0", _FLASKS.sub("\0", endpoint.path)).split("\0")
     return len(pieces) > 1 and re.fullmatch(".+".join(map(re.escape, pieces)), path, re.DOTALL) is not None
 
 
-def _endpoints(app: Any) -> list[_Endpoint] | None:
+def _endpoints(app: Any) -> list[_Known] | None:
     """All routes of an application; None where it cannot be asked."""
-    for _ in range(_MAX_DEPTH):
-        routes, url_map = getattr(app, "routes", None), getattr(app, "url_map", None)
-        if isinstance(routes, list):
-            return list(_of_starlette(routes, ""))
-        if url_map is not None and hasattr(url_map, "iter_rules"):
-            return list(_of_flask(url_map))
-        app = getattr(app, "app", None) or getattr(app, "__self__", None)
-        if app is None:
-            break
-    return None
-
-
-def _of_starlette(routes: list[Any], before: str) -> Iterator[_Endpoint]:
-    for route in routes:
-        path = before + getattr(route, "path", "")
-        nested = getattr(route, "routes", None)
-        if nested:
-            yield from _of_starlette(nested, path)
-        elif hasattr(route, "app") and not hasattr(route, "endpoint"):  # a mount of something else
-            yield _Endpoint(f"{path}/{{path:path}}", _sample(_STARLETTES, f"{path}/{{path:path}}"), None)
-        else:
-            methods = getattr(route, "methods", None)
-            yield _Endpoint(path, _sample(_STARLETTES, path), frozenset(methods) if methods else None)
-
-
-def _of_flask(url_map: Any) -> Iterator[_Endpoint]:
-    for rule in url_map.iter_rules():
-        methods = frozenset(rule.methods) if rule.methods else None
-        yield _Endpoint(rule.rule, _sample(_FLASKS, rule.rule), methods)
+    app = application_of(app)
+    if app is None:
+        return None
+    if isinstance(getattr(app, "routes", None), list):
+        found = list(flattened(app.routes, "", []))
+        if not all(endpoint.path for endpoint in found):  # a route of a kind that is not known
+            return None
+        return [_Known(endpoint.path, _sample(_STARLETTES, endpoint.path), endpoint.methods) for endpoint in found]
+    return [
+        _Known(rule.rule, _sample(_FLASKS, rule.rule), frozenset(rule.methods) if rule.methods else None)
+        for rule in app.url_map.iter_rules()
+    ]
 
 
 def _sample(parameters: re.Pattern[str], path: str) -> str:

@@ -1,50 +1,39 @@
 """What the middlewares share: the terms that a request of a server gets, its beginning and its one end.
 
 ``Service`` has the options, ``Serving`` is one request that is being served. The selection stays in NumPy's own
-ContextVar; beside it, the Context carries the Serving, which says who selected, not what. Neighbours: ``asgi``,
-``wsgi`` and ``django`` drive it; ``problems`` makes answers;
+ContextVar; beside it, the Context carries the Serving, which says who selected, not what. Neighbours: ``_choices`` has
+what a route may get; ``asgi``, ``wsgi`` and ``django`` drive it; ``problems`` makes answers;
 ``docs/decisions/0020-services-end-at-the-last-message.md`` has the reasons.
 """
 
 import atexit
 import contextlib
-import inspect
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
 from ctxalloc._errors import BudgetExceeded
-from ctxalloc._frames import clear_frames
+from ctxalloc._frames import clear_frames, leaves_of
 from ctxalloc._native import (
     Budget,
     Escaped,
     Handler,
     Request,
-    RouteTable,
     Stats,
     Token,
     _served_in,
     current,
-    request,
     reset,
     set_handler,
     use,
 )
-
-Scope: TypeAlias = MutableMapping[str, Any]
-"""An ASGI scope or a WSGI environment."""
-
-Terms: TypeAlias = Request | Handler | str | None
-"""What a request of the server gets: a request of ours on these terms, a handler only, or nothing."""
-
-Choice: TypeAlias = Terms | Callable[[Scope], Terms]
-"""Terms, or a function that chooses them for a scope."""
 
 Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
@@ -54,14 +43,8 @@ KEY: Final = "ctxalloc.serving"
 REQUEST_KEY: Final = "ctxalloc.request"
 """Where a scope has its Request."""
 
-ACCOUNT: Final = request()
-"""Terms without a limit: an account only."""
-
 log = logging.getLogger("ctxalloc")
 
-_CHOICES: Final = (
-    "give a ctxalloc.request(...), a Handler, the name of one, None, or a function that returns one of them"
-)
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The name of a header (RFC 9110, token)."""
 
@@ -98,82 +81,6 @@ SERVING: ContextVar["Served | None"] = ContextVar("ctxalloc.serving", default=No
 _served_in(SERVING)
 
 
-class _Found(NamedTuple):
-    """A route, and what its requests get."""
-
-    route: str | None
-    choice: "Choice"
-    terms: Request | None
-    """The choice, if it is a ``ctxalloc.request(...)``, as most are."""
-    has_budget: bool
-    """Whether these terms name a budget."""
-
-
-def _found(route: str | None, choice: "Choice", where: str) -> _Found:
-    choice = _checked(choice, where)
-    if isinstance(choice, Request):  # first: it is callable too, as a decorator
-        if choice._reserves:  # noqa: SLF001 - made for this
-            raise ValueError(
-                f"{where}: a middleware begins its requests at once, and does not wait for reserve_bytes=; "
-                "let the endpoint reserve: `async with ctxalloc.request(reserve_bytes=..., root=True)`"
-            )
-        return _Found(route, choice, choice, choice._wanted_budget is not None)  # noqa: SLF001
-    return _Found(route, choice, None, has_budget=False)
-
-
-def _table(routes: Mapping[str, Choice], default: Choice) -> RouteTable:
-    """Patterns of paths, and what the requests of each get. ValueError, TypeError: one of them is not valid."""
-    exact: list[tuple[str, _Found]] = []
-    patterns: list[tuple[str | None, list[str], list[bool], _Found]] = []
-    otherwise = _found(None, default, "default")
-    has_methods = False
-    for route, choice in routes.items():
-        method, path = pattern_of(route)
-        has_methods |= method is not None
-        found = _found(route, choice, route)
-        if "{" in path:
-            patterns.append((method, *parts_of(path, route), found))
-        else:
-            exact.append((f"{method} {path}" if method else path, found))
-    return RouteTable(exact, patterns, otherwise, has_methods=has_methods)
-
-
-def pattern_of(route: str) -> tuple[str | None, str]:
-    """The method, if it names one, and the path. ValueError: it is no pattern."""
-    method, space, path = route.partition(" ")
-    if not space:
-        method, path = "", route
-    if not path.startswith("/") or (space and not method.isupper()):
-        raise ValueError(f"routes: {route!r} is no pattern; write '/path', '/path/{{name}}' or 'POST /path'")
-    return method or None, "/" + path.lstrip("/")  # as paths are looked up
-
-
-def parts_of(path: str, route: str) -> tuple[list[str], list[bool]]:
-    """The texts around a path's parameters, and for each parameter whether it takes slashes."""
-    parts = re.split(r"\{(\w+(?::\w+)?)\}", path)
-    texts, names = parts[::2], parts[1::2]
-    if any("{" in text or "}" in text for text in texts):
-        raise ValueError(f"routes: {route!r} has a brace too many; a parameter is '{{name}}' or '{{name:path}}'")
-    return texts, [name.endswith(":path") for name in names]
-
-
-def _plain(function: Any, where: str) -> None:
-    """TypeError: it is not a function that can be called here."""
-    if not callable(function):
-        raise TypeError(f"{where}{function!r}: give a function")
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        raise TypeError(f"{where}{function!r} is async, and is not awaited here; give a plain function")
-
-
-def _checked(choice: Choice, where: str) -> Choice:
-    if choice is None or isinstance(choice, (Request, Handler, str)):
-        return choice
-    if callable(choice):
-        _plain(choice, f"{where}: ")
-        return choice
-    raise TypeError(f"{where}: {choice!r} is no choice; {_CHOICES}")
-
-
 class Service:
     """The options of a middleware."""
 
@@ -182,6 +89,7 @@ class Service:
         *,
         routes: Mapping[str, Choice] | None,
         default: Choice,
+        unmatched: Unmatched,
         tenant: Callable[[Scope], Budget | None] | None,
         on_end: OnEnd | None,
         retry_after_seconds: int,
@@ -189,14 +97,14 @@ class Service:
     ) -> None:
         for name, function in (("tenant", tenant), ("on_end", on_end)):
             if function is not None:
-                _plain(function, f"{name}=")
+                plain(function, f"{name}=")
         if isinstance(retry_after_seconds, bool) or not isinstance(retry_after_seconds, int):
             raise TypeError(f"retry_after_seconds={retry_after_seconds!r}: give whole seconds, an int")
         if retry_after_seconds < 0:
             raise ValueError(f"retry_after_seconds={retry_after_seconds!r}: give 0 or more")
         if peak_header is not None and not _HEADER.fullmatch(peak_header):
             raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
-        self.routes = _table(routes or {}, default)
+        self.routes, self.rows = table_of(routes or {}, default, unmatched)
         self.patterns = list(routes or {})
         self.tenant = tenant
         self.on_end = on_end
@@ -208,15 +116,17 @@ class Service:
         scope: Scope,
         method: str,
         path: str,
+        *,
+        is_plain: bool = True,
         around: "Callable[[str | None, Request, Handler], _E] | None" = None,
     ) -> "Serving | _E | None":
         """Begin to serve a request; None where there is nothing to do for it.
 
-        ``method``: the key under which the scope has the method. ``around``: makes the record of a request that has an
-        account. Its handler is selected then, until the record leaves the request. Where ``around`` is not used the
-        record is a Serving, and ``Serving.select`` selects the handler.
+        ``method``: the key under which the scope has the method. ``is_plain``: see ``RouteTable.find``. ``around``:
+        makes the record of a request that has an account. Its handler is selected then, until the record leaves the
+        request. Where ``around`` is not used the record is a Serving, and ``Serving.select`` selects the handler.
         """
-        route, choice, asked, has_budget = self.routes.find(scope, method, path)
+        route, choice, asked, has_budget, name = self.routes.find(scope, method, path, is_plain)
         here = SERVING.get()
         if here is None:
             base, is_inside = current(), False
@@ -230,7 +140,7 @@ class Service:
                 terms = base
             if not isinstance(terms, Request):
                 if not isinstance(terms, (Handler, str)):
-                    raise TypeError(f"route {route!r}: {terms!r} is no choice; {_CHOICES}")
+                    raise TypeError(f"route {route!r}: {terms!r} is no choice; {CHOICES}")
                 serving = Serving(self, scope, route, None, base)
                 serving.handler = terms
                 return serving
@@ -242,9 +152,9 @@ class Service:
                 self.check_tenant(route, tenant, has_budget)
         served: Serving | _E
         if around is not None:
-            served = around(route, asked._serve(not is_inside, route, tenant), base)  # noqa: SLF001 - made for this
+            served = around(route, asked._serve(not is_inside, name, tenant), base)  # noqa: SLF001 - made for this
         else:
-            begun = asked._again(root=not is_inside, name=route, budget=tenant)  # noqa: SLF001
+            begun = asked._again(root=not is_inside, name=name, budget=tenant)  # noqa: SLF001
             handler = begun._begin()  # noqa: SLF001
             served = serving = Serving(self, scope, route, begun, base)
             serving.handler = handler
@@ -347,7 +257,7 @@ class Served:
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
-        leaves = _leaves(error)
+        leaves = leaves_of(error)
         known = {id(refused.__cause__): refused for refused in self._refusal or ()}
         unknown: list[BaseException] = [
             leaf
@@ -454,28 +364,6 @@ class Step:
             self.serving.deselect(self._selected)
         except ValueError:  # thrown away, and closed in another Context: nothing is selected there
             pass
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    """What an exception says that it comes from: what its group has, and what it was raised from.
-
-    Task groups wrap what their tasks raise, and ``raise ... from error`` says that ``error`` is the reason. An
-    exception that was raised while another one was handled (``__context__``) says no such thing.
-    """
-    leaves: list[BaseException] = []
-    waiting, seen = [error], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, BaseExceptionGroup):
-            waiting += reversed(one.exceptions)
-        elif isinstance(one, MemoryError) or not isinstance(one, Exception) or one.__cause__ is None:
-            leaves.append(one)
-        else:
-            waiting.append(one.__cause__)
-    return leaves or [error]
 
 
 def serving() -> Served | None:

@@ -19,22 +19,19 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
 
-from ctxalloc import _routing, problems
+from ctxalloc import _frameworks, _routing, problems
+from ctxalloc._choices import ACCOUNT, Choice, Scope, Terms, Unmatched
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
 from ctxalloc._serving import (
-    ACCOUNT,
     KEY,
     SERVING,
-    Choice,
     OnEnd,
     Report,
-    Scope,
     Served,
     Service,
     Serving,
     Step,
-    Terms,
 )
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
@@ -78,6 +75,7 @@ class AllocatorMiddleware:
         *,
         routes: Mapping[str, Choice] | None = None,
         default: Choice = ACCOUNT,
+        unmatched: Unmatched = "default",
         tenant: Callable[[Scope], Budget | None] | None = None,
         on_end: OnEnd | None = None,
         ends: Literal["response", "application"] = "response",
@@ -93,6 +91,7 @@ class AllocatorMiddleware:
         self._service = Service(
             routes=routes,
             default=default,
+            unmatched=unmatched,
             tenant=tenant,
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
@@ -108,13 +107,16 @@ class AllocatorMiddleware:
             ends_with_response=self._ends_with_response,
             has_root=bool(self._root_path),
         )
-        self._is_checked = not routes
+        self._is_checked = self._is_attached = not routes
 
     async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
         if not self._is_checked:
             self._is_checked = True
-            _routing.warn_of_typos(self._service.patterns, scope.get("app") or self.app)
+            _routing.warn_of_typos(self._service.patterns, self.app)
+        if not self._is_attached and scope["type"] != "lifespan":  # at which some add routes
+            self._is_attached = True
+            _frameworks.attach(self._service.routes, self._service.rows, self.app)
         exchange: Any = self._exchanges.begin(scope, send)
         if exchange is None:
             serving = self._begun_otherwise(scope, send)
@@ -147,13 +149,14 @@ class AllocatorMiddleware:
             return None
         path: str = scope["path"]
         root = self._root_path or scope.get("root_path")
+        is_plain = not root
         if root and (path == root or path.startswith(f"{root}/")):
-            path = path[len(root) :] or "/"
+            path, is_plain = path[len(root) :] or "/", True
 
         def around(route: str | None, begun: Request, base: Handler) -> _Exchange:
             return self._exchanges.around(scope, send, route, begun, base)
 
-        return self._service.begin(scope, "method", path, around)
+        return self._service.begin(scope, "method", path, is_plain=is_plain, around=around)
 
     async def _failed(self, exchange: "_Exchange", error: BaseException, receive: _Receive) -> None:
         """The application has raised: answer a refusal, or let the exception go on."""

@@ -21,14 +21,15 @@ try:
 except ImportError:
     raise ImportError("ctxalloc.django needs Django, and its import fails: pip install django") from sys.exception()
 
-from ctxalloc import _serving, problems
-from ctxalloc._serving import ACCOUNT, KEY, Serving, Step
+from ctxalloc import _frameworks, _serving, problems
+from ctxalloc._choices import ACCOUNT
+from ctxalloc._serving import KEY, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
 
 _Content = TypeVar("_Content")
 
-_OPTIONS = {"routes", "default", "tenant", "on_end", "answers", "retry_after_seconds", "peak_header"}
+_OPTIONS = {"routes", "default", "unmatched", "tenant", "on_end", "answers", "retry_after_seconds", "peak_header"}
 
 
 class AllocatorMiddleware:
@@ -58,11 +59,13 @@ class AllocatorMiddleware:
         self._service = _serving.Service(
             routes=options.get("routes"),
             default=options.get("default", ACCOUNT),
+            unmatched=options.get("unmatched", "default"),
             tenant=options.get("tenant"),
             on_end=options.get("on_end"),
             retry_after_seconds=options.get("retry_after_seconds", 1),
             peak_header=options.get("peak_header"),
         )
+        self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
             markcoroutinefunction(self)
@@ -103,6 +106,11 @@ class AllocatorMiddleware:
         return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
 
     def _begin(self, request: HttpRequest) -> Serving | None:
+        if not self._is_attached:
+            self._is_attached = True
+            django = _frameworks.Django(self._service.rows)
+            self._service.routes.attach(django.ask, django.special(), None, [])
+        request.META[_frameworks.DJANGO_PATH] = request.path_info
         serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info)
         if serving is not None:
             request.META[KEY] = serving

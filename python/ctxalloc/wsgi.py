@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from ctxalloc import _routing, _serving, problems
+from ctxalloc import _frameworks, _routing, _serving, problems
+from ctxalloc._choices import ACCOUNT, Choice, Unmatched
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget
-from ctxalloc._serving import ACCOUNT, KEY, REQUEST_KEY, Choice, OnEnd, Serving, Step
+from ctxalloc._serving import KEY, REQUEST_KEY, OnEnd, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
 
@@ -43,6 +44,7 @@ class AllocatorMiddleware:
         *,
         routes: Mapping[str, Choice] | None = None,
         default: Choice = ACCOUNT,
+        unmatched: Unmatched = "default",
         tenant: Callable[[_Environ], Budget | None] | None = None,
         on_end: OnEnd | None = None,
         answers: bool = True,
@@ -54,6 +56,7 @@ class AllocatorMiddleware:
         self._service = _serving.Service(
             routes=routes,
             default=default,
+            unmatched=unmatched,
             tenant=tenant,  # type: ignore[arg-type]  # an environment is a dict
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
@@ -66,6 +69,7 @@ class AllocatorMiddleware:
         if not self._is_checked:
             self._is_checked = True
             _routing.warn_of_typos(self._service.patterns, self.app)
+            _frameworks.attach(self._service.routes, self._service.rows, self.app)
         path: str = environ.get("PATH_INFO") or "/"
         if not path.isascii():
             path = path.encode("latin-1", "replace").decode("utf-8", "replace")  # PEP 3333 has its bytes as Latin-1

@@ -39,7 +39,13 @@ def test_a_path_is_found_as_a_regular_expression_finds_it(parts: list[str], path
     # Slashes at the beginning count as one, in patterns and in paths.
     pattern = re.compile(expression("/" + route.lstrip("/")), re.DOTALL)
     service = Service(
-        routes={route: request()}, default=None, tenant=None, on_end=None, retry_after_seconds=1, peak_header=None
+        routes={route: request()},
+        default=None,
+        unmatched="default",
+        tenant=None,
+        on_end=None,
+        retry_after_seconds=1,
+        peak_header=None,
     )
     path = f"/{path}"
     found, *_ = service.routes.find({}, "method", path)
@@ -51,7 +57,15 @@ def test_a_path_is_found_as_a_regular_expression_finds_it(parts: list[str], path
 
 def test_a_path_that_is_no_text_of_utf8_is_some_segment() -> None:
     routes: dict[str, Any] = {"/a/{name}": request()}
-    service = Service(routes=routes, default=None, tenant=None, on_end=None, retry_after_seconds=1, peak_header=None)
+    service = Service(
+        routes=routes,
+        default=None,
+        unmatched="default",
+        tenant=None,
+        on_end=None,
+        retry_after_seconds=1,
+        peak_header=None,
+    )
     assert service.routes.find({}, "method", "/a/\udcff")[0] == "/a/{name}"
     assert service.routes.find({}, "method", "/b/\udcff")[0] is None
 

@@ -25,8 +25,8 @@ from starlette.routing import Mount, Route  # noqa: E402
 
 import ctxalloc  # noqa: E402
 from ctxalloc import request  # noqa: E402
+from ctxalloc._choices import parts_of, pattern_of  # noqa: E402
 from ctxalloc._native import RouteTable  # noqa: E402
-from ctxalloc._serving import parts_of, pattern_of  # noqa: E402
 from ctxalloc.asgi import AllocatorMiddleware  # noqa: E402
 from ctxalloc.wsgi import AllocatorMiddleware as WsgiMiddleware  # noqa: E402
 
@@ -39,9 +39,9 @@ ROUNDS = int(os.environ.get("CTXALLOC_STRESS", "1"))
 
 
 def is_found(route: str, path: str) -> bool:
-    found = (route, None, None, False)
+    found = (route, None, None, False, route)
     table = RouteTable(
-        [], [(None, *parts_of(pattern_of(route)[1], route), found)], (None, None, None, False), has_methods=False
+        [], [(None, *parts_of(pattern_of(route)[1], route), found)], (None, None, None, False, None), has_methods=False
     )
     return bool(table.find({}, "method", path)[0] == route)
 

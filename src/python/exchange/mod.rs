@@ -5,6 +5,7 @@
 //! cases: a handler without an account, a middleware around another one, refusals, exceptions, WebSockets.
 
 mod fields;
+mod framework;
 mod last;
 mod routes;
 
@@ -115,7 +116,7 @@ impl PyExchanges {
             return Ok(None);
         }
         let Ok(path) = path.cast_into::<PyString>() else { return Ok(None) };
-        let found = this.routes.get().find(scope, intern!(py, "method"), &path)?;
+        let found = this.routes.get().find(scope, intern!(py, "method"), &path, true)?;
         let Some(terms) = &found.terms else { return Ok(None) };
         let tenant = match &this.tenant {
             None => None,

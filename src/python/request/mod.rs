@@ -436,6 +436,12 @@ impl PyRequest {
         self.arguments.budget.clone().map(PyBudget::from)
     }
 
+    /// The limit that the terms name.
+    #[getter]
+    fn _wanted_limit_bytes(&self) -> Option<usize> {
+        self.arguments.limit_bytes
+    }
+
     /// Begins the request without selecting its handler, for a generator, which selects it in each of its steps.
     fn _begin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyHandler>> {
         if !self.token.begin() {

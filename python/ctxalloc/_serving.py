@@ -193,6 +193,8 @@ class Served:
     """The status of the answer, once it is begun."""
     is_disconnected: bool
     """The client has gone, and ``receive`` or ``send`` has shown it."""
+    answered: BaseException | None = None
+    """An exception that the framework answers itself, inside of the middleware."""
     _began: float
     _refusal: tuple[BudgetExceeded, ...] | None
 
@@ -202,10 +204,15 @@ class Served:
         _UNTOLD.add(self)
 
     def close_after(self, error: BaseException | None) -> None:
-        """End the request, if it has not ended. What ``error`` holds of it has not escaped: its frames are cleared."""
+        """End the request, if it has not ended. What exceptions hold of it has not escaped: their frames are cleared.
+
+        Those are ``error``, one that the framework answers itself, and those that were asked whether they are refusals.
+        """
         if self.request is not None:
-            if error is not None and self.request.stats.live_blocks:
-                clear_frames(error)
+            errors = [held for held in (error, self.answered, *(self._refusal or ())) if held is not None]
+            if errors and self.request.stats.live_blocks:
+                for held in errors:
+                    clear_frames(held)
             self.request._close()  # noqa: SLF001 - made for this
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
@@ -283,6 +290,7 @@ class Serving(Served):
     __slots__ = (
         "_began",
         "_refusal",
+        "answered",
         "base",
         "handler",
         "is_disconnected",
@@ -306,6 +314,7 @@ class Serving(Served):
         self.status = None
         self.is_disconnected = False
         self._refusal = None
+        self.answered = None
         if service.on_end is not None and begun is not None:
             self._expect_telling()
 
@@ -326,9 +335,10 @@ class Serving(Served):
         SERVING.reset(mark)
 
     def forget(self) -> None:
-        """Let go of the scope and of the refusal, whose traceback holds arrays and may hold this."""
+        """Let go of the scope and of exceptions, whose tracebacks hold arrays and may hold this."""
         self.scope = None
         self._refusal = None
+        self.answered = None
 
 
 _UNTOLD: Final[set[Served]] = set()

@@ -52,6 +52,8 @@ class AllocatorMiddleware:
     without) what they get: a ``ctxalloc.request(...)``, of whose terms each gets a fresh one, which is a root; a
     Handler or the name of one, without an account; None, which leaves things as they are; or a function from the ASGI
     scope to one of these. ``default``: the same for all other paths; by default an account without a limit.
+    ``unmatched``: with ``"strictest"``, a path that neither a pattern nor a route of the framework matches gets the
+    terms with the smallest limit of all, under the name ``unmatched``.
 
     ``tenant(scope)``: the budget that the request is charged to, or None.
 
@@ -115,8 +117,8 @@ class AllocatorMiddleware:
             self._is_checked = True
             _routing.warn_of_typos(self._service.patterns, self.app)
         if not self._is_attached and scope["type"] != "lifespan":  # at which some add routes
-            self._is_attached = True
             _frameworks.attach(self._service.routes, self._service.rows, self.app)
+            self._is_attached = True  # now, for other threads
         exchange: Any = self._exchanges.begin(scope, send)
         if exchange is None:
             serving = self._begun_otherwise(scope, send)

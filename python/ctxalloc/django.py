@@ -92,10 +92,11 @@ class AllocatorMiddleware:
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a refusal that a view did not catch, and that no middleware further in has answered."""
         serving: Serving | None = request.META.get(KEY)
-        if serving is None or not self._answers:
+        if serving is None:
             return None
-        refused = serving.refusal_of(exception)
+        refused = serving.refusal_of(exception) if self._answers else None
         if refused is None:
+            serving.answered = exception  # by somebody further out
             return None
         problem = problems.of(refused, serving)
         serving.close_after(exception)
@@ -107,9 +108,9 @@ class AllocatorMiddleware:
 
     def _begin(self, request: HttpRequest) -> Serving | None:
         if not self._is_attached:
-            self._is_attached = True
             django = _frameworks.Django(self._service.rows)
             self._service.routes.attach(django.ask, django.special(), None, [])
+            self._is_attached = True  # now, for other threads
         request.META[_frameworks.DJANGO_PATH] = request.path_info
         serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info)
         if serving is not None:

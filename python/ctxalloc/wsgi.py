@@ -62,14 +62,16 @@ class AllocatorMiddleware:
             retry_after_seconds=retry_after_seconds,
             peak_header=peak_header,
         )
-        self._is_checked = not routes
+        self._is_checked = False
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """The WSGI entry point."""
         if not self._is_checked:
-            self._is_checked = True
-            _routing.warn_of_typos(self._service.patterns, self.app)
             _frameworks.attach(self._service.routes, self._service.rows, self.app)
+            _note_what_flask_answers()
+            self._is_checked = True  # now, for other threads
+            if self._service.patterns:
+                _routing.warn_of_typos(self._service.patterns, self.app)
         path: str = environ.get("PATH_INFO") or "/"
         if not path.isascii():
             path = path.encode("latin-1", "replace").decode("utf-8", "replace")  # PEP 3333 has its bytes as Latin-1
@@ -87,6 +89,19 @@ class AllocatorMiddleware:
             body.finish(None)
             return content
         return body
+
+
+def _note_what_flask_answers() -> None:
+    """Have Flask tell the request of an exception of its own that it answers with 500."""
+    flask: Any = sys.modules.get("flask")
+    if flask is not None:
+        flask.got_request_exception.connect(_note)  # again is as once
+
+
+def _note(_: object, exception: BaseException | None = None, **__: object) -> None:
+    serving = _serving.serving()
+    if isinstance(serving, Serving):
+        serving.answered = exception
 
 
 def _is_file(content: object, environ: _Environ) -> bool:

@@ -7,6 +7,7 @@
 mod fields;
 mod framework;
 mod last;
+mod message;
 mod routes;
 
 use super::budget::PyBudget;
@@ -17,11 +18,12 @@ use super::request::PyRequest;
 use super::selection::Variable;
 use fields::Fields;
 use last::{Last, is_coroutine};
+use message::{is_500, is_text};
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyString, PyType};
+use pyo3::types::{PyDict, PyString, PyType};
 use routes::Found;
 pub(super) use routes::PyRouteTable;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -203,18 +205,6 @@ impl PyExchanges {
     }
 }
 
-/// Whether an object is this str.
-fn is_text(object: &Bound<'_, PyAny>, text: &str) -> bool {
-    object.cast::<PyString>().is_ok_and(|object| object == text)
-}
-
-fn is_500(status: &Bound<'_, PyAny>) -> PyResult<bool> {
-    match status.cast_exact::<PyInt>() {
-        Ok(status) => Ok(status.extract::<i64>().is_ok_and(|status| status == 500)),
-        Err(_) => status.eq(500),
-    }
-}
-
 impl PyExchange {
     /// Never locked while Python code runs.
     fn fields(&self) -> MutexGuard<'_, Fields> {
@@ -230,13 +220,19 @@ impl PyExchange {
     /// The last message was sent: the account closes, if it closes with the answer.
     fn sent_whole(slf: &Bound<'_, Self>) -> PyResult<()> {
         let (py, begun) = (slf.py(), slf.get().begun()?);
-        slf.get().fields().is_whole = true;
+        let mut fields = slf.get().fields();
+        fields.is_whole = true;
+        let is_refused = fields.refusal.is_some();
+        drop(fields);
         let exchanges = begun.exchanges.get();
         if !exchanges.ends_with_response {
             return Ok(());
         }
         if exchanges.tells {
             return slf.call_method1(intern!(py, "end"), (intern!(py, "completed"),)).map(drop);
+        }
+        if is_refused {
+            return slf.call_method1(intern!(py, "close_after"), (py.None(),)).map(drop);
         }
         begun.request.get().close(py)
     }

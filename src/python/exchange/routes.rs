@@ -146,9 +146,9 @@ impl PyRouteTable {
         };
         let exact = exact.into_iter().map(|(path, found)| Ok((path, number(&found)?)));
         let exact = exact.collect::<PyResult<_>>()?;
-        let patterns = patterns.into_iter().map(|(method, texts, are_paths, found)| {
-            Ok((method, Pattern::of(texts, are_paths)?, number(&found)?))
-        });
+        let patterns = patterns
+            .into_iter()
+            .map(|(method, texts, are_paths, found)| Ok((method, Pattern::of(texts, are_paths)?, number(&found)?)));
         let patterns = patterns.collect::<PyResult<_>>()?;
         Ok(Self {
             rows,

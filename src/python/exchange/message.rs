@@ -1,0 +1,16 @@
+//! What a message of ASGI says, in the types that servers and frameworks write it in.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyString};
+
+/// Whether an object is this str.
+pub(super) fn is_text(object: &Bound<'_, PyAny>, text: &str) -> bool {
+    object.cast::<PyString>().is_ok_and(|object| object == text)
+}
+
+pub(super) fn is_500(status: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match status.cast_exact::<PyInt>() {
+        Ok(status) => Ok(status.extract::<i64>().is_ok_and(|status| status == 500)),
+        Err(_) => status.eq(500),
+    }
+}

@@ -66,7 +66,7 @@ def flask_app(*, has_handler: bool) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "has_handler"), [("refused", True), ("refused", False), ("failed", False)])
-def test_arrays_of_a_view_whose_exception_flask_answers_have_not_escaped(kind: str, *, has_handler: bool) -> None:
+def test_what_a_view_held_when_flask_answered_has_not_escaped(kind: str, *, has_handler: bool) -> None:
     reports: list[Any] = []
     app = flask_app(has_handler=has_handler)
     service: Any = WsgiMiddleware(app.wsgi_app, default=TERMS, on_end=lambda _, report: reports.append(report))
@@ -91,7 +91,7 @@ def test_what_a_view_keeps_has_escaped() -> None:
 
 
 @pytest.mark.parametrize("kind", ["refused", "failed"])
-def test_arrays_of_a_view_whose_exception_django_answers_have_not_escaped(kind: str) -> None:
+def test_what_a_view_held_when_django_answered_has_not_escaped(kind: str) -> None:
     from django.conf import settings
     from django.http import HttpResponse
     from django.test import RequestFactory, override_settings
@@ -123,7 +123,7 @@ def test_arrays_of_a_view_whose_exception_django_answers_have_not_escaped(kind: 
 
 
 @pytest.mark.parametrize("tells", [False, True])
-def test_arrays_of_an_endpoint_whose_refusal_starlette_answers_have_not_escaped(*, tells: bool) -> None:
+def test_what_a_view_held_when_starlette_answered_has_not_escaped(*, tells: bool) -> None:
     reports: list[Any] = []
     errors: list[BaseException] = []
 

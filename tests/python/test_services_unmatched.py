@@ -1,4 +1,4 @@
-"""Paths that no row matches, rows for one path of a route, routes that come later, and applications that cannot be asked."""
+"""Paths that no row matches, rows for one path of a route, routes that come later, frameworks that cannot be asked."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ def ask(app: Any, path: str, rows: Any, method: str = "GET", **options: Any) -> 
 # ---- unmatched="strictest" ----------------------------------------------------------------------------
 
 
-def test_what_no_row_matches_is_never_less_strict_than_the_strictest_row() -> None:
+def test_what_no_row_matches_is_as_strict_as_the_strictest_row() -> None:
     rows = {"/small": SMALL, "/large": LARGE, "/health": None, "/pool": "pool"}
     body, report = ask(unknown, "/other", rows, unmatched="strictest")
     assert (body, report.route) == ("unmatched", None)
@@ -55,7 +55,7 @@ def test_what_no_row_matches_is_never_less_strict_than_the_strictest_row() -> No
     assert limited._service.routes.find({}, "method", "/large")[0] == "/large"
 
 
-def test_a_view_without_a_row_has_the_default_where_the_framework_can_be_asked() -> None:
+def test_a_view_without_a_row_has_the_default() -> None:
     app = Starlette(routes=[Route("/small", view), Route("/other/{name:int}", view)])
     default = request(name="default")
     with warnings.catch_warnings():
@@ -126,7 +126,7 @@ def test_a_route_that_is_added_later_is_asked_for_too() -> None:
     assert asyncio.run(call(service, http("/late/1"))).body == b"/{a}/{b}"
 
 
-def test_a_middleware_within_a_mount_asks_the_application_inside_of_it() -> None:
+def test_a_middleware_in_a_mount_asks_what_it_is_around() -> None:
     inner = Starlette(routes=[Route("/{name}", view), Route("/a", view)])
     guarded = AllocatorMiddleware(inner, routes={"/a": SMALL, "/{name}": LARGE})
     outer = Starlette(routes=[Route("/a", view), Mount("/sub", app=guarded)])
@@ -162,7 +162,7 @@ def test_routers_that_are_included_are_known(path: str) -> None:
         ask(app, path, {"/v2/in/{x}": SMALL})
 
 
-def test_a_hostile_path_is_not_given_to_a_regular_expression_that_is_cubic() -> None:
+def test_a_hostile_path_is_not_given_to_a_cubic_expression() -> None:
     """Starlette's own matching of this path is not counted: the route is asked for, and no request is made."""
     app = Starlette(routes=[Route("/{a}-{b}-{c}-{d}", view), Route("/{x}-{y}", view)])
     service = AllocatorMiddleware(app, routes={"/{a}-{b}-{c}-{d}": LARGE, "/{x}-{y}": SMALL})

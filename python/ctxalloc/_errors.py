@@ -84,6 +84,17 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         )
 
 
+class _Overdraft(BudgetExceeded):
+    """What is set for a thread whose request was given memory beyond its limit. CPython makes a BudgetExceeded of it
+    when it raises it."""
+
+    def __new__(cls) -> Any:
+        from ctxalloc._native import _whole_overdraft  # noqa: PLC0415 - which imports this module
+
+        return _whole_overdraft()
+
+
+
 class NoRoom(BudgetExceeded):
     """A request with ``reserve_bytes=`` could not begin: a budget had no room, and it did not wait, or not longer.
 

@@ -37,6 +37,11 @@ mod metrics;
 mod module;
 mod numpy;
 mod options;
+#[cfg(ctxalloc_whole)]
+mod overdraft;
+#[cfg(not(ctxalloc_whole))]
+#[path = "no_overdraft.rs"]
+mod overdraft;
 mod pending;
 #[cfg(ctxalloc_whole)]
 mod preloaded;

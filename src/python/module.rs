@@ -54,6 +54,8 @@ mod _native {
     #[pymodule_export]
     use super::super::metrics::{all_budgets, metrics, pool_bytes, pool_resident, present_requests, resident_bytes};
     #[pymodule_export]
+    use super::super::overdraft::overdraft;
+    #[pymodule_export]
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]
     use super::super::request::{

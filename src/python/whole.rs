@@ -7,6 +7,7 @@
 
 use super::exit;
 use super::numpy::Numpy;
+use super::overdraft;
 use super::preloaded::{look_at_selections, preloaded};
 use super::selection::Selection;
 use super::symbol::symbol;
@@ -108,7 +109,8 @@ fn begin(py: Python<'_>) -> Result<(), String> {
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
     ASKED.get_or_make(|| asked);
     let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
-    attach(&preloaded.library, Binding { selected, python })?;
+    overdraft::prepare(py, python).map_err(text)?;
+    attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python })?;
     hook_domains(py, &preloaded.library)?;
     look_at_selections(|thread| {
         thread.version = STALE;
@@ -170,11 +172,23 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
     let handler = unsafe { ask(asked) };
     thread.state = own;
     thread.version = version;
-    thread.account = handler.map_or(0, |handler| handler.into_pointer().as_ptr().expose_provenance() as u64);
+    thread.account = handler.map_or(0, word_of);
     handler
 }
 
-fn handler_of(word: u64) -> Option<Handler> {
+/// Whether this thread has the GIL.
+pub(super) fn is_attached() -> bool {
+    let Some(asked) = ASKED.get().filter(|_| !exit::is_closed()) else { return false };
+    // SAFETY: both may be called by any thread while Python runs.
+    let (attached, own) = unsafe { ((asked.attached)(), (asked.own)()) };
+    !own.is_null() && attached == own
+}
+
+pub(super) fn word_of(handler: Handler) -> u64 {
+    handler.into_pointer().as_ptr().expose_provenance() as u64
+}
+
+pub(super) fn handler_of(word: u64) -> Option<Handler> {
     let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(word as usize))?;
     // SAFETY: `selected` wrote it from a handler. A request's is recognised when its request is gone.
     Some(unsafe { Handler::from_pointer(pointer) })

@@ -4,8 +4,8 @@ use super::place::{Places, Record};
 use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Charged, charge};
-use crate::strategy::account::Weight;
+use crate::handler::requests::{Charged, Payer, charge};
+use crate::strategy::account::{Force, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
 use std::ffi::c_void;
@@ -17,6 +17,8 @@ pub(crate) struct Binding {
     /// The handler of the request that is selected on this thread. It allocates nothing, waits for nobody, and runs no
     /// code of the user's.
     pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
+    /// Called when this thread was given a block beyond a limit of this request's. As `selected`.
+    pub(crate) overdrawn: fn(&mut Thread, Payer),
     /// Where Python's loop is. `None`: nobody is refused.
     pub(crate) python: Option<Python>,
 }
@@ -177,6 +179,9 @@ impl Decider {
                 return (REFUSED, null_mut());
             }
             charged = charge(handler, weight, true);
+            if let Charged::To(payer) = charged {
+                (self.binding.overdrawn)(thread.0, payer);
+            }
         }
         let Charged::To(payer) = charged else { return PASSED };
         let record = Record::new(payer, size_bytes, weight, drawn_bytes);
@@ -230,7 +235,7 @@ impl Decider {
     /// # Safety
     /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
     unsafe fn resize(&self, thread: &mut Thread, kind: Kind, block: NonNull<u8>, size_bytes: usize) -> (u32, *mut u8) {
-        let _busy = busy(thread);
+        let thread = busy(thread);
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { Places::record(block) };
         let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
@@ -245,12 +250,13 @@ impl Decider {
         let bytes = if is_sample { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         // SAFETY: the block is charged with `before`.
-        if !unsafe { payer.reweigh(before, after, false) } {
+        if !unsafe { payer.reweigh(before, after, None) } {
             if self.may_refuse() {
                 return (REFUSED, null_mut());
             }
             // SAFETY: the block is charged with `before`.
-            unsafe { payer.reweigh(before, after, true) };
+            unsafe { payer.reweigh(before, after, Some(Force::Grant)) };
+            (self.binding.overdrawn)(thread.0, payer);
         }
         let record = Record::new(payer, size_bytes, after, drawn_bytes);
         // SAFETY: the block is live and of this kind.
@@ -258,7 +264,7 @@ impl Decider {
             return (DONE, moved.as_ptr());
         }
         // SAFETY: the block is as it was, and charged with `after`.
-        unsafe { payer.reweigh(after, before, true) };
+        unsafe { payer.reweigh(after, before, Some(Force::Undo)) };
         (REFUSED, null_mut())
     }
 }

@@ -19,7 +19,7 @@ mod walk;
 
 pub(crate) use decide::{Binding, nobodys_bytes};
 pub(crate) use shared::{Allocator, Attach, GetThread, Hook, Kind, Library, Thread};
-pub(crate) use walk::Python;
+pub(crate) use walk::{Python, extent, is_called_outside_of};
 
 use crate::unattributed;
 use place::Places;

@@ -31,6 +31,8 @@ struct thread {
     uint32_t busy;    /* Rust decides: what it allocates meanwhile is nobody's */
     uint32_t object;  /* the call of malloc under way is for a Python object ... */
     uint32_t resize;  /* ... and one that is resized */
+    uint32_t raising; /* these two are the binding's: see src/whole/shared.rs */
+    uint64_t guard;
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
@@ -331,7 +333,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, stru
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 1
+#define VERSION 2
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

@@ -23,7 +23,7 @@ const SURVIVORS: &[&str] = &[
 const MAX_FRAMES: u32 = 64;
 
 unsafe extern "C" {
-    fn _Unwind_Backtrace(visit: extern "C" fn(*mut c_void, *mut Walk) -> c_int, walk: *mut Walk) -> c_int;
+    fn _Unwind_Backtrace(visit: extern "C" fn(*mut c_void, *mut c_void) -> c_int, walk: *mut c_void) -> c_int;
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
@@ -50,34 +50,35 @@ pub(crate) struct Python {
 impl Python {
     /// The one whose loop begins here.
     pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
-        #[repr(C)]
-        struct Symbol {
-            name: u32,
-            info: u8,
-            other: u8,
-            section: u16,
-            value: usize,
-            size: usize,
-        }
-        unsafe extern "C" {
-            fn dladdr1(
-                address: *const c_void,
-                info: *mut libc::Dl_info,
-                extra: *mut *mut c_void,
-                flags: c_int,
-            ) -> c_int;
-        }
-        const RTLD_DL_SYMENT: c_int = 1;
-        let mut info = empty();
-        let mut symbol = std::ptr::null_mut();
-        // SAFETY: a place for what glibc tells of an address, and one for a pointer to its symbol.
-        if unsafe { dladdr1(eval, &raw mut info, &raw mut symbol, RTLD_DL_SYMENT) } == 0 || symbol.is_null() {
-            return None;
-        }
-        // SAFETY: glibc gave a pointer to an `Elf64_Sym` of a library that is never unloaded: Python's.
-        let size = unsafe { (*symbol.cast::<Symbol>()).size };
-        Some(Self { eval: eval.addr(), eval_bytes: size, file: info.dli_fbase.addr() })
+        let (size, file) = extent(eval)?;
+        Some(Self { eval: eval.addr(), eval_bytes: size, file })
     }
+}
+
+/// How long the function is that begins here, and the start of the object file that it is in.
+pub(crate) fn extent(function: *mut c_void) -> Option<(usize, usize)> {
+    #[repr(C)]
+    struct Symbol {
+        name: u32,
+        info: u8,
+        other: u8,
+        section: u16,
+        value: usize,
+        size: usize,
+    }
+    unsafe extern "C" {
+        fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
+    }
+    const RTLD_DL_SYMENT: c_int = 1;
+    let mut info = empty();
+    let mut symbol = std::ptr::null_mut();
+    // SAFETY: a place for what glibc tells of an address, and one for a pointer to its symbol.
+    if unsafe { dladdr1(function, &raw mut info, &raw mut symbol, RTLD_DL_SYMENT) } == 0 || symbol.is_null() {
+        return None;
+    }
+    // SAFETY: glibc gave a pointer to an `Elf64_Sym` of a library that is never unloaded: Python's.
+    let size = unsafe { (*symbol.cast::<Symbol>()).size };
+    Some((size, info.dli_fbase.addr()))
 }
 
 fn empty() -> libc::Dl_info {
@@ -85,9 +86,9 @@ fn empty() -> libc::Dl_info {
     libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() }
 }
 
-extern "C" fn visit(context: *mut c_void, walk: *mut Walk) -> c_int {
+extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     // SAFETY: the walk of `caller_survives`, which waits for the end; and the context that the unwinder gave.
-    let (walk, ip) = unsafe { (&mut *walk, _Unwind_GetIP(context)) };
+    let (walk, ip) = unsafe { (&mut *walk.cast::<Walk>(), _Unwind_GetIP(context)) };
     walk.frames += 1;
     if walk.frames > MAX_FRAMES {
         return STOP;
@@ -115,11 +116,37 @@ extern "C" fn visit(context: *mut c_void, walk: *mut Walk) -> c_int {
     GO_ON
 }
 
+struct Search<'a> {
+    python: Python,
+    within: &'a [(usize, usize)],
+    frames: u32,
+    found: bool,
+    reached_python: bool,
+}
+
+extern "C" fn search(context: *mut c_void, search: *mut c_void) -> c_int {
+    // SAFETY: the search of `runs_outside_of`, which waits for the end; and the context that the unwinder gave.
+    let (search, ip) = unsafe { (&mut *search.cast::<Search<'_>>(), _Unwind_GetIP(context)) };
+    search.frames += 1;
+    search.reached_python = ip.wrapping_sub(search.python.eval) < search.python.eval_bytes;
+    search.found = search.within.iter().any(|&(start, bytes)| ip.wrapping_sub(start) < bytes);
+    if search.found || search.reached_python || search.frames > MAX_FRAMES { STOP } else { GO_ON }
+}
+
+/// Whether Python's loop has called us, and none of these functions (address and size) is between. Without a lock.
+#[cold]
+pub(crate) fn is_called_outside_of(python: Python, within: &[(usize, usize)]) -> bool {
+    let mut found = Search { python, within, frames: 0, found: false, reached_python: false };
+    // SAFETY: `search` is given the search, which lives until this returns.
+    unsafe { _Unwind_Backtrace(search, (&raw mut found).cast()) };
+    found.reached_python && !found.found
+}
+
 /// Whether all callers up to Python's loop survive NULL. Called without a lock: the unwinder may take the loader's.
 #[cold]
 pub(super) fn caller_survives(python: Python) -> bool {
     let mut walk = Walk { python, frames: 0, survive: true, reached_python: false };
     // SAFETY: `visit` is given the walk, which lives until this returns.
-    unsafe { _Unwind_Backtrace(visit, &raw mut walk) };
+    unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
     walk.survive && walk.reached_python
 }

@@ -288,6 +288,28 @@ impl Seen {
         self.chain.whole.as_ref().map(|parts| parts.stats())
     }
 
+    /// [`Error::BudgetExceeded`] for blocks that were given beyond a limit, since their callers do not survive a refusal:
+    /// told once, or (`again`) once more while it holds more than a limit allows.
+    #[cfg(feature = "python")]
+    #[must_use]
+    pub(crate) fn overdraft(&self, again: bool) -> Option<Error> {
+        self.chain.overdraft(again && self.chain.is_overdrawn())
+    }
+
+    /// The last one, which is told with this.
+    #[cfg(ctxalloc_whole)]
+    #[must_use]
+    pub(crate) fn last_overdraft(&self) -> Option<Error> {
+        self.chain.overdraft(true)
+    }
+
+    /// Whether there are such blocks of which nobody was told.
+    #[cfg(feature = "python")]
+    #[must_use]
+    pub(crate) fn has_untold_overdraft(&self) -> bool {
+        self.chain.whole.as_ref().is_some_and(|parts| parts.is_untold())
+    }
+
     /// Its own budget: the limit it was given, under what it is charged to.
     #[must_use]
     pub(crate) fn budget(&self) -> Budget {

@@ -5,7 +5,7 @@ use super::slot::{Slot, at_struct};
 use crate::handler::abi::PyDataMem_Handler;
 use crate::handler::held::Held;
 use crate::handler::word::Handler;
-use crate::strategy::account::Weight;
+use crate::strategy::account::{Force, Weight};
 use std::ptr::NonNull;
 
 /// A request's slot, held by a block that is charged to it.
@@ -73,8 +73,14 @@ impl Payer {
     ///
     /// # Safety
     /// - a block that weighs `old` is charged to it.
-    pub(crate) unsafe fn reweigh(self, old: Weight, new: Weight, is_forced: bool) -> bool {
-        self.slot().state().chain.reweigh(old, new, is_forced)
+    pub(crate) unsafe fn reweigh(self, old: Weight, new: Weight, force: Option<Force>) -> bool {
+        self.slot().state().chain.reweigh(old, new, force)
+    }
+
+    /// Whether it is the request with this handler.
+    pub(crate) fn is_behind(self, handler: Handler) -> bool {
+        let Some(held) = Held::try_on(handler) else { return false };
+        Slot::behind(held.handler()).is_some_and(|slot| NonNull::from(slot) == self.0)
     }
 
     /// Gives the charge of its block back.

@@ -14,3 +14,9 @@ pub(super) fn is_500(status: &Bound<'_, PyAny>) -> PyResult<bool> {
         Err(_) => status.eq(500),
     }
 }
+
+/// The exception that is being handled, or None: then the answer may be that of its handler.
+pub(super) fn handled(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    static EXCEPTION: Imported = Imported::new("sys", "exception");
+    EXCEPTION.get(py)?.call0()
+}

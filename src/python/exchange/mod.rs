@@ -9,6 +9,7 @@ mod framework;
 mod last;
 mod message;
 mod routes;
+mod steps;
 
 use super::budget::PyBudget;
 use super::foreign::handler_in;
@@ -259,13 +260,22 @@ impl PyExchange {
         } else {
             receive
         };
-        app.call1((inner, receive, slf.getattr(intern!(py, "send"))?))
+        let called = app.call1((inner, receive, slf.getattr(intern!(py, "send"))?))?;
+        let request = &slf.get().begun()?.request;
+        if !request.get().is_whole() || !is_coroutine(&called)? {
+            return Ok(called);
+        }
+        Ok(Bound::new(py, Steps::new(request.clone_ref(py), called.unbind()))?.into_any())
     }
 
     /// The application's ``send``.
     #[pyo3(signature = (message, /))]
     fn send<'py>(slf: &Bound<'py, Self>, message: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
+        let request = this.begun()?.request.get();
+        if request.is_whole() && sys_exception(py)?.is_none() {
+            request.overdraft(false)?; // before a word of the answer is sent, if it can be
+        }
         let unusual = || slf.call_method1(intern!(py, "_send"), (message,));
         let Ok(items) = message.cast_exact::<PyDict>() else { return unusual() };
         let Some(kind) = items.get_item(intern!(py, "type"))? else { return unusual() };

@@ -17,6 +17,7 @@ use super::budget::PyBudget;
 use super::handler::{PyHandler, capsule_of};
 use super::imported::Imported;
 use super::numpy::Numpy;
+use super::overdraft::Guard;
 use super::scope::{deselect, entered_already, not_entered};
 use super::step::Step;
 use super::token_cell::TokenCell;
@@ -45,6 +46,8 @@ pub(super) struct PyRequest {
     arguments: Arguments,
     token: TokenCell,
     phase: Mutex<Phase>,
+    /// Of a `with` block of a whole request.
+    guard: Mutex<Option<Guard>>,
 }
 
 enum Phase {
@@ -146,7 +149,12 @@ impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(arguments: Arguments) -> Self {
-        Self { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::New) }
+        Self { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::New), guard: Mutex::new(None) }
+    }
+
+    /// Never locked while Python code runs.
+    fn guard(&self) -> MutexGuard<'_, Option<Guard>> {
+        self.guard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Never locked while Python code runs.
@@ -219,8 +227,8 @@ impl PyRequest {
         if self.token.is_in_use() {
             return left; // still entered, in another Context
         }
+        let over = if error.is_none() { self.overdraft(true) } else { Ok(()) };
         let refused = self.end(py, error);
-        let over = if error.is_none() { self.overdraft() } else { Ok(()) };
         left.and(refused).and(over)
     }
 
@@ -240,17 +248,11 @@ impl PyRequest {
         }
     }
 
-    /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal, and the
-    /// block ended as if nothing was.
-    fn overdraft(&self) -> PyResult<()> {
-        let phase = self.phase();
-        let Phase::Begun { begun, .. } = &*phase else { return Ok(()) };
-        if begun.whole().is_none_or(|whole| whole.granted == 0) {
-            return Ok(());
-        }
-        let refusals = begun.take_refusals();
-        drop(phase);
-        refusals.into_iter().next().map_or(Ok(()), |refusal| Err(refusal.error.into()))
+    /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal. It is told
+    /// once; `again`: once more while the request is above the limit.
+    pub(super) fn overdraft(&self, again: bool) -> PyResult<()> {
+        let error = self.if_begun(|request| request.overdraft(again)).flatten();
+        error.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// What `read` returns for the request; None before it is entered.
@@ -272,8 +274,13 @@ impl PyRequest {
         })
     }
 
+    /// Whether it counts native memory and objects too.
+    pub(super) fn is_whole(&self) -> bool {
+        self.arguments.is_whole
+    }
+
     /// Its handler, which no other request has; None before it is entered.
-    fn begun_handler(&self) -> Option<Handler> {
+    pub(super) fn begun_handler(&self) -> Option<Handler> {
         self.if_begun(|request| request.handler())
     }
 
@@ -337,6 +344,12 @@ impl PyRequest {
 impl PyRequest {
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
         slf.enter(slf.py())?;
+        if slf.arguments.is_whole
+            && let Some(handler) = slf.begun_handler()
+        {
+            let guard = Guard::of_block(slf.py(), handler)?;
+            *slf.guard() = guard;
+        }
         Ok(slf)
     }
 
@@ -349,6 +362,10 @@ impl PyRequest {
         traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let _ = (kind, traceback);
+        let guard = self.guard().take();
+        if let Some(guard) = guard {
+            guard.end(py);
+        }
         self.exit(py, error)
     }
 

@@ -170,7 +170,7 @@ impl Chain {
     /// The position of the youngest account that refuses `bytes` more for a block of `size_bytes`, if any. `is_late`:
     /// the request has ended, and refuses all but tiny blocks.
     #[inline]
-    fn refusing(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
+    pub(super) fn refusing(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Option<usize> {
         let has_room = || match &self.covers {
             None => self.have_room(bytes),
             Some(covers) => self.have_covered_room(covers, bytes),

@@ -29,6 +29,8 @@ pub(crate) use parts::Weight;
 pub(crate) use parts::WholeStats;
 pub(crate) use refused::{Refusal, Refused};
 pub(crate) use reserved::on_room;
+#[cfg(ctxalloc_whole)]
+pub(crate) use whole::Force;
 
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};

@@ -1,6 +1,7 @@
 //! What of a request's account is not arrays: native blocks and Python objects, where it counts the whole request.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use super::refused::{RefusalNote, Refused};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// The parts of a whole request's account. The sum is the account's own; these are changed beside it.
 #[derive(Debug, Default)]
@@ -11,6 +12,10 @@ pub(crate) struct Parts {
     variance: AtomicU64,
     /// How many blocks were given though a limit had no room, since their callers do not survive a refusal.
     granted: AtomicU64,
+    /// The last refusal that was not carried out for that reason. Changed under the own account's lock.
+    overdraft: RefusalNote,
+    /// Whether nobody was told of it.
+    is_untold: AtomicBool,
 }
 
 /// In bytes. Samples weigh some KiB at least, so little is lost.
@@ -63,8 +68,26 @@ impl Parts {
         }
     }
 
+    /// A block was given though `refused` says that there is no room. Under the own account's lock.
     #[cfg(ctxalloc_whole)]
-    pub(super) fn granted(&self) {
+    pub(super) fn granted(&self, refused: &Refused) {
         self.granted.fetch_add(1, Relaxed);
+        self.overdraft.fill(refused, refused.at + 1, 0);
+        self.is_untold.store(true, Relaxed);
+    }
+
+    /// The overdraft that nobody was told of; with `again` the last one in any case. Under the own account's lock.
+    pub(super) fn overdraft(&self, again: bool) -> Option<Refused> {
+        let is_told = !self.is_untold.swap(false, Relaxed);
+        let at_plus_one = self.overdraft.at_plus_one.load(Relaxed);
+        if at_plus_one == 0 || (is_told && !again) {
+            return None;
+        }
+        Some(Refused { at: at_plus_one - 1, ..self.overdraft.read() })
+    }
+
+    /// Whether there is an overdraft that nobody was told of.
+    pub(crate) fn is_untold(&self) -> bool {
+        self.is_untold.load(Relaxed)
     }
 }

@@ -63,6 +63,21 @@ impl Chain {
         refusals.into_iter().filter(|(refused, _)| refused.at != NO_MEMORY).map(|found| self.refusal(found)).collect()
     }
 
+    /// Whether an account holds more than its limit. A moment's answer.
+    #[cfg(feature = "python")]
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.accounts().iter().any(|account| account.live_bytes() > account.limit_bytes())
+    }
+
+    /// [`Error::BudgetExceeded`] for a block that was given beyond a limit, since its caller does not survive a refusal:
+    /// once for each such block or several of them; with `again` whether it was told or not.
+    #[cfg(feature = "python")]
+    pub(crate) fn overdraft(&self, again: bool) -> Option<Error> {
+        let parts = self.whole.as_ref()?;
+        let refused = self.own.lock.with(|| parts.overdraft(again))?;
+        Some(self.error(refused))
+    }
+
     /// The latest refusal of `requested_bytes`; with `None` the last refusal, if nothing was allocated since.
     pub(crate) fn refusal_of(&self, requested_bytes: Option<usize>) -> Option<Error> {
         let all = self.refusals(|note| note.at_plus_one.load(RELAXED));

@@ -1,8 +1,18 @@
 //! Charges for native blocks and Python objects, beside those for arrays.
 
 use super::parts::Weight;
+use super::refused::Refused;
 use super::{Account, Chain};
 use crate::sync::with_all;
+
+/// Why a charge is taken whatever the limits say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Force {
+    /// The caller does not survive a refusal.
+    Grant,
+    /// The block stays as it was: its charge is put back.
+    Undo,
+}
 
 /// For the chain of a request that counts the whole of it.
 impl Chain {
@@ -21,17 +31,31 @@ impl Chain {
         is_taken
     }
 
-    /// Charges a block whatever the limits say: the overdraft is on the accounts. `is_granted`: it is told at the
-    /// request's end.
+    /// Charges a block whatever the limits say: the overdraft is on the accounts. `is_granted`: the request is told.
     pub(crate) fn take_whole_anyway(&self, weight: Weight, is_granted: bool, first: impl FnOnce()) {
         with_all(self.accounts(), || {
+            if is_granted {
+                self.note_overdraft(weight.bytes);
+            }
             self.take_each(weight.bytes, 1);
             self.add_own(first);
         });
         self.change_parts(weight, true);
-        if let (true, Some(parts)) = (is_granted, &self.whole) {
-            parts.granted();
-        }
+    }
+
+    /// Notes that so many bytes are about to be given, though perhaps an account has no room. Under the locks.
+    fn note_overdraft(&self, bytes: usize) {
+        let Some(parts) = &self.whole else { return };
+        // Room may have come since they were refused: then nothing is overdrawn.
+        let Some(at) = self.refusing(bytes, usize::MAX, false) else { return };
+        let account = &self.accounts()[at];
+        parts.granted(&Refused {
+            at,
+            limit_bytes: account.limit_bytes(),
+            in_use_bytes: account.live_bytes().saturating_add(account.pending_bytes()),
+            held_bytes: self.own.live_bytes(),
+            requested_bytes: bytes,
+        });
     }
 
     /// Whether all accounts have room, or exceed their limit by no more than `reserve_bytes` with it.
@@ -43,14 +67,16 @@ impl Chain {
     }
 
     /// Changes what a block weighs; false if a limit has no room, which is remembered.
-    pub(crate) fn reweigh(&self, old: Weight, new: Weight, is_forced: bool) -> bool {
+    pub(crate) fn reweigh(&self, old: Weight, new: Weight, force: Option<Force>) -> bool {
         let growth = new.bytes.saturating_sub(old.bytes);
         if growth > 0 {
-            if is_forced {
-                with_all(self.accounts(), || self.take_each(growth, 0));
-                if let Some(parts) = &self.whole {
-                    parts.granted();
-                }
+            if let Some(force) = force {
+                with_all(self.accounts(), || {
+                    if force == Force::Grant {
+                        self.note_overdraft(growth);
+                    }
+                    self.take_each(growth, 0);
+                });
             } else if let Err(refused) = self.take(growth, 0) {
                 self.remember(refused);
                 return false;

@@ -94,7 +94,6 @@ class _Overdraft(BudgetExceeded):
         return _whole_overdraft()
 
 
-
 class NoRoom(BudgetExceeded):
     """A request with ``reserve_bytes=`` could not begin: a budget had no room, and it did not wait, or not longer.
 

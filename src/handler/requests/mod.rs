@@ -303,13 +303,6 @@ impl Seen {
         self.chain.overdraft(true)
     }
 
-    /// Whether there are such blocks of which nobody was told.
-    #[cfg(feature = "python")]
-    #[must_use]
-    pub(crate) fn has_untold_overdraft(&self) -> bool {
-        self.chain.whole.as_ref().is_some_and(|parts| parts.is_untold())
-    }
-
     /// Its own budget: the limit it was given, under what it is charged to.
     #[must_use]
     pub(crate) fn budget(&self) -> Budget {

@@ -14,6 +14,7 @@ mod steps;
 use super::budget::PyBudget;
 use super::foreign::handler_in;
 use super::handler::PyHandler;
+use super::imported::Imported;
 use super::numpy::Numpy;
 use super::request::PyRequest;
 use super::selection::Variable;
@@ -28,6 +29,7 @@ use pyo3::types::{PyDict, PyString, PyType};
 use routes::Found;
 pub(super) use routes::PyRouteTable;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use steps::Steps;
 
 /// What a middleware begins its exchanges with. ``kind`` is the subclass of ``Exchange`` that it makes, ``service`` has
 /// its options, ``serving`` is the ContextVar of the record that a Context carries.

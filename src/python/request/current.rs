@@ -43,7 +43,12 @@ pub(in crate::python) fn current_request(py: Python<'_>) -> PyResult<Option<Py<P
         return Ok(Some(served));
     }
     let arguments = Arguments { name: Some(handle.name().into()), ..Arguments::default() };
-    let request = PyRequest { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::Carried(handle)), guard: Mutex::new(None) };
+    let request = PyRequest {
+        arguments,
+        token: TokenCell::new(),
+        phase: Mutex::new(Phase::Carried(handle)),
+        guard: Mutex::new(None),
+    };
     Py::new(py, request).map(Some)
 }
 

@@ -85,9 +85,4 @@ impl Parts {
         }
         Some(Refused { at: at_plus_one - 1, ..self.overdraft.read() })
     }
-
-    /// Whether there is an overdraft that nobody was told of.
-    pub(crate) fn is_untold(&self) -> bool {
-        self.is_untold.load(Relaxed)
-    }
 }

@@ -1,0 +1,118 @@
+"""What a whole request is told that was given more than its limit: BudgetExceeded at its next step."""
+
+import importlib.util
+
+import pytest
+from test_whole import check, needs_library
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(importlib.util.find_spec("orjson") is None, reason="orjson, which does not survive NULL"),
+]
+
+GREEDY = """
+    import orjson
+    text = orjson.dumps([{"a": n, "b": "x" * 50} for n in range(200_000)])
+    def refused(work):
+        try:
+            work()
+        except ctxalloc.BudgetExceeded as error:
+            return error
+        raise AssertionError("not refused")
+"""
+
+
+@needs_library
+def test_the_call_that_took_too_much_raises_in_a_with_block():
+    check(
+        GREEDY
+        + """
+    after = []
+    def work():
+        with ctxalloc.request(whole=True, limit_bytes=12 * MiB):
+            held = orjson.loads(text)
+            for _ in range(10):
+                after.append(1)
+    error = refused(work)
+    assert type(error) is ctxalloc.BudgetExceeded and error.limit_bytes == 12 * MiB, error
+    assert not after, "the block went on"
+    refused(work)
+    assert sum(1 for _ in range(10**5)) == 10**5  # nothing is left pending
+    """
+    )
+
+
+@needs_library
+def test_what_was_not_raised_is_taken_back_at_the_end_of_the_block():
+    check(
+        GREEDY
+        + """
+    for _ in range(20):
+        def inner():
+            with ctxalloc.request(whole=True, limit_bytes=12 * MiB):
+                orjson.loads(text)
+        refused(inner)
+        n = 0
+        for n in range(1000):
+            n += len(str(n))
+    """
+    )
+
+
+@needs_library
+def test_a_coroutine_is_never_interrupted_outside_of_its_steps():
+    check(
+        GREEDY
+        + """
+    async def greedy():
+        async with ctxalloc.request(whole=True, limit_bytes=12 * MiB):
+            orjson.loads(text)
+            await asyncio.sleep(0)
+    async def other():
+        for _ in range(200):
+            await asyncio.sleep(0)
+        return "whole"
+    async def main():
+        found = await asyncio.gather(greedy(), other(), greedy(), other(), return_exceptions=True)
+        assert [type(one) for one in found] == [ctxalloc.BudgetExceeded, str] * 2, found
+    asyncio.run(main())
+    """
+    )
+
+
+@needs_library
+@pytest.mark.skipif(importlib.util.find_spec("httpx") is None, reason="httpx")
+def test_a_service_that_answers_after_an_overdraft_answers_413():
+    check(
+        GREEDY
+        + """
+    import httpx
+    from ctxalloc.asgi import AllocatorMiddleware
+    seen = []
+    async def app(scope, receive, send):
+        if scope["path"] == "/step":
+            try:
+                held = orjson.loads(text)
+            except ctxalloc.BudgetExceeded:
+                seen.append("at once")
+                raise
+        elif scope["path"] == "/task":
+            async def child():
+                orjson.loads(text)
+            await asyncio.gather(child(), return_exceptions=True)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"fine"})
+    terms = ctxalloc.request(whole=True, limit_bytes=12 * MiB)
+    service = AllocatorMiddleware(app, default=terms)
+    async def main():
+        transport = httpx.ASGITransport(service)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            for path in ("/step", "/task", "/step"):
+                answer = await client.get(path)
+                assert answer.status_code == 413, (path, answer.status_code)
+                answer = await client.get("/fine")
+                assert answer.status_code == 200, answer.status_code
+    asyncio.run(main())
+    assert seen == ["at once"] * 2, seen
+    """
+    )

@@ -85,8 +85,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
 
 
 class _Overdraft(BudgetExceeded):
-    """What is set for a thread whose request was given memory beyond its limit. CPython makes a BudgetExceeded of it
-    when it raises it."""
+    """Set for a thread whose request was given more than its limit: raised, it is a BudgetExceeded."""
 
     def __new__(cls) -> Any:
         from ctxalloc._native import _whole_overdraft  # noqa: PLC0415 - which imports this module

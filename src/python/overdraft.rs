@@ -8,9 +8,8 @@
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
 use super::imported::Imported;
-use super::preloaded::preloaded;
+use super::preloaded::{handler_of, preloaded, word_of};
 use super::symbol::symbol;
-use super::whole::{handler_of, is_attached, word_of};
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle};
 use crate::sync::Made;
@@ -32,6 +31,8 @@ struct Raising {
     /// What makes the BudgetExceeded when CPython raises it.
     class: Py<PyAny>,
     python: Loop,
+    /// Whether this thread has the GIL.
+    is_attached: fn() -> bool,
     /// Functions that allocate while they hold the lock that `set` takes.
     locked: Vec<(usize, usize)>,
 }
@@ -53,7 +54,7 @@ const LOCKED: &[&CStr] = &[
 ];
 
 /// Finds what it takes. Where something is missing, nothing is raised before the next step.
-pub(super) fn prepare(py: Python<'_>, python: Option<Loop>) -> PyResult<()> {
+pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() -> bool) -> PyResult<()> {
     static CLASS: Imported = Imported::new("ctxalloc._errors", "_Overdraft");
     let class = CLASS.get(py)?.clone().unbind();
     let (Some(ident), Some(set), Some(python)) =
@@ -65,7 +66,7 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>) -> PyResult<()> {
     let (ident, set) = unsafe { (transmute::<*mut c_void, GetIdent>(ident), transmute::<*mut c_void, SetAsync>(set)) };
     let at = |name: &&CStr| symbol(name).and_then(|at| extent(at).map(|(bytes, _)| (at.addr(), bytes)));
     let locked = LOCKED.iter().filter_map(at).collect();
-    RAISING.get_or_make(|| Raising { ident, set, class, python, locked });
+    RAISING.get_or_make(|| Raising { ident, set, class, python, is_attached, locked });
     Ok(())
 }
 
@@ -73,7 +74,10 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>) -> PyResult<()> {
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
     let Some(raising) = RAISING.get() else { return };
     let is_guarded = thread.raising == 0 && thread.guard != 0 && thread.guard == thread.account;
-    if !is_guarded || !handler_of(thread.guard).is_some_and(|handler| payer.is_behind(handler)) || !is_attached() {
+    if !is_guarded
+        || !handler_of(thread.guard).is_some_and(|handler| payer.is_behind(handler))
+        || !(raising.is_attached)()
+    {
         return;
     }
     if !is_called_outside_of(raising.python, &raising.locked) {

@@ -8,7 +8,7 @@
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
-use super::preloaded::{look_at_selections, preloaded};
+use super::preloaded::{handler_of, look_at_selections, preloaded, word_of};
 use super::selection::Selection;
 use super::symbol::symbol;
 use crate::handler::Handler;
@@ -109,7 +109,7 @@ fn begin(py: Python<'_>) -> Result<(), String> {
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
     ASKED.get_or_make(|| asked);
     let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
-    overdraft::prepare(py, python).map_err(text)?;
+    overdraft::prepare(py, python, is_attached).map_err(text)?;
     attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python })?;
     hook_domains(py, &preloaded.library)?;
     look_at_selections(|thread| {
@@ -177,21 +177,11 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
 }
 
 /// Whether this thread has the GIL.
-pub(super) fn is_attached() -> bool {
+fn is_attached() -> bool {
     let Some(asked) = ASKED.get().filter(|_| !exit::is_closed()) else { return false };
     // SAFETY: both may be called by any thread while Python runs.
     let (attached, own) = unsafe { ((asked.attached)(), (asked.own)()) };
     !own.is_null() && attached == own
-}
-
-pub(super) fn word_of(handler: Handler) -> u64 {
-    handler.into_pointer().as_ptr().expose_provenance() as u64
-}
-
-pub(super) fn handler_of(word: u64) -> Option<Handler> {
-    let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(word as usize))?;
-    // SAFETY: `selected` wrote it from a handler. A request's is recognised when its request is gone.
-    Some(unsafe { Handler::from_pointer(pointer) })
 }
 
 /// # Safety

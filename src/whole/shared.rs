@@ -37,8 +37,8 @@ pub(crate) struct Thread {
     pub(super) resize: u32,
     /// Whether an exception was set for this thread that it has not raised.
     pub(crate) raising: u32,
-    /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception that
-    /// is set for it comes after its end; 0: there is none.
+    /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
+    /// that is set for it comes after its end; 0: there is none.
     pub(crate) guard: u64,
 }
 

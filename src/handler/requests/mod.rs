@@ -288,8 +288,8 @@ impl Seen {
         self.chain.whole.as_ref().map(|parts| parts.stats())
     }
 
-    /// [`Error::BudgetExceeded`] for blocks that were given beyond a limit, since their callers do not survive a refusal:
-    /// told once, or (`again`) once more while it holds more than a limit allows.
+    /// [`Error::BudgetExceeded`] for blocks that were given beyond a limit, since their callers do not survive a
+    /// refusal: told once, or (`again`) once more while it holds more than a limit allows.
     #[cfg(feature = "python")]
     #[must_use]
     pub(crate) fn overdraft(&self, again: bool) -> Option<Error> {

@@ -1,5 +1,6 @@
 //! What a message of ASGI says, in the types that servers and frameworks write it in.
 
+use super::super::imported::Imported;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString};
 

@@ -14,13 +14,12 @@ mod steps;
 use super::budget::PyBudget;
 use super::foreign::handler_in;
 use super::handler::PyHandler;
-use super::imported::Imported;
 use super::numpy::Numpy;
 use super::request::PyRequest;
 use super::selection::Variable;
 use fields::Fields;
 use last::{Last, is_coroutine};
-use message::{is_500, is_text};
+use message::{handled, is_500, is_text};
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
@@ -263,11 +262,7 @@ impl PyExchange {
             receive
         };
         let called = app.call1((inner, receive, slf.getattr(intern!(py, "send"))?))?;
-        let request = &slf.get().begun()?.request;
-        if !request.get().is_whole() || !is_coroutine(&called)? {
-            return Ok(called);
-        }
-        Ok(Bound::new(py, Steps::new(request.clone_ref(py), called.unbind()))?.into_any())
+        Steps::around(&slf.get().begun()?.request, called)
     }
 
     /// The application's ``send``.
@@ -275,7 +270,7 @@ impl PyExchange {
     fn send<'py>(slf: &Bound<'py, Self>, message: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let request = this.begun()?.request.get();
-        if request.is_whole() && sys_exception(py)?.is_none() {
+        if request.is_whole() && handled(py)?.is_none() {
             request.overdraft(false)?; // before a word of the answer is sent, if it can be
         }
         let unusual = || slf.call_method1(intern!(py, "_send"), (message,));

@@ -3,6 +3,7 @@
 
 use super::super::overdraft::Guard;
 use super::super::request::PyRequest;
+use super::last::is_coroutine;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -20,9 +21,13 @@ pub(super) struct Steps {
 type Stepped<'py> = PyResult<PySendResult<'py>>;
 
 impl Steps {
-    /// `inner` is a coroutine (`is_coroutine`).
-    pub(super) fn new(request: Py<PyRequest>, inner: Py<PyAny>) -> Self {
-        Self { request, inner }
+    /// What the application returned, in steps if its request is whole and this is a coroutine of Python's own.
+    pub(super) fn around<'py>(request: &Py<PyRequest>, called: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !request.get().is_whole() || !is_coroutine(&called)? {
+            return Ok(called);
+        }
+        let py = called.py();
+        Ok(Bound::new(py, Self { request: request.clone_ref(py), inner: called.unbind() })?.into_any())
     }
 
     /// One step, in which an exception may be set for this thread: what was not raised by its end is taken back.
@@ -46,7 +51,7 @@ impl Steps {
             return self.thrown(py, overdraft.into_value(py).into_bound(py).into_any());
         }
         self.guarded(py, || {
-            // SAFETY: this is a coroutine (`new`). It is passed to `PyIter_Send` only, which takes coroutines.
+            // SAFETY: this is a coroutine (`around`). It is passed to `PyIter_Send` only, which takes coroutines.
             unsafe { self.inner.bind(py).cast_unchecked::<PyIterator>() }.send(value)
         })
     }

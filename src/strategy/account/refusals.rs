@@ -69,8 +69,8 @@ impl Chain {
         self.accounts().iter().any(|account| account.live_bytes() > account.limit_bytes())
     }
 
-    /// [`Error::BudgetExceeded`] for a block that was given beyond a limit, since its caller does not survive a refusal:
-    /// once for each such block or several of them; with `again` whether it was told or not.
+    /// [`Error::BudgetExceeded`] for a block that was given beyond a limit, since its caller does not survive a
+    /// refusal: once for each such block or several of them; with `again` whether it was told or not.
     #[cfg(feature = "python")]
     pub(crate) fn overdraft(&self, again: bool) -> Option<Error> {
         let parts = self.whole.as_ref()?;

@@ -4,7 +4,7 @@
 //! is refused by the route too. Most paths leave one candidate, or candidates with one row, and nobody is asked. Else
 //! the framework is (`_frameworks.py`), for who comes first of several, and what a parameter takes, is its own affair.
 
-use super::routes::Pattern;
+use super::pattern::Pattern;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyList;

@@ -8,6 +8,7 @@ mod fields;
 mod framework;
 mod last;
 mod message;
+mod pattern;
 mod routes;
 mod steps;
 

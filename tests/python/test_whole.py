@@ -56,7 +56,7 @@ def check(program, **options):
     return ended.stdout.split()
 
 
-def test_without_the_library_a_whole_request_is_an_error_that_says_what_to_do():
+def test_a_whole_request_without_its_library_is_an_error_that_says_why():
     if os.environ.get("LD_PRELOAD"):
         pytest.skip("this process may have the library")
     with pytest.raises(RuntimeError, match=r"request\(whole=True\) cannot be had.*"):
@@ -192,7 +192,7 @@ def test_tasks_their_threads_and_their_children_are_their_requests():
 
 
 @needs_library
-def test_a_thread_without_a_selection_is_nobodys_and_a_carried_one_is_the_requests():
+def test_a_threads_memory_is_the_requests_that_it_carries_or_nobodys():
     check("""
         held = []
         make = lambda: held.append(bytearray(5 * MiB))
@@ -214,7 +214,7 @@ def test_a_thread_without_a_selection_is_nobodys_and_a_carried_one_is_the_reques
 
 
 @needs_library
-def test_a_request_inside_that_counts_arrays_only_charges_the_rest_to_the_one_around_it():
+def test_inside_a_whole_request_one_of_arrays_leaves_it_the_rest():
     check("""
         with ctxalloc.request(whole=True) as outer:
             with ctxalloc.request(limit_bytes=MiB) as inner:
@@ -383,7 +383,7 @@ def test_a_library_that_survives_is_held_to_the_limit(name):
 
 @needs_library
 @pytest.mark.parametrize("name", ["orjson", "pydantic"])
-def test_a_library_that_would_die_gets_its_block_and_the_request_ends_with_budget_exceeded(name):
+def test_a_library_that_would_die_gets_its_block_and_the_request_ends(name):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed here")
     work = {

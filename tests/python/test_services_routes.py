@@ -7,8 +7,11 @@ of a route has the terms of the pattern that is written as that route.
 import asyncio
 import os
 import random
+import subprocess
+import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -256,6 +259,16 @@ def test_whoever_reaches_a_view_of_flask_has_its_terms(root: str) -> None:
             reached += 1
             assert [path_of(route) for route in found] == [served[0]], (seed, asked)
     assert reached > 100
+
+
+def test_whoever_reaches_a_view_of_django_has_its_terms() -> None:
+    """In a process of its own, because Django has its settings once; the routes overlap (routed_app.py)."""
+    pytest.importorskip("django")
+    program = Path(__file__).parent / "routed_app.py"
+    paths = [sys.executable, str(program), str(random.randrange(1 << 32)), str(2000 * ROUNDS)]
+    ended = subprocess.run(paths, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert int(ended.stdout) == 8, "of ten: nobody asks for /health, and /a/{name} comes before /a/b"
 
 
 @pytest.mark.parametrize("path", ["//big", "///big", "big", "//item/a", "/big"])

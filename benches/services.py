@@ -1,10 +1,10 @@
 """What `ctxalloc.asgi.AllocatorMiddleware` costs: around an empty application, and behind uvicorn on a NumPy route.
 
 The first table is CPU time of one call, no server, every variant in turn, round after round; the middleware's own share
-is its median less the empty application's (aim: 3 us). The second is uvicorn in a process of its own, asked by clients
-on connections that stay open; with and without take turns, medians are compared (aim: 5 % of throughput and p99; beside
-them the server's CPU time of one request, which other programs disturb less): a route of half a dozen arrays of 800 kB,
-and a light one, the same with 8 kB.
+is its median less the empty application's (aim: 3 us). Next come paths that strangers choose. The last is uvicorn in a
+process of its own, asked by clients on connections that stay open; with and without take turns, medians are compared
+(aim: 5 % of throughput and p99; beside them the server's CPU time of one request, which other programs disturb less): a
+route of half a dozen arrays of 800 kB, and a light one, the same with 8 kB.
 Numbers go to target/bench/services.json. Options: --rounds N, --quick.
 """
 
@@ -23,6 +23,9 @@ from typing import Any
 
 import numpy as np
 from harness import Loop, Row, keep, machine, medians, table
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 import ctxalloc
 from ctxalloc.asgi import AllocatorMiddleware
@@ -53,7 +56,7 @@ async def multiplies(scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def calls(app: Application) -> Loop:
+def calls(app: Application, path: str = "/multiply/1") -> Loop:
     """CPU time of one call."""
     scope = {
         "type": "http",
@@ -61,8 +64,8 @@ def calls(app: Application) -> Loop:
         "http_version": "1.1",
         "method": "GET",
         "scheme": "http",
-        "path": "/multiply/1",
-        "raw_path": b"/multiply/1",
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
         "headers": [],
@@ -100,6 +103,29 @@ def alone(rounds: int) -> dict[str, Row]:
     rows = medians(variants, rounds, 2000)
     table("one call of an empty application, CPU time", rows, "no middleware")
     return rows
+
+
+HOSTILE = "/report/{year}-{month}-{day}"
+
+
+def hostile(rounds: int) -> dict[str, Row]:
+    """Paths that strangers choose: our matcher, and Starlette with the same route."""
+    terms: Any = {HOSTILE: ctxalloc.request(limit_bytes=1 << 30)}
+    framework = Starlette(routes=[Route(HOSTILE, PlainTextResponse(""))])
+    short, dashes, long = "/report/2026-1-2", "/report/" + "-" * 300 + "/", "/report/" + "-" * 5000 + "/"
+    guarded, asking = AllocatorMiddleware(empty, routes=terms), AllocatorMiddleware(framework, routes=terms)
+    rows = medians({"a date": calls(guarded, short), "5000 dashes": calls(guarded, long)}, rounds, 500)
+    table("a route of three parameters in a segment, before an empty application", rows, "a date")
+    beside = medians(
+        {
+            "Starlette, 300 dashes": calls(framework, dashes),
+            "the same, and the middleware": calls(asking, dashes),
+        },
+        max(3, rounds // 4),
+        2,
+    )
+    table("before Starlette, whose own regular expression takes cubic time", beside, "Starlette, 300 dashes")
+    return {**rows, **beside}
 
 
 @contextlib.contextmanager
@@ -199,8 +225,9 @@ def main() -> int:
     base = rows["no middleware"]["median_ns"]
     for name, row in rows.items():
         print(f"{name:44}{(row['median_ns'] - base) / 1000:6.2f} us of its own")
+    strange = hostile(rounds)
     server = {route: behind_a_server(route, max(3, rounds // 4), 400 if options.quick else 2000) for route in SIZES}
-    keep("services", {"rounds": rounds, "alone": rows, "server": server})
+    keep("services", {"rounds": rounds, "alone": rows, "hostile": strange, "server": server})
     return 0
 
 

@@ -27,7 +27,7 @@ _A = TypeVar("_A", bound=npt.NDArray[Any])
 
 
 # What PIL raises for files that are cut off or garbled.
-_BROKEN: Final = (OSError, SyntaxError, EOFError, IndexError, struct.error, zlib.error)
+_BROKEN: Final = (OSError, SyntaxError, EOFError, IndexError, ValueError, struct.error, zlib.error)
 
 
 class Made(Protocol):
@@ -68,20 +68,26 @@ def encode(picture: Picture) -> bytes:
 def _read(body: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(body), formats=("PNG", "JPEG")) as file:
-            width, height = file.size
-            if width * height > MAX_PIXELS:
-                raise PictureTooLargeError(
-                    f"the picture has {width} x {height} pixels; this service takes at most {MAX_PIXELS} in all"
-                )
-            if file.mode not in MODES:
-                raise PictureError(f"pixels of mode {file.mode!r} are not taken; send 8 bits a channel, grey or RGB")
+            _check(file)
             return file.convert("RGBA")
+    except PictureError:
+        raise
     except UnidentifiedImageError as error:
         raise PictureError("the body is no PNG or JPEG picture") from error
     except Image.DecompressionBombError as error:
         raise PictureTooLargeError(str(error)) from error
     except _BROKEN as error:
         raise PictureError(f"the picture is broken: {error}") from error
+
+
+def _check(file: Image.Image) -> None:
+    width, height = file.size
+    if width * height > MAX_PIXELS:
+        raise PictureTooLargeError(
+            f"the picture has {width} x {height} pixels; this service takes at most {MAX_PIXELS} in all"
+        )
+    if file.mode not in MODES:
+        raise PictureError(f"pixels of mode {file.mode!r} are not taken; send 8 bits a channel, grey or RGB")
 
 
 def luminance(picture: Picture, made: Made) -> Floats:

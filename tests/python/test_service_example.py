@@ -311,6 +311,15 @@ def test_no_garbled_file_is_more_than_an_error(table: routes.Table, small: Mappi
     asyncio.run(scenario())
 
 
+def test_a_header_that_is_cut_off_is_a_picture_that_is_broken() -> None:
+    """PIL raises ValueError, and random garbling seldom finds it."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, format="PNG")
+    header = file.getvalue().replace(b"\0\0\0\rIHDR", b"\0\0\0\x04IHDR")
+    with pytest.raises(processing.PictureError, match="broken"):
+        processing.decode(header, lambda array: array)
+
+
 # ---- the client and the demo ------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ what a route may get; ``asgi``, ``wsgi`` and ``django`` drive it; ``problems`` m
 
 import atexit
 import contextlib
+import contextvars
+import functools
 import logging
 import os
 import re
@@ -65,7 +67,9 @@ class Report(NamedTuple):
     stats: Stats
     """The numbers at the end."""
     escaped: Escaped
-    """What was alive at the end."""
+    """What was alive at the end and outlives the request. What only asyncio's running step still holds is not in it:
+    where something is alive at the end, ``on_end`` is called a turn of the loop later, and where it still is then, up
+    to 0.11 s later."""
     error: BaseException | None
     """The exception that ended it, if it came out of the application; a BudgetExceeded where the outcome is
     ``refused``. Its frames hold no arrays of the request."""
@@ -248,19 +252,28 @@ class Served:
             _UNTOLD.remove(self)
         except KeyError:
             return
-        escaped, scope = begun.escaped, self.scope
-        assert escaped is not None  # noqa: S101 - it has ended
+        scope, base, route, status = self.scope, self.base, self.route, self.status
         assert scope is not None  # noqa: S101 - let go of after this only
-        seconds = time.perf_counter() - self._began
-        report = Report(self.route, outcome, self.status, seconds, begun.stats, escaped, error)
-        token = set_handler(self.base)  # what it makes is not the request's
-        try:
+        seconds, stats = time.perf_counter() - self._began, begun.stats
+
+        def tell() -> None:
+            _UNSETTLED.discard(begun)
+            escaped = begun.escaped
+            assert escaped is not None  # noqa: S101 - it has ended
+            token = set_handler(base)  # what it makes is not the request's
             try:
-                on_end(scope, report)
-            finally:
-                reset(token)
-        except Exception:
-            log.exception("on_end raised; its request (route %r) has ended all the same", self.route)
+                try:
+                    on_end(scope, Report(route, outcome, status, seconds, stats, escaped, error))
+                finally:
+                    reset(token)
+            except Exception:
+                log.exception("on_end raised; its request (route %r) has ended all the same", route)
+
+        if not stats.live_blocks:
+            tell()
+            return
+        _UNSETTLED.add(begun)
+        begun._when_settled(functools.partial(contextvars.copy_context().run, tell))  # noqa: SLF001
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
@@ -345,15 +358,27 @@ _UNTOLD: Final[set[Served]] = set()
 """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread."""
 
 
+_UNSETTLED: Final[set[Request]] = set()
+"""Those that have ended on a loop that has not looked yet what escaped."""
+
+
 def _tell_at_exit() -> None:
     """End what a program leaves behind at its exit: in a loop in a thread, in a task that nothing frees."""
     for untold in list(_UNTOLD):
         untold.end("cancelled")
+    for unsettled in list(_UNSETTLED):
+        unsettled._settle()  # noqa: SLF001 - made for this
+
+
+def _forget_the_parents() -> None:
+    """In a child of fork."""
+    _UNTOLD.clear()
+    _UNSETTLED.clear()
 
 
 atexit.register(_tell_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_UNTOLD.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_forget_the_parents)
 
 
 class Step:

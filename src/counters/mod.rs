@@ -125,6 +125,12 @@ pub(crate) fn record(name: Option<&str>, sample: &Sample) -> bool {
     })
 }
 
+/// Counts what has escaped of a request that was counted without.
+#[cfg(feature = "python")]
+pub(crate) fn record_escapes(name: Option<&str>, blocks: u64, bytes: u64) {
+    counting().with(|home| home.writer.record_escapes(name, blocks, bytes));
+}
+
 /// Tells other processes what this one has in use.
 pub(crate) fn set_gauges(gauges: Gauges) {
     counting().with(|home| {

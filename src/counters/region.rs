@@ -230,6 +230,13 @@ impl Region {
         });
     }
 
+    /// Counts what has escaped of a request that was counted without.
+    #[cfg(feature = "python")]
+    pub(super) fn add_escapes(&self, number: usize, blocks: u64, bytes: u64) {
+        let series = &self.series[number];
+        write(&series.version, || series.add_escapes(blocks, bytes));
+    }
+
     #[inline]
     fn count(&self, buckets: &Buckets, value: u64, grow: &impl Fn(Range<usize>) -> bool) {
         add(&buckets.sum, value);
@@ -439,10 +446,14 @@ impl Counters {
             add(&self.refused_allocations, sample.refused);
         }
         if sample.escaped_blocks > 0 {
-            add(&self.escaped_requests, 1);
-            add(&self.escaped_blocks, sample.escaped_blocks);
-            add(&self.escaped_bytes, sample.escaped_bytes);
+            self.add_escapes(sample.escaped_blocks, sample.escaped_bytes);
         }
+    }
+
+    fn add_escapes(&self, blocks: u64, bytes: u64) {
+        add(&self.escaped_requests, 1);
+        add(&self.escaped_blocks, blocks);
+        add(&self.escaped_bytes, bytes);
     }
 
     fn read(&self, chunks: &[Chunk], found: &mut Vec<[u64; CHUNK]>) -> Read {

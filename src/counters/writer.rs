@@ -70,7 +70,20 @@ impl Writer {
     /// Counts one request.
     #[inline]
     pub(super) fn record(&mut self, name: Option<&str>, sample: &Sample) {
-        let number = match name {
+        let number = self.number(name);
+        self.region().add(number, sample, |bytes| self.place.grow(bytes));
+    }
+
+    #[cfg(feature = "python")]
+    pub(super) fn record_escapes(&mut self, name: Option<&str>, blocks: u64, bytes: u64) {
+        let number = self.number(name);
+        self.region().add_escapes(number, blocks, bytes);
+    }
+
+    /// The series of a name.
+    #[inline]
+    fn number(&mut self, name: Option<&str>) -> usize {
+        match name {
             None => UNNAMED_AT,
             Some(name) => {
                 let name = kept(name);
@@ -80,8 +93,7 @@ impl Writer {
                     None => self.make(name, hash),
                 }
             }
-        };
-        self.region().add(number, sample, |bytes| self.place.grow(bytes));
+        }
     }
 
     pub(super) fn set_gauges(&self, gauges: Gauges) {

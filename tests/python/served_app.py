@@ -2,7 +2,8 @@
 
 `/work` makes arrays of the body in the coroutine, in a thread and after a pause; `/big` wants more than it may;
 `/stream` works in each part; `/hang` waits until the client goes; `/health` has nothing; `/counts` tells what was seen
-so far. Servers are told `served_app:service`, `served_app:wsgi_service`; a test starts them (`servers.py`).
+so far; `/keep` keeps an array. Servers are told `served_app:service`, `served_app:wsgi_service`; a test starts them
+(`servers.py`).
 """
 
 import asyncio
@@ -26,6 +27,8 @@ counts: Counter[str] = Counter(begun=0, ended=0, wrong=0, refused=0, completed=0
 USER: contextvars.ContextVar[int] = contextvars.ContextVar("user", default=0)
 
 
+KEPT: list[Any] = []
+"""What `/keep` keeps: one array each time."""
 ENDS = os.environ.get("CTXALLOC_TEST_ENDS")
 """A file that gets a line for each beginning and each end, also when the server is on its way out."""
 
@@ -40,6 +43,7 @@ def note(line: str) -> None:
 def on_end(scope: Any, report: Report) -> None:
     counts["ended"] += 1
     counts[report.outcome] += 1
+    counts["escaped"] += report.escaped.count
     note(f"{report.route or scope.get('path')} {report.outcome}")
 
 
@@ -119,6 +123,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     if path == "/big":
         kept = np.ones(10 * MiB, np.uint8)
         await send_json(send, {"ok": False, "bytes": kept.nbytes})
+    elif path == "/keep":
+        KEPT.append(await asyncio.to_thread(of, body))
+        await send_json(send, {"ok": True})
     elif path == "/hang":
         note("/hang begun")
         while (await receive())["type"] != "http.disconnect":

@@ -166,6 +166,25 @@ impl Begun {
     /// Ends the request; its numbers at that moment, which stay readable and go on to change with what is alive. A
     /// second time only reads them.
     pub(crate) fn end(&mut self) -> Stats {
+        self.end_with(true)
+    }
+
+    /// [`end`](Self::end), where what is alive may not have escaped: it is counted by
+    /// [`record_escapes`](Self::record_escapes) later.
+    #[cfg(feature = "python")]
+    pub(crate) fn end_open(&mut self) -> Stats {
+        self.end_with(false)
+    }
+
+    /// Counts what has escaped of a request that was ended by [`end_open`](Self::end_open).
+    #[cfg(feature = "python")]
+    pub(crate) fn record_escapes(&self, blocks: usize, bytes: usize) {
+        if blocks > 0 {
+            counters::record_escapes(self.seen.chain.own().given_name(), blocks as u64, bytes as u64);
+        }
+    }
+
+    fn end_with(&mut self, counts_escapes: bool) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
         let _unattributed = unattributed(); // dropped before `held`, with which code of the user's may end
         self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
@@ -177,8 +196,8 @@ impl Begun {
             peak_bytes: stats.peak_bytes as u64,
             total_bytes: stats.total_bytes,
             refused: self.seen.chain.refusals_so_far(),
-            escaped_blocks: stats.live_blocks as u64,
-            escaped_bytes: stats.live_bytes as u64,
+            escaped_blocks: if counts_escapes { stats.live_blocks as u64 } else { 0 },
+            escaped_bytes: if counts_escapes { stats.live_bytes as u64 } else { 0 },
         };
         if counters::record(self.seen.chain.own().given_name(), &sample) {
             counters::set_gauges(gauges());

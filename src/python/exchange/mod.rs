@@ -237,7 +237,7 @@ impl PyExchange {
         if is_refused {
             return slf.call_method1(intern!(py, "close_after"), (py.None(),)).map(drop);
         }
-        begun.request.get().close(py)
+        PyRequest::close(begun.request.bind(py))
     }
 }
 
@@ -318,7 +318,7 @@ impl PyExchange {
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let begun = self.begun()?;
         match begun.request.get().leave(py) {
-            Err(error) if error.is_instance_of::<PyValueError>(py) => return begun.request.get().close(py),
+            Err(error) if error.is_instance_of::<PyValueError>(py) => return PyRequest::close(begun.request.bind(py)),
             left => left?,
         }
         let mark = self.fields().mark.take();
@@ -354,7 +354,7 @@ impl PyExchange {
 
     /// Ends the request, if it has not ended.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.begun()?.request.get().close(py)
+        PyRequest::close(self.begun()?.request.bind(py))
     }
 
     /// What is selected around the server.

@@ -1,0 +1,180 @@
+//! What is alive at a request's end, and what of that outlives it.
+//!
+//! A step of asyncio holds the result that it was woken with until the step ends, whatever its code has let go of:
+//! `x = await asyncio.to_thread(...)`, `del x`. The thread that computed it may hold it for another moment. So where
+//! blocks are alive at an end on an event loop, it is settled later what has escaped: docs/decisions/0036.
+
+use super::{PyEscaped, PyRequest};
+use crate::handler::requests::Begun;
+use crate::python::exit;
+use crate::python::pending::SetAside;
+use crate::strategy::LiveBlock;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How long after each look the next one is, in seconds, while something is left: a thread that waits for the GIL gets
+/// it within 5 ms (`sys.getswitchinterval`) and lets go of what it computed; on a busy machine, later.
+const MOMENTS_S: [f64; 2] = [0.01, 0.1];
+
+/// What was alive at the end.
+pub(super) struct Left {
+    count: usize,
+    bytes: usize,
+    blocks: Option<Vec<LiveBlock>>,
+    is_settled: bool,
+    /// Called once it is settled.
+    told: Option<Py<PyAny>>,
+}
+
+impl Left {
+    /// Ends a request on no event loop: what is alive has escaped.
+    pub(super) fn settled(begun: &mut Begun) -> Self {
+        let end = begun.end();
+        Self::of(begun, end.live_blocks, end.live_bytes, true)
+    }
+
+    /// Ends a request on an event loop.
+    pub(super) fn open(begun: &mut Begun) -> Self {
+        let end = begun.end_open();
+        Self::of(begun, end.live_blocks, end.live_bytes, false)
+    }
+
+    fn of(begun: &Begun, count: usize, bytes: usize, is_settled: bool) -> Self {
+        let blocks = if count == 0 { None } else { begun.live_blocks() };
+        Self { count, bytes, blocks, is_settled, told: None }
+    }
+
+    /// Settles it, once: what of it is still alive has escaped. Returns what is to be called.
+    pub(super) fn settle(&mut self, begun: &Begun) -> Option<Py<PyAny>> {
+        if !self.is_settled {
+            (self.count, self.bytes, self.blocks) = self.alive(begun);
+            self.is_settled = true;
+            begun.record_escapes(self.count, self.bytes);
+        }
+        self.told.take()
+    }
+
+    /// What of it is alive. What was made after the end cannot be told from it, so this is never too small.
+    fn alive(&self, begun: &Begun) -> (usize, usize, Option<Vec<LiveBlock>>) {
+        let now = begun.stats();
+        let blocks = self.blocks.as_ref().map(|blocks| {
+            let now = begun.live_blocks().unwrap_or_default();
+            blocks.iter().filter(|block| now.contains(block)).cloned().collect()
+        });
+        (self.count.min(now.live_blocks), self.bytes.min(now.live_bytes), blocks)
+    }
+
+    /// Whether nothing of it is alive.
+    pub(super) fn is_gone(&self, begun: &Begun) -> bool {
+        self.is_settled || begun.stats().live_blocks == 0
+    }
+
+    /// What has escaped as far as is known.
+    pub(super) fn escaped(&self, begun: &Begun) -> PyEscaped {
+        let (count, bytes, blocks) =
+            if self.is_settled { (self.count, self.bytes, self.blocks.clone()) } else { self.alive(begun) };
+        PyEscaped::new(count, bytes, blocks)
+    }
+
+    /// Takes a function that is to be called once it is settled; leaves it where it is settled.
+    pub(super) fn tell_later(&mut self, function: &mut Option<Py<PyAny>>) {
+        if !self.is_settled {
+            self.told = function.take();
+        }
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.told)
+    }
+}
+
+/// Calls what was to be called. Nobody is there to catch its exception.
+pub(super) fn tell(py: Python<'_>, told: Py<PyAny>) {
+    if let Err(error) = told.call0(py) {
+        error.write_unraisable(py, Some(told.bind(py)));
+    }
+}
+
+/// The event loop of asyncio's kind that runs on this thread, if any.
+pub(super) fn running_loop(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+    let modules = py.import(intern!(py, "sys")).and_then(|sys| sys.getattr(intern!(py, "modules"))).ok()?;
+    // Where nobody has imported it, no loop runs.
+    let events = modules.cast_into::<PyDict>().ok()?.get_item(intern!(py, "asyncio.events")).ok()??;
+    events.call_method0(intern!(py, "_get_running_loop")).ok().filter(|found| !found.is_none())
+}
+
+/// Looks a turn of the loop later whether anything of the request is left, and again some moments after that. Where the
+/// loop closes first, it drops this, which settles it too.
+#[pyclass(frozen, name = "_Settling", module = "ctxalloc._native")]
+pub(super) struct Settling {
+    request: Py<PyRequest>,
+    event_loop: Py<PyAny>,
+    pid: u32,
+    looks: AtomicUsize,
+}
+
+impl Settling {
+    pub(super) fn new(request: &Bound<'_, PyRequest>, event_loop: Bound<'_, PyAny>) -> Self {
+        Self {
+            request: request.clone().unbind(),
+            event_loop: event_loop.unbind(),
+            pid: std::process::id(),
+            looks: AtomicUsize::new(0),
+        }
+    }
+
+    /// Asks the loop to call it. Where that fails it is settled at once, by the drop.
+    pub(super) fn begin(self, py: Python<'_>) {
+        let event_loop = self.event_loop.clone_ref(py);
+        let asked = Bound::new(py, self).and_then(|this| {
+            let options = in_empty_context(py)?;
+            event_loop.bind(py).call_method(intern!(py, "call_soon"), (this,), Some(&options))
+        });
+        drop(asked);
+    }
+}
+
+/// The keyword `context`: a copy of the running one would keep alive what it holds.
+fn in_empty_context(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "context"), py.import("contextvars")?.getattr("Context")?.call0()?)?;
+    Ok(options)
+}
+
+#[pymethods]
+impl Settling {
+    fn __call__(slf: &Bound<'_, Self>) {
+        let (py, this) = (slf.py(), slf.get());
+        let request = this.request.get();
+        let moment = MOMENTS_S.get(this.looks.fetch_add(1, Ordering::Relaxed));
+        if let Some(moment) = moment.filter(|_| !request.nothing_is_left()) {
+            let later = in_empty_context(py).and_then(|options| {
+                this.event_loop.bind(py).call_method(intern!(py, "call_later"), (*moment, slf), Some(&options))
+            });
+            if later.is_ok() {
+                return;
+            }
+        }
+        request.settle(py);
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.request)?;
+        visit.call(&self.event_loop)
+    }
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            // A request of the parent's is not this process's.
+            exit::try_attach(|py| {
+                let _pending = SetAside::new(py);
+                self.request.get().settle(py);
+            });
+        }
+    }
+}

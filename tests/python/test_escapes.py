@@ -1,0 +1,220 @@
+"""What has escaped a request that ends on an event loop: what its code keeps, not what asyncio's step still holds."""
+
+import asyncio
+import contextvars
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi_calls import Scope, answer, call, http
+from subprocesses import says
+
+import ctxalloc
+from ctxalloc import metrics, request
+from ctxalloc.asgi import AllocatorMiddleware, Report
+
+REQUESTS = 50
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Runs a coroutine as ``asyncio.run`` does."""
+    factory = None
+    if request.param == "uvloop":
+        factory = pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner.run
+
+
+def escapes(name: str) -> tuple[int, int, int, int]:
+    series = metrics.snapshot().series.get(name)
+    if series is None:
+        return (0, 0, 0, 0)
+    return (series.requests, series.escaped_requests, series.escaped_blocks, series.escaped_bytes)
+
+
+async def computes(scope: Scope, receive: Any, send: Any) -> None:
+    computed = await asyncio.to_thread(np.ones, 1000)
+    del computed
+    await answer(send)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_the_step_of_asyncio_holds_has_not_escaped(run: Any, *, tells: bool) -> None:
+    name, reports = f"step {tells} {id(run)}", list[Report]()
+    on_end = (lambda _, report: reports.append(report)) if tells else None
+    service = AllocatorMiddleware(computes, default=request(name=name), on_end=on_end)
+
+    async def scenario() -> None:
+        for _ in range(REQUESTS):
+            await asyncio.create_task(call(service, http()))
+        await asyncio.sleep(0.3)
+
+    run(scenario())
+    assert escapes(name) == (REQUESTS, 0, 0, 0)
+    assert [(one.escaped.count, one.escaped.bytes, one.outcome) for one in reports] == [
+        (0, 0, "completed")
+    ] * REQUESTS * tells
+    assert all(one.stats.peak_bytes >= 8000 for one in reports)
+
+
+def test_a_plain_request_finds_the_truth_too(run: Any) -> None:
+    async def scenario() -> tuple[int, int]:
+        async with request(name=name) as scope:
+            computed = await asyncio.to_thread(np.ones, 1000)
+            del computed
+        async with request(name=name) as other:
+            kept = await asyncio.to_thread(np.ones, 1000)
+        await asyncio.sleep(0.3)
+        del kept
+        return scope.escaped.count, other.escaped.count  # as it was settled
+
+    name = f"plain {id(run)}"
+    assert run(scenario()) == (0, 1)
+    assert escapes(name) == (2, 1, 1, 8000)
+
+
+def test_what_is_kept_has_escaped_with_its_blocks(run: Any) -> None:
+    kept: list[Any] = []
+    reports: list[Report] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        kept.append(await asyncio.to_thread(np.ones, 1000))
+        dropped = await asyncio.to_thread(np.ones, 2000)
+        del dropped
+        await answer(send)
+
+    service = AllocatorMiddleware(
+        app,
+        default=lambda _: request(strategy=ctxalloc.strategies.Tracked(ctxalloc.strategies.Pool()), name="kept"),
+        on_end=lambda _, report: reports.append(report),
+    )
+
+    async def scenario() -> None:
+        await asyncio.create_task(call(service, http()))
+        await asyncio.sleep(0.3)
+
+    run(scenario())
+    (report,) = reports
+    assert (report.escaped.count, report.escaped.bytes, report.stats.live_bytes) == (1, 8000, 24_000)
+    assert report.escaped.blocks is not None
+    assert [block.size_bytes for block in report.escaped.blocks] == [8000]
+
+
+def test_on_end_sees_the_context_of_the_request(run: Any) -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+    seen: list[tuple[str, str]] = []
+    kept: list[Any] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        user.set("ann")
+        kept.append(np.ones(10))
+        await answer(send)
+
+    def on_end(_scope: Scope, _report: Report) -> None:
+        seen.append((user.get(), ctxalloc.current().name))
+
+    async def scenario() -> None:
+        await asyncio.create_task(call(AllocatorMiddleware(app, on_end=on_end), http()))
+        await asyncio.sleep(0.3)
+
+    run(scenario())
+    assert seen == [("ann", "default_allocator")]
+
+
+def test_the_last_report_is_not_lost_when_the_loop_closes(run: Any) -> None:
+    kept: list[Any] = []
+    reports: list[Report] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        kept.append(np.ones(10))
+        await answer(send)
+
+    service = AllocatorMiddleware(app, default=request(name="closed"), on_end=lambda _, report: reports.append(report))
+    before = escapes("closed")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(call(service, http()))
+    loop.close()
+    del loop
+    assert [report.escaped.bytes for report in reports] == [80]
+    assert escapes("closed") == tuple(map(sum, zip(before, (1, 1, 1, 80), strict=True)))
+
+
+def test_the_report_of_a_loop_that_never_closes_comes_at_the_exit() -> None:
+    said = says(
+        """
+import asyncio, threading
+import numpy as np
+from ctxalloc.asgi import AllocatorMiddleware
+
+kept, ready = [], threading.Event()
+
+async def app(scope, receive, send):
+    kept.append(np.ones(10))
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+    ready.set()
+    threading.Event().wait()
+
+async def send(message): ...
+
+service = AllocatorMiddleware(app, on_end=lambda _, report: print(report.outcome, report.escaped.bytes))
+scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
+threading.Thread(target=asyncio.run, args=(service(scope, None, send),), daemon=True).start()
+ready.wait()
+"""
+    )
+    assert said == "completed 80"
+
+
+def test_random_requests_leave_what_a_naive_model_says(run: Any) -> None:
+    """Each request computes arrays here and in threads, keeps some, drops the others, at random."""
+    chance, name, kept = random.Random(36), f"random {id(run)}", list[Any]()
+    expected = [0, 0, 0, 0]
+
+    async def one() -> None:
+        own = list[Any]()
+        async with request(name=name, root=True):
+            for _ in range(chance.randrange(5)):
+                size = chance.randrange(1, 3000)
+                array = (
+                    np.ones(size, np.uint8) if chance.random() < 0.5 else await asyncio.to_thread(np.ones, size, "u1")
+                )
+                if chance.random() < 0.2:
+                    own.append(array)
+                elif chance.random() < 0.5:
+                    await asyncio.sleep(0)
+                del array
+        expected[0] += 1
+        expected[1] += bool(own)
+        expected[2] += len(own)
+        expected[3] += sum(array.nbytes for array in own)
+        kept.extend(own)
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await asyncio.gather(*(one() for _ in range(chance.randrange(1, 9))))
+        await asyncio.sleep(0.3)
+
+    run(scenario())
+    assert escapes(name) == tuple(expected)
+
+
+def test_a_request_of_a_thread_without_a_loop_is_settled_at_its_end() -> None:
+    kept: list[Any] = []
+
+    def work() -> None:
+        with request(name="thread") as scope:
+            kept.append(np.ones(10))
+        kept.clear()
+        kept.append(scope.escaped.count)
+
+    before = escapes("thread")
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert kept == [1]
+    assert escapes("thread") == tuple(map(sum, zip(before, (1, 1, 1, 80), strict=True)))

@@ -4,7 +4,7 @@
 //! `x = await asyncio.to_thread(...)`, `del x`. The thread that computed it may hold it for another moment. So where
 //! blocks are alive at an end on an event loop, it is settled later what has escaped: docs/decisions/0036.
 
-use super::{PyEscaped, PyRequest};
+use super::report::PyEscaped;
 use crate::handler::requests::Begun;
 use crate::python::exit;
 use crate::python::pending::SetAside;
@@ -110,16 +110,21 @@ pub(super) fn running_loop(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
 /// loop closes first, it drops this, which settles it too.
 #[pyclass(frozen, name = "_Settling", module = "ctxalloc._native")]
 pub(super) struct Settling {
-    request: Py<PyRequest>,
+    request: Py<PyAny>,
+    settle: Settle,
     event_loop: Py<PyAny>,
     pid: u32,
     looks: AtomicUsize,
 }
 
+/// Settles the request; with `false`, only if nothing that may have escaped is alive. Returns whether it is settled.
+type Settle = fn(&Bound<'_, PyAny>, bool) -> bool;
+
 impl Settling {
-    pub(super) fn new(request: &Bound<'_, PyRequest>, event_loop: Bound<'_, PyAny>) -> Self {
+    pub(super) fn new(request: Bound<'_, PyAny>, settle: Settle, event_loop: Bound<'_, PyAny>) -> Self {
         Self {
-            request: request.clone().unbind(),
+            request: request.unbind(),
+            settle,
             event_loop: event_loop.unbind(),
             pid: std::process::id(),
             looks: AtomicUsize::new(0),
@@ -148,9 +153,9 @@ fn in_empty_context(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 impl Settling {
     fn __call__(slf: &Bound<'_, Self>) {
         let (py, this) = (slf.py(), slf.get());
-        let request = this.request.get();
+        let request = this.request.bind(py);
         let moment = MOMENTS_S.get(this.looks.fetch_add(1, Ordering::Relaxed));
-        if let Some(moment) = moment.filter(|_| !request.nothing_is_left()) {
+        if let Some(moment) = moment.filter(|_| !(this.settle)(request, false)) {
             let later = in_empty_context(py).and_then(|options| {
                 this.event_loop.bind(py).call_method(intern!(py, "call_later"), (*moment, slf), Some(&options))
             });
@@ -158,7 +163,7 @@ impl Settling {
                 return;
             }
         }
-        request.settle(py);
+        (this.settle)(request, true);
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -173,7 +178,7 @@ impl Drop for Settling {
             // A request of the parent's is not this process's.
             exit::try_attach(|py| {
                 let _pending = SetAside::new(py);
-                self.request.get().settle(py);
+                (self.settle)(self.request.bind(py), true);
             });
         }
     }

@@ -234,7 +234,11 @@ impl PyRequest {
             Phase::Begun { begun, left: None } => begun.stats().live_blocks > 0,
             _ => return Ok(()), // it has ended already
         };
-        let settling = if has_blocks { running_loop(py).map(|it| Settling::new(slf, it)) } else { None };
+        let settling = if has_blocks {
+            running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it))
+        } else {
+            None
+        };
         let mut phase = this.phase();
         let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) };
         *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
@@ -261,12 +265,17 @@ impl PyRequest {
         }
     }
 
-    /// Whether nothing is alive that may have escaped.
-    fn nothing_is_left(&self) -> bool {
-        match &*self.phase() {
+    /// For [`Settling`]: the same; unless it `must`, only if nothing is alive that may have escaped. Whether it is done.
+    fn settle_if(object: &Bound<'_, PyAny>, must: bool) -> bool {
+        let Ok(request) = object.cast::<Self>() else { return true };
+        let is_gone = match &*request.get().phase() {
             Phase::Begun { begun, left: Some(left) } => left.is_gone(begun),
             _ => true,
+        };
+        if is_gone || must {
+            request.get().settle(object.py());
         }
+        is_gone || must
     }
 
     /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal. It is told

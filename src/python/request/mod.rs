@@ -265,7 +265,7 @@ impl PyRequest {
         }
     }
 
-    /// For [`Settling`]: the same; unless it `must`, only if nothing is alive that may have escaped. Whether it is done.
+    /// For [`Settling`]: the same; unless it `must`, only if nothing is alive that may have escaped. Whether it did.
     fn settle_if(object: &Bound<'_, PyAny>, must: bool) -> bool {
         let Ok(request) = object.cast::<Self>() else { return true };
         let is_gone = match &*request.get().phase() {

@@ -131,9 +131,9 @@ def profiled(frames: int = FRAMES) -> Iterator[Profile]:
         result.all = Sums(*sums)
         result.handlers = [(name, Sums(*numbers)) for name, numbers in handlers]
         by_place: dict[str, list[int]] = {}
-        short = functools.cache(_short)
+        short = functools.cache(short_name)
         for calls, numbers in sites:
-            place = by_place.setdefault(_place(calls), [0, 0, 0, 0, 0])
+            place = by_place.setdefault(place_of(calls), [0, 0, 0, 0, 0])
             place[:] = map(sum, zip(place, numbers, strict=True))
             count = len(calls)
             while count and calls[count - 1][0].startswith(_RUNNING):
@@ -149,15 +149,15 @@ _RUNNING: Final = ("<frozen runpy", f"{Path(__file__).parent}{os.sep}")
 """What is around a program that ``ctxalloc run`` runs."""
 
 
-def _place(frames: list[Frame]) -> str:
+def place_of(frames: list[Frame]) -> str:
     """The innermost call that is neither in NumPy itself nor here."""
     for file, line, function in frames:
         if not file.startswith(_INNER):
-            return f"{_short(file)}:{line} {function}"
-    return f"{_short(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else "outside of Python"
+            return f"{short_name(file)}:{line} {function}"
+    return f"{short_name(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else "outside of Python"
 
 
-def _short(file: str) -> str:
+def short_name(file: str) -> str:
     for folder in sorted((folder for folder in [*sys.path, str(os.getcwd())] if folder), key=len, reverse=True):  # noqa: PTH109
         if file.startswith(f"{folder}{os.sep}"):
             return file[len(folder) + 1 :]

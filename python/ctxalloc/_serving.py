@@ -30,12 +30,14 @@ from ctxalloc._native import (
     Request,
     Stats,
     Token,
+    _Sampler,
     _served_in,
     current,
     reset,
     set_handler,
     use,
 )
+from ctxalloc._sites import Sites, sites_of
 
 Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
@@ -73,6 +75,8 @@ class Report(NamedTuple):
     error: BaseException | None
     """The exception that ended it, if it came out of the application; a BudgetExceeded where the outcome is
     ``refused``. Its frames hold no arrays of the request."""
+    sites: Sites | None = None
+    """Which code made the arrays of its peak and those that have escaped, if it is one that ``sites=`` has chosen."""
 
 
 OnEnd: TypeAlias = Callable[[Scope, Report], object]
@@ -98,7 +102,13 @@ class Service:
         on_end: OnEnd | None,
         retry_after_seconds: int,
         peak_header: str | None,
+        sites: int | None = None,
     ) -> None:
+        if sites is not None:
+            if isinstance(sites, bool) or not isinstance(sites, int):
+                raise TypeError(f"sites={sites!r}: give an int: one in so many requests is looked at; or None")
+            if not 0 < sites < 1 << 63:
+                raise ValueError(f"sites={sites!r}: give 1 for every request, 100 for one in a hundred; or None")
         for name, function in (("tenant", tenant), ("on_end", on_end)):
             if function is not None:
                 plain(function, f"{name}=")
@@ -114,6 +124,7 @@ class Service:
         self.on_end = on_end
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
+        self.sampler = None if sites is None else _Sampler(sites)
 
     def begin(
         self,
@@ -149,6 +160,7 @@ class Service:
                 serving.handler = terms
                 return serving
             asked, has_budget = terms, terms._wanted_budget is not None  # noqa: SLF001 - made for this
+        sites = self.sampler is not None and self.sampler.is_due()
         tenant = None
         if self.tenant is not None:
             tenant = self.tenant(scope)
@@ -156,9 +168,9 @@ class Service:
                 self.check_tenant(route, tenant, has_budget)
         served: Serving | _E
         if around is not None:
-            served = around(route, asked._serve(not is_inside, name, tenant), base)  # noqa: SLF001 - made for this
+            served = around(route, asked._serve(not is_inside, name, tenant, sites), base)  # noqa: SLF001 - made for this
         else:
-            begun = asked._again(root=not is_inside, name=name, budget=tenant)  # noqa: SLF001
+            begun = asked._again(root=not is_inside, name=name, budget=tenant, sites=sites)  # noqa: SLF001
             handler = begun._begin()  # noqa: SLF001
             served = serving = Serving(self, scope, route, begun, base)
             serving.handler = handler
@@ -260,10 +272,11 @@ class Served:
             _UNSETTLED.discard(begun)
             escaped = begun.escaped
             assert escaped is not None  # noqa: S101 - it has ended
+            report = Report(route, outcome, status, seconds, stats, escaped, error, sites_of(begun, route))
             token = set_handler(base)  # what it makes is not the request's
             try:
                 try:
-                    on_end(scope, Report(route, outcome, status, seconds, stats, escaped, error))
+                    on_end(scope, report)
                 finally:
                     reset(token)
             except Exception:

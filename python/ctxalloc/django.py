@@ -29,7 +29,17 @@ __all__ = ["AllocatorMiddleware"]
 
 _Content = TypeVar("_Content")
 
-_OPTIONS = {"routes", "default", "unmatched", "tenant", "on_end", "answers", "retry_after_seconds", "peak_header"}
+_OPTIONS = {
+    "routes",
+    "default",
+    "unmatched",
+    "tenant",
+    "on_end",
+    "answers",
+    "retry_after_seconds",
+    "peak_header",
+    "sites",
+}
 
 
 class AllocatorMiddleware:
@@ -64,6 +74,7 @@ class AllocatorMiddleware:
             on_end=options.get("on_end"),
             retry_after_seconds=options.get("retry_after_seconds", 1),
             peak_header=options.get("peak_header"),
+            sites=options.get("sites"),
         )
         self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)

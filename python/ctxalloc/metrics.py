@@ -21,8 +21,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctxalloc import _native
+from ctxalloc._sites import Site, Sites, sites
 
-__all__ = ["Budgets", "Histogram", "Present", "Process", "Series", "Snapshot", "budgets", "present", "snapshot"]
+__all__ = [
+    "Budgets",
+    "Histogram",
+    "Present",
+    "Process",
+    "Series",
+    "Site",
+    "Sites",
+    "Snapshot",
+    "budgets",
+    "present",
+    "sites",
+    "snapshot",
+]
 
 
 @dataclass(frozen=True, slots=True)

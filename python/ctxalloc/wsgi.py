@@ -50,6 +50,7 @@ class AllocatorMiddleware:
         answers: bool = True,
         retry_after_seconds: int = 1,
         peak_header: str | None = None,
+        sites: int | None = None,
     ) -> None:
         self.app = app
         self._answers = answers
@@ -61,6 +62,7 @@ class AllocatorMiddleware:
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
             peak_header=peak_header,
+            sites=sites,
         )
         self._is_checked = False
 

@@ -65,6 +65,8 @@ mod _native {
     #[pymodule_export]
     use super::super::settings::{configure, trim};
     #[pymodule_export]
+    use super::super::sited::Sampler;
+    #[pymodule_export]
     use super::super::strategies::PyStrategy;
     #[pymodule_export]
     use super::super::token::{PyToken, reset, set_handler};

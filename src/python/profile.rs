@@ -6,128 +6,29 @@
 
 use super::bridge;
 use super::pending::SetAside;
+use super::sums::{Profile, SiteNumbers, SumNumbers};
 use super::tracked::attribution;
 use crate::handler::events::{EventHook, Hook, changes, set_event_hook};
 use crate::handler::{Handler, requests::RequestHandle};
-use crate::strategy::{Attribution, Place};
+use crate::strategy::Attribution;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// What one site, one handler, or all of them allocated.
-#[derive(Debug, Default, Clone, Copy)]
-struct Sums {
-    live_bytes: usize,
-    /// The largest value of `live_bytes`.
-    peak_bytes: usize,
-    /// `live_bytes` at the peak of all together with the number `seen_peak`; see [`Profile::peaks`].
-    at_peak_bytes: usize,
-    seen_peak: u64,
-    total_bytes: u64,
-    count: u64,
-}
-
-impl Sums {
-    /// Notes what it had at the last peak of all. Before each change: since that peak nothing has changed.
-    fn note(&mut self, peaks: u64) {
-        if self.seen_peak < peaks {
-            self.seen_peak = peaks;
-            self.at_peak_bytes = self.live_bytes;
-        }
-    }
-
-    fn add(&mut self, bytes: usize, blocks: u64, peaks: u64) {
-        self.note(peaks);
-        self.live_bytes += bytes;
-        self.peak_bytes = self.peak_bytes.max(self.live_bytes);
-        self.total_bytes += bytes as u64;
-        self.count += blocks;
-    }
-
-    fn numbers(&self) -> SumNumbers {
-        (self.live_bytes, self.peak_bytes, self.at_peak_bytes, self.total_bytes, self.count)
-    }
-}
-
-struct Block {
-    bytes: usize,
-    site: usize,
-    handler: usize,
-}
+type Attribute = Box<dyn Fn() -> Attribution + Send + Sync>;
 
 #[derive(Default)]
-struct Profile {
-    blocks: HashMap<usize, Block>,
-    /// By the address of the place, which is kept in `sites`; 0 where no Python code runs.
-    sites_by_place: HashMap<usize, usize>,
-    sites: Vec<(Option<Arc<Place>>, Sums)>,
-    handlers_by_name: HashMap<String, usize>,
-    handlers: Vec<(String, Sums)>,
-    all: Sums,
-    refused: u64,
-    /// How often all sites together had more than ever before. What each had at the last of these peaks is exact, and
-    /// costs no walk over the sites: [`Sums::note`].
-    peaks: u64,
+struct Running {
+    sums: Profile,
     /// `events::changes()` once this profile's own hook was set.
     hook_changes: usize,
 }
 
-impl Profile {
-    fn note_peak(&mut self) {
-        let sites = self.sites.iter_mut().map(|(_, sums)| sums);
-        let handlers = self.handlers.iter_mut().map(|(_, sums)| sums);
-        sites.chain(handlers).chain([&mut self.all]).for_each(|sums| sums.note(self.peaks));
-    }
-
-    fn add(&mut self, address: usize, bytes: usize, blocks: u64, site: usize, handler: usize) {
-        if let Some(forgotten) = self.blocks.insert(address, Block { bytes: 0, site, handler }) {
-            self.subtract(&forgotten); // its end was not reported
-        }
-        if let Some(block) = self.blocks.get_mut(&address) {
-            block.bytes = bytes;
-        }
-        let peak_bytes = self.all.peak_bytes;
-        for sums in [&mut self.sites[site].1, &mut self.handlers[handler].1, &mut self.all] {
-            sums.add(bytes, blocks, self.peaks);
-        }
-        if self.all.peak_bytes > peak_bytes {
-            self.peaks += 1;
-        }
-    }
-
-    fn subtract(&mut self, block: &Block) {
-        for sums in [&mut self.sites[block.site].1, &mut self.handlers[block.handler].1, &mut self.all] {
-            sums.note(self.peaks);
-            sums.live_bytes = sums.live_bytes.saturating_sub(block.bytes);
-        }
-    }
-
-    fn site(&mut self, place: Option<Arc<Place>>) -> usize {
-        let key = place.as_ref().map_or(0, |place| Arc::as_ptr(place).addr());
-        *self.sites_by_place.entry(key).or_insert_with(|| {
-            self.sites.push((place, Sums::default()));
-            self.sites.len() - 1
-        })
-    }
-
-    fn handler(&mut self, name: String) -> usize {
-        if let Some(known) = self.handlers_by_name.get(&name) {
-            return *known;
-        }
-        self.handlers.push((name.clone(), Sums::default()));
-        self.handlers_by_name.insert(name, self.handlers.len() - 1);
-        self.handlers.len() - 1
-    }
-}
-
-type Attribute = Box<dyn Fn() -> Attribution + Send + Sync>;
-
 struct Profiling {
-    profile: Locked<Option<Profile>>,
+    profile: Locked<Option<Running>>,
     attribute: Locked<Option<Arc<Attribute>>>,
 }
 
@@ -172,14 +73,14 @@ unsafe extern "C" fn record(inp: *mut c_void, outp: *mut c_void, size_bytes: usi
         let _pending = SetAside::new(py);
         let handler = bridge::current(py).map_or_else(|_| "unknown".to_owned(), name_of);
         profiling.profile.with(|profile| {
-            let Some(profile) = profile else { return };
+            let Some(Running { sums: profile, .. }) = profile else { return };
             let (site, handler) = (profile.site(place), profile.handler(handler));
             profile.add(outp.addr(), size_bytes, 1, site, handler);
         });
         return;
     }
     profiling.profile.with(|profile| {
-        let Some(profile) = profile else { return };
+        let Some(Running { sums: profile, .. }) = profile else { return };
         if outp.is_null() && size_bytes > 0 {
             profile.refused += 1; // a resize that was refused leaves its block as it was
         } else if let Some(block) = profile.blocks.remove(&inp.addr()) {
@@ -187,13 +88,7 @@ unsafe extern "C" fn record(inp: *mut c_void, outp: *mut c_void, size_bytes: usi
                 profile.subtract(&block);
                 return;
             }
-            // A resize: it belongs to whoever made it, and adds what it grew by.
-            let grown = size_bytes.saturating_sub(block.bytes);
-            profile.subtract(&Block { bytes: block.bytes.saturating_sub(size_bytes), ..block });
-            profile.add(outp.addr(), grown, 0, block.site, block.handler);
-            if let Some(resized) = profile.blocks.get_mut(&outp.addr()) {
-                resized.bytes = size_bytes;
-            }
+            profile.resize(block, outp.addr(), size_bytes);
         }
     });
 }
@@ -209,7 +104,7 @@ pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
     let has_begun = profiling.profile.with(|profile| {
         let has_begun = profile.is_some();
         if !has_begun {
-            *profile = Some(Profile::default());
+            *profile = Some(Running::default());
         }
         has_begun
     });
@@ -229,8 +124,6 @@ pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
     Ok(before.is_some())
 }
 
-type SumNumbers = (usize, usize, usize, u64, u64);
-type SiteNumbers = (Vec<(String, u32, String)>, SumNumbers);
 type ProfileNumbers = (SumNumbers, u64, Vec<SiteNumbers>, Vec<(String, SumNumbers)>, bool);
 
 /// Ends the profile: the sums, refusals, sites (the innermost frame first) and handlers, and whether it saw
@@ -249,15 +142,10 @@ pub(super) fn profile_end() -> PyResult<ProfileNumbers> {
     }
     let profile = profiling().profile.with(Option::take);
     drop(profiling().attribute.with(Option::take));
-    let Some(mut profile) = profile else {
+    let Some(Running { sums: mut profile, hook_changes: begun_with }) = profile else {
         return Err(PyRuntimeError::new_err("no profile has begun"));
     };
-    profile.note_peak();
-    let frames = |place: &Option<Arc<Place>>| {
-        let frames = place.iter().flat_map(|place| &*place.frames);
-        frames.map(|frame| (frame.file.to_string(), frame.line, frame.function.to_string())).collect()
-    };
-    let sites = profile.sites.iter().map(|(place, sums)| (frames(place), sums.numbers())).collect();
-    let handlers = profile.handlers.iter().map(|(name, sums)| (name.clone(), sums.numbers())).collect();
-    Ok((profile.all.numbers(), profile.refused, sites, handlers, is_ours && profile.hook_changes == hook_changes))
+    let sites = profile.sites();
+    let handlers = profile.handlers();
+    Ok((profile.all(), profile.refused, sites, handlers, is_ours && begun_with == hook_changes))
 }

@@ -19,10 +19,15 @@ pub(crate) struct Prefixed<S, R> {
     record: PhantomData<fn() -> R>,
 }
 
+/// How many bytes a prefix with a record takes over an upstream of this alignment.
+pub(crate) const fn prefix_bytes<R>(alignment: usize) -> usize {
+    let align = if alignment > align_of::<R>() { alignment } else { align_of::<R>() };
+    size_of::<R>().next_multiple_of(align)
+}
+
 impl<S: Strategy, R: Copy> Prefixed<S, R> {
     pub(crate) fn new(upstream: S) -> Self {
-        let align = upstream.alignment().max(align_of::<R>());
-        Self { prefix_bytes: size_of::<R>().next_multiple_of(align), upstream, record: PhantomData }
+        Self { prefix_bytes: prefix_bytes::<R>(upstream.alignment()), upstream, record: PhantomData }
     }
 
     /// The alignment of the user's blocks, in bytes.

@@ -30,6 +30,8 @@ pub use list::{Present, present};
 pub(crate) use prepared::Prepared;
 pub(super) use slot::at_struct;
 pub use state::AfterEnd;
+#[cfg(feature = "python")]
+pub(crate) use state::record_bytes;
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::{Charged, Payer, charge, handler_at};
 

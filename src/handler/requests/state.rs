@@ -3,6 +3,8 @@
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
+#[cfg(feature = "python")]
+use crate::strategy::prefix_bytes;
 use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -59,6 +61,12 @@ pub(super) enum Memory {
 
 // A block's size is never zero, which stands for `UNCOUNTED`: the handler layer turns a request for zero bytes into
 // one.
+
+/// How many bytes more than was asked for a chosen strategy of this alignment is asked for.
+#[cfg(feature = "python")]
+pub(crate) const fn record_bytes(alignment: usize) -> usize {
+    prefix_bytes::<usize>(alignment)
+}
 
 impl Memory {
     pub(super) fn new(strategy: Option<Arc<dyn Strategy>>) -> Self {

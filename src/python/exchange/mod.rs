@@ -18,6 +18,7 @@ use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::request::PyRequest;
 use super::selection::Variable;
+use super::sited::Sampler;
 use fields::Fields;
 use last::{Last, is_coroutine};
 use message::{handled, is_500, is_text};
@@ -40,6 +41,8 @@ pub(super) struct PyExchanges {
     serving: Variable,
     routes: Py<PyRouteTable>,
     tenant: Option<Py<PyAny>>,
+    /// Chooses the requests of which is noted which code made what, if any.
+    sampler: Option<Py<Sampler>>,
     tells: bool,
     answers: bool,
     adds_header: bool,
@@ -92,6 +95,7 @@ impl PyExchanges {
             serving: Variable::of(&serving)?,
             routes: service.getattr("routes")?.cast_into()?.unbind(),
             tenant: (!tenant.is_none()).then(|| tenant.unbind()),
+            sampler: service.getattr("sampler")?.extract()?,
             tells: !service.getattr("on_end")?.is_none(),
             adds_header: !service.getattr("peak_header")?.is_none(),
             service: service.unbind(),
@@ -129,7 +133,9 @@ impl PyExchanges {
         };
         let exchange = this.kind.bind(py).call0()?.cast_into::<PyExchange>()?;
         let base = Numpy::get(py)?.current_capsule(py)?;
-        let request = terms.get().served(py, true, found.name.clone(), tenant.as_ref().map(Bound::get))?;
+        let by_site = this.sampler.as_ref().is_some_and(|sampler| sampler.get().is_due());
+        let tenants = tenant.as_ref().map(Bound::get);
+        let request = terms.get().served(py, true, found.name.clone(), tenants, by_site)?;
         let request = Bound::new(py, request)?.unbind();
         exchange.get().fields().tenant = tenant.map(|tenant| tenant.into_any().unbind());
         let route = found.route.as_ref().map(|route| route.clone_ref(py).into_any());

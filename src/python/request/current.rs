@@ -48,6 +48,7 @@ pub(in crate::python) fn current_request(py: Python<'_>) -> PyResult<Option<Py<P
         token: TokenCell::new(),
         phase: Mutex::new(Phase::Carried(handle)),
         guard: Mutex::new(None),
+        sited: None,
     };
     Py::new(py, request).map(Some)
 }

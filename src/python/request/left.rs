@@ -47,14 +47,15 @@ impl Left {
         Self { count, bytes, blocks, is_settled, told: None }
     }
 
-    /// Settles it, once: what of it is still alive has escaped. Returns what is to be called.
-    pub(super) fn settle(&mut self, begun: &Begun) -> Option<Py<PyAny>> {
-        if !self.is_settled {
+    /// Settles it, once: what of it is still alive has escaped. Returns whether it did, and what is to be called.
+    pub(super) fn settle(&mut self, begun: &Begun) -> (bool, Option<Py<PyAny>>) {
+        let is_fresh = !self.is_settled;
+        if is_fresh {
             (self.count, self.bytes, self.blocks) = self.alive(begun);
             self.is_settled = true;
             begun.record_escapes(self.count, self.bytes);
         }
-        self.told.take()
+        (is_fresh, self.told.take())
     }
 
     /// What of it is alive. What was made after the end cannot be told from it, so this is never too small.

@@ -20,7 +20,9 @@ use super::imported::Imported;
 use super::numpy::Numpy;
 use super::overdraft::Guard;
 use super::scope::{deselect, entered_already, not_entered};
+use super::sited::{self, sited};
 use super::step::Step;
+use super::sums::{SiteNumbers, SumNumbers};
 use super::token_cell::TokenCell;
 use super::whole::enable;
 use crate::handler::Handler;
@@ -49,6 +51,8 @@ pub(super) struct PyRequest {
     phase: Mutex<Phase>,
     /// Of a `with` block of a whole request.
     guard: Mutex<Option<Guard>>,
+    /// Which code made what it holds, if somebody asked for that.
+    sited: Option<Arc<sited::Seen>>,
 }
 
 enum Phase {
@@ -143,7 +147,7 @@ impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(arguments: Arguments) -> Self {
-        Self { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::New), guard: Mutex::new(None) }
+        Self { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::New), guard: Mutex::new(None), sited: None }
     }
 
     /// Never locked while Python code runs.
@@ -245,8 +249,9 @@ impl PyRequest {
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
         let is_whole = begun.whole().is_some();
         drop(phase);
-        if let Some(settling) = settling {
-            settling.begin(py);
+        match settling {
+            Some(settling) => settling.begin(py),
+            None => Self::tell_sites(slf),
         }
         match error {
             Some(error) => refusal::raise(py, error, &refusals, is_whole),
@@ -255,13 +260,26 @@ impl PyRequest {
     }
 
     /// Settles what has escaped, unless that is done: see [`Left`].
-    fn settle(&self, py: Python<'_>) {
-        let told = match &mut *self.phase() {
+    fn settle(slf: &Bound<'_, Self>) {
+        let (is_fresh, told) = match &mut *slf.get().phase() {
             Phase::Begun { begun, left: Some(left) } => left.settle(begun),
-            _ => None,
+            _ => (false, None),
         };
+        if is_fresh {
+            Self::tell_sites(slf);
+        }
         if let Some(told) = told {
-            left::tell(py, told);
+            left::tell(slf.py(), told);
+        }
+    }
+
+    /// Adds what was seen of it to the sums of its name. After its end, once.
+    fn tell_sites(slf: &Bound<'_, Self>) {
+        static NOTE: Imported = Imported::new("ctxalloc._sites", "note");
+        let Some(numbers) = slf.get()._sites() else { return };
+        let name = slf.get().if_begun(|request| request.given_name().map(str::to_owned)).flatten();
+        if let Err(error) = NOTE.get(slf.py()).and_then(|note| note.call1((name, numbers))) {
+            error.write_unraisable(slf.py(), Some(slf.as_any()));
         }
     }
 
@@ -273,7 +291,7 @@ impl PyRequest {
             _ => true,
         };
         if is_gone || must {
-            request.get().settle(object.py());
+            Self::settle(request);
         }
         is_gone || must
     }
@@ -315,26 +333,40 @@ impl PyRequest {
     }
 
     /// Begins and selects a new request on the same terms, for a server: a root or not, with this name if the terms
-    /// have none, and charged to this budget if they name none. `close` ends it, and `leave` restores the selection, in
-    /// either order: the request may end before the call that it was begun for returns.
+    /// have none, and charged to this budget if they name none; `by_site`: it is noted which code made what. `close`
+    /// ends it, and `leave` restores the selection, in either order: the request may end before the call that it
+    /// was begun for returns.
     pub(super) fn served(
         &self,
         py: Python<'_>,
         root: bool,
         name: Option<Arc<str>>,
         budget: Option<&PyBudget>,
+        by_site: bool,
     ) -> PyResult<Self> {
-        let request = self.anew(Some(root), name, budget);
+        let request = self.anew(py, Some(root), name, budget, by_site)?;
         request.enter(py)?;
         Ok(request)
     }
 
-    fn anew(&self, root: Option<bool>, name: Option<Arc<str>>, budget: Option<&PyBudget>) -> Self {
+    fn anew(
+        &self,
+        py: Python<'_>,
+        root: Option<bool>,
+        name: Option<Arc<str>>,
+        budget: Option<&PyBudget>,
+        by_site: bool,
+    ) -> PyResult<Self> {
         let mut arguments = self.arguments.clone();
         arguments.is_root = root.unwrap_or(arguments.is_root);
         arguments.name = arguments.name.or(name);
         arguments.budget = arguments.budget.or_else(|| budget.map(|budget| budget.budget().clone()));
-        Self::new(arguments)
+        if !by_site {
+            return Ok(Self::new(arguments));
+        }
+        let (strategy, seen) = sited(py, arguments.strategy.take())?;
+        arguments.strategy = Some(strategy);
+        Ok(Self { sited: Some(seen), ..Self::new(arguments) })
     }
 
     /// Restores the selection. ValueError: this is another Context; nothing changes.
@@ -447,22 +479,36 @@ impl PyRequest {
     }
 
     /// A new request on the same terms. A server's request is a root, has a name where the terms have none, and is
-    /// charged to a budget (which one, its server knows) where the terms name none.
-    #[pyo3(signature = (*, root = None, name = None, budget = None))]
-    fn _again(&self, root: Option<bool>, name: Option<String>, budget: Option<&Bound<'_, PyBudget>>) -> Self {
-        self.anew(root, name.map(Into::into), budget.map(Bound::get))
+    /// charged to a budget (which one, its server knows) where the terms name none; `sites`: which code made what it
+    /// holds is noted.
+    #[pyo3(signature = (*, root = None, name = None, budget = None, sites = false))]
+    fn _again(
+        &self,
+        py: Python<'_>,
+        root: Option<bool>,
+        name: Option<String>,
+        budget: Option<&Bound<'_, PyBudget>>,
+        sites: bool,
+    ) -> PyResult<Self> {
+        self.anew(py, root, name.map(Into::into), budget.map(Bound::get), sites)
     }
 
     /// Begins a new request on the same terms, as `_again` and `__enter__` do: for a server (`served`).
-    #[pyo3(signature = (root, name, budget, /))]
+    #[pyo3(signature = (root, name, budget, sites = false, /))]
     fn _serve(
         &self,
         py: Python<'_>,
         root: bool,
         name: Option<String>,
         budget: Option<&Bound<'_, PyBudget>>,
+        sites: bool,
     ) -> PyResult<Self> {
-        self.served(py, root, name.map(Into::into), budget.map(Bound::get))
+        self.served(py, root, name.map(Into::into), budget.map(Bound::get), sites)
+    }
+
+    /// Which code made what it holds, as sums: of all, what its memory refused, by calls. None where nobody asked.
+    fn _sites(&self) -> Option<(SumNumbers, u64, Vec<SiteNumbers>)> {
+        self.sited.as_ref().map(|seen| seen.numbers())
     }
 
     /// Ends it, if it has not ended, and leaves the selection alone: this may be another task.
@@ -485,8 +531,8 @@ impl PyRequest {
 
     /// Settles what has escaped now.
     #[pyo3(name = "_settle")]
-    fn settle_py(&self, py: Python<'_>) {
-        self.settle(py);
+    fn settle_py(slf: &Bound<'_, Self>) {
+        Self::settle(slf);
     }
 
     /// Whether the terms reserve memory, so that entering may wait.

@@ -1,14 +1,18 @@
 """The live page: ``ctxalloc.asgi.debug_app()``. One HTML file with nothing from elsewhere, and its numbers as JSON."""
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
+import math
 import os
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib import resources
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 from ctxalloc import metrics, tracking
@@ -33,6 +37,19 @@ _HEADERS: Final = (
 )
 MAX_SHOWN: Final = 200
 """Live requests that are shown; the page says how many there are."""
+MAX_SECONDS: Final = 300.0
+"""The longest profile that can be asked for."""
+SITES_SHOWN: Final = 5
+"""Lines of code that are shown of each route."""
+_KINDS: Final = {"html": b"text/html; charset=utf-8", "folded": b"text/plain; charset=utf-8"}
+"""Of what is written of sites and profiles; else pprof."""
+_DATA: Final = ("/data", "/profile", "/sites")
+"""What has numbers: only the page itself may ask for it."""
+_PLAIN: Final = b"text/plain; charset=utf-8"
+
+_Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_Answer: TypeAlias = tuple[int, bytes, bytes]
 
 
 def numbers() -> dict[str, Any]:
@@ -67,7 +84,21 @@ def numbers() -> dict[str, Any]:
         "escapes_count": len(kept),
         "routes": routes,
         "budgets": [budget._asdict() for budget in metrics.budgets()[:MAX_SHOWN]],
+        "sites": _sites(),
     }
+
+
+def _sites() -> list[dict[str, Any]]:
+    """Which code made the peaks of the requests that were looked at, by route."""
+    found = sorted(metrics.sites().values(), key=lambda one: -one.requests)
+    return [
+        {
+            "name": one.name,
+            "requests": one.requests,
+            "largest": [site._asdict() for site in one.largest(SITES_SHOWN)],
+        }
+        for one in found
+    ]
 
 
 def _peaks(series: metrics.Series) -> dict[str, Any]:
@@ -111,6 +142,39 @@ def _shown(one: metrics.Present) -> dict[str, Any]:
     return {name: value for name, value in one._asdict().items() if name != "escapes"}
 
 
+def _query(scope: MutableMapping[str, Any]) -> dict[str, str]:
+    """The first value of each name in the query."""
+    query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+    return {name: values[0] for name, values in query.items()}
+
+
+def _written_sites(query: dict[str, str]) -> _Answer:
+    """All stacks of a route."""
+    found = metrics.sites().get(query.get("name", ""))
+    if found is None:
+        return 404, _PLAIN, b"ctxalloc: no request of this name was looked at: AllocatorMiddleware(sites=...)\n"
+    kind: Any = query.get("as", "html")
+    try:
+        return 200, _KINDS.get(kind, b"application/gzip"), found.written(kind)
+    except ValueError:
+        return 400, _PLAIN, b"ctxalloc: give as=html, as=folded or as=pb.gz\n"
+
+
+async def _until_gone(receive: _Receive, seconds: float) -> None:
+    """Waits so long, or until the client goes."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(gone())
+    try:
+        await asyncio.wait([leaving], timeout=seconds)
+    finally:
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+
 class DebugApp:
     """See ``ctxalloc.asgi.debug_app``."""
 
@@ -118,43 +182,77 @@ class DebugApp:
         self._token = token
         self._page = resources.files("ctxalloc").joinpath("_page.html").read_bytes()
 
-    async def __call__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],  # noqa: ARG002 - ASGI
-        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
         if scope["type"] != "http":
             raise RuntimeError(f"ctxalloc.asgi.debug_app() serves HTTP only, not {scope['type']!r}; mount it at a path")
-        status, kind, body = self._answer(scope)
+        answer = self._answer(scope)
+        if answer is None:
+            answer = await self._profile(scope, receive)
+        status, kind, body = answer
         headers = [*_HEADERS, (b"content-type", kind), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def _answer(self, scope: MutableMapping[str, Any]) -> tuple[int, bytes, bytes]:
-        plain = b"text/plain; charset=utf-8"
+    def _answer(self, scope: MutableMapping[str, Any]) -> _Answer | None:
+        """What needs no waiting; None for a profile."""
+        path: str = scope.get("path", "")
         refused = self._refusal(scope)
         if refused is not None:
-            return 403, plain, refused.encode()
+            return 403, _PLAIN, refused.encode()
+        if path.endswith("/profile"):
+            if self._token is None:
+                return 403, _PLAIN, b"ctxalloc: profiles are for those who have the token: debug_app(token=...)\n"
+            return None if scope["method"] == "POST" else (405, _PLAIN, b"POST only")
         if scope["method"] not in ("GET", "HEAD"):
-            return 405, plain, b"GET only"
-        if scope.get("path", "").endswith("/data"):
-            return 200, b"application/json", json.dumps(numbers()).encode()
+            return 405, _PLAIN, b"GET only"
+        if path.endswith("/data"):
+            # The page offers profiles to those who may have them.
+            return 200, b"application/json", json.dumps({**numbers(), "profiles": self._token is not None}).encode()
+        if path.endswith("/sites"):
+            return _written_sites(_query(scope))
         return 200, b"text/html; charset=utf-8", self._page
+
+    async def _profile(self, scope: MutableMapping[str, Any], receive: _Receive) -> _Answer:
+        """A profile of so many seconds; shorter if the client goes."""
+        query = _query(scope)
+        try:
+            seconds = float(query.get("seconds", "10"))
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= MAX_SECONDS:
+            said = f"ctxalloc: seconds={query['seconds']!r}: give a number above 0, and at most {MAX_SECONDS:g}\n"
+            return 400, _PLAIN, said.encode("utf-8", "replace")
+        kind = query.get("as", "html")
+        from ctxalloc import _flame, _profile  # noqa: PLC0415 - for those who ask
+
+        if f".{kind}" not in _flame.SUFFIXES:
+            return 400, _PLAIN, b"ctxalloc: give as=html, as=folded or as=pb.gz\n"
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return 501, _PLAIN, b"ctxalloc: this server runs no event loop of asyncio; ctxalloc.profile_on_signal\n"
+        with contextlib.ExitStack() as running:
+            try:
+                profile = running.enter_context(_profile.profiled(_flame.FRAMES))
+            except RuntimeError as error:
+                return 409, _PLAIN, f"ctxalloc: {error}\n".encode()
+            await _until_gone(receive, seconds)
+        title = f"ctxalloc: {seconds:g} s of process {os.getpid()}"
+        body = await asyncio.to_thread(_flame.written_as, Path(f"profile.{kind}"), profile, title)
+        return 200, _KINDS.get(kind, b"application/gzip"), body
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> str | None:
         """Why it is not shown to this client; None: it is."""
         headers = [(name.lower(), value) for name, value in scope.get("headers", ())]
-        if _is_of_another_site(headers, is_data=scope.get("path", "").endswith("/data")):
+        if _is_of_another_site(headers, is_data=scope.get("path", "").endswith(_DATA)):
             return "ctxalloc: a browser asks for another site; open the page itself\n"
         if self._token is not None:
             words = next((value for name, value in headers if name == b"authorization"), b"").split(b" ", 1)
             if words[0].lower() == b"bearer":
                 given = words[-1]
             else:
-                query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-                given = query.get("token", [""])[0].encode("utf-8", "replace")
+                given = _query(scope).get("token", "").encode("utf-8", "replace")
             is_right = hmac.compare_digest(given, self._token.encode())
             return None if is_right else "ctxalloc: give the token of debug_app(token=...), as ?token= or as a Bearer\n"
         client = scope.get("client")

@@ -73,15 +73,14 @@ class Sites:
         """
         from ctxalloc import _flame  # noqa: PLC0415 - for those who ask
 
-        path = Path(f"sites.{format}")
-        if not _flame.has_format(path):
+        if f".{format}" not in _flame.SUFFIXES:
             raise ValueError(f"Sites.written({format!r}): give 'html', 'folded' or 'pb.gz'")
         profile, shortened = Profile(), functools.cache(short_name)
         for frames, sums in self._stacks.items():
             profile.stacks.append(([(shortened(file), line, name) for file, line, name in frames], sums))
         profile.all = _sum_of(self._stacks.values())
         of = f"{self.requests} request" + ("s" if self.requests != 1 else "")
-        return _flame.written_as(path, profile, f"ctxalloc: {self.name}, {of} looked at")
+        return _flame.written_as(Path(f"sites.{format}"), profile, f"ctxalloc: {self.name}, {of} looked at")
 
     def __repr__(self) -> str:
         return f"<ctxalloc.metrics.Sites {self.name!r}: {self.requests} looked at, {len(self._stacks)} stacks>"

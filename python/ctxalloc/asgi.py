@@ -358,7 +358,8 @@ def debug_app(*, token: str | None = None) -> _Application:
 
     It answers clients of this machine only, unless it has a ``token``, which clients then give as ``?token=`` or as
     a Bearer token. Give it one behind a proxy that adds no header of its own: one on this machine cannot be told
-    from a client. It shows names of routes, budgets and files, and no data. Not mounted it costs nothing. ValueError:
+    from a client. It shows names of routes, budgets and files, and no data. With a token it also makes profiles of the
+    process, of some seconds. Not mounted it costs nothing. ValueError:
     the token is shorter than 16 characters. TypeError: it is no str.
     """
     if token is not None and not isinstance(token, str):

@@ -13,7 +13,7 @@ whichever worker is scraped tells of all of them, also in a registry of its own 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ctxalloc import metrics
+from ctxalloc import _exemplars, metrics
 from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._native import Budget
 from ctxalloc._optional import need
@@ -30,12 +30,16 @@ class Collector:
 
     ``bounds_bytes``: the upper ends of the histograms' buckets, powers of two in increasing order. ``budgets``: budgets
     of this process whose use and limit are exported, by name; under a server that forks, those of the worker that is
-    scraped. A registry refuses a second Collector. TypeError: a budget is no Budget. ValueError: a bound is no power of
+    scraped. ``exemplars=True``: in OpenMetrics a bucket of the peaks names the trace of a request that is in it, and
+    the refused ones that of the last; of requests of this process that end inside of a sampled span of OpenTelemetry.
+    A registry refuses a second Collector. TypeError: a budget is no Budget. ValueError: a bound is no power of
     two, or two budgets have one name, which Prometheus could not tell apart. ModuleNotFoundError: ``prometheus_client``
     is not installed.
     """
 
-    def __init__(self, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES, budgets: Iterable[Budget] = ()) -> None:
+    def __init__(
+        self, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES, budgets: Iterable[Budget] = (), exemplars: bool = False
+    ) -> None:
         self._bounds = checked(bounds_bytes)
         self._budgets = tuple(budgets)
         for budget in self._budgets:
@@ -45,7 +49,12 @@ class Collector:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"budgets: two are named {name!r}; give each a name of its own: Budget(name=...)")
+        if not isinstance(exemplars, bool):
+            raise TypeError(f"Collector(exemplars={exemplars!r}): give True or False")
+        self._exemplars = exemplars
         self._core: Any = need("prometheus_client.core", "ctxalloc.prometheus.Collector", "prometheus_client")
+        if exemplars:
+            _exemplars.begin()
 
     def describe(self) -> Iterable[Any]:
         """The names, so that a registry refuses what is there already; the counters are not read."""
@@ -68,6 +77,10 @@ class Collector:
             family = core.CounterMetricFamily(name, text, labels=["name"])
             for series in snapshot.series.values():
                 family.add_metric([series.name], getattr(series, field))
+                if field == "refused_requests" and self._exemplars and series.refused_requests:
+                    family.samples[-1] = family.samples[-1]._replace(
+                        exemplar=self._exemplar(_exemplars.refused(series.name), value=1)
+                    )
             yield family
         histograms = (
             (
@@ -81,10 +94,28 @@ class Collector:
             family = core.HistogramMetricFamily(name, text, labels=["name"])
             for series in snapshot.series.values():
                 histogram: metrics.Histogram = getattr(series, field)
-                buckets = buckets_of(histogram, self._bounds)
-                family.add_metric([series.name], [*buckets, ("+Inf", histogram.count)], histogram.sum)
+                buckets = [*buckets_of(histogram, self._bounds), ("+Inf", histogram.count)]
+                if field == "peak_bytes" and self._exemplars:
+                    buckets = self._with_exemplars(series.name, buckets)
+                family.add_metric([series.name], buckets, histogram.sum)
             yield family
         yield from self._gauges(snapshot, seen)
+
+    def _with_exemplars(self, name: str, buckets: list[Any]) -> list[Any]:
+        """The same buckets, each with an exemplar that is in it and in no smaller one, if there is any."""
+        ends = [-1.0, *map(float, self._bounds)]
+        below = dict(zip(map(str, ends[1:]), ends, strict=False))
+        found = []
+        for end, count in buckets:
+            exemplar = _exemplars.between(name, below.get(end, ends[-1]), float(end))
+            found.append((end, count) if exemplar is None else (end, count, self._exemplar(exemplar)))
+        return found
+
+    def _exemplar(self, found: _exemplars.Exemplar | None, value: float | None = None) -> Any:
+        if found is None:
+            return None
+        ids = {"trace_id": found.trace_id, "span_id": found.span_id}
+        return self._core.Exemplar(ids, found.value if value is None else value, found.time)
 
     def _gauges(self, snapshot: metrics.Snapshot, seen: Coverage | None) -> Iterable[Any]:
         core, processes = self._core, snapshot.processes

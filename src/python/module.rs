@@ -59,7 +59,7 @@ mod _native {
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]
     use super::super::request::{
-        PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, request,
+        PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, note_ends, request,
         request_metrics, served_in, stats_of,
     };
     #[pymodule_export]

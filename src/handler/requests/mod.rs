@@ -302,6 +302,13 @@ impl Seen {
         state.unwrap_or(0)
     }
 
+    /// Whether it was refused memory, by its own limit or by one above.
+    #[cfg(feature = "python")]
+    #[must_use]
+    pub(crate) fn was_refused(&self) -> bool {
+        self.chain.refusals_so_far() > 0
+    }
+
     /// What it holds beside arrays; `None` unless it counts that.
     #[cfg(feature = "python")]
     #[must_use]

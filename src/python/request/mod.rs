@@ -6,12 +6,14 @@
 mod admission;
 mod current;
 mod left;
+mod noted;
 mod refusal;
 mod report;
 mod terms;
 
 pub(super) use admission::PyAdmission;
 pub(super) use current::{current_request, served_in};
+pub(super) use noted::note_ends;
 pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of};
 
 use super::budget::PyBudget;
@@ -248,7 +250,9 @@ impl PyRequest {
         *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
         let is_whole = begun.whole().is_some();
+        let noted = noted::of(begun);
         drop(phase);
+        noted::tell(py, noted);
         match settling {
             Some(settling) => settling.begin(py),
             None => Self::tell_sites(slf),

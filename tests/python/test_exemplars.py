@@ -1,0 +1,155 @@
+"""Exemplars: a bucket of the peaks names the trace of a request that is in it."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi_calls import answer, call, http
+
+import ctxalloc
+from ctxalloc import _exemplars, _native, request
+from ctxalloc.asgi import AllocatorMiddleware
+from ctxalloc.prometheus import Collector
+
+client = pytest.importorskip("prometheus_client")
+trace = pytest.importorskip("opentelemetry.trace")
+sdk = pytest.importorskip("opentelemetry.sdk.trace")
+openmetrics = pytest.importorskip("prometheus_client.openmetrics.exposition")
+parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_exemplars, "_KNOWN", {})
+    monkeypatch.setattr(_exemplars, "_AGE_S", 0)
+    yield
+    _native._note_ends(False)
+
+
+@pytest.fixture
+def tracer() -> Any:
+    return sdk.TracerProvider().get_tracer("test")
+
+
+def scraped(collector: Collector) -> dict[str, list[Any]]:
+    registry = client.CollectorRegistry()
+    registry.register(collector)
+    text = openmetrics.generate_latest(registry).decode()
+    # The parser refuses what is no OpenMetrics: exemplars out of place, too long, without a time.
+    families = parser.text_string_to_metric_families(text)
+    return {family.name: family.samples for family in families}
+
+
+def of(samples: list[Any], name: str) -> dict[str, Any]:
+    return {
+        sample.labels.get("le", ""): sample.exemplar
+        for sample in samples
+        if sample.labels.get("name") == name and sample.exemplar is not None
+    }
+
+
+def test_each_bucket_names_a_request_that_is_in_it(tracer: Any) -> None:
+    collector = Collector(bounds_bytes=(4096, 16384, 1 << 18), exemplars=True)
+    traces: dict[str, int] = {}
+    for size in (100, 5000, 5001, 100_000, 300_000):
+        with tracer.start_as_current_span("a request") as span, request(name="bucket"):
+            np.empty(size, np.uint8)
+        traces[f"{span.get_span_context().trace_id:032x}"] = size
+    found = of(scraped(collector)["ctxalloc_request_memory_peak_bytes"], "bucket")
+    assert {end: traces[one.labels["trace_id"]] for end, one in found.items()} == {
+        "4096.0": 100,
+        "16384.0": 5001,
+        "262144.0": 100_000,
+        "+Inf": 300_000,
+    }
+    for end, one in found.items():
+        assert one.value <= float(end)
+        assert len(one.labels["span_id"]) == 16
+        assert one.timestamp is not None
+        assert sum(map(len, [*one.labels, *one.labels.values()])) <= 128
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_peaks_are_never_in_a_wrong_bucket(tracer: Any, seed: int) -> None:
+    chance, name = random.Random(seed), f"random {seed}"
+    bounds = sorted(chance.sample([1 << power for power in range(1, 22)], 6))
+    collector, peaks = Collector(bounds_bytes=bounds, exemplars=True), dict[str, int]()
+    for _ in range(40):
+        power = chance.randrange(1, 22)
+        size = max(1, (1 << power) + chance.choice([-1, 0, 1]))
+        with tracer.start_as_current_span("a request") as span, request(name=name) as scope:
+            np.empty(size, np.uint8)
+        peaks[f"{span.get_span_context().trace_id:032x}"] = scope.stats.peak_bytes
+    found = of(scraped(collector)["ctxalloc_request_memory_peak_bytes"], name)
+    ends = [*map(float, bounds), float("inf")]
+    expected = {min(end for end in ends if peak <= end) for peak in peaks.values()}
+    assert {float(end) for end in found} == expected, "each bucket that has requests has an exemplar"
+    for end, one in found.items():
+        assert peaks[one.labels["trace_id"]] == one.value
+        assert min(limit for limit in ends if one.value <= limit) == float(end)
+
+
+def test_a_refused_request_of_a_service_is_the_exemplar_of_the_refused(tracer: Any) -> None:
+    collector = Collector(exemplars=True)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        np.empty(10_000_000, np.uint8)
+        await answer(send)
+
+    async def traced(scope: Any, receive: Any, send: Any) -> None:
+        with tracer.start_as_current_span("served"):
+            await service(scope, receive, send)
+
+    service = AllocatorMiddleware(app, routes={"/big": request(limit_bytes=1000)})
+    assert asyncio.run(call(traced, http("/big"))).status == 413
+    found = of(scraped(collector)["ctxalloc_requests_refused"], "/big")
+    assert [one.value for one in found.values()] == [1]
+
+
+def test_without_a_sampled_span_or_the_option_there_is_none(tracer: Any) -> None:
+    off = sdk.TracerProvider(sampler=pytest.importorskip("opentelemetry.sdk.trace.sampling").ALWAYS_OFF)
+    collector = Collector()
+    with tracer.start_as_current_span("not asked for"), request(name="none"):
+        np.empty(100)
+    assert of(scraped(collector)["ctxalloc_request_memory_peak_bytes"], "none") == {}
+    collector = Collector(exemplars=True)
+    with off.get_tracer("test").start_as_current_span("not sampled"), request(name="none"):
+        np.empty(100)
+    with request(name="none"):
+        np.empty(100)
+    assert of(scraped(collector)["ctxalloc_request_memory_peak_bytes"], "none") == {}
+
+
+def test_a_name_that_is_cut_has_its_exemplar_and_names_are_bounded(
+    tracer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "\u00e9" * 100
+    collector = Collector(exemplars=True)
+    with tracer.start_as_current_span("long"), request(name=long):
+        np.empty(100)
+    assert of(scraped(collector)["ctxalloc_request_memory_peak_bytes"], "\u00e9" * 64)
+    monkeypatch.setattr(_exemplars, "MAX_NAMES", 2)
+    for number in range(5):
+        with tracer.start_as_current_span("many"), request(name=f"many {number}"):
+            np.empty(100)
+    assert len(_exemplars._KNOWN) == 2
+
+
+def test_the_old_format_goes_on_without_them(tracer: Any) -> None:
+    registry = client.CollectorRegistry()
+    registry.register(Collector(exemplars=True))
+    with tracer.start_as_current_span("old"), request(name="old"):
+        np.empty(100)
+    text = client.generate_latest(registry).decode()
+    assert "trace_id" not in text
+    assert json.dumps("old") in text
+
+
+def test_a_bad_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="exemplars=1"):
+        Collector(exemplars=1)  # type: ignore[arg-type]
+    assert ctxalloc.prometheus.Collector is Collector

@@ -87,7 +87,7 @@ def build(*, is_guarded: bool) -> Any:
         "/peaks": None,
         f"{PAGE}/{{rest:path}}": None,
     }
-    return AllocatorMiddleware(app, routes=routes, tenant=tenant_of, on_end=on_end)
+    return AllocatorMiddleware(app, routes=routes, tenant=tenant_of, on_end=on_end, sites=20)
 
 
 async def serve(listening: socket.socket, *, is_guarded: bool) -> None:

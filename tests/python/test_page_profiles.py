@@ -187,22 +187,57 @@ uvicorn.run(app, fd=listening.fileno(), log_level="warning", lifespan="off")
 """
 
 
-@pytest.mark.once
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: make chromium")
-def test_the_buttons_of_the_page_bring_graphs(tmp_path: Path) -> None:
+def shown(service: str, folder: Path) -> str:
+    """What a browser makes of the page of a service, without its script."""
     pytest.importorskip("uvicorn")
     assert BROWSER is not None
-    with subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", service], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+            command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
             command += ["--virtual-time-budget=9000", "--dump-dom"]
             address = f"http://127.0.0.1:{port}/?token=a+token+of+many+characters"
-            shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=True)
+            done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=True)
         finally:
             process.terminate()
-    dom = shown.stdout.partition("<script>")[0]
+    return done.stdout.partition("<script>")[0]
+
+
+@pytest.mark.once
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: make chromium")
+def test_the_buttons_of_the_page_bring_graphs(tmp_path: Path) -> None:
+    dom = shown(SERVICE, tmp_path)
     assert dom.count('href="blob:http://127.0.0.1:') == 2, dom[-3000:]
     assert dom.count(">open the flame graph</a>") == 2
     assert "file.py:7 decode" in dom
+
+
+DYING = """
+import os, socket
+import uvicorn
+from ctxalloc.asgi import debug_app
+
+page, answered = debug_app(token="a token of many characters"), []
+
+async def app(scope, receive, send):
+    answered.append(scope["path"])
+    if answered.count("/data") == 3:
+        os._exit(0)
+    await page(scope, receive, send)
+
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.run(app, fd=listening.fileno(), log_level="warning", lifespan="off")
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: make chromium")
+def test_the_numbers_of_a_dead_server_are_not_of_now(tmp_path: Path) -> None:
+    dom = shown(DYING, tmp_path)
+    assert "no numbers:" in dom
+    assert "; these are of " in dom
+    assert '<main id="numbers" class="stale">' in dom
+    assert " s before</text>" in dom
+    assert ">now</text>" not in dom

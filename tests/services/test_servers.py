@@ -137,6 +137,7 @@ def test_behind_each_server_every_array_is_in_its_own_request(server: str) -> No
         counted = await counts_when(port, lambda counts: counts["ended"] == counts["begun"] and counts["begun"] > 500)
         print(counted)
         assert counted.get("wrong", 0) == 0
+        assert counted.get("escaped", 0) == 0, "threads and tasks computed, and nobody kept"
         assert counted["refused"] == 200
 
     with served(ASGI[server]) as port:

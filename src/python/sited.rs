@@ -177,18 +177,3 @@ impl Sampler {
         is_due
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::Sampler;
-
-    #[test]
-    fn one_of_every_so_many_is_chosen() {
-        for every in [1, 2, 7, 100] {
-            let sampler = Sampler::new(every);
-            for _ in 0..20 {
-                assert_eq!((0..every).filter(|_| sampler.is_due()).count(), 1);
-            }
-        }
-    }
-}

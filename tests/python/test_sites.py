@@ -12,7 +12,7 @@ import pytest
 from asgi_calls import Scope, answer, call, http
 
 import ctxalloc
-from ctxalloc import _sites, metrics, request, wsgi
+from ctxalloc import _native, _sites, metrics, request, wsgi
 from ctxalloc.asgi import AllocatorMiddleware, Report
 
 HERE = Path(__file__).name
@@ -91,6 +91,14 @@ def test_one_request_in_so_many_is_looked_at() -> None:
     assert len(looked_at) == 6
     assert [number // 10 for number in looked_at] == list(range(6)), "one in each ten"
     assert metrics.sites()["sampled"].requests == 6
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 100])
+def test_one_of_every_so_many_is_chosen_at_random(every: int) -> None:
+    sampler = _native._Sampler(every)
+    rounds = [[sampler.is_due() for _ in range(every)] for _ in range(40)]
+    assert [sum(chosen) for chosen in rounds] == [1] * 40
+    assert every == 1 or len({chosen.index(True) for chosen in rounds}) > 1, "no period hides from it"
 
 
 def test_what_nobody_reports_is_summed_up_all_the_same() -> None:

@@ -172,6 +172,8 @@ button:hover, button:focus-visible {{ outline: 2px solid; outline-offset: -2px }
 as the page, and a click on the uppermost shows all again. Calls below 0.1 % are left out.
 <h2>At the peak</h2>
 {at_peak}
+<h2>Alive at the end</h2>
+{live}
 <h2>Allocated in all</h2>
 {total}
 <script>
@@ -206,5 +208,6 @@ def page(profile: Profile, title: str) -> str:
         title=html.escape(title),
         summary=html.escape(summary),
         at_peak=graph(Sums._fields.index("at_peak_bytes")),
+        live=graph(Sums._fields.index("live_bytes")),
         total=graph(Sums._fields.index("total_bytes")),
     )

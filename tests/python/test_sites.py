@@ -142,6 +142,10 @@ def test_sites_are_written_for_tools_and_eyes() -> None:
     page = sites.written().decode()
     assert "&lt;written&gt;, 1 request looked at" in page
     assert "large (" in page
+    _, _, alive = page.partition("<h2>Alive at the end</h2>")
+    alive, _, _ = alive.partition("<h2>")
+    assert "kept (" in alive, "what has escaped has a graph too"
+    assert "large (" not in alive
     assert b"peak_space" in gzip.decompress(sites.written("pb.gz"))
     with pytest.raises(ValueError, match=r"give 'html', 'folded' or 'pb\.gz'"):
         sites.written("pdf")  # type: ignore[arg-type]

@@ -61,11 +61,6 @@ def found_of(route: str | None, choice: Choice, where: str, name: str | None = N
     """A row, checked. ValueError, TypeError: it is not valid."""
     choice = _checked(choice, where)
     if isinstance(choice, Request):  # first: it is callable too, as a decorator
-        if choice._reserves:  # noqa: SLF001 - made for this
-            raise ValueError(
-                f"{where}: a middleware begins its requests at once, and does not wait for reserve_bytes=; "
-                "let the endpoint reserve: `async with ctxalloc.request(reserve_bytes=..., root=True)`"
-            )
         return Found(route, choice, choice, choice._wanted_budget is not None, name or route)  # noqa: SLF001
     return Found(route, choice, None, has_budget=False, name=name or route)
 

@@ -6,16 +6,25 @@ The queue is in Rust (``src/room``). Here is only what asyncio has: a future, wo
 import asyncio
 import contextlib
 import weakref
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ctxalloc._native import Request
 
 
-async def enter(request: "Request") -> "Request":
-    """Enter ``request`` when there is room. Cancelled, it leaves the queue, or returns what it has just got."""
+async def enter(
+    request: "Request",
+    *,
+    selects: bool = True,
+    until: "Callable[[asyncio.Future[None]], Awaitable[object]] | None" = None,
+) -> "Request":
+    """Enter ``request`` when there is room. Cancelled, it leaves the queue, or returns what it has just got.
+
+    ``selects``: whether its handler is selected. ``until``: awaits the turn; what it raises is as a cancellation.
+    """
     loop = asyncio.get_running_loop()
-    admission = request._admission()  # noqa: SLF001 - made for this
+    admission = request._admission(selects=selects)  # noqa: SLF001 - made for this
     try:
         while True:
             turn = loop.create_future()
@@ -33,7 +42,7 @@ async def enter(request: "Request") -> "Request":
 
             if admission.enter(notify):
                 return request
-            await turn
+            await (turn if until is None else until(turn))
     finally:
         admission.leave()
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
-from ctxalloc._errors import BudgetExceeded
+from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._frames import clear_frames, leaves_of
 from ctxalloc._native import (
     Budget,
@@ -38,6 +38,7 @@ from ctxalloc._native import (
     use,
 )
 from ctxalloc._sites import Sites, sites_of
+from ctxalloc._waiting import Waiting
 
 Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
@@ -134,12 +135,16 @@ class Service:
         *,
         is_plain: bool = True,
         around: "Callable[[str | None, Request, Handler], _E] | None" = None,
-    ) -> "Serving | _E | None":
+        is_async: bool = False,
+    ) -> "Serving | _E | Waiting[Serving | _E] | None":
         """Begin to serve a request; None where there is nothing to do for it.
 
         ``method``: the key under which the scope has the method. ``is_plain``: see ``RouteTable.find``. ``around``:
         makes the record of a request that has an account. Its handler is selected then, until the record leaves the
         request. Where ``around`` is not used the record is a Serving, and ``Serving.select`` selects the handler.
+
+        Where the terms reserve memory and ``is_async``, the caller has to wait for it; else this waits. A Serving has
+        in ``unadmitted`` why it got no reservation.
         """
         route, choice, asked, has_budget, name = self.routes.find(scope, method, path, is_plain)
         here = SERVING.get()
@@ -166,18 +171,35 @@ class Service:
             tenant = self.tenant(scope)
             if tenant is not None:
                 self.check_tenant(route, tenant, has_budget)
-        served: Serving | _E
+        # That of the request around it it is charged to as well.
+        whose = here.tenant if tenant is None and is_inside and here is not None else tenant
+
+        def made(begun: Request) -> Serving | _E:
+            served: Serving | _E
+            if around is not None:
+                served = around(route, begun, base)
+            else:
+                served = serving = Serving(self, scope, route, begun, base)
+                serving.handler = begun.handler
+            if whose is not None:
+                served.tenant = whose
+            return served
+
+        if is_async and asked._reserves:  # noqa: SLF001 - made for this
+            return Waiting(asked, not is_inside, name, tenant, sites, made, selects=around is not None)
         if around is not None:
-            served = around(route, asked._serve(not is_inside, name, tenant, sites), base)  # noqa: SLF001 - made for this
-        else:
-            begun = asked._again(root=not is_inside, name=name, budget=tenant, sites=sites)  # noqa: SLF001
-            handler = begun._begin()  # noqa: SLF001
-            served = serving = Serving(self, scope, route, begun, base)
-            serving.handler = handler
-        if tenant is None and is_inside and here is not None:
-            tenant = here.tenant  # which it is charged to as well, by the request around it
-        if tenant is not None:
-            served.tenant = tenant
+            return made(asked._serve(not is_inside, name, tenant, sites))  # noqa: SLF001
+        begun = asked._again(root=not is_inside, name=name, budget=tenant, sites=sites)  # noqa: SLF001
+        refused: NoRoom | None = None
+        try:
+            begun._begin()  # noqa: SLF001
+        except NoRoom as error:
+            refused = error.with_traceback(None)
+            begun = asked._unreserved()._again(root=not is_inside, name=name, budget=tenant)  # noqa: SLF001
+            begun._begin()  # noqa: SLF001
+        served = made(begun)
+        if refused is not None and isinstance(served, Serving):
+            served.unadmitted = refused
         return served
 
     def check_tenant(self, route: str | None, tenant: object, has_budget: bool) -> None:  # noqa: FBT001 - called from Rust
@@ -326,6 +348,7 @@ class Serving(Served):
         "service",
         "status",
         "tenant",
+        "unadmitted",
     )
 
     def __init__(self, service: Service, scope: Scope, route: str | None, begun: Request | None, base: Handler) -> None:
@@ -341,8 +364,15 @@ class Serving(Served):
         self.is_disconnected = False
         self._refusal = None
         self.answered = None
+        self.unadmitted: NoRoom | None = None
+        """Why it got no reservation: it is to be refused, and the application not called."""
         if service.on_end is not None and begun is not None:
             self._expect_telling()
+
+    def check_admitted(self) -> None:
+        """NoRoom: it got no reservation."""
+        if self.unadmitted is not None:
+            raise self.unadmitted
 
     def select(self) -> tuple[Token, ContextToken["Served | None"]]:
         """Select its handler in the running Context, until ``deselect``."""
@@ -365,6 +395,7 @@ class Serving(Served):
         self.scope = None
         self._refusal = None
         self.answered = None
+        self.unadmitted = None
 
 
 _UNTOLD: Final[set[Served]] = set()

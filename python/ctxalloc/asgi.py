@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from ctxalloc import _frameworks, _routing, problems
 from ctxalloc._choices import ACCOUNT, Choice, Scope, Terms, Unmatched
-from ctxalloc._errors import BudgetExceeded
+from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
 from ctxalloc._serving import (
     KEY,
@@ -33,6 +33,7 @@ from ctxalloc._serving import (
     Serving,
     Step,
 )
+from ctxalloc._waiting import Client, Gone, Waiting
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]
 
@@ -54,6 +55,9 @@ class AllocatorMiddleware:
     scope to one of these. ``default``: the same for all other paths; by default an account without a limit.
     ``unmatched``: with ``"strictest"``, a path that neither a pattern nor a route of the framework matches gets the
     terms with the smallest limit of all, under the name ``unmatched``.
+
+    A request whose terms have ``reserve_bytes=`` waits in line for room, at most their ``timeout=``, before the
+    application is called. One that gets none is refused; one whose client has gone leaves the line.
 
     ``tenant(scope)``: the budget that the request is charged to, or None.
 
@@ -125,8 +129,15 @@ class AllocatorMiddleware:
             _frameworks.attach(self._service.routes, self._service.rows, self.app)
             self._is_attached = True  # now, for other threads
         exchange: Any = self._exchanges.begin(scope, send)
+        client: Client | None = None
         if exchange is None:
             serving = self._begun_otherwise(scope, send)
+            if isinstance(serving, Waiting):
+                client = Client(receive)
+                receive = client.receive
+                serving = await self._admitted(serving, client)
+                if serving is None:
+                    return  # it was refused, or the client has gone
             if serving is None:
                 await self.app(scope, receive, send)
                 return
@@ -149,8 +160,37 @@ class AllocatorMiddleware:
                     await self._returned(exchange, receive)
                 finally:
                     exchange.forget()
+        finally:
+            if client is not None:
+                client.close()
 
-    def _begun_otherwise(self, scope: Scope, send: _Send) -> "Serving | _Exchange | None":
+    async def _admitted(self, waiting: "Waiting[Serving | _Exchange]", client: Client) -> "Serving | _Exchange | None":
+        """Wait for the reservation. None: there was none, and all that is to be done was done."""
+        refused: NoRoom | Gone | None = None
+        try:
+            exchange, refused = await waiting.begin(client)
+            if refused is None:
+                return exchange
+            assert isinstance(exchange, _Exchange)  # noqa: S101 - `around` makes it
+            try:
+                exchange.leave()
+                if isinstance(refused, Gone):
+                    exchange.end("disconnected")
+                else:
+                    await self._failed(exchange, refused, client.receive)
+            finally:
+                exchange.forget()
+        except BaseException:
+            client.close()
+            raise
+        finally:
+            del refused  # its traceback has this frame
+        client.close()
+        return None
+
+    def _begun_otherwise(
+        self, scope: Scope, send: _Send
+    ) -> "Serving | _Exchange | Waiting[Serving | _Exchange] | None":
         """What the usual way leaves out: a handler without an account, a middleware around this one, a WebSocket."""
         if scope["type"] not in ("http", "websocket"):
             return None
@@ -163,7 +203,7 @@ class AllocatorMiddleware:
         def around(route: str | None, begun: Request, base: Handler) -> _Exchange:
             return self._exchanges.around(scope, send, route, begun, base)
 
-        return self._service.begin(scope, "method", path, is_plain=is_plain, around=around)
+        return self._service.begin(scope, "method", path, is_plain=is_plain, around=around, is_async=True)
 
     async def _failed(self, exchange: "_Exchange", error: BaseException, receive: _Receive) -> None:
         """The application has raised: answer a refusal, or let the exception go on."""
@@ -325,10 +365,12 @@ async def _nothing() -> None:
 def _handler_of_the_application(scope: Scope, refused: BudgetExceeded) -> Callable[..., Any] | None:
     """What Starlette has been given for BudgetExceeded. Its other handlers have had their turn."""
     handlers: Any = (scope.get("starlette.exception_handlers") or ({},))[0]
-    found = handlers.get(type(refused))
+    kinds = [kind for kind in type(refused).__mro__ if issubclass(kind, BudgetExceeded)]
+    found = next((handlers[kind] for kind in kinds if kind in handlers), None)
     if found is None:
         handlers = getattr(scope.get("app"), "exception_handlers", None)
-        found = handlers.get(type(refused)) if isinstance(handlers, dict) else None
+        if isinstance(handlers, dict):
+            found = next((handlers[kind] for kind in kinds if kind in handlers), None)
     return found if callable(found) else None
 
 

@@ -23,7 +23,9 @@ except ImportError:
 
 from ctxalloc import _frameworks, _serving, problems
 from ctxalloc._choices import ACCOUNT
+from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._serving import KEY, Serving, Step
+from ctxalloc._waiting import Waiting
 
 __all__ = ["AllocatorMiddleware"]
 
@@ -85,17 +87,26 @@ class AllocatorMiddleware:
         """The middleware's step, of either kind."""
         if self._is_async:
             return self._asynchronous(request)
-        serving = self._begin(request)
+        serving = self._begin(request, is_async=False)
+        assert not isinstance(serving, Waiting)  # noqa: S101 - it has waited in this thread
         if serving is None:
             return self._checked(self.get_response(request))
+        if serving.unadmitted is not None:
+            return self._refused(serving, serving.unadmitted)
+        self._note(request, serving)
         with _Step(serving):
             response = self._checked(self.get_response(request))
         return self._answered(serving, response)
 
     async def _asynchronous(self, request: HttpRequest) -> HttpResponseBase:
-        serving = self._begin(request)
+        serving = self._begin(request, is_async=True)
+        if isinstance(serving, Waiting):
+            serving, refused = await serving.begin()
+            if isinstance(refused, NoRoom):
+                return self._refused(serving, refused)
         if serving is None:
             return self._checked(await self.get_response(request))
+        self._note(request, serving)
         with _Step(serving):
             response = self._checked(await self.get_response(request))
         return self._answered(serving, response)
@@ -109,26 +120,39 @@ class AllocatorMiddleware:
         if refused is None:
             serving.answered = exception  # by somebody further out
             return None
-        problem = problems.of(refused, serving)
         serving.close_after(exception)
+        return self._problem(serving, refused)
+
+    def _refused(self, serving: Serving, refused: NoRoom) -> HttpResponse:
+        """The answer to one that got no reservation."""
+        if self._answers:
+            return self._problem(serving, refused)
+        serving.end("refused", refused)
+        serving.forget()
+        raise refused
+
+    @staticmethod
+    def _problem(serving: Serving, refused: BudgetExceeded) -> HttpResponse:
+        problem = problems.of(refused, serving)
         # Its traceback has the view's frames, hence their arrays: `on_end` gets it, and then nobody has it.
         serving.status = problem.status
         serving.end("refused", refused)
         serving.forget()
         return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))
 
-    def _begin(self, request: HttpRequest) -> Serving | None:
+    def _begin(self, request: HttpRequest, *, is_async: bool) -> Serving | Waiting[Serving] | None:
         if not self._is_attached:
             django = _frameworks.Django(self._service.rows)
             self._service.routes.attach(django.ask, django.special(), None, [])
             self._is_attached = True  # now, for other threads
         request.META[_frameworks.DJANGO_PATH] = request.path_info
-        serving = self._service.begin(request.META, "REQUEST_METHOD", request.path_info)
-        if serving is not None:
-            request.META[KEY] = serving
-            if serving.request is not None:
-                request.META[_serving.REQUEST_KEY] = serving.request
-        return serving
+        return self._service.begin(request.META, "REQUEST_METHOD", request.path_info, is_async=is_async)
+
+    @staticmethod
+    def _note(request: HttpRequest, serving: Serving) -> None:
+        request.META[KEY] = serving
+        if serving.request is not None:
+            request.META[_serving.REQUEST_KEY] = serving.request
 
     @staticmethod
     def _checked(response: Any) -> HttpResponseBase:

@@ -31,7 +31,8 @@ _Application: TypeAlias = Callable[[_Environ, _StartResponse], Iterable[bytes]]
 class AllocatorMiddleware:
     """Serves each request of an application in a ``ctxalloc.request()``, or under a handler.
 
-    The options are those of ``ctxalloc.asgi.AllocatorMiddleware``; the functions get the WSGI environment. The account
+    The options are those of ``ctxalloc.asgi.AllocatorMiddleware``; the functions get the WSGI environment. A request
+    that waits for its reservation blocks its thread. The account
     closes with the body's ``close``; where the body is a list, when the application returns. Flask answers exceptions
     itself, inside: give it a handler for MemoryError that asks ``ctxalloc.problems.problem``.
 
@@ -80,6 +81,7 @@ class AllocatorMiddleware:
         serving = self._service.begin(environ, "REQUEST_METHOD", path)
         if serving is None:
             return self.app(environ, start_response)
+        assert isinstance(serving, Serving)  # noqa: S101 - it has waited in this thread
         environ = {**environ, KEY: serving}
         if serving.request is not None:
             environ[REQUEST_KEY] = serving.request
@@ -129,6 +131,7 @@ class _Body:
         """The application's call; or the answer to its refusal."""
         try:
             with Step(self._serving):
+                self._serving.check_admitted()
                 self._content = content = app(environ, self._start)
         except BaseException as error:
             return self._failed(error)

@@ -5,7 +5,7 @@
 //! else closes an account. This is repeated until nobody gets any. Waiters of one budget stand in a lane, so that only
 //! the first of each is looked at.
 
-use super::refusal::no_room;
+use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
 use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain};
@@ -113,8 +113,8 @@ pub(super) fn enter(
 ) -> Result<Option<(Arc<Waiter>, Next)>, Error> {
     let full =
         chain.above().iter().find(|account| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed));
-    if full.is_some() {
-        return Err(no_room(chain, bytes, NoRoom::QueueIsFull));
+    if let Some(full) = full {
+        return Err(no_room_in(full, bytes, NoRoom::QueueIsFull));
     }
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let ((waiter, next), later) = with(|queue, later| {

@@ -1,15 +1,17 @@
 //! The error of one that gets no reservation.
 
 use crate::error::{Error, NoRoom};
-use crate::strategy::account::Chain;
+use crate::strategy::account::{Account, Chain};
 
 /// The error, with the account that is the reason.
 pub(super) fn no_room(chain: &Chain, bytes: usize, reason: NoRoom) -> Error {
-    let own = chain.own();
-    let full = || chain.above().iter().find(|account| account.is_wanted() || !account.has_room_for(bytes));
-    let account = if reason == NoRoom::NeverFits { chain.never_fits(bytes) } else { full() };
+    let account = if reason == NoRoom::NeverFits { chain.never_fits(bytes) } else { chain.obstacle(bytes) };
     // Room may have come meanwhile: then the nearest one above stands for them.
-    let account = account.or(chain.above().first()).unwrap_or(own);
+    no_room_in(account.or(chain.above().first()).unwrap_or(chain.own()), bytes, reason)
+}
+
+/// The same, where it is known which account it is.
+pub(super) fn no_room_in(account: &Account, bytes: usize, reason: NoRoom) -> Error {
     Error::NoRoom {
         budget: account.name().into_owned(),
         budget_id: account.number(),

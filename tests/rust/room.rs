@@ -154,6 +154,38 @@ fn a_reservation_inside_comes_out_of_the_one_around_it() {
     assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 0));
 }
 
+fn named(answer: Result<Request, Error>) -> String {
+    match answer {
+        Err(Error::NoRoom { budget, .. }) => budget,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_error_names_the_account_without_room_for_its_own_part() {
+    let process = Budget::new("process", Some(100));
+    let tenant = process.child("tenant", Some(100));
+    let outer = ready(&mut wanting(&tenant, 60)).unwrap();
+    let others = process.charge(40).unwrap();
+    // Beyond the reservation around it are 10 bytes, for which the tenant has room.
+    assert_eq!(named(outer.run(|| request().reserve_bytes(70).begin())), "process");
+    drop(others);
+    let others = tenant.charge(35).unwrap();
+    assert_eq!(named(outer.run(|| request().reserve_bytes(70).begin())), "tenant", "the nearest of two");
+    drop((outer, others));
+}
+
+#[test]
+fn the_error_names_the_account_whose_queue_is_full() {
+    let process = Budget::new("process", Some(100));
+    let tenant = process.child("tenant", Some(10));
+    process.set_max_waiting(1);
+    let held = (process.charge(95).unwrap(), tenant.charge(5).unwrap());
+    let waits = wanting(&process, 50);
+    assert_eq!(named(ready(&mut wanting(&tenant, 10))), "process", "the tenant's queue is empty");
+    drop((waits, held));
+}
+
 #[test]
 fn room_comes_from_whatever_gives_it_back() {
     let process = Budget::new("process", Some(MIB));

@@ -41,9 +41,8 @@ pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charg
     };
     let Some(slot) = slot.filter(|slot| slot.state().counts_whole()) else { return Charged::Nobody };
     let chain = &slot.state().chain;
-    let reserve_bytes = || (chain.own().limit_bytes() / 16).max(MIN_RESERVE_BYTES);
     let is_in_reserve =
-        || weight.is_sample && chain.refusals_so_far() > 0 && chain.has_reserve_for(weight.bytes, reserve_bytes());
+        || weight.is_sample && chain.refusals_so_far() > 0 && chain.has_reserve_for(weight.bytes, MIN_RESERVE_BYTES);
     if is_forced || is_in_reserve() {
         chain.take_whole_anyway(weight, is_forced, || slot.hold_again());
     } else if !chain.take_whole(weight, || slot.hold_again()) {

@@ -126,7 +126,8 @@ impl PyExchanges {
         }
         let Ok(path) = path.cast_into::<PyString>() else { return Ok(None) };
         let found = this.routes.get().find(scope, intern!(py, "method"), &path, true)?;
-        let Some(terms) = &found.terms else { return Ok(None) };
+        // Whether it has to wait is found out in a coroutine of asgi.py's.
+        let Some(terms) = found.terms.as_ref().filter(|terms| !terms.get().reserves()) else { return Ok(None) };
         let tenant = match &this.tenant {
             None => None,
             Some(tenant) => this.checked(found, tenant.bind(py).call1((scope,))?)?,

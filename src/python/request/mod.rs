@@ -11,6 +11,7 @@ mod refusal;
 mod report;
 mod terms;
 
+use admission::Enter;
 pub(super) use admission::PyAdmission;
 pub(super) use current::{current_request, served_in};
 pub(super) use noted::note_ends;
@@ -171,6 +172,15 @@ impl PyRequest {
         self.enter_by(|| self.select_begun(py, begun))
     }
 
+    /// Begins it, where it was admitted, without selecting its handler.
+    fn keep_begun(&self, begun: Begun) -> PyResult<()> {
+        if !self.token.begin() {
+            return Err(entered_already(&self.text()));
+        }
+        *self.phase() = Phase::Begun { begun, left: None };
+        Ok(())
+    }
+
     fn enter_by<'py>(&self, select: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<()> {
         if !self.token.begin() {
             return Err(entered_already(&self.text()));
@@ -326,6 +336,11 @@ impl PyRequest {
         })
     }
 
+    /// Whether entering it may wait.
+    pub(super) fn reserves(&self) -> bool {
+        self.arguments.reserve_bytes.is_some()
+    }
+
     /// Whether it counts native memory and objects too.
     pub(super) fn is_whole(&self) -> bool {
         self.arguments.is_whole
@@ -446,8 +461,10 @@ impl PyRequest {
         Ok(Bound::new(slf.py(), step)?.into_any())
     }
 
-    /// Takes the reservation, or a place in the queue, for `async with`.
-    fn _admission(slf: &Bound<'_, Self>) -> PyResult<PyAdmission> {
+    /// Takes the reservation, or a place in the queue, for `async with`. Unless it `selects`, the request is begun then
+    /// as by `_begin`.
+    #[pyo3(signature = (*, selects = true))]
+    fn _admission(slf: &Bound<'_, Self>, selects: bool) -> PyResult<PyAdmission> {
         let py = slf.py();
         let request = slf.get();
         match &*request.phase() {
@@ -456,9 +473,12 @@ impl PyRequest {
         }
         let (terms, timeout) = request.arguments.terms(py)?;
         let admission = py.detach(|| Admission::new(terms, timeout))?;
-        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, |request, begun| {
-            request.cast::<Self>()?.get().enter_begun(request.py(), begun)
-        }))
+        let enter: Enter = if selects {
+            |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)
+        } else {
+            |request, begun| request.cast::<Self>()?.get().keep_begun(begun)
+        };
+        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, enter))
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]
@@ -542,7 +562,12 @@ impl PyRequest {
     /// Whether the terms reserve memory, so that entering may wait.
     #[getter]
     fn _reserves(&self) -> bool {
-        self.arguments.reserve_bytes.is_some()
+        self.reserves()
+    }
+
+    /// The same terms without a reservation, for a server whose request gets none: it has an account all the same.
+    fn _unreserved(&self) -> Self {
+        Self::new(Arguments { reserve_bytes: None, timeout: None, ..self.arguments.clone() })
     }
 
     /// The budget that the terms name.

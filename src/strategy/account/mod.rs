@@ -17,7 +17,8 @@ mod refusals;
 mod refused;
 mod reservation;
 mod reserved;
-#[cfg(ctxalloc_whole)]
+#[cfg(any(ctxalloc_whole, test))]
+#[cfg_attr(not(ctxalloc_whole), allow(dead_code, reason = "its own tests run where nothing counts whole requests"))]
 mod whole;
 
 pub(crate) use chain::Chain;

@@ -175,6 +175,20 @@ impl Chain {
         })
     }
 
+    /// The account why `bytes` cannot be reserved now, if any: the youngest that has no room for what it would have to
+    /// give of them, else the youngest that would have to give some and that somebody waits for.
+    pub(crate) fn obstacle(&self, bytes: usize) -> Option<&Arc<Account>> {
+        let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return None };
+        let at = with_all(self.above(), || {
+            self.pass_on(covers, Change::Growth, bytes);
+            let gives = |at: &usize| self.step(covers, *at, 0) > 0;
+            let is_full = |at: &usize| !self.accounts()[*at].has_room_for(self.step(covers, *at, 0));
+            let above = || (1..covers.len()).filter(gives);
+            above().find(is_full).or_else(|| above().find(|&at| self.accounts()[at].is_wanted()))
+        });
+        at.map(|at| &self.accounts()[at])
+    }
+
     /// Returns what the own reservation has left: the request has ended, or never began. A second time does nothing.
     pub(crate) fn return_reservation(&self) {
         let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return };

@@ -1,0 +1,113 @@
+"""A request of a server that waits for its reservation before the application is called: ``asgi`` and ``django``.
+
+Where it gets none it is begun all the same, without a reservation: then it has an end, an answer and an ``on_end`` like
+any other. Threads (``wsgi``) need nothing of this: they wait in ``Request._begin``. Neighbours: ``_room`` waits;
+``_serving`` decides who has to.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Generic, TypeVar
+
+from ctxalloc import _room
+from ctxalloc._errors import NoRoom
+from ctxalloc._native import Budget, Request
+
+_S = TypeVar("_S")
+
+
+class Gone(Exception):  # noqa: N818 - no error: it is not raised outside of the package
+    """The client has gone while its request waited."""
+
+
+class Waiting(Generic[_S]):
+    """A request that is to begin when there is room. ``make`` makes the record of one that has begun."""
+
+    def __init__(  # noqa: PLR0917 - made in one place
+        self,
+        terms: Request,
+        is_root: bool,  # noqa: FBT001 - as above
+        name: str | None,
+        tenant: Budget | None,
+        sites: bool,  # noqa: FBT001 - as above
+        make: Callable[[Request], _S],
+        *,
+        selects: bool,
+    ) -> None:
+        self._terms = terms
+        self._is_root = is_root
+        self._name = name
+        self._tenant = tenant
+        self._sites = sites
+        self._make = make
+        self._selects = selects
+
+    async def begin(self, client: "Client | None" = None) -> tuple[_S, NoRoom | Gone | None]:
+        """Begin it; and why it has no reservation, if it has none. Cancelled, it leaves no trace."""
+        refused: NoRoom | Gone | None = None
+        begun = self._again(self._terms)
+        try:
+            await _room.enter(begun, selects=self._selects, until=None if client is None else client.until)
+        except (NoRoom, Gone) as error:
+            refused = error.with_traceback(None)
+            terms = self._terms._unreserved()  # noqa: SLF001 - made for this
+            if self._selects:
+                begun = terms._serve(self._is_root, self._name, self._tenant)  # noqa: SLF001
+            else:
+                begun = self._again(terms)
+                begun._begin()  # noqa: SLF001
+        return self._make(begun), refused
+
+    def _again(self, terms: Request) -> Request:
+        return terms._again(root=self._is_root, name=self._name, budget=self._tenant, sites=self._sites)  # noqa: SLF001
+
+
+class Client:
+    """The client's side of an ASGI call, listened to while its request waits. Nothing that it says is lost.
+
+    It is listened to until it has said what belongs to its request's head, or a part of a body that goes on: more
+    would be kept in memory for one who has none. So one that goes away in the midst of its body is noticed later, by
+    the application.
+    """
+
+    def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+        self._receive = receive
+        self._heard: deque[MutableMapping[str, Any]] = deque()
+        self._next: asyncio.Future[MutableMapping[str, Any]] | None = None
+        self._listens = True
+
+    async def until(self, turn: "asyncio.Future[None]") -> None:
+        """Wait for the turn. Gone: the client has gone before."""
+        while not turn.done():
+            if self._next is None and self._listens:
+                self._next = asyncio.ensure_future(self._receive())
+            if self._next is None or not self._listens:
+                await turn
+                return
+            await asyncio.wait((turn, self._next), return_when=asyncio.FIRST_COMPLETED)
+            if self._next.done():
+                self._hear(self._next)
+
+    def _hear(self, said: "asyncio.Future[MutableMapping[str, Any]]") -> None:
+        if said.cancelled() or said.exception() is not None:
+            self._listens = False  # the application gets it
+            return
+        self._next = None
+        message = said.result()
+        self._heard.append(message)
+        if message["type"] in ("http.disconnect", "websocket.disconnect"):
+            raise Gone
+        self._listens = not message.get("more_body", False)
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The application's ``receive``: first what was heard."""
+        if self._heard:
+            return self._heard.popleft()
+        following, self._next = self._next, None
+        return await (self._receive() if following is None else following)
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        if self._next is not None:
+            self._next.cancel()

@@ -1,0 +1,341 @@
+"""Routes whose requests reserve memory: they wait in line before the application is called, under every middleware."""
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from asgi_calls import Client, answer, http, websocket
+
+import ctxalloc
+from ctxalloc import Budget, request
+from ctxalloc.asgi import AllocatorMiddleware
+from ctxalloc.wsgi import AllocatorMiddleware as WsgiMiddleware
+
+LENGTH = 1000
+
+
+def is_as_new(budget):
+    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
+
+
+def terms(budget, size=600, **more):
+    return request(budget=budget, reserve_bytes=size, **more)
+
+
+async def until_soon(condition):
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never came")
+
+
+class Staying(Client):
+    """A client that waits for its answer."""
+
+    async def receive(self) -> Any:
+        if not self.messages:
+            await asyncio.Event().wait()
+        return await super().receive()
+
+
+async def call(app, scope, *messages):
+    client = Staying(messages or ({"type": "http.request", "body": b"", "more_body": False},))
+    await app(scope, client.receive, client.send)
+    return client
+
+
+class Reports(list):
+    """What ``on_end`` is told."""
+
+    def __call__(self, scope: Any, report: Any) -> None:
+        self.append(report)
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [report.outcome for report in self]
+
+
+def test_requests_wait_in_line_before_the_application_is_called():
+    budget, called = Budget(LENGTH), []
+
+    async def app(scope, receive, send):
+        own = scope["ctxalloc.request"]
+        assert ctxalloc.current_request() == own
+        assert budget.reserved_bytes <= LENGTH
+        called.append((scope["path"], (await receive())["body"]))
+        await asyncio.sleep(0)
+        await answer(send)
+
+    reports = Reports()
+    service = AllocatorMiddleware(app, routes={"/{n}": terms(budget)}, on_end=reports)
+
+    async def main():
+        async with terms(budget, root=True):
+            body = {"type": "http.request", "more_body": False}
+            tasks = [asyncio.create_task(call(service, http(f"/{n}"), {**body, "body": b"%d" % n})) for n in range(9)]
+            await until_soon(lambda: budget.waiting == 9)
+            assert called == []
+        clients = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        assert [client.status for client in clients] == [200] * 9
+
+    asyncio.run(main())
+    assert called == [(f"/{n}", b"%d" % n) for n in range(9)]
+    assert reports.outcomes == ["completed"] * 9
+    assert is_as_new(budget)
+
+
+@pytest.mark.parametrize("whose", ["service", "tenant", "never"])
+def test_one_that_gets_no_room_is_refused_and_told(whose):
+    service_budget = Budget(LENGTH)
+    tenant = Budget(LENGTH, parent=service_budget)
+    size = LENGTH + 1 if whose == "never" else 600
+    status = {"service": 503, "tenant": 429, "never": 413}[whose]
+    reports = Reports()
+
+    async def app(scope, receive, send):
+        pytest.fail("there was no room")
+
+    middleware = AllocatorMiddleware(
+        app,
+        routes={"/": request(reserve_bytes=size, timeout=0.02)},
+        tenant=lambda _: tenant,
+        on_end=reports,
+        retry_after_seconds=7,
+    )
+
+    async def main():
+        async with terms(tenant if whose == "tenant" else service_budget, root=True):
+            client = await call(middleware, http())
+            assert (client.status, json.loads(client.body)["status"]) == (status, status)
+            assert client.headers.get("retry-after") == (None if whose == "never" else "7")
+            assert ctxalloc.current_request() is None or ctxalloc.current_request().name != "/"
+
+    asyncio.run(main())
+    assert (reports.outcomes, reports[0].status, reports[0].stats.peak_bytes) == (["refused"], status, 0)
+    assert isinstance(reports[0].error, ctxalloc.NoRoom)
+    assert is_as_new(service_budget)
+
+
+def test_without_answers_the_error_passes():
+    budget = Budget(LENGTH)
+    service = AllocatorMiddleware(answer, routes={"/": terms(budget, LENGTH + 1)}, answers=False)
+    with pytest.raises(ctxalloc.NoRoom, match="can never be reserved"):
+        asyncio.run(call(service, http()))
+    assert is_as_new(budget)
+
+
+def test_a_handler_for_budget_exceeded_answers_it():
+    budget = Budget(LENGTH)
+    starlette = pytest.importorskip("starlette.applications")
+    responses = pytest.importorskip("starlette.responses")
+
+    async def own(_, error):
+        return responses.PlainTextResponse(error.reason, 507)
+
+    app = starlette.Starlette(exception_handlers={ctxalloc.BudgetExceeded: own})
+    app.add_middleware(AllocatorMiddleware, routes={"/": terms(budget, LENGTH + 1)})
+    client = asyncio.run(call(app, http()))
+    assert (client.status, client.body) == (507, b"never fits")
+    assert is_as_new(budget)
+
+
+@pytest.mark.parametrize("scope", [http(), websocket()])
+def test_a_client_that_goes_away_leaves_the_line(scope):
+    budget, reports = Budget(LENGTH), Reports()
+
+    async def app(scope, receive, send):
+        pytest.fail("its client has gone")
+
+    service = AllocatorMiddleware(app, routes={"/": terms(budget)}, on_end=reports)
+    opening = {"type": "http.request", "body": b"", "more_body": False}
+    if scope["type"] == "websocket":
+        opening = {"type": "websocket.connect"}
+
+    class Leaving(Client):
+        left = asyncio.Event()
+
+        async def receive(self):
+            if not self.messages:
+                await self.left.wait()
+            return await super().receive()
+
+    async def main():
+        Leaving.left = asyncio.Event()
+        client = Leaving([opening])
+        async with terms(budget, root=True):
+            task = asyncio.create_task(service(scope, client.receive, client.send))
+            await until_soon(lambda: budget.waiting == 1)
+            client.left.set()
+            await asyncio.wait_for(task, 20)
+            assert (budget.waiting, budget.reserved_bytes, client.sent) == (0, 600, [])
+        assert len(asyncio.all_tasks()) == 1, "nobody listens any more"
+
+    asyncio.run(main())
+    assert reports.outcomes == ["disconnected"]
+    assert is_as_new(budget)
+
+
+def test_a_cancelled_one_leaves_no_trace_and_no_task():
+    budget = Budget(LENGTH)
+    service = AllocatorMiddleware(answer, routes={"/": terms(budget)})
+
+    async def never():
+        await asyncio.Event().wait()
+
+    async def main():
+        async with terms(budget, root=True):
+            task = asyncio.create_task(service(http(), never, never))
+            await until_soon(lambda: budget.waiting == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert budget.waiting == 0
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert is_as_new(budget)
+
+
+def test_what_a_client_says_meanwhile_reaches_the_application():
+    budget, heard = Budget(LENGTH), []
+
+    async def app(scope, receive, send):
+        while not heard or heard[-1].get("more_body"):
+            heard.append(await receive())
+        heard.append(await receive())
+        await answer(send)
+
+    def part(n):
+        return {"type": "http.request", "body": b"%d" % n, "more_body": n < 3}
+
+    service = AllocatorMiddleware(app, routes={"/": terms(budget)})
+
+    async def main(is_whole):
+        heard.clear()
+        parts = [part(3)] if is_whole else [part(1), part(2), part(3)]
+        client = Client(parts)
+        released = asyncio.Event()
+
+        async def receive():
+            if not client.messages:
+                await released.wait()
+            return await client.receive()
+
+        async with terms(budget, root=True):
+            task = asyncio.create_task(service(http(), receive, client.send))
+            await until_soon(lambda: budget.waiting == 1)
+            for _ in range(9):
+                await asyncio.sleep(0)
+            assert len(client.messages) == (0 if is_whole else 2), "a body that goes on is left to the server"
+        await until_soon(lambda: len(heard) == (1 if is_whole else 3))
+        released.set()
+        await asyncio.wait_for(task, 20)
+        assert [message.get("body") for message in heard] == [each["body"] for each in [*parts]] + [None]
+
+    asyncio.run(main(is_whole=True))
+    asyncio.run(main(is_whole=False))
+    assert is_as_new(budget)
+
+
+def wsgi_call(service, path="/"):
+    told: list[Any] = []
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "wsgi.input": io.BytesIO()}
+    body = service(environ, lambda status, headers, exc_info=None: told.extend((status, dict(headers))))
+    content = b"".join(body)
+    if hasattr(body, "close"):
+        body.close()
+    return told, content
+
+
+def test_a_thread_of_wsgi_waits_in_line():
+    budget, reports, seen = Budget(LENGTH), Reports(), []
+
+    def app(environ, start_response):
+        seen.append(budget.reserved_bytes)
+        start_response("200 OK", [])
+        return [b"done"]
+
+    service = WsgiMiddleware(app, routes={"/": terms(budget)}, on_end=reports)
+    with terms(budget, root=True):
+        threads = [threading.Thread(target=wsgi_call, args=(service,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 20
+        while budget.waiting < 3:
+            assert time.monotonic() < deadline, "they never came"
+            time.sleep(0.001)
+        assert seen == []
+    for thread in threads:
+        thread.join(20)
+    assert seen == [600] * 3
+    assert reports.outcomes == ["completed"] * 3
+    assert is_as_new(budget)
+
+
+def test_one_of_wsgi_that_gets_no_room_is_refused():
+    budget, reports = Budget(LENGTH), Reports()
+    service = WsgiMiddleware(lambda *_: pytest.fail("no room"), routes={"/": terms(budget, timeout=0)}, on_end=reports)
+    with terms(budget, root=True):
+        told, content = wsgi_call(service)
+    assert told[0] == "503 Service Unavailable"
+    assert told[1]["retry-after"] == "1"
+    assert json.loads(content)["status"] == 503
+    assert reports.outcomes == ["refused"]
+    assert is_as_new(budget)
+
+
+DJANGO = """
+import asyncio, ctxalloc, django
+from django.conf import settings
+from django.http import HttpResponse
+from django.urls import path
+
+budget = ctxalloc.Budget(1000)
+reports = []
+terms = ctxalloc.request(budget=budget, reserve_bytes=600, timeout=0.02)
+settings.configure(
+    ROOT_URLCONF=__name__, SECRET_KEY="-", ALLOWED_HOSTS=["*"], MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware"],
+    CTXALLOC={"default": terms, "on_end": lambda scope, report: reports.append(report.outcome)},
+)
+django.setup()
+
+def plain(request):
+    return HttpResponse(f"{budget.reserved_bytes} {request.META['ctxalloc.request'] == ctxalloc.current_request()}")
+
+async def awaited(request):
+    return plain(request)
+
+urlpatterns = [path("plain", plain), path("awaited", awaited)]
+
+from django.test import AsyncClient, Client
+
+def check(get):
+    answer = get()
+    assert (answer.status_code, answer.content) == (200, b"600 True"), (answer.status_code, answer.content)
+    with ctxalloc.request(budget=budget, reserve_bytes=500, root=True):
+        answer = get()
+    assert (answer.status_code, answer["retry-after"]) == (503, "1"), answer
+    assert (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
+
+for view in ("/plain", "/awaited"):
+    check(lambda: Client().get(view))
+    check(lambda: asyncio.run(AsyncClient().get(view)))
+assert reports == ["completed", "refused"] * 4, reports
+print("as it must be")
+"""
+
+
+def test_django_waits_in_threads_and_in_tasks(tmp_path):
+    pytest.importorskip("django")
+    program = tmp_path / "program.py"
+    program.write_text(DJANGO)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "as it must be\n", done.stderr

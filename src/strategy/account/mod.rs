@@ -11,14 +11,15 @@
 mod chain;
 mod cover;
 mod known;
+#[cfg(any(ctxalloc_whole, test))]
+mod margin;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
 mod parts;
 mod refusals;
 mod refused;
 mod reservation;
 mod reserved;
-#[cfg(any(ctxalloc_whole, test))]
-#[cfg_attr(not(ctxalloc_whole), allow(dead_code, reason = "its own tests run where nothing counts whole requests"))]
+#[cfg(ctxalloc_whole)]
 mod whole;
 
 pub(crate) use chain::Chain;

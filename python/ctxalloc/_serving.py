@@ -38,7 +38,9 @@ from ctxalloc._native import (
     use,
 )
 from ctxalloc._sites import Sites, sites_of
-from ctxalloc._waiting import Waiting
+
+if TYPE_CHECKING:
+    from ctxalloc._waiting import Waiting
 
 Outcome: TypeAlias = Literal["completed", "refused", "failed", "cancelled", "disconnected", "unfinished"]
 
@@ -186,6 +188,8 @@ class Service:
             return served
 
         if is_async and asked._reserves:  # noqa: SLF001 - made for this
+            from ctxalloc._waiting import Waiting  # noqa: PLC0415 - it needs asyncio, and few programs wait
+
             return Waiting(asked, not is_inside, name, tenant, sites, made, selects=around is not None)
         if around is not None:
             return made(asked._serve(not is_inside, name, tenant, sites))  # noqa: SLF001

@@ -32,8 +32,16 @@ enum Inside {
     Account(Serving, Context, IsHead),
     /// None was asked for, or the future is complete.
     Nothing,
-    /// None could be begun: 500, without a call of the service.
-    Unavailable(Option<u32>),
+    /// None could be begun. The service is not called.
+    Unbegun(Option<Unbegun>),
+}
+
+/// The answer to a request that could not be begun: a refusal where its reservation has no room, else 500.
+pub(super) struct Unbegun {
+    pub(super) answer: Option<Answer>,
+    pub(super) is_grpc: bool,
+    pub(super) is_head: bool,
+    pub(super) retry_after_seconds: u32,
 }
 
 /// Whether the answer's body is never looked at.
@@ -48,8 +56,8 @@ impl<F> ResponseFuture<F> {
         Self { inner: Some(inner), inside: Inside::Nothing }
     }
 
-    pub(super) fn unavailable(retry_after_seconds: u32) -> Self {
-        Self { inner: None, inside: Inside::Unavailable(Some(retry_after_seconds)) }
+    pub(super) fn unbegun(unbegun: Unbegun) -> Self {
+        Self { inner: None, inside: Inside::Unbegun(Some(unbegun)) }
     }
 }
 
@@ -96,9 +104,15 @@ where
                 let inner = this.inner.as_pin_mut().expect("a `ResponseFuture` was polled after it was complete");
                 return inner.poll(cx).map_ok(|response| response.map(ResponseBody::plain));
             }
-            Inside::Unavailable(retry_after) => {
-                let seconds = retry_after.take().expect("a `ResponseFuture` was polled after it was complete");
-                return Poll::Ready(Ok(own(None, false, false, seconds)));
+            Inside::Unbegun(unbegun) => {
+                let Unbegun { answer, is_grpc, is_head, retry_after_seconds } =
+                    unbegun.take().expect("a `ResponseFuture` was polled after it was complete");
+                // RESOURCE_EXHAUSTED would be wrong where memory has nothing to do with it.
+                let mut response = own(answer, is_grpc && answer.is_some(), is_head, retry_after_seconds);
+                if answer.is_some() {
+                    response.extensions_mut().insert(Refused);
+                }
+                return Poll::Ready(Ok(response));
             }
         };
         let polled = catch_unwind(AssertUnwindSafe(|| {

@@ -1,6 +1,6 @@
 //! `RequestLayer`: what a service is given, and `RequestService`, which it makes of a service.
 
-use super::future::ResponseFuture;
+use super::future::{ResponseFuture, Unbegun};
 use super::problem;
 use super::serving::{Ended, Options, Serving, TenantId};
 use crate::request::{Builder, RequestHandle, request};
@@ -90,6 +90,9 @@ impl RequestLayer {
     ///
     /// Name it after its route, never after its path: strangers choose paths. In axum the route is in
     /// `parts.extensions.get::<axum::extract::MatchedPath>()`.
+    ///
+    /// Terms with [`reserve_bytes`](Builder::reserve_bytes) do not wait here: where there is no room now, the request is
+    /// refused before the service is called, with 413, 429 or 503.
     pub fn terms(self, choose: impl Fn(&Parts, Builder) -> Option<Builder> + Send + Sync + 'static) -> Self {
         self.with(|options| options.choose = Some(Arc::new(choose)))
     }
@@ -157,7 +160,7 @@ impl<S: fmt::Debug> fmt::Debug for RequestService<S> {
 enum Begun {
     Account(Serving),
     Nothing,
-    Failed,
+    Failed(Unbegun),
 }
 
 fn begin(options: &Arc<Options>, parts: &Parts) -> Begun {
@@ -184,7 +187,12 @@ fn begin(options: &Arc<Options>, parts: &Parts) -> Begun {
         Ok(request) => Begun::Account(Serving::new(request, Arc::clone(options), tenant, is_grpc)),
         Err(error) => {
             trace::no_request(&error);
-            Begun::Failed
+            Begun::Failed(Unbegun {
+                answer: problem::answer_to(&error, tenant.map(|tenant| tenant.0)),
+                is_grpc,
+                is_head: parts.method == Method::HEAD,
+                retry_after_seconds: options.retry_after_seconds,
+            })
         }
     }
 }
@@ -209,7 +217,7 @@ where
         let serving = match begin(&self.options, &parts) {
             Begun::Account(serving) => serving,
             Begun::Nothing => return ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body))),
-            Begun::Failed => return ResponseFuture::unavailable(self.options.retry_after_seconds),
+            Begun::Failed(unbegun) => return ResponseFuture::unbegun(unbegun),
         };
         parts.extensions.insert(serving.request().handle());
         match serving.tenant() {

@@ -2,7 +2,7 @@
 
 use crate::support::{Scripted, answer, assert_outcome, get, now, poll, reporting};
 use ctxalloc::strategy::Budget;
-use ctxalloc::tower::Outcome;
+use ctxalloc::tower::{Outcome, RequestLayer};
 use ctxalloc::{Buffer, Error};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -265,4 +265,31 @@ fn a_refusal_is_told_by_the_statuses_that_the_layer_is_given() {
             assert_eq!(outcome == Outcome::Refused, is_refused, "{status}: {outcome:?}");
         }
     }
+}
+
+#[test]
+fn a_reservation_without_room_is_refused_before_the_service_is_called() {
+    let process = Budget::new("process", Some(1000));
+    let tenant = process.child("tenant", Some(500));
+    let of_tenant = tenant.clone();
+    let layer = RequestLayer::new().tenant(move |_| Some(of_tenant.clone())).retry_after_seconds(7);
+    let asked = |bytes| {
+        let service = layer.clone().terms(move |_, terms| Some(terms.reserve_bytes(bytes)));
+        let service = service.layer(service_fn(|_: Request<()>| async { answer(Scripted::new([])).await }));
+        let response = now(service.oneshot(get())).unwrap();
+        let retry = response.headers().get("retry-after").map(|seconds| seconds.to_str().unwrap().to_owned());
+        let status = response.status().as_u16();
+        drop(response);
+        (status, retry)
+    };
+    let later = Some("7".to_owned());
+    assert_eq!(asked(100), (200, None));
+    assert_eq!(asked(501), (413, None));
+    let held = process.charge(950).unwrap();
+    assert_eq!(asked(100), (503, later.clone()));
+    drop(held);
+    let held = tenant.charge(450).unwrap();
+    assert_eq!(asked(100), (429, later));
+    drop(held);
+    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 0));
 }

@@ -133,8 +133,8 @@ MUTANTS: Final = (
     Mutant(
         "terms that cannot be kept are none",
         LAYER,
-        "return ResponseFuture::unavailable(self.options.retry_after_seconds)",
-        "return ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body)))",
+        "Begun::Failed(unbegun) => return ResponseFuture::unbegun(unbegun),",
+        "Begun::Failed(_) => return ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body))),",
     ),
     Mutant("the terms are not asked", LAYER, "Some(choose) => choose(parts, terms),", "Some(_) => Some(terms),"),
     # where it ends

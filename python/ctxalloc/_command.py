@@ -13,7 +13,7 @@ from typing import Final
 
 from ctxalloc import _compare, _flame, _info, _report, _run, _whole
 from ctxalloc._native import __version__
-from ctxalloc._program import Program, UsageError
+from ctxalloc._program import Program, RefusedError, UsageError
 from ctxalloc._text import size_of
 
 _RUN = """\
@@ -175,6 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = Path(options.kind) if is_by_stack else options.output
             wanted = _run.Wanted(options.kind == "json", path, options.sites or 10, is_by_stack)
         return _run.run(program, options.handler, options.limit, report=wanted, whole=options.whole)
+    except RefusedError as refused:
+        print(refused, file=sys.stderr)
+        return refused.status
     except UsageError as error:
         print(f"ctxalloc run: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,9 @@ import importlib.util
 import io
 import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -18,6 +20,14 @@ from typing import Any, NamedTuple
 
 class UsageError(Exception):
     """The program cannot be run as asked."""
+
+
+class RefusedError(UsageError):
+    """``python`` itself would not begin with it: its exit status, and its words."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 class Program(NamedTuple):
@@ -28,7 +38,7 @@ class Program(NamedTuple):
     arguments: list[str]
 
     def check(self) -> None:
-        """UsageError: there is no such program. Nothing of it is imported."""
+        """UsageError: there is no such program. Before ``--compare``, which runs it often; it imports nothing of it."""
         if self.is_module:
             top = self.name.partition(".")[0]
             sys.path.insert(0, str(Path.cwd()))
@@ -46,28 +56,25 @@ class Program(NamedTuple):
             raise UsageError(f"there is no script {self.name!r} in {Path.cwd()}; for a module write -m {self.name}")
 
     def execute(self) -> None:
-        """Runs it to its last line. UsageError: it has nothing to run."""
+        """Runs it to its last line. RefusedError: it has nothing to run, as ``python`` would say."""
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
-        code, names = self._module() if self.is_module else self._script()
-        main = ModuleType("__main__")
-        main.__dict__.update(__builtins__=builtins, **names)
+        main = ModuleType("__main__")  # before the program is looked for: parents of a module are imported
+        main.__dict__.update(__builtins__=builtins)
         if sys.version_info < (3, 14):  # from then on they are made where they are asked for
             main.__annotations__ = {}
         sys.modules["__main__"] = main
+        code, names = self._module() if self.is_module else self._script()
+        main.__dict__.update(names)
         exec(code, main.__dict__)  # noqa: S102 - what the user asked for
 
     def _module(self) -> tuple[CodeType, dict[str, Any]]:
         _first_on_path(str(Path.cwd()))
-        name = self.name
-        found = _found(name)
-        if found is not None and found.submodule_search_locations is not None:
-            name += ".__main__"
-            found = _found(name)
-            if found is None:
-                raise UsageError(f"{self.name!r} is a package without a module __main__: name one of its modules")
-        if found is None:
-            raise UsageError(f"there is no module {name!r}; install it, or give the path of a script")
-        code = _code_of(found, name)
+        import runpy  # noqa: PLC0415 - for modules, folders and archives only: here and below
+
+        with warnings.catch_warnings():
+            if self.name in sys.modules:  # imported for ctxalloc: under `python` it might not be
+                warnings.filterwarnings("ignore", ".* found in sys.modules after import of package", RuntimeWarning)
+            code, found = _as_runpy_finds(lambda: runpy._get_module_details(self.name, runpy._Error))  # type: ignore[attr-defined] # noqa: SLF001
         sys.argv[0] = str(found.origin)
         return code, _names_of(found)
 
@@ -79,23 +86,23 @@ class Program(NamedTuple):
             names: dict[str, Any] = {"__file__": "<stdin>", "__cached__": None, "__spec__": None, "__package__": None}
             names["__loader__"] = BuiltinImporter
             return compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True), names
-        path = os.path.join(Path.cwd(), self.name)  # noqa: PTH118 - as python does, which leaves a `./` in it
-        if not Path(path).is_file() or _is_archive(path):
-            found = PathFinder.find_spec("__main__", [path])
-            if found is not None:
-                if sys.flags.safe_path:  # which keeps away the current directory, and not what is asked for by name
-                    sys.path.insert(0, path)
-                _first_on_path(path)
-                return _code_of(found, "__main__"), _names_of(found)
-            if Path(path).is_dir():
-                raise UsageError(f"the folder {self.name!r} has no __main__.py; give the path of a script")
+        # As python does, which leaves a `./` in it.
+        path = os.path.join(Path.cwd(), self.name) if self.name else str(Path.cwd())  # noqa: PTH118
+        if _is_archive(path):
+            import runpy  # noqa: PLC0415
+
+            if sys.flags.safe_path:  # which keeps away the current directory, and not what is asked for by name
+                sys.path.insert(0, path)
+            _first_on_path(path)
+            code, found = _as_runpy_finds(lambda: runpy._get_main_module_details(runpy._Error))  # type: ignore[attr-defined] # noqa: SLF001
+            return code, _names_of(found)
         _first_on_path(str(Path(self.name).resolve().parent))
         names = {"__file__": path, "__cached__": None, "__spec__": None, "__package__": None}
         if self.name.endswith(".pyc"):
+            _text_of(path)
             loader: Any = SourcelessFileLoader("__main__", path)
             return loader.get_code("__main__"), {**names, "__loader__": loader}
-        with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+        code = compile(_text_of(path), path, "exec", dont_inherit=True)
         return code, {**names, "__loader__": SourceFileLoader("__main__", path)}
 
 
@@ -105,24 +112,24 @@ def _first_on_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _found(name: str) -> ModuleSpec | None:
-    """A module, whose parents are imported; None: it, or one of them, is not there."""
+def _text_of(path: str) -> bytes:
     try:
-        return importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise
-    except ValueError:  # a module without a specification, such as __main__
-        return None
+        with io.open_code(path) as file:
+            return file.read()
+    except OSError as error:
+        said = f"{sys.orig_argv[0]}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
+        raise RefusedError(2, said) from None
 
 
-def _code_of(found: ModuleSpec, name: str) -> CodeType:
-    get_code = getattr(found.loader, "get_code", None)
-    code: CodeType | None = None if get_code is None else get_code(name)
-    if code is None:
-        raise UsageError(f"the module {name!r} has no Python code to run: {found.origin}")
-    return code
+def _as_runpy_finds(look: Callable[[], tuple[str, ModuleSpec, CodeType]]) -> tuple[CodeType, ModuleSpec]:
+    """By the functions that ``python`` itself calls: they alone know what it says, and have no public names."""
+    import runpy  # noqa: PLC0415
+
+    try:
+        _name, found, code = look()
+    except runpy._Error as error:  # type: ignore[attr-defined] # noqa: SLF001
+        raise RefusedError(1, f"{sys.executable}: {error}") from None
+    return code, found
 
 
 def _names_of(found: ModuleSpec) -> dict[str, Any]:
@@ -135,8 +142,8 @@ def _names_of(found: ModuleSpec) -> dict[str, Any]:
     }
 
 
-def _is_archive(name: str) -> bool:
-    """Whether a file is a zip archive, which may have a script before it."""
-    import zipfile  # noqa: PLC0415 - for files without a usual name only
+def _is_archive(path: str) -> bool:
+    """Whether it is a folder, or a file that modules can be imported from; ``python`` asks the same."""
+    import pkgutil  # noqa: PLC0415 - as runpy
 
-    return not name.endswith((".py", ".pyc")) and zipfile.is_zipfile(name)
+    return pkgutil.get_importer(path) is not None

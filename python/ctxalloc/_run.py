@@ -47,8 +47,7 @@ def check_handler(name: str) -> None:
 def run(
     program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None", whole: bool = False
 ) -> int:
-    """Runs it; its exit status. UsageError: it cannot be run as asked."""
-    program.check()
+    """Runs it; its exit status. UsageError: it cannot be run as asked; RefusedError: ``python`` itself would not."""
     if handler is not None:
         check_handler(handler)
     if report is not None and report.path is not None:
@@ -247,7 +246,7 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-_OWN_FILES: Final = frozenset({__file__, _program.__file__})
+_OWN_FILES: Final = frozenset({__file__, _program.__file__, "<frozen runpy>"})
 
 
 def _carry() -> None:

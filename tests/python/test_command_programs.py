@@ -135,7 +135,9 @@ def test_a_program_runs_and_ends_as_under_python(program: str, options: tuple[st
 
 
 @pytest.mark.parametrize("options", [(), ("--report",)], ids=["plain", "report"])
-@pytest.mark.parametrize("asked", [("-m", "package"), ("-m", "package.part"), ("package",), ("package.zip",), ("-",)])
+@pytest.mark.parametrize(
+    "asked", [("-m", "package"), ("-m", "package.part"), ("package",), ("package/",), ("package.zip",), ("-",)]
+)
 def test_packages_archives_and_standard_input_run_too(
     asked: tuple[str, ...], options: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -177,21 +179,29 @@ def test_the_console_script_adds_no_folder_to_the_path(tmp_path: Path) -> None:
     assert done.stdout == run(tmp_path, "program.py")[1]
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("-m", "http"), "http"),
-        (("-m", "json.nothing"), "json.nothing"),
-        (("empty",), "empty"),
-        (("-m", "math"), "math"),
-    ],
-)
-def test_what_has_nothing_to_run_is_named(asked: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    status, out, err = run(tmp_path, "-m", "ctxalloc", "run", "--report", *asked)
-    assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("ctxalloc run: ")
-    assert said in err
+REFUSED = [
+    *(("-m", name) for name in ("nothing", "http", "json.nothing", "math", "", ".part", "a..b", "json.", "math.x")),
+    *(("-m", name) for name in ("__main__", "beside.py", "namespace", "json.__main__.x")),
+    *((name,) for name in ("nothing.py", "nothing.pyc", "namespace", "namespace/", "no/x", "beside.py/x", "", "x.zip")),
+]
+
+
+@pytest.mark.parametrize("asked", REFUSED, ids=lambda asked: " ".join(asked) or "nothing")
+def test_what_python_refuses_ends_as_under_python(asked: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "namespace").mkdir()
+    (tmp_path / "beside.py").touch()
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("other.py", "")
+    plain = run(tmp_path, *asked)
+    assert plain[0] != 0
+    assert run(tmp_path, "-m", "ctxalloc", "run", "--report", "--limit", "1GB", *asked) == plain
+
+
+def test_a_module_imported_for_ctxalloc_alone_runs_without_a_warning(tmp_path: Path) -> None:
+    asked = ("-m", "concurrent.futures.thread")
+    plain = run(tmp_path, "-W", "error", *asked)
+    assert plain[0] == 0, plain
+    assert run(tmp_path, "-W", "error", "-m", "ctxalloc", "run", *asked) == plain
 
 
 def test_what_a_late_thread_makes_is_reported(tmp_path: Path) -> None:

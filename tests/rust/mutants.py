@@ -138,7 +138,7 @@ MUTANTS: Final = (
     ),
     Mutant("the terms are not asked", LAYER, "Some(choose) => choose(parts, terms),", "Some(_) => Some(terms),"),
     # where it ends
-    Mutant("HEAD is as GET", LAYER, "parts.method == Method::HEAD", "parts.method == Method::HEAD && false"),
+    Mutant("HEAD is as GET", LAYER, "is_head = parts.method == Method::HEAD", "is_head = false"),
     Mutant(
         "every status has a body",
         FUTURE,
@@ -285,7 +285,10 @@ MUTANTS: Final = (
     ),
     Mutant("a busy service is a refusal", FUTURE, "&& serving.is_refused())", ")"),
     Mutant(
-        "an inner layer's refusal is an answer", FUTURE, "            response.extensions_mut().insert(Refused);\n", ""
+        "an inner layer's refusal is an answer",
+        FUTURE,
+        "response.extensions_mut().insert(Refused);\n            serving.status",
+        "serving.status",
     ),
     Mutant(
         "trailers tell of no refusal",

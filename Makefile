@@ -249,12 +249,13 @@ bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured i
 include ci.mk
 include suites.mk
 include platforms.mk
+include release.mk
 
 # ---- clean ------------------------------------------------------------------------------------------
 
 .PHONY: clean
 clean: ## remove everything that these targets made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_CLUSTERS) $(WHEEL_TOOLS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_CLUSTERS) $(WHEEL_TOOLS) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,65 @@
+"""Sphinx's settings for the site. `build.py` makes the pages that it reads, and says where they are."""
+
+import inspect
+from pathlib import Path
+
+import stubs
+
+import ctxalloc
+
+project = "ctxalloc"
+author = "The ctxalloc contributors"
+release = version = ctxalloc.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+
+html_theme = "furo"
+html_title = f"ctxalloc {release}"
+html_static_path = [str(Path(__file__).with_name("static"))]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
+
+# As GitHub makes them: the guides link to headings.
+myst_heading_anchors = 4
+myst_enable_extensions = ["smartquotes"]
+highlight_language = "default"  # examples of docstrings are Python, and what is none is left plain
+copybutton_exclude = ".linenos, .gp, .go"
+# ">>> " and "... " of examples are not copied.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+# pyo3's functions know the names of their parameters; the types are in the stubs.
+STUBS = stubs.read(Path(ctxalloc.__file__).with_name("_native.pyi"))
+
+
+def signature(_app, _what, name, _object, _options, arguments, returned):  # noqa: ANN001, ANN201, D103
+    native = STUBS.get(stubs.unqualified(name))
+    return native.signature if native and native.signature else (arguments, returned)
+
+
+def add_type(_app, what, name, _object, _options, lines):  # noqa: ANN001, ANN201, D103
+    native = STUBS.get(stubs.unqualified(name))
+    if what in ("attribute", "property") and native and native.type:
+        lines += ["", f":type: {native.type}"]
+
+
+def hide(_app, _what, name, found, skip, _options):  # noqa: ANN001, ANN201
+    """What has no underscore but is another library's: not ours to explain."""
+    module = getattr(found, "__module__", None) or ""
+    if inspect.isroutine(found) and module and not module.startswith(("ctxalloc", "builtins")):
+        return True
+    return True if name.startswith("_") and name != "__version__" else skip
+
+
+def setup(app):  # noqa: ANN001, ANN201, D103
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-docstring", add_type)
+    app.connect("autodoc-skip-member", hide)

@@ -1,7 +1,7 @@
 """The public surface, written down in ``tests/api``: no name or signature changes without an entry in the changelog.
 
-``api.py check python`` fails where the package differs from what is written; ``api.py write python`` writes it anew, and
-refuses while *Unreleased* in CHANGELOG.md is what it was when the surface was last written. ``api.py check rust
+``api.py check python`` fails where the package differs from what is written; ``api.py write python`` writes it anew,
+and refuses while *Unreleased* in CHANGELOG.md is what it was when the surface was last written. ``api.py check rust
 CARGO_PUBLIC_API TOOLCHAIN`` does so for the crate, by cargo-public-api.
 """
 
@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ MODULES = [
 _HEADER = "# CHANGELOG.md, Unreleased, when this was written: "
 
 
-def main() -> None:  # noqa: D103
+def main() -> None:
     action, language, *tools = sys.argv[1:]
     path = SURFACES / f"{language}.txt"
     surface = sorted(set(python() if language == "python" else rust(*tools)))
@@ -65,9 +66,7 @@ def unreleased() -> str:
 def python() -> Iterator[str]:
     """Each public name with its signature; a class with its members and bases."""
     if sys.version_info[:2] != (3, 11):
-        print(
-            f"not compared: signatures read differently on {sys.version.split()[0]}, and are written down as 3.11 has them"
-        )
+        print(f"not compared: {sys.version.split()[0]} writes signatures in its own way; tests/api has those of 3.11")
         sys.exit()
     sys.path.insert(0, str(ROOT / "scripts/site"))
     stubs = importlib.import_module("stubs").read(ROOT / "python/ctxalloc/_native.pyi")
@@ -145,14 +144,13 @@ def rust(tool: str, toolchain: str) -> Iterator[str]:
     run = subprocess.run(
         [
             tool,
-            f"+{toolchain}",
-            "public-api",
             "--omit",
             "blanket-impls,auto-trait-impls,auto-derived-impls",
             "--features",
             wanted,
         ],
         cwd=ROOT,
+        env={**os.environ, "RUSTUP_TOOLCHAIN": toolchain},
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,6 @@
 """Whether this version can be released: it is the same everywhere, and the changelog has a dated section for it."""
 
-import datetime
+import datetime as dt
 import json
 import re
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def main() -> None:  # noqa: D103
+def main() -> None:
     (version,) = sys.argv[1:]
     found = list(problems(version))
     for problem in found:
@@ -47,11 +47,11 @@ def _changelog(version: str) -> Iterator[str]:
         yield f"CHANGELOG.md has no section '## {version} (YYYY-MM-DD)': give Unreleased its version and date"
         return
     try:
-        date = datetime.date.fromisoformat(dated[1])
+        date = dt.date.fromisoformat(dated[1])
     except ValueError:
         yield f"CHANGELOG.md dates {version} {dated[1]}, which is no date"
         return
-    if date > datetime.datetime.now(datetime.UTC).date():
+    if date > dt.datetime.now(dt.UTC).date():
         yield f"CHANGELOG.md dates {version} {dated[1]}, which is in the future"
 
 

@@ -17,7 +17,7 @@ OUT = ROOT / "target/site"
 SOURCE = OUT / "source"
 
 
-def main() -> None:  # noqa: D103
+def main() -> None:
     (version,) = sys.argv[1:]
     built = OUT / version
     for folder in (SOURCE, built, OUT / "doctrees"):

@@ -40,18 +40,18 @@ toc_object_entries_show_parents = "hide"
 STUBS = stubs.read(Path(ctxalloc.__file__).with_name("_native.pyi"))
 
 
-def signature(_app, _what, name, _object, _options, arguments, returned):  # noqa: ANN001, ANN201, D103
+def signature(_app, _what, name, _object, _options, arguments, returned):
     native = STUBS.get(stubs.unqualified(name))
     return native.signature if native and native.signature else (arguments, returned)
 
 
-def add_type(_app, what, name, _object, _options, lines):  # noqa: ANN001, ANN201, D103
+def add_type(_app, what, name, _object, _options, lines):
     native = STUBS.get(stubs.unqualified(name))
     if what in ("attribute", "property") and native and native.type:
         lines += ["", f":type: {native.type}"]
 
 
-def hide(_app, _what, name, found, skip, _options):  # noqa: ANN001, ANN201
+def hide(_app, _what, name, found, skip, _options):
     """What has no underscore but is another library's: not ours to explain."""
     module = getattr(found, "__module__", None) or ""
     if inspect.isroutine(found) and module and not module.startswith(("ctxalloc", "builtins")):
@@ -59,7 +59,7 @@ def hide(_app, _what, name, found, skip, _options):  # noqa: ANN001, ANN201
     return True if name.startswith("_") and name != "__version__" else skip
 
 
-def setup(app):  # noqa: ANN001, ANN201, D103
+def setup(app):
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", add_type)
     app.connect("autodoc-skip-member", hide)

@@ -14,6 +14,7 @@ from pathlib import Path
 NAVIGATION = {
     "What do you want?": [
         ("Limit a service", "services"),
+        ("Limit all that a request allocates", "whole"),
         ("Limit tasks of Dask, Ray, Celery", "clusters"),
         ("Numbers first: see what takes memory", "observe"),
         ("See what is not counted", "coverage"),

@@ -1,6 +1,6 @@
 # What strangers see: the site, the release and what is promised to stay. Included by the Makefile.
 
-.PHONY: site lint-workflows release-check release-versions release-notes licences test-api test-api-python test-api-rust api
+.PHONY: site lint-workflows release-check release-versions licences test-api test-api-python test-api-rust api
 SITE := .venv-site
 PUBLIC_API := target/release-tools/bin/cargo-public-api
 site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/python

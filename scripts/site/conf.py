@@ -13,6 +13,7 @@ release = version = ctxalloc.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 
 html_theme = "furo"
+html_show_copyright = False
 html_title = f"ctxalloc {release}"
 html_static_path = [str(Path(__file__).with_name("static"))]
 html_css_files = ["site.css"]

@@ -8,7 +8,15 @@ from types import ModuleType
 
 # What belongs together is found together; `check` says which name is in none of these.
 TOPICS = {
-    "Give work an account and a limit": ["request", "Request", "current_request", "Stats", "WholeStats", "Escaped", "detached"],
+    "Give work an account and a limit": [
+        "request",
+        "Request",
+        "current_request",
+        "Stats",
+        "WholeStats",
+        "Escaped",
+        "detached",
+    ],
     "Limit several requests together": ["Budget"],
     "Select an allocator": ["use", "Scope", "set_handler", "reset", "Token", "current", "wrap", "ThreadPoolExecutor"],
     "Find out where an array lives": [

@@ -13,7 +13,7 @@ import inspect
 import sys
 import unittest
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import pytest
 
@@ -89,6 +89,11 @@ def _request_of(item: pytest.Item) -> "Request":
     return found
 
 
+def _mistake(said: str) -> NoReturn:
+    """Fails the test by one line: what is wrong is in its mark, or in a setting, and not in anybody's frames."""
+    pytest.fail(f"ctxalloc: {said}", pytrace=False)
+
+
 def _options(item: pytest.Item) -> Mapping[str, Any]:
     mark = item.get_closest_marker("ctxalloc")
     if mark is None:
@@ -96,11 +101,11 @@ def _options(item: pytest.Item) -> Mapping[str, Any]:
     unknown = [name for name in mark.kwargs if name not in _OPTIONS]
     if mark.args or unknown:
         given = mark.args[0] if mark.args else unknown[0]
-        raise pytest.UsageError(f"@pytest.mark.ctxalloc: {given!r} is no option; give {', '.join(_OPTIONS)} by keyword")
+        _mistake(f"@pytest.mark.ctxalloc: {given!r} is no option; give {', '.join(_OPTIONS)} by keyword")
     for name in ("escaped", "frames"):
         number = mark.kwargs.get(name)
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
-            raise pytest.UsageError(f"@pytest.mark.ctxalloc({name}={number!r}): give a whole number from 0 on")
+            _mistake(f"@pytest.mark.ctxalloc({name}={number!r}): give a whole number from 0 on")
     return mark.kwargs
 
 
@@ -111,11 +116,11 @@ def _size(name: str, given: Any) -> int | None:
         return given
     where = f"the setting {name} = {given}" if name == _SETTING else f"@pytest.mark.ctxalloc({name}={given!r})"
     if not isinstance(given, str):
-        raise pytest.UsageError(f"{where}: give bytes as an int from 0 to 2**63 - 1, or a text such as '80 MB'")
+        _mistake(f"{where}: give bytes as an int from 0 to 2**63 - 1, or a text such as '80 MB'")
     try:
         return size_of(given)
     except ValueError as error:
-        raise pytest.UsageError(f"{where}: {error}") from None
+        _mistake(f"{where}: {error}")
 
 
 def _made(item: pytest.Item) -> "Request":
@@ -125,7 +130,7 @@ def _made(item: pytest.Item) -> "Request":
     options, strategy = _options(item), None
     handler = options.get("handler")
     if handler is not None and handler not in STRATEGIES:
-        raise pytest.UsageError(f"@pytest.mark.ctxalloc(handler={handler!r}): give one of {', '.join(STRATEGIES)}")
+        _mistake(f"@pytest.mark.ctxalloc(handler={handler!r}): give one of {', '.join(STRATEGIES)}")
     if item.get_closest_marker("ctxalloc") is not None:
         upstream = ctxalloc.strategies.Pool() if handler is None else STRATEGIES[handler]()
         frames = options.get("frames")
@@ -311,11 +316,23 @@ def _check(item: pytest.Item, request: "Request") -> None:
         )
 
 
+class _Case(NamedTuple):
+    """What one test took."""
+
+    peak: int
+    total: int
+    escaped: int
+    case: str
+    """The parameters in its name; empty: it has none."""
+
+
 class _Report:
     """Collects what the tests took: in the controlling process, also under pytest-xdist."""
 
+    LINES: Final = 20
+
     def __init__(self) -> None:
-        self.found: list[tuple[int, int, int, str]] = []
+        self.tests: dict[str, list[_Case]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keeps the numbers of a test."""
@@ -324,15 +341,30 @@ class _Report:
             peak = numbers.get(f"{_PROPERTY}_peak_bytes")
             if peak is not None:
                 total, escaped = numbers[f"{_PROPERTY}_total_bytes"], numbers[f"{_PROPERTY}_escaped_blocks"]
-                self.found.append((peak, total, escaped, report.nodeid))
+                test, case = _parts_of(report.nodeid)
+                self.tests.setdefault(test, []).append(_Case(peak, total, escaped, case))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Lists the largest."""
-        from ctxalloc._text import size_text  # noqa: PLC0415
+        """Lists the largest: all cases of a test in one line, under its whole name."""
+        from ctxalloc._text import counted, size_text  # noqa: PLC0415
 
         terminalreporter.section("ctxalloc: the largest peaks of arrays")
-        for peak, total, escaped, test in sorted(self.found, reverse=True)[:20]:
-            terminalreporter.line(
-                f"{size_text(peak):>10} peak {size_text(total):>10} total {escaped:>5} escaped  {test}"
-            )
-        terminalreporter.line(f"{len(self.found)} tests measured")
+        largest = sorted(((max(cases), cases, test) for test, cases in self.tests.items()), reverse=True)
+        for most, cases, test in largest[: self.LINES]:
+            total, escaped = sum(one.total for one in cases), sum(one.escaped for one in cases)
+            line = f"{size_text(most.peak):>10} peak {size_text(total):>10} total {escaped:>5} escaped  {test}"
+            if len(cases) > 1:
+                line += f"  ({len(cases)} cases, the largest {most.case})" if most.case else f"  ({len(cases)} runs)"
+            else:
+                line += most.case
+            terminalreporter.line(line)
+        measured = counted(sum(map(len, self.tests.values())), "test")
+        beyond = len(largest) - self.LINES
+        terminalreporter.line(f"{measured} measured" + (f"; {beyond} more are not listed" if beyond > 0 else ""))
+
+
+def _parts_of(nodeid: str) -> tuple[str, str]:
+    """The test, and its case in brackets: a name in Python has none, a folder and a case may."""
+    path, colons, name = nodeid.partition("::")
+    test, bracket, case = name.partition("[")
+    return path + colons + test, bracket + case

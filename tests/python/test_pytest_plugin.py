@@ -158,6 +158,10 @@ REPORTED = """
 @pytest.mark.parametrize("size", range(1, 9))
 def test_of_a_size(size):
     np.zeros(size * 1_000_000, np.uint8)
+
+@pytest.mark.parametrize("name", [0], ids=["a[::]" * 60])
+def test_alone(name):
+    np.zeros(6_000_000, np.uint8)
 """
 
 
@@ -167,10 +171,14 @@ def test_the_report_lists_the_largest_peaks(tmp_path: Path, options: tuple[str, 
         pytest.importorskip("xdist")
     run = Run(tmp_path, REPORTED, "--ctxalloc-report", *options, others=("xdist.plugin",) if options else ())
     assert run.code == 0, run.text
-    report = run.text.partition("ctxalloc: the largest peaks of arrays")[2]
-    assert re.findall(r"test_of_a_size\[(\d)\]", report)[:8] == list("87654321"), report
-    assert "7.63 MiB peak" in report
-    assert "8 tests measured" in report
+    report = run.text.partition("ctxalloc: the largest peaks of arrays")[2].partition("=== short test summary")[0]
+    assert re.search(
+        r"7.63 MiB peak +34.3 MiB total +0 escaped  test_it.py::test_of_a_size  \(8 cases, the largest \[8\]\)", report
+    )
+    assert re.search(r"5.72 MiB peak .* test_it.py::test_alone\[.{300}\]\n", report), report
+    assert report.count("test_of_a_size") == 1, report
+    assert report.index("test_of_a_size") < report.index("test_alone")
+    assert "9 tests measured" in report
 
 
 def test_marks_hold_for_classes_unittest_and_hypothesis(tmp_path: Path) -> None:
@@ -261,7 +269,9 @@ def test_a_wrong_value_of_a_mark_is_named(tmp_path: Path) -> None:
     tests = [f"@pytest.mark.ctxalloc({mark})\ndef test_{at}(): ...\n" for at, mark in enumerate(marks)]
     run = Run(tmp_path, "".join(tests))
     for mark in marks:
-        assert f"@pytest.mark.ctxalloc({mark}): give" in run.text
+        assert f"\nctxalloc: @pytest.mark.ctxalloc({mark}): give" in run.text
+    assert set(run.outcomes.values()) == {"FAILED"}
+    assert "__init__.py" not in run.text, "a frame of ours"
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -276,8 +286,19 @@ def test_option(): ...
 
 @pytest.mark.ctxalloc(handler="nope")
 def test_handler(): ...
+
+@pytest.mark.ctxalloc(limit="8 leagues")
+def test_with_the_fixture(ctxalloc_request): ...
+
+@pytest.mark.ctxalloc(total="8 hours")
+def test_total(): ...
 """,
     )
+    assert set(run.outcomes.values()) == {"FAILED", "ERROR"}
+    assert len(run.outcomes) == 5
+    assert "limit='8 leagues'" in run.text
+    assert "total='8 hours'" in run.text
+    assert "__init__.py" not in run.text, "a frame of ours"
     assert "limit='8 parsecs'" in run.text
     assert "'limits' is no option; give limit, total, escaped, handler, frames by keyword" in run.text
     assert "handler='nope'): give one of" in run.text

@@ -17,12 +17,13 @@ from ctxalloc._program import Program, RefusedError, UsageError
 from ctxalloc._text import size_of
 
 _RUN = """\
-Runs a script, or with -m a module, as `python` does, without a change of a line.
+Runs a script, a module (-m) or some code (-c) as `python` does, without a change of a line.
 
 examples:
   ctxalloc run --report script.py --its-own-option
   ctxalloc run --handler pool --limit 2GiB script.py
   ctxalloc run --handler pool --compare -m package.module
+  ctxalloc run --report -c "import numpy; numpy.ones((1000, 1000))"
 """
 
 
@@ -54,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         help="run a program under a handler or a limit, and report its arrays",
         description=_RUN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="ctxalloc run [options] script.py [arguments]\n       ctxalloc run [options] -m module [arguments]",
+        usage="ctxalloc run [options] script.py [arguments]\n       ctxalloc run [options] -m module [arguments]\n"
+        "       ctxalloc run [options] -c code [arguments]",
     )
     run.add_argument("--handler", metavar="NAME", help="select this handler, in threads too: pool, hugepages, ...")
     run.add_argument(
@@ -79,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--sites", metavar="N", type=_sites, help="how many sites --report shows (default: 10)")
     run.add_argument("--rounds", metavar="N", type=_rounds, help="how often --compare runs each (default: 3)")
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
+    run.add_argument("-c", dest="code", metavar="CODE", help="the program is this text")
+    run.add_argument("--code", help=argparse.SUPPRESS)
     run.add_argument("program", help="the script, or with -m the module")
     arguments = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
     arguments.required = False  # for the message where there is no program
@@ -98,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _separated(arguments: Sequence[str]) -> list[str]:
-    """``--report=json`` as argparse can read it: a flag with a value, and never the program's name for a value."""
+    """``--report=json`` and ``-c code`` as argparse can read them: with values that are never anything else."""
     words: list[str] = []
     rest = iter(arguments)
     for word in rest:
@@ -106,6 +110,10 @@ def _separated(arguments: Sequence[str]) -> list[str]:
             word == "-" or not word.startswith("-")
         ):  # the program, behind the command: what follows is its own
             words.append(word)
+            break
+        if words[:1] == ["run"] and word.startswith("-c"):
+            code = word[2:] or next(rest, None)
+            words += [word] if code is None else [f"--code={code}", "-"]
             break
         if word.startswith("--report="):
             words += ["--report", f"--kind={word.removeprefix('--report=')}"]
@@ -164,7 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_wrong:
             print(f"ctxalloc run: {given} {other}", file=sys.stderr)
             return 2
-    program = Program(options.program, options.is_module, options.arguments)
+    if options.code is not None:
+        program = Program("-c", is_module=False, arguments=options.arguments, code=options.code)
+    else:
+        program = Program(options.program, options.is_module, options.arguments)
     try:
         if options.whole:
             _whole.prepare(list(sys.argv[1:] if arguments is None else arguments), compares=options.compare)

@@ -8,11 +8,13 @@ gives it: what outlives its last line (threads, ``atexit``), pickles and childre
 import builtins
 import importlib.util
 import io
+import linecache
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -36,6 +38,8 @@ class Program(NamedTuple):
     name: str
     is_module: bool
     arguments: list[str]
+    code: str | None = None
+    """What ``-c`` was given, with ``-c`` for a name."""
 
     def check(self) -> None:
         """UsageError: there is no such program. Before ``--compare``, which runs it often; it imports nothing of it."""
@@ -50,7 +54,7 @@ class Program(NamedTuple):
                 del sys.path[0]
             if found is None:
                 raise UsageError(f"there is no module {self.name!r}; install it, or give the path of a script")
-        elif self.name != "-" and not Path(self.name).exists():
+        elif self.code is None and self.name != "-" and not Path(self.name).exists():
             if Path(self.name).is_absolute():
                 raise UsageError(f"there is no script {self.name!r}")
             raise UsageError(f"there is no script {self.name!r} in {Path.cwd()}; for a module write -m {self.name}")
@@ -63,7 +67,10 @@ class Program(NamedTuple):
         if sys.version_info < (3, 14):  # from then on they are made where they are asked for
             main.__annotations__ = {}
         sys.modules["__main__"] = main
-        code, names = self._module() if self.is_module else self._script()
+        if self.code is not None:
+            code, names = _given(self.code)
+        else:
+            code, names = self._module() if self.is_module else self._script()
         main.__dict__.update(names)
         exec(code, main.__dict__)  # noqa: S102 - what the user asked for
 
@@ -81,8 +88,6 @@ class Program(NamedTuple):
     def _script(self) -> tuple[CodeType, dict[str, Any]]:
         if self.name == "-":
             _first_on_path("")
-            from importlib.machinery import BuiltinImporter  # noqa: PLC0415 - what python names here
-
             names: dict[str, Any] = {"__file__": "<stdin>", "__cached__": None, "__spec__": None, "__package__": None}
             names["__loader__"] = BuiltinImporter
             return compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True), names
@@ -104,6 +109,23 @@ class Program(NamedTuple):
             return loader.get_code("__main__"), {**names, "__loader__": loader}
         code = compile(_text_of(path), path, "exec", dont_inherit=True)
         return code, {**names, "__loader__": SourceFileLoader("__main__", path)}
+
+
+def _given(text: str) -> tuple[CodeType, dict[str, Any]]:
+    """As ``python -c``."""
+    _first_on_path("")
+    if sys.version_info >= (3, 14):
+        text = textwrap.dedent(text)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        said = f"Unable to decode the command from the command line:\nUnicodeEncodeError: {error}"
+        raise RefusedError(1, said) from None
+    code = compile(text, "<string>", "exec", dont_inherit=True)
+    register = getattr(linecache, "_register_code", None)  # from 3.13 on: tracebacks show its lines
+    if register is not None:
+        register(code, text, "<string>")
+    return code, {"__loader__": BuiltinImporter, "__spec__": None, "__package__": None}
 
 
 def _first_on_path(folder: str) -> None:

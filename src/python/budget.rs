@@ -125,6 +125,13 @@ impl PyBudget {
         self.budget.waiting()
     }
 
+    /// Whether nothing is charged to it, reserved in it or waits for it, and nothing that is alive could charge it: no
+    /// request or terms with it, no strategy, no budget below. A map of tenants' budgets may drop an idle one.
+    #[getter]
+    fn is_idle(&self) -> bool {
+        self.budget.is_idle()
+    }
+
     /// How many bytes it is above its limit: because the limit was lowered, or because requests used their overdrafts.
     #[getter]
     fn overdraft_bytes(&self) -> usize {

@@ -179,6 +179,43 @@ def test_the_console_script_adds_no_folder_to_the_path(tmp_path: Path) -> None:
     assert done.stdout == run(tmp_path, "program.py")[1]
 
 
+CODES = {
+    "names": "import sys; print(sorted(globals()), __spec__, __package__, sys.path, sys.argv, __name__)",
+    "an error": "def f():\n    return 1 / 0\nf()",
+    "another's error, whose lines are nowhere": "exec(compile('1 / 0', '<string>', 'exec'))",
+    "syntax": "a b c",
+    "indented": "    print(1)\n    if 2:\n        print(3)",
+    "a minus": "-1",
+    "an option of ours": "--report",
+    "nothing": "",
+    "an exit": "import sys; sys.exit('no')",
+    "what cannot be decoded": b"print('\xff')",
+    "pickles": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
+}
+
+
+@pytest.mark.parametrize("options", [(), ("--report", "--limit", "1GB")], ids=["plain", "report and limit"])
+@pytest.mark.parametrize("name", CODES)
+def test_code_runs_and_ends_as_under_python(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    code = CODES[name]
+    asked = ("-c", os.fsdecode(code) if isinstance(code, bytes) else code, "-x", "--", "--report", "-c")
+    plain = run(tmp_path, *asked)
+    status, out, said = run(tmp_path, "-m", "ctxalloc", "run", *options, *asked)
+    said, _, report = said.partition("\nctxalloc: -c -x -- --report -c")
+    assert (status, out, said) == plain
+    assert bool(report) == ("--report" in options and name != "what cannot be decoded")
+
+
+def test_code_may_follow_its_option_at_once_and_be_compared(tmp_path: Path) -> None:
+    ours = ("-m", "ctxalloc", "run")
+    assert run(tmp_path, *ours, "-cimport sys; print(sys.argv)", "a") == (0, "['-c', 'a']\n", "")
+    status, out, said = run(tmp_path, *ours, "--compare", "--rounds", "1", "-c", "print(1)")
+    assert (status, out, said.partition(":")[0].strip()) == (0, "1\n", "-c"), said
+    status, _, said = run(tmp_path, *ours, "-c")
+    assert status == 2
+    assert "argument -c: expected one argument" in said
+
+
 REFUSED = [
     *(("-m", name) for name in ("nothing", "http", "json.nothing", "math", "", ".part", "a..b", "json.", "math.x")),
     *(("-m", name) for name in ("__main__", "beside.py", "namespace", "json.__main__.x")),

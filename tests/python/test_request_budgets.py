@@ -211,6 +211,50 @@ def test_budgets_are_a_tree() -> None:
     assert process.peak_bytes == 9000
 
 
+def test_a_budget_is_idle_when_nothing_can_charge_it() -> None:
+    budget = Budget(1 << 20)
+    assert budget.is_idle
+    below = Budget(parent=budget)
+    assert not budget.is_idle
+    del below
+    terms = request(budget=budget)
+    assert not budget.is_idle, "a request could begin"
+    with terms:
+        assert (budget.in_use_bytes, budget.is_idle) == (0, False)
+        escaped = np.ones(1000)
+    del terms
+    assert not budget.is_idle, "a block has escaped"
+    del escaped
+    assert budget.is_idle
+    with request(budget=budget, reserve_bytes=1000):
+        assert not budget.is_idle
+    assert budget.is_idle
+
+
+def test_tenants_come_and_go_and_none_gets_its_limit_twice() -> None:
+    """The recipe of docs/services.md, with one place: a request that has no array yet keeps its tenant's."""
+    seen: dict[str, Budget] = {}
+    others = Budget(100, name="others")
+
+    def budget_of(name: str) -> Budget:
+        if name not in seen and seen:
+            idle = next((name for name, budget in seen.items() if budget.is_idle), None)
+            if idle is None:
+                return others
+            del seen[idle]
+        return seen.setdefault(name, Budget(1_000_000, name=name))
+
+    with request(budget=budget_of("red")):
+        with request(budget=budget_of("blue"), root=True):
+            assert list(seen) == ["red"]
+        held = np.ones(100_000)
+        with request(budget=budget_of("red"), root=True), pytest.raises(MemoryError):
+            np.ones(100_000)
+    assert budget_of("blue").name == "others"
+    del held
+    assert budget_of("blue").name == "blue"
+
+
 def test_a_budget_says_what_it_is() -> None:
     process = Budget(name="process")
     tenant = Budget(1000, parent=process)

@@ -699,6 +699,27 @@ fn budgets_of_an_ended_request_charge_what_is_above_them() {
 }
 
 #[test]
+fn a_budget_is_idle_when_nothing_can_charge_it() {
+    let _alone = alone();
+    let budget = Budget::new("tenant", None);
+    assert!(budget.is_idle());
+    let below = budget.child("below", None);
+    assert!(below.is_idle() && !budget.is_idle());
+    drop(below);
+    let open = request().budget(&budget).begin().unwrap();
+    assert_eq!((budget.in_use_bytes(), budget.is_idle()), (0, false));
+    let escaped = open.run(|| Buffer::zeroed(100)).unwrap();
+    open.end();
+    assert!(!budget.is_idle());
+    drop(escaped);
+    assert!(budget.is_idle());
+    let charge = budget.charge(10).unwrap();
+    assert!(!budget.is_idle());
+    drop(charge);
+    assert!(budget.is_idle());
+}
+
+#[test]
 fn a_request_begun_where_a_detached_one_is_over_pays_for_nobody_else() {
     let _alone = alone();
     let (red, blue) = (Budget::new("red", Some(100)), Budget::new("blue", None));

@@ -82,12 +82,13 @@ def table_of(routes: Mapping[str, Choice], default: Choice, unmatched: Unmatched
             patterns.append((method, *parts_of(path, route), found))
         else:
             exact.append((f"{method} {path}" if method else path, found))
-        rows["{" in path].append(Row(method, path, _limit_of(choice)))
+        rows["{" in path].append(Row(method, path, limit_of(choice)))
     strictest = None if unmatched == "default" else _strictest([*routes.items(), ("default", default)])
     return RouteTable(exact, patterns, otherwise, has_methods=has_methods, unmatched=strictest), rows[0] + rows[1]
 
 
-def _limit_of(choice: Choice) -> float:
+def limit_of(choice: Choice) -> float:
+    """The limit in bytes of these terms; infinite where they have none, or where that is not known."""
     limit = choice._wanted_limit_bytes if isinstance(choice, Request) else None  # noqa: SLF001 - made for this
     return math.inf if limit is None else limit
 
@@ -105,8 +106,8 @@ def _strictest(choices: list[tuple[str, Choice]]) -> Found:
             raise ValueError(  # noqa: TRY004 - a function is a choice, only not for this
                 f"unmatched='strictest': {where!r} has a function, whose terms are not known; {advice}"
             )
-    where, choice = min(choices, key=lambda row: _limit_of(row[1]))
-    if _limit_of(choice) == math.inf:
+    where, choice = min(choices, key=lambda row: limit_of(row[1]))
+    if limit_of(choice) == math.inf:
         raise ValueError("unmatched='strictest': no row has a limit_bytes, so there is no strictest one; give one")
     return found_of(None, choice, where, UNMATCHED)
 

@@ -98,7 +98,7 @@ def application_of(app: Any) -> Any:
     return None
 
 
-def attach(table: RouteTable, rows: Sequence[Row], app: Any) -> None:
+def attach(table: RouteTable, rows: Sequence[Row], app: Any, default_limit_bytes: float) -> None:
     """Tell a table of routes what the framework of this application serves, if that can be asked."""
     try:
         found = application_of(app)
@@ -108,7 +108,7 @@ def attach(table: RouteTable, rows: Sequence[Row], app: Any) -> None:
             flask = _Flask(found, rows)
             table.attach(flask.ask, flask.special(), None, [])
             return
-        starlette = _Starlette(found, rows)
+        starlette = _Starlette(found, rows, default_limit_bytes)
         if all(hasattr(endpoint.route, "matches") for endpoint in starlette.endpoints):
             table.attach(starlette.ask, starlette.special(), starlette.patterns(), starlette.lists)
     except Exception:
@@ -146,9 +146,10 @@ def _flattened_one(route: Any, before: str, lists: list[list[Any]]) -> Iterator[
 class _Starlette:
     """Starlette, or FastAPI, asked as its router asks its routes."""
 
-    def __init__(self, app: Any, rows: Sequence[Row]) -> None:
+    def __init__(self, app: Any, rows: Sequence[Row], default_limit_bytes: float) -> None:
         self.app = app
         self.rows = rows
+        self.default_limit_bytes = default_limit_bytes
         self.lists: list[list[Any]] = []
         self.endpoints = list(flattened(app.routes, "", self.lists))
         self.written = Written(rows, _STARLETTES, 2, 1)
@@ -184,9 +185,12 @@ class _Starlette:
         return NO_VIEW if path is None else self.written.row(path, methods)
 
     def _strictest(self, numbers: Iterable[int], methods: list[str | None]) -> int:
-        """Of the rows of these routes, for a path that it would take too long to match."""
-        rows = {self.written.row(self.endpoints[number].path, methods) for number in numbers} - {NO_ROW}
-        return min(rows, key=lambda row: self.rows[row].limit_bytes, default=NO_ROW)
+        """The strictest of what these routes have, for a path that it would take too long to match."""
+        rows = {self.written.row(self.endpoints[number].path, methods) for number in numbers}
+        return min(rows, key=self._limit_of, default=NO_ROW)
+
+    def _limit_of(self, row: int) -> float:
+        return self.default_limit_bytes if row == NO_ROW else self.rows[row].limit_bytes
 
     def _reached(self, routes: list[Any], scope: dict[str, Any], before: str, skipped: frozenset[int]) -> str | None:
         """The route that is served, as it is written; None where none is. ``scope`` becomes the route's."""

@@ -20,7 +20,7 @@ from contextvars import Token as ContextToken
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
+from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, limit_of, plain, table_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._frames import clear_frames, leaves_of
 from ctxalloc._native import (
@@ -122,6 +122,7 @@ class Service:
         if peak_header is not None and not _HEADER.fullmatch(peak_header):
             raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
         self.routes, self.rows = table_of(routes or {}, default, unmatched)
+        self.default_limit_bytes = limit_of(default)
         self.patterns = list(routes or {})
         self.tenant = tenant
         self.on_end = on_end

@@ -126,7 +126,7 @@ class AllocatorMiddleware:
             self._is_checked = True
             _routing.warn_of_typos(self._service.patterns, self.app)
         if not self._is_attached and scope["type"] != "lifespan":  # at which some add routes
-            _frameworks.attach(self._service.routes, self._service.rows, self.app)
+            _frameworks.attach(self._service.routes, self._service.rows, self.app, self._service.default_limit_bytes)
             self._is_attached = True  # now, for other threads
         exchange: Any = self._exchanges.begin(scope, send)
         client: Client | None = None

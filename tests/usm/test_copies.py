@@ -5,6 +5,7 @@ import gc
 import random
 import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 from typing import Any
@@ -396,3 +397,25 @@ def test_an_awaited_copy_between_two_parts_of_a_device_is_refused() -> None:
             usm.copy_async(usm.zeros(3, kind="device", queue=two), numpys)
 
     asyncio.run(main())
+
+
+def test_threads_that_copy_by_one_queue_and_the_process_that_ends_meanwhile() -> None:
+    """By chance: without turns at the queue, one in 30 such processes ended by a signal."""
+    program = """
+        import threading, time
+        import numpy as np
+        from ctxalloc import usm
+
+        source = np.ones(100_000)
+        targets = [usm.empty(100_000) for _ in range(3)]
+        def loop(target):
+            while True:
+                usm.copy(target, source)
+        for target in targets:
+            threading.Thread(target=loop, args=(target,), daemon=True).start()
+        time.sleep(1.5)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

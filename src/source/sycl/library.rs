@@ -178,6 +178,7 @@ extern "C" fn end() {
     // A caller of SYCL increments PENDING and then reads ENDED (`Queue::begin_call`). Here ENDED is stored, and then
     // PENDING is read. All four are SeqCst, so at least one of the two sees the other.
     ENDED.store(true, Ordering::SeqCst);
+    let begun = Instant::now(); // a thread that never stops had all of the first: its last call is waited for too
     while is_ours && PENDING.load(Ordering::SeqCst) > 0 && begun.elapsed() < PATIENCE {
         sleep(Duration::from_millis(1));
     }

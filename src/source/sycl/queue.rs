@@ -7,7 +7,7 @@ use crate::error::Error;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A SYCL queue: a device, a context, and an order of work. Clones are the same queue, and cloning is cheap.
 ///
@@ -27,12 +27,21 @@ struct Inner {
     /// Whether the context has no other device.
     is_alone: bool,
     device_name: String,
+    /// Held while a thread submits or waits for the whole queue: Intel's OpenCL runtime for processors (2026.2) reads
+    /// freed commands where two threads do so at once on one queue that is out of order.
+    turn: Mutex<()>,
 }
 
 // SAFETY: SYCL's objects may be used by several threads at once (SYCL 2020, 4.5.2 and 4.6.5), and belong to no thread.
 unsafe impl Send for Inner {}
 // SAFETY: SYCL's objects may be used by several threads at once, and the other fields never change.
 unsafe impl Sync for Inner {}
+
+impl Inner {
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner) // it guards no data
+    }
+}
 
 impl Queue {
     /// A new queue on the device that `filter` names (`opencl:cpu:0`, `gpu`), or on SYCL's default device.
@@ -131,7 +140,7 @@ impl Queue {
         let (kinds, device_name) = (Vec::new(), String::new());
         // SAFETY: the context is live: the reference that was returned above is not deleted yet.
         let is_alone = unsafe { (functions.context_devices)(context.as_ptr()) } == 1;
-        let mut inner = Inner { runtime, queue, context, device, kinds, is_alone, device_name };
+        let mut inner = Inner { runtime, queue, context, device, kinds, is_alone, device_name, turn: Mutex::new(()) };
         for kind in [UsmKind::Device, UsmKind::Shared, UsmKind::Host] {
             // SAFETY: the device is live, by the reference that was returned above; any number may be asked for.
             if unsafe { (functions.has_aspect)(device.as_ptr(), kind.aspect()) } {
@@ -302,9 +311,11 @@ impl Queue {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
+        let alone = inner.alone();
         // SAFETY: both sides have that many bytes until the event has finished (this function's contract); the queue is
         // live.
         let event = unsafe { (inner.runtime.functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) };
+        drop(alone);
         self.event(event, "copy", size_bytes)
     }
 
@@ -370,9 +381,11 @@ impl Queue {
         let inner = &*self.inner;
         inner.runtime.require_usable()?;
         let queue = inner.queue.as_ptr();
+        let alone = inner.alone();
         // SAFETY: USM of this context with that many bytes that nobody else uses (this function's contract); the event
         // is waited for.
         let event = unsafe { (inner.runtime.functions.memset)(queue, start.as_ptr().cast(), value, size_bytes) };
+        drop(alone);
         self.event(event, "fill", size_bytes)?.wait();
         Ok(())
     }
@@ -380,6 +393,7 @@ impl Queue {
     /// Waits for all work submitted so far.
     pub fn wait(&self) {
         if self.inner.runtime.is_usable() {
+            let _alone = self.inner.alone();
             // SAFETY: the queue is live: `inner` owns a reference to it.
             unsafe { (self.inner.runtime.functions.wait)(self.inner.queue.as_ptr()) }
         }

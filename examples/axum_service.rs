@@ -1,5 +1,4 @@
-//! axum: each route has an account, a limit and memory of its own; what does not fit is answered, and the service goes
-//! on.
+//! axum: each route has an account and a limit of its own; what does not fit is answered, and the service goes on.
 //!
 //! `cargo run --example axum_service --features axum` prints
 //! ```text
@@ -17,7 +16,7 @@ use axum::error_handling::HandleErrorLayer;
 use axum::extract::{Extension, Path};
 use axum::http::{Request, StatusCode};
 use axum::routing::{get, post};
-use ctxalloc::strategy::{Arena, Budget, Pool};
+use ctxalloc::strategy::Budget;
 use ctxalloc::tower::{Ended, RequestLayer};
 use ctxalloc::{Buffer, RequestHandle, task};
 use http_body_util::{BodyExt, Empty};
@@ -45,16 +44,13 @@ fn service(budget: &Budget, on_end: impl Fn(&Ended) + Send + Sync + Clone + 'sta
             .terms(move |_, terms| Some(terms.name(name)))
             .on_end(on_end.clone())
     };
-    // Pixels come from an arena of the request's own.
-    let in_an_arena = account("thumbnail", 4 << 20)
-        .terms(|_, terms| Some(terms.name("thumbnail").strategy(Arena::over(Pool::shared()))));
     // The time-out is inside of the account: what it drops is counted until it is gone.
     let in_time = ServiceBuilder::new()
         .layer(account("slow", 1 << 20))
         .layer(HandleErrorLayer::new(|_: BoxError| async { StatusCode::REQUEST_TIMEOUT }))
         .timeout(Duration::from_millis(20));
     Router::new()
-        .route("/thumbnail/{bytes}", post(thumbnail).layer(in_an_arena))
+        .route("/thumbnail/{bytes}", post(thumbnail).layer(account("thumbnail", 4 << 20)))
         .route("/stream", get(stream).layer(account("stream", 1 << 20)))
         .route("/slow", get(slow).layer(in_time))
         .route("/health", get(|| async { "ok" }))

@@ -85,8 +85,8 @@ impl RequestLayer {
         self.with(|options| options.tenant = Some(Arc::new(tenant)))
     }
 
-    /// Chooses the terms of each request, from those that the layer gives to all: its name, a limit of its own, an
-    /// arena. `None`: it gets no account, as if there were no layer.
+    /// Chooses the terms of each request, from those that the layer gives to all: its name, a limit of its own, a
+    /// strategy. `None`: it gets no account, as if there were no layer.
     ///
     /// Name it after its route, never after its path: strangers choose paths. In axum the route is in
     /// `parts.extensions.get::<axum::extract::MatchedPath>()`.

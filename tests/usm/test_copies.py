@@ -399,7 +399,7 @@ def test_an_awaited_copy_between_two_parts_of_a_device_is_refused() -> None:
     asyncio.run(main())
 
 
-def test_threads_that_copy_by_one_queue_and_the_process_that_ends_meanwhile() -> None:
+def test_threads_copy_by_one_queue_while_the_process_ends() -> None:
     """By chance: without turns at the queue, one in 30 such processes ended by a signal."""
     program = """
         import threading, time

@@ -123,8 +123,8 @@ def _given(text: str) -> tuple[CodeType, dict[str, Any]]:
         raise RefusedError(1, said) from None
     code = compile(text, "<string>", "exec", dont_inherit=True)
     register = getattr(linecache, "_register_code", None)  # from 3.13 on: tracebacks show its lines
-    if register is not None:
-        register(code, text, "<string>")
+    if register is not None:  # 3.13.0 keeps them by the file's name
+        register(code if hasattr(linecache, "_interactive_cache") else "<string>", text, "<string>")
     return code, {"__loader__": BuiltinImporter, "__spec__": None, "__package__": None}
 
 

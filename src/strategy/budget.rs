@@ -133,12 +133,18 @@ impl Budget {
     }
 
     /// Whether nothing is charged to it, reserved in it or waits for it, and nothing but this handle could change that:
-    /// no request, not even one that has charged nothing yet, no strategy, no budget below it and no clone. Who keeps
-    /// budgets in a map may drop an idle one: the next of that name does not double what is there.
+    /// no request, not even one that has charged nothing yet, no budget of an ended request, no strategy, no budget
+    /// below it and no clone. Who keeps budgets in a map may drop an idle one: the next of that name does not double
+    /// what is there.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        // Whoever charges it, and who waits, has a reference. So this comes first: then no charge can come after it.
-        Arc::strong_count(&self.account) == 1 && self.in_use_bytes() == 0 && self.reserved_bytes() == 0
+        // Whoever charges it, or waits, has a reference, or those of an ended request have a weak one. So these come
+        // first: then no charge can come after them.
+        const LISTED: usize = 1; // for `budgets()`
+        Arc::strong_count(&self.account) == 1
+            && Arc::weak_count(&self.account) == LISTED
+            && self.in_use_bytes() == 0
+            && self.reserved_bytes() == 0
     }
 
     /// By how many bytes it exceeds its limit, because the limit was lowered or requests used their overdrafts.

@@ -713,6 +713,12 @@ fn a_budget_is_idle_when_nothing_can_charge_it() {
     assert!(!budget.is_idle());
     drop(escaped);
     assert!(budget.is_idle());
+    let ended = request().budget(&budget).begin().unwrap();
+    let own = ended.budget();
+    ended.end();
+    assert!(!budget.is_idle(), "what charges an ended request's budget charges it too");
+    drop(own);
+    assert!(budget.is_idle());
     let charge = budget.charge(10).unwrap();
     assert!(!budget.is_idle());
     drop(charge);

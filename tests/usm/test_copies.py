@@ -402,18 +402,20 @@ def test_an_awaited_copy_between_two_parts_of_a_device_is_refused() -> None:
 def test_threads_copy_by_one_queue_while_the_process_ends() -> None:
     """By chance: without turns at the queue, one in 30 such processes ended by a signal."""
     program = """
-        import threading, time
+        import itertools, threading
         import numpy as np
         from ctxalloc import usm
 
         source = np.ones(100_000)
-        targets = [usm.empty(100_000) for _ in range(3)]
+        enough = threading.Event()
         def loop(target):
-            while True:
+            for number in itertools.count():
                 usm.copy(target, source)
-        for target in targets:
+                if number == 3000:
+                    enough.set()
+        for target in [usm.empty(100_000) for _ in range(3)]:
             threading.Thread(target=loop, args=(target,), daemon=True).start()
-        time.sleep(1.5)
+        enough.wait()
         """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, check=False, timeout=60

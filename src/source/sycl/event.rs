@@ -12,7 +12,7 @@ pub struct Event {
     _hold: Hold,
 }
 
-/// While one exists, the exit of the process waits (for up to ten seconds).
+/// While one exists, the exit of the process waits, for as long as `PATIENCE` says.
 #[derive(Debug)]
 pub(crate) struct Hold(());
 

@@ -142,17 +142,19 @@ impl Runtime {
     /// # Errors
     /// [`Error::Sycl`] if SYCL must not be called.
     pub(super) fn require_usable(&self) -> Result<(), Error> {
-        if self.is_usable() {
-            return Ok(());
-        }
-        Err(Error::Sycl {
+        if self.is_usable() { Ok(()) } else { Err(self.unusable()) }
+    }
+
+    /// Why SYCL must not be called.
+    pub(super) fn unusable(&self) -> Error {
+        Error::Sycl {
             what: format!(
                 "SYCL cannot be used in process {}, a fork of {} or at its end",
                 std::process::id(),
                 self.process
             ),
             advice: "start workers with multiprocessing's 'spawn' or 'forkserver'",
-        })
+        }
     }
 }
 

@@ -37,12 +37,6 @@ unsafe impl Send for Inner {}
 // SAFETY: SYCL's objects may be used by several threads at once, and the other fields never change.
 unsafe impl Sync for Inner {}
 
-impl Inner {
-    fn alone(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner) // it guards no data
-    }
-}
-
 impl Queue {
     /// A new queue on the device that `filter` names (`opencl:cpu:0`, `gpu`), or on SYCL's default device.
     ///
@@ -308,15 +302,10 @@ impl Queue {
     /// # Safety
     /// - as for [`copy`](Self::copy), until the event has finished; until then nobody writes to either or reads `to`.
     pub unsafe fn submit_copy(&self, to: *mut u8, from: *const u8, size_bytes: usize) -> Result<Event, Error> {
-        let inner = &*self.inner;
-        inner.runtime.require_usable()?;
-        let queue = inner.queue.as_ptr();
-        let alone = inner.alone();
+        let memcpy = self.inner.runtime.functions.memcpy;
         // SAFETY: both sides have that many bytes until the event has finished (this function's contract); the queue is
         // live.
-        let event = unsafe { (inner.runtime.functions.memcpy)(queue, to.cast(), from.cast(), size_bytes) };
-        drop(alone);
-        self.event(event, "copy", size_bytes)
+        self.submit("copy", size_bytes, |queue| unsafe { memcpy(queue, to.cast(), from.cast(), size_bytes) })
     }
 
     /// Copies rows of `row_bytes` after all work submitted so far, and waits for it. The number of rows is the product
@@ -378,22 +367,17 @@ impl Queue {
     /// # Safety
     /// - `start` has that many bytes, in USM of this queue's context, and nobody else uses them.
     pub unsafe fn fill(&self, start: NonNull<u8>, value: u8, size_bytes: usize) -> Result<(), Error> {
-        let inner = &*self.inner;
-        inner.runtime.require_usable()?;
-        let queue = inner.queue.as_ptr();
-        let alone = inner.alone();
+        let memset = self.inner.runtime.functions.memset;
         // SAFETY: USM of this context with that many bytes that nobody else uses (this function's contract); the event
         // is waited for.
-        let event = unsafe { (inner.runtime.functions.memset)(queue, start.as_ptr().cast(), value, size_bytes) };
-        drop(alone);
-        self.event(event, "fill", size_bytes)?.wait();
+        let fill = |queue| unsafe { memset(queue, start.as_ptr().cast(), value, size_bytes) };
+        self.submit("fill", size_bytes, fill)?.wait();
         Ok(())
     }
 
     /// Waits for all work submitted so far.
     pub fn wait(&self) {
-        if self.inner.runtime.is_usable() {
-            let _alone = self.inner.alone();
+        if let Some(_turn) = self.begin_turn() {
             // SAFETY: the queue is live: `inner` owns a reference to it.
             unsafe { (self.inner.runtime.functions.wait)(self.inner.queue.as_ptr()) }
         }
@@ -412,12 +396,20 @@ impl Queue {
         self.is_usable().then_some(hold)
     }
 
-    fn event(&self, event: Ref, what: &str, size_bytes: usize) -> Result<Event, Error> {
-        let event = NonNull::new(event).ok_or_else(|| Error::Sycl {
+    /// As `begin_call`, and no other thread submits to this queue or waits for all of it meanwhile.
+    fn begin_turn(&self) -> Option<(MutexGuard<'_, ()>, Hold)> {
+        let hold = self.begin_call()?;
+        Some((self.inner.turn.lock().unwrap_or_else(PoisonError::into_inner), hold)) // it guards no data
+    }
+
+    fn submit(&self, what: &str, size_bytes: usize, call: impl FnOnce(Ref) -> Ref) -> Result<Event, Error> {
+        let runtime = self.inner.runtime;
+        let _turn = self.begin_turn().ok_or_else(|| runtime.unusable())?; // until the event has a hold of its own
+        let event = NonNull::new(call(self.inner.queue.as_ptr())).ok_or_else(|| Error::Sycl {
             what: format!("SYCL did not {what} {size_bytes} bytes on device '{}'", self.device()),
             advice: "see what it wrote to stderr (DPCTL_VERBOSITY=warning); both sides must be the host's or this queue's",
         })?;
-        Ok(Event::new(self.inner.runtime, event))
+        Ok(Event::new(runtime, event))
     }
 }
 

@@ -34,11 +34,7 @@ def compare(program: Program, handler: str, limit: int | None, rounds: int, out:
     if program.name == "-" and given == subprocess.DEVNULL:
         raise UsageError("--compare reads a program from standard input only where that is a file; give its path")
     limits = [] if limit is None else ["--limit", str(limit)]
-    if program.code is not None:
-        target = ["-c", program.code]
-    else:
-        target = ["-m", program.name] if program.is_module else [program.name]
-    what = [*limits, *target, *program.arguments]
+    what = [*limits, *program.command()]
     found: dict[str, list[_Round]] = {"default_allocator": [], handler: []}
     signal.signal(signal.SIGTERM, _end)  # else the program would outlive us
     is_shown = out.isatty()

@@ -41,6 +41,12 @@ class Program(NamedTuple):
     code: str | None = None
     """What ``-c`` was given, with ``-c`` for a name."""
 
+    def command(self) -> list[str]:
+        """What names it behind ``python`` or ``ctxalloc run``, with its arguments."""
+        if self.code is not None:
+            return ["-c", self.code, *self.arguments]
+        return ["-m", self.name, *self.arguments] if self.is_module else [self.name, *self.arguments]
+
     def check(self) -> None:
         """UsageError: there is no such program. Before ``--compare``, which runs it often; it imports nothing of it."""
         if self.is_module:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from ctxalloc import metrics, request
 from ctxalloc.asgi import AllocatorMiddleware, Report
 
 REQUESTS = 50
+NUMBERS = itertools.count()
+"""For names: metrics keep counting under one that was there before."""
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -44,7 +47,7 @@ async def computes(scope: Scope, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_what_the_step_of_asyncio_holds_has_not_escaped(run: Any, *, tells: bool) -> None:
-    name, reports = f"step {tells} {id(run)}", list[Report]()
+    name, reports = f"step {tells} {next(NUMBERS)}", list[Report]()
     on_end = (lambda _, report: reports.append(report)) if tells else None
     service = AllocatorMiddleware(computes, default=request(name=name), on_end=on_end)
 
@@ -72,7 +75,7 @@ def test_a_plain_request_finds_the_truth_too(run: Any) -> None:
         del kept
         return scope.escaped.count, other.escaped.count  # as it was settled
 
-    name = f"plain {id(run)}"
+    name = f"plain {next(NUMBERS)}"
     assert run(scenario()) == (0, 1)
     assert escapes(name) == (2, 1, 1, 8000)
 
@@ -172,7 +175,7 @@ ready.wait()
 
 def test_random_requests_leave_what_a_naive_model_says(run: Any) -> None:
     """Each request computes arrays here and in threads, keeps some, drops the others, at random."""
-    chance, name, kept = random.Random(36), f"random {id(run)}", list[Any]()
+    chance, name, kept = random.Random(36), f"random {next(NUMBERS)}", list[Any]()
     expected = [0, 0, 0, 0]
 
     async def one() -> None:

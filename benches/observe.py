@@ -3,6 +3,7 @@
 Every variant runs in turn, round after round; medians are compared. What `ctxalloc run` adds is measured in processes
 of their own, which run the same loop by `python` and by `ctxalloc run`, in turn (aim: nothing, within the noise). So is
 what the live page adds to a request of the middleware, mounted and asked by nobody; not mounted, it is not imported.
+So is what `import ctxalloc` costs beside NumPy's import.
 Counting itself is in Rust's bench: the rows of benches/requests.rs with a name and without. Numbers go to
 target/bench/observe.json. Options: --rounds N, --quick.
 """
@@ -62,6 +63,16 @@ async def run(n):
     return (time.process_time() - begun) / n * 1e9
 asyncio.run(run(1000))
 print(min(asyncio.run(run(10_000)) for _ in range(5)))
+"""
+
+
+IMPORT = """\
+import sys, time
+begun = time.perf_counter()
+import numpy
+if sys.argv[1] == "both":
+    import ctxalloc
+print((time.perf_counter() - begun) * 1e9)
 """
 
 
@@ -132,12 +143,18 @@ def page(rounds: int) -> dict[str, Row]:
     return processes(PAGE, commands, rounds, "a request of AllocatorMiddleware and the live page")
 
 
+def imports(rounds: int) -> dict[str, Row]:
+    """The import of NumPy, and of both."""
+    commands = {"import numpy": ["{script}", "numpy"], "import numpy, ctxalloc": ["{script}", "both"]}
+    return processes(IMPORT, commands, rounds, "an import, in processes of their own")
+
+
 def main() -> None:
     """Measures, prints and keeps."""
     rounds = rounds_asked(__doc__)
     found = {"requests": requests(rounds), "profile": profile(rounds), "reading": reading(rounds)}
     few = max(5, rounds // 4)
-    keep("observe", {"rounds": rounds, **found, "run": run_alone(few), "page": page(few)})
+    keep("observe", {"rounds": rounds, **found, "run": run_alone(few), "page": page(few), "imports": imports(rounds)})
 
 
 if __name__ == "__main__":

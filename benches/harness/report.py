@@ -274,6 +274,8 @@ def seeing() -> Iterator[Aim]:
     ):
         ratio = kept[group][name]["median_ns"] / kept[group][base]["median_ns"]
         yield f"{what} / without", "1.0x (5 % are noise)", f"{ratio:.2f}x", ratio <= 1.05
+    both, alone = (kept["imports"][name]["median_ns"] for name in ("import numpy, ctxalloc", "import numpy"))
+    yield "`import numpy, ctxalloc` / `import numpy`", "1.1x", f"{both / alone:.2f}x", both / alone <= 1.1
 
 
 def clusters() -> Iterator[Aim]:

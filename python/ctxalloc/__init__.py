@@ -36,8 +36,6 @@ import typing as _typing
 
 # _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
 from ctxalloc import _main_interpreter, _environment  # noqa: F401
-from ctxalloc import metrics, strategies, tracking
-from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._errors import (
     BudgetExceeded,
     NoRoom,
@@ -48,7 +46,6 @@ from ctxalloc._errors import (
     TaskBudgetExceeded,
     UnknownHandlerError,
 )
-from ctxalloc._include import get_include
 from ctxalloc._native import (
     _C_API,  # noqa: F401 - what ctxalloc_import() of ctxalloc.h finds
     Budget,
@@ -80,15 +77,17 @@ from ctxalloc._native import (
     trim,
     use,
 )
-from ctxalloc._on_signal import profile_on_signal
-from ctxalloc._serving import detached
-from ctxalloc._shared import SharedBlock, shared_memory_of
 from ctxalloc._units import GiB, KiB, MiB
-from ctxalloc._executors import ThreadPoolExecutor, wrap
-from ctxalloc._processes import process_initializer
 
 if _typing.TYPE_CHECKING:
-    from ctxalloc import asgi, opentelemetry, problems, prometheus, usm, wsgi
+    from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
+    from ctxalloc._coverage import Coverage, coverage
+    from ctxalloc._executors import ThreadPoolExecutor, wrap
+    from ctxalloc._include import get_include
+    from ctxalloc._on_signal import profile_on_signal
+    from ctxalloc._processes import process_initializer
+    from ctxalloc._serving import detached
+    from ctxalloc._shared import SharedBlock, shared_memory_of
 
 __all__ = [
     "Budget",
@@ -153,14 +152,32 @@ __all__ = [
     "wsgi",
 ]
 
-# Imported when first used, as `ctxalloc.asgi`: most programs use none of them.
-_LATER = frozenset({"asgi", "opentelemetry", "problems", "prometheus", "usm", "wsgi"})
+# Imported when first used: most programs use few of them, and the import of ctxalloc is to cost little beside NumPy's.
+_MODULES = frozenset(
+    {"asgi", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
+)
+# The same for what is in a module: its name, and the module's.
+_MEMBERS = {
+    "Coverage": "_coverage",
+    "SharedBlock": "_shared",
+    "ThreadPoolExecutor": "_executors",
+    "coverage": "_coverage",
+    "detached": "_serving",
+    "get_include": "_include",
+    "process_initializer": "_processes",
+    "profile_on_signal": "_on_signal",
+    "shared_memory_of": "_shared",
+    "wrap": "_executors",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
+    if name in _MODULES:
+        return _importlib.import_module(f"{__name__}.{name}")
+    if name not in _MEMBERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _importlib.import_module(f"{__name__}.{name}")
+    found = globals()[name] = getattr(_importlib.import_module(f"{__name__}.{_MEMBERS[name]}"), name)
+    return found
 
 
 def load_ipython_extension(shell: object) -> None:
@@ -178,7 +195,7 @@ def unload_ipython_extension(shell: object) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_MODULES, *_MEMBERS})
 
 
 _environment.select()

@@ -4,7 +4,6 @@ import os
 
 from ctxalloc._errors import UnknownHandlerError
 from ctxalloc._native import set_handler
-from ctxalloc._on_signal import profile_on_signal
 
 #: The variable; its value is the name of a built-in handler.
 HANDLER = "CTXALLOC_HANDLER"
@@ -41,6 +40,8 @@ def listen() -> None:
     if not name:
         return
     import signal  # noqa: PLC0415 - for those who ask
+
+    from ctxalloc._on_signal import profile_on_signal  # noqa: PLC0415 - as above
 
     found = getattr(signal, f"SIG{name.removeprefix('SIG')}", None)
     if not isinstance(found, signal.Signals):

@@ -71,7 +71,8 @@ import sys, numpy
 before = set(sys.modules)
 import ctxalloc
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(*sorted(new & {"asyncio", "starlette", "uvicorn", "httpx", "scipy", "hypothesis", "typing_extensions"}))
+optional = {"starlette", "uvicorn", "httpx", "scipy", "hypothesis", "typing_extensions"}
+print(*sorted(new & {"asyncio", "logging", "concurrent", *optional}))
 """
     )
     assert printed == ""
@@ -81,9 +82,10 @@ def test_modules_most_programs_do_not_use_are_imported_when_first_used() -> None
     printed = subprocesses.says(
         """
 import sys, ctxalloc
-later = {"asgi", "opentelemetry", "problems", "prometheus", "usm", "wsgi"}
+later = {"asgi", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
 print(*sorted(later & {name.removeprefix("ctxalloc.") for name in sys.modules}), later <= set(dir(ctxalloc)))
 print(*sorted(name for name in later if getattr(ctxalloc, name) is not sys.modules[f"ctxalloc.{name}"]))
+print(*sorted(name for name in ctxalloc.__all__ if getattr(ctxalloc, name) is not getattr(ctxalloc, name)))
 """
     )
     assert printed == "True"

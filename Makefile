@@ -152,9 +152,10 @@ doc: $(DONE)/build-tools ## rustdoc without and with Python (warnings are errors
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps $(services)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps --features abi3
 
-lint-python: $(DONE)/tools ## ruff: lint rules and format
+lint-python: $(DONE)/tools $(DONE)/package ## ruff: lint rules and format; the command's pages are what its parser says
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(PY) scripts/command_pages.py check
 
 # Each on one processor: so at the same time.
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict on the package, the examples and the README; stubtest on the stubs

@@ -16,6 +16,10 @@ $(DONE)/site: $(DONE)/venv requirements/site.txt requirements/numpy.txt requirem
 	$(SITE)/bin/python $(pip_install) -r requirements/site.txt -r requirements/numpy.txt
 	touch $@
 
+.PHONY: command-pages
+command-pages: $(DONE)/tools $(DONE)/package ## the man page of `ctxalloc` and its completion for bash, zsh and fish, into python/installed
+	$(PY) scripts/command_pages.py write
+
 # ---- what is promised to stay -----------------------------------------------------------------------
 
 # docs/stability.md explains it. The public surface is written down in tests/api; `make api` writes it anew, once the

@@ -1,8 +1,6 @@
 """What ``ctxalloc run --report`` found, as JSON for programs, and two such files compared: ``ctxalloc compare``."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
@@ -60,32 +58,6 @@ def as_json(  # noqa: PLR0917 - one call
         ],
     }
     return json.dumps(found, indent=1)
-
-
-def check_output(path: Path, option: str = "--output ") -> None:
-    """UsageError: no file can be written there."""
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{option}{path}: no file can be written there; give one in a folder that is yours")
-
-
-def write(path: Path, content: bytes, *, is_private: bool = False) -> None:
-    """As a whole: who reads the file sees this report or the one before. OSError: it cannot be written."""
-    descriptor, part = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        os.close(descriptor)
-        Path(part).write_bytes(content)
-        if not is_private:  # in a program at its end only: the mask is all threads'
-            Path(part).chmod(0o666 & ~_mask())
-        Path(part).replace(path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-
-
-def _mask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -158,7 +158,19 @@ def place_of(frames: list[Frame]) -> str:
 
 
 def short_name(file: str) -> str:
-    for folder in sorted((folder for folder in [*sys.path, str(os.getcwd())] if folder), key=len, reverse=True):  # noqa: PTH109
+    """The file's name below the longest folder that modules are imported from, or the current one."""
+    for folder in sorted(_folders(), key=len, reverse=True):
         if file.startswith(f"{folder}{os.sep}"):
             return file[len(folder) + 1 :]
     return file
+
+
+def _folders() -> list[str]:
+    """Python skips what is no str in ``sys.path``; the current folder may have been removed."""
+    try:
+        current = os.getcwd()  # noqa: PTH109 - as a str
+    except OSError:
+        current = ""
+    given: object = getattr(sys, "path", None)
+    entries = given if isinstance(given, (list, tuple)) else ()
+    return [folder for folder in [*entries, current] if isinstance(folder, str) and folder]

@@ -8,7 +8,6 @@ what a route may get; ``asgi``, ``wsgi`` and ``django`` drive it; ``problems`` m
 
 import atexit
 import contextlib
-import contextvars
 import functools
 import logging
 import os
@@ -38,6 +37,7 @@ from ctxalloc._native import (
     use,
 )
 from ctxalloc._sites import Sites, sites_of
+from ctxalloc._told_later import Before
 
 if TYPE_CHECKING:
     from ctxalloc._waiting import Waiting
@@ -239,11 +239,13 @@ class Served:
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
     _began: float
+    _before: Before
     _refusal: tuple[BudgetExceeded, ...] | None
 
     def _expect_telling(self) -> None:
         """``on_end`` has to be called for it."""
         self._began = time.perf_counter()
+        self._before = Before.of(self.scope)
         _UNTOLD.add(self)
 
     def close_after(self, error: BaseException | None) -> None:
@@ -292,6 +294,8 @@ class Served:
         except KeyError:
             return
         scope, base, route, status = self.scope, self.base, self.route, self.status
+        before = self._before
+        del self._before
         assert scope is not None  # noqa: S101 - let go of after this only
         seconds, stats = time.perf_counter() - self._began, begun.stats
 
@@ -312,8 +316,9 @@ class Served:
         if not stats.live_blocks:
             tell()
             return
+        scope = before.scope_of(scope)
         _UNSETTLED.add(begun)
-        begun._when_settled(functools.partial(contextvars.copy_context().run, tell))  # noqa: SLF001
+        begun._when_settled(functools.partial(before.context_now().run, tell))  # noqa: SLF001
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
@@ -341,6 +346,7 @@ class Serving(Served):
     """The record of a request whose handler is selected in steps, or of a handler without an account."""
 
     __slots__ = (
+        "_before",
         "_began",
         "_refusal",
         "answered",

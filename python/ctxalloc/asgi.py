@@ -243,7 +243,7 @@ class AllocatorMiddleware:
 class _Exchange(Exchange, Served):
     """A request that is being served, and what its server was sent. What is done for each of them is in Rust."""
 
-    __slots__ = ("_began",)
+    __slots__ = ("_before", "_began")
 
     @property
     def is_websocket(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from ctxalloc import metrics
 from ctxalloc._native import __version__
-from ctxalloc._profile import Profile
+from ctxalloc._profile import Profile, Sums
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_text, table
 
@@ -71,7 +71,31 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no report; make one with ctxalloc run --report=json --output {path} ...")
     if found.get("version") != VERSION:
         raise UsageError(f"{path} has version {found.get('version')!r} of the format, not {VERSION}; make it anew")
+    wrong = _wrong_field(found)
+    if wrong is not None:
+        raise UsageError(f"{path}: {wrong} is missing or no number; make the report anew")
     return found
+
+
+_NUMBERS: Final = (*Usage._fields, "refused")
+
+
+def _wrong_field(report: Mapping[str, Any]) -> str | None:
+    """The first field that is not as ``as_json`` writes it."""
+    sites = report.get("sites")
+    if not isinstance(sites, list):
+        return "sites"
+    wanted = [
+        (report, "", _NUMBERS),
+        (report.get("all"), "all.", Sums._fields),
+        *((site, f"sites[{at}].", ("at_peak_bytes", "total_bytes")) for at, site in enumerate(sites)),
+    ]
+    for numbers, place, names in wanted:
+        for name in names:
+            number = numbers.get(name) if isinstance(numbers, Mapping) else None
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                return f"{place}{name}"
+    return next((f"sites[{at}].where" for at, site in enumerate(sites) if not isinstance(site.get("where"), str)), None)
 
 
 def _by_function(report: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

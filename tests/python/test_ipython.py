@@ -66,7 +66,8 @@ def test_wrong_options_are_named_and_the_extension_can_be_unloaded(tmp_path: Pat
 
 
 def test_a_cell_that_fails_fails_and_shows_it_once(tmp_path: Path) -> None:
-    cells = ("1/0", "3 +", "await nothing", "def own():\n    raise KeyError('its own')\nown()", "import sys\nsys.exit(3)")
+    raises = "def own():\n    raise KeyError('its own')\nown()"
+    cells = ("1/0", "3 +", "await nothing", raises, "import sys\nsys.exit(3)")
     text = shown(tmp_path, "%load_ext ctxalloc", *(f"%%ctxalloc\nkept = 1\n{cell}" for cell in cells), "%%ctxalloc\n3")
     assert text.count("failed\n") == len(cells), text
     assert text.count("ZeroDivisionError: division by zero") == 1

@@ -1,4 +1,4 @@
-"""When a request of Django ends: with its response, whose ``close`` lets go of the HttpRequest and what views put there.
+"""When a request of Django ends: with its response, whose ``close`` lets go of the HttpRequest and what it has.
 
 Django closes a response as the server is done with it: it calls the response's closers, forgets them, and sends
 ``request_finished`` from the same thread. An account that ended before would count ``request.form_data`` as an escape.
@@ -70,7 +70,7 @@ class Closing:
 
 
 def _closers_of(response: HttpResponseBase) -> list[Callable[[], None]]:
-    closers: list[Callable[[], None]] = response._resource_closers  # type: ignore[attr-defined] # noqa: SLF001 - see above
+    closers: list[Callable[[], None]] = response._resource_closers  # noqa: SLF001 - there is no other way
     return closers
 
 

@@ -33,12 +33,12 @@ def load(shell: Any) -> None:
         profile.print_sums(sys.stdout)
         profile.print_handlers(sys.stdout)
         profile.print_sites(sys.stdout, options.sites)
-        error: BaseException | None = result.error_before_exec or result.error_in_exec
-        if error is not None:  # the cell with the magic fails by it, and shows it
+        raised: BaseException | None = result.error_before_exec or result.error_in_exec
+        if raised is not None:  # the cell with the magic fails by it, and shows it
             __tracebackhide__ = "__ipython_bottom__"
             # That of an error in the cell's syntax has IPython's frames only.
             ran = result.error_before_exec is None
-            raise error.with_traceback(_of_the_cell(error.__traceback__) if ran else None)
+            raise raised.with_traceback(_of_the_cell(raised.__traceback__) if ran else None)
 
     magic.__doc__ = parser.format_help()
     shell.register_magic_function(magic, "cell", "ctxalloc")

@@ -1,7 +1,8 @@
 """``python -m ctxalloc`` begins with the current folder first on ``sys.path``: the program's modules, not ours.
 
-Imported before anything else of the package, it puts the interpreter's folder there, as the console script has it. Else a
-``resource.py`` in the current folder would be imported by ctxalloc itself. ``_program`` puts the program's folder there.
+Imported before anything else of the package, it puts the interpreter's folder there, as the console script has it. Else
+a ``resource.py`` in the current folder would be imported by ctxalloc itself. ``_program`` puts the program's folder
+there.
 """
 
 import os

@@ -8,6 +8,7 @@ what a route may get; ``asgi``, ``wsgi`` and ``django`` drive it; ``problems`` m
 
 import atexit
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -37,7 +38,7 @@ from ctxalloc._native import (
     use,
 )
 from ctxalloc._sites import Sites, sites_of
-from ctxalloc._told_later import Before
+from ctxalloc._told_later import Before, runs_a_loop
 
 if TYPE_CHECKING:
     from ctxalloc._waiting import Waiting
@@ -298,6 +299,8 @@ class Served:
         del self._before
         assert scope is not None  # noqa: S101 - let go of after this only
         seconds, stats = time.perf_counter() - self._began, begun.stats
+        waits = stats.live_blocks > 0 and runs_a_loop()
+        given = before.scope_of(scope) if waits else scope
 
         def tell() -> None:
             _UNSETTLED.discard(begun)
@@ -307,7 +310,7 @@ class Served:
             token = set_handler(base)  # what it makes is not the request's
             try:
                 try:
-                    on_end(scope, report)
+                    on_end(given, report)
                 finally:
                     reset(token)
             except Exception:
@@ -316,9 +319,9 @@ class Served:
         if not stats.live_blocks:
             tell()
             return
-        scope = before.scope_of(scope)
         _UNSETTLED.add(begun)
-        begun._when_settled(functools.partial(before.context_now().run, tell))  # noqa: SLF001
+        context = before.context_now() if waits else contextvars.copy_context()
+        begun._when_settled(functools.partial(context.run, tell))  # noqa: SLF001
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""

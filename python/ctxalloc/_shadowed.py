@@ -1,7 +1,7 @@
 """Modules of a program that are called as one of the standard library's: ``resource.py`` beside a script.
 
-Under ``python`` the script finds its own. Here ctxalloc has imported the library's before the script begins, so that one
-is forgotten: ctxalloc and NumPy keep theirs, and the program imports its own.
+Under ``python`` the script finds its own. Here ctxalloc has imported the library's before the script begins, so that is
+forgotten: ctxalloc and NumPy keep theirs, and the program imports its own.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What ``on_end`` is given where it is called after the loop's turn: nothing that could keep the request's arrays alive.
+"""What ``on_end`` is given where it is called after the loop's turn: nothing that could keep a request's arrays alive.
 
 While it waits it holds a scope and a Context. Had these what the request has put into ``request.state`` or into a
 ContextVar, that would be alive because of the wait, and be reported as an escape. So they have what was there before
@@ -6,6 +6,7 @@ the request, and of what it has set only values that hold nothing else. Neighbou
 """
 
 import contextvars
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +42,12 @@ class Before(NamedTuple):
         for variable, value in _kept(contextvars.copy_context(), self.context).items():
             context.run(variable.set, value)
         return context
+
+
+def runs_a_loop() -> bool:
+    """Whether an event loop of asyncio's kind runs on this thread: where none does, nothing waits."""
+    events: Any = sys.modules.get("asyncio.events")
+    return events is not None and events._get_running_loop() is not None  # noqa: SLF001 - as asyncio's own
 
 
 def _kept(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:

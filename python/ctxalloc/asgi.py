@@ -412,8 +412,8 @@ def debug_app(*, token: str | None = None) -> _Application:
         )
     if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
         raise ValueError(
-            "debug_app(token=...): it has what no header carries as it is; give printable ASCII, without a space at its "
-            "begin or end: secrets.token_urlsafe()"
+            "debug_app(token=...): it has what no header carries as it is; give printable ASCII, without a space at "
+            "either end: secrets.token_urlsafe()"
         )
     from ctxalloc._page import DebugApp  # noqa: PLC0415 - for those who mount it
 

@@ -195,7 +195,7 @@ def _entered(request: "Request") -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup() -> Generator[None, Any, Any]:
-    """A fixture that a test asks for while it runs (``request.getfixturevalue``) is no more its own work than others."""
+    """A fixture that a test asks for while it runs, by ``request.getfixturevalue``, is not its own work either."""
     if not _RUNNING:
         return (yield)
     import ctxalloc  # noqa: PLC0415

@@ -14,10 +14,8 @@ pytestmark = [pytest.mark.any_numpy, pytest.mark.once]
 PROGRAM = "import numpy as np, os, sys; x = np.ones(100000); print('printed'); print('said', file=sys.stderr)\n"
 
 
-def ctxalloc(
-    *words: str | Path, cwd: Path, out: int = subprocess.PIPE, **options: object
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def ctxalloc(*words: str | Path, cwd: Path, out: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str] = subprocess.run(
         [sys.executable, "-m", "ctxalloc", "run", *map(str, words)],
         stdout=out,
         stderr=subprocess.PIPE,
@@ -25,8 +23,8 @@ def ctxalloc(
         timeout=300,
         check=False,
         cwd=cwd,
-        **options,  # type: ignore[call-overload]
     )
+    return done
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def test_a_fifo_stays_one_and_its_reader_gets_the_report(option: str, program: P
     found: list[str] = []
     reader = threading.Thread(target=lambda: found.append(fifo.read_text()), daemon=True)
     reader.start()
-    output = [] if option.endswith("folded") else ["--output", fifo]
+    output: list[str | Path] = [] if option.endswith("folded") else ["--output", fifo]
     done = ctxalloc(option, *output, program, cwd=program.parent)
     reader.join(10)
     assert (done.returncode, done.stderr) == (0, "said\n")

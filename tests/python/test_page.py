@@ -275,7 +275,7 @@ def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
 
 @pytest.mark.parametrize("path", ["/debug/memory/nonexist", "/debug/memory/data/", "/debug/memory//"])
 def test_what_is_not_there_is_404(path: str) -> None:
-    app = debug_app()
+    app: Any = debug_app()
     answers: list[Any] = []
 
     async def send(message: Any) -> None:

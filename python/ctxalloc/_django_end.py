@@ -7,6 +7,7 @@ Imported by ``django`` only. Neighbour: ``_serving``.
 
 import asyncio
 import contextvars
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 from django.core.signals import request_finished
 from django.http.response import HttpResponseBase
 
-from ctxalloc._serving import Serving
+from ctxalloc._serving import Outcome, Serving
 
 _HERE = threading.local()
 """``closing``: the Closing whose response this thread is closing."""
@@ -47,18 +48,19 @@ class Closing:
 
     def end(self) -> None:
         """Ends the account: on the request's loop, where it has one, for there is looked later what has escaped."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            try:
-                loop.call_soon_threadsafe(self.end, context=self._context)
-            except RuntimeError:  # it is closed
-                self.end()
-            return
-        self._context = None
         serving, self._serving = self._serving, None
-        if serving is not None:
-            serving.end("completed" if self.is_whole else "unfinished")
-            serving.forget()
+        if serving is None:
+            return
+        outcome: Outcome = "completed" if self.is_whole else "unfinished"
+        finish = functools.partial(_finish, serving, outcome)  # without this, which may be garbage
+        if self._loop is None:
+            finish()
+            return
+        try:
+            self._loop.call_soon_threadsafe(finish, context=self._context)
+        except RuntimeError:  # it is closed
+            finish()
+        self._context = None
 
     def __del__(self) -> None:
         """Nobody has closed the response."""
@@ -67,6 +69,11 @@ class Closing:
     def __reduce__(self) -> tuple[Any, ...]:
         """A cached response is another one."""
         return str, ()
+
+
+def _finish(serving: Serving, outcome: Outcome) -> None:
+    serving.end(outcome)
+    serving.forget()
 
 
 def _closers_of(response: HttpResponseBase) -> list[Callable[[], None]]:

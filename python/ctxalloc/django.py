@@ -5,8 +5,8 @@
     MIDDLEWARE = ["ctxalloc.django.AllocatorMiddleware", ...]
     CTXALLOC = {"routes": {"POST /fft": ctxalloc.request(limit_bytes=64 * ctxalloc.MiB)}}
 
-Needs Django (it is imported here and in ``_django_end``). It encloses ``get_response``; signals cannot do that: they come
-from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
+Needs Django (it is imported here and in ``_django_end``). It encloses ``get_response``; signals cannot do that: they
+come from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
 """
 
 import sys

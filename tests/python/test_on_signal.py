@@ -127,7 +127,7 @@ def test_what_cannot_be_done_is_an_error(tmp_path: Path) -> None:
 def test_a_link_in_the_place_of_a_profile_is_left_alone(tmp_path: Path) -> None:
     link, elsewhere = tmp_path / f"p-{os.getpid()}-1.html", tmp_path / "elsewhere"
     link.symlink_to(elsewhere)
-    path = _on_signal._OnSignal(1.0, tmp_path / "p.html")._free_path(_flame.SUFFIXES)  # noqa: SLF001
+    path = _on_signal._OnSignal(1.0, tmp_path / "p.html")._free_path(_flame.SUFFIXES)
     assert path.name == f"p-{os.getpid()}-2.html"
     _files.write_private(link, b"a profile")  # it came between
     assert (link.is_symlink(), elsewhere.exists(), link.read_bytes()) == (False, False, b"a profile")

@@ -35,7 +35,7 @@ import importlib as _importlib  # noqa: I001
 import typing as _typing
 
 # _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
-from ctxalloc import _main_interpreter, _environment  # noqa: F401
+from ctxalloc import _main_interpreter, _own_path, _environment  # noqa: F401
 from ctxalloc._errors import (
     BudgetExceeded,
     NoRoom,

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def _rounds(text: str) -> int:
 
 def _sites(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of sites; give one from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of sites; give one from 1 to 1000000")
     return int(text)
 
 
@@ -139,12 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         return 0
     if options.command in ("info", "compare"):
+        out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
         try:
             if options.command == "compare":
-                _report.compare(options.before, options.after, options.sites, sys.stdout)
+                _report.compare(options.before, options.after, options.sites, out)
             else:
-                _info.print_info(sys.stdout, is_json=options.json)
-            sys.stdout.flush()
+                _info.print_info(out, is_json=options.json)
+            out.flush()
         except UsageError as error:
             print(f"ctxalloc compare: {error}", file=sys.stderr)
             return 2

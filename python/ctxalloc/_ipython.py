@@ -3,6 +3,8 @@
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 from ctxalloc import _native
@@ -26,14 +28,48 @@ def load(shell: Any) -> None:
             scope = contextlib.nullcontext() if options.handler is None else _native.use(options.handler)
         except UnknownHandlerError as error:
             raise usage_error(f"--handler {options.handler}: {error}") from None
-        with profiled() as profile, scope:
-            shell.run_cell(cell)  # which shows what the cell returns, and its error
+        with profiled() as profile, scope, _shows_no_error(shell):
+            result = shell.run_cell(cell)  # which shows what the cell returns
         profile.print_sums(sys.stdout)
         profile.print_handlers(sys.stdout)
         profile.print_sites(sys.stdout, options.sites)
+        raised: BaseException | None = result.error_before_exec or result.error_in_exec
+        if raised is not None:  # the cell with the magic fails by it, and shows it
+            __tracebackhide__ = "__ipython_bottom__"
+            # That of an error in the cell's syntax has IPython's frames only.
+            ran = result.error_before_exec is None
+            raise raised.with_traceback(_of_the_cell(raised.__traceback__) if ran else None)
 
     magic.__doc__ = parser.format_help()
     shell.register_magic_function(magic, "cell", "ctxalloc")
+
+
+@contextlib.contextmanager
+def _shows_no_error(shell: Any) -> Iterator[None]:
+    """What a cell within another one raises is shown once, by the outer one."""
+    names = ("showtraceback", "showsyntaxerror", "showindentationerror")
+    own, shell.custom_exceptions = shell.custom_exceptions, ()
+    set_before = {name: vars(shell)[name] for name in names if name in vars(shell)}
+    for name in names:
+        setattr(shell, name, lambda *_args, **_options: None)
+    try:
+        yield
+    finally:
+        shell.custom_exceptions = own
+        for name in names:
+            delattr(shell, name)
+        for name, function in set_before.items():
+            setattr(shell, name, function)
+
+
+def _of_the_cell(trace: TracebackType | None) -> TracebackType | None:
+    """Without IPython's frames, which end with the one that says so."""
+    begin, rest = trace, trace
+    while rest is not None:
+        if rest.tb_frame.f_locals.get("__tracebackhide__") == "__ipython_bottom__":
+            begin = rest.tb_next
+        rest = rest.tb_next
+    return begin or trace
 
 
 def unload(shell: Any) -> None:

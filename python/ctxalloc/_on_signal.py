@@ -53,7 +53,7 @@ class _OnSignal:
             self._running.release()
 
     def _profile(self) -> None:
-        from ctxalloc import _flame, _profile, _report  # noqa: PLC0415 - for those who ask
+        from ctxalloc import _files, _flame, _profile  # noqa: PLC0415 - for those who ask
 
         try:
             profile = self._profiling.enter_context(_profile.profiled(_flame.FRAMES))
@@ -65,14 +65,14 @@ class _OnSignal:
         self._profiling.close()
         path = self._free_path(_flame.SUFFIXES)
         title = f"ctxalloc: {self._seconds:g} s of process {os.getpid()}"
-        _report.write(path, _flame.written_as(path, profile, title), is_private=True)
+        _files.write_private(path, _flame.written_as(path, profile, title))
         log.info("the profile is in %s", path)
 
     def _free_path(self, suffixes: tuple[str, ...]) -> Path:
         """With the process's number, and the first number that no file has yet."""
         suffix = next(suffix for suffix in suffixes if self._path.name.endswith(suffix))
         stem, number = self._path.name.removesuffix(suffix), 1
-        while (path := self._path.with_name(f"{stem}-{os.getpid()}-{number}{suffix}")).exists():
+        while os.path.lexists(path := self._path.with_name(f"{stem}-{os.getpid()}-{number}{suffix}")):
             number += 1
         return path
 

@@ -37,6 +37,8 @@ _HEADERS: Final = (
 )
 MAX_SHOWN: Final = 200
 """Live requests that are shown; the page says how many there are."""
+MAX_NAME: Final = 128
+"""Bytes of a name that are shown."""
 MAX_SECONDS: Final = 300.0
 """The longest profile that can be asked for."""
 SITES_SHOWN: Final = 5
@@ -83,7 +85,7 @@ def numbers() -> dict[str, Any]:
         "escapes": escapes,
         "escapes_count": len(kept),
         "routes": routes,
-        "budgets": [budget._asdict() for budget in metrics.budgets()[:MAX_SHOWN]],
+        "budgets": [_cut(budget._asdict()) for budget in metrics.budgets()[:MAX_SHOWN]],
         "sites": _sites(),
     }
 
@@ -139,7 +141,22 @@ def _is_of_another_site(headers: list[tuple[bytes, bytes]], *, is_data: bool) ->
 
 
 def _shown(one: metrics.Present) -> dict[str, Any]:
-    return {name: value for name, value in one._asdict().items() if name != "escapes"}
+    return _cut({name: value for name, value in one._asdict().items() if name != "escapes"})
+
+
+def _cut(numbers: dict[str, Any]) -> dict[str, Any]:
+    """With the first 128 bytes of each name, as counters have them."""
+    return {
+        key: value.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore") if isinstance(value, str) else value
+        for key, value in numbers.items()
+    }
+
+
+def _is_page(path: str, root: str) -> bool:
+    """Whether it is the page itself. Where the server does not say where it is mounted, any path may be that."""
+    if root and path.startswith(root):
+        return path[len(root) :] in ("", "/")
+    return not path.rstrip("/").endswith(_DATA)
 
 
 def _query(scope: MutableMapping[str, Any]) -> dict[str, str]:
@@ -211,6 +228,8 @@ class DebugApp:
             return 200, b"application/json", json.dumps({**numbers(), "profiles": self._token is not None}).encode()
         if path.endswith("/sites"):
             return _written_sites(_query(scope))
+        if not _is_page(path, scope.get("root_path", "")):
+            return 404, _PLAIN, b"ctxalloc: there is no such page here\n"
         return 200, b"text/html; charset=utf-8", self._page
 
     async def _profile(self, scope: MutableMapping[str, Any], receive: _Receive) -> _Answer:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Profile:
         """A table of the handlers."""
         rows = [
             [
-                name,
+                shown_handler(name),
                 size_text(sums.peak_bytes),
                 size_text(sums.total_bytes),
                 str(sums.arrays),
@@ -89,6 +90,14 @@ class Profile:
             more = sum(sums.at_peak_bytes for _, sums in rest)
             print(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
 
+
+def shown_handler(name: str) -> str:
+    """A handler's name in a table: as long as names of requests are, with Python's escapes in place of Rust's."""
+    name = re.sub(r"\\u\{([0-9a-f]{1,6})\}", lambda one: chr(int(one[1], 16)), name)
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
+
+
+MAX_NAME: Final = 128
 
 _ONE = threading.Lock()
 """Held while a profile runs: there is one hook."""
@@ -158,7 +167,19 @@ def place_of(frames: list[Frame]) -> str:
 
 
 def short_name(file: str) -> str:
-    for folder in sorted((folder for folder in [*sys.path, str(os.getcwd())] if folder), key=len, reverse=True):  # noqa: PTH109
+    """The file's name below the longest folder that modules are imported from, or the current one."""
+    for folder in sorted(_folders(), key=len, reverse=True):
         if file.startswith(f"{folder}{os.sep}"):
             return file[len(folder) + 1 :]
     return file
+
+
+def _folders() -> list[str]:
+    """Python skips what is no str in ``sys.path``; the current folder may have been removed."""
+    try:
+        current = os.getcwd()  # noqa: PTH109 - as a str
+    except OSError:
+        current = ""
+    given: object = getattr(sys, "path", None)
+    entries = given if isinstance(given, (list, tuple)) else ()
+    return [folder for folder in [*entries, current] if isinstance(folder, str) and folder]

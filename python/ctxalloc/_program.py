@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
+from ctxalloc import _shadowed
+
 
 class UsageError(Exception):
     """The program cannot be run as asked."""
@@ -51,7 +53,7 @@ class Program(NamedTuple):
         """UsageError: there is no such program. Before ``--compare``, which runs it often; it imports nothing of it."""
         if self.is_module:
             top = self.name.partition(".")[0]
-            sys.path.insert(0, str(Path.cwd()))
+            sys.path.insert(0, _current_folder())
             try:
                 found = importlib.util.find_spec(top)
             except (ImportError, ValueError):
@@ -81,7 +83,7 @@ class Program(NamedTuple):
         exec(code, main.__dict__)  # noqa: S102 - what the user asked for
 
     def _module(self) -> tuple[CodeType, dict[str, Any]]:
-        _first_on_path(str(Path.cwd()))
+        _first_on_path(_current_folder())
         import runpy  # noqa: PLC0415 - for modules, folders and archives only: here and below
 
         with warnings.catch_warnings():
@@ -98,7 +100,7 @@ class Program(NamedTuple):
             names["__loader__"] = BuiltinImporter
             return compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True), names
         # As python does, which leaves a `./` in it.
-        path = os.path.join(Path.cwd(), self.name) if self.name else str(Path.cwd())  # noqa: PTH118
+        path = os.path.join(_current_folder(), self.name) if self.name else _current_folder()  # noqa: PTH118
         if _is_archive(path):
             import runpy  # noqa: PLC0415
 
@@ -107,7 +109,7 @@ class Program(NamedTuple):
             _first_on_path(path)
             code, found = _as_runpy_finds(lambda: runpy._get_main_module_details(runpy._Error))  # type: ignore[attr-defined] # noqa: SLF001
             return code, _names_of(found)
-        _first_on_path(str(Path(self.name).resolve().parent))
+        _first_on_path(os.path.dirname(os.path.realpath(path)) if os.path.isabs(path) else "")  # noqa: PTH117, PTH120
         names = {"__file__": path, "__cached__": None, "__spec__": None, "__package__": None}
         if self.name.endswith(".pyc"):
             _text_of(path)
@@ -134,10 +136,19 @@ def _given(text: str) -> tuple[CodeType, dict[str, Any]]:
     return code, {"__loader__": BuiltinImporter, "__spec__": None, "__package__": None}
 
 
+def _current_folder() -> str:
+    """Empty where it was removed, in which ``python`` runs modules, and scripts by their whole path."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - as a str
+    except OSError:
+        return ""
+
+
 def _first_on_path(folder: str) -> None:
     """In place of the folder of whatever was run in place of the program."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
+        _shadowed.forget(folder)
 
 
 def _text_of(path: str) -> bytes:

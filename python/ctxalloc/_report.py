@@ -1,15 +1,13 @@
 """What ``ctxalloc run --report`` found, as JSON for programs, and two such files compared: ``ctxalloc compare``."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from ctxalloc import metrics
 from ctxalloc._native import __version__
-from ctxalloc._profile import Profile
+from ctxalloc._profile import Profile, Sums
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_text, table
 
@@ -62,32 +60,6 @@ def as_json(  # noqa: PLR0917 - one call
     return json.dumps(found, indent=1)
 
 
-def check_output(path: Path, option: str = "--output ") -> None:
-    """UsageError: no file can be written there."""
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{option}{path}: no file can be written there; give one in a folder that is yours")
-
-
-def write(path: Path, content: bytes, *, is_private: bool = False) -> None:
-    """As a whole: who reads the file sees this report or the one before. OSError: it cannot be written."""
-    descriptor, part = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        os.close(descriptor)
-        Path(part).write_bytes(content)
-        if not is_private:  # in a program at its end only: the mask is all threads'
-            Path(part).chmod(0o666 & ~_mask())
-        Path(part).replace(path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-
-
-def _mask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +71,31 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no report; make one with ctxalloc run --report=json --output {path} ...")
     if found.get("version") != VERSION:
         raise UsageError(f"{path} has version {found.get('version')!r} of the format, not {VERSION}; make it anew")
+    wrong = _wrong_field(found)
+    if wrong is not None:
+        raise UsageError(f"{path}: {wrong} is missing or no number; make the report anew")
     return found
+
+
+_NUMBERS: Final = (*Usage._fields, "refused")
+
+
+def _wrong_field(report: Mapping[str, Any]) -> str | None:
+    """The first field that is not as ``as_json`` writes it."""
+    sites = report.get("sites")
+    if not isinstance(sites, list):
+        return "sites"
+    wanted = [
+        (report, "", _NUMBERS),
+        (report.get("all"), "all.", Sums._fields),
+        *((site, f"sites[{at}].", ("at_peak_bytes", "total_bytes")) for at, site in enumerate(sites)),
+    ]
+    for numbers, place, names in wanted:
+        for name in names:
+            number = numbers.get(name) if isinstance(numbers, Mapping) else None
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                return f"{place}{name}"
+    return next((f"sites[{at}].where" for at, site in enumerate(sites) if not isinstance(site.get("where"), str)), None)
 
 
 def _by_function(report: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -3,6 +3,7 @@
 import _posixsubprocess
 import atexit
 import contextlib
+import functools
 import io
 import os
 import resource
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _flame, _native, _program, _report, metrics, strategies
+from ctxalloc import _files, _flame, _native, _program, _report, _standard_error, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._native import _whole_nobodys_bytes
@@ -51,8 +52,12 @@ def run(
     if handler is not None:
         check_handler(handler)
     if report is not None and report.path is not None:
-        _report.check_output(report.path, "--report=" if report.is_by_stack else "--output ")
-        report = report._replace(path=report.path.absolute())  # the program may change its directory
+        option = "--report=" if report.is_by_stack else "--output "
+        try:
+            report = report._replace(target=_files.target_of(report.path))
+        except OSError as error:
+            said = f"no file can be written there ({error.strerror}); give one in a folder that is yours"
+            raise UsageError(f"{option}{report.path}: {said}") from None
     if limit is not None and (handler or "default_allocator") not in STRATEGIES:
         raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
@@ -63,15 +68,16 @@ def run(
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = (
-        None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
-    )
+    ending = None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
     try:
-        return _status_of(program, request)
+        status = _status_of(program, request)
     except UsageError:
-        if withdraw is not None:
-            withdraw()
+        if ending is not None:
+            ending.withdraw()
         raise
+    if ending is not None:
+        ending.status = status
+    return status
 
 
 class Wanted(NamedTuple):
@@ -84,6 +90,8 @@ class Wanted(NamedTuple):
     """How many a table shows; JSON has all."""
     is_by_stack: bool = False
     """As the end of the file's name says: a flame graph, folded stacks, pprof."""
+    target: _files.Target | None = None
+    """What the path named when the program began."""
 
 
 class _Children:
@@ -154,28 +162,65 @@ class _Begun:
         )
 
 
+class _Ending:
+    """What is to be reported when the program has ended."""
+
+    def __init__(self, report: Callable[["_Ending"], None]) -> None:
+        self.status: int | None = None
+        """The program's exit status; None: it ended otherwise, by an exception or a signal."""
+        self._call = functools.partial(report, self)
+        atexit.register(self._call)
+
+    def withdraw(self) -> None:
+        """There is nothing to report."""
+        atexit.unregister(self._call)
+
+    def fail(self) -> None:
+        """Have the process end with 120, as ``python`` does where it cannot flush, if all went well until then."""
+        if self.status == 0:
+            sys.stderr = _Unflushable(sys.stderr)
+
+
+class _Unflushable(io.TextIOBase):
+    """Standard error as it is, but that it cannot be flushed. Nothing else changes a status while a process exits."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        """Prints it at once."""
+        if self._out is None:
+            return len(text)
+        self._out.write(text)
+        self._out.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Fails."""
+        raise OSError("a report was not written")
+
+
 def _report_at_the_end(
     program: Program, handler: str | None, limit: int | None, wanted: "Wanted", whole: _native.Request | None
-) -> Callable[[], None]:
-    """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
-
-    What it returns takes that back.
-    """
-    begun, own = _Begun(), os.getpid()
+) -> _Ending:
+    """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only."""
+    begun, own, errors = _Begun(), os.getpid(), _standard_error.StandardError()
     profiling = contextlib.ExitStack()
     profile = profiling.enter_context(profiled(_flame.FRAMES if wanted.is_by_stack else FRAMES))
     children = _Children()
 
-    def report() -> None:
-        out = sys.stderr if wanted.path is None else io.StringIO()
-        if os.getpid() != own or out is None or out.closed:
-            return  # a child of fork that ends as a program does; nowhere to write to
+    def report(ending: _Ending) -> None:
+        if os.getpid() != own:
+            return  # a child of fork that ends as a program does
+        out = errors.open() if wanted.target is None else io.StringIO()
+        if out is None:
+            return  # nowhere to write to
         profiling.close()
         usage = begun.usage_since()
         try:
-            if wanted.is_by_stack and wanted.path is not None:
+            if wanted.is_by_stack and wanted.target is not None:
                 title = f"ctxalloc: {' '.join([program.name, *program.arguments])}"
-                _report.write(wanted.path, _flame.written_as(wanted.path, profile, title))
+                wanted.target.write(_flame.written_as(wanted.target.path, profile, title))
                 return
             if wanted.is_json:
                 text = _report.as_json(program, handler, limit, profile, usage, children.count)
@@ -184,15 +229,17 @@ def _report_at_the_end(
                 _print(program, handler, limit, profile, usage, children, wanted.sites, out)
                 if whole is not None:
                     _print_whole(whole.stats, out)
-            if wanted.path is not None and isinstance(out, io.StringIO):
-                _report.write(wanted.path, out.getvalue().encode("utf-8", "backslashreplace"))
+                out.flush()
+            if wanted.target is not None and isinstance(out, io.StringIO):
+                wanted.target.write(out.getvalue().encode("utf-8", "backslashreplace"))
         except OSError as error:
-            if wanted.path is not None:  # else nobody reads on
+            if wanted.target is not None:  # else nobody reads on
                 option = "--report=" if wanted.is_by_stack else "--output "
-                print(f"ctxalloc run: {option}{wanted.path}: {error.strerror}", file=sys.stderr)
+                with contextlib.suppress(OSError):
+                    print(f"ctxalloc run: {option}{wanted.path}: {error.strerror}", file=errors.open() or io.StringIO())
+                ending.fail()
 
-    atexit.register(report)
-    return lambda: atexit.unregister(report)
+    return _Ending(report)
 
 
 def _status_of(program: Program, request: _native.Request | None) -> int:

@@ -38,6 +38,7 @@ from ctxalloc._native import (
     use,
 )
 from ctxalloc._sites import Sites, sites_of
+from ctxalloc._told_later import Before, runs_a_loop
 
 if TYPE_CHECKING:
     from ctxalloc._waiting import Waiting
@@ -239,11 +240,13 @@ class Served:
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
     _began: float
+    _before: Before
     _refusal: tuple[BudgetExceeded, ...] | None
 
     def _expect_telling(self) -> None:
         """``on_end`` has to be called for it."""
         self._began = time.perf_counter()
+        self._before = Before.of(self.scope)
         _UNTOLD.add(self)
 
     def close_after(self, error: BaseException | None) -> None:
@@ -292,8 +295,12 @@ class Served:
         except KeyError:
             return
         scope, base, route, status = self.scope, self.base, self.route, self.status
+        before = self._before
+        del self._before
         assert scope is not None  # noqa: S101 - let go of after this only
         seconds, stats = time.perf_counter() - self._began, begun.stats
+        waits = stats.live_blocks > 0 and runs_a_loop()
+        given = before.scope_of(scope) if waits else scope
 
         def tell() -> None:
             _UNSETTLED.discard(begun)
@@ -303,7 +310,7 @@ class Served:
             token = set_handler(base)  # what it makes is not the request's
             try:
                 try:
-                    on_end(scope, report)
+                    on_end(given, report)
                 finally:
                     reset(token)
             except Exception:
@@ -313,7 +320,8 @@ class Served:
             tell()
             return
         _UNSETTLED.add(begun)
-        begun._when_settled(functools.partial(contextvars.copy_context().run, tell))  # noqa: SLF001
+        context = before.context_now() if waits else contextvars.copy_context()
+        begun._when_settled(functools.partial(context.run, tell))  # noqa: SLF001
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
@@ -341,6 +349,7 @@ class Serving(Served):
     """The record of a request whose handler is selected in steps, or of a handler without an account."""
 
     __slots__ = (
+        "_before",
         "_began",
         "_refusal",
         "answered",

@@ -243,7 +243,7 @@ class AllocatorMiddleware:
 class _Exchange(Exchange, Served):
     """A request that is being served, and what its server was sent. What is done for each of them is in Rust."""
 
-    __slots__ = ("_began",)
+    __slots__ = ("_before", "_began")
 
     @property
     def is_websocket(self) -> bool:
@@ -402,13 +402,18 @@ def debug_app(*, token: str | None = None) -> _Application:
     a Bearer token. Give it one behind a proxy that adds no header of its own: one on this machine cannot be told
     from a client. It shows names of routes, budgets and files, and no data. With a token it also makes profiles of the
     process, of some seconds. Not mounted it costs nothing. ValueError:
-    the token is shorter than 16 characters. TypeError: it is no str.
+    the token is shorter than 16 characters, or not of printable ASCII. TypeError: it is no str.
     """
     if token is not None and not isinstance(token, str):
         raise TypeError(f"debug_app(token=...): give a str, not {type(token).__name__}")
     if token is not None and len(token) < 16:
         raise ValueError(
             f"debug_app(token=...): {len(token)} characters can be guessed; give 16 or more: secrets.token_urlsafe()"
+        )
+    if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise ValueError(
+            "debug_app(token=...): it has what no header carries as it is; give printable ASCII, without a space at "
+            "either end: secrets.token_urlsafe()"
         )
     from ctxalloc._page import DebugApp  # noqa: PLC0415 - for those who mount it
 

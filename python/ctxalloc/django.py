@@ -5,8 +5,8 @@
     MIDDLEWARE = ["ctxalloc.django.AllocatorMiddleware", ...]
     CTXALLOC = {"routes": {"POST /fft": ctxalloc.request(limit_bytes=64 * ctxalloc.MiB)}}
 
-Needs Django (it is imported here and nowhere else). It encloses ``get_response``; signals cannot do that: they come
-from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
+Needs Django (it is imported here and in ``_django_end``). It encloses ``get_response``; signals cannot do that: they
+come from other Contexts. Neighbours: ``asgi`` has the same options; docs/services.md is the guide.
 """
 
 import sys
@@ -23,6 +23,7 @@ except ImportError:
 
 from ctxalloc import _frameworks, _serving, problems
 from ctxalloc._choices import ACCOUNT
+from ctxalloc._django_end import Closing
 from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._serving import KEY, Serving, Step
 from ctxalloc._waiting import Waiting
@@ -49,8 +50,8 @@ class AllocatorMiddleware:
 
     First in ``MIDDLEWARE``, it takes all others in.
     The setting ``CTXALLOC`` is a dict with the options of ``ctxalloc.asgi.AllocatorMiddleware`` but ``ends``; the
-    functions get Django's HttpRequest's ``META``. The account closes when the answer is made; that of a streamed one
-    when it was sent, or is closed.
+    functions get Django's HttpRequest's ``META``. The account closes with the response, which Django closes when it was
+    sent.
 
     A view finds its Request in ``request.META["ctxalloc.request"]``, and by ``ctxalloc.current_request()``. TypeError:
     the setting has what is no option.
@@ -167,12 +168,12 @@ class AllocatorMiddleware:
             response.headers[self._service.peak_header] = str(serving.request.stats.peak_bytes)
         # A file is sent by the server, which knows it by `file_to_stream`.
         if not response.streaming or getattr(response, "file_to_stream", None) is not None:
-            serving.end("completed")
-            serving.forget()
+            Closing(serving, response, is_whole=True)
             return response
         content: Any = response
         streamed = (_AsyncStream if content.is_async else _Stream)(serving, content.streaming_content)
         content.streaming_content = streamed
+        streamed.closing = Closing(serving, response, is_whole=False)
         return response
 
 
@@ -183,13 +184,9 @@ class _Step(Step):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, traceback)
-        if error is None:
+        if error is None or isinstance(error, (StopIteration, StopAsyncIteration)):
             return
         serving = self.serving
-        if isinstance(error, (StopIteration, StopAsyncIteration)):
-            serving.end("completed")
-            serving.forget()
-            return
         refused = serving.refusal_of(error)
         if refused is None:
             serving.end_unanswered(error)
@@ -199,19 +196,13 @@ class _Step(Step):
 
 
 class _Streamed(Generic[_Content]):
-    """Streamed content, each of whose steps is in the request. Django closes it with the response."""
+    """Streamed content, each of whose steps is in the request, which ends with the response."""
+
+    closing: Closing
 
     def __init__(self, serving: Serving, content: _Content) -> None:
         self._serving = serving
         self._content = content
-
-    def close(self) -> None:
-        """The end, if it has not come before."""
-        self._serving.end("unfinished")
-
-    def __del__(self) -> None:
-        """A server that does not close answers: the account closes all the same."""
-        self.close()
 
 
 class _Stream(_Streamed[Iterator[bytes]]):
@@ -221,8 +212,12 @@ class _Stream(_Streamed[Iterator[bytes]]):
         return self
 
     def __next__(self) -> bytes:
-        with _Step(self._serving):
-            return next(self._content)
+        try:
+            with _Step(self._serving):
+                return next(self._content)
+        except StopIteration:
+            self.closing.is_whole = True
+            raise
 
 
 class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
@@ -232,5 +227,9 @@ class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
         return self
 
     async def __anext__(self) -> bytes:
-        with _Step(self._serving):
-            return await anext(self._content)
+        try:
+            with _Step(self._serving):
+                return await anext(self._content)
+        except StopAsyncIteration:
+            self.closing.is_whole = True
+            raise

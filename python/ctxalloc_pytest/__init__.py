@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from ctxalloc import Request
+    from ctxalloc import Handler, Request
     from ctxalloc_pytest._baseline import Baseline
 
 __all__: list[str] = []
@@ -31,6 +31,8 @@ _MARK: Final = (
 _SETTING: Final = "ctxalloc_limit"
 _OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames")
 _REQUEST: Final = pytest.StashKey["Request"]()
+_RUNNING: "Final[dict[Request, Handler]]" = {}
+"""The requests of the tests that run, and what was selected around each."""
 _BASELINE: "Final[pytest.StashKey[Baseline]]" = pytest.StashKey()
 _PROPERTY: Final = "ctxalloc"
 
@@ -151,7 +153,7 @@ def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..
         async def called(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             try:
-                with request:
+                with _entered(request):
                     result = await function(*args, **kwargs)
                     await _one_turn()
                     _collect(request)
@@ -165,7 +167,7 @@ def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..
         def called(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             try:
-                with request:
+                with _entered(request):
                     result = function(*args, **kwargs)
                     _collect(request)
             except MemoryError as error:
@@ -174,6 +176,35 @@ def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..
             return result
 
     return called
+
+
+@contextlib.contextmanager
+def _entered(request: "Request") -> Iterator[None]:
+    """The request, entered, and known as a test's."""
+    __tracebackhide__ = True
+    import ctxalloc  # noqa: PLC0415
+
+    around = ctxalloc.current()
+    with request:
+        _RUNNING[request] = around
+        try:
+            yield
+        finally:
+            del _RUNNING[request]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, Any, Any]:
+    """A fixture that a test asks for while it runs, by ``request.getfixturevalue``, is not its own work either."""
+    if not _RUNNING:
+        return (yield)
+    import ctxalloc  # noqa: PLC0415
+
+    running = ctxalloc.current_request()
+    if running not in _RUNNING:
+        return (yield)
+    with ctxalloc.use(_RUNNING[running]):
+        return (yield)
 
 
 def _collect(request: "Request") -> None:

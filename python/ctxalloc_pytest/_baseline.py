@@ -5,6 +5,7 @@ with ``--ctxalloc-update``: tests that ran and passed get their numbers, all oth
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +26,16 @@ class Baseline:
         self._factor = 1 + tolerance
         self._found: dict[str, dict[str, int]] = {}
         self._before = self._read()
+        self._unwritten: str | None = None
+        if updates and (not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise pytest.UsageError(
+                f"--ctxalloc-compare={path}: no file can be written there; name one in a folder that is there and yours"
+            )
 
     def _read(self) -> dict[str, dict[str, int]]:
         try:
+            if self.path.exists() and not self.path.is_file():  # a FIFO would be waited for
+                raise pytest.UsageError(f"--ctxalloc-compare={self.path}: it is no file; name another one")
             found: Any = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             if self.updates:
@@ -69,23 +77,67 @@ class Baseline:
                 self._found[report.nodeid] = known
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Writes the file, where that is asked for."""
-        if self.updates and not hasattr(session.config, "workerinput"):
+        """Writes the file, where that is asked for. Else a run that was to be compared, and was not, is not green."""
+        if hasattr(session.config, "workerinput") or session.config.getoption("collectonly"):
+            return
+        if self.updates:
             tests = dict(sorted({**self._before, **self._found}.items()))
             text = json.dumps({"format": FORMAT, "version": 1, "tests": tests}, indent=1)
-            part = self.path.with_name(f".{self.path.name}.part")
-            part.write_text(text + "\n", encoding="utf-8")
-            part.replace(self.path)
+            from ctxalloc import _files  # noqa: PLC0415 - see above
+
+            try:
+                _files.write(self.path, f"{text}\n".encode())
+            except OSError as error:
+                self._unwritten = f"it was not written: {error.strerror}"
+        if (self._unwritten or self._namesakes()) and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _known(self) -> int:
+        return sum(test in self._before for test in self._found)
+
+    def _namesakes(self) -> list[tuple[str, str]]:
+        """Where none of the tests is in the file: those that are there under another folder, and their names there."""
+        if self.updates or self._known():
+            return []
+        return [
+            (here, there)
+            for here in self._found
+            for there in self._before
+            if here.endswith(f"/{there}") or there.endswith(f"/{here}")
+        ]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Says what was compared or written."""
+        from ctxalloc._text import counted  # noqa: PLC0415 - see above
+
+        say, count = terminalreporter.line, len(self._found)
+        if terminalreporter.config.getoption("collectonly"):
+            return
         if self.updates:
-            terminalreporter.line(f"ctxalloc: the peaks of {len(self._found)} tests are in {self.path}")
+            if self._unwritten is not None:
+                say(f"ctxalloc: ERROR: --ctxalloc-compare={self.path}: {self._unwritten}", red=True)
+            else:
+                say(f"ctxalloc: the peaks of {counted(count, 'test')} are in {self.path}")
+            return
+        known, namesakes = self._known(), self._namesakes()
+        if namesakes:
+            here, there = namesakes[0]
+            say(
+                f"ctxalloc: ERROR: nothing was compared: {self.path} has {there!r}, and here it is {here!r}; run "
+                "pytest with the rootdir of then (--rootdir)",
+                red=True,
+            )
+        elif count and not known:
+            say(
+                f"ctxalloc: WARNING: nothing was compared: none of {counted(count, 'test')} that passed is in "
+                f"{self.path} (--ctxalloc-update)",
+                yellow=True,
+            )
         else:
-            known = sum(test in self._before for test in self._found)
-            terminalreporter.line(
-                f"ctxalloc: {known} tests that passed take no more than in {self.path}; "
-                f"{len(self._found) - known} are not in it (--ctxalloc-update)"
+            unknown = count - known
+            say(
+                f"ctxalloc: {counted(known, 'test')} that passed {'takes' if known == 1 else 'take'} no more than in "
+                f"{self.path}; {unknown} {'is' if unknown == 1 else 'are'} not in it (--ctxalloc-update)"
             )
 
 

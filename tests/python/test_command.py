@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ctxalloc import _compare, _text
+from ctxalloc import _compare, _profile, _text
 
 pytestmark = pytest.mark.any_numpy
 PROGRAM = """\
@@ -359,6 +360,41 @@ def test_what_is_no_report_is_named(text: str | None, said: str, tmp_path: Path)
         (tmp_path / "a.json").write_text(text)
     run = ctxalloc("compare", "a.json", "a.json", cwd=tmp_path)
     assert (run.returncode, said in run.stderr) == (2, True), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda report: report.pop("sites"), "sites is missing or no number"),
+        (lambda report: report.update(seconds="x"), "seconds is missing or no number"),
+        (lambda report: report["all"].pop("arrays"), "all.arrays is missing"),
+        (lambda report: report["sites"][0].pop("where"), "sites[0].where is missing"),
+        (lambda report: report.update(sites=[3]), "sites[0].at_peak_bytes is missing"),
+    ],
+)
+def test_a_report_with_fields_missing_is_named(change: Any, said: str, script: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    ctxalloc("run", "--report=json", "--output", path, script)
+    report = json.loads(path.read_text())
+    change(report)
+    (tmp_path / "wrong.json").write_text(json.dumps(report))
+    run = ctxalloc("compare", path, tmp_path / "wrong.json")
+    assert (run.returncode, run.stdout) == (2, ""), run
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("words", [("info",), ("info", "--json")])
+def test_closed_output_is_no_error(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "ctxalloc", *words]
+    shell = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True, check=False)
+    assert (shell.returncode, shell.stderr) == (0, "")
+
+
+def test_a_handlers_name_is_shown_as_a_requests_is() -> None:
+    text = r'request "esc\u{1b}[2J"'
+    assert _profile.shown_handler(text) == 'request "esc\x1b[2J"'
+    assert len(_profile.shown_handler("n" * 300)) == 131
 
 
 def test_info_for_programs_is_json() -> None:

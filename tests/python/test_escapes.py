@@ -221,3 +221,43 @@ def test_a_request_of_a_thread_without_a_loop_is_settled_at_its_end() -> None:
     thread.join()
     assert kept == [1]
     assert escapes("thread") == tuple(map(sum, zip(before, (1, 1, 1, 80), strict=True)))
+
+
+@pytest.mark.parametrize("kind", ["state", "variable"])
+@pytest.mark.parametrize("observed", [False, True], ids=["unobserved", "on_end"])
+def test_waiting_for_on_end_keeps_nothing_alive(run: Any, kind: str, *, observed: bool) -> None:
+    held: contextvars.ContextVar[Any] = contextvars.ContextVar("held")
+    word: contextvars.ContextVar[str] = contextvars.ContextVar("word")
+    told: list[tuple[Any, Report, str]] = []
+    name = f"{kind} {observed}"
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        word.set("said")
+        scope["state"].update(id="a7", pair=("b", 1))
+        if kind == "state":
+            scope["state"]["big"] = np.ones(1000)
+        else:
+            held.set(np.ones(1000))
+        await answer(send)
+
+    def on_end(scope: Scope, report: Report) -> None:
+        told.append((scope["state"], report, word.get()))
+
+    service = AllocatorMiddleware(app, default=request(name=name), on_end=on_end if observed else None)
+    pool = object()
+
+    async def server() -> None:  # which lets go of the scope and of the Context with the call
+        scope = {**http(), "state": {"pool": pool}}
+        await asyncio.create_task(call(service, scope))
+
+    async def scenario() -> None:
+        await server()
+        await asyncio.sleep(0.3)
+
+    before = escapes(name)
+    run(scenario())
+    assert escapes(name) == tuple(map(sum, zip(before, (1, 0, 0, 0), strict=True)))
+    for state, report, said in told:
+        assert report.escaped.count == 0
+        assert (state, said) == ({"pool": pool, "id": "a7", "pair": ("b", 1)}, "said")
+    assert len(told) == observed

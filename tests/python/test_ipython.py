@@ -63,3 +63,16 @@ def test_wrong_options_are_named_and_the_extension_can_be_unloaded(tmp_path: Pat
     assert "no handler is named 'nope'" in text, text
     assert "--sites 0: give 1 or more" in text
     assert "Cell magic `%%ctxalloc` not found" in text
+
+
+def test_a_cell_that_fails_fails_and_shows_it_once(tmp_path: Path) -> None:
+    raises = "def own():\n    raise KeyError('its own')\nown()"
+    cells = ("1/0", "3 +", "await nothing", raises, "import sys\nsys.exit(3)")
+    text = shown(tmp_path, "%load_ext ctxalloc", *(f"%%ctxalloc\nkept = 1\n{cell}" for cell in cells), "%%ctxalloc\n3")
+    assert text.count("failed\n") == len(cells), text
+    assert text.count("ZeroDivisionError: division by zero") == 1
+    assert text.count("SyntaxError: invalid syntax") == 1
+    assert text.count("NameError: name 'nothing' is not defined") == 1
+    assert text.count("KeyError: 'its own'") == 1
+    assert text.count("arrays: 0 B at the peak") == len(cells) + 1
+    assert "run_cell_async" not in text

@@ -1,12 +1,15 @@
 """A profile that a signal asks a running process for. Signals are the process's own, so each program is one."""
 
+import os
 import signal
+import stat
 from pathlib import Path
 
 import pytest
 from subprocesses import run, says
 
 import ctxalloc
+from ctxalloc import _files, _flame, _on_signal
 
 pytestmark = pytest.mark.any_numpy
 
@@ -119,3 +122,13 @@ def test_what_cannot_be_done_is_an_error(tmp_path: Path) -> None:
         ctxalloc.profile_on_signal(signal.SIGUSR2, path=tmp_path / "nowhere" / "a.html")
     with pytest.raises(ValueError, match=r"has a handler already"):
         ctxalloc.profile_on_signal(signal.SIGINT, path=tmp_path / "a.html")
+
+
+def test_a_link_in_the_place_of_a_profile_is_left_alone(tmp_path: Path) -> None:
+    link, elsewhere = tmp_path / f"p-{os.getpid()}-1.html", tmp_path / "elsewhere"
+    link.symlink_to(elsewhere)
+    path = _on_signal._OnSignal(1.0, tmp_path / "p.html")._free_path(_flame.SUFFIXES)
+    assert path.name == f"p-{os.getpid()}-2.html"
+    _files.write_private(link, b"a profile")  # it came between
+    assert (link.is_symlink(), elsewhere.exists(), link.read_bytes()) == (False, False, b"a profile")
+    assert stat.S_IMODE(link.stat().st_mode) == 0o600

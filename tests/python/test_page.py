@@ -16,6 +16,7 @@ import pytest
 from asgi_calls import call, http
 
 import ctxalloc
+from ctxalloc._page import numbers
 from ctxalloc.asgi import debug_app
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
@@ -89,7 +90,7 @@ def test_a_token_lets_others_in_and_nobody_else() -> None:
     assert ask(app, "/", HOST, (b"authorization", b"Basic of-a-proxy"), query=right).status == 200
     assert ask(app, "/", HOST, (b"authorization", b"Bearer wrong"), query=right).status == 403
     assert ask(app, "/", HOST, (b"authorization", token.encode())).status == 403
-    other = "ein Schl\u00fcssel, lang genug"
+    other = "another key, long enough"
     assert ask(debug_app(token=other), "/", HOST, (b"authorization", f"Bearer {other}".encode())).status == 200
     with pytest.raises(TypeError, match="give a str, not bytes"):
         debug_app(token=b"x" * 20)  # type: ignore[arg-type]
@@ -180,6 +181,7 @@ CROWD = """
 import socket, sys
 import numpy as np, uvicorn
 import ctxalloc
+from ctxalloc._page import numbers
 from ctxalloc.asgi import debug_app
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -263,3 +265,39 @@ def test_a_browser_shows_requests_budgets_and_who_keeps_escapes(service: int, tm
     assert "<rect" in dom
     assert "3300000 bytes in 3 blocks" in dom  # of all requests that have one strategy
     assert "no numbers:" not in dom.partition("<script>")[0]
+
+
+@pytest.mark.parametrize("token", ["sécret of many letters", "tab\tin the midst of it", " a space before the first"])
+def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="printable ASCII"):
+        debug_app(token=token)
+
+
+@pytest.mark.parametrize("path", ["/debug/memory/nonexist", "/debug/memory/data/", "/debug/memory//"])
+def test_what_is_not_there_is_404(path: str) -> None:
+    app: Any = debug_app()
+    answers: list[Any] = []
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    async def receive() -> Any: ...
+
+    for at, status in ((path, 404), ("/debug/memory", 200), ("/debug/memory/", 200), ("/debug/memory/data", 200)):
+        answers.clear()
+        scope = {"type": "http", "method": "GET", "path": at, "root_path": "/debug/memory", "headers": []}
+        asyncio.run(app({**scope, "client": ("127.0.0.1", 1)}, receive, send))
+        assert answers[0]["status"] == status, at
+
+
+def test_names_of_the_page_are_cut() -> None:
+    name = "é" * 10_000
+    kept = []
+    budgets = [ctxalloc.Budget(1000, name=f"{number} {name}") for number in range(20)]
+    for budget in budgets:
+        with ctxalloc.request(name=f"long {name}", budget=budget, root=True):
+            kept.append(np.ones(10))
+    seen = numbers()
+    names = [one["name"] for one in (*seen["escapes"], *seen["budgets"])] + [one["parent"] for one in seen["escapes"]]
+    assert max(len(name.encode()) for name in names if isinstance(name, str)) <= 128
+    assert len(json.dumps(seen)) < 200_000

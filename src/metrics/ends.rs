@@ -1,5 +1,5 @@
 //! Which buckets of a histogram `publish` exports: some bounds from the first value on, and finer ones where there are
-//! values. `python/ctxalloc/_buckets.py` is the same for Python, and says why the end of the next doubling is there too.
+//! values. `python/ctxalloc/_buckets.py` is the same for Python, and says why the next doubling has its end too.
 
 use super::Histogram;
 use crate::counters::{STEPS, end_of};

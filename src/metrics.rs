@@ -23,6 +23,8 @@
 //! in that directory, and each of them reads all. A child of `fork` counts from zero otherwise.
 
 #[cfg(feature = "metrics")]
+mod ends;
+#[cfg(feature = "metrics")]
 mod publish;
 
 use crate::counters;

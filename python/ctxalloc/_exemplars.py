@@ -10,6 +10,7 @@ import time
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _native
+from ctxalloc._buckets import step_of
 from ctxalloc._optional import need
 
 MAX_NAMES: Final = 130
@@ -32,7 +33,7 @@ class Exemplar(NamedTuple):
 class _Known:
     def __init__(self) -> None:
         self.by_size: dict[int, Exemplar] = {}
-        """By the smallest power of two that its peak does not exceed, as an exponent."""
+        """By the bucket of its peak, of four a doubling."""
         self.refused: Exemplar | None = None
 
 
@@ -50,7 +51,7 @@ def begin() -> None:
 
 def note(name: str | None, peak_bytes: int, *, is_refused: bool) -> None:
     """A request has ended in the running Context."""
-    name, size, now = _series(name), max(0, peak_bytes - 1).bit_length(), time.time()
+    name, size, now = _series(name), step_of(peak_bytes), time.time()
     with _LOCK:
         known = _KNOWN.get(name)
         before = None if known is None else known.by_size.get(size)

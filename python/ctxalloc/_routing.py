@@ -48,7 +48,7 @@ def root_path_of(app: Any) -> str:
     for _ in range(_MAX_DEPTH):
         root = getattr(app, "root_path", None)
         if isinstance(root, str):
-            return root.rstrip("/")
+            return root
         app = getattr(app, "app", None)
         if app is None:
             break

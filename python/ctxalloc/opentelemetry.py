@@ -13,25 +13,29 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ctxalloc import metrics
+from ctxalloc._buckets import PER_DOUBLING, buckets_of, checked
 from ctxalloc._coverage import coverage
 from ctxalloc._native import __version__
 from ctxalloc._optional import need
-from ctxalloc.prometheus import BOUNDS_BYTES, checked
+from ctxalloc.prometheus import BOUNDS_BYTES
 
 __all__ = ["instrument"]
 
 NAME = "ctxalloc.request.name"
 
 
-def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES) -> None:
+def instrument(
+    meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES, per_doubling: int = PER_DOUBLING
+) -> None:
     """Create the instruments, once for each provider; by default the global one.
 
-    ``bounds_bytes``: the upper ends of the buckets, powers of two in increasing order. ValueError: one is none.
+    ``bounds_bytes`` and ``per_doubling``: the upper ends of the buckets, as ``prometheus.Collector`` has them.
+    ValueError: a bound is no power of two, or ``per_doubling`` is none of 0, 1, 2, 4, 8 and 16.
     TypeError: ``meter_provider`` has no meters.
     ModuleNotFoundError: ``opentelemetry-api`` is not installed.
     """
     api: Any = need("opentelemetry.metrics", "ctxalloc.opentelemetry.instrument", "opentelemetry-api")
-    bounds = checked(bounds_bytes)
+    bounds = checked(bounds_bytes, per_doubling)
     if meter_provider is not None and not hasattr(meter_provider, "get_meter"):
         raise TypeError(f"instrument({meter_provider!r}): give a MeterProvider, or None for the global one")
     meter = api.get_meter("ctxalloc", __version__, meter_provider)
@@ -49,8 +53,8 @@ def instrument(meter_provider: Any = None, *, bounds_bytes: Sequence[int] = BOUN
 
     def peaks(_options: Any) -> Iterable[Any]:
         for series in metrics.snapshot().series.values():
-            for bound in bounds:
-                yield api.Observation(series.peak_bytes.at_most(bound), {NAME: series.name, "le": str(bound)})
+            for end, count in buckets_of(series.peak_bytes, *bounds):
+                yield api.Observation(count, {NAME: series.name, "le": str(end)})
             yield api.Observation(series.peak_bytes.count, {NAME: series.name, "le": "+Inf"})
 
     def peak_sum(_options: Any) -> Iterable[Any]:

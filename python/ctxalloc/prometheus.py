@@ -14,33 +14,40 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ctxalloc import _exemplars, metrics
+from ctxalloc._buckets import PER_DOUBLING, buckets_of, checked
 from ctxalloc._coverage import Coverage, coverage
 from ctxalloc._native import Budget
 from ctxalloc._optional import need
 
 __all__ = ["BOUNDS_BYTES", "Collector"]
 
-BOUNDS_BYTES: Final = tuple(1 << power for power in range(12, 37, 2))
-"""The upper ends of the buckets by default: 4 KiB, 16 KiB, ... 64 GiB."""
-_MAX_BOUND: Final = 1 << 48
+BOUNDS_BYTES: Final = tuple(1 << power for power in range(12, 37, 4))
+"""The upper ends of the buckets that each name has, by default: 4 KiB, 64 KiB, ... 64 GiB."""
 
 
 class Collector:
     """What ``registry.register`` takes.
 
-    ``bounds_bytes``: the upper ends of the histograms' buckets, powers of two in increasing order. ``budgets``: budgets
-    of this process whose use and limit are exported, by name; under a server that forks, those of the worker that is
-    scraped. ``exemplars=True``: in OpenMetrics a bucket of the peaks names the trace of a request that is in it, and
-    the refused ones that of the last; of requests of this process that end inside of a sampled span of OpenTelemetry.
-    A registry refuses a second Collector. TypeError: a budget is no Budget. ValueError: a bound is no power of
-    two, or two budgets have one name, which Prometheus could not tell apart. ModuleNotFoundError: ``prometheus_client``
-    is not installed.
+    ``bounds_bytes``: the upper ends of the histograms' buckets that each name has from its first request on, powers of
+    two in increasing order. ``per_doubling``: between the first and the last of them a name has so many more in each
+    doubling in which it has values (0: none, 1, 2, 4, 8 or 16); with 4 a bucket ends at most 19 % above its values.
+    ``budgets``: budgets of this process whose use and limit are exported, by name; under a server that forks, those of
+    the worker that is scraped. ``exemplars=True``: in OpenMetrics a bucket of the peaks names the trace of a request
+    that is in it, and the refused ones that of the last; of requests of this process that end inside of a sampled span
+    of OpenTelemetry. A registry refuses a second Collector. TypeError: a budget is no Budget. ValueError: a bound is no
+    power of two, ``per_doubling`` is none of these, or two budgets have one name, which Prometheus could not tell
+    apart. ModuleNotFoundError: ``prometheus_client`` is not installed.
     """
 
     def __init__(
-        self, *, bounds_bytes: Sequence[int] = BOUNDS_BYTES, budgets: Iterable[Budget] = (), exemplars: bool = False
+        self,
+        *,
+        bounds_bytes: Sequence[int] = BOUNDS_BYTES,
+        per_doubling: int = PER_DOUBLING,
+        budgets: Iterable[Budget] = (),
+        exemplars: bool = False,
     ) -> None:
-        self._bounds = checked(bounds_bytes)
+        self._bounds = checked(bounds_bytes, per_doubling)
         self._budgets = tuple(budgets)
         for budget in self._budgets:
             if not isinstance(budget, Budget):
@@ -94,7 +101,8 @@ class Collector:
             family = core.HistogramMetricFamily(name, text, labels=["name"])
             for series in snapshot.series.values():
                 histogram: metrics.Histogram = getattr(series, field)
-                buckets = [*buckets_of(histogram, self._bounds), ("+Inf", histogram.count)]
+                buckets: list[Any] = [(str(float(end)), count) for end, count in buckets_of(histogram, *self._bounds)]
+                buckets.append(("+Inf", histogram.count))
                 if field == "peak_bytes" and self._exemplars:
                     buckets = self._with_exemplars(series.name, buckets)
                 family.add_metric([series.name], buckets, histogram.sum)
@@ -103,12 +111,11 @@ class Collector:
 
     def _with_exemplars(self, name: str, buckets: list[Any]) -> list[Any]:
         """The same buckets, each with an exemplar that is in it and in no smaller one, if there is any."""
-        ends = [-1.0, *map(float, self._bounds)]
-        below = dict(zip(map(str, ends[1:]), ends, strict=False))
-        found = []
+        found, below = [], -1.0
         for end, count in buckets:
-            exemplar = _exemplars.between(name, below.get(end, ends[-1]), float(end))
+            exemplar = _exemplars.between(name, below, float(end))
             found.append((end, count) if exemplar is None else (end, count, self._exemplar(exemplar)))
+            below = float(end)
         return found
 
     def _exemplar(self, found: _exemplars.Exemplar | None, value: float | None = None) -> Any:
@@ -154,25 +161,3 @@ class Collector:
                     limit.add_metric([budget.name], budget.limit_bytes)
             yield in_use
             yield limit
-
-
-def buckets_of(histogram: metrics.Histogram, bounds_bytes: Sequence[int]) -> list[tuple[str, int]]:
-    """Prometheus' buckets, each with all that are smaller. Those below the smallest value are left out.
-
-    What is not there counts as zero in a sum, so sums over names and instances stay right; a bucket above the largest
-    value could not be left out.
-    """
-    counts = ((bound, histogram.at_most(bound)) for bound in bounds_bytes)
-    return [(str(float(bound)), count) for bound, count in counts if count]
-
-
-def checked(bounds_bytes: Sequence[int]) -> list[int]:
-    """Increasing powers of two, which are ends of our own buckets. ValueError: one is none."""
-    bounds: list[int] = []
-    for bound in bounds_bytes:
-        if bound < 1 or bound.bit_count() > 1 or bound > _MAX_BOUND or (bounds and bound <= bounds[-1]):
-            raise ValueError(
-                f"bounds_bytes: {bound!r} is not possible; give powers of two in increasing order, up to 2**48"
-            )
-        bounds.append(bound)
-    return bounds

@@ -5,7 +5,7 @@
 //! each has a bucket of its own, and the buckets between them stay empty.
 
 /// Buckets for each doubling.
-pub(super) const STEPS: usize = 16;
+pub(crate) const STEPS: usize = 16;
 /// What is above `2^48` has no bucket.
 const MAX_POWER: usize = 48;
 /// How many there are.
@@ -67,7 +67,7 @@ pub(super) fn bucket_of(value: u64) -> Option<usize> {
 }
 
 /// The largest value of a bucket; of those that have none, `u64::MAX`.
-pub(super) fn end_of(bucket: usize) -> u64 {
+pub(crate) fn end_of(bucket: usize) -> u64 {
     match bucket.checked_sub(1) {
         None => 0,
         Some(_) if bucket >= BUCKETS => u64::MAX,

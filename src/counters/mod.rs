@@ -10,6 +10,8 @@ mod region;
 mod snapshot;
 mod writer;
 
+#[cfg(feature = "metrics")]
+pub(crate) use buckets::{STEPS, end_of};
 pub(crate) use region::Sample;
 pub use snapshot::{Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 

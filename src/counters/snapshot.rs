@@ -96,7 +96,7 @@ pub struct Series {
 }
 
 impl Series {
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.refused_requests += other.refused_requests;
         self.refused_allocations += other.refused_allocations;

@@ -1,16 +1,14 @@
 //! `publish`: hands the counters to the recorder of the `metrics` crate. The names are those of Python's Prometheus
 //! collector.
 
-use super::{Histogram, Series, snapshot};
+use super::ends::buckets;
+use super::{Series, snapshot};
 use crate::error::Error;
 use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// The exponents of the buckets' upper ends: 4 KiB, 16 KiB, ... 64 GiB.
-const POWERS: [u32; 13] = [12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
 /// A counter's name, its unit, its help text, and where it stands.
 type Counter = (&'static str, Unit, &'static str, fn(&Series) -> u64);
@@ -50,7 +48,8 @@ const PROCESSES: &str = "ctxalloc_processes";
 /// adds to what its copy of the recorder has.
 ///
 /// Histograms of that crate take single values, which the counters do not keep. So the peaks are published as
-/// Prometheus has them in the end: one counter for each bucket, labelled `le` in bytes, a sum and a count.
+/// Prometheus has them in the end: one counter for each bucket, labelled `le` in bytes, a sum and a count. A name has
+/// buckets that end at 4 KiB, 64 KiB, ... 64 GiB, and four for each doubling in which it has values.
 ///
 /// ```
 /// # let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
@@ -69,8 +68,8 @@ pub fn publish() -> Result<(), Error> {
     let snapshot = snapshot()?;
     describe();
     let pid = std::process::id();
-    for (name, values) in published().values.with(|published| published.add(pid, &snapshot.series)) {
-        publish_values(&name, &values);
+    for series in published().values.with(|published| published.add(pid, &snapshot.series)) {
+        publish_series(&series);
     }
     for series in &snapshot.series {
         gauge!(PEAK_MAX, "name" => series.name.clone()).set(series.max_peak_bytes as f64);
@@ -100,39 +99,17 @@ const HISTOGRAMS: [[&str; 3]; 2] = [
     ],
 ];
 
-/// The buckets of a histogram, its sum, and its count, of which the last bucket is another name.
-const HISTOGRAM_VALUES: usize = POWERS.len() + 2;
-const VALUES: usize = COUNTERS.len() + 2 * HISTOGRAM_VALUES;
-
-/// All that counts up for a name, in the order of [`publish_values`].
-type Values = [u64; VALUES];
-
-fn values_of(series: &Series) -> Values {
-    let counters = COUNTERS.into_iter().map(|(.., value)| value(series));
-    let histograms = [&series.peak_bytes, &series.total_bytes].into_iter().flat_map(histogram_values);
-    let mut all = [0; VALUES];
-    all.iter_mut().zip(counters.chain(histograms)).for_each(|(place, value)| *place = value);
-    all
-}
-
-fn histogram_values(histogram: &Histogram) -> impl Iterator<Item = u64> {
-    let at_most = |power: u32| histogram.at_most(1 << power);
-    POWERS.into_iter().map(at_most).chain([histogram.sum, histogram.count()])
-}
-
-fn publish_values(name: &str, values: &Values) {
-    let (counters, histograms) = values.split_at(COUNTERS.len());
-    for ((metric, ..), value) in COUNTERS.into_iter().zip(counters) {
-        counter!(metric, "name" => name.to_owned()).absolute(*value);
+fn publish_series(series: &Series) {
+    for (metric, .., value) in COUNTERS {
+        counter!(metric, "name" => series.name.clone()).absolute(value(series));
     }
-    for ([bucket, sum, count], values) in HISTOGRAMS.into_iter().zip(histograms.chunks(HISTOGRAM_VALUES)) {
-        let (at_most, rest) = values.split_at(HISTOGRAM_VALUES - 2);
-        for (power, value) in POWERS.into_iter().zip(at_most) {
-            counter!(bucket, "name" => name.to_owned(), "le" => (1_u64 << power).to_string()).absolute(*value);
+    for ([bucket, sum, count], histogram) in HISTOGRAMS.into_iter().zip([&series.peak_bytes, &series.total_bytes]) {
+        for (end, at_most) in buckets(histogram) {
+            counter!(bucket, "name" => series.name.clone(), "le" => end.to_string()).absolute(at_most);
         }
-        counter!(bucket, "name" => name.to_owned(), "le" => "+Inf").absolute(rest[1]);
-        counter!(sum, "name" => name.to_owned()).absolute(rest[0]);
-        counter!(count, "name" => name.to_owned()).absolute(rest[1]);
+        counter!(bucket, "name" => series.name.clone(), "le" => "+Inf").absolute(histogram.count());
+        counter!(sum, "name" => series.name.clone()).absolute(histogram.sum);
+        counter!(count, "name" => series.name.clone()).absolute(histogram.count());
     }
 }
 
@@ -145,16 +122,17 @@ struct Published {
 }
 
 /// What was published under a name: `before + now`.
+#[derive(Default)]
 struct Counted {
     /// What this process's parents had counted.
-    before: Values,
+    before: Series,
     /// What the counters have.
-    now: Values,
+    now: Series,
 }
 
 impl Published {
     /// What to publish for these.
-    fn add(&mut self, pid: u32, all: &[Series]) -> Vec<(String, Values)> {
+    fn add(&mut self, pid: u32, all: &[Series]) -> Vec<Series> {
         if self.pid != pid {
             // A child of `fork`: its recorder is a copy, and its counters begin anew, except where they are shared.
             self.pid = pid;
@@ -162,21 +140,22 @@ impl Published {
             own.values_mut().for_each(Counted::begin_anew);
         }
         for series in all {
-            let zeros = || Counted { before: [0; VALUES], now: [0; VALUES] };
-            self.names.entry(series.name.clone()).or_insert_with(zeros).now = values_of(series);
+            self.names.entry(series.name.clone()).or_default().now = series.clone();
         }
-        self.names.iter().map(|(name, counted)| (name.clone(), counted.sum())).collect()
+        self.names.iter().map(|(name, counted)| Series { name: name.clone(), ..counted.sum() }).collect()
     }
 }
 
 impl Counted {
     fn begin_anew(&mut self) {
         self.before = self.sum();
-        self.now = [0; VALUES];
+        self.now = Series::default();
     }
 
-    fn sum(&self) -> Values {
-        std::array::from_fn(|at| self.before[at].wrapping_add(self.now[at]))
+    fn sum(&self) -> Series {
+        let mut sum = self.before.clone();
+        sum.add(&self.now);
+        sum
     }
 }
 

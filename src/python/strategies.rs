@@ -3,7 +3,7 @@
 use super::budget::PyBudget;
 use super::callbacks::callbacks;
 use super::options::{Options, no_bool};
-use super::text::in_python_syntax;
+use super::text::{copied, in_python_syntax};
 use super::tracked::attribution;
 use super::usm::PyQueue;
 use crate::error::Error;
@@ -170,7 +170,7 @@ fn in_python_words(error: Error) -> Error {
 pub(super) fn class_of_strategies(given: &Bound<'_, PyAny>) -> Option<String> {
     let class = given.cast::<PyType>().ok()?;
     let strategies = class.is_subclass_of::<PyStrategy>().ok()?;
-    if strategies { class.name().ok().map(|name| name.to_string()) } else { None }
+    if strategies { class.name().ok().map(|name| copied(&name)) } else { None }
 }
 
 /// What only strategies take.

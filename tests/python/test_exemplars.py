@@ -53,7 +53,7 @@ def of(samples: list[Any], name: str) -> dict[str, Any]:
 
 
 def test_each_bucket_names_a_request_that_is_in_it(tracer: Any) -> None:
-    collector = Collector(bounds_bytes=(4096, 16384, 1 << 18), exemplars=True)
+    collector = Collector(bounds_bytes=(4096, 16384, 1 << 18), per_doubling=0, exemplars=True)
     traces: dict[str, int] = {}
     for size in (100, 5000, 5001, 100_000, 300_000):
         with tracer.start_as_current_span("a request") as span, request(name="bucket"):
@@ -73,19 +73,23 @@ def test_each_bucket_names_a_request_that_is_in_it(tracer: Any) -> None:
         assert sum(map(len, [*one.labels, *one.labels.values()])) <= 128
 
 
+@pytest.mark.parametrize("per_doubling", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(5))
-def test_random_peaks_are_never_in_a_wrong_bucket(tracer: Any, seed: int) -> None:
-    chance, name = random.Random(seed), f"random {seed}"
+def test_random_peaks_are_never_in_a_wrong_bucket(tracer: Any, seed: int, per_doubling: int) -> None:
+    chance, name = random.Random(seed), f"random {seed} {per_doubling}"
     bounds = sorted(chance.sample([1 << power for power in range(1, 22)], 6))
-    collector, peaks = Collector(bounds_bytes=bounds, exemplars=True), dict[str, int]()
+    collector = Collector(bounds_bytes=bounds, per_doubling=per_doubling, exemplars=True)
+    peaks = dict[str, int]()
     for _ in range(40):
         power = chance.randrange(1, 22)
-        size = max(1, (1 << power) + chance.choice([-1, 0, 1]))
+        size = max(1, round(2 ** (power + chance.choice([0, 0.5]))) + chance.choice([-1, 0, 1]))
         with tracer.start_as_current_span("a request") as span, request(name=name) as scope:
             np.empty(size, np.uint8)
         peaks[f"{span.get_span_context().trace_id:032x}"] = scope.stats.peak_bytes
-    found = of(scraped(collector)["ctxalloc_request_memory_peak_bytes"], name)
-    ends = [*map(float, bounds), float("inf")]
+    samples = scraped(collector)["ctxalloc_request_memory_peak_bytes"]
+    found = of(samples, name)
+    exported = {sample.labels["le"] for sample in samples if sample.labels["name"] == name and "le" in sample.labels}
+    ends = sorted({*map(float, bounds), *map(float, exported)})
     expected = {min(end for end in ends if peak <= end) for peak in peaks.values()}
     assert {float(end) for end in found} == expected, "each bucket that has requests has an exemplar"
     for end, one in found.items():

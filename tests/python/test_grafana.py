@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import re
 import shutil
 import socket
@@ -163,7 +164,27 @@ def test_every_expression_is_answered_by_a_real_prometheus(prometheus: int) -> N
     for expression in expressions():
         assert asked(prometheus, expression), expression
     (quantile,) = [one for one in asked(prometheus, expressions()[2]) if one["metric"]["name"] == "scraped"]
-    assert 65536 <= float(quantile["value"][1]) <= 262144
+    assert 100_000 / 1.19 <= float(quantile["value"][1]) <= 100_000 * 1.19, "buckets are 19 % wide"
+
+
+def test_quantiles_are_right_to_nineteen_percent_in_a_real_prometheus(prometheus: int) -> None:
+    chance = random.Random(3)
+    sizes = sorted(int(159_000 * chance.lognormvariate(0, 0.963)) for _ in range(1000))
+    exact = {0.5: sizes[499], 0.95: sizes[949], 0.99: sizes[989]}
+    found = dict[float, float]()
+    until = time.monotonic() + 60
+    while len(found) < len(exact) and time.monotonic() < until:
+        for size in sizes:
+            with ctxalloc.request(name="log-normal", root=True):
+                np.empty(size, np.uint8)
+        for q in exact:
+            query = f'histogram_quantile({q}, rate(ctxalloc_request_memory_peak_bytes_bucket{{name="log-normal"}}[5s]))'
+            for answer in (get(prometheus, "query", query=query) or {}).get("result", []):
+                found[q] = float(answer["value"][1])
+        threading.Event().wait(0.2)
+    assert found.keys() == exact.keys()
+    for q, value in exact.items():
+        assert value / 1.19 <= found[q] <= value * 1.19, (q, value, found[q])
 
 
 def get(port: int, path: str, **query: str) -> Any:

@@ -1,6 +1,9 @@
 """What is no ``Exception`` (an interrupt, an exit, a cancelled task) is never dropped where we ask Python something."""
 
+import _thread
 import asyncio
+import contextlib
+import functools
 import os
 import signal
 import sys
@@ -45,6 +48,42 @@ def test_an_ordinary_error_in_a_refusals_text_leaves_it_as_it_is(attribute: str)
     error = type("Ours", (MemoryError,), {attribute: property(body) if attribute == "_total_size" else body})
     with pytest.raises(error):
         raise_in_a_refused_request(error("of nobody's"))
+
+
+def interrupting_text() -> Any:
+    """As ``__repr__`` or ``__str__``: a text that C code makes, after which a signal's handler is due.
+
+    Bytecode would run the handler before it returns the text.
+    """
+    return staticmethod(functools.partial(str.join, "", filter(_thread.interrupt_main, [signal.SIGINT])))
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def go_on_after(kind: type[BaseException], work: Any) -> None:
+    with contextlib.suppress(kind):
+        work()
+    for _ in range(10):  # bytecode that runs the handler, if nobody has
+        pass
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_that_is_due_after_a_repr_is_not_dropped() -> None:
+    shown: Any = type("Shown", (), {"__repr__": interrupting_text()})()
+    with pytest.raises(KeyboardInterrupt):
+        go_on_after(TypeError, lambda: ctxalloc.request(limit_bytes=shown))
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_that_is_due_after_an_errors_text_is_not_dropped() -> None:
+    error = type("Ours", (MemoryError,), {"__str__": interrupting_text()})()
+    with pytest.raises(KeyboardInterrupt):
+        go_on_after(MemoryError, lambda: raise_in_a_refused_request(error))
 
 
 @pytest.mark.parametrize("kind", INTERRUPTS)

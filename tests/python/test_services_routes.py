@@ -350,3 +350,30 @@ def test_an_application_that_cannot_be_asked_is_left_alone() -> None:
         await PlainTextResponse("")(scope, receive, send)
 
     assert asyncio.run(call(AllocatorMiddleware(app, routes={"/none": request()}), http("/"))).status == 200
+
+
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize(("path", "route"), [("/api//big", "/big"), ("/api/big", "/{a}/{b}"), ("/api/", None)])
+def test_a_root_path_of_fastapi_that_ends_with_a_slash_is_taken_off_as_it_is(
+    path: str, route: str | None, *, around: bool
+) -> None:
+    # Starlette takes off `/api/`, and only before one more slash.
+    found: list[str | None] = []
+    service: Any = fastapi.FastAPI()
+    service.root_path = "/api/"
+    routes = ["/big", "/{last}", "/{a}/{b}"]
+
+    async def view() -> str:
+        current = ctxalloc.current_request()
+        found.append(current and current.name)
+        return ""
+
+    for each in routes:
+        service.add_api_route(each, view)
+    rows: Any = {each: request() for each in reversed(routes)}
+    if around:
+        service = AllocatorMiddleware(service, routes=rows)
+    else:
+        service.add_middleware(AllocatorMiddleware, routes=rows)
+    asyncio.run(call(service, http(path)))
+    assert found == ([route] if route else [])

@@ -17,6 +17,7 @@
 use crate::error::Error;
 use crate::python::asked::asked;
 use crate::python::errors::{BudgetExceeded, RequestEnded, with_cause};
+use crate::python::text::copied;
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -33,7 +34,7 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
     }
     // Without a text it is no error of C's or of ours.
     let Ok(message) = asked(py, error.str())? else { return Ok(()) };
-    let message = message.to_string();
+    let message = copied(&message);
     let refusal = match size_of_array(error)? {
         Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
         // Its objects and native blocks are counted too, so something was nearly always allocated since; and other

@@ -171,8 +171,8 @@ impl Cache {
         self.take_out(class, half, batch)
     }
 
-    /// Takes out up to a batch of the blocks of `class`; returns how many, 0 when there are no more. The cache keeps its
-    /// room.
+    /// Takes out up to a batch of the blocks of `class`; returns how many, 0 when there are no more. The cache keeps
+    /// its room.
     pub(super) fn empty(&mut self, class: usize, batch: &mut Batch) -> usize {
         self.take_out(class, self.bins[class].length as usize, batch)
     }
@@ -194,8 +194,8 @@ impl Cache {
         count
     }
 
-    /// Lowers the room of a bin to `kept`, or as far as a batch of blocks allows; `home` gets the blocks for which there
-    /// is no room then.
+    /// Lowers the room of a bin to `kept`, or as far as a batch of blocks allows; returns the blocks for which there is
+    /// no room then.
     fn shrink(&mut self, class: usize, kept: u32) -> Taken {
         let mut taken = Taken { home: self.home.clone(), class, count: 0, blocks: NO_BLOCKS };
         let surplus = self.bins[class].length.saturating_sub(kept) as usize;

@@ -88,6 +88,7 @@ mod error;
 mod layout;
 mod os;
 mod settings;
+mod survived;
 mod sync;
 mod trace;
 mod unattributed;
@@ -109,6 +110,7 @@ pub use settings::{Settings, check_environment, configure};
 /// # Ok::<(), ctxalloc::Error>(())
 /// ```
 pub fn trim() -> usize {
+    let _unattributed = unattributed::unattributed(); // for all requests, and a heap at its limit has no room for it
     handlers().map(Handler::trim).sum::<usize>() + strategy::trim_pools()
 }
 

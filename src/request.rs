@@ -7,6 +7,7 @@ use crate::room::{self, Admission};
 use crate::scope::{Scoped, WithHandler, current, scope};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::trace::{Numbers, RequestSpan};
+use crate::unattributed::unattributed;
 use std::borrow::Cow;
 use std::fmt;
 use std::pin::Pin;
@@ -108,6 +109,7 @@ impl Builder {
     /// Where its blocks come from instead of the process's pool: an [`Arena`](crate::strategy::Arena) of its own, a
     /// [`Tracked`](crate::strategy::Tracked) strategy, or any other.
     pub fn strategy(mut self, strategy: impl Strategy) -> Self {
+        let _unattributed = unattributed(); // the request's own, not that of the one around it
         self.terms.strategy = Some(Arc::new(strategy));
         self
     }
@@ -203,7 +205,10 @@ impl Builder {
                 self.0.unpark();
             }
         }
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let waker = {
+            let _unattributed = unattributed();
+            Waker::from(Arc::new(Unpark(thread::current())))
+        };
         let mut admitting = self.admit();
         loop {
             match Pin::new(&mut admitting).poll(&mut TaskContext::from_waker(&waker)) {

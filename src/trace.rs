@@ -2,33 +2,45 @@
 //! they cost nothing. A leaf: imports no layer. (Reports of blocks to Python's tracemalloc are the handler layer's.)
 
 #[cfg(feature = "tracing")]
+use crate::survived::survived;
+#[cfg(feature = "tracing")]
+use crate::unattributed::unattributed;
+#[cfg(feature = "tracing")]
 use std::cell::Cell;
 
-/// Runs `tell` unless this thread is inside of one that `telling` marks.
+/// Runs `tell`, unless this thread is inside of one that `telling` marks: a subscriber may allocate, and be refused
+/// memory too. Should it panic, the panic hook has told so and we go on: an event is told from inside of allocators,
+/// which callers would take for failed. What it allocates is no request's, whose heap may be at its limit.
 #[cfg(feature = "tracing")]
-fn not_within_itself(telling: &'static std::thread::LocalKey<Cell<bool>>, tell: impl FnOnce()) {
-    struct Telling(&'static std::thread::LocalKey<Cell<bool>>);
-    impl Drop for Telling {
-        fn drop(&mut self) {
-            self.0.set(false); // also where a subscriber panics
-        }
-    }
+fn once(telling: &'static std::thread::LocalKey<Cell<bool>>, tell: impl FnOnce()) {
     if !telling.replace(true) {
-        let _telling = Telling(telling);
-        tell();
+        let _unattributed = unattributed();
+        survived(tell);
+        telling.set(false);
     }
+}
+
+/// Tells an event of the target `ctxalloc`.
+#[cfg(feature = "tracing")]
+fn told(tell: impl FnOnce()) {
+    thread_local! {
+        static TELLING: Cell<bool> = const { Cell::new(false) };
+    }
+    once(&TELLING, tell);
 }
 
 /// A guard was dropped in another context than its own, so nothing was restored.
 #[cold]
 pub(crate) fn guard_left_elsewhere(handler: &str) {
     #[cfg(feature = "tracing")]
-    tracing::error!(
-        target: "ctxalloc",
-        handler,
-        "a scope guard was dropped in another context than it was entered in: nothing was restored; \
-         use `.with_handler()` for futures instead of a guard across an await"
-    );
+    told(|| {
+        tracing::error!(
+            target: "ctxalloc",
+            handler,
+            "a scope guard was dropped in another context than it was entered in: nothing was restored; \
+             use `.with_handler()` for futures instead of a guard across an await"
+        )
+    });
     #[cfg(not(feature = "tracing"))]
     let _ = handler;
 }
@@ -37,7 +49,7 @@ pub(crate) fn guard_left_elsewhere(handler: &str) {
 #[cold]
 pub(crate) fn strategy_panicked(operation: &'static str) {
     #[cfg(feature = "tracing")]
-    tracing::error!(target: "ctxalloc", operation, "a strategy panicked; its caller was given a failure");
+    told(|| tracing::error!(target: "ctxalloc", operation, "a strategy panicked; its caller was given a failure"));
     #[cfg(not(feature = "tracing"))]
     let _ = operation;
 }
@@ -46,7 +58,7 @@ pub(crate) fn strategy_panicked(operation: &'static str) {
 #[cold]
 pub(crate) fn bad_setting(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: "ctxalloc", %error, "a setting was ignored");
+    told(|| tracing::warn!(target: "ctxalloc", %error, "a setting was ignored"));
     #[cfg(not(feature = "tracing"))]
     let _ = error;
 }
@@ -54,7 +66,7 @@ pub(crate) fn bad_setting(error: &crate::error::Error) {
 /// A handler was registered.
 pub(crate) fn registered(name: &str) {
     #[cfg(feature = "tracing")]
-    tracing::debug!(target: "ctxalloc", name, "handler registered");
+    told(|| tracing::debug!(target: "ctxalloc", name, "handler registered"));
     #[cfg(not(feature = "tracing"))]
     let _ = name;
 }
@@ -63,7 +75,7 @@ pub(crate) fn registered(name: &str) {
 #[cold]
 pub(crate) fn misuse(report: &str) {
     #[cfg(feature = "tracing")]
-    tracing::error!(target: "ctxalloc", report, "memory was misused");
+    told(|| tracing::error!(target: "ctxalloc", report, "memory was misused"));
     #[cfg(not(feature = "tracing"))]
     let _ = report;
 }
@@ -72,7 +84,7 @@ pub(crate) fn misuse(report: &str) {
 #[cold]
 pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, advice: &'static str) {
     #[cfg(feature = "tracing")]
-    tracing::error!(target: "ctxalloc", strategy, %error, advice, "the system refused a block");
+    told(|| tracing::error!(target: "ctxalloc", strategy, %error, advice, "the system refused a block"));
     #[cfg(not(feature = "tracing"))]
     let _ = (strategy, error, advice);
 }
@@ -81,13 +93,7 @@ pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, adv
 #[cold]
 pub(crate) fn refused(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
-    {
-        thread_local! {
-            /// A subscriber may be refused memory too.
-            static TELLING: Cell<bool> = const { Cell::new(false) };
-        }
-        not_within_itself(&TELLING, || tracing::warn!(target: "ctxalloc", %error, "memory was refused"));
-    }
+    told(|| tracing::warn!(target: "ctxalloc", %error, "memory was refused"));
     #[cfg(not(feature = "tracing"))]
     let _ = error;
 }
@@ -97,7 +103,9 @@ pub(crate) fn refused(error: &crate::error::Error) {
 #[cold]
 pub(crate) fn no_request(error: &crate::error::Error) {
     #[cfg(feature = "tracing")]
-    tracing::error!(target: "ctxalloc", %error, "a request of the service could not be begun and was answered with 500");
+    told(
+        || tracing::error!(target: "ctxalloc", %error, "a request of the service could not be begun and was answered with 500"),
+    );
     #[cfg(not(feature = "tracing"))]
     let _ = error;
 }
@@ -107,7 +115,7 @@ pub(crate) fn no_request(error: &crate::error::Error) {
 #[cold]
 pub(crate) fn on_end_panicked(request: &str) {
     #[cfg(feature = "tracing")]
-    tracing::error!(target: "ctxalloc", request, "`on_end` panicked");
+    told(|| tracing::error!(target: "ctxalloc", request, "`on_end` panicked"));
     #[cfg(not(feature = "tracing"))]
     let _ = request;
 }
@@ -132,7 +140,7 @@ impl RequestSpan {
     /// `name` is asked only if somebody listens.
     pub(crate) fn new<'a>(name: impl FnOnce() -> std::borrow::Cow<'a, str>) -> Self {
         #[cfg(feature = "tracing")]
-        let span = {
+        let span = survived(|| {
             use tracing::field::Empty;
             tracing::debug_span!(
                 target: "ctxalloc",
@@ -143,7 +151,8 @@ impl RequestSpan {
                 escaped = Empty,
                 refused = Empty,
             )
-        };
+        })
+        .unwrap_or_else(tracing::Span::none);
         #[cfg(not(feature = "tracing"))]
         let _ = name;
         Self {
@@ -157,14 +166,16 @@ impl RequestSpan {
     #[cold]
     pub(crate) fn heap_exceeded(&self, error: &crate::error::Error, exceeded: u64, refused: u64) {
         #[cfg(feature = "tracing")]
-        tracing::warn!(
-            target: "ctxalloc",
-            parent: &self.span,
-            %error,
-            exceeded,
-            refused,
-            "the limit of a request's heap was exceeded"
-        );
+        told(|| {
+            tracing::warn!(
+                target: "ctxalloc",
+                parent: &self.span,
+                %error,
+                exceeded,
+                refused,
+                "the limit of a request's heap was exceeded"
+            )
+        });
         #[cfg(not(feature = "tracing"))]
         let _ = (error, exceeded, refused);
     }
@@ -173,10 +184,12 @@ impl RequestSpan {
     pub(crate) fn record(&self, numbers: &Numbers) {
         #[cfg(feature = "tracing")]
         if !self.span.is_disabled() {
-            self.span.record("peak_bytes", numbers.peak_bytes);
-            self.span.record("total_blocks", numbers.total_blocks);
-            self.span.record("escaped", numbers.escaped);
-            self.span.record("refused", numbers.refused);
+            survived(|| {
+                self.span.record("peak_bytes", numbers.peak_bytes);
+                self.span.record("total_blocks", numbers.total_blocks);
+                self.span.record("escaped", numbers.escaped);
+                self.span.record("refused", numbers.refused);
+            });
         }
         #[cfg(not(feature = "tracing"))]
         let _ = numbers;
@@ -186,6 +199,16 @@ impl RequestSpan {
     #[cfg(feature = "tracing")]
     pub(crate) fn get(&self) -> &tracing::Span {
         &self.span
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Drop for RequestSpan {
+    fn drop(&mut self) {
+        let span = std::mem::replace(&mut self.span, tracing::Span::none());
+        if !span.is_disabled() {
+            survived(|| drop(span)); // the subscriber may close it now
+        }
     }
 }
 
@@ -201,8 +224,13 @@ mod blocks {
     }
 
     fn once(tell: impl FnOnce()) {
-        if tracing::enabled!(target: "ctxalloc::blocks", tracing::Level::TRACE) {
-            super::not_within_itself(&TELLING, tell);
+        // Where nobody listens for anything so fine, that is one look at a number.
+        if tracing::Level::TRACE <= tracing::level_filters::LevelFilter::current() {
+            super::once(&TELLING, || {
+                if tracing::enabled!(target: "ctxalloc::blocks", tracing::Level::TRACE) {
+                    tell();
+                }
+            });
         }
     }
 

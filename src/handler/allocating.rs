@@ -9,6 +9,7 @@ use super::word::Handler;
 use crate::error::Error;
 use crate::layout;
 use crate::strategy::LiveBlock;
+use crate::unattributed::unattributed;
 use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
@@ -143,6 +144,7 @@ impl Handler {
     /// Why there is no memory: a request's refusal of that many bytes, or its last one; else that there is none.
     #[cold]
     fn refused(self, requested_bytes: usize, refused_bytes: Option<usize>) -> Error {
+        let _unattributed = unattributed(); // a heap at its limit could not tell of the refusal
         match requests::refusal_of(self, refused_bytes) {
             Some(error) => {
                 crate::trace::refused(&error);

@@ -11,12 +11,11 @@ use super::entry::Draft;
 use super::name::Name;
 use crate::layout;
 use crate::strategy::{LiveBlock, Strategy};
+use crate::survived::survived;
 use crate::trace;
 use crate::unattributed::unattributed;
-use std::any::Any;
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 
 /// A handler of our own, which makes its strategy immortal when it is registered.
@@ -57,17 +56,10 @@ pub(super) fn refusing() -> Functions {
 /// Runs `operation`; a panic is reported and becomes `None`.
 #[inline]
 fn shielded<R>(name: &'static str, operation: impl FnOnce() -> Option<R>) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|payload| panicked(name, payload))
-}
-
-#[cold]
-pub(super) fn panicked<R>(name: &'static str, payload: Box<dyn Any + Send>) -> Option<R> {
-    // A payload whose drop panics gives a second payload; that one is leaked, or this might never end.
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(another);
-    }
-    trace::strategy_panicked(name);
-    None
+    survived(operation).unwrap_or_else(|| {
+        trace::strategy_panicked(name);
+        None
+    })
 }
 
 fn to_c(block: Option<NonNull<u8>>) -> *mut c_void {
@@ -129,5 +121,5 @@ pub(super) unsafe extern "C" fn trim<S: Strategy>(ctx: *mut c_void) -> usize {
 pub(super) unsafe fn live_blocks<S: Strategy>(ctx: *mut c_void) -> Option<Vec<LiveBlock>> {
     // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
-    strategy.live_blocks()
+    shielded("live_blocks", || strategy.live_blocks())
 }

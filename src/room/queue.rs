@@ -9,6 +9,7 @@ use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
 use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain};
+use crate::survived::survived;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::{BTreeMap, VecDeque};
@@ -72,7 +73,10 @@ impl Later {
 
     pub(super) fn run(self) {
         let Self { wakers, dropped, opened, forgotten } = self;
-        wakers.into_iter().for_each(Waker::wake);
+        // One that panics must not cost the others their wake-up, nor the runner its thread.
+        wakers.into_iter().for_each(|waker| {
+            survived(|| waker.wake());
+        });
         drop((dropped, opened, forgotten));
     }
 }
@@ -92,7 +96,7 @@ fn room() -> &'static Room {
 
 /// Runs `work` on the queue of this process.
 fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
-    let _unattributed = unattributed(); // what the queue keeps belongs to no request
+    let _unattributed = unattributed(); // what the queue keeps belongs to no request; wakers are called after it
     let mut later = Later::default();
     let answer = room().0.with(|queue| {
         if queue.process_id != process::id() {

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain};
+use crate::unattributed::unattributed;
 
 /// The error, with the account that is the reason.
 pub(super) fn no_room(chain: &Chain, bytes: usize, reason: NoRoom) -> Error {
@@ -12,6 +13,7 @@ pub(super) fn no_room(chain: &Chain, bytes: usize, reason: NoRoom) -> Error {
 
 /// The same, where it is known which account it is.
 pub(super) fn no_room_in(account: &Account, bytes: usize, reason: NoRoom) -> Error {
+    let _unattributed = unattributed(); // a heap at its limit could not tell of it
     Error::NoRoom {
         budget: account.name().into_owned(),
         budget_id: account.number(),

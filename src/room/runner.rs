@@ -83,8 +83,8 @@ pub(super) fn there_is(next: Next) -> Result<(), Error> {
     Ok(())
 }
 
+/// Not `unattributed`: an executor may poll its task inside of the waker, which then makes blocks of its request.
 fn run() {
-    let _unattributed = unattributed();
     let mut alone_since: Option<Instant> = None;
     loop {
         // Before the look: whoever gives memory back after it calls again.

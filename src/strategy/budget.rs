@@ -1,9 +1,10 @@
 //! Budgets, which are limits in bytes in a tree, and `Budgeted`, the strategy that charges one.
 
-use super::account::{Account, Chain, UNLIMITED};
+use super::account::{Account, Chain, Pending, UNLIMITED};
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
+use crate::unattributed::unattributed;
 use std::borrow::Cow;
 use std::fmt;
 use std::ptr::NonNull;
@@ -81,6 +82,7 @@ impl Budget {
     /// # Errors
     /// [`Error::BudgetExceeded`] with the name, limit and use of the budget that has no room. Nothing is charged then.
     pub fn charge(&self, bytes: usize) -> Result<Charge, Error> {
+        let _unattributed = unattributed(); // a heap at its limit could not tell of the refusal
         let chain = Chain::of_budget(&self.account);
         match chain.take(bytes, 0) {
             Ok(()) => Ok(Charge { chain, bytes }),
@@ -251,12 +253,11 @@ impl<S: Strategy> Budgeted<S> {
 
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         self.chain.reserve(size_bytes, size_bytes, false).ok()?;
-        let block = self.blocks.allocate(size_bytes, zeroed, size_bytes);
-        match block {
-            Some(_) => self.chain.commit(size_bytes, 1),
-            None => self.chain.cancel(size_bytes),
-        }
-        block
+        // Cancelled where the upstream refuses, or panics.
+        let pending = Pending::new(&self.chain, size_bytes);
+        let block = self.blocks.allocate(size_bytes, zeroed, size_bytes)?;
+        pending.commit(1);
+        Some(block)
     }
 }
 
@@ -283,27 +284,22 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         if growth > 0 {
             self.chain.reserve(growth, new_size_bytes, false).ok()?;
         }
+        let pending = Pending::new(&self.chain, growth);
         // SAFETY: the block is live and from `blocks`; the caller uses only the new pointer after success.
-        let Some(moved) = (unsafe { self.blocks.resize(block, new_size_bytes) }) else {
-            self.chain.cancel(growth);
-            return None;
-        };
+        let moved = unsafe { self.blocks.resize(block, new_size_bytes) }?;
         // SAFETY: `moved` is live and from `blocks`.
         unsafe { Prefixed::<S, usize>::write(moved, new_size_bytes) };
-        self.chain.commit(growth, 0);
+        pending.commit(0);
         self.chain.give_back(old_size_bytes.saturating_sub(new_size_bytes), 0);
         Some(moved)
     }
 
     unsafe fn release(&self, block: NonNull<u8>) {
-        // SAFETY: the block is live, from `blocks`, and not used again (this function's contract). The record is read
-        // first.
-        let size_bytes = unsafe {
-            let size_bytes = Prefixed::<S, usize>::read(block);
-            self.blocks.release(block);
-            size_bytes
-        };
-        self.chain.give_back(size_bytes, 1);
+        // SAFETY: the block is live and from `blocks` (this function's contract).
+        let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
+        let _given_back = GivenBack { chain: &self.chain, size_bytes };
+        // SAFETY: as above, and it is not used again.
+        unsafe { self.blocks.release(block) };
     }
 
     fn trim(&self) -> usize {
@@ -312,6 +308,18 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
 
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         self.blocks.live_blocks()
+    }
+}
+
+/// Gives back what a block was charged, also where its release panics: its user has given it up.
+struct GivenBack<'a> {
+    chain: &'a Chain,
+    size_bytes: usize,
+}
+
+impl Drop for GivenBack<'_> {
+    fn drop(&mut self) {
+        self.chain.give_back(self.size_bytes, 1);
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
+use crate::survived::survived;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -113,12 +114,11 @@ unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
         }
         let other = if maker == Maker::First { Maker::Second } else { Maker::First };
         let moved = self.make_by(other, new_size_bytes, false)?;
-        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one is
-        // released once; the caller uses the new one from here on.
-        unsafe {
-            moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes));
-            self.release(block);
-        }
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes.
+        unsafe { moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes)) };
+        // A panic of its maker would tell the caller that the old block is still there.
+        // SAFETY: live, and released once; the caller uses the new one from here on.
+        survived(|| unsafe { self.release(block) });
         Some(moved)
     }
 

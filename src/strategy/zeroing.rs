@@ -6,6 +6,7 @@
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::os;
+use crate::survived::survived;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -55,12 +56,11 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
         // SAFETY: the block is live and from `blocks` (this function's contract).
         let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         if let Some(moved) = self.allocate(new_size_bytes) {
-            // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes. The old one
-            // is released once; the caller uses the new one from here on.
-            unsafe {
-                moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes));
-                self.release(block);
-            }
+            // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes.
+            unsafe { moved.copy_from_nonoverlapping(block, size_bytes.min(new_size_bytes)) };
+            // A panic of the upstream would tell the caller that the old block is still there.
+            // SAFETY: live, and released once; the caller uses the new one from here on.
+            survived(|| unsafe { self.release(block) });
             return Some(moved);
         }
         // Without a new block it can still shrink in place.

@@ -3,6 +3,7 @@
 use super::problem;
 use super::serving::{Outcome, Serving};
 use crate::scope::Context;
+use crate::survived::survived;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::{pin_project, pinned_drop};
 use std::fmt;
@@ -59,20 +60,26 @@ impl Inside {
 impl<B: Body> ResponseBody<B> {
     /// The service's own body. `length`: what the header says. `is_asked_for`: whether the server will look at it at
     /// all.
-    pub(super) fn new(inner: B, serving: Serving, context: Context, length: Option<u64>, is_asked_for: bool) -> Self {
-        let length = inner.size_hint().exact().or(length);
+    pub(super) fn new(
+        inner: B,
+        serving: Serving,
+        mut context: Context,
+        length: Option<u64>,
+        is_asked_for: bool,
+    ) -> Self {
+        let (length, is_over) = context.run(|| (inner.size_hint().exact().or(length), inner.is_end_stream()));
         let left = match length {
             _ if !is_asked_for => Left::Nothing,
             Some(length) => Left::Bytes(length),
             None => Left::Unknown,
         };
-        let mut inside = Some(Inside { serving, context, left });
-        if inner.is_end_stream()
-            && let Some(inside) = inside.take()
-        {
-            finish(inside, Outcome::Completed); // nobody polls it
+        if is_over {
+            // Nobody polls it. Dropped before the end, so that nothing of it counts as escaped.
+            context.run(|| drop(inner));
+            finish(Inside { serving, context, left }, Outcome::Completed);
+            return Self { inner: None, own: None, inside: None };
         }
-        Self { inner: Some(inner), own: None, inside }
+        Self { inner: Some(inner), own: None, inside: Some(Inside { serving, context, left }) }
     }
 
     /// As the service returned it, for a request without an account.
@@ -118,7 +125,7 @@ where
             Err(panic) => {
                 let Inside { serving, mut context, .. } = this.inside.take().expect("looked at above");
                 // A second panic, of what is left of the body, is not worth more than the first.
-                let _ = catch_unwind(AssertUnwindSafe(|| context.run(|| this.inner.set(None))));
+                survived(|| context.run(|| this.inner.set(None)));
                 serving.end(Outcome::Panicked);
                 resume_unwind(panic)
             }

@@ -7,6 +7,7 @@ use super::serving::{Outcome, Serving};
 use crate::answer::Answer;
 use crate::error::Error;
 use crate::scope::Context;
+use crate::survived::survived;
 use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
 use http_body::Body;
@@ -129,7 +130,7 @@ where
             Err(panic) => {
                 if let Inside::Account(serving, mut context, _) = std::mem::replace(this.inside, Inside::Nothing) {
                     // A second panic, of what is left of the future, is not worth more than the first.
-                    let _ = catch_unwind(AssertUnwindSafe(|| context.run(|| this.inner.set(None))));
+                    survived(|| context.run(|| this.inner.set(None)));
                     serving.end(Outcome::Panicked);
                 }
                 resume_unwind(panic)
@@ -196,7 +197,8 @@ impl<F> PinnedDrop for ResponseFuture<F> {
         // The future first: what it frees is not alive at the request's end.
         if let Inside::Account(serving, mut context, _) = std::mem::replace(this.inside, Inside::Nothing) {
             context.run(|| this.inner.set(None));
-            drop(serving);
+            let outcome = serving.outcome; // also where something else unwinds, and drops it
+            serving.end(outcome);
         }
     }
 }

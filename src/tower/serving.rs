@@ -6,11 +6,11 @@ use crate::answer::Answer;
 use crate::error::Error;
 use crate::request::{Builder, Report, Request};
 use crate::strategy::Budget;
+use crate::survived::survived;
 use crate::trace;
 use http::StatusCode;
 use http::request::Parts;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,13 +84,16 @@ pub(super) struct Serving {
     pub(super) status: Option<StatusCode>,
     /// How it ends if it is dropped now.
     pub(super) outcome: Outcome,
+    /// Whether that is known, whatever unwinds on this thread.
+    is_known: bool,
     pub(super) is_grpc: bool,
 }
 
 impl Serving {
     pub(super) fn new(request: Request, options: Arc<Options>, tenant: Option<TenantId>, is_grpc: bool) -> Self {
         let began = Instant::now();
-        Self { request: Some(request), options, tenant, began, status: None, outcome: Outcome::Dropped, is_grpc }
+        let outcome = Outcome::Dropped;
+        Self { request: Some(request), options, tenant, began, status: None, outcome, is_known: false, is_grpc }
     }
 
     pub(super) fn request(&self) -> &Request {
@@ -100,6 +103,7 @@ impl Serving {
     /// Ends it.
     pub(super) fn end(mut self, outcome: Outcome) {
         self.outcome = outcome;
+        self.is_known = true;
     }
 
     /// The answer to a refusal that this request's service returned, or that nothing was allocated after. `None`: it is
@@ -138,12 +142,13 @@ impl Drop for Serving {
     fn drop(&mut self) {
         let Some(request) = self.request.take() else { return };
         // Where the service panics before it returns a future there is nobody to note it.
-        let outcome = if std::thread::panicking() { Outcome::Panicked } else { self.outcome };
+        let has_panicked = !self.is_known && std::thread::panicking();
+        let outcome = if has_panicked { Outcome::Panicked } else { self.outcome };
         let Some(on_end) = &self.options.on_end else { return drop(request.end()) };
         let name = request.name().into_owned();
         let ended = Ended { name, outcome, status: self.status, elapsed: self.began.elapsed(), report: request.end() };
         // A panic in a destructor may abort the process.
-        if catch_unwind(AssertUnwindSafe(|| on_end(&ended))).is_err() {
+        if survived(|| on_end(&ended)).is_none() {
             trace::on_end_panicked(&ended.name);
         }
     }

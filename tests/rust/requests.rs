@@ -738,6 +738,18 @@ fn a_request_begun_where_a_detached_one_is_over_pays_for_nobody_else() {
 }
 
 #[test]
+fn numbers_end_at_the_largest_there_is() {
+    let request = request().root().overdraft_bytes(64).begin().unwrap();
+    let all = request.handle().charge(usize::MAX).unwrap();
+    assert!(request.run(|| Buffer::zeroed(16)).is_err(), "nothing beyond it can be counted");
+    assert_eq!(request.stats().live_bytes, usize::MAX);
+    drop(all);
+    let one = request.run(|| Buffer::zeroed(16)).unwrap();
+    assert_eq!((request.stats().live_bytes, request.stats().total_bytes), (16, u64::MAX));
+    drop(one);
+}
+
+#[test]
 fn nobody_detaches_work_from_a_request_that_is_open() {
     let _alone = alone();
     let open = request().limit_bytes(5000).begin().unwrap();

@@ -20,12 +20,13 @@ use super::super::trampoline;
 use super::super::word::{Handler, MAX_GENERATION, SLOT_BYTES};
 use super::state::{MIN_ALIGN, State};
 use crate::strategy::{LiveBlock, Strategy};
+use crate::survived::survived;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
+use crate::trace;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::{MaybeUninit, offset_of};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -161,8 +162,8 @@ impl Slot {
             slots().count.fetch_sub(1, Ordering::Relaxed);
         }
         // Last: dropping a user's strategy may run any code. It must not unwind, since C may have called us.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(state))) {
-            let _: Option<()> = trampoline::panicked("drop", payload);
+        if survived(|| drop(state)).is_none() {
+            trace::strategy_panicked("drop");
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
-use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};
+use crate::strategy::account::{Chain, Pending, Refused, TINY_BYTES, UNCOUNTED};
 #[cfg(feature = "python")]
 use crate::strategy::prefix_bytes;
 use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
+use crate::survived::survived;
+use crate::trace;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -139,11 +141,13 @@ impl Memory {
             Self::Shared(pool) => unsafe { pool.release_sized(block) },
             Self::Chosen(blocks) => {
                 // SAFETY: the caller gives up a live block of this strategy. Its record is read before it goes.
-                unsafe {
-                    let size_bytes = self.requested_bytes(block);
-                    blocks.release(block);
-                    size_bytes
+                let size_bytes = unsafe { self.requested_bytes(block) };
+                // Its user has given it up, so it is charged no more, also where the user's strategy panics.
+                // SAFETY: as above.
+                if survived(|| unsafe { blocks.release(block) }).is_none() {
+                    trace::strategy_panicked("free");
                 }
+                size_bytes
             }
         }
     }
@@ -271,12 +275,10 @@ impl State {
             self.chain.remember(refused);
             return None;
         }
-        // If a user's strategy panics, dropping this cancels what was reserved.
-        let pending = Pending { chain: &self.chain, bytes: size_bytes };
+        let pending = Pending::new(&self.chain, size_bytes);
         let block = self.memory.allocate(size_bytes, zeroed);
         if block.is_some() {
-            std::mem::forget(pending);
-            self.chain.commit_block(size_bytes, hold);
+            pending.commit_block(hold);
         } else {
             self.chain.remember_no_memory(size_bytes);
         }
@@ -303,21 +305,28 @@ impl State {
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         // What is given back is never refused.
         if growth > 0 {
-            let terms = self.terms(new_size_bytes);
-            let reserved = terms.and_then(|terms| self.chain.reserve(growth, new_size_bytes, terms == Counting::Late));
+            let reserved = match self.terms(new_size_bytes) {
+                Ok(Counting::None) => {
+                    // As a new one would be: from here on it is not counted.
+                    // SAFETY: the caller passes a live block of this request.
+                    let moved = unsafe { self.memory.resize(block, new_size_bytes, false) }?;
+                    self.chain.give_back(old_size_bytes, 1);
+                    return Some(moved);
+                }
+                terms => terms.and_then(|terms| self.chain.reserve(growth, new_size_bytes, terms == Counting::Late)),
+            };
             if let Err(refused) = reserved {
                 self.chain.remember(refused);
                 return None;
             }
         }
-        let pending = Pending { chain: &self.chain, bytes: growth };
+        let pending = Pending::new(&self.chain, growth);
         // SAFETY: the caller passes a live block of this request, which is counted.
         let Some(moved) = (unsafe { self.memory.resize(block, new_size_bytes, true) }) else {
             self.chain.remember_no_memory(growth);
             return None;
         };
-        std::mem::forget(pending);
-        self.chain.commit(growth, 0);
+        pending.commit(0);
         if new_size_bytes < old_size_bytes {
             self.chain.give_back(old_size_bytes - new_size_bytes, 0);
         }
@@ -338,15 +347,3 @@ impl State {
 
 /// The largest block that is made before it is charged: the pool's small ones.
 const SMALL_BYTES: usize = 256 << 10;
-
-/// Reserved bytes; dropping it cancels the reservation.
-struct Pending<'a> {
-    chain: &'a Chain,
-    bytes: usize,
-}
-
-impl Drop for Pending<'_> {
-    fn drop(&mut self) {
-        self.chain.cancel(self.bytes);
-    }
-}

@@ -15,6 +15,7 @@ mod known;
 mod margin;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
 mod parts;
+mod pending;
 mod refusals;
 mod refused;
 mod reservation;
@@ -29,6 +30,7 @@ use parts::Parts;
 pub(crate) use parts::Weight;
 #[cfg(feature = "python")]
 pub(crate) use parts::WholeStats;
+pub(crate) use pending::Pending;
 pub(crate) use refused::{Refusal, Refused};
 pub(crate) use reserved::on_room;
 #[cfg(ctxalloc_whole)]
@@ -148,7 +150,7 @@ pub struct Stats {
 const RELAXED: Ordering = Ordering::Relaxed;
 
 fn add(number: &AtomicUsize, change: usize) {
-    number.store(number.load(RELAXED).wrapping_add(change), RELAXED);
+    number.store(number.load(RELAXED).saturating_add(change), RELAXED);
 }
 
 fn subtract(number: &AtomicUsize, change: usize) {
@@ -158,7 +160,7 @@ fn subtract(number: &AtomicUsize, change: usize) {
 }
 
 fn count(number: &AtomicU64, change: u64) {
-    number.store(number.load(RELAXED).wrapping_add(change), RELAXED);
+    number.store(number.load(RELAXED).saturating_add(change), RELAXED);
 }
 
 impl Account {
@@ -310,8 +312,10 @@ impl Account {
             if size_bytes <= SCALAR_BYTES { overdraft_bytes.saturating_mul(SCALARS_FACTOR) } else { overdraft_bytes };
         let limit_bytes = if is_late { 0 } else { self.limit_bytes() };
         let level = limit_bytes.max(self.floor_bytes.load(RELAXED));
-        let in_use = self.live_bytes().saturating_add(self.pending_bytes.load(RELAXED)).saturating_add(bytes);
-        overdraft_bytes > 0 && in_use <= level.saturating_add(usable_bytes)
+        let in_use =
+            self.live_bytes().checked_add(self.pending_bytes.load(RELAXED)).and_then(|it| it.checked_add(bytes));
+        // Without a limit the level is the largest number there is, beyond which nothing can be counted.
+        overdraft_bytes > 0 && in_use.is_some_and(|in_use| in_use <= level.saturating_add(usable_bytes))
     }
 
     /// Adds a charge, which all accounts of the chain have room for.

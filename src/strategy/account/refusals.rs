@@ -3,11 +3,13 @@
 use super::refused::{ENDED, NO_MEMORY, REMEMBERED, Refusal, RefusalNote, Refused};
 use super::{Chain, Kind, RELAXED, count};
 use crate::error::Error;
+use crate::unattributed::unattributed;
 
 impl Chain {
     /// The error for a refusal by this chain.
     #[cold]
     pub(crate) fn error(&self, refused: Refused) -> Error {
+        let _unattributed = unattributed(); // a heap at its limit could not tell of the refusal
         let Refused { at, limit_bytes, in_use_bytes, held_bytes, requested_bytes } = refused;
         match self.accounts().get(at) {
             Some(account) => Error::BudgetExceeded {
@@ -95,6 +97,7 @@ impl Chain {
 
     /// The remembered refusals, the latest first, each with whether nothing was allocated since.
     fn refusals(&self, at_plus_one: impl Fn(&RefusalNote) -> usize) -> Vec<(Refused, bool)> {
+        let _unattributed = unattributed(); // as in `error`
         let (found, made) = self.own.lock.with(|| {
             let found: [_; REMEMBERED] = std::array::from_fn(|number| {
                 let note = &self.own.refusals[number];

@@ -9,20 +9,42 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The most blocks that a bin has room for.
-pub(super) const ROOM: usize = 64;
+/// The most blocks that a bin has room for: more of the small classes, of which programs have many alive at a time, so
+/// that freeing and making them again stays with the thread.
+const fn room(class: usize) -> usize {
+    match class {
+        0..4 => 512,
+        4..8 => 256,
+        _ => 64,
+    }
+}
+
+/// Where the blocks of each bin start among those of a cache; the last one is their number.
+const STARTS: [u32; classes::COUNT + 1] = {
+    let mut starts = [0; classes::COUNT + 1];
+    let mut class = 0;
+    while class < classes::COUNT {
+        starts[class + 1] = starts[class] + room(class) as u32;
+        class += 1;
+    }
+    starts
+};
+const PLACES: usize = STARTS[classes::COUNT] as usize;
+
+/// The most blocks that move at a time.
+const BATCH: usize = 128;
 
 /// The most bytes that one thread keeps, of all pools together.
 const BUDGET: usize = 2 << 20;
 
 /// Blocks on their way to or from a bin.
-pub(super) type Batch = [NonNull<u8>; ROOM];
-pub(super) const NO_BLOCKS: Batch = [NonNull::dangling(); ROOM];
+pub(super) type Batch = [NonNull<u8>; BATCH];
+pub(super) const NO_BLOCKS: Batch = [NonNull::dangling(); BATCH];
 
 /// The most blocks of `class` that a thread keeps: 256 KiB of each class, but at least two blocks and at most a full
 /// bin.
 fn max_cached(class: usize) -> usize {
-    ((256 << 10) / classes::bytes(class)).clamp(2, ROOM)
+    ((256 << 10) / classes::bytes(class)).clamp(2, room(class))
 }
 
 /// Identifies a pool's cache in every thread: by a place, which pools may have one after the other, and a serial
@@ -38,7 +60,7 @@ const NONE: usize = usize::MAX;
 
 /// A bit for each place. Set while a pool has the place; cleared when that pool is dropped. Atomic instead of locked,
 /// so that it works in every child of `fork`.
-static PLACES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+static TAKEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 impl Number {
     /// Takes the lowest free place and a new serial number.
@@ -46,7 +68,7 @@ impl Number {
         static SERIALS: AtomicU64 = AtomicU64::new(1);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         // Relaxed, here and in `drop`: the bits guard nothing else, since caches compare serial numbers too.
-        let taken = PLACES.iter().enumerate().find_map(|(number, places)| {
+        let taken = TAKEN.iter().enumerate().find_map(|(number, places)| {
             let taken = places.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| {
                 (bits != u64::MAX).then(|| bits | (bits + 1))
             });
@@ -68,7 +90,7 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        if let Some(places) = PLACES.get(self.place / 64) {
+        if let Some(places) = TAKEN.get(self.place / 64) {
             places.fetch_and(!(1 << (self.place % 64)), Ordering::Relaxed);
         }
     }
@@ -78,16 +100,18 @@ impl Drop for Number {
 pub(super) struct Cache {
     serial: u64,
     bins: [Bin; classes::COUNT],
+    /// Those of each bin are together, the most recently used last: see [`STARTS`].
+    blocks: [NonNull<u8>; PLACES],
     /// Where the blocks go when the thread ends.
     home: Weak<dyn Home>,
 }
 
-/// Blocks of one class, the most recently used on top.
+/// How many blocks of one class there are.
+#[derive(Clone, Copy)]
 struct Bin {
     length: u32,
     /// How many it may hold now. Grows with use, within the thread's budget.
     max: u32,
-    blocks: Batch,
 }
 
 /// What takes blocks back from a thread.
@@ -100,7 +124,8 @@ impl Cache {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
             serial: 0,
-            bins: std::array::from_fn(|_| Bin { length: 0, max: 0, blocks: NO_BLOCKS }),
+            bins: [Bin { length: 0, max: 0 }; classes::COUNT],
+            blocks: [NonNull::dangling(); PLACES],
             home: Weak::<Nowhere>::new(),
         })
     }
@@ -110,7 +135,7 @@ impl Cache {
     pub(super) fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
         let bin = &mut self.bins[class];
         bin.length = bin.length.checked_sub(1)?;
-        Some(bin.blocks[bin.length as usize % ROOM])
+        self.blocks.get((STARTS[class] + bin.length) as usize).copied()
     }
 
     /// Keeps a block; false if the bin is full.
@@ -120,7 +145,8 @@ impl Cache {
         if bin.length >= bin.max {
             return false;
         }
-        bin.blocks[bin.length as usize % ROOM] = block;
+        let Some(place) = self.blocks.get_mut((STARTS[class] + bin.length) as usize) else { return false };
+        *place = block;
         bin.length += 1;
         true
     }
@@ -131,42 +157,52 @@ impl Cache {
         let from = bin.length as usize;
         let count = blocks.len().min((bin.max as usize).saturating_sub(from));
         let left = blocks.len() - count;
-        for (place, block) in bin.blocks[from..from + count].iter_mut().zip(blocks[left..].iter().rev()) {
+        let start = STARTS[class] as usize + from;
+        for (place, block) in self.blocks[start..start + count].iter_mut().zip(blocks[left..].iter().rev()) {
             *place = *block;
         }
         bin.length += count as u32;
         left
     }
 
-    /// Takes out the half of a bin that was not used for longest; returns how many blocks.
+    /// Takes out the half of a bin that was not used for longest, or a batch if that is less; returns how many blocks.
     pub(super) fn spill(&mut self, class: usize, batch: &mut Batch) -> usize {
-        let bin = &mut self.bins[class];
-        let half = (bin.length as usize).div_ceil(2);
-        bin.take_out(half, batch);
-        half
+        let half = (self.bins[class].length as usize).div_ceil(2);
+        self.take_out(class, half, batch)
     }
 
-    /// Takes out all blocks of `class`; returns how many. The cache keeps its room.
+    /// Takes out up to a batch of the blocks of `class`; returns how many, 0 when there are no more. The cache keeps
+    /// its room.
     pub(super) fn empty(&mut self, class: usize, batch: &mut Batch) -> usize {
-        let bin = &mut self.bins[class];
-        let count = bin.length as usize;
-        bin.take_out(count, batch);
-        count
+        self.take_out(class, self.bins[class].length as usize, batch)
     }
 
     /// How many blocks of `class` to fetch from the central free list at a time.
     pub(super) fn batch(&self, class: usize) -> usize {
-        (self.bins[class].max as usize / 2).max(1)
+        (self.bins[class].max as usize / 2).clamp(1, BATCH)
     }
-}
 
-impl Bin {
-    /// Takes out the `count` blocks that were not used for longest.
-    fn take_out(&mut self, count: usize, batch: &mut Batch) {
-        let length = self.length as usize;
-        batch[..count].copy_from_slice(&self.blocks[..count]);
-        self.blocks.copy_within(count..length, 0);
-        self.length -= count as u32;
+    /// Takes out the `count` blocks that were not used for longest, or a batch if that is less; returns how many.
+    fn take_out(&mut self, class: usize, count: usize, batch: &mut Batch) -> usize {
+        let bin = &mut self.bins[class];
+        let count = count.min(BATCH);
+        let start = STARTS[class] as usize;
+        let kept = &mut self.blocks[start..start + bin.length as usize];
+        batch[..count].copy_from_slice(&kept[..count]);
+        kept.copy_within(count.., 0);
+        bin.length -= count as u32;
+        count
+    }
+
+    /// Lowers the room of a bin to `kept`, or as far as a batch of blocks allows; returns the blocks for which there is
+    /// no room then.
+    fn shrink(&mut self, class: usize, kept: u32) -> Taken {
+        let mut taken = Taken { home: self.home.clone(), class, count: 0, blocks: NO_BLOCKS };
+        let surplus = self.bins[class].length.saturating_sub(kept) as usize;
+        taken.count = self.take_out(class, surplus, &mut taken.blocks);
+        let bin = &mut self.bins[class];
+        bin.max = kept.max(bin.length);
+        taken
     }
 }
 
@@ -304,14 +340,10 @@ impl Caches {
                 continue;
             }
             let Some(cache) = self.at(at_place) else { continue };
-            let bin = &mut cache.bins[at_class];
-            if bin.max > 0 {
-                let kept = bin.max / 2;
-                let mut taken = Taken { home: cache.home.clone(), class: at_class, count: 0, blocks: NO_BLOCKS };
-                taken.count = bin.length.saturating_sub(kept) as usize;
-                bin.take_out(taken.count, &mut taken.blocks);
-                let room = (bin.max - kept) as usize * classes::bytes(at_class);
-                bin.max = kept;
+            let max = cache.bins[at_class].max;
+            if max > 0 {
+                let taken = cache.shrink(at_class, max / 2);
+                let room = (max - cache.bins[at_class].max) as usize * classes::bytes(at_class);
                 self.room_bytes -= room;
                 return Some(taken);
             }
@@ -319,26 +351,23 @@ impl Caches {
         None
     }
 
-    /// Takes everything out of the next bin from `hand` on that has room.
+    /// Takes up to a batch out of the next bin from `hand` on that has room.
     pub(super) fn empty_next(&mut self, hand: &mut usize) -> Option<Taken> {
         let bins = (NEAR + self.far.len()) * classes::COUNT;
         while *hand < bins {
             let (place, class) = (*hand / classes::COUNT, *hand % classes::COUNT);
-            *hand += 1;
             let Some(cache) = self.at(place) else {
                 *hand = (place + 1) * classes::COUNT;
                 continue;
             };
-            let bin = &mut cache.bins[class];
-            if bin.max > 0 {
-                let count = bin.length as usize;
-                let mut taken = Taken { home: cache.home.clone(), class, count, blocks: NO_BLOCKS };
-                bin.take_out(count, &mut taken.blocks);
-                let room = bin.max as usize * classes::bytes(class);
-                bin.max = 0;
+            let max = cache.bins[class].max;
+            if max > 0 {
+                let taken = cache.shrink(class, 0);
+                let room = (max - cache.bins[class].max) as usize * classes::bytes(class);
                 self.room_bytes -= room;
                 return Some(taken);
             }
+            *hand += 1;
         }
         None
     }

@@ -12,9 +12,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::idle;
-use super::survived::survived;
 use crate::os::resident_within;
 use crate::source::heap;
+use crate::survived::survived;
 #[cfg(not(ctxalloc_loom))]
 use crate::sync::{Locked, Made};
 use crate::unattributed::unattributed;

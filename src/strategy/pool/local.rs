@@ -181,8 +181,11 @@ pub(super) fn sweep(now: Duration, age: Duration) {
 pub(super) fn flush(number: &Number, give: impl Fn(usize, &mut [NonNull<u8>])) {
     for class in 0..classes::COUNT {
         let mut batch = NO_BLOCKS;
-        let Some(count) = with(number, |cache| cache.empty(class, &mut batch)) else { return };
-        if count > 0 {
+        loop {
+            let Some(count) = with(number, |cache| cache.empty(class, &mut batch)) else { return };
+            if count == 0 {
+                break;
+            }
             give(class, &mut batch[..count]);
         }
     }

@@ -29,7 +29,6 @@ mod region;
 mod resize;
 mod sized;
 mod span;
-mod survived;
 mod turn;
 
 pub use arena::Arena;

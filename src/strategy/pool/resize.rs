@@ -4,9 +4,9 @@ use super::classes;
 use super::geometry::PAGE;
 use super::large::Large;
 use super::region;
-use super::survived::survived;
 use crate::source::Pages;
 use crate::strategy::Strategy;
+use crate::survived::survived;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -77,8 +77,9 @@ impl<'a, S: Strategy> Unfinished<'a, S> {
 
 impl<S: Strategy> Drop for Unfinished<'_, S> {
     fn drop(&mut self) {
+        // A second panic, while the source's is unwinding, would end the process.
         // SAFETY: a live block of the strategy that was given up (the contract of `new`).
-        unsafe { self.strategy.release(self.block) };
+        survived(|| unsafe { self.strategy.release(self.block) });
     }
 }
 

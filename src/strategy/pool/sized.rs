@@ -4,10 +4,10 @@
 
 use super::region;
 use super::resize::{Unfinished, stays};
-use super::survived::survived;
 use super::{Pool, classes};
 use crate::source::Pages;
 use crate::strategy::Strategy;
+use crate::survived::survived;
 use std::ptr::NonNull;
 
 impl Pool {

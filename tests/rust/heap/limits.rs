@@ -1,9 +1,67 @@
 //! Limits of Rust's heap.
 
-use ctxalloc::{Error, request};
+use ctxalloc::strategy::Budget;
+use ctxalloc::{Buffer, ContextAlloc, Error, Scratch, charge_current, request};
+use std::future::Future;
 use std::hint::black_box; // the compiler may leave out blocks that nobody looks at
-use std::sync::Barrier;
+use std::pin::Pin;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::thread;
+use std::time::Duration;
+
+#[test]
+fn a_heap_at_its_limit_has_room_to_tell_of_refusals() {
+    let tenant = Budget::new("tenant", Some(1000));
+    let full = request().root().name("full").limit_bytes(10_000).budget(&tenant).heap_limit_bytes(0).heap_refuses();
+    let full = full.begin().unwrap();
+    full.run(|| {
+        assert!(std::vec::Vec::<u8>::new().try_reserve(10).is_err(), "nothing is left");
+        let mut buffer = Buffer::zeroed(10).unwrap();
+        assert!(buffer.resize(20_000).is_err());
+        assert!(Buffer::zeroed(20_000).is_err());
+        assert!(allocator_api2::vec::Vec::<u8, _>::new_in(ContextAlloc::new()).try_reserve(20_000).is_err());
+        assert!(Scratch::new().copy_from_slice(&[0; 20_000]).is_err());
+        assert!(charge_current(20_000).is_err());
+        assert!(tenant.charge(20_000).is_err());
+        drop(tenant.charge(10).unwrap());
+        ctxalloc::trim();
+        let waits = request().root().budget(&tenant).reserve_bytes(5000).timeout(Duration::from_millis(1));
+        assert!(waits.admit_blocking().is_err());
+    });
+}
+
+/// A task of an executor that polls it in its waker.
+struct Inline(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let mut task = self.0.lock().unwrap();
+        if let Some(mut future) = task.take()
+            && future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&self)))).is_pending()
+        {
+            *task = Some(future);
+        }
+    }
+}
+
+#[test]
+fn a_task_that_its_waker_polls_is_charged_its_heap() {
+    let budget = Budget::new("tenant", Some(100));
+    let held = request().root().budget(&budget).reserve_bytes(100).begin().unwrap();
+    let admitting = request().root().budget(&budget).reserve_bytes(10).heap_limit_bytes(1000).admit();
+    let (sender, receiver) = channel();
+    let task = Inline(Mutex::new(Some(Box::pin(async move {
+        let own = admitting.await.unwrap();
+        let list = own.run(|| black_box(vec![0_u8; 100_000]));
+        let _ = sender.send((own.heap().unwrap().live_bytes, own.heap_exceeded().is_some()));
+        drop(list);
+    }))));
+    Arc::new(task).wake();
+    drop(held);
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok((100_000, true)));
+}
 
 #[test]
 fn what_exceeds_a_limit_is_given_and_the_request_is_marked() {

@@ -39,6 +39,65 @@ fn a_streamed_body_ends_its_request_where_it_ends() {
 }
 
 #[test]
+fn a_body_that_is_over_at_once_is_dropped_in_its_request() {
+    struct Over(#[allow(dead_code, reason = "it is dropped")] Buffer, Arc<AtomicUsize>);
+    impl http_body::Body for Over {
+        type Data = bytes::Bytes;
+        type Error = Infallible;
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Infallible>>> {
+            Poll::Ready(None)
+        }
+        fn is_end_stream(&self) -> bool {
+            true
+        }
+    }
+    impl Drop for Over {
+        fn drop(&mut self) {
+            self.1.store(1 + usize::from(current_request().is_some()), Ordering::SeqCst);
+        }
+    }
+    let (layer, ends) = reporting();
+    let seen = Arc::new(AtomicUsize::new(0));
+    let service = layer.layer(service_fn(|_: Request<()>| {
+        let seen = Arc::clone(&seen);
+        async move { Ok::<_, Infallible>(Response::new(Over(Buffer::zeroed(1000).unwrap(), seen))) }
+    }));
+    let answered = now(service.oneshot(get())).unwrap();
+    let ended = assert_outcome(&ends, Outcome::Completed);
+    assert_eq!((ended.report.escaped_blocks, seen.load(Ordering::SeqCst)), (0, 2));
+    drop(answered);
+}
+
+#[test]
+fn a_request_dropped_while_something_else_unwinds_is_dropped() {
+    let (layer, ends) = reporting();
+    let mut service = answered!(layer, Scripted::new([Step::Data("a")]));
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _future = Box::pin(service.call(get()));
+        panic!("something else")
+    }));
+    assert!(unwound.is_err());
+    assert_outcome(&ends, Outcome::Dropped);
+}
+
+#[test]
+fn what_on_end_panics_with_may_panic_in_turn() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("a bomb")
+        }
+    }
+    let layer = RequestLayer::new().on_end(|_| std::panic::panic_any(Bomb));
+    let service = answered!(layer, Scripted::new([Step::Data("a")]));
+    let mut body = Box::pin(now(service.oneshot(get())).unwrap().into_body());
+    assert!(catch_unwind(AssertUnwindSafe(|| while let Poll::Ready(Some(_)) = poll(&mut body) {})).is_ok());
+}
+
+#[test]
 fn a_body_of_known_length_is_complete_without_a_poll_to_none() {
     for by_header in [false, true] {
         let (layer, ends) = reporting();

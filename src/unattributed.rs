@@ -6,13 +6,27 @@
 //! thread needs it first. The request on that thread would be charged for it for ever.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// Whether anybody attributes blocks: that, or the whole request (`src/whole`).
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// What was asked for while no request was selected, since the whole request is counted.
+static NOBODYS_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// How many bytes of native memory and Python objects no request was charged, since these are counted (`src/whole`).
+pub(crate) fn nobodys_bytes() -> u64 {
+    NOBODYS_BYTES.load(Ordering::Relaxed)
+}
+
+/// So many more.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn add_nobodys(bytes: usize) {
+    NOBODYS_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+}
 
 thread_local! {
     /// Without a destructor: a thread allocates until its very end.

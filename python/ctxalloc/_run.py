@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, TextIO
 from ctxalloc import _flame, _native, _program, _report, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
-from ctxalloc._native import _whole_nobodys_bytes
 from ctxalloc._profile import FRAMES, Profile, profiled
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import counted, size_text, table
@@ -63,15 +62,18 @@ def run(
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    withdraw = (
-        None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
-    )
+    counted_whole = _Whole(request) if whole and request is not None else None
+    withdraw = None if report is None else _report_at_the_end(program, handler, limit, report, counted_whole)
     try:
         return _status_of(program, request)
     except UsageError:
         if withdraw is not None:
             withdraw()
         raise
+
+
+_GROUPS_SHOWN: Final = 8
+"""Groups of threads whose memory is nobody's."""
 
 
 class Wanted(NamedTuple):
@@ -123,18 +125,48 @@ def _begun(program: Program, limit: int | None, strategy: _native.Strategy | Non
         raise UsageError(f"--whole: {error}") from None
 
 
-def _print_whole(stats: _native.Stats, out: TextIO) -> None:
-    if stats.whole is None:
-        return
-    parts = stats.whole
-    print(
-        f"  the whole program: {size_text(stats.peak_bytes)} at the peak; alive at the end: "
-        f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
-        f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
-        file=out,
-    )
-    nobodys = _whole_nobodys_bytes()
-    print(f"  asked for while nobody was selected, by libraries' own threads: {size_text(nobodys)}", file=out)
+class _Whole:
+    """The program's request, if it counts the whole of it, and what was nobody's meanwhile."""
+
+    def __init__(self, request: _native.Request) -> None:
+        self._request = request
+        self._before = _native._whole_nobodys() or {}  # noqa: SLF001 - made for this
+
+    def parts(self) -> _native.WholeStats | None:
+        return self._request.stats.whole
+
+    def nobodys(self) -> dict[str, int]:
+        """What was nobody's since then, by thread, the largest first."""
+        now = _native._whole_nobodys() or {}  # noqa: SLF001 - made for this
+        since = {thread: size_bytes - self._before.get(thread, 0) for thread, size_bytes in now.items()}
+        return {thread: since[thread] for thread in sorted(since, key=lambda thread: -since[thread]) if since[thread]}
+
+    def known(self) -> dict[str, Any] | None:
+        """For JSON."""
+        parts = self.parts()
+        if parts is None:
+            return None
+        fields = [name for name in dir(parts) if not name.startswith("_")]
+        return {**{name: getattr(parts, name) for name in fields}, "nobodys_by_thread": self.nobodys()}
+
+    def print(self, out: TextIO) -> None:
+        """What it counted."""
+        parts = self.parts()
+        if parts is None:
+            return
+        print(
+            f"  the whole program: {size_text(parts.peak_bytes)} at the peak; alive at the end: "
+            f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
+            f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
+            file=out,
+        )
+        by_thread = self.nobodys()
+        shown = [f"{size_text(size_bytes)} by {thread}" for thread, size_bytes in by_thread.items()][:_GROUPS_SHOWN]
+        print(
+            f"  beside it, asked for and charged to nobody: {size_text(sum(by_thread.values()))}"
+            f"{': ' if shown else ''}{', '.join(shown)}",
+            file=out,
+        )
 
 
 class _Begun:
@@ -155,7 +187,7 @@ class _Begun:
 
 
 def _report_at_the_end(
-    program: Program, handler: str | None, limit: int | None, wanted: "Wanted", whole: _native.Request | None
+    program: Program, handler: str | None, limit: int | None, wanted: "Wanted", whole: "_Whole | None"
 ) -> Callable[[], None]:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only.
 
@@ -178,12 +210,11 @@ def _report_at_the_end(
                 _report.write(wanted.path, _flame.written_as(wanted.path, profile, title))
                 return
             if wanted.is_json:
-                text = _report.as_json(program, handler, limit, profile, usage, children.count)
+                known = None if whole is None else whole.known()
+                text = _report.as_json(program, handler, limit, profile, usage, children.count, known)
                 print(text, file=out, flush=True)
             else:
-                _print(program, handler, limit, profile, usage, children, wanted.sites, out)
-                if whole is not None:
-                    _print_whole(whole.stats, out)
+                _print(program, handler, limit, profile, usage, children, wanted.sites, whole, out)
             if wanted.path is not None and isinstance(out, io.StringIO):
                 _report.write(wanted.path, out.getvalue().encode("utf-8", "backslashreplace"))
         except OSError as error:
@@ -277,6 +308,7 @@ def _print(  # noqa: PLR0917 - one call
     usage: _report.Usage,
     children: "_Children",
     sites: int,
+    whole: "_Whole | None",
     out: TextIO,
 ) -> None:
     wall, user, system, faults, process_peak_bytes = usage
@@ -290,6 +322,8 @@ def _print(  # noqa: PLR0917 - one call
         file=out,
     )
     profile.print_sums(out)
+    if whole is not None:
+        whole.print(out)
     if children.count:
         print(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
     profile.print_handlers(out)

@@ -1,13 +1,25 @@
 //! What of a request's account is not arrays: native blocks and Python objects, where it counts the whole request.
 
+use super::Chain;
 use super::refused::{RefusalNote, Refused};
+use crate::unattributed::nobodys_bytes;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The parts of a whole request's account. The sum is the account's own; these are changed beside it.
-#[derive(Debug, Default)]
+/// The parts of a whole request's account. The sum is the account's own; these are changed beside it, under its lock.
+#[derive(Debug)]
 pub(crate) struct Parts {
     native_bytes: AtomicUsize,
     object_bytes: AtomicUsize,
+    /// The account's peak when the next two were noted, and what they were then. They are noted before a change, and
+    /// before they are read: since its last peak the account may have shrunk, but the parts have not changed.
+    noted_peak_bytes: AtomicUsize,
+    native_at_peak_bytes: AtomicUsize,
+    object_at_peak_bytes: AtomicUsize,
+    /// What was nobody's when the request began.
+    nobodys_before: u64,
+    /// And when it ended; `u64::MAX` until then.
+    nobodys_after: AtomicU64,
     /// The sum of the squares of the weights of live samples, in units of [`UNIT`] squared: the variance of the sum.
     variance: AtomicU64,
     /// How many blocks were given though a limit had no room, since their callers do not survive a refusal.
@@ -42,19 +54,59 @@ pub(crate) struct WholeStats {
     pub(crate) error_bytes: usize,
     /// How many blocks were given beyond a limit, because their callers do not survive a refusal.
     pub(crate) granted: u64,
+    /// What of the account's peak was arrays, native blocks and objects.
+    pub(crate) array_at_peak_bytes: usize,
+    pub(crate) native_at_peak_bytes: usize,
+    pub(crate) object_at_peak_bytes: usize,
+    /// How many bytes were asked for from its beginning to its end that no request was charged, in the whole process.
+    pub(crate) nobodys_bytes: u64,
 }
 
 impl Parts {
-    pub(crate) fn stats(&self) -> WholeStats {
+    fn begun() -> Arc<Self> {
+        Arc::new(Self {
+            native_bytes: AtomicUsize::default(),
+            object_bytes: AtomicUsize::default(),
+            noted_peak_bytes: AtomicUsize::default(),
+            native_at_peak_bytes: AtomicUsize::default(),
+            object_at_peak_bytes: AtomicUsize::default(),
+            nobodys_before: nobodys_bytes(),
+            nobodys_after: AtomicU64::new(u64::MAX),
+            variance: AtomicU64::default(),
+            granted: AtomicU64::default(),
+            overdraft: RefusalNote::default(),
+            is_untold: AtomicBool::default(),
+        })
+    }
+
+    /// Under the account's lock, whose peak is this.
+    fn stats(&self, peak_bytes: usize) -> WholeStats {
+        self.note_peak(peak_bytes);
+        let native_at_peak_bytes = self.native_at_peak_bytes.load(Relaxed);
+        let object_at_peak_bytes = self.object_at_peak_bytes.load(Relaxed);
+        let nobodys_now = nobodys_bytes().min(self.nobodys_after.load(Relaxed));
         WholeStats {
             native_bytes: self.native_bytes.load(Relaxed),
             object_bytes: self.object_bytes.load(Relaxed),
             error_bytes: (self.variance.load(Relaxed) as f64).sqrt() as usize * UNIT,
             granted: self.granted.load(Relaxed),
+            array_at_peak_bytes: peak_bytes.saturating_sub(native_at_peak_bytes + object_at_peak_bytes),
+            native_at_peak_bytes,
+            object_at_peak_bytes,
+            nobodys_bytes: nobodys_now.saturating_sub(self.nobodys_before),
         }
     }
 
-    // Relaxed, and wrapping: what is read together is ordered by other means, and each addition is undone once.
+    /// Notes what was alive at the account's peak, if that is a new one. Under the account's lock.
+    pub(super) fn note_peak(&self, peak_bytes: usize) {
+        if peak_bytes > self.noted_peak_bytes.load(Relaxed) {
+            self.noted_peak_bytes.store(peak_bytes, Relaxed);
+            self.native_at_peak_bytes.store(self.native_bytes.load(Relaxed), Relaxed);
+            self.object_at_peak_bytes.store(self.object_bytes.load(Relaxed), Relaxed);
+        }
+    }
+
+    // Relaxed, and wrapping: the lock orders what is read together, and each addition is undone once.
     #[cfg(ctxalloc_whole)]
     pub(super) fn change(&self, weight: Weight, is_more: bool) {
         let part = if weight.is_object { &self.object_bytes } else { &self.native_bytes };
@@ -84,5 +136,41 @@ impl Parts {
             return None;
         }
         Some(Refused { at: at_plus_one - 1, ..self.overdraft.read() })
+    }
+}
+
+/// Of a request that counts the whole of it.
+impl Chain {
+    /// What is charged to it is a part of each whole request above (`around`: the chain of the request that it is inside
+    /// of), and with `is_whole` of its own account.
+    pub(crate) fn count_parts(&mut self, around: Option<&Self>, is_whole: bool) {
+        let around = around.filter(|around| !around.wholes.is_empty());
+        if !is_whole && around.is_none() {
+            return;
+        }
+        self.whole = is_whole.then(Parts::begun);
+        let above = around.into_iter().flat_map(|around| {
+            let number = |at: usize| around.accounts()[at].number();
+            around.wholes.iter().map(move |(at, parts)| (number(*at), parts))
+        });
+        let own = self.whole.iter().map(|parts| (self.own.number(), parts));
+        // An ended request around it is not charged any more.
+        let at = |number: u64| self.accounts().iter().position(|account| account.number() == number);
+        let known = above.chain(own).filter_map(|(number, parts)| Some((at(number)?, Arc::clone(parts))));
+        self.wholes = known.collect();
+    }
+
+    /// What it holds beside arrays; `None` unless it counts that.
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding asks"))]
+    pub(crate) fn whole_stats(&self) -> Option<WholeStats> {
+        let parts = self.whole.as_ref()?;
+        Some(self.own.lock.with(|| parts.stats(self.own.peak_bytes())))
+    }
+
+    /// What is nobody's from now on is after its end.
+    pub(crate) fn end_the_whole(&self) {
+        if let Some(parts) = &self.whole {
+            parts.nobodys_after.store(nobodys_bytes(), Relaxed);
+        }
     }
 }

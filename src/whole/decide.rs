@@ -61,9 +61,8 @@ pub(super) fn begin(places: Places, binding: Binding) {
     DECIDER.get_or_make(|| Decider { places, binding });
 }
 
-/// Blocks of so many bytes and more are charged each: of 1 KiB, and of what glibc rounds up to as much as it gives to
-/// one of 1 KiB. So a block that grows shows by its usable size whether it was a small one, which nobody charged.
-pub(super) const EXACT_FROM: usize = 1024 - 7;
+/// Blocks of so many bytes and more are charged each.
+pub(super) const EXACT_FROM: usize = 1024;
 
 /// On average so many bytes of small blocks have one sample.
 const SAMPLE: f64 = 16.0 * 1024.0;

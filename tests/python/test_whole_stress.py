@@ -32,7 +32,7 @@ def test_random_programs_of_whole_requests_agree_with_a_model(way):
 
 
 def test_a_block_that_was_small_is_charged_once_it_has_grown():
-    """glibc gives one of 1,017 bytes as much room as one of 1,024."""
+    """glibc gives one of 1,017 bytes as much room as one of 1,024, and some 16 more."""
     check("""
         with ctxalloc.request(whole=True) as request:
             for size in range(900, 1024):
@@ -42,7 +42,7 @@ def test_a_block_that_was_small_is_charged_once_it_has_grown():
                 grown = request.stats.whole.native_bytes - before
                 assert grown >= 100_000 - 20_000, (size, grown)  # less where the small one was a sample
                 libc.free(block)
-        blocks = [libc.malloc(size) for size in range(1024, 1100)]
+        blocks = [libc.malloc(size) for size in range(1056, 1100)]
         with ctxalloc.request(whole=True) as request:
             blocks = [libc.realloc(block, 100_000) for block in blocks]
             assert request.stats.whole.native_bytes < 200 * KiB  # they stay nobody's

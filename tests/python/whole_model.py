@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import threading
+import traceback
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class Program:
         elif what < 0.9995:
             self.end_and_begin(owner)
         else:
-            self.fork()
+            self.fork(owner)
 
     def exactly(self, owners, changes, work):
         """`work`, after which each of these has exactly so many native bytes more."""
@@ -205,7 +206,7 @@ class Program:
         open_ones = [one for one in self.owners if len(one.charged()) < 4]
         self.owners.append(Owner(self.random.choice([None, *open_ones])))
 
-    def fork(self):
+    def fork(self, current):
         self.forks += 1
         pid = os.fork()
         if pid == 0:
@@ -215,8 +216,10 @@ class Program:
                     self.free(self.blocks.pop())
                 for owner in self.owners:
                     owner.check_arrays()
-                self.make(self.owners[0])
+                self.make(current)
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         assert os.waitpid(pid, 0)[1] == 0, self.seed

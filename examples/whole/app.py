@@ -35,7 +35,7 @@ TENANTS: Final = {
 }
 OTHERS: Final = Budget(parent=GUESTS, name="others")
 
-ROWS: Final = {"small": 5_000, "large": 120_000}
+ROWS: Final = {"small": 5_000, "large": 60_000}
 SIDES: Final = {"small": 500, "large": 3_000}
 
 peaks: dict[str, list[tuple[int, int, int]]] = {}
@@ -48,7 +48,9 @@ def made(sizes: dict[str, int], make: Callable[[int], bytes]) -> dict[str, bytes
 
 def document(rows: int) -> bytes:
     """Some JSON."""
-    return json.dumps([{"number": row, "words": [f"word {row + at}" for at in range(4)]} for row in range(rows)]).encode()
+    return json.dumps(
+        [{"number": row, "words": [f"word {row + at}" for at in range(4)]} for row in range(rows)]
+    ).encode()
 
 
 def picture(side: int) -> bytes:

@@ -155,7 +155,9 @@ def verdict(runs: list[Run]) -> int:
     for what in wrong:
         print(f"FAILED: {what}")
     if not wrong:
-        print("ok: the greedy tenant was refused now and then, the patient one never, and memory stayed below the budget")
+        print(
+            "ok: the greedy tenant was refused now and then, the patient one never, and memory stayed below the budget"
+        )
     return 1 if wrong else 0
 
 

@@ -32,7 +32,7 @@ def test_random_programs_of_whole_requests_agree_with_a_model(way):
 
 
 def test_a_block_that_was_small_is_charged_once_it_has_grown():
-    """glibc gives one of 1,017 bytes as much room as one of 1,024, and some 16 more."""
+    """Glibc gives one of 1,017 bytes as much room as one of 1,024, and some 16 more."""
     check("""
         with ctxalloc.request(whole=True) as request:
             for size in range(900, 1024):

@@ -117,7 +117,11 @@ class Program:
             if off:
                 self.samples += 1
                 # Of Python's own, through its RAW domain: a sample, or pymalloc's notes on its arenas.
-                assert abs(off) < 64 << 10 or 0 < off - (128 << 10) < 64 << 10 or off == 128 << 10, (self.seed, off, change)
+                assert abs(off) < 64 << 10 or 0 < off - (128 << 10) < 64 << 10 or off == 128 << 10, (
+                    self.seed,
+                    off,
+                    change,
+                )
         return result
 
     def make(self, owner):
@@ -270,7 +274,6 @@ def with_threads(program, steps, threads=4):
 
 def with_tasks(program, steps, tasks=8):
     """Each task has a request selected in its Context, and steps of the others come between its own."""
-
     lock = threading.Lock()  # against the steps in threads of the executor
 
     def step():

@@ -1,12 +1,12 @@
-"""Run CPython's own tests, and a part of NumPy's, with everything counted, and compare with a run without.
+"""Run CPython's own tests with everything counted, and compare with a run without.
 
     whole.py                     as `make test-suites-whole` does
     whole.py test_json           one module of CPython's
     whole.py --in FILE MODULE    what it starts: the tests of one module, their outcomes to a file
 
-With everything counted means: the library is before malloc, the module's tests run in one whole request, and each of them
-in another one inside. A test that passes without and not with it runs again three times both ways; it counts if it fails
-with it each time, and never without. So does a process that dies, and a request that is still charged for something large at the end.
+With everything counted means: the library is before malloc, the module's tests run in one whole request, and each of
+them in another one inside. A test that passes without and not with it runs again three times both ways; it counts if it
+fails with it each time, and never without. So does a process that dies. NumPy's tests are run.py's: `--way whole`.
 """
 
 import argparse
@@ -38,7 +38,6 @@ CPYTHON = (
     "test_fork1",
     "test_concurrent_futures",
 )
-NUMPY = ("numpy.lib", "numpy.ma", "numpy.fft", "numpy._core.tests.test_multiarray")
 TRIES = 3
 SECONDS = 1800
 
@@ -125,7 +124,13 @@ def run(module: str, *, whole: bool, only: tuple[str, ...] = ()) -> dict[str, An
     began = time.monotonic()
     with stem.with_suffix(".log").open("ab" if only else "wb") as out:
         status = subprocess.run(
-            command, cwd=LOGS, env=environment(whole=whole), stdout=out, stderr=subprocess.STDOUT, timeout=SECONDS, check=False
+            command,
+            cwd=LOGS,
+            env=environment(whole=whole),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            timeout=SECONDS,
+            check=False,
         ).returncode
     if not outcomes.exists():
         return {"tests": {}, "died": status}
@@ -148,7 +153,9 @@ def wrong_of(module: str) -> list[str]:
     for test, what in whole["tests"].items():
         if what != "failed" or default["tests"].get(test) == "failed":
             continue
-        runs = [[run(module, whole=one, only=(test,))["tests"].get(test) for _ in range(TRIES)] for one in (True, False)]
+        runs = [
+            [run(module, whole=one, only=(test,))["tests"].get(test) for _ in range(TRIES)] for one in (True, False)
+        ]
         print(f"{module}: {test} failed; again alone: {runs[0]}, by default {runs[1]}", flush=True)
         if all(one != "passed" for one in runs[0]) and all(one == "passed" for one in runs[1]):
             found.append(f"{module}: {test}")

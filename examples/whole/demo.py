@@ -1,8 +1,8 @@
 """``make demo-whole``: the same load on a service whose requests count their arrays, and one whose count everything.
 
 Eight seconds of load, then three of rest, each time. Exit status 0: where everything is counted the patient tenant was
-always served, the greedy one was refused now and then and served else, and memory stayed within the service's budget and
-what the process had before; 1: otherwise.
+always served, the greedy one was refused now and then and served else, and memory stayed within the service's budget
+and what the process had before; 1: otherwise.
 """
 
 import argparse
@@ -155,9 +155,7 @@ def verdict(runs: list[Run]) -> int:
     for what in wrong:
         print(f"FAILED: {what}")
     if not wrong:
-        print(
-            "ok: the greedy tenant was refused now and then, the patient one never, and memory stayed below the budget"
-        )
+        print("ok: the greedy tenant was refused now and then, the patient one never; memory stayed below the budget")
     return 1 if wrong else 0
 
 

@@ -51,7 +51,7 @@ class Outcomes(unittest.TextTestResult):
         super().__init__(*arguments, **options)
         self.by_test: dict[str, str] = {}
 
-    def startTest(self, test: unittest.TestCase) -> None:
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's
         super().startTest(test)
         self.by_test[test.id()] = "passed"
         if self.whole:
@@ -60,25 +60,25 @@ class Outcomes(unittest.TextTestResult):
             self.request = ctxalloc.request(whole=True)
             self.request.__enter__()
 
-    def stopTest(self, test: unittest.TestCase) -> None:
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's
         if self.whole:
             self.request.__exit__(None, None, None)
         super().stopTest(test)
 
-    def addError(self, test: unittest.TestCase, err: Any) -> None:
+    def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802 - unittest's
         self.by_test[test.id()] = "failed"
         super().addError(test, err)
 
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802 - unittest's
         self.by_test[test.id()] = "failed"
         super().addFailure(test, err)
 
-    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:  # noqa: N802 - unittest's
         if err is not None:
             self.by_test[test.id()] = "failed"
         super().addSubTest(test, subtest, err)
 
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802 - unittest's
         self.by_test[test.id()] = "skipped"
         super().addSkip(test, reason)
 

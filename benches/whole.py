@@ -3,8 +3,8 @@
 Each turn starts three processes, one after the other: `bare` has no library, `none` has it and no request, `current`
 does the same in a request that counts everything. Each measures every loop by CPU time, the best of three; medians of
 the turns are compared. Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas,
-sqlite, lxml and scikit-learn (those that are installed: target/bench/whole.json says which). Then blocks of 64 bytes and of 64
-KiB, made and freed in C by one, two and four threads. Options: --rounds N, --quick.
+sqlite, lxml and scikit-learn (those that are installed: target/bench/whole.json says which). Then blocks of 64 bytes
+and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N, --quick.
 """
 
 import ctypes

@@ -174,10 +174,10 @@ def profiled(frames: int = FRAMES) -> Iterator[Profile]:
             count = len(calls)
             while count and calls[count - 1][0].startswith(_RUNNING):
                 count -= 1
-            frames = [(short(file), line, name) for file, line, name in calls[:count]]
+            stack = [(short(file), line, name) for file, line, name in calls[:count]]
             if result.parts:
-                frames = [*(frames or [OUTSIDE]), ("", 0, part)]
-            result.stacks.append((frames, Sums(*numbers)))
+                stack = [*(stack or [OUTSIDE]), ("", 0, part)]
+            result.stacks.append((stack, Sums(*numbers)))
         result.sites = [PartSite(where, part, Sums(*numbers)) for (where, part), numbers in by_place.items()]
 
 

@@ -180,9 +180,9 @@ def snapshot() -> Snapshot:
     """All counters now. RuntimeError: the directory ``CTXALLOC_METRICS_DIR`` cannot be used; the message says why."""
     series, processes = _native._metrics()  # noqa: SLF001 - made for this, here and below
     found: dict[str, Series] = {}
-    for name, numbers, *histograms, whole in series:
-        peaks, refused, totals = (Histogram(tuple(buckets), total) for buckets, total in histograms)
-        found[name] = Series(name, *numbers, peaks, refused, totals, *whole)
+    for name, numbers, peaks, refused, totals, whole in series:
+        histograms = [Histogram(tuple(buckets), total) for buckets, total in (peaks, refused, totals)]
+        found[name] = Series._make((name, *numbers, *histograms, *whole))
     return Snapshot(found, [Process(*numbers) for numbers in processes])
 
 

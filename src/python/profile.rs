@@ -183,7 +183,8 @@ pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
 type ProfileNumbers = (SumNumbers, u64, Vec<SiteNumbers>, Vec<(String, SumNumbers)>, bool, Vec<SumNumbers>, Vec<usize>);
 
 /// Ends the profile: the sums, refusals, sites (the innermost frame first) and handlers, whether it saw everything, the
-/// sums of arrays, native memory and objects, and which of these each site is of. It did not see everything (False) where the program set an event hook of its own, though it may have put ours back. RuntimeError: none has begun.
+/// sums of arrays, native memory and objects, and which of these each site is of. It did not see everything (False)
+/// where the program set an event hook of its own, though it may have put ours back. RuntimeError: none has begun.
 #[pyfunction]
 #[pyo3(name = "_profile_end")]
 pub(super) fn profile_end() -> PyResult<ProfileNumbers> {

@@ -1,5 +1,5 @@
-//! What no request is charged, by who made it: the main thread, threads of Python, and the threads of each library, which
-//! have the name that it gave them, or else its own.
+//! What no request is charged, by who made it: the main thread, threads of Python, and the threads of each library,
+//! which have the name that it gave them, or else its own.
 //!
 //! Groups are only ever added, without a lock: a child of `fork` may find one half made, which nobody uses then.
 
@@ -33,7 +33,7 @@ static ALL: [Group; GROUPS] = [const {
 const OTHER: &str = "other threads";
 
 thread_local! {
-    /// This thread's group, and one more; 0 before it has asked. Without a destructor: a thread allocates until its end.
+    /// This thread's group, and one more; 0 before it has asked. Without a destructor: threads allocate to their end.
     static OWN: Cell<u8> = const { Cell::new(0) };
 }
 

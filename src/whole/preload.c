@@ -195,8 +195,8 @@ static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size
     return block;
 }
 
-/* How much more than was asked for a block may have: glibc rounds up to its unit of 16, and leaves it a rest that is too
- * small for a block. So one with a little more than `exact_from` may have been a small one, and its growth is charged. */
+/* How much more than was asked for a block may have: glibc rounds up to its unit of 16, and leaves it a rest that is
+ * too small for a block. So one with a little more than `exact_from` may have been small, and its growth is charged. */
 #define SPARE 32
 
 EXPORT void *realloc(void *old, size_t size) {

@@ -163,8 +163,8 @@ pub(super) struct Library {
 impl Library {
     /// The name of its file, without the folder.
     pub(super) fn name(&self) -> &[u8] {
-        // SAFETY: `outermost` had it from glibc: the name of a library that is loaded, since a thread runs in it; it ends
-        // with NUL.
+        // SAFETY: `outermost` had it from glibc: the name of a library that is loaded, since a thread runs in it; it
+        // ends with NUL.
         let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
         path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
     }

@@ -29,7 +29,7 @@ pub(in crate::python) struct PyStats {
     whole: Option<PyWholeStats>,
 }
 
-/// What a whole request holds: the parts of its ``live_bytes`` and of its ``peak_bytes``, and what belongs to no request.
+/// What a whole request holds: the parts of its ``live_bytes`` and of its ``peak_bytes``, and what was nobody's.
 #[pyclass(frozen, eq, hash, get_all, name = "WholeStats", module = "ctxalloc")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::python) struct PyWholeStats {

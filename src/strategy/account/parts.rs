@@ -141,8 +141,8 @@ impl Parts {
 
 /// Of a request that counts the whole of it.
 impl Chain {
-    /// What is charged to it is a part of each whole request above (`around`: the chain of the request that it is inside
-    /// of), and with `is_whole` of its own account.
+    /// What is charged to it is a part of each whole request above (`around`: the chain of the request that it is
+    /// inside of), and with `is_whole` of its own account.
     pub(crate) fn count_parts(&mut self, around: Option<&Self>, is_whole: bool) {
         let around = around.filter(|around| !around.wholes.is_empty());
         if !is_whole && around.is_none() {

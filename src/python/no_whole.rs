@@ -26,11 +26,6 @@ pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
     None
 }
 
-/// There is nothing to tell of.
-pub(super) fn tell_of_blocks(is_told: bool) {
-    let _ = is_told;
-}
-
 /// RuntimeError: it cannot be had here.
 #[pyfunction]
 #[pyo3(name = "_whole_enable")]

@@ -9,12 +9,13 @@ use super::bridge;
 use super::pending::SetAside;
 use super::sums::{Part, Profile, SiteNumbers, SumNumbers};
 use super::tracked::attribution;
-use super::whole;
 use crate::handler::events::{EventHook, Hook, changes, set_event_hook};
 use crate::handler::{Handler, requests::RequestHandle};
 use crate::strategy::{Attribution, Place};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
+#[cfg(ctxalloc_whole)]
+use crate::whole::profile as tell_of_blocks;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::ffi::c_void;
@@ -41,6 +42,10 @@ impl HeldAcrossFork for Profiling {
         visit(self.profile.lock());
     }
 }
+
+/// There are none.
+#[cfg(not(ctxalloc_whole))]
+fn tell_of_blocks(_is_told: bool) {}
 
 fn profiling() -> &'static Profiling {
     static PROFILING: Made<Arc<Profiling>> = Made::new();
@@ -176,7 +181,7 @@ pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
             profile.hook_changes = hook_changes;
         }
     });
-    whole::tell_of_blocks(true);
+    tell_of_blocks(true);
     Ok(before.is_some())
 }
 
@@ -188,7 +193,7 @@ type ProfileNumbers = (SumNumbers, u64, Vec<SiteNumbers>, Vec<(String, SumNumber
 #[pyfunction]
 #[pyo3(name = "_profile_end")]
 pub(super) fn profile_end() -> PyResult<ProfileNumbers> {
-    whole::tell_of_blocks(false);
+    tell_of_blocks(false);
     let hook_changes = changes();
     // SAFETY: the contract is about the new hook, and there is none.
     let before = unsafe { set_event_hook(None) };

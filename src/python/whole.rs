@@ -17,7 +17,7 @@ use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
-use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread, attach, by_group, profile};
+use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread, attach, by_group};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -71,11 +71,6 @@ pub(super) fn nobodys() -> u64 {
 #[pyo3(name = "_whole_nobodys")]
 pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
     ASKED.get().map(|_| by_group())
-}
-
-/// Tells the profile of each charged block, or no more.
-pub(super) fn tell_of_blocks(is_told: bool) {
-    profile(is_told);
 }
 
 /// Begins to count for requests that ask for it. RuntimeError: it cannot be had here; it says why and what to do.

@@ -1,6 +1,5 @@
 //! What of a request's account is not arrays: native blocks and Python objects, where it counts the whole request.
 
-use super::Chain;
 use super::refused::{RefusalNote, Refused};
 use crate::unattributed::nobodys_bytes;
 use std::sync::Arc;
@@ -63,7 +62,7 @@ pub(crate) struct WholeStats {
 }
 
 impl Parts {
-    fn begun() -> Arc<Self> {
+    pub(super) fn begun() -> Arc<Self> {
         Arc::new(Self {
             native_bytes: AtomicUsize::default(),
             object_bytes: AtomicUsize::default(),
@@ -80,7 +79,7 @@ impl Parts {
     }
 
     /// Under the account's lock, whose peak is this.
-    fn stats(&self, peak_bytes: usize) -> WholeStats {
+    pub(super) fn stats(&self, peak_bytes: usize) -> WholeStats {
         self.note_peak(peak_bytes);
         let native_at_peak_bytes = self.native_at_peak_bytes.load(Relaxed);
         let object_at_peak_bytes = self.object_at_peak_bytes.load(Relaxed);
@@ -95,6 +94,11 @@ impl Parts {
             object_at_peak_bytes,
             nobodys_bytes: nobodys_now.saturating_sub(self.nobodys_before),
         }
+    }
+
+    /// What is nobody's from now on is after the request's end.
+    pub(super) fn end(&self) {
+        self.nobodys_after.store(nobodys_bytes(), Relaxed);
     }
 
     /// Notes what was alive at the account's peak, if that is a new one. Under the account's lock.
@@ -136,41 +140,5 @@ impl Parts {
             return None;
         }
         Some(Refused { at: at_plus_one - 1, ..self.overdraft.read() })
-    }
-}
-
-/// Of a request that counts the whole of it.
-impl Chain {
-    /// What is charged to it is a part of each whole request above (`around`: the chain of the request that it is
-    /// inside of), and with `is_whole` of its own account.
-    pub(crate) fn count_parts(&mut self, around: Option<&Self>, is_whole: bool) {
-        let around = around.filter(|around| !around.wholes.is_empty());
-        if !is_whole && around.is_none() {
-            return;
-        }
-        self.whole = is_whole.then(Parts::begun);
-        let above = around.into_iter().flat_map(|around| {
-            let number = |at: usize| around.accounts()[at].number();
-            around.wholes.iter().map(move |(at, parts)| (number(*at), parts))
-        });
-        let own = self.whole.iter().map(|parts| (self.own.number(), parts));
-        // An ended request around it is not charged any more.
-        let at = |number: u64| self.accounts().iter().position(|account| account.number() == number);
-        let known = above.chain(own).filter_map(|(number, parts)| Some((at(number)?, Arc::clone(parts))));
-        self.wholes = known.collect();
-    }
-
-    /// What it holds beside arrays; `None` unless it counts that.
-    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding asks"))]
-    pub(crate) fn whole_stats(&self) -> Option<WholeStats> {
-        let parts = self.whole.as_ref()?;
-        Some(self.own.lock.with(|| parts.stats(self.own.peak_bytes())))
-    }
-
-    /// What is nobody's from now on is after its end.
-    pub(crate) fn end_the_whole(&self) {
-        if let Some(parts) = &self.whole {
-            parts.nobodys_after.store(nobodys_bytes(), Relaxed);
-        }
     }
 }

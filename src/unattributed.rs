@@ -14,18 +14,15 @@ static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether anybody attributes blocks: that, or the whole request (`src/whole`).
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
-/// What was asked for while no request was selected, since the whole request is counted.
-static NOBODYS_BYTES: AtomicU64 = AtomicU64::new(0);
+/// Groups of threads whose memory is counted while no request is selected.
+pub(crate) const GROUPS: usize = 64;
 
-/// How many bytes of native memory and Python objects no request was charged, since these are counted (`src/whole`).
+/// What each group asked for while no request was selected, since the whole request is counted (`src/whole`).
+pub(crate) static NOBODYS_BYTES: [AtomicU64; GROUPS] = [const { AtomicU64::new(0) }; GROUPS];
+
+/// How many bytes of native memory and Python objects no request was charged, since these are counted.
 pub(crate) fn nobodys_bytes() -> u64 {
-    NOBODYS_BYTES.load(Ordering::Relaxed)
-}
-
-/// So many more.
-#[cfg(ctxalloc_whole)]
-pub(crate) fn add_nobodys(bytes: usize) {
-    NOBODYS_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+    NOBODYS_BYTES.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
 }
 
 thread_local! {

@@ -5,30 +5,27 @@
 
 use super::walk::{Python, outermost};
 use crate::sync::Made;
-use crate::unattributed::add_nobodys;
+use crate::unattributed::{GROUPS, NOBODYS_BYTES};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Groups; what comes from others is the first one's.
-const GROUPS: usize = 64;
 /// The longest name in bytes; a longer one is cut.
 const MAX_NAME: usize = 64;
 
+/// What comes from threads that are in no other group is the first one's.
 struct Group {
     /// [`NONE`], then [`BEGUN`] by one thread, then [`DONE`].
     state: AtomicU8,
     name: [AtomicU64; MAX_NAME / 8],
-    bytes: AtomicU64,
 }
 
 const NONE: u8 = 0;
 const BEGUN: u8 = 1;
 const DONE: u8 = 2;
 
-static ALL: [Group; GROUPS] = [const {
-    Group { state: AtomicU8::new(NONE), name: [const { AtomicU64::new(0) }; MAX_NAME / 8], bytes: AtomicU64::new(0) }
-}; GROUPS];
+static ALL: [Group; GROUPS] =
+    [const { Group { state: AtomicU8::new(NONE), name: [const { AtomicU64::new(0) }; MAX_NAME / 8] } }; GROUPS];
 
 const OTHER: &str = "other threads";
 
@@ -56,10 +53,9 @@ pub(super) fn begin() {
 
 /// This thread asked for so many bytes while no request was selected on it. Without a lock.
 pub(super) fn add(bytes: usize, python: Option<Python>) {
-    add_nobodys(bytes);
     let own = OWN.get();
     let at = if own > 0 { usize::from(own) - 1 } else { find_own(python) };
-    ALL[at].bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    NOBODYS_BYTES[at].fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 #[cold]
@@ -153,7 +149,7 @@ fn find(name: &Name) -> usize {
 pub(crate) fn by_group() -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for (at, group) in ALL.iter().enumerate() {
-        let bytes = group.bytes.load(Ordering::Relaxed);
+        let bytes = NOBODYS_BYTES[at].load(Ordering::Relaxed);
         if bytes == 0 {
             continue;
         }

@@ -151,6 +151,12 @@ impl Chain {
         if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
     }
 
+    /// Whether the own account is the only one.
+    #[cfg(ctxalloc_whole)]
+    pub(super) fn is_alone(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Whether all accounts have room; without their locks, whether they had a moment ago.
     #[inline]
     pub(crate) fn may_have_room(&self, bytes: usize) -> bool {

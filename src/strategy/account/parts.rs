@@ -110,17 +110,17 @@ impl Parts {
         }
     }
 
-    // Relaxed, and wrapping: the lock orders what is read together, and each addition is undone once.
+    // One writer at a time, under the account's lock, so no read-modify-write is needed.
     #[cfg(ctxalloc_whole)]
     pub(super) fn change(&self, weight: Weight, is_more: bool) {
         let part = if weight.is_object { &self.object_bytes } else { &self.native_bytes };
-        let square = if weight.is_sample { (weight.bytes / UNIT).pow(2) as u64 } else { 0 };
-        if is_more {
-            part.fetch_add(weight.bytes, Relaxed);
-            self.variance.fetch_add(square, Relaxed);
-        } else {
-            part.fetch_sub(weight.bytes, Relaxed);
-            self.variance.fetch_sub(square, Relaxed);
+        let before = part.load(Relaxed);
+        let after = if is_more { before.wrapping_add(weight.bytes) } else { before.wrapping_sub(weight.bytes) };
+        part.store(after, Relaxed);
+        if weight.is_sample {
+            let (before, square) = (self.variance.load(Relaxed), (weight.bytes / UNIT).pow(2) as u64);
+            let after = if is_more { before.wrapping_add(square) } else { before.wrapping_sub(square) };
+            self.variance.store(after, Relaxed);
         }
     }
 

@@ -37,6 +37,14 @@ impl Chain {
 
     /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.
     pub(crate) fn take_whole(&self, weight: Weight, first: impl FnOnce()) -> bool {
+        // The common case, as in `take_block`: one account, with room, on the thread that owns its lock.
+        if self.is_alone()
+            && let Some(_section) = self.own.lock.enter_owned()
+            && self.own.has_room_for(weight.bytes)
+        {
+            self.take_with_parts(weight, first);
+            return true;
+        }
         with_all(self.accounts(), || {
             if let Some(at) = self.refusing(weight.bytes, weight.bytes, false) {
                 self.note(self.refuse(at, weight.bytes, false));
@@ -110,6 +118,15 @@ impl Chain {
     /// afterwards, as after `give_block_back`.
     #[must_use]
     pub(crate) fn give_whole_back(&self, weight: Weight) -> bool {
+        if self.is_alone()
+            && let Some(_section) = self.own.lock.enter_owned()
+            && !self.own.is_wanted()
+        {
+            self.note_peaks();
+            self.change_parts(weight, false);
+            self.own.give_back(weight.bytes, 1);
+            return self.remove_own();
+        }
         let (is_wanted, is_last) = with_all(self.accounts(), || {
             self.note_peaks();
             self.change_parts(weight, false);

@@ -221,9 +221,12 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-handlers bench compare chromium page test-grafana
+.PHONY: demo demo-whole demo-handlers bench compare chromium page test-grafana
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
+
+demo-whole: $(DONE)/package $(DONE)/demo ## the same with JSON, pictures and rows of SQLite, which no array shows: request(whole=True)
+	$(PY) -m examples.whole
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service

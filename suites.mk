@@ -1,7 +1,7 @@
 # What looks at the project from outside: other packages' own test suites, hours of mixed work, the crate as it would be
 # published. Included by the Makefile.
 
-.PHONY: test-suites test-suites-part test-crashes test-scripts soak package
+.PHONY: test-suites test-suites-part test-suites-whole test-crashes test-scripts soak package
 # NumPy's suite whole, parts of SciPy's and pandas'; each test in requests, and in the pool. Two hours on two cores.
 SUITE_WAYS := request limited pool
 
@@ -10,6 +10,10 @@ test-suites: $(DONE)/suites ## NumPy's, SciPy's and pandas' own tests in request
 
 test-suites-part: $(DONE)/suites ## a few minutes of it: each test in a request with a limit and a budget
 	$(PY) tests/suites/run.py --part --way limited $(SUITE_ARGS)
+
+test-suites-whole: $(DONE)/suites ## CPython's own tests, and a part of NumPy's, with everything counted: request(whole=True)
+	$(PY) tests/suites/whole.py
+	$(PY) tests/suites/run.py --suite numpy --part --way whole $(SUITE_ARGS)
 
 test-crashes: $(DONE)/suites ## NumPy's tests while memory fails at random: each crash must be one that plain C has too
 	$(PY) tests/suites/run.py --suite numpy --package numpy._core $(foreach seed,1 2 3,--way faulty:$(seed)) $(SUITE_ARGS)

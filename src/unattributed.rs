@@ -6,13 +6,24 @@
 //! thread needs it first. The request on that thread would be charged for it for ever.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// Whether anybody attributes blocks: that, or the whole request (`src/whole`).
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// Groups of threads whose memory is counted while no request is selected.
+pub(crate) const GROUPS: usize = 64;
+
+/// What each group asked for while no request was selected, since the whole request is counted (`src/whole`).
+pub(crate) static NOBODYS_BYTES: [AtomicU64; GROUPS] = [const { AtomicU64::new(0) }; GROUPS];
+
+/// How many bytes of native memory and Python objects no request was charged, since these are counted.
+pub(crate) fn nobodys_bytes() -> u64 {
+    NOBODYS_BYTES.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+}
 
 thread_local! {
     /// Without a destructor: a thread allocates until its very end.

@@ -278,6 +278,18 @@ def seeing() -> Iterator[Aim]:
     yield "`import numpy, ctxalloc` / `import numpy`", "1.1x", f"{both / alone:.2f}x", both / alone <= 1.1
 
 
+def whole() -> Iterator[Aim]:
+    """Issue: the whole request. Nothing where it cannot be had."""
+    if not (OUT / "whole.json").exists():
+        print("not in the table: request(whole=True), which needs Linux with glibc")
+        return
+    ratios: dict[str, dict[str, float]] = numbers("whole")["ratios"]
+    loops = {name: found for name, found in ratios.items() if " B, " not in name}
+    for kind, aim, title in (("none", 1.02, "nothing current"), ("current", 1.05, "in a whole request")):
+        for name, found in loops.items():
+            yield f"`request(whole=True)`, {title}: {name}", f"{aim}x", f"{found[kind]:.2f}x", found[kind] <= aim
+
+
 def clusters() -> Iterator[Aim]:
     """Tasks of Dask; nothing where `make bench-clusters`, which has an environment of its own, was not run."""
     if not (OUT / "clusters.json").exists():
@@ -309,6 +321,7 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
     services,
     rust_services,
     seeing,
+    whole,
     clusters,
     blocks,
     memory,

@@ -30,6 +30,12 @@ class Coverage(NamedTuple):
     """Live blocks that Rust made under a handler, if ``tracemalloc`` is tracing."""
     traced_other_bytes: int | None
     """Everything else that ``tracemalloc`` traces: Python objects."""
+    nobodys_bytes: int | None = None
+    """How much native memory and how many objects were asked for and charged to no request, since this process began to
+    count them; what was freed since is part of it. None where ``request(whole=True)`` was not enabled."""
+    nobodys_by_thread: dict[str, int] | None = None
+    """The same by who asked: the main thread, Python's threads, and the threads of each library, by the name of their
+    pool, or by the library's file."""
 
 
 Coverage.__module__ = "ctxalloc"
@@ -64,4 +70,6 @@ def coverage() -> Coverage:
                     buffers += size
                 else:
                     other += size
-    return Coverage(resident, in_use, warm, resident - seen, seen, arrays, buffers, other)
+    by_thread = _native._whole_nobodys()  # noqa: SLF001
+    nobodys = None if by_thread is None else sum(by_thread.values())
+    return Coverage(resident, in_use, warm, resident - seen, seen, arrays, buffers, other, nobodys, by_thread)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ctxalloc._profile import Frame, Profile, Sums
+from ctxalloc._profile import OUTSIDE, Frame, Profile, Sums
 from ctxalloc._text import size_text
 
 FRAMES: Final = 64
@@ -38,12 +38,12 @@ def written_as(path: Path, profile: Profile, title: str) -> bytes:
 
 def _name(frame: Frame) -> str:
     file, line, function = frame
-    return f"{function} ({file}:{line})"
+    return f"{function} ({file}:{line})" if file else function
 
 
 def _calls(frames: Sequence[Frame]) -> list[str]:
     """The names of the calls, the outermost first."""
-    return [_name(frame) for frame in reversed(frames)] or ["outside of Python"]
+    return [_name(frame) for frame in reversed(frames or [OUTSIDE])]
 
 
 def folded(profile: Profile) -> str:
@@ -95,7 +95,7 @@ def pprof(profile: Profile) -> bytes:
     kinds = ("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_space", "bytes"), ("peak_space", "bytes")
     message = [_field(1, _field(1, texts.of(kind)) + _field(2, texts.of(unit))) for kind, unit in kinds]
     for frames, sums in profile.stacks:
-        ids = [locations.of(frame) for frame in frames or [("", 0, "outside of Python")]]
+        ids = [locations.of(frame) for frame in frames or [OUTSIDE]]
         values = (sums.arrays, sums.total_bytes, sums.live_bytes, sums.at_peak_bytes)
         message.append(_field(2, _packed(1, ids) + _packed(2, values)))
     for frame, location in locations.found.items():
@@ -194,8 +194,9 @@ for (const button of document.querySelectorAll("button")) button.addEventListene
 def page(profile: Profile, title: str) -> str:
     """A page of HTML that needs nothing else."""
     sums = profile.all
+    what = "Arrays, native memory and objects" if profile.parts else "Arrays"
     summary = (
-        f"Arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in {sums.arrays}, "
+        f"{what}: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in {sums.arrays}, "
         f"{size_text(sums.live_bytes)} alive at the end, {profile.refused} refused."
     )
     if not profile.is_complete:

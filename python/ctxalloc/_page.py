@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
-from ctxalloc import metrics, tracking
+from ctxalloc import metrics, prometheus, tracking
 from ctxalloc._coverage import coverage
 
 _FORWARDED: Final = re.compile(
@@ -69,6 +69,7 @@ def numbers() -> dict[str, Any]:
             **_peaks(series),
             "max_peak_bytes": series.max_peak_bytes,
             "total": series.total_bytes.sum,
+            "whole": {part: size_bytes / series.whole_requests for part, size_bytes in prometheus.parts_of(series)},
         }
         for series in sorted(snapshot.series.values(), key=lambda one: -one.requests)
     ]
@@ -141,7 +142,11 @@ def _is_of_another_site(headers: list[tuple[bytes, bytes]], *, is_data: bool) ->
 
 
 def _shown(one: metrics.Present) -> dict[str, Any]:
-    return _cut({name: value for name, value in one._asdict().items() if name != "escapes"})
+    shown = {name: value for name, value in one._asdict().items() if name != "escapes"}
+    if one.whole is not None:
+        parts = {"arrays": one.whole.array_bytes, "native": one.whole.native_bytes, "objects": one.whole.object_bytes}
+        shown["whole"] = {**parts, "error": one.whole.error_bytes, "granted": one.whole.granted}
+    return _cut(shown)
 
 
 def _cut(numbers: dict[str, Any]) -> dict[str, Any]:

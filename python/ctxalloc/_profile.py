@@ -1,4 +1,7 @@
-"""What a stretch of a program allocates, by site and by handler: ``ctxalloc run --report`` shows it."""
+"""What a stretch of a program allocates, by site and by handler: ``ctxalloc run --report`` shows it.
+
+Arrays, whatever handlers are selected; of whole requests (``request(whole=True)``) native memory and objects too.
+"""
 
 import functools
 import os
@@ -23,6 +26,10 @@ Frame: TypeAlias = tuple[str, int, str]
 """The file, the line and the function of a call."""
 
 
+OUTSIDE: Final[Frame] = ("", 0, "outside of Python")
+"""Where no Python code ran, or nobody could look."""
+
+
 class Sums(NamedTuple):
     """What one site, one handler or all of them allocated."""
 
@@ -33,6 +40,19 @@ class Sums(NamedTuple):
     arrays: int
 
 
+PARTS: Final = ("arrays", "native memory", "objects")
+"""What a site may be of."""
+
+
+class PartSite(NamedTuple):
+    """What one line made of one kind."""
+
+    where: str
+    part: str
+    """One of ``PARTS``."""
+    sums: Sums
+
+
 class Profile:
     """The result: filled at the end of ``profiled()``."""
 
@@ -41,19 +61,26 @@ class Profile:
         self.refused = 0
         self.is_complete = True
         """False: the program set an event hook of its own meanwhile."""
-        self.sites: list[tuple[str, Sums]] = []
+        self.parts: dict[str, Sums] = {}
+        """What of ``all`` was arrays, native memory and objects, if a whole request was selected; else nothing."""
+        self.sites: list[PartSite] = []
         self.handlers: list[tuple[str, Sums]] = []
         self.stacks: list[tuple[list[Frame], Sums]] = []
-        """The same sites by all calls that were looked at, the innermost first, without those that ran the program."""
+        """The same sites by all calls that were looked at, the innermost first, without those that ran the program.
+        Where there are parts, the outermost is the part."""
 
     def print_sums(self, out: TextIO) -> None:
         """What all of it took."""
-        sums = self.all
-        print(
-            f"  arrays: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
-            f"{counted(sums.arrays, 'array')}, {size_text(sums.live_bytes)} alive at the end, {self.refused} refused",
-            file=out,
-        )
+        for part, sums in (self.parts or {"arrays": self.all}).items():
+            block, refused = ("array", f", {self.refused} refused") if part == "arrays" else ("block", "")
+            print(
+                f"  {part}: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
+                f"{counted(sums.arrays, block)}, {size_text(sums.live_bytes)} alive at the end{refused}",
+                file=out,
+            )
+        if self.parts:
+            at_peak = ", ".join(f"{size_text(sums.at_peak_bytes)} of {part}" for part, sums in self.parts.items())
+            print(f"  together: {size_text(self.all.peak_bytes)} at the peak: {at_peak}", file=out)
         if not self.is_complete:
             print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
 
@@ -69,25 +96,30 @@ class Profile:
             ]
             for name, sums in sorted(self.handlers, key=lambda one: -one[1].peak_bytes)
         ]
-        table("By handler", ["handler", "peak", "total", "arrays", "alive at the end"], rows, out)
+        table("By handler", ["handler", "peak", "total", self._blocks(), "alive at the end"], rows, out)
+
+    def _blocks(self) -> str:
+        return "blocks" if self.parts else "arrays"
 
     def print_sites(self, out: TextIO, count: int) -> None:
         """A table of the largest sites."""
-        largest = sorted(self.sites, key=lambda one: (-one[1].at_peak_bytes, -one[1].total_bytes))
+        largest = sorted(self.sites, key=lambda one: (-one.sums.at_peak_bytes, -one.sums.total_bytes))
         rows = [
             [
                 size_text(sums.at_peak_bytes),
                 size_text(sums.total_bytes),
                 str(sums.arrays),
                 size_text(sums.live_bytes),
+                *([part] if self.parts else []),
                 where,
             ]
-            for where, sums in largest[:count]
+            for where, part, sums in largest[:count]
         ]
-        table("Largest sites", ["at the peak", "total", "arrays", "alive at the end", "where"], rows, out)
+        heads = ["at the peak", "total", self._blocks(), "alive at the end", *(["of"] if self.parts else []), "where"]
+        table("Largest sites", heads, rows, out)
         rest = largest[count:]
         if rest:
-            more = sum(sums.at_peak_bytes for _, sums in rest)
+            more = sum(one.sums.at_peak_bytes for one in rest)
             print(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
 
 
@@ -133,22 +165,29 @@ def profiled(frames: int = FRAMES) -> Iterator[Profile]:
     try:
         yield result
     finally:
-        sums, result.refused, sites, handlers, result.is_complete = _native._profile_end()  # noqa: SLF001
+        ended = _native._profile_end()  # noqa: SLF001
+        sums, result.refused, sites, handlers, result.is_complete, parts, parts_of_sites = ended
         if result.is_complete and before is not None:
             _native.set_event_hook(before)
         _ONE.release()
         result.all = Sums(*sums)
         result.handlers = [(name, Sums(*numbers)) for name, numbers in handlers]
-        by_place: dict[str, list[int]] = {}
+        if any(total for _, _, _, total, _ in parts[1:]):
+            result.parts = {part: Sums(*numbers) for part, numbers in zip(PARTS, parts, strict=True)}
+        by_place: dict[tuple[str, str], list[int]] = {}
         short = functools.cache(short_name)
-        for calls, numbers in sites:
-            place = by_place.setdefault(place_of(calls), [0, 0, 0, 0, 0])
+        for (calls, numbers), at in zip(sites, parts_of_sites, strict=True):
+            part = PARTS[at]
+            place = by_place.setdefault((place_of(calls), part), [0, 0, 0, 0, 0])
             place[:] = map(sum, zip(place, numbers, strict=True))
             count = len(calls)
             while count and calls[count - 1][0].startswith(_RUNNING):
                 count -= 1
-            result.stacks.append(([(short(file), line, name) for file, line, name in calls[:count]], Sums(*numbers)))
-        result.sites = [(where, Sums(*numbers)) for where, numbers in by_place.items()]
+            stack = [(short(file), line, name) for file, line, name in calls[:count]]
+            if result.parts:
+                stack = [*(stack or [OUTSIDE]), ("", 0, part)]
+            result.stacks.append((stack, Sums(*numbers)))
+        result.sites = [PartSite(where, part, Sums(*numbers)) for (where, part), numbers in by_place.items()]
 
 
 _INNER: Final = ("<frozen", *(f"{folder}{os.sep}" for folder in [*np.__path__, str(Path(__file__).parent)]))
@@ -163,7 +202,7 @@ def place_of(frames: list[Frame]) -> str:
     for file, line, function in frames:
         if not file.startswith(_INNER):
             return f"{short_name(file)}:{line} {function}"
-    return f"{short_name(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else "outside of Python"
+    return f"{short_name(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else OUTSIDE[2]
 
 
 def short_name(file: str) -> str:

@@ -1,5 +1,6 @@
 """What ``ctxalloc run --report`` found, as JSON for programs, and two such files compared: ``ctxalloc compare``."""
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from ctxalloc import metrics
 from ctxalloc._native import __version__
-from ctxalloc._profile import Profile, Sums
+from ctxalloc._profile import PARTS, Profile, Sums
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import size_text, table
 
@@ -26,9 +27,15 @@ class Usage(NamedTuple):
 
 
 def as_json(  # noqa: PLR0917 - one call
-    program: Program, handler: str | None, limit: int | None, profile: Profile, usage: Usage, children: int
+    program: Program,
+    handler: str | None,
+    limit: int | None,
+    profile: Profile,
+    usage: Usage,
+    children: int,
+    whole: Mapping[str, Any] | None,
 ) -> str:
-    """The whole report, with every site."""
+    """The whole report, with every site. ``whole``: what ``run --whole`` knows beside."""
     found = {
         "format": "ctxalloc report",
         "version": VERSION,
@@ -42,8 +49,13 @@ def as_json(  # noqa: PLR0917 - one call
         "child_processes": children,
         "refused": profile.refused,
         "all": profile.all._asdict(),
+        "parts": {part: sums._asdict() for part, sums in profile.parts.items()},
+        "whole": whole,
         "handlers": [{"name": name, **sums._asdict()} for name, sums in profile.handlers],
-        "sites": [{"where": where, **sums._asdict()} for where, sums in profile.sites],
+        "sites": [
+            {"where": one.where, **({"part": one.part} if profile.parts else {}), **one.sums._asdict()}
+            for one in profile.sites
+        ],
         "requests": [
             {
                 "name": one.name,
@@ -116,6 +128,8 @@ def _change(before: float, after: float) -> str:
 def compare(before_path: Path, after_path: Path, sites: int, out: TextIO) -> None:
     """Prints what differs. UsageError: one of the files is no report."""
     before, after = _read(before_path), _read(after_path)
+    has_parts = bool(before.get("parts") or after.get("parts"))
+    blocks = "blocks" if has_parts else "arrays"
     rows: list[list[str]] = []
     lines: tuple[tuple[str, Callable[[Mapping[str, Any]], float], Callable[[float], str]], ...] = (
         ("time", lambda one: one["seconds"], _seconds),
@@ -123,9 +137,10 @@ def compare(before_path: Path, after_path: Path, sites: int, out: TextIO) -> Non
         ("CPU, system", lambda one: one["cpu_system_seconds"], _seconds),
         ("page faults", lambda one: one["page_faults"], _whole),
         ("process at most", lambda one: one["process_peak_bytes"], size_text),
-        ("arrays at the peak", lambda one: one["all"]["peak_bytes"], size_text),
-        ("arrays in all", lambda one: one["all"]["total_bytes"], size_text),
-        ("number of arrays", lambda one: one["all"]["arrays"], _whole),
+        (f"{blocks} at the peak", lambda one: one["all"]["peak_bytes"], size_text),
+        *((f"of it {part}", functools.partial(_at_peak, part), size_text) for part in (PARTS if has_parts else ())),
+        (f"{blocks} in all", lambda one: one["all"]["total_bytes"], size_text),
+        (f"number of {blocks}", lambda one: one["all"]["arrays"], _whole),
         ("alive at the end", lambda one: one["all"]["live_bytes"], size_text),
         ("refused", lambda one: one["refused"], _whole),
     )
@@ -145,6 +160,12 @@ def compare(before_path: Path, after_path: Path, sites: int, out: TextIO) -> Non
     )
     if len(changed) > sites:
         print(f"  and {len(changed) - sites} more: --sites shows them", file=out)
+
+
+def _at_peak(part: str, report: Mapping[str, Any]) -> float:
+    """What of the peak was this; of a report without parts all is arrays."""
+    parts = report.get("parts") or {"arrays": report["all"]}
+    return parts[part]["at_peak_bytes"] if part in parts else 0
 
 
 def _seconds(seconds: float) -> str:

@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TextIO
 from ctxalloc import _files, _flame, _native, _program, _report, _standard_error, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
-from ctxalloc._native import _whole_nobodys_bytes
 from ctxalloc._profile import FRAMES, Profile, profiled
 from ctxalloc._program import Program, UsageError
 from ctxalloc._text import counted, size_text, table
@@ -68,7 +67,8 @@ def run(
     elif handler is not None:
         _native.set_handler(handler)
         _carry()
-    ending = None if report is None else _report_at_the_end(program, handler, limit, report, request if whole else None)
+    counted_whole = _Whole(request) if whole and request is not None else None
+    ending = None if report is None else _report_at_the_end(program, handler, limit, report, counted_whole)
     try:
         status = _status_of(program, request)
     except UsageError:
@@ -78,6 +78,10 @@ def run(
     if ending is not None:
         ending.status = status
     return status
+
+
+_GROUPS_SHOWN: Final = 8
+"""Groups of threads whose memory is nobody's."""
 
 
 class Wanted(NamedTuple):
@@ -131,18 +135,48 @@ def _begun(program: Program, limit: int | None, strategy: _native.Strategy | Non
         raise UsageError(f"--whole: {error}") from None
 
 
-def _print_whole(stats: _native.Stats, out: TextIO) -> None:
-    if stats.whole is None:
-        return
-    parts = stats.whole
-    print(
-        f"  the whole program: {size_text(stats.peak_bytes)} at the peak; alive at the end: "
-        f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
-        f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
-        file=out,
-    )
-    nobodys = _whole_nobodys_bytes()
-    print(f"  asked for while nobody was selected, by libraries' own threads: {size_text(nobodys)}", file=out)
+class _Whole:
+    """The program's request, if it counts the whole of it, and what was nobody's meanwhile."""
+
+    def __init__(self, request: _native.Request) -> None:
+        self._request = request
+        self._before = _native._whole_nobodys() or {}  # noqa: SLF001 - made for this
+
+    def parts(self) -> _native.WholeStats | None:
+        return self._request.stats.whole
+
+    def nobodys(self) -> dict[str, int]:
+        """What was nobody's since then, by thread, the largest first."""
+        now = _native._whole_nobodys() or {}  # noqa: SLF001 - made for this
+        since = {thread: size_bytes - self._before.get(thread, 0) for thread, size_bytes in now.items()}
+        return {thread: since[thread] for thread in sorted(since, key=lambda thread: -since[thread]) if since[thread]}
+
+    def known(self) -> dict[str, Any] | None:
+        """For JSON."""
+        parts = self.parts()
+        if parts is None:
+            return None
+        fields = [name for name in dir(parts) if not name.startswith("_")]
+        return {**{name: getattr(parts, name) for name in fields}, "nobodys_by_thread": self.nobodys()}
+
+    def print(self, out: TextIO) -> None:
+        """What it counted."""
+        parts = self.parts()
+        if parts is None:
+            return
+        print(
+            f"  the whole program: {size_text(parts.peak_bytes)} at the peak; alive at the end: "
+            f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
+            f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
+            file=out,
+        )
+        by_thread = self.nobodys()
+        shown = [f"{size_text(size_bytes)} by {thread}" for thread, size_bytes in by_thread.items()][:_GROUPS_SHOWN]
+        print(
+            f"  beside it, asked for and charged to nobody: {size_text(sum(by_thread.values()))}"
+            f"{': ' if shown else ''}{', '.join(shown)}",
+            file=out,
+        )
 
 
 class _Begun:
@@ -201,7 +235,7 @@ class _Unflushable(io.TextIOBase):
 
 
 def _report_at_the_end(
-    program: Program, handler: str | None, limit: int | None, wanted: "Wanted", whole: _native.Request | None
+    program: Program, handler: str | None, limit: int | None, wanted: "Wanted", whole: "_Whole | None"
 ) -> _Ending:
     """When the program's threads have ended and what it registered with ``atexit`` has run; in this process only."""
     begun, own, errors = _Begun(), os.getpid(), _standard_error.StandardError()
@@ -223,12 +257,11 @@ def _report_at_the_end(
                 wanted.target.write(_flame.written_as(wanted.target.path, profile, title))
                 return
             if wanted.is_json:
-                text = _report.as_json(program, handler, limit, profile, usage, children.count)
+                known = None if whole is None else whole.known()
+                text = _report.as_json(program, handler, limit, profile, usage, children.count, known)
                 print(text, file=out, flush=True)
             else:
-                _print(program, handler, limit, profile, usage, children, wanted.sites, out)
-                if whole is not None:
-                    _print_whole(whole.stats, out)
+                _print(program, handler, limit, profile, usage, children, wanted.sites, whole, out)
                 out.flush()
             if wanted.target is not None and isinstance(out, io.StringIO):
                 wanted.target.write(out.getvalue().encode("utf-8", "backslashreplace"))
@@ -324,6 +357,7 @@ def _print(  # noqa: PLR0917 - one call
     usage: _report.Usage,
     children: "_Children",
     sites: int,
+    whole: "_Whole | None",
     out: TextIO,
 ) -> None:
     wall, user, system, faults, process_peak_bytes = usage
@@ -337,6 +371,8 @@ def _print(  # noqa: PLR0917 - one call
         file=out,
     )
     profile.print_sums(out)
+    if whole is not None:
+        whole.print(out)
     if children.count:
         print(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
     profile.print_handlers(out)

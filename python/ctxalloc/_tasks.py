@@ -230,6 +230,10 @@ def _sum(one: metrics.Series, other: metrics.Series) -> metrics.Series:
         peak_bytes=_together(one.peak_bytes, other.peak_bytes),
         refused_peak_bytes=_together(one.refused_peak_bytes, other.refused_peak_bytes),
         total_bytes=_together(one.total_bytes, other.total_bytes),
+        whole_requests=one.whole_requests + other.whole_requests,
+        whole_array_bytes=one.whole_array_bytes + other.whole_array_bytes,
+        whole_native_bytes=one.whole_native_bytes + other.whole_native_bytes,
+        whole_object_bytes=one.whole_object_bytes + other.whole_object_bytes,
     )
 
 

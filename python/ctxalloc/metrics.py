@@ -97,6 +97,15 @@ class Series(NamedTuple):
     """The peaks of those that were refused memory."""
     total_bytes: Histogram
     """All bytes that each of them allocated."""
+    whole_requests: int = 0
+    """How many of them counted native memory and objects too (``whole=True``). The bytes of these are of all that; of
+    the others, of arrays."""
+    whole_array_bytes: int = 0
+    """What of the peaks of these was arrays: a sum over them."""
+    whole_native_bytes: int = 0
+    """The same of native memory."""
+    whole_object_bytes: int = 0
+    """The same of Python objects."""
 
 
 class Process(NamedTuple):
@@ -144,6 +153,8 @@ class Present(NamedTuple):
     """The name of the budget or request that it is charged to next."""
     escapes: list[_native.Block] | None
     """Its live blocks, if it has ended and its strategy is a ``strategies.Tracked``."""
+    whole: _native.WholeStats | None = None
+    """The parts of its bytes, if it counts native memory and objects too; else these are of arrays."""
 
 
 class Budgets(NamedTuple):
@@ -169,9 +180,9 @@ def snapshot() -> Snapshot:
     """All counters now. RuntimeError: the directory ``CTXALLOC_METRICS_DIR`` cannot be used; the message says why."""
     series, processes = _native._metrics()  # noqa: SLF001 - made for this, here and below
     found: dict[str, Series] = {}
-    for one in series:
-        peaks, refused, totals = (Histogram(tuple(buckets), total) for buckets, total in one[8:])
-        found[one[0]] = Series(*one[:8], peaks, refused, totals)
+    for name, numbers, peaks, refused, totals, whole in series:
+        histograms = [Histogram(tuple(buckets), total) for buckets, total in (peaks, refused, totals)]
+        found[name] = Series._make((name, *numbers, *histograms, *whole))
     return Snapshot(found, [Process(*numbers) for numbers in processes])
 
 

@@ -17,7 +17,7 @@ from ctxalloc._buckets import PER_DOUBLING, buckets_of, checked
 from ctxalloc._coverage import coverage
 from ctxalloc._native import __version__
 from ctxalloc._optional import need
-from ctxalloc.prometheus import BOUNDS_BYTES
+from ctxalloc.prometheus import BOUNDS_BYTES, parts_of
 
 __all__ = ["instrument"]
 
@@ -72,6 +72,15 @@ def instrument(
     def unseen(_options: Any) -> Iterable[Any]:
         yield api.Observation(coverage().unseen_bytes)
 
+    def parts(_options: Any) -> Iterable[Any]:
+        for series in metrics.snapshot().series.values():
+            for part, size_bytes in parts_of(series):
+                yield api.Observation(size_bytes, {NAME: series.name, "ctxalloc.part": part})
+
+    def nobodys(_options: Any) -> Iterable[Any]:
+        for thread, size_bytes in (coverage().nobodys_by_thread or {}).items():
+            yield api.Observation(size_bytes, {"ctxalloc.thread": thread})
+
     def error(_options: Any) -> Iterable[Any]:
         yield api.Observation(coverage().error_bytes)
 
@@ -81,6 +90,8 @@ def instrument(
         ("request.refused_allocations", by_name("refused_allocations"), "{allocation}", "Refused allocations."),
         ("request.escaped", by_name("escaped_requests"), "{request}", "Ended requests that left arrays behind."),
         ("request.memory.escaped", by_name("escaped_bytes"), "By", "Bytes in arrays alive at their request's end."),
+        ("request.whole", by_name("whole_requests"), "{request}", "Ended requests that counted native memory too."),
+        ("request.memory.part", [parts], "By", "Parts of the peaks of requests that counted them."),
         ("request.memory.allocated", [allocated], "By", "All bytes that ended requests allocated."),
         ("request.memory.peak.bucket", [peaks], "{request}", "Ended requests with a peak of at most `le` bytes."),
         ("request.memory.peak.sum", [peak_sum], "By", "The sum of the peaks of ended requests."),
@@ -91,6 +102,7 @@ def instrument(
         ("request.active", active, "{request}", "Requests that have not ended."),
         ("memory.used", used, "By", "Bytes in live arrays of requests, by whether they have ended."),
         ("memory.unseen", unseen, "By", "Resident bytes of this process that are in no handler."),
+        ("memory.nobodys", nobodys, "By", "Native memory and objects asked for so far that no request was charged."),
         ("memory.unseen.error", error, "By", "ctxalloc.memory.unseen is too small by at most this."),
     )
     for name, callback, unit, text in gauges:

@@ -79,6 +79,7 @@ class Collector:
             ("ctxalloc_allocations_refused", "Allocations that a limit refused.", "refused_allocations"),
             ("ctxalloc_requests_escaped", "Ended requests that left arrays behind.", "escaped_requests"),
             ("ctxalloc_escaped_bytes", "Bytes in arrays that were alive when their request ended.", "escaped_bytes"),
+            ("ctxalloc_requests_whole", "Ended requests that counted native memory and objects too.", "whole_requests"),
         )
         for name, text, field in counters:
             family = core.CounterMetricFamily(name, text, labels=["name"])
@@ -89,6 +90,15 @@ class Collector:
                         exemplar=self._exemplar(_exemplars.refused(series.name), value=1)
                     )
             yield family
+        parts = core.CounterMetricFamily(
+            "ctxalloc_request_memory_part_bytes",
+            "What of the peaks of requests that counted it was arrays, native memory and objects.",
+            labels=["name", "part"],
+        )
+        for series in snapshot.series.values():
+            for part, size_bytes in parts_of(series):
+                parts.add_metric([series.name, part], size_bytes)
+        yield parts
         histograms = (
             (
                 "ctxalloc_request_memory_peak_bytes",
@@ -150,6 +160,14 @@ class Collector:
             "ctxalloc_memory_unseen_bytes is too small by at most this.",
             value=None if seen is None else seen.error_bytes,
         )
+        nobodys = core.GaugeMetricFamily(
+            "ctxalloc_memory_nobodys_bytes",
+            "Native memory and objects that the scraped process asked for and that no request was charged, so far.",
+            labels=["thread"],
+        )
+        for thread, size_bytes in ((seen and seen.nobodys_by_thread) or {}).items():
+            nobodys.add_metric([thread], size_bytes)
+        yield nobodys
         if self._budgets:
             in_use = core.GaugeMetricFamily(
                 "ctxalloc_budget_used_bytes", "Bytes charged to a budget.", labels=["budget"]
@@ -161,3 +179,14 @@ class Collector:
                     limit.add_metric([budget.name], budget.limit_bytes)
             yield in_use
             yield limit
+
+
+def parts_of(series: metrics.Series) -> Sequence[tuple[str, int]]:
+    """The parts of the peaks of whole requests, if there were any."""
+    if not series.whole_requests:
+        return ()
+    return (
+        ("arrays", series.whole_array_bytes),
+        ("native", series.whole_native_bytes),
+        ("objects", series.whole_object_bytes),
+    )

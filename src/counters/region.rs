@@ -24,7 +24,7 @@ pub(super) const MAX_NAME: usize = 128;
 /// `ctxalloc`, and the version of this layout: raise it when a field of [`Region`] or [`Counters`] is added, moved or
 /// gets another meaning, so that no process takes over or reads a file of another layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"ctxalloc");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// Buckets of a chunk.
 const CHUNK: usize = 16;
@@ -43,6 +43,8 @@ pub(crate) struct Sample {
     pub(crate) refused: u64,
     pub(crate) escaped_blocks: u64,
     pub(crate) escaped_bytes: u64,
+    /// What of its peak was arrays, native memory and objects, if it counted that.
+    pub(crate) whole: Option<[u64; 3]>,
 }
 
 /// All zeros is a region that nobody has taken yet.
@@ -78,6 +80,8 @@ pub(super) struct Counters {
     escaped_blocks: AtomicU64,
     escaped_bytes: AtomicU64,
     max_peak_bytes: AtomicU64,
+    whole_requests: AtomicU64,
+    whole_bytes: [AtomicU64; 3],
     histograms: [Buckets; HISTOGRAMS],
 }
 
@@ -380,6 +384,8 @@ impl Counters {
             escaped_blocks: ZERO,
             escaped_bytes: ZERO,
             max_peak_bytes: ZERO,
+            whole_requests: ZERO,
+            whole_bytes: [const { ZERO }; 3],
             histograms: [const { Buckets::empty() }; HISTOGRAMS],
         }
     }
@@ -394,9 +400,10 @@ impl Counters {
             &self.escaped_blocks,
             &self.escaped_bytes,
             &self.max_peak_bytes,
+            &self.whole_requests,
         ];
         write(&self.version, || {
-            numbers.into_iter().for_each(|number| number.store(0, RELAXED));
+            numbers.into_iter().chain(&self.whole_bytes).for_each(|number| number.store(0, RELAXED));
             self.histograms.iter().for_each(Buckets::clear);
         });
     }
@@ -446,6 +453,10 @@ impl Counters {
             add(&self.refused_requests, 1);
             add(&self.refused_allocations, sample.refused);
         }
+        if let Some(parts) = sample.whole {
+            add(&self.whole_requests, 1);
+            self.whole_bytes.iter().zip(parts).for_each(|(sum, part)| add(sum, part));
+        }
         if sample.escaped_blocks > 0 {
             self.add_escapes(sample.escaped_blocks, sample.escaped_bytes);
         }
@@ -467,6 +478,10 @@ impl Counters {
             escaped_blocks: self.escaped_blocks.load(RELAXED),
             escaped_bytes: self.escaped_bytes.load(RELAXED),
             max_peak_bytes: self.max_peak_bytes.load(RELAXED),
+            whole_requests: self.whole_requests.load(RELAXED),
+            whole_array_bytes: self.whole_bytes[0].load(RELAXED),
+            whole_native_bytes: self.whole_bytes[1].load(RELAXED),
+            whole_object_bytes: self.whole_bytes[2].load(RELAXED),
             ..Series::default()
         };
         let histograms = std::array::from_fn(|at| self.histograms[at].read(chunks, found));

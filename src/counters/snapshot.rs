@@ -93,6 +93,15 @@ pub struct Series {
     pub refused_peak_bytes: Histogram,
     /// All bytes that each of them allocated.
     pub total_bytes: Histogram,
+    /// How many of them counted native memory and Python objects too. Their peaks are of all that; of the others, of
+    /// arrays.
+    pub whole_requests: u64,
+    /// What of the peaks of these was arrays: a sum over them, in bytes.
+    pub whole_array_bytes: u64,
+    /// The same of native memory.
+    pub whole_native_bytes: u64,
+    /// The same of Python objects.
+    pub whole_object_bytes: u64,
 }
 
 impl Series {
@@ -107,6 +116,10 @@ impl Series {
         self.peak_bytes.add(&other.peak_bytes);
         self.refused_peak_bytes.add(&other.refused_peak_bytes);
         self.total_bytes.add(&other.total_bytes);
+        self.whole_requests += other.whole_requests;
+        self.whole_array_bytes = self.whole_array_bytes.wrapping_add(other.whole_array_bytes);
+        self.whole_native_bytes = self.whole_native_bytes.wrapping_add(other.whole_native_bytes);
+        self.whole_object_bytes = self.whole_object_bytes.wrapping_add(other.whole_object_bytes);
     }
 }
 

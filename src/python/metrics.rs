@@ -1,5 +1,6 @@
 //! The counters as plain tuples, for `ctxalloc.metrics` and the page: Python gives them names.
 
+use super::request::PyWholeStats;
 use super::tracked;
 use crate::handler::requests::{Present, present};
 use crate::metrics::{BudgetNumbers, Histogram, Series, budgets, pools, pools_resident_bytes, snapshot};
@@ -8,7 +9,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 type HistogramNumbers = (Vec<(u64, u64)>, u64);
-type SeriesNumbers = (String, u64, u64, u64, u64, u64, u64, u64, HistogramNumbers, HistogramNumbers, HistogramNumbers);
+type SeriesNumbers = (String, [u64; 7], HistogramNumbers, HistogramNumbers, HistogramNumbers, (u64, u64, u64, u64));
 type ProcessNumbers = (u32, u64, u64, u64, u64);
 
 fn histogram(histogram: &Histogram) -> HistogramNumbers {
@@ -18,16 +19,19 @@ fn histogram(histogram: &Histogram) -> HistogramNumbers {
 fn series(series: Series) -> SeriesNumbers {
     (
         series.name,
-        series.requests,
-        series.refused_requests,
-        series.refused_allocations,
-        series.escaped_requests,
-        series.escaped_blocks,
-        series.escaped_bytes,
-        series.max_peak_bytes,
+        [
+            series.requests,
+            series.refused_requests,
+            series.refused_allocations,
+            series.escaped_requests,
+            series.escaped_blocks,
+            series.escaped_bytes,
+            series.max_peak_bytes,
+        ],
         histogram(&series.peak_bytes),
         histogram(&series.refused_peak_bytes),
         histogram(&series.total_bytes),
+        (series.whole_requests, series.whole_array_bytes, series.whole_native_bytes, series.whole_object_bytes),
     )
 }
 
@@ -43,8 +47,18 @@ pub(super) fn metrics(py: Python<'_>) -> PyResult<(Vec<SeriesNumbers>, Vec<Proce
     Ok((snapshot.series.into_iter().map(series).collect(), processes.collect()))
 }
 
-type PresentNumbers<'py> =
-    (String, f64, bool, bool, usize, usize, Option<usize>, Option<String>, Option<Vec<Bound<'py, tracked::PyBlock>>>);
+type PresentNumbers<'py> = (
+    String,
+    f64,
+    bool,
+    bool,
+    usize,
+    usize,
+    Option<usize>,
+    Option<String>,
+    Option<Vec<Bound<'py, tracked::PyBlock>>>,
+    Option<PyWholeStats>,
+);
 
 /// The requests that are present now, the oldest first.
 #[pyfunction]
@@ -53,8 +67,9 @@ pub(super) fn present_requests(py: Python<'_>) -> PyResult<Vec<PresentNumbers<'_
     let numbers = |request: Present| {
         let escapes = request.escapes.map(|blocks| tracked::to_python(py, blocks)).transpose()?;
         let age_seconds = request.age.as_secs_f64();
+        let whole = request.whole.map(|parts| PyWholeStats::of(request.live_bytes, request.peak_bytes, parts));
         let Present { name, has_ended, is_root, live_bytes, peak_bytes, limit_bytes, parent, .. } = request;
-        Ok((name, age_seconds, has_ended, is_root, live_bytes, peak_bytes, limit_bytes, parent, escapes))
+        Ok((name, age_seconds, has_ended, is_root, live_bytes, peak_bytes, limit_bytes, parent, escapes, whole))
     };
     py.detach(present).into_iter().map(numbers).collect()
 }

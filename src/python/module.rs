@@ -60,7 +60,7 @@ mod _native {
     #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, note_ends, request,
-        request_metrics, served_in, stats_of,
+        request_metrics, served_in, stats_of, whole_stats_of,
     };
     #[pymodule_export]
     use super::super::settings::{configure, trim};
@@ -75,7 +75,7 @@ mod _native {
     #[pymodule_export]
     use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
     #[pymodule_export]
-    use super::super::whole::{enable, library, nobodys};
+    use super::super::whole::{enable, library, nobodys, nobodys_by_group};
 
     use super::{Numpy, adopt_numpys_default, capi, errors, exit, interpreter, scope_type, settings, shared};
     use pyo3::prelude::*;

@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 
 /// The library that is to be preloaded: None.
 #[pyfunction]
@@ -16,6 +17,13 @@ pub(super) fn library(py: Python<'_>) -> Option<Bound<'_, pyo3::types::PyBytes>>
 #[pyo3(name = "_whole_nobodys_bytes")]
 pub(super) fn nobodys() -> u64 {
     0
+}
+
+/// None: nothing is counted.
+#[pyfunction]
+#[pyo3(name = "_whole_nobodys")]
+pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
+    None
 }
 
 /// RuntimeError: it cannot be had here.

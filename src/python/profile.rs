@@ -1,17 +1,21 @@
 //! A profile of the arrays that a program makes, whatever handlers it selects: an event hook in Rust that knows each
-//! block's size, the code that made it and the handler that was selected. `ctxalloc run --report` shows it.
+//! block's size, the code that made it and the handler that was selected. `ctxalloc run --report` shows it. Of whole
+//! requests it has native memory and objects too ([`Placed`]).
 //!
 //! The hook runs inside of allocations, so it runs no Python code: `tracked::attribution` reads the frames.
 #![allow(unsafe_code, reason = "a C hook")]
 
 use super::bridge;
 use super::pending::SetAside;
-use super::sums::{Profile, SiteNumbers, SumNumbers};
+use super::sums::{Part, Profile, SiteNumbers, SumNumbers};
 use super::tracked::attribution;
 use crate::handler::events::{EventHook, Hook, changes, set_event_hook};
 use crate::handler::{Handler, requests::RequestHandle};
-use crate::strategy::Attribution;
+use crate::strategy::{Attribution, Place};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
+use crate::unattributed::unattributed;
+#[cfg(ctxalloc_whole)]
+use crate::whole::profile as tell_of_blocks;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::ffi::c_void;
@@ -39,6 +43,10 @@ impl HeldAcrossFork for Profiling {
     }
 }
 
+/// There are none.
+#[cfg(not(ctxalloc_whole))]
+fn tell_of_blocks(_is_told: bool) {}
+
 fn profiling() -> &'static Profiling {
     static PROFILING: Made<Arc<Profiling>> = Made::new();
     PROFILING.get_or_make(|| held_across_fork(Profiling { profile: Locked::new(None), attribute: Locked::new(None) }))
@@ -56,6 +64,59 @@ fn name_of(handler: Handler) -> String {
     }
 }
 
+fn place_by(attribute: Option<&Attribute>) -> Option<Arc<Place>> {
+    match attribute.map(|attribute| attribute()) {
+        Some(Attribution::Origin(origin)) => origin.place.clone(),
+        _ => None,
+    }
+}
+
+/// A placed block of a whole request (`src/whole`): what is told of it while a profile runs. Inside of an allocation of
+/// any kind, on any thread, so nothing here runs Python code or waits for the GIL.
+#[cfg(ctxalloc_whole)]
+pub(super) mod placed {
+    use super::*;
+    use crate::python::attached;
+    use crate::strategy::account::Weight;
+
+    pub(in crate::python) fn made(address: usize, weight: Weight, blocks: u64, handler: Handler) {
+        let _unattributed = unattributed();
+        let profiling = profiling();
+        let attribute = profiling.attribute.with(|attribute| attribute.clone());
+        let place = {
+            // An exception that is on its way is no reason not to know the place.
+            let _pending = attached::here().map(SetAside::new);
+            place_by(attribute.as_deref())
+        };
+        let (handler, part) = (name_of(handler), if weight.is_object { Part::Object } else { Part::Native });
+        profiling.profile.with(|profile| {
+            let Some(Running { sums: profile, .. }) = profile else { return };
+            let (site, handler) = (profile.site(place, part), profile.handler(handler));
+            profile.add(address, weight.bytes, blocks, site, handler);
+        });
+    }
+
+    pub(in crate::python) fn freed(address: usize) {
+        let _unattributed = unattributed();
+        profiling().profile.with(|profile| {
+            let Some(Running { sums: profile, .. }) = profile else { return };
+            if let Some(block) = profile.blocks.remove(&address) {
+                profile.subtract(&block);
+            }
+        });
+    }
+
+    pub(in crate::python) fn resized(from: usize, to: usize, weight: Weight) {
+        let _unattributed = unattributed();
+        profiling().profile.with(|profile| {
+            let Some(Running { sums: profile, .. }) = profile else { return };
+            if let Some(block) = profile.blocks.remove(&from) {
+                profile.resize(block, to, weight.bytes);
+            }
+        });
+    }
+}
+
 /// The hook.
 ///
 /// # Safety
@@ -63,18 +124,16 @@ fn name_of(handler: Handler) -> String {
 unsafe extern "C" fn record(inp: *mut c_void, outp: *mut c_void, size_bytes: usize, _: *mut c_void) {
     // SAFETY: this thread is attached to Python (this function's contract).
     let py = unsafe { Python::assume_attached() };
+    let _unattributed = unattributed(); // what is made here is not told of, which would come back here
     let profiling = profiling();
     if inp.is_null() && !outp.is_null() {
         let attribute = profiling.attribute.with(|attribute| attribute.clone());
-        let place = match attribute.as_ref().map(|attribute| attribute()) {
-            Some(Attribution::Origin(origin)) => origin.place.clone(),
-            _ => None,
-        };
+        let place = place_by(attribute.as_deref());
         let _pending = SetAside::new(py);
         let handler = bridge::current(py).map_or_else(|_| "unknown".to_owned(), name_of);
         profiling.profile.with(|profile| {
             let Some(Running { sums: profile, .. }) = profile else { return };
-            let (site, handler) = (profile.site(place), profile.handler(handler));
+            let (site, handler) = (profile.site(place, Part::Array), profile.handler(handler));
             profile.add(outp.addr(), size_bytes, 1, site, handler);
         });
         return;
@@ -100,6 +159,7 @@ unsafe extern "C" fn record(inp: *mut c_void, outp: *mut c_void, size_bytes: usi
 pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
     bridge::current(py)?;
     let attribute: Attribute = Box::new(attribution(py, frames, false)?);
+    let _ = attribute(); // it makes what it keeps while nothing is being made around it
     let profiling = profiling();
     let has_begun = profiling.profile.with(|profile| {
         let has_begun = profile.is_some();
@@ -121,17 +181,19 @@ pub(super) fn profile_begin(py: Python<'_>, frames: usize) -> PyResult<bool> {
             profile.hook_changes = hook_changes;
         }
     });
+    tell_of_blocks(true);
     Ok(before.is_some())
 }
 
-type ProfileNumbers = (SumNumbers, u64, Vec<SiteNumbers>, Vec<(String, SumNumbers)>, bool);
+type ProfileNumbers = (SumNumbers, u64, Vec<SiteNumbers>, Vec<(String, SumNumbers)>, bool, Vec<SumNumbers>, Vec<usize>);
 
-/// Ends the profile: the sums, refusals, sites (the innermost frame first) and handlers, and whether it saw
-/// everything: False where the program set an event hook of its own, though it may have put ours back. RuntimeError:
-/// none has begun.
+/// Ends the profile: the sums, refusals, sites (the innermost frame first) and handlers, whether it saw everything, the
+/// sums of arrays, native memory and objects, and which of these each site is of. It did not see everything (False)
+/// where the program set an event hook of its own, though it may have put ours back. RuntimeError: none has begun.
 #[pyfunction]
 #[pyo3(name = "_profile_end")]
 pub(super) fn profile_end() -> PyResult<ProfileNumbers> {
+    tell_of_blocks(false);
     let hook_changes = changes();
     // SAFETY: the contract is about the new hook, and there is none.
     let before = unsafe { set_event_hook(None) };
@@ -147,5 +209,7 @@ pub(super) fn profile_end() -> PyResult<ProfileNumbers> {
     };
     let sites = profile.sites();
     let handlers = profile.handlers();
-    Ok((profile.all(), profile.refused, sites, handlers, is_ours && begun_with == hook_changes))
+    let (parts, parts_of_sites) = (profile.parts(), profile.parts_of_sites());
+    let is_complete = is_ours && begun_with == hook_changes;
+    Ok((profile.all(), profile.refused, sites, handlers, is_complete, parts, parts_of_sites))
 }

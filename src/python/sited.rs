@@ -4,7 +4,7 @@
 //! allocations and runs no Python code: `tracked::attribution` reads the frames.
 #![allow(unsafe_code, reason = "a strategy around another one")]
 
-use super::sums::{Profile, SiteNumbers, SumNumbers};
+use super::sums::{Part, Profile, SiteNumbers, SumNumbers};
 use super::tracked::attribution;
 use crate::handler::requests::record_bytes;
 use crate::strategy::{Attribution, LiveBlock, Pool, Strategy};
@@ -83,7 +83,7 @@ impl Sited {
         };
         let bytes = size_bytes.saturating_sub(self.record_bytes);
         self.seen.profile.with(|profile| {
-            let (site, handler) = (profile.site(place), profile.handler(String::new()));
+            let (site, handler) = (profile.site(place, Part::Array), profile.handler(String::new()));
             profile.add(block.addr().get(), bytes, 1, site, handler);
         });
         Some(block)

@@ -44,10 +44,26 @@ impl Sums {
     }
 }
 
+/// What a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Part {
+    Array = 0,
+    #[cfg_attr(not(ctxalloc_whole), allow(dead_code, reason = "only whole requests have these"))]
+    Native = 1,
+    #[cfg_attr(not(ctxalloc_whole), allow(dead_code, reason = "only whole requests have these"))]
+    Object = 2,
+}
+
 pub(super) struct Block {
     pub(super) bytes: usize,
     site: usize,
     handler: usize,
+}
+
+struct Site {
+    place: Option<Arc<Place>>,
+    part: Part,
+    sums: Sums,
 }
 
 /// Who made what, among the blocks that it is told of.
@@ -55,10 +71,12 @@ pub(super) struct Block {
 pub(super) struct Profile {
     pub(super) blocks: HashMap<usize, Block>,
     /// By the address of the place, which is kept in `sites`; 0 where no Python code runs.
-    sites_by_place: HashMap<usize, usize>,
-    sites: Vec<(Option<Arc<Place>>, Sums)>,
+    sites_by_place: HashMap<(usize, Part), usize>,
+    sites: Vec<Site>,
     handlers_by_name: HashMap<String, usize>,
     handlers: Vec<(String, Sums)>,
+    /// By [`Part`].
+    parts: [Sums; 3],
     all: Sums,
     pub(super) refused: u64,
     /// How often all sites together had more than ever before. What each had at the last of these peaks is exact, and
@@ -68,9 +86,9 @@ pub(super) struct Profile {
 
 impl Profile {
     fn note_peak(&mut self) {
-        let sites = self.sites.iter_mut().map(|(_, sums)| sums);
+        let sites = self.sites.iter_mut().map(|site| &mut site.sums);
         let handlers = self.handlers.iter_mut().map(|(_, sums)| sums);
-        sites.chain(handlers).chain([&mut self.all]).for_each(|sums| sums.note(self.peaks));
+        sites.chain(handlers).chain(&mut self.parts).chain([&mut self.all]).for_each(|sums| sums.note(self.peaks));
     }
 
     pub(super) fn add(&mut self, address: usize, bytes: usize, blocks: u64, site: usize, handler: usize) {
@@ -81,25 +99,32 @@ impl Profile {
             block.bytes = bytes;
         }
         let peak_bytes = self.all.peak_bytes;
-        for sums in [&mut self.sites[site].1, &mut self.handlers[handler].1, &mut self.all] {
-            sums.add(bytes, blocks, self.peaks);
-        }
+        let (peaks, sums) = (self.peaks, self.sums_of(site, handler));
+        sums.into_iter().for_each(|sums| sums.add(bytes, blocks, peaks));
         if self.all.peak_bytes > peak_bytes {
             self.peaks += 1;
         }
     }
 
     pub(super) fn subtract(&mut self, block: &Block) {
-        for sums in [&mut self.sites[block.site].1, &mut self.handlers[block.handler].1, &mut self.all] {
-            sums.note(self.peaks);
+        let (peaks, sums) = (self.peaks, self.sums_of(block.site, block.handler));
+        for sums in sums {
+            sums.note(peaks);
             sums.live_bytes = sums.live_bytes.saturating_sub(block.bytes);
         }
     }
 
-    pub(super) fn site(&mut self, place: Option<Arc<Place>>) -> usize {
+    /// All sums that a block is in.
+    fn sums_of(&mut self, site: usize, handler: usize) -> [&mut Sums; 4] {
+        let site = &mut self.sites[site];
+        let part = &mut self.parts[site.part as usize];
+        [&mut site.sums, part, &mut self.handlers[handler].1, &mut self.all]
+    }
+
+    pub(super) fn site(&mut self, place: Option<Arc<Place>>, part: Part) -> usize {
         let key = place.as_ref().map_or(0, |place| Arc::as_ptr(place).addr());
-        *self.sites_by_place.entry(key).or_insert_with(|| {
-            self.sites.push((place, Sums::default()));
+        *self.sites_by_place.entry((key, part)).or_insert_with(|| {
+            self.sites.push(Site { place, part, sums: Sums::default() });
             self.sites.len() - 1
         })
     }
@@ -129,6 +154,17 @@ impl Profile {
         self.all.numbers()
     }
 
+    /// The sums of arrays, of native memory and of objects.
+    pub(super) fn parts(&mut self) -> Vec<SumNumbers> {
+        self.note_peak();
+        self.parts.iter().map(Sums::numbers).collect()
+    }
+
+    /// What each of [`sites`](Self::sites) is the site of, as a number of [`parts`](Self::parts).
+    pub(super) fn parts_of_sites(&self) -> Vec<usize> {
+        self.sites.iter().map(|site| site.part as usize).collect()
+    }
+
     /// The sites, the innermost frame of each first.
     pub(super) fn sites(&mut self) -> Vec<SiteNumbers> {
         self.note_peak();
@@ -136,7 +172,7 @@ impl Profile {
             let frames = place.iter().flat_map(|place| &*place.frames);
             frames.map(|frame| (frame.file.to_string(), frame.line, frame.function.to_string())).collect()
         };
-        self.sites.iter().map(|(place, sums)| (frames(place), sums.numbers())).collect()
+        self.sites.iter().map(|site| (frames(&site.place), site.sums.numbers())).collect()
     }
 
     pub(super) fn handlers(&mut self) -> Vec<(String, SumNumbers)> {

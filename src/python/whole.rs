@@ -9,17 +9,20 @@ use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
 use super::preloaded::{handler_of, look_at_selections, preloaded, word_of};
+use super::profile::placed;
 use super::selection::Selection;
 use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
-use crate::whole::{Allocator, Binding, Kind, Library, Python as Loop, Thread, attach, nobodys_bytes};
+use crate::unattributed::nobodys_bytes;
+use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread, attach, by_group};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::ptr::{NonNull, null_mut};
@@ -56,11 +59,18 @@ pub(super) fn library(py: Python<'_>) -> Option<Bound<'_, pyo3::types::PyBytes>>
     Some(pyo3::types::PyBytes::new(py, LIBRARY))
 }
 
-/// How many bytes of blocks of 1 KiB and more were asked for while no request was selected, since it was enabled.
+/// How many bytes were asked for that no request was charged, since it was enabled.
 #[pyfunction]
 #[pyo3(name = "_whole_nobodys_bytes")]
 pub(super) fn nobodys() -> u64 {
     nobodys_bytes()
+}
+
+/// The same by the threads that asked: by their pool's name, or by their library. None: it is not enabled.
+#[pyfunction]
+#[pyo3(name = "_whole_nobodys")]
+pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
+    ASKED.get().map(|_| by_group())
 }
 
 /// Begins to count for requests that ask for it. RuntimeError: it cannot be had here; it says why and what to do.
@@ -110,7 +120,8 @@ fn begin(py: Python<'_>) -> Result<(), String> {
     ASKED.get_or_make(|| asked);
     let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
     overdraft::prepare(py, python, is_attached).map_err(text)?;
-    attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python })?;
+    let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
+    attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python, profile })?;
     hook_domains(py, &preloaded.library)?;
     look_at_selections(|thread| {
         thread.version = STALE;

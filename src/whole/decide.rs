@@ -1,5 +1,6 @@
 //! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls.
 
+use super::nobodys;
 use super::place::{Places, Record};
 use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Python};
@@ -10,7 +11,7 @@ use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// What this layer is told by the one that knows Python.
 pub(crate) struct Binding {
@@ -21,6 +22,30 @@ pub(crate) struct Binding {
     pub(crate) overdrawn: fn(&mut Thread, Payer),
     /// Where Python's loop is. `None`: nobody is refused.
     pub(crate) python: Option<Python>,
+    pub(crate) profile: Profile,
+}
+
+/// Who is told of each charged block while [`profile`] says so. They allocate what is nobody's only, and wait for no
+/// thread that makes or frees blocks while it has what they wait for.
+pub(crate) struct Profile {
+    /// This thread was given this block, which stands for so many, while this handler was selected.
+    pub(crate) made: fn(usize, Weight, u64, Handler),
+    /// Before it is given back.
+    pub(crate) freed: fn(usize),
+    /// It was resized, and moved from the one address to the other.
+    pub(crate) resized: fn(usize, usize, Weight),
+}
+
+/// Whether a profile runs. It orders nothing: who is told late is told of fewer blocks.
+static IS_PROFILED: AtomicBool = AtomicBool::new(false);
+
+/// Begins or ends to tell of each block.
+pub(crate) fn profile(is_profiled: bool) {
+    IS_PROFILED.store(is_profiled, Ordering::Relaxed);
+}
+
+fn is_profiled() -> bool {
+    IS_PROFILED.load(Ordering::Relaxed)
 }
 
 struct Decider {
@@ -43,14 +68,6 @@ pub(super) const EXACT_FROM: usize = 1024;
 const SAMPLE: f64 = 16.0 * 1024.0;
 /// A thread looks who is selected at least once in so many bytes of small blocks.
 const LOOK: i64 = 2048;
-
-/// The bytes of blocks of [`EXACT_FROM`] and more that were asked for while no request was selected.
-static NOBODYS: AtomicU64 = AtomicU64::new(0);
-
-/// How many bytes, in blocks of 1 KiB and more, were asked for since the beginning while no request was selected.
-pub(crate) fn nobodys_bytes() -> u64 {
-    NOBODYS.load(Ordering::Relaxed)
-}
 
 /// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
 /// words. Whoever is next frees them.
@@ -164,14 +181,12 @@ impl Decider {
         if is_small && (!is_sample || thread.0.resize > 0) {
             return PASSED;
         }
-        let Some(handler) = selected else {
-            if !is_small {
-                NOBODYS.fetch_add(size_bytes as u64, Ordering::Relaxed);
-            }
-            return PASSED;
-        };
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
+        let Some(handler) = selected else {
+            nobodys::add(bytes, self.binding.python);
+            return PASSED;
+        };
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let mut charged = charge(handler, weight, false);
         if matches!(charged, Charged::Refused) {
@@ -183,10 +198,19 @@ impl Decider {
                 (self.binding.overdrawn)(thread.0, payer);
             }
         }
-        let Charged::To(payer) = charged else { return PASSED };
+        let Charged::To(payer) = charged else {
+            nobodys::add(bytes, self.binding.python);
+            return PASSED;
+        };
         let record = Record::new(payer, size_bytes, weight, drawn_bytes);
         match self.places.allocate(kind, align, zeroed, record) {
-            Some(block) => (DONE, block.as_ptr()),
+            Some(block) => {
+                if is_profiled() {
+                    let stands_for = if is_small { bytes / taken(kind, size_bytes) } else { 1 };
+                    (self.binding.profile.made)(block.addr().get(), weight, stands_for as u64, handler);
+                }
+                (DONE, block.as_ptr())
+            }
             None => {
                 // SAFETY: charged above, for this block.
                 unsafe { payer.release(weight) };
@@ -224,6 +248,9 @@ impl Decider {
         // SAFETY: the block is placed (this function's contract), so it has a record.
         let record = unsafe { Places::record(block) };
         let Some(payer) = record.payer() else { die("a block was freed twice") };
+        if is_profiled() {
+            (self.binding.profile.freed)(block.addr().get());
+        }
         // SAFETY: the block was given up, and charged with this weight; its memory goes first, since the payer's end
         // may do anything.
         unsafe {
@@ -261,6 +288,9 @@ impl Decider {
         let record = Record::new(payer, size_bytes, after, drawn_bytes);
         // SAFETY: the block is live and of this kind.
         if let Some(moved) = unsafe { self.places.resize(kind, block, record) } {
+            if is_profiled() {
+                (self.binding.profile.resized)(block.addr().get(), moved.addr().get(), after);
+            }
             return (DONE, moved.as_ptr());
         }
         // SAFETY: the block is as it was, and charged with `after`.

@@ -12,12 +12,14 @@
 #![allow(unsafe_code, reason = "it makes and frees the blocks of malloc")]
 
 mod decide;
+mod nobodys;
 mod place;
 mod range;
 mod shared;
 mod walk;
 
-pub(crate) use decide::{Binding, nobodys_bytes};
+pub(crate) use decide::{Binding, Profile, profile};
+pub(crate) use nobodys::by_group;
 pub(crate) use shared::{Allocator, Attach, GetThread, Hook, Kind, Library, Thread};
 pub(crate) use walk::{Python, extent, is_called_outside_of};
 
@@ -37,6 +39,7 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
         );
     };
     unattributed::watch();
+    nobodys::begin();
     let ranges = [native, mem, obj];
     let bases = ranges.each_ref().map(Range::base);
     decide::begin(Places::over(ranges), binding);

@@ -195,6 +195,10 @@ static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size
     return block;
 }
 
+/* How much more than was asked for a block may have: glibc rounds up to its unit of 16, and leaves it a rest that is
+ * too small for a block. So one with a little more than `exact_from` may have been small, and its growth is charged. */
+#define SPARE 32
+
 EXPORT void *realloc(void *old, size_t size) {
     if (!old) return malloc(size);
     if (is_placed(NATIVE, old)) return resize_placed(NATIVE, old, size);
@@ -202,7 +206,7 @@ EXPORT void *realloc(void *old, size_t size) {
     /* A block keeps its owner, so a large one that is not placed stays nobody's. One that was small and no sample may
      * become one by what it grows by. */
     size_t old_size = next.usable(old), exact = __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
-    if (size <= old_size || old_size >= exact) return next.realloc(old, size);
+    if (size <= old_size || old_size >= exact + SPARE) return next.realloc(old, size);
     if (size < exact) {
         self.left -= (int64_t)(size - old_size);
         if (LIKELY(self.left >= 0)) return next.realloc(old, size);

@@ -150,3 +150,57 @@ pub(super) fn caller_survives(python: Python) -> bool {
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
     walk.survive && walk.reached_python
 }
+
+/// The library that a thread belongs to.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Library {
+    /// Where it begins.
+    pub(super) file: usize,
+    name: *const std::ffi::c_char,
+}
+
+impl Library {
+    /// The name of its file, without the folder.
+    pub(super) fn name(&self) -> &[u8] {
+        // SAFETY: `outermost` had it from glibc: the name of a library that is loaded, since a thread runs in it; it
+        // ends with NUL.
+        let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
+        path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+    }
+}
+
+/// What every thread begins in, whoever's it is.
+const RUNTIMES: &[&str] =
+    &["libc.so", "libpthread", "libstdc++", "ld-linux", "libctxalloc_whole", "libgcc_s", "libgomp"];
+
+extern "C" fn visit_library(context: *mut c_void, found: *mut c_void) -> c_int {
+    const MAX_DEPTH: u32 = 4096;
+    // SAFETY: what `outermost` gives, which waits for the end; and the context that the unwinder gave.
+    let (found, ip) = unsafe { (&mut *found.cast::<(u32, Option<Library>)>(), _Unwind_GetIP(context)) };
+    found.0 += 1;
+    if found.0 > MAX_DEPTH {
+        found.1 = None;
+        return STOP;
+    }
+    let mut info = empty();
+    // SAFETY: any address may be asked for; a place for the answer.
+    if unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return GO_ON;
+    }
+    let library = Library { file: info.dli_fbase.addr(), name: info.dli_fname };
+    let has = |part: &&str| library.name().windows(part.len()).any(|window| window == part.as_bytes());
+    if !RUNTIMES.iter().any(has) {
+        found.1 = Some(library);
+    }
+    GO_ON
+}
+
+/// The library whose function this thread began with. Without a lock, as above.
+#[cold]
+pub(super) fn outermost() -> Option<Library> {
+    let mut found: (u32, Option<Library>) = (0, None);
+    // SAFETY: `visit_library` is given the place for what is found, which lives until this returns.
+    unsafe { _Unwind_Backtrace(visit_library, (&raw mut found).cast()) };
+    found.1
+}

@@ -24,7 +24,7 @@ def site(number: int) -> Callable[[int], Any]:
 
 def by_site(profile: _profile.Profile) -> dict[str, tuple[int, int]]:
     """What each had at the peak, and at the end."""
-    found = ((where.rpartition(" ")[2], sums) for where, sums in profile.sites)
+    found = ((where.rpartition(" ")[2], sums) for where, _, sums in profile.sites)
     return {name: (sums.at_peak_bytes, sums.live_bytes) for name, sums in found if name.startswith("site")}
 
 

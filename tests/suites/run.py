@@ -98,6 +98,9 @@ def pytest_once(way: str, stem: Path, *arguments: str) -> int:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
+    if way == "whole":
+        made = subprocess.run([sys.executable, "-m", "ctxalloc", "whole"], capture_output=True, text=True, check=True)
+        environment |= {"LD_PRELOAD": made.stdout.strip(), "CTXALLOC_WHOLE": "1"}
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-c", str(HERE / "pytest.ini"), "-p", "served"]
     command += ["--served", way, "--outcomes", str(stem.with_suffix(".jsonl")), *arguments]
     folder = stem.with_suffix(".d")  # what tests leave in the current folder is theirs

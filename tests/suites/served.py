@@ -4,6 +4,7 @@
     NAME        a built-in handler is selected for the whole run (pool, system, ...)
     request     each test, fixtures and all, in a `ctxalloc.request()` of its own
     limited     the same with a limit, a shared budget and its parent, whose numbers must agree at the end
+    whole       each in a `ctxalloc.request(whole=True)`; the process has the library before malloc
     faulty:7    each test's own part in a request whose memory fails now and then: at random, the same for one seed
     plain:7     the same without ctxalloc, which is not even imported: a handler written in C (failing.c)
 
@@ -72,18 +73,20 @@ class ServedByHandler(Served):
 class ServedByRequests(Served):
     """A request for each test."""
 
-    def __init__(self, *, limited: bool) -> None:
+    def __init__(self, *, limited: bool, whole: bool = False) -> None:
         super().__init__()
         import ctxalloc
 
-        self.ctxalloc = ctxalloc
+        self.ctxalloc, self.whole = ctxalloc, whole
         self.process = ctxalloc.Budget(name="process") if limited else None
         self.suite = ctxalloc.Budget(LIMIT_BYTES, parent=self.process, name="suite") if limited else None
         self.requests: list[Any] = []
 
     def around_test(self, test: str) -> AbstractContextManager[object]:
         limit = LIMIT_BYTES if self.suite is not None else None
-        self.requests.append(self.ctxalloc.request(name=test[-100:], limit_bytes=limit, budget=self.suite))
+        self.requests.append(
+            self.ctxalloc.request(name=test[-100:], limit_bytes=limit, budget=self.suite, whole=self.whole)
+        )
         return self.requests[-1]  # type: ignore[no-any-return]
 
     def look(self, test: str, when: str) -> None:
@@ -161,8 +164,8 @@ def made(way: str) -> Served:
     match way.split(":"):
         case ["default"]:
             return Served()
-        case ["request" | "limited"]:
-            return ServedByRequests(limited=way == "limited")
+        case ["request" | "limited" | "whole"]:
+            return ServedByRequests(limited=way == "limited", whole=way == "whole")
         case ["faulty", seed]:
             return ServedWithFaults(int(seed))
         case ["plain", seed]:

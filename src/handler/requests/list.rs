@@ -4,6 +4,8 @@
 use super::slot::{self, Slot};
 use crate::counters::Gauges;
 use crate::strategy::LiveBlock;
+#[cfg(feature = "python")]
+use crate::strategy::account::WholeStats;
 use std::time::Duration;
 
 /// A request that has not ended, or of which blocks, tasks or capsules are alive.
@@ -28,6 +30,9 @@ pub struct Present {
     pub parent: Option<String>,
     /// Its live blocks, if it has ended and its strategy lists them ([`Tracked`](crate::strategy::Tracked)).
     pub escapes: Option<Vec<LiveBlock>>,
+    /// The parts of its bytes, if it counts native memory and objects too.
+    #[cfg(feature = "python")]
+    pub(crate) whole: Option<WholeStats>,
 }
 
 /// All requests that are present and were begun by this copy of the crate, the oldest first.
@@ -48,6 +53,8 @@ pub fn present() -> Vec<Present> {
             limit_bytes: (limit_bytes != crate::strategy::account::UNLIMITED).then_some(limit_bytes),
             parent: account.parent().map(|parent| parent.name().into_owned()),
             escapes: has_ended.then(|| state.memory.live_blocks()).flatten(),
+            #[cfg(feature = "python")]
+            whole: state.chain.whole_stats(),
         });
     }
     found.sort_by_key(|request| std::cmp::Reverse(request.age));

@@ -194,12 +194,17 @@ impl Begun {
         let refuses_late = state.is_some_and(|state| state.after_end == AfterEnd::Refuse);
         let refused_by_heap = state.and_then(|state| state.heap.as_ref()).map_or(0, HeapRecord::refusals);
         let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late, refused_by_heap);
+        self.seen.chain.end_the_whole();
         let sample = Sample {
             peak_bytes: stats.peak_bytes as u64,
             total_bytes: stats.total_bytes,
             refused: self.seen.chain.refusals_so_far(),
             escaped_blocks: if counts_escapes { stats.live_blocks as u64 } else { 0 },
             escaped_bytes: if counts_escapes { stats.live_bytes as u64 } else { 0 },
+            whole: self.seen.chain.whole_stats().map(|whole| {
+                [whole.array_at_peak_bytes, whole.native_at_peak_bytes, whole.object_at_peak_bytes]
+                    .map(|part| part as u64)
+            }),
         };
         if counters::record(self.seen.chain.own().given_name(), &sample) {
             counters::set_gauges(gauges());
@@ -313,7 +318,7 @@ impl Seen {
     #[cfg(feature = "python")]
     #[must_use]
     pub(crate) fn whole(&self) -> Option<WholeStats> {
-        self.chain.whole.as_ref().map(|parts| parts.stats())
+        self.chain.whole_stats()
     }
 
     /// [`Error::BudgetExceeded`] for blocks that were given beyond a limit, since their callers do not survive a

@@ -57,7 +57,7 @@ impl Prepared {
             terms.is_of_this_thread,
             terms.reserve_bytes.is_some(),
         )?;
-        chain.whole = terms.is_whole.then(Arc::default);
+        chain.count_parts(around, terms.is_whole);
         let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
         let is_inside = around.is_some_and(|around| !around.has_ended());
         Ok(Self { terms, chain: Arc::new(chain), is_inside, payer })

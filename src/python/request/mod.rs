@@ -15,7 +15,9 @@ use admission::Enter;
 pub(super) use admission::PyAdmission;
 pub(super) use current::{current_request, served_in};
 pub(super) use noted::note_ends;
-pub(super) use report::{PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of};
+pub(super) use report::{
+    PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of, whole_stats_of,
+};
 
 use super::budget::PyBudget;
 use super::handler::{PyHandler, capsule_of};

@@ -29,7 +29,7 @@ pub(in crate::python) struct PyStats {
     whole: Option<PyWholeStats>,
 }
 
-/// What a whole request holds: the parts of its ``live_bytes``.
+/// What a whole request holds: the parts of its ``live_bytes`` and of its ``peak_bytes``, and what was nobody's.
 #[pyclass(frozen, eq, hash, get_all, name = "WholeStats", module = "ctxalloc")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::python) struct PyWholeStats {
@@ -43,28 +43,90 @@ pub(in crate::python) struct PyWholeStats {
     error_bytes: usize,
     /// How many blocks were given beyond a limit, because their callers do not survive a refusal.
     granted: u64,
+    /// The most bytes that all three had together: ``Stats.peak_bytes``. The next three were alive then.
+    peak_bytes: usize,
+    /// Bytes in arrays at the peak.
+    array_at_peak_bytes: usize,
+    /// Bytes of native memory at the peak.
+    native_at_peak_bytes: usize,
+    /// Bytes of Python objects at the peak.
+    object_at_peak_bytes: usize,
+    /// Bytes that the process asked for between the request's beginning and its end, and that no request was charged:
+    /// by libraries' own threads, and wherever no whole request is selected. What was freed since is part of it.
+    /// ``coverage()`` tells by which threads.
+    nobodys_bytes: u64,
+}
+
+impl PyWholeStats {
+    pub(in crate::python) fn of(live_bytes: usize, peak_bytes: usize, parts: WholeStats) -> Self {
+        Self {
+            array_bytes: live_bytes.saturating_sub(parts.native_bytes + parts.object_bytes),
+            native_bytes: parts.native_bytes,
+            object_bytes: parts.object_bytes,
+            error_bytes: parts.error_bytes,
+            granted: parts.granted,
+            peak_bytes,
+            array_at_peak_bytes: parts.array_at_peak_bytes,
+            native_at_peak_bytes: parts.native_at_peak_bytes,
+            object_at_peak_bytes: parts.object_at_peak_bytes,
+            nobodys_bytes: parts.nobodys_bytes,
+        }
+    }
+
+    fn numbers(&self) -> WholeNumbers {
+        let bytes = [self.array_bytes, self.native_bytes, self.object_bytes, self.error_bytes, self.peak_bytes];
+        let at_peak = [self.array_at_peak_bytes, self.native_at_peak_bytes, self.object_at_peak_bytes];
+        (bytes, at_peak, self.granted, self.nobodys_bytes)
+    }
+
+    fn from_numbers((bytes, at_peak, granted, nobodys_bytes): WholeNumbers) -> Self {
+        let [array_bytes, native_bytes, object_bytes, error_bytes, peak_bytes] = bytes;
+        let [array_at_peak_bytes, native_at_peak_bytes, object_at_peak_bytes] = at_peak;
+        Self {
+            array_bytes,
+            native_bytes,
+            object_bytes,
+            error_bytes,
+            granted,
+            peak_bytes,
+            array_at_peak_bytes,
+            native_at_peak_bytes,
+            object_at_peak_bytes,
+            nobodys_bytes,
+        }
+    }
 }
 
 #[pymethods]
 impl PyWholeStats {
     fn __repr__(&self) -> String {
-        let Self { array_bytes, native_bytes, object_bytes, error_bytes, granted } = self;
+        let Self { array_bytes, native_bytes, object_bytes, error_bytes, granted, peak_bytes, nobodys_bytes, .. } =
+            self;
+        let Self { array_at_peak_bytes, native_at_peak_bytes, object_at_peak_bytes, .. } = self;
         format!(
             "WholeStats(array_bytes={array_bytes}, native_bytes={native_bytes}, object_bytes={object_bytes}, \
-             error_bytes={error_bytes}, granted={granted})"
+             error_bytes={error_bytes}, granted={granted}, peak_bytes={peak_bytes}, \
+             array_at_peak_bytes={array_at_peak_bytes}, native_at_peak_bytes={native_at_peak_bytes}, \
+             object_at_peak_bytes={object_at_peak_bytes}, nobodys_bytes={nobodys_bytes})"
         )
     }
+
+    /// Numbers can be pickled and copied, as ``Stats`` can.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (WholeNumbers,))> {
+        Ok((py.import("ctxalloc._native")?.getattr("_whole_stats")?, (self.numbers(),)))
+    }
+}
+
+/// Makes a pickled WholeStats again.
+#[pyfunction]
+#[pyo3(name = "_whole_stats", signature = (numbers, /))]
+pub(in crate::python) fn whole_stats_of(numbers: WholeNumbers) -> PyWholeStats {
+    PyWholeStats::from_numbers(numbers)
 }
 
 impl PyStats {
     pub(super) fn with_parts(stats: Stats, parts: Option<WholeStats>) -> Self {
-        let whole = parts.map(|parts| PyWholeStats {
-            array_bytes: stats.live_bytes.saturating_sub(parts.native_bytes + parts.object_bytes),
-            native_bytes: parts.native_bytes,
-            object_bytes: parts.object_bytes,
-            error_bytes: parts.error_bytes,
-            granted: parts.granted,
-        });
+        let whole = parts.map(|parts| PyWholeStats::of(stats.live_bytes, stats.peak_bytes, parts));
         Self { whole, ..Self::from(stats) }
     }
 }
@@ -99,15 +161,14 @@ impl PyStats {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py>> {
         let Self { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes, whole } = *self;
         let numbers = (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes);
-        let parts = whole
-            .map(|whole| (whole.array_bytes, whole.native_bytes, whole.object_bytes, whole.error_bytes, whole.granted));
+        let parts = whole.map(|whole| whole.numbers());
         Ok((py.import("ctxalloc._native")?.getattr("_stats")?, (numbers, parts)))
     }
 }
 
 type StatsNumbers = (usize, usize, usize, u64, u64, u64, usize);
 type Pickled<'py> = (Bound<'py, PyAny>, (StatsNumbers, Option<WholeNumbers>));
-type WholeNumbers = (usize, usize, usize, usize, u64);
+type WholeNumbers = ([usize; 5], [usize; 3], u64, u64);
 type EscapedNumbers = (usize, usize);
 
 /// Makes a pickled Stats again.
@@ -115,13 +176,7 @@ type EscapedNumbers = (usize, usize);
 #[pyo3(name = "_stats", signature = (numbers, parts = None, /))]
 pub(in crate::python) fn stats_of(numbers: StatsNumbers, parts: Option<WholeNumbers>) -> PyStats {
     let (live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes) = numbers;
-    let whole = parts.map(|(array_bytes, native_bytes, object_bytes, error_bytes, granted)| PyWholeStats {
-        array_bytes,
-        native_bytes,
-        object_bytes,
-        error_bytes,
-        granted,
-    });
+    let whole = parts.map(PyWholeStats::from_numbers);
     PyStats { live_bytes, live_blocks, peak_bytes, total_bytes, count, refused, overdraft_bytes, whole }
 }
 

@@ -68,6 +68,8 @@ pub(crate) struct Chain {
     pub(super) covers: Option<Box<[Cover]>>,
     /// What is not arrays, for a request that counts that too.
     pub(crate) whole: Option<Arc<Parts>>,
+    /// The same of each account that does (its position among all), this one's own and those above.
+    pub(super) wholes: Box<[(usize, Arc<Parts>)]>,
 }
 
 impl Chain {
@@ -127,12 +129,12 @@ impl Chain {
 
     fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
         if above.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default(), covers: None, whole: None };
+            return Self { own, all: Box::default(), covers: None, whole: None, wholes: Box::default() };
         }
         above.push(Arc::clone(&own));
         let all = as_set(above);
         let covers = covers_of(&all);
-        Self { own, all, covers, whole: None }
+        Self { own, all, covers, whole: None, wholes: Box::default() }
     }
 
     /// Whether charges go to this account.
@@ -147,6 +149,12 @@ impl Chain {
     #[inline]
     pub(super) fn accounts(&self) -> &[Arc<Account>] {
         if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
+    }
+
+    /// Whether the own account is the only one.
+    #[cfg(ctxalloc_whole)]
+    pub(super) fn is_alone(&self) -> bool {
+        self.all.is_empty()
     }
 
     /// Whether all accounts have room; without their locks, whether they had a moment ago.
@@ -200,7 +208,7 @@ impl Chain {
     }
 
     #[cold]
-    fn refuse(&self, at: usize, bytes: usize, is_late: bool) -> Refused {
+    pub(super) fn refuse(&self, at: usize, bytes: usize, is_late: bool) -> Refused {
         let account = &self.accounts()[at];
         let refused = account.refuse(if is_late && Arc::ptr_eq(account, &self.own) { ENDED } else { at }, bytes);
         // Whatever is charged to the request is charged to all accounts of its chain, so it is part of what is in use
@@ -212,7 +220,7 @@ impl Chain {
         Refused { held_bytes, ..refused }
     }
 
-    fn check(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
+    pub(super) fn check(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
         self.refusing(bytes, size_bytes, is_late).map_or(Ok(()), |at| Err(self.refuse(at, bytes, is_late)))
     }
 
@@ -379,7 +387,7 @@ impl Chain {
     }
 
     #[inline]
-    fn remove_own(&self) -> bool {
+    pub(super) fn remove_own(&self) -> bool {
         let (ended, own_blocks) = self.request();
         let left = own_blocks.load(RELAXED) - 1;
         own_blocks.store(left, RELAXED);

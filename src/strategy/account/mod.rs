@@ -9,6 +9,7 @@
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
 mod chain;
+mod counted;
 mod cover;
 mod known;
 #[cfg(any(ctxalloc_whole, test))]

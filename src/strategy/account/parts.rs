@@ -1,13 +1,24 @@
 //! What of a request's account is not arrays: native blocks and Python objects, where it counts the whole request.
 
 use super::refused::{RefusalNote, Refused};
+use crate::unattributed::nobodys_bytes;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The parts of a whole request's account. The sum is the account's own; these are changed beside it.
-#[derive(Debug, Default)]
+/// The parts of a whole request's account. The sum is the account's own; these are changed beside it, under its lock.
+#[derive(Debug)]
 pub(crate) struct Parts {
     native_bytes: AtomicUsize,
     object_bytes: AtomicUsize,
+    /// The account's peak when the next two were noted, and what they were then. They are noted before a change, and
+    /// before they are read: since its last peak the account may have shrunk, but the parts have not changed.
+    noted_peak_bytes: AtomicUsize,
+    native_at_peak_bytes: AtomicUsize,
+    object_at_peak_bytes: AtomicUsize,
+    /// What was nobody's when the request began.
+    nobodys_before: u64,
+    /// And when it ended; `u64::MAX` until then.
+    nobodys_after: AtomicU64,
     /// The sum of the squares of the weights of live samples, in units of [`UNIT`] squared: the variance of the sum.
     variance: AtomicU64,
     /// How many blocks were given though a limit had no room, since their callers do not survive a refusal.
@@ -42,29 +53,74 @@ pub(crate) struct WholeStats {
     pub(crate) error_bytes: usize,
     /// How many blocks were given beyond a limit, because their callers do not survive a refusal.
     pub(crate) granted: u64,
+    /// What of the account's peak was arrays, native blocks and objects.
+    pub(crate) array_at_peak_bytes: usize,
+    pub(crate) native_at_peak_bytes: usize,
+    pub(crate) object_at_peak_bytes: usize,
+    /// How many bytes were asked for from its beginning to its end that no request was charged, in the whole process.
+    pub(crate) nobodys_bytes: u64,
 }
 
 impl Parts {
-    pub(crate) fn stats(&self) -> WholeStats {
+    pub(super) fn begun() -> Arc<Self> {
+        Arc::new(Self {
+            native_bytes: AtomicUsize::default(),
+            object_bytes: AtomicUsize::default(),
+            noted_peak_bytes: AtomicUsize::default(),
+            native_at_peak_bytes: AtomicUsize::default(),
+            object_at_peak_bytes: AtomicUsize::default(),
+            nobodys_before: nobodys_bytes(),
+            nobodys_after: AtomicU64::new(u64::MAX),
+            variance: AtomicU64::default(),
+            granted: AtomicU64::default(),
+            overdraft: RefusalNote::default(),
+            is_untold: AtomicBool::default(),
+        })
+    }
+
+    /// Under the account's lock, whose peak is this.
+    pub(super) fn stats(&self, peak_bytes: usize) -> WholeStats {
+        self.note_peak(peak_bytes);
+        let native_at_peak_bytes = self.native_at_peak_bytes.load(Relaxed);
+        let object_at_peak_bytes = self.object_at_peak_bytes.load(Relaxed);
+        let nobodys_now = nobodys_bytes().min(self.nobodys_after.load(Relaxed));
         WholeStats {
             native_bytes: self.native_bytes.load(Relaxed),
             object_bytes: self.object_bytes.load(Relaxed),
             error_bytes: (self.variance.load(Relaxed) as f64).sqrt() as usize * UNIT,
             granted: self.granted.load(Relaxed),
+            array_at_peak_bytes: peak_bytes.saturating_sub(native_at_peak_bytes + object_at_peak_bytes),
+            native_at_peak_bytes,
+            object_at_peak_bytes,
+            nobodys_bytes: nobodys_now.saturating_sub(self.nobodys_before),
         }
     }
 
-    // Relaxed, and wrapping: what is read together is ordered by other means, and each addition is undone once.
+    /// What is nobody's from now on is after the request's end.
+    pub(super) fn end(&self) {
+        self.nobodys_after.store(nobodys_bytes(), Relaxed);
+    }
+
+    /// Notes what was alive at the account's peak, if that is a new one. Under the account's lock.
+    pub(super) fn note_peak(&self, peak_bytes: usize) {
+        if peak_bytes > self.noted_peak_bytes.load(Relaxed) {
+            self.noted_peak_bytes.store(peak_bytes, Relaxed);
+            self.native_at_peak_bytes.store(self.native_bytes.load(Relaxed), Relaxed);
+            self.object_at_peak_bytes.store(self.object_bytes.load(Relaxed), Relaxed);
+        }
+    }
+
+    // One writer at a time, under the account's lock, so no read-modify-write is needed.
     #[cfg(ctxalloc_whole)]
     pub(super) fn change(&self, weight: Weight, is_more: bool) {
         let part = if weight.is_object { &self.object_bytes } else { &self.native_bytes };
-        let square = if weight.is_sample { (weight.bytes / UNIT).pow(2) as u64 } else { 0 };
-        if is_more {
-            part.fetch_add(weight.bytes, Relaxed);
-            self.variance.fetch_add(square, Relaxed);
-        } else {
-            part.fetch_sub(weight.bytes, Relaxed);
-            self.variance.fetch_sub(square, Relaxed);
+        let before = part.load(Relaxed);
+        let after = if is_more { before.wrapping_add(weight.bytes) } else { before.wrapping_sub(weight.bytes) };
+        part.store(after, Relaxed);
+        if weight.is_sample {
+            let (before, square) = (self.variance.load(Relaxed), (weight.bytes / UNIT).pow(2) as u64);
+            let after = if is_more { before.wrapping_add(square) } else { before.wrapping_sub(square) };
+            self.variance.store(after, Relaxed);
         }
     }
 

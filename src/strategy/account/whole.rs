@@ -3,6 +3,7 @@
 use super::Chain;
 use super::parts::Weight;
 use super::refused::Refused;
+use super::reserved::room_came;
 use crate::sync::with_all;
 
 /// Why a charge is taken whatever the limits say.
@@ -14,21 +15,44 @@ pub(crate) enum Force {
     Undo,
 }
 
-/// For the chain of a request that counts the whole of it.
+/// For the chain of a request that counts the whole of it. The parts change with the accounts, under their locks.
 impl Chain {
-    fn change_parts(&self, weight: Weight, is_more: bool) {
-        if let Some(parts) = &self.whole {
-            parts.change(weight, is_more);
+    /// Before the accounts change: see [`Parts::note_peak`](super::parts::Parts::note_peak).
+    fn note_peaks(&self) {
+        for (at, parts) in &self.wholes {
+            parts.note_peak(self.accounts()[*at].peak_bytes());
         }
+    }
+
+    fn change_parts(&self, weight: Weight, is_more: bool) {
+        self.wholes.iter().for_each(|(_, parts)| parts.change(weight, is_more));
+    }
+
+    fn take_with_parts(&self, weight: Weight, first: impl FnOnce()) {
+        self.note_peaks();
+        self.take_each(weight.bytes, 1);
+        self.change_parts(weight, true);
+        self.add_own(first);
     }
 
     /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.
     pub(crate) fn take_whole(&self, weight: Weight, first: impl FnOnce()) -> bool {
-        let is_taken = self.take_block(weight.bytes, false, first);
-        if is_taken {
-            self.change_parts(weight, true);
+        // The common case, as in `take_block`: one account, with room, on the thread that owns its lock.
+        if self.is_alone()
+            && let Some(_section) = self.own.lock.enter_owned()
+            && self.own.has_room_for(weight.bytes)
+        {
+            self.take_with_parts(weight, first);
+            return true;
         }
-        is_taken
+        with_all(self.accounts(), || {
+            if let Some(at) = self.refusing(weight.bytes, weight.bytes, false) {
+                self.note(self.refuse(at, weight.bytes, false));
+                return false;
+            }
+            self.take_with_parts(weight, first);
+            true
+        })
     }
 
     /// Charges a block whatever the limits say: the overdraft is on the accounts. `is_granted`: the request is told.
@@ -37,10 +61,8 @@ impl Chain {
             if is_granted {
                 self.note_overdraft(weight.bytes);
             }
-            self.take_each(weight.bytes, 1);
-            self.add_own(first);
+            self.take_with_parts(weight, first);
         });
-        self.change_parts(weight, true);
     }
 
     /// Notes that so many bytes are about to be given, though perhaps an account has no room. Under the locks.
@@ -61,31 +83,58 @@ impl Chain {
     /// Changes what a block weighs; false if a limit has no room, which is remembered.
     pub(crate) fn reweigh(&self, old: Weight, new: Weight, force: Option<Force>) -> bool {
         let growth = new.bytes.saturating_sub(old.bytes);
-        if growth > 0 {
-            if let Some(force) = force {
-                with_all(self.accounts(), || {
-                    if force == Force::Grant {
-                        self.note_overdraft(growth);
-                    }
-                    self.take_each(growth, 0);
-                });
-            } else if let Err(refused) = self.take(growth, 0) {
-                self.remember(refused);
-                return false;
+        let done = with_all(self.accounts(), || {
+            if growth > 0 {
+                match force {
+                    Some(Force::Grant) => self.note_overdraft(growth),
+                    Some(Force::Undo) => {}
+                    None => self.check(growth, usize::MAX, false)?,
+                }
             }
-        } else if old.bytes > new.bytes {
-            self.give_back(old.bytes - new.bytes, 0);
+            self.note_peaks();
+            if growth > 0 {
+                self.take_each(growth, 0);
+            }
+            let is_wanted = old.bytes > new.bytes && self.give_back_each(old.bytes - new.bytes, 0);
+            self.change_parts(old, false);
+            self.change_parts(new, true);
+            Ok(is_wanted)
+        });
+        match done {
+            Ok(is_wanted) => {
+                if is_wanted {
+                    room_came();
+                }
+                true
+            }
+            Err(refused) => {
+                self.remember(refused);
+                false
+            }
         }
-        self.change_parts(old, false);
-        self.change_parts(new, true);
-        true
     }
 
-    /// Gives a block's charge back; whether it was the last block of an ended request. The parts change first: the
-    /// chain may be gone afterwards.
+    /// Gives a block's charge back; whether it was the last block of an ended request. The chain may be gone
+    /// afterwards, as after `give_block_back`.
     #[must_use]
     pub(crate) fn give_whole_back(&self, weight: Weight) -> bool {
-        self.change_parts(weight, false);
-        self.give_block_back(weight.bytes)
+        if self.is_alone()
+            && let Some(_section) = self.own.lock.enter_owned()
+            && !self.own.is_wanted()
+        {
+            self.note_peaks();
+            self.change_parts(weight, false);
+            self.own.give_back(weight.bytes, 1);
+            return self.remove_own();
+        }
+        let (is_wanted, is_last) = with_all(self.accounts(), || {
+            self.note_peaks();
+            self.change_parts(weight, false);
+            (self.give_back_each(weight.bytes, 1), self.remove_own())
+        });
+        if is_wanted {
+            room_came();
+        }
+        is_last
     }
 }

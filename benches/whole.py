@@ -1,0 +1,207 @@
+"""What `request(whole=True)` costs: with the library before malloc and nothing current, and in such a request.
+
+Each turn starts three processes, one after the other: `bare` has no library, `none` has it and no request, `current`
+does the same in a request that counts everything. Each measures every loop by CPU time, the best of three; medians of
+the turns are compared. Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas,
+sqlite, lxml and scikit-learn (those that are installed: target/bench/whole.json says which). Then blocks of 64 bytes
+and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N, --quick.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from harness import Row, keep, rounds_asked, row_of, table
+
+import ctxalloc
+
+KINDS: Final = ("bare", "none", "current")
+TITLES: Final = {"bare": "without the library", "none": "with it, nothing current", "current": "in a whole request"}
+ROWS: Final = 2000
+"""With 3000, some processes map and unmap one of pymalloc's arenas (1 MiB) in each turn of `json`: 250 page faults."""
+THREADS: Final = (1, 2, 4)
+
+SOURCE: Final = """
+#include <stdlib.h>
+void churn(size_t size, size_t count) {
+    void *volatile blocks[16] = {0};
+    for (size_t n = 0; n < count; n++) {
+        free(blocks[n % 16]);
+        blocks[n % 16] = malloc(size);
+        *(volatile char *)blocks[n % 16] = 1;
+    }
+    for (int n = 0; n < 16; n++) free(blocks[n]);
+}
+"""
+
+
+def of_json() -> Callable[[], object]:
+    """Parses a document and writes it."""
+    text = json.dumps([{"number": n, "words": ["a", "few", str(n)]} for n in range(ROWS)])
+    return lambda: json.dumps(json.loads(text))
+
+
+def of_sqlite() -> Callable[[], object]:
+    """Fills a table and reads it."""
+    import sqlite3  # noqa: PLC0415 - if it is installed
+
+    def work() -> None:
+        base = sqlite3.connect(":memory:")
+        base.execute("create table t(a integer, b text)")
+        base.executemany("insert into t values (?, ?)", [(n, f"text {n}") for n in range(ROWS)])
+        base.execute("select * from t").fetchall()
+        base.close()
+
+    return work
+
+
+def of_pandas() -> Callable[[], object]:
+    """Groups a frame with words."""
+    import pandas as pd  # noqa: PLC0415 - if it is installed
+
+    frame = pd.DataFrame({"word": [f"w{n % 50}" for n in range(ROWS)], "number": range(ROWS)})
+    return lambda: frame.assign(twice=frame.number * 2).groupby("word").agg(["sum", "mean"])
+
+
+def of_lxml() -> Callable[[], object]:
+    """Parses a tree and writes it."""
+    from lxml import etree  # noqa: PLC0415 - if it is installed
+
+    text = b"<a>" + b"<b c='1'>text</b>" * ROWS + b"</a>"
+    return lambda: etree.tostring(etree.fromstring(text))
+
+
+def of_sklearn() -> Callable[[], object]:
+    """Fits a small forest."""
+    import numpy as np  # noqa: PLC0415 - if it is installed
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - if it is installed
+
+    random = np.random.default_rng(1)
+    points, classes = random.random((500, 8)), random.integers(0, 2, 500)
+    return lambda: RandomForestClassifier(5, random_state=1).fit(points, classes).predict(points)
+
+
+LOOPS: Final[dict[str, Callable[[], Callable[[], object]]]] = {
+    "json": of_json,
+    "sqlite3": of_sqlite,
+    "pandas": of_pandas,
+    "lxml": of_lxml,
+    "sklearn": of_sklearn,
+}
+
+
+def cpu_ns(work: Callable[[], object], seconds: float) -> float:
+    """The processor's nanoseconds for one, the best of three."""
+    work()
+    found = []
+    for _ in range(3):
+        count, begun = 0, time.process_time()
+        while time.process_time() < begun + seconds:
+            work()
+            count += 1
+        found.append((time.process_time() - begun) / count * 1e9)
+    return min(found)
+
+
+def churned(library: Path, size: int, threads: int, kind: str) -> float:
+    """Nanoseconds for a block that is made and freed in C, as the clock says, with so many threads at it."""
+    churn = ctypes.CDLL(str(library)).churn  # without the GIL
+    churn.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+    count, gate = 2_000_000 // (8 if size > 1024 else 1) // threads, threading.Barrier(threads + 1)
+
+    def work() -> None:
+        kept = [bytes(100) for _ in range(100)]  # the thread learns whose it is
+        gate.wait()
+        churn(size, count)
+        gate.wait()
+        del kept
+
+    workers = [threading.Thread(target=ctxalloc.wrap(work) if kind == "current" else work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    gate.wait()
+    begun = time.perf_counter()
+    gate.wait()
+    took = time.perf_counter() - begun
+    for worker in workers:
+        worker.join()
+    return took / count / threads * 1e9
+
+
+def measure_here(kind: str, library: Path, seconds: float) -> dict[str, float]:
+    """One turn, in this process."""
+    around: Any = ctxalloc.request(whole=True) if kind == "current" else nullcontext()
+    found = {}
+    for name, make in LOOPS.items():
+        if importlib.util.find_spec(name) is not None:
+            work = make()  # what is imported and made once is nobody's
+            work()
+            with ctxalloc.request(whole=True) if kind == "current" else nullcontext():
+                found[name] = cpu_ns(work, seconds)
+    with around:
+        for size in (64, 65536):
+            for threads in THREADS:
+                found[f"{size} B, {threads} threads"] = min(churned(library, size, threads, kind) for _ in range(3))
+    return found
+
+
+def built(folder: str) -> Path:
+    """The C library."""
+    source, library = Path(folder, "churn.c"), Path(folder, "churn.so")
+    source.write_text(SOURCE, encoding="utf-8")
+    command = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*command, "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+def environment(kind: str, library: str) -> dict[str, str]:
+    """Of a process of that kind."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "CTXALLOC_WHOLE")}
+    return variables if kind == "bare" else {**variables, "LD_PRELOAD": library, "CTXALLOC_WHOLE": "1"}
+
+
+def main() -> None:
+    """Measures, prints and keeps."""
+    if len(sys.argv) > 1 and sys.argv[1] in KINDS:
+        print(json.dumps(measure_here(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))))
+        return
+    turns = max(3, rounds_asked(__doc__) // 4)
+    made = subprocess.run([sys.executable, "-m", "ctxalloc", "whole"], capture_output=True, text=True, check=False)
+    if made.returncode:
+        print(f"not measured: {made.stderr.strip()}")
+        return
+    found: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        library = built(folder)
+        for turn in range(turns):
+            for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
+                command = [sys.executable, __file__, kind, str(library), "0.05" if turns == 3 else "0.2"]
+                variables = environment(kind, made.stdout.strip())
+                ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+                for name, value in json.loads(ended.stdout).items():
+                    found.setdefault(name, {}).setdefault(kind, []).append(value)
+    rows: dict[str, dict[str, Row]] = {}
+    for name, kinds in found.items():
+        rows[name] = {TITLES[kind]: row_of(values) for kind, values in kinds.items()}
+        table(name, rows[name], TITLES["bare"])
+    ratios = {
+        name: {kind: statistics.median(kinds[kind]) / statistics.median(kinds["bare"]) for kind in KINDS[1:]}
+        for name, kinds in found.items()
+    }
+    keep("whole", {"turns": turns, "rows": rows, "ratios": ratios})
+
+
+if __name__ == "__main__":
+    main()

@@ -3,19 +3,17 @@
 #![allow(unsafe_code, reason = "dlsym, and CPython's C functions")]
 
 use super::symbol::symbol;
-use crate::handler::Handler;
 use crate::sync::Made;
-use crate::whole::{Attach, GetThread, Hook, Library, Thread};
+use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::NonNull;
 
 pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
 pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
 
 /// The version of `preload.c` that this module agrees with.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Where the library is.
 pub(super) struct Preloaded {
@@ -44,24 +42,13 @@ fn find() -> Option<Preloaded> {
         Some(Preloaded {
             library: Library {
                 attach: transmute::<*mut c_void, Attach>(find(c"ctxalloc_whole_attach")?),
+                attach_arrow: transmute::<*mut c_void, AttachArrow>(find(c"ctxalloc_whole_attach_arrow")?),
                 hook: transmute::<*mut c_void, Hook>(find(c"ctxalloc_whole_hook")?),
                 thread: transmute::<*mut c_void, GetThread>(find(c"ctxalloc_whole_thread")?),
             },
             is_first: is_first(),
         })
     }
-}
-
-/// A handler as [`Thread`] keeps it.
-pub(super) fn word_of(handler: Handler) -> u64 {
-    handler.into_pointer().as_ptr().expose_provenance() as u64
-}
-
-/// The handler behind such a word; 0 is none.
-pub(super) fn handler_of(word: u64) -> Option<Handler> {
-    let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(word as usize))?;
-    // SAFETY: `word_of` made it from a handler. A request's is recognised when its request is gone.
-    Some(unsafe { Handler::from_pointer(pointer) })
 }
 
 type Look = fn(&mut Thread);

@@ -8,14 +8,15 @@
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
-use super::preloaded::{handler_of, look_at_selections, preloaded, word_of};
+use super::preloaded::{look_at_selections, preloaded};
 use super::selection::Selection;
 use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
-use crate::whole::{Allocator, Binding, Kind, Library, Python as Loop, Thread, attach, nobodys_bytes};
+use crate::whole::{Allocator, Binding, Kind, Library, Python as Loop, Thread};
+use crate::whole::{attach, handler_of, nobodys_bytes, word_of};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;

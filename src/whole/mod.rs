@@ -11,6 +11,8 @@
 //! knows no Python. Nothing here allocates by way of malloc while it holds a lock (`unattributed`).
 #![allow(unsafe_code, reason = "it makes and frees the blocks of malloc")]
 
+mod addresses;
+mod arrow;
 mod decide;
 mod place;
 mod range;
@@ -18,7 +20,8 @@ mod shared;
 mod walk;
 
 pub(crate) use decide::{Binding, nobodys_bytes};
-pub(crate) use shared::{Allocator, Attach, GetThread, Hook, Kind, Library, Thread};
+pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
+pub(crate) use shared::{handler_of, word_of};
 pub(crate) use walk::{Python, extent, is_called_outside_of};
 
 use crate::unattributed;
@@ -44,5 +47,6 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     unsafe {
         (library.attach)(bases.as_ptr(), [range::BYTES; 3].as_ptr(), decide::EXACT_FROM, &raw const decide::SLOW)
     };
+    arrow::attach(library);
     Ok(())
 }

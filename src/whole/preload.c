@@ -33,6 +33,7 @@ struct thread {
     uint32_t resize;  /* ... and one that is resized */
     uint32_t raising; /* these two are the binding's: see src/whole/shared.rs */
     uint64_t guard;
+    uint64_t refusing; /* Rust's own */
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
@@ -333,7 +334,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, stru
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 2
+#define VERSION 3
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

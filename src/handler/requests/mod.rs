@@ -19,6 +19,8 @@ mod list;
 mod prepared;
 mod slot;
 mod state;
+#[cfg(ctxalloc_whole)]
+mod ticket;
 mod unseen;
 #[cfg(ctxalloc_whole)]
 mod whole;
@@ -32,6 +34,8 @@ pub(super) use slot::at_struct;
 pub use state::AfterEnd;
 #[cfg(feature = "python")]
 pub(crate) use state::record_bytes;
+#[cfg(ctxalloc_whole)]
+pub(crate) use ticket::{Tickets, give_tickets, is_live, ticket_of};
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::{Charged, Payer, charge, handler_at};
 

@@ -91,7 +91,7 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
 
 /// This thread's own struct.
 fn own<R>(work: impl FnOnce(&mut Thread) -> R) -> Option<R> {
-    let preloaded = preloaded()?;
+    let preloaded = preloaded().library()?;
     // SAFETY: this thread's struct, which lives as long as the thread; `work` cannot keep the reference.
     Some(work(unsafe { &mut *(preloaded.library.thread)() }))
 }

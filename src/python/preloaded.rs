@@ -22,19 +22,37 @@ pub(super) struct Preloaded {
     pub(super) is_first: bool,
 }
 
-/// The preloaded library. `None`: there is none, or one of another version of ctxalloc.
-pub(super) fn preloaded() -> Option<&'static Preloaded> {
-    static FOUND: Made<Option<Preloaded>> = Made::new();
-    FOUND.get_or_make(find).as_ref()
+/// What this process has preloaded.
+pub(super) enum Found {
+    Here(Preloaded),
+    OfAnotherVersion,
+    Nothing,
 }
 
+impl Found {
+    /// The library, if it can be used.
+    pub(super) fn library(&self) -> Option<&Preloaded> {
+        if let Self::Here(preloaded) = self { Some(preloaded) } else { None }
+    }
+}
+
+/// The preloaded library.
+pub(super) fn preloaded() -> &'static Found {
+    static FOUND: Made<Found> = Made::new();
+    FOUND.get_or_make(|| {
+        let Some(version) = symbol(c"ctxalloc_whole_version") else { return Found::Nothing };
+        // SAFETY: `uint32_t ctxalloc_whole_version(void)` of `preload.c`, in every version.
+        let version = unsafe { transmute::<*mut c_void, extern "C" fn() -> u32>(version) };
+        if version() != VERSION {
+            return Found::OfAnotherVersion;
+        }
+        find().map_or(Found::OfAnotherVersion, Found::Here)
+    })
+}
+
+/// Its functions, in the version that this module agrees with.
 fn find() -> Option<Preloaded> {
     let find = |name: &CStr| symbol(name);
-    // SAFETY: `uint32_t ctxalloc_whole_version(void)` of `preload.c`, in every version.
-    let version = unsafe { transmute::<*mut c_void, extern "C" fn() -> u32>(find(c"ctxalloc_whole_version")?) };
-    if version() != VERSION {
-        return None;
-    }
     // SAFETY: the functions of `preload.c` in the version that this module agrees with; their types are those of
     // `Library`.
     unsafe {
@@ -61,7 +79,7 @@ pub(super) fn look_at_selections(look: Look) {
 }
 
 fn look() {
-    if let (Some(look), Some(preloaded)) = (LOOK.get(), preloaded()) {
+    if let (Some(look), Some(preloaded)) = (LOOK.get(), preloaded().library()) {
         // SAFETY: this thread's own struct, which lives as long as the thread; nobody else has a reference to it here.
         look(unsafe { &mut *(preloaded.library.thread)() });
     }
@@ -70,7 +88,7 @@ fn look() {
 /// `PyContextVar_Set` and `PyContextVar_Reset` that look at the selection afterwards; the given ones themselves where
 /// nothing is preloaded.
 pub(super) fn watched(set: VarSet, reset: VarReset) -> (VarSet, VarReset) {
-    if preloaded().is_none() {
+    if preloaded().library().is_none() {
         return (set, reset);
     }
     REAL.get_or_make(|| (set, reset));

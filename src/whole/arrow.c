@@ -27,10 +27,12 @@ EXPORT void ctxalloc_whole_attach_arrow(decide_pool pool) { __atomic_store_n(&de
 
 #define NAME "_ZN5arrow19default_memory_poolEv"
 EXPORT void *_ZN5arrow19default_memory_poolEv(void);
+/* This library's, whoever's the name is resolved to. */
+extern void *own_pool(void) __attribute__((alias("_ZN5arrow19default_memory_poolEv"), visibility("hidden")));
 
 /* The function that the caller would have called: that of its own library, or of one that this needs. */
 static get_pool find(void *caller) {
-    get_pool own = _ZN5arrow19default_memory_poolEv, found = NULL;
+    get_pool own = own_pool, found = NULL;
     Dl_info info;
     if (dladdr(caller, &info) && info.dli_fname) {
         void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);

@@ -87,6 +87,11 @@ impl Thread {
         is_due
     }
 
+    /// How many bytes it may ask for before its next look.
+    pub(crate) fn left(&self) -> i64 {
+        self.left
+    }
+
     /// Whether we, or somebody in our place, are at work on it.
     pub(super) fn is_busy(&self) -> bool {
         self.busy > 0

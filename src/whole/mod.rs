@@ -33,14 +33,12 @@ use range::Range;
 /// # Errors
 /// A sentence that says what is missing.
 pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> {
-    let [native, mem, obj] = [Range::reserve(), Range::reserve(), Range::reserve()];
-    let (Some(native), Some(mem), Some(obj)) = (native, mem, obj) else {
+    let Some(ranges) = Range::reserve::<3>() else {
         return Err(
             "the system gave no range of addresses: raise `ulimit -v`, or vm.overcommit_memory forbids it".into()
         );
     };
     unattributed::watch();
-    let ranges = [native, mem, obj];
     let bases = ranges.each_ref().map(Range::base);
     decide::begin(Places::over(ranges), binding);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.

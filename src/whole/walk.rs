@@ -3,21 +3,46 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-/// Parts of the names of libraries that return an error of Python's where `malloc` returns NULL. Each is proved by a
-/// test (`tests/python/test_whole.py`).
-const SURVIVORS: &[&str] = &[
-    "/lib-dynload/",
-    "/numpy/",
-    "/numpy.libs/",
-    "/PIL/",
-    "/pillow.libs/",
-    "/lxml/",
-    "/pandas/",
-    "libctxalloc_whole",
-    "/ctxalloc/_native",
-    "/libz.so",
-    "/libsqlite3.so",
+/// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
+/// (`tests/whole/test_limits.py`, `tests/python/test_whole.py`).
+const PACKAGES: &[&str] = &[
+    "numpy",
+    "numpy.libs",
+    "PIL",
+    "pillow.libs",
+    "lxml",
+    "pandas",
+    "sklearn",
+    "scipy",
+    "scipy.libs",
+    "cv2",
+    "opencv_python_headless.libs",
+    "regex",
+    "msgpack",
 ];
+/// The same of libraries that belong to no package, by the beginnings of their files' names.
+const FILES: &[&str] =
+    &["libctxalloc_whole", "libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so", "libbz2.so", "libffi.so"];
+
+/// Whether the library in this file is one of them. Only what follows the folder of the packages counts: where that is,
+/// anything may be in its path.
+fn survives(path: &[u8]) -> bool {
+    let parts = || path.rsplit(|&byte| byte == b'/');
+    let (file, folder) = (parts().next().unwrap_or_default(), parts().nth(1).unwrap_or_default());
+    let starts = |names: &[&str]| names.iter().any(|name| file.starts_with(name.as_bytes()));
+    if starts(FILES) || folder == b"lib-dynload" || (folder == b"ctxalloc" && starts(&["_native."])) {
+        return true;
+    }
+    // From the end: the part before that of the packages' folder is the package.
+    let mut package = None;
+    for part in parts() {
+        if part == b"site-packages" || part == b"dist-packages" {
+            return package.is_some_and(|package| PACKAGES.iter().any(|name| name.as_bytes() == package));
+        }
+        package = Some(part);
+    }
+    false
+}
 
 /// Frames that are looked at.
 const MAX_FRAMES: u32 = 64;
@@ -108,8 +133,7 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
-    let has = |part: &&str| name.windows(part.len()).any(|window| window == part.as_bytes());
-    if !SURVIVORS.iter().any(has) {
+    if !survives(name) {
         walk.survive = false;
         return STOP;
     }
@@ -149,4 +173,33 @@ pub(super) fn caller_survives(python: Python) -> bool {
     // SAFETY: `visit` is given the walk, which lives until this returns.
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
     walk.survive && walk.reached_python
+}
+
+#[cfg(test)]
+mod tests {
+    use super::survives;
+
+    #[test]
+    fn a_survivor_is_known_by_its_package_and_not_by_its_path() {
+        for path in [
+            "/usr/lib/python3/dist-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
+            "/home/me/.venv/lib/python3.11/site-packages/numpy.libs/libscipy_openblas64_-3d91e0b8.so",
+            "/usr/lib/python3.11/lib-dynload/_json.cpython-311-x86_64-linux-gnu.so",
+            "/home/me/ctxalloc/python/ctxalloc/_native.abi3.so",
+            "/home/me/.cache/ctxalloc/libctxalloc_whole-0123456789abcdef.so",
+            "/lib/x86_64-linux-gnu/libz.so.1",
+        ] {
+            assert!(survives(path.as_bytes()), "{path}");
+        }
+        for path in [
+            "/srv/numpy/.venv/lib/python3.11/site-packages/orjson/orjson.cpython-311-x86_64-linux-gnu.so",
+            "/srv/numpy/orjson.so",
+            "/srv/pandas/site-packages/numpy/lib/python3.11/site-packages/orjson/orjson.so",
+            "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+            "numpy",
+            "",
+        ] {
+            assert!(!survives(path.as_bytes()), "{path}");
+        }
+    }
 }

@@ -181,7 +181,7 @@ unsafe extern "C" fn allocate(
     let (answer, block) = match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed: zeroed != 0, is_sample };
-            decider.allocate(thread, wanted, || None, || decider.may_refuse())
+            decider.allocate(thread, wanted, || None, || decider.may_refuse(size_bytes))
         }
         _ => (PASS, null_mut()),
     };
@@ -200,8 +200,8 @@ struct Wanted {
     is_sample: bool,
 }
 
-/// A block for somebody who has a request of their own where the thread has none, and who survives a refusal. So many
-/// bytes are counted down for a small one.
+/// A block of a pool of Arrow's, which has a request of its own where the thread has none. So many bytes are counted down
+/// for a small one.
 pub(super) fn allocate_for(
     thread: &mut Thread,
     owner: impl FnOnce() -> Option<Handler>,
@@ -220,20 +220,22 @@ pub(super) fn allocate_for(
     match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample };
-            decider.allocate(thread, wanted, owner, || true)
+            decider.allocate(thread, wanted, owner, walk::is_called_by_a_reader)
         }
         _ => (PASS, null_mut()),
     }
 }
 
-/// Resizes a placed block of native memory for somebody who survives a refusal.
+/// Resizes a placed block of a pool of Arrow's.
 ///
 /// # Safety
 /// - `block` is one, is aligned to no more than [`ALIGN`], and is not used again after `DONE`.
 pub(super) unsafe fn resize_for(thread: &mut Thread, block: NonNull<u8>, size_bytes: usize) -> (u32, *mut u8) {
     match DECIDER.get() {
         // SAFETY: this function's contract.
-        Some(decider) if !is_forking() => unsafe { decider.resize(thread, Kind::Native, block, size_bytes, || true) },
+        Some(decider) if !is_forking() => unsafe {
+            decider.resize(thread, Kind::Native, block, size_bytes, walk::is_called_by_a_reader)
+        },
         _ => (REFUSED, null_mut()),
     }
 }
@@ -299,8 +301,8 @@ impl Decider {
     }
 
     #[cold]
-    fn may_refuse(&self) -> bool {
-        self.binding.python.is_some_and(walk::caller_survives)
+    fn may_refuse(&self, size_bytes: usize) -> bool {
+        self.binding.python.is_some_and(|python| walk::caller_survives(python, size_bytes))
     }
 
     fn free_postponed(&self) {
@@ -398,7 +400,7 @@ unsafe extern "C" fn resize(
     // SAFETY: this function's contract.
     unsafe {
         let (answer, moved) =
-            decider.resize(&mut *thread, Kind::of(kind), block.cast(), size_bytes, || decider.may_refuse());
+            decider.resize(&mut *thread, Kind::of(kind), block.cast(), size_bytes, || decider.may_refuse(size_bytes));
         outcome.write(answer);
         moved.cast()
     }

@@ -347,8 +347,6 @@ def test_pandas_reads_and_its_strings_are_seen_and_limited():
     """)
 
 
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler")
 def test_an_arrow_with_other_symbols_is_left_alone(tmp_path):
     own = "void *_ZN5arrow19default_memory_poolEv(void) { static int pool; return &pool; }"

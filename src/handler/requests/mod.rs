@@ -35,9 +35,9 @@ pub use state::AfterEnd;
 #[cfg(feature = "python")]
 pub(crate) use state::record_bytes;
 #[cfg(ctxalloc_whole)]
-pub(crate) use ticket::{Tickets, give_tickets, is_live, ticket_of};
+pub(crate) use ticket::{Tickets, give_tickets};
 #[cfg(ctxalloc_whole)]
-pub(crate) use whole::{Charged, Payer, charge, handler_at};
+pub(crate) use whole::{Charged, Payer, charge, handler_at, is_live, ticket_of};
 
 use super::heap::{HeapRecord, HeapStats, Record};
 use super::held::Held;

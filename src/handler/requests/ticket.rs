@@ -1,8 +1,6 @@
 //! A number that a layer above gives a request, for as long as anybody can reach the request: by it, that layer finds
 //! the request again without keeping anything of it.
 
-use super::slot::Slot;
-use crate::handler::held::Held;
 use crate::handler::word::Handler;
 use crate::sync::Made;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,36 +34,23 @@ impl Drop for Ticket {
     }
 }
 
-/// The number of the request with this handler, which gets one now if it has none and its native memory is counted.
-pub(crate) fn ticket_of(handler: Handler) -> Option<u32> {
-    let held = Held::try_on(handler)?;
-    let state = Slot::behind(held.handler())?.state();
-    if !state.counts_whole() && state.payer.is_none() {
-        return None;
-    }
-    let tickets = TICKETS.get()?;
-    let number = &state.ticket.0;
-    // Acquire pairs with the exchange below: whoever uses the number sees what `take` wrote for it.
-    match number.load(Ordering::Acquire) {
-        0 => {
-            let fresh = (tickets.take)(handler)?;
-            match number.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => Some(fresh),
-                Err(theirs) => {
-                    (tickets.give_back)(fresh);
-                    Some(theirs)
+impl Ticket {
+    /// The number of the request with this handler, whose it is, which gets one now if it has none.
+    pub(super) fn number(&self, handler: Handler) -> Option<u32> {
+        let tickets = TICKETS.get()?;
+        // Acquire pairs with the exchange below: whoever uses the number sees what `take` wrote for it.
+        match self.0.load(Ordering::Acquire) {
+            0 => {
+                let fresh = (tickets.take)(handler)?;
+                match self.0.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => Some(fresh),
+                    Err(theirs) => {
+                        (tickets.give_back)(fresh);
+                        Some(theirs)
+                    }
                 }
             }
+            number => Some(number),
         }
-        number => Some(number),
     }
-}
-
-/// Whether the request with this handler, or one around it, has not ended.
-pub(crate) fn is_live(handler: Handler) -> bool {
-    let Some(held) = Held::try_on(handler) else { return false };
-    Slot::behind(held.handler()).is_some_and(|slot| {
-        let chain = &slot.state().chain;
-        !chain.has_ended() || chain.is_inside_of_a_live_one()
-    })
 }

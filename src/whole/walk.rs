@@ -31,7 +31,7 @@ fn survives(path: &[u8], size_bytes: usize) -> bool {
     let parts = || path.rsplit(|&byte| byte == b'/');
     let (file, folder) = (parts().next().unwrap_or_default(), parts().nth(1).unwrap_or_default());
     let starts = |names: &[&str]| names.iter().any(|name| file.starts_with(name.as_bytes()));
-    if starts(FILES) || folder == b"lib-dynload" || (folder == b"ctxalloc" && starts(&["_native."])) {
+    if starts(FILES) || folder == b"lib-dynload" {
         return true;
     }
     // From the end: the part before that of the packages' folder is the package.
@@ -61,6 +61,10 @@ const STOP: c_int = 4;
 #[repr(C)]
 struct Walk {
     python: Python,
+    /// Where our own frames begin, which decide: those up to the preloaded library's. Beyond it, Rust's code ends the
+    /// process where it gets NULL.
+    own_file: usize,
+    is_beyond: bool,
     size_bytes: usize,
     frames: u32,
     survive: bool,
@@ -137,6 +141,12 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
+    if !walk.is_beyond {
+        walk.is_beyond = info.dli_fbase.addr() != walk.own_file;
+        if !walk.is_beyond {
+            return GO_ON;
+        }
+    }
     if !survives(name, walk.size_bytes) {
         walk.survive = false;
         return STOP;
@@ -205,7 +215,12 @@ pub(super) fn is_called_by_a_reader() -> bool {
 /// take the loader's.
 #[cold]
 pub(super) fn caller_survives(python: Python, size_bytes: usize) -> bool {
-    let mut walk = Walk { python, size_bytes, frames: 0, survive: true, reached_python: false };
+    let mut own = empty();
+    // SAFETY: any address may be asked for; a place for the answer.
+    unsafe { libc::dladdr((caller_survives as fn(Python, usize) -> bool) as *const c_void, &raw mut own) };
+    let own_file = own.dli_fbase.addr();
+    let mut walk =
+        Walk { python, own_file, is_beyond: false, size_bytes, frames: 0, survive: true, reached_python: false };
     // SAFETY: `visit` is given the walk, which lives until this returns.
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
     walk.survive && walk.reached_python
@@ -221,7 +236,6 @@ mod tests {
             "/usr/lib/python3/dist-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
             "/home/me/.venv/lib/python3.11/site-packages/numpy.libs/libscipy_openblas64_-3d91e0b8.so",
             "/usr/lib/python3.11/lib-dynload/_json.cpython-311-x86_64-linux-gnu.so",
-            "/home/me/ctxalloc/python/ctxalloc/_native.abi3.so",
             "/home/me/.cache/ctxalloc/libctxalloc_whole-0123456789abcdef.so",
             "/lib/x86_64-linux-gnu/libz.so.1",
         ] {
@@ -232,6 +246,7 @@ mod tests {
         for path in [
             "/srv/numpy/.venv/lib/python3.11/site-packages/orjson/orjson.cpython-311-x86_64-linux-gnu.so",
             "/srv/numpy/orjson.so",
+            "/home/me/ctxalloc/python/ctxalloc/_native.abi3.so",
             "/srv/pandas/site-packages/numpy/lib/python3.11/site-packages/orjson/orjson.so",
             "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
             "numpy",

@@ -1,9 +1,13 @@
-//! Compiles `src/whole/preload.c` where the feature `whole` is on and the system has what it takes
+//! Compiles the C files of `src/whole` where the feature `whole` is on and the system has what it takes
 //! (`cfg(ctxalloc_whole)`). The module of the package contains the library, and writes it to a file when somebody asks for it.
+
+const SOURCES: [&str; 2] = ["src/whole/preload.c", "src/whole/arrow.c"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/whole/preload.c");
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+    }
     #[cfg(feature = "whole")]
     compile();
 }
@@ -19,11 +23,11 @@ fn compile() {
     let tool = cc::Build::new().opt_level(2).pic(true).cargo_metadata(false).get_compiler();
     let mut command = tool.to_command();
     command.args(["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-o"]).arg(library);
-    command.args(["src/whole/preload.c", "-ldl"]);
+    command.args(SOURCES).arg("-ldl");
     let status = command.status();
     assert!(
         status.as_ref().is_ok_and(std::process::ExitStatus::success),
-        "src/whole/preload.c was not compiled ({status:?}, {command:?}): the feature `whole` needs a C compiler; install \
+        "{SOURCES:?} were not compiled ({status:?}, {command:?}): the feature `whole` needs a C compiler; install \
          one, or set CC"
     );
     println!("cargo::rustc-cfg=ctxalloc_whole");

@@ -144,6 +144,10 @@ services-environment: $(DONE)/services
 test-libraries: $(DONE)/package $(DONE)/libraries ## docs/coverage.md on pandas, Arrow, Polars, OpenCV, Numba and others, measured
 	PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/libraries $(PYTEST_ARGS)
 
+.PHONY: test-whole
+test-whole: $(DONE)/package $(DONE)/libraries ## request(whole=True) with Arrow, and what a limit does to which library: docs/whole.md
+	PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/whole $(PYTEST_ARGS)
+
 $(DONE)/libraries: $(DONE)/venv requirements/libraries.txt
 	[ -x $(LIBRARIES)/bin/python ] || $(PYTHON) -m venv $(LIBRARIES)
 	$(LIBRARIES)/bin/python $(pip_install) -r requirements/libraries.txt

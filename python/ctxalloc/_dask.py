@@ -164,14 +164,17 @@ class Attached:
             return
         try:
             choice = self._choice(task, task.prefix)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             task.run_spec = Failing(spec, error)
             return
         if choice is not None:
             task.run_spec = InRequest(spec, choice, task.key, task.prefix)
 
     def _choice(self, task: Any, name: str) -> Choice | None:
-        """What a task or a call of an actor's method gets. TypeError, ValueError: its annotation is not valid."""
+        """What a task or a call of an actor's method gets.
+
+        TypeError, ValueError: its annotation is not valid. RuntimeError: it wants a whole request, which cannot be had.
+        """
         annotations = task.annotations
         if annotations and ANNOTATION in annotations:
             terms = self._terms_of(task, name) or Terms()
@@ -214,7 +217,7 @@ class Attached:
             prefix = f"{task.prefix}.{function}"
             try:
                 choice = self._choice(task, prefix)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RuntimeError) as error:
                 return _answer(error)
             if choice is None:
                 return await called(actor=actor, function=function, args=args, kwargs=kwargs)

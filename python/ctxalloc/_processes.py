@@ -17,7 +17,12 @@ _KEPT: list[Request] = []
 
 
 def process_initializer(
-    *, limit_bytes: int | None = None, handler: str | None = None, strict: bool = False, name: str = "process"
+    *,
+    limit_bytes: int | None = None,
+    handler: str | None = None,
+    strict: bool = False,
+    name: str = "process",
+    whole: bool = False,
 ) -> Callable[[], None]:
     """An ``initializer=`` for processes that run tasks: what a process makes is in one request, or in a handler.
 
@@ -28,14 +33,16 @@ def process_initializer(
     As well for ``multiprocessing.Pool`` and for joblib, hence for scikit-learn (``joblib.parallel_config("loky",
     initializer=...)``). It can be pickled. ``limit_bytes``: the most that the process may have at one time, whichever
     tasks made it; what does not fit is a MemoryError in the task, and the process goes on. ``strict``, ``name``: as in
-    ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler.
+    ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler. ``whole``: count and limit native
+    memory and Python objects too; a process that was not started with the library for it (docs/whole.md) fails with a
+    RuntimeError that says so, and its pool is broken.
 
     What the main thread's tasks make, that is, and threads that carry its context; a ``threading.Thread`` of a task
     carries none, and has neither limit nor handler, unless its target is ``ctxalloc.wrap(...)``.
 
     TypeError, ValueError: an argument is not possible. Whether a process has the handler is only known in there.
     """
-    terms = Terms(limit_bytes, handler, strict).checked("process_initializer")
+    terms = Terms(limit_bytes, handler, strict, whole).checked("process_initializer")
     try:
         request(name=name)
     except (TypeError, ValueError) as error:
@@ -50,6 +57,6 @@ def _begin(terms: Terms, name: str) -> None:
     if terms.handler is not None:
         set_handler(terms.handler)
         return
-    begun = request(limit_bytes=terms.limit_bytes, strict=terms.strict, name=name, root=True)
+    begun = terms.request(name=name)
     begun.__enter__()
     _KEPT.append(begun)

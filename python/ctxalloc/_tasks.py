@@ -20,7 +20,7 @@ from ctxalloc import metrics
 from ctxalloc._coverage import coverage
 from ctxalloc._errors import BudgetExceeded, TaskBudgetExceeded
 from ctxalloc._frames import clear_frames
-from ctxalloc._native import Budget, Handler, Request, Scope, handler, request, use
+from ctxalloc._native import Budget, Handler, Request, Scope, handler, use
 from ctxalloc._terms import Terms
 from ctxalloc._text import size_text, table
 from ctxalloc._units import MiB
@@ -35,14 +35,12 @@ class Choice:
     block: Callable[[], Request | Scope]
 
     def __init__(self, terms: Terms, name: str, budget: Budget | None) -> None:
-        """UnknownHandlerError: the terms name a handler that this process does not have."""
+        """UnknownHandlerError, RuntimeError: this process does not have the handler, or whole requests."""
         self.terms = terms
         if terms.handler is not None:
             self.block = functools.partial(use, handler(terms.handler))
         else:
-            template = request(
-                limit_bytes=terms.limit_bytes, strict=terms.strict, name=name or None, budget=budget, root=True
-            )
+            template = terms.request(name=name or None, budget=budget)
             self.block = template._again  # noqa: SLF001 - made for this
 
 

@@ -1,9 +1,13 @@
-"""What users say of a task's request, checked: for the adapters to clusters, and for processes of a pool."""
+"""What users say of a task's request, checked: for the adapters to clusters, and for processes of a pool.
+
+They may be said in another process than the one that they are kept in, so whether a whole request can be had is only
+known where the request is made.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxalloc._native import request
+from ctxalloc._native import Request, request
 
 TermsOf: TypeAlias = Mapping[str, Any] | None
 """Terms as users write them: ``{"limit_bytes": n}``; None for none."""
@@ -28,6 +32,8 @@ class Terms(NamedTuple):
     """Instead of a request: the name of the handler that its arrays live in."""
     strict: bool = False
     """Whether its request has no overdraft."""
+    whole: bool = False
+    """Whether its request counts native memory and Python objects too (docs/whole.md)."""
 
     def changed(self, changes: TermsOf, where: str) -> "Terms | None":
         """These terms with ``changes``. None: no request. TypeError, ValueError: the changes are not valid."""
@@ -51,11 +57,13 @@ class Terms(NamedTuple):
         if self.handler is not None:
             if not isinstance(self.handler, str):
                 raise TypeError(f"{where}: handler={self.handler!r}: give the name of a handler")
-            if self.limit_bytes is not None or self.strict:
+            if self.limit_bytes is not None or self.strict or self.whole:
                 raise ValueError(
                     f"{where}: handler={self.handler!r} selects a handler instead of a request, so there is nothing to "
-                    "limit; leave out limit_bytes and strict, or the handler"
+                    "limit or to count; leave out limit_bytes, strict and whole, or the handler"
                 )
+        if not isinstance(self.whole, bool):
+            raise TypeError(f"{where}: whole={self.whole!r}: give True or False")
         try:
             request(limit_bytes=self.limit_bytes, strict=self.strict)
         except OverflowError as error:
@@ -63,3 +71,7 @@ class Terms(NamedTuple):
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
         return self
+
+    def request(self, **others: Any) -> Request:
+        """A request on these terms. RuntimeError: it is to be whole, which cannot be had in this process."""
+        return request(limit_bytes=self.limit_bytes, strict=self.strict, whole=self.whole, root=True, **others)

@@ -56,9 +56,29 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
+PRELOAD: Final = "LD_PRELOAD"
+
+
+def preload(before: str | None) -> str:
+    """What LD_PRELOAD is to be: the library first, then what there was. RuntimeError: there is no library here."""
+    if before and _is_named(before):
+        return before
+    try:
+        path = str(library())
+    except UsageError as error:
+        raise RuntimeError(f"whole=True cannot be had: {error}") from None
+    if ":" in path or " " in path:
+        raise RuntimeError(f"LD_PRELOAD takes no colon and no blank, but the library is {path}; set XDG_CACHE_HOME")
+    return f"{path}:{before}" if before else path
+
+
 def is_loaded() -> bool:
     """Whether this process was started with it."""
-    return any("libctxalloc_whole-" in part for part in os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":"))
+    return _is_named(os.environ.get(PRELOAD, ""))
+
+
+def _is_named(preloaded: str) -> bool:
+    return any("libctxalloc_whole-" in part for part in preloaded.replace(" ", ":").split(":"))
 
 
 def prepare(arguments: list[str], *, compares: bool) -> None:
@@ -71,11 +91,10 @@ def prepare(arguments: list[str], *, compares: bool) -> None:
 
 def restart(arguments: list[str]) -> None:
     """Starts ``python -m ctxalloc`` with these arguments in place of this program, with the library before malloc."""
-    before = os.environ.get("LD_PRELOAD")
-    path = str(library())
-    if ":" in path or " " in path:
-        raise UsageError(f"LD_PRELOAD takes no colon and no blank, but the library is {path}; set XDG_CACHE_HOME")
-    environment = {**os.environ, "LD_PRELOAD": f"{path}:{before}" if before else path, VARIABLE: "1"}
+    try:
+        environment = {**os.environ, PRELOAD: preload(os.environ.get(PRELOAD)), VARIABLE: "1"}
+    except RuntimeError as error:
+        raise UsageError(str(error)) from None
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *_options(), "-m", "ctxalloc", *arguments], environment)  # noqa: S606 - no shell

@@ -71,15 +71,17 @@ class RunRefused(RuntimeError):  # noqa: N818 - says what happened, like ctxallo
 class RequestTask(Task):  # type: ignore[misc] # Celery has no types
     """A base for tasks whose every run is a ``ctxalloc.request()``, named after the task.
 
-    Its options are those of the task: ``limit_bytes`` and ``strict`` as in ``ctxalloc.request``, ``budget`` a Budget of
-    the worker's process that the task is charged to. What a limit refuses fails the run with ``RunRefused``;
-    ``autoretry_for=(RunRefused,)`` and ``retry`` apply, and the worker goes on. TypeError, ValueError, from a run: an
-    option is not possible.
+    Its options are those of the task: ``limit_bytes``, ``strict`` and ``whole`` as in ``ctxalloc.request``, ``budget``
+    a Budget of the worker's process that the task is charged to. What a limit refuses fails the run with
+    ``RunRefused``; ``autoretry_for=(RunRefused,)`` and ``retry`` apply, and the worker goes on. TypeError, ValueError,
+    from a run: an option is not possible. RuntimeError, from a run: it is to be ``whole``, and its worker was not
+    started with the library for that (docs/whole.md).
     """
 
     abstract = True
     limit_bytes: int | None = None
     strict = False
+    whole = False
     budget: Budget | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -97,7 +99,12 @@ def _in_request(run: Any) -> Any:
     @functools.wraps(function)
     def in_request(self: RequestTask, /, *args: Any, **kwargs: Any) -> Any:
         block = request(
-            limit_bytes=self.limit_bytes, strict=self.strict, budget=self.budget, name=self.name or None, root=True
+            limit_bytes=self.limit_bytes,
+            strict=self.strict,
+            whole=self.whole,
+            budget=self.budget,
+            name=self.name or None,
+            root=True,
         )
         try:
             with block:

@@ -52,6 +52,9 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
       is given.
     - ``handler``: instead of a request, the name of a handler that each task's arrays live in; there is no account.
     - ``strict``: no overdraft, as in ``ctxalloc.request``.
+    - ``whole``: native memory and Python objects too are counted and limited. The workers have to be started with the
+      library for it, by ``distributed.nanny.pre-spawn-environ.LD_PRELOAD`` in Dask's configuration or by the
+      environment (docs/whole.md); on any other worker the plugin is an error that says so, and its tasks fail with it.
     - ``prefixes``: other terms by the prefix of the key: ``{"read_parquet": {"limit_bytes": n}, "plot": None}``. None
       is no request. ``dask.annotate(ctxalloc={...})`` overrides both.
     - ``budget``: the limit of all tasks and results of a worker together. ``"auto"``: what the worker is killed at,
@@ -61,8 +64,8 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
     What a limit refuses fails its task with ``TaskBudgetExceeded``, and Dask's ``retries`` apply; the worker and its
     other tasks go on. The frames of every failed task are cleared, so its traceback has no local variables: what they
     held would stay charged until the garbage collector comes by. TypeError, ValueError: an option is not possible. On
-    the worker, RuntimeError: this ``distributed`` is older than 2024.12.0, or differs from those that are known; its
-    tasks fail with it too, until the plugin is removed.
+    the worker, RuntimeError: this ``distributed`` is older than 2024.12.0, or differs from those that are known, or a
+    whole request cannot be had; its tasks fail with it too, until the plugin is removed.
     """
 
     name = NAME
@@ -73,10 +76,11 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
         limit_bytes: int | None = None,
         handler: str | None = None,
         strict: bool = False,
+        whole: bool = False,
         prefixes: Mapping[str, TermsOf] | None = None,
         budget: int | Literal["auto"] | None = "auto",
     ) -> None:
-        self.terms = Terms(limit_bytes, handler, strict).checked("RequestPlugin")
+        self.terms = Terms(limit_bytes, handler, strict, whole).checked("RequestPlugin")
         self.prefixes = {
             prefix: self.terms.changed(terms, f"RequestPlugin(prefixes={{{prefix!r}: ...}})")
             for prefix, terms in by_name({} if prefixes is None else prefixes, "RequestPlugin(prefixes=...)").items()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ctxalloc import _decorate
+from ctxalloc import _decorate, _whole
 from ctxalloc._errors import UnknownHandlerError
 from ctxalloc._native import Budget
 from ctxalloc._optional import need
@@ -43,6 +43,7 @@ def runtime_env(
     limit_bytes: int | Literal["memory"] | None = None,
     handler: str | None = None,
     strict: bool = False,
+    whole: bool = False,
     functions: Mapping[str, TermsOf] | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -56,21 +57,26 @@ def runtime_env(
       methods make and keep. Where nothing is declared, there is no limit.
     - ``handler``: instead of a request, the name of a handler that arrays live in; there is no account.
     - ``strict``: no overdraft, as in ``ctxalloc.request``.
+    - ``whole``: native memory and Python objects too are counted and limited. Workers are then started with the library
+      for it, whose file has the same path on each node, or with one that ``LD_PRELOAD`` in the ``env_vars`` of ``base``
+      names (docs/whole.md). In a worker that does not have it, tasks fail with a RuntimeError that says so.
     - ``functions``: other terms by name, ``{"module.function": {"limit_bytes": n}, "Class.method": None}``. None is no
       request. What a script or a notebook defines is ``__main__.function``.
     - ``base``: a ``runtime_env`` to add all this to.
 
     A refused task fails with ``TaskBudgetExceeded``: the cause of Ray's RayTaskError, which is an instance of both. Its
     worker goes on. TypeError, ValueError: an option is not possible, or ``base`` has a hook already; a handler that
-    workers do not have is an UnknownHandlerError in each task. RuntimeError: this Ray is not one that is known.
+    workers do not have is an UnknownHandlerError in each task. RuntimeError: this Ray is not one that is known, or
+    there is no library for ``whole`` here.
     """
     options = {
         "limit_bytes": limit_bytes,
         "handler": handler,
         "strict": strict,
+        "whole": whole,
         "functions": {} if functions is None else functions,
     }
-    _Wanted(options)
+    wanted = _Wanted(options)
     if not isinstance(base, Mapping | None):
         raise TypeError(f"runtime_env(base={base!r}): give a runtime_env, which is a dict, or None")
     env = dict(base or {})
@@ -82,7 +88,10 @@ def runtime_env(
         )
     # Ray turns a job's hook into this variable, and ignores a task's; the variable it heeds of both.
     env.pop("worker_process_setup_hook", None)
-    env["env_vars"] = {**env.get("env_vars", {}), _hook_variable(): _HOOK, OPTIONS: json.dumps(_plain(options))}
+    variables = {**env.get("env_vars", {}), _hook_variable(): _HOOK, OPTIONS: json.dumps(_plain(options))}
+    if wanted.has_whole:
+        variables[_whole.PRELOAD] = _whole.preload(variables.get(_whole.PRELOAD))
+    env["env_vars"] = variables
     return env
 
 
@@ -115,6 +124,7 @@ class _Wanted:
         if isinstance(limit, str) and not self.is_declared:
             raise ValueError(f"runtime_env(limit_bytes={limit!r}): give a number of bytes, 'memory' or None")
         terms = Terms(None if self.is_declared else limit, options.get("handler"), options.get("strict", False))
+        terms = terms._replace(whole=options.get("whole", False))
         if self.is_declared and terms.handler is not None:
             raise ValueError("runtime_env(limit_bytes='memory', handler=...): a handler has nothing to limit; give one")
         self.terms = terms.checked("runtime_env")
@@ -123,6 +133,7 @@ class _Wanted:
             name: self.terms.changed(changes, f"runtime_env(functions={{{name!r}: ...}})")
             for name, changes in functions.items()
         }
+        self.has_whole = any(terms is not None and terms.whole for terms in (self.terms, *self.functions.values()))
         self.own_limits = {name for name, changes in functions.items() if changes and "limit_bytes" in changes}
 
 
@@ -214,7 +225,7 @@ class _LookUp:
             choice = (
                 functools.partial(self._declared, terms, name) if is_declared else _always(Choice(terms, name, None))
             )
-        except UnknownHandlerError as error:
+        except (UnknownHandlerError, RuntimeError) as error:
             return _failing(function, error)
         runtime = self._ray.get_runtime_context
 

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _MARK: Final = (
-    "ctxalloc(limit=None, total=None, escaped=None, handler=None, frames=5): run the test in a ctxalloc.request(); "
+    "ctxalloc(limit=None, total=None, escaped=None, handler=None, frames=5, whole=False): "
+    "run the test in a ctxalloc.request(); "
     "limit: the most bytes of arrays at one time ('80 MB'); total: the most bytes in all; escaped: how many arrays may "
-    "outlive it; handler: 'pool', 'system', ...; frames: how much of the stack a failure shows for each site"
+    "outlive it; handler: 'pool', 'system', ...; frames: how much of the stack a failure shows for each site; "
+    "whole: limit and total are of native memory and Python objects too"
 )
 _SETTING: Final = "ctxalloc_limit"
-_OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames")
+_OPTIONS: Final = ("limit", "total", "escaped", "handler", "frames", "whole")
 _REQUEST: Final = pytest.StashKey["Request"]()
 _RUNNING: "Final[dict[Request, Handler]]" = {}
 """The requests of the tests that run, and what was selected around each."""
@@ -108,6 +110,11 @@ def _options(item: pytest.Item) -> Mapping[str, Any]:
         number = mark.kwargs.get(name)
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
             _mistake(f"@pytest.mark.ctxalloc({name}={number!r}): give a whole number from 0 on")
+    whole = mark.kwargs.get("whole")
+    if whole is not None and not isinstance(whole, bool):
+        _mistake(f"@pytest.mark.ctxalloc(whole={whole!r}): give True or False")
+    if whole and mark.kwargs.get("escaped") is not None:
+        _mistake("@pytest.mark.ctxalloc(whole=True, escaped=...): only arrays can be said to escape; leave out one")
     return mark.kwargs
 
 
@@ -142,7 +149,13 @@ def _made(item: pytest.Item) -> "Request":
             limit = _size(_SETTING, item.config.getini(_SETTING) or None)
     else:
         limit = None
-    return ctxalloc.request(limit_bytes=limit, strategy=strategy, name=item.name, root=True)
+    try:
+        return ctxalloc.request(
+            limit_bytes=limit, strategy=strategy, name=item.name, root=True, whole=options.get("whole", False)
+        )
+    except RuntimeError as error:
+        why = str(error)
+    _mistake(f"@pytest.mark.ctxalloc(whole=True): {why}")
 
 
 def _in_request(function: Callable[..., Any], request: "Request") -> Callable[..., Any]:
@@ -333,9 +346,10 @@ def _check(item: pytest.Item, request: "Request") -> None:
             )
     total, escaped = _size("total", options.get("total")), options.get("escaped")
     if total is not None and request.stats.total_bytes > total:
+        kind = "block" if options.get("whole") else "array"
         pytest.fail(
             f"ctxalloc: the test allocated {size_text(request.stats.total_bytes)} ({request.stats.total_bytes} bytes) "
-            f"in {counted(request.stats.count, 'array')}, more than total={options['total']!r}",
+            f"in {counted(request.stats.count, kind)}, more than total={options['total']!r}",
             pytrace=False,
         )
     if escaped is not None and request.escaped.count > escaped:

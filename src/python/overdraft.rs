@@ -8,12 +8,12 @@
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
 use super::imported::Imported;
-use super::preloaded::{handler_of, preloaded, word_of};
+use super::preloaded::preloaded;
 use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle};
 use crate::sync::Made;
-use crate::whole::{Python as Loop, Thread, extent, is_called_outside_of};
+use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -91,7 +91,7 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
 
 /// This thread's own struct.
 fn own<R>(work: impl FnOnce(&mut Thread) -> R) -> Option<R> {
-    let preloaded = preloaded()?;
+    let preloaded = preloaded().library()?;
     // SAFETY: this thread's struct, which lives as long as the thread; `work` cannot keep the reference.
     Some(work(unsafe { &mut *(preloaded.library.thread)() }))
 }

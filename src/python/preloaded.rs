@@ -3,19 +3,17 @@
 #![allow(unsafe_code, reason = "dlsym, and CPython's C functions")]
 
 use super::symbol::symbol;
-use crate::handler::Handler;
 use crate::sync::Made;
-use crate::whole::{Attach, GetThread, Hook, Library, Thread};
+use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::NonNull;
 
 pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
 pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
 
 /// The version of `preload.c` that this module agrees with.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Where the library is.
 pub(super) struct Preloaded {
@@ -24,19 +22,37 @@ pub(super) struct Preloaded {
     pub(super) is_first: bool,
 }
 
-/// The preloaded library. `None`: there is none, or one of another version of ctxalloc.
-pub(super) fn preloaded() -> Option<&'static Preloaded> {
-    static FOUND: Made<Option<Preloaded>> = Made::new();
-    FOUND.get_or_make(find).as_ref()
+/// What this process has preloaded.
+pub(super) enum Found {
+    Here(Preloaded),
+    OfAnotherVersion,
+    Nothing,
 }
 
+impl Found {
+    /// The library, if it can be used.
+    pub(super) fn library(&self) -> Option<&Preloaded> {
+        if let Self::Here(preloaded) = self { Some(preloaded) } else { None }
+    }
+}
+
+/// The preloaded library.
+pub(super) fn preloaded() -> &'static Found {
+    static FOUND: Made<Found> = Made::new();
+    FOUND.get_or_make(|| {
+        let Some(version) = symbol(c"ctxalloc_whole_version") else { return Found::Nothing };
+        // SAFETY: `uint32_t ctxalloc_whole_version(void)` of `preload.c`, in every version.
+        let version = unsafe { transmute::<*mut c_void, extern "C" fn() -> u32>(version) };
+        if version() != VERSION {
+            return Found::OfAnotherVersion;
+        }
+        find().map_or(Found::OfAnotherVersion, Found::Here)
+    })
+}
+
+/// Its functions, in the version that this module agrees with.
 fn find() -> Option<Preloaded> {
     let find = |name: &CStr| symbol(name);
-    // SAFETY: `uint32_t ctxalloc_whole_version(void)` of `preload.c`, in every version.
-    let version = unsafe { transmute::<*mut c_void, extern "C" fn() -> u32>(find(c"ctxalloc_whole_version")?) };
-    if version() != VERSION {
-        return None;
-    }
     // SAFETY: the functions of `preload.c` in the version that this module agrees with; their types are those of
     // `Library`.
     unsafe {
@@ -44,24 +60,13 @@ fn find() -> Option<Preloaded> {
         Some(Preloaded {
             library: Library {
                 attach: transmute::<*mut c_void, Attach>(find(c"ctxalloc_whole_attach")?),
+                attach_arrow: transmute::<*mut c_void, AttachArrow>(find(c"ctxalloc_whole_attach_arrow")?),
                 hook: transmute::<*mut c_void, Hook>(find(c"ctxalloc_whole_hook")?),
                 thread: transmute::<*mut c_void, GetThread>(find(c"ctxalloc_whole_thread")?),
             },
             is_first: is_first(),
         })
     }
-}
-
-/// A handler as [`Thread`] keeps it.
-pub(super) fn word_of(handler: Handler) -> u64 {
-    handler.into_pointer().as_ptr().expose_provenance() as u64
-}
-
-/// The handler behind such a word; 0 is none.
-pub(super) fn handler_of(word: u64) -> Option<Handler> {
-    let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(word as usize))?;
-    // SAFETY: `word_of` made it from a handler. A request's is recognised when its request is gone.
-    Some(unsafe { Handler::from_pointer(pointer) })
 }
 
 type Look = fn(&mut Thread);
@@ -74,7 +79,7 @@ pub(super) fn look_at_selections(look: Look) {
 }
 
 fn look() {
-    if let (Some(look), Some(preloaded)) = (LOOK.get(), preloaded()) {
+    if let (Some(look), Some(preloaded)) = (LOOK.get(), preloaded().library()) {
         // SAFETY: this thread's own struct, which lives as long as the thread; nobody else has a reference to it here.
         look(unsafe { &mut *(preloaded.library.thread)() });
     }
@@ -83,7 +88,7 @@ fn look() {
 /// `PyContextVar_Set` and `PyContextVar_Reset` that look at the selection afterwards; the given ones themselves where
 /// nothing is preloaded.
 pub(super) fn watched(set: VarSet, reset: VarReset) -> (VarSet, VarReset) {
-    if preloaded().is_none() {
+    if preloaded().library().is_none() {
         return (set, reset);
     }
     REAL.get_or_make(|| (set, reset));

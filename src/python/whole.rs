@@ -8,7 +8,7 @@
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
-use super::preloaded::{handler_of, look_at_selections, preloaded, word_of};
+use super::preloaded::{Found, look_at_selections, preloaded};
 use super::profile::placed;
 use super::selection::Selection;
 use super::symbol::symbol;
@@ -17,7 +17,8 @@ use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
-use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread, attach, by_group};
+use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread};
+use crate::whole::{attach, by_group, handler_of, word_of};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -49,6 +50,9 @@ static ASKED: Made<Asked> = Made::new();
 /// It is being enabled, or is: by one thread.
 static IS_BEGUN: AtomicBool = AtomicBool::new(false);
 
+/// All of it is in place.
+static IS_COUNTING: AtomicBool = AtomicBool::new(false);
+
 /// The library of C, which users preload.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libctxalloc_whole.so"));
 
@@ -78,6 +82,13 @@ pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
 #[pyo3(name = "_whole_enable")]
 pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
     if IS_BEGUN.swap(true, Ordering::AcqRel) {
+        if IS_COUNTING.load(Ordering::Acquire) && !counts_objects() {
+            return Err(PyRuntimeError::new_err(
+                "request(whole=True) cannot be had any more: a tool has put another allocator of Python's in the place \
+                 of ctxalloc's, as memray --trace-python-allocators does at its end where it was started first; start \
+                 it after `import ctxalloc` with CTXALLOC_WHOLE=1",
+            ));
+        }
         return Ok(());
     }
     begin(py)
@@ -85,20 +96,62 @@ pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
         .map_err(|why| PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {why}")))
 }
 
+/// Why the library is not there, and what to do.
+fn not_loaded(py: Python<'_>) -> PyResult<&'static str> {
+    Ok(if environment(py, "LD_PRELOAD")?.contains("libctxalloc_whole") {
+        "LD_PRELOAD names its library, but that is not loaded: where the file does not exist or cannot be read, where \
+         Python is linked statically or runs with more rights than the user, and where LD_PRELOAD was set after the \
+         start, it has no effect"
+    } else {
+        "its library is not loaded. Start the program by `ctxalloc run --whole`, or with \
+         LD_PRELOAD=\"$(python -m ctxalloc whole)\" in the environment"
+    })
+}
+
+/// Whether what Python's allocator is asked for on this thread is counted.
+fn counts_objects() -> bool {
+    const BYTES: usize = 64;
+    let Some(preloaded) = preloaded().library() else { return false };
+    let left = || {
+        // SAFETY: this thread's struct, which lives as long as the thread; nobody else has a reference to it here.
+        unsafe { &*(preloaded.library.thread)() }.left()
+    };
+    let before = left();
+    // SAFETY: this thread has the GIL, as its caller shows; NULL may be freed too.
+    unsafe { ffi::PyObject_Free(ffi::PyObject_Malloc(BYTES)) };
+    left() != before
+}
+
+/// What the environment says; empty: nothing.
+fn environment(py: Python<'_>, name: &str) -> PyResult<String> {
+    py.import("os")?.getattr("environ")?.call_method1("get", (name, ""))?.extract()
+}
+
 fn begin(py: Python<'_>) -> Result<(), String> {
-    let Some(preloaded) = preloaded() else {
-        return Err("its library is not loaded. Start the program by `ctxalloc run --whole`, or with \
-                    LD_PRELOAD=\"$(python -m ctxalloc whole)\" in the environment"
-            .into());
+    let text = |error: PyErr| error.to_string();
+    let preloaded = match preloaded() {
+        Found::Here(preloaded) => preloaded,
+        Found::OfAnotherVersion => {
+            return Err("the library in LD_PRELOAD is of another version of ctxalloc: name that which \
+                        `python -m ctxalloc whole` prints now"
+                .into());
+        }
+        Found::Nothing => return Err(not_loaded(py).map_err(text)?.into()),
     };
     if !preloaded.is_first {
         return Err("another library stands before it: name ctxalloc's first in LD_PRELOAD".into());
     }
-    let text = |error: PyErr| error.to_string();
     let sysconfig = py.import("sysconfig").map_err(text)?;
     let no_gil = sysconfig.call_method1("get_config_var", ("Py_GIL_DISABLED",)).map_err(text)?;
     if no_gil.is_truthy().map_err(text)? {
         return Err("this Python is free-threaded: its collector finds objects only in its own memory".into());
+    }
+    let tracing = py.import("tracemalloc").and_then(|module| module.call_method0("is_tracing")?.is_truthy());
+    if tracing.map_err(text)? {
+        return Err("tracemalloc is tracing, and would take its hooks away when it stops: start it afterwards".into());
+    }
+    if environment(py, "PYTHONMALLOC").map_err(text)?.starts_with("mimalloc") {
+        return Err("PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own: leave it out".into());
     }
     let Selection::ContextVar { var, .. } = Numpy::get(py).map_err(text)?.selection() else {
         return Err("NumPy's ContextVar was not found (ctxalloc._native.selection)".into());
@@ -127,6 +180,7 @@ fn begin(py: Python<'_>) -> Result<(), String> {
         thread.version = STALE;
         let _ = selected(thread);
     });
+    IS_COUNTING.store(true, Ordering::Release);
     Ok(())
 }
 
@@ -221,11 +275,7 @@ const OBJ_DOMAIN: c_int = 2;
 
 /// Hooks the domains in, unless Python's objects come from malloc, which counts them already.
 fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), String> {
-    let from_malloc = py
-        .import("os")
-        .and_then(|os| os.getattr("environ")?.call_method1("get", ("PYTHONMALLOC", "")))
-        .and_then(|value| value.extract::<String>())
-        .map_err(|error| error.to_string())?;
+    let from_malloc = environment(py, "PYTHONMALLOC").map_err(|error| error.to_string())?;
     if from_malloc.starts_with("malloc") {
         return Ok(());
     }

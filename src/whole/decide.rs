@@ -1,6 +1,7 @@
 //! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls.
 
 use super::nobodys;
+pub(super) use super::place::ALIGN;
 use super::place::{Places, Record};
 use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Python};
@@ -102,6 +103,43 @@ impl Thread {
         self.left = self.granted;
         is_due
     }
+
+    /// How many bytes it may ask for before its next look.
+    pub(crate) fn left(&self) -> i64 {
+        self.left
+    }
+
+    /// Whether we, or somebody in our place, are at work on it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy > 0
+    }
+
+    /// What it asks for is not looked at until this is called with `false`.
+    pub(super) fn set_busy(&mut self, is_busy: bool) {
+        if is_busy {
+            self.busy += 1;
+        } else {
+            self.busy -= 1;
+        }
+    }
+
+    /// The next block of so many bytes is refused. Returns what [`go_on`](Self::go_on) gets: what is asked for between
+    /// the two is not counted.
+    pub(super) fn refuse_next(&mut self, size_bytes: usize) -> i64 {
+        self.refusing = size_bytes as u64;
+        std::mem::replace(&mut self.left, -1)
+    }
+
+    /// See [`refuse_next`](Self::refuse_next).
+    pub(super) fn go_on(&mut self, left: i64) {
+        self.refusing = 0;
+        self.left = left;
+    }
+
+    /// Whether its blocks are looked at. Not while we are at work ourselves.
+    fn may_decide(&self) -> bool {
+        self.busy == 0 && !is_paused() && !is_forking()
+    }
 }
 
 /// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.
@@ -149,11 +187,18 @@ unsafe extern "C" fn allocate(
 ) -> *mut c_void {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
     let thread = unsafe { &mut *thread };
-    let is_small = size_bytes < EXACT_FROM;
-    let is_sample = is_small && thread.settle();
+    if thread.refusing == size_bytes as u64 && size_bytes > 0 {
+        thread.refusing = 0;
+        thread.left = i64::MAX / 2; // what the error takes is not counted
+        // SAFETY: a place for the answer (this function's contract).
+        unsafe { outcome.write(REFUSED) };
+        return null_mut();
+    }
+    let is_sample = size_bytes < EXACT_FROM && thread.settle();
     let (answer, block) = match DECIDER.get() {
-        Some(decider) if thread.busy == 0 && !is_paused() && !is_forking() => {
-            decider.allocate(thread, Kind::of(kind), size_bytes, align, zeroed != 0, is_small, is_sample)
+        Some(decider) if thread.may_decide() => {
+            let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed: zeroed != 0, is_sample };
+            decider.allocate(thread, wanted, || None, || decider.may_refuse(size_bytes))
         }
         _ => (PASS, null_mut()),
     };
@@ -162,22 +207,82 @@ unsafe extern "C" fn allocate(
     block.cast()
 }
 
+/// A block that is asked for.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    kind: Kind,
+    size_bytes: usize,
+    align: usize,
+    zeroed: bool,
+    is_sample: bool,
+}
+
+/// A block of a pool of Arrow's, which has a request of its own where the thread has none. So many bytes are counted down
+/// for a small one.
+pub(super) fn allocate_for(
+    thread: &mut Thread,
+    owner: impl FnOnce() -> Option<Handler>,
+    size_bytes: usize,
+    align: usize,
+    counted_bytes: usize,
+) -> (u32, *mut u8) {
+    let mut is_sample = false;
+    if size_bytes < EXACT_FROM {
+        thread.left -= counted_bytes as i64;
+        if thread.left >= 0 {
+            return (PASS, null_mut());
+        }
+        is_sample = thread.settle();
+    }
+    match DECIDER.get() {
+        Some(decider) if thread.may_decide() => {
+            let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample };
+            decider.allocate(thread, wanted, owner, walk::is_called_by_a_reader)
+        }
+        _ => (PASS, null_mut()),
+    }
+}
+
+/// Resizes a placed block of a pool of Arrow's.
+///
+/// # Safety
+/// - `block` is one, is aligned to no more than [`ALIGN`], and is not used again after `DONE`.
+pub(super) unsafe fn resize_for(thread: &mut Thread, block: NonNull<u8>, size_bytes: usize) -> (u32, *mut u8) {
+    match DECIDER.get() {
+        // SAFETY: this function's contract.
+        Some(decider) if !is_forking() => unsafe {
+            decider.resize(thread, Kind::Native, block, size_bytes, walk::is_called_by_a_reader)
+        },
+        _ => (REFUSED, null_mut()),
+    }
+}
+
+/// Whether a block is a placed one of native memory.
+pub(super) fn is_native(block: *const u8) -> bool {
+    DECIDER.get().is_some_and(|decider| decider.places.contains(Kind::Native, block))
+}
+
+/// The handler of the request that is selected on this thread.
+pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
+    let decider = DECIDER.get().filter(|_| thread.may_decide())?;
+    (decider.binding.selected)(busy(thread).0)
+}
+
 impl Decider {
-    #[allow(clippy::too_many_arguments, reason = "what malloc's kin are asked for")]
+    /// `owner`: whose it is where the thread has no request. `may_refuse`: whether the caller survives a refusal.
     fn allocate(
         &self,
         thread: &mut Thread,
-        kind: Kind,
-        size_bytes: usize,
-        align: usize,
-        zeroed: bool,
-        is_small: bool,
-        is_sample: bool,
+        wanted: Wanted,
+        owner: impl FnOnce() -> Option<Handler>,
+        may_refuse: impl FnOnce() -> bool,
     ) -> (u32, *mut u8) {
         const PASSED: (u32, *mut u8) = (PASS, null_mut());
+        let Wanted { kind, size_bytes, align, zeroed, is_sample } = wanted;
+        let is_small = size_bytes < EXACT_FROM;
         let thread = busy(thread);
         self.free_postponed();
-        let selected = (self.binding.selected)(thread.0);
+        let selected = (self.binding.selected)(thread.0).or_else(owner);
         if is_small && (!is_sample || thread.0.resize > 0) {
             return PASSED;
         }
@@ -190,7 +295,7 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let mut charged = charge(handler, weight, false);
         if matches!(charged, Charged::Refused) {
-            if self.may_refuse() {
+            if may_refuse() {
                 return (REFUSED, null_mut());
             }
             charged = charge(handler, weight, true);
@@ -220,8 +325,8 @@ impl Decider {
     }
 
     #[cold]
-    fn may_refuse(&self) -> bool {
-        self.binding.python.is_some_and(walk::caller_survives)
+    fn may_refuse(&self, size_bytes: usize) -> bool {
+        self.binding.python.is_some_and(|python| walk::caller_survives(python, size_bytes))
     }
 
     fn free_postponed(&self) {
@@ -261,7 +366,14 @@ impl Decider {
 
     /// # Safety
     /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
-    unsafe fn resize(&self, thread: &mut Thread, kind: Kind, block: NonNull<u8>, size_bytes: usize) -> (u32, *mut u8) {
+    unsafe fn resize(
+        &self,
+        thread: &mut Thread,
+        kind: Kind,
+        block: NonNull<u8>,
+        size_bytes: usize,
+        may_refuse: impl FnOnce() -> bool,
+    ) -> (u32, *mut u8) {
         let thread = busy(thread);
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { Places::record(block) };
@@ -278,7 +390,7 @@ impl Decider {
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         // SAFETY: the block is charged with `before`.
         if !unsafe { payer.reweigh(before, after, None) } {
-            if self.may_refuse() {
+            if may_refuse() {
                 return (REFUSED, null_mut());
             }
             // SAFETY: the block is charged with `before`.
@@ -317,7 +429,8 @@ unsafe extern "C" fn resize(
     }
     // SAFETY: this function's contract.
     unsafe {
-        let (answer, moved) = decider.resize(&mut *thread, Kind::of(kind), block.cast(), size_bytes);
+        let (answer, moved) =
+            decider.resize(&mut *thread, Kind::of(kind), block.cast(), size_bytes, || decider.may_refuse(size_bytes));
         outcome.write(answer);
         moved.cast()
     }
@@ -325,7 +438,7 @@ unsafe extern "C" fn resize(
 
 /// # Safety
 /// - called by `preload.c`: the thread is this one, `block` a placed block of this kind that is given up.
-unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *mut c_void) {
+pub(super) unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *mut c_void) {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
     if is_forking() {
         postpone(kind, block);

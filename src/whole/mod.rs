@@ -11,6 +11,8 @@
 //! knows no Python. Nothing here allocates by way of malloc while it holds a lock (`unattributed`).
 #![allow(unsafe_code, reason = "it makes and frees the blocks of malloc")]
 
+mod addresses;
+mod arrow;
 mod decide;
 mod nobodys;
 mod place;
@@ -20,7 +22,8 @@ mod walk;
 
 pub(crate) use decide::{Binding, Profile, profile};
 pub(crate) use nobodys::by_group;
-pub(crate) use shared::{Allocator, Attach, GetThread, Hook, Kind, Library, Thread};
+pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
+pub(crate) use shared::{handler_of, word_of};
 pub(crate) use walk::{Python, extent, is_called_outside_of};
 
 use crate::unattributed;
@@ -32,20 +35,19 @@ use range::Range;
 /// # Errors
 /// A sentence that says what is missing.
 pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> {
-    let [native, mem, obj] = [Range::reserve(), Range::reserve(), Range::reserve()];
-    let (Some(native), Some(mem), Some(obj)) = (native, mem, obj) else {
+    let Some(ranges) = Range::reserve::<3>() else {
         return Err(
             "the system gave no range of addresses: raise `ulimit -v`, or vm.overcommit_memory forbids it".into()
         );
     };
     unattributed::watch();
     nobodys::begin();
-    let ranges = [native, mem, obj];
     let bases = ranges.each_ref().map(Range::base);
     decide::begin(Places::over(ranges), binding);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
     unsafe {
         (library.attach)(bases.as_ptr(), [range::BYTES; 3].as_ptr(), decide::EXACT_FROM, &raw const decide::SLOW)
     };
+    arrow::attach(library);
     Ok(())
 }

@@ -5,7 +5,7 @@
 //!   |<--- for the alignment --->|<- Record ->|<---- size_bytes ---->|
 //! ```
 
-use super::range::Range;
+use super::range::{self, Range};
 use super::shared::Kind;
 use crate::handler::requests::Payer;
 use crate::strategy::account::Weight;
@@ -29,8 +29,8 @@ pub(super) struct Record {
 
 const _: () = assert!(size_of::<Record>() == 32);
 const RECORD: usize = size_of::<Record>();
-/// What the pool aligns blocks to.
-const ALIGN: usize = 64;
+/// What the pool aligns blocks to, and a resize keeps.
+pub(super) const ALIGN: usize = 64;
 /// The largest alignment: its offset has 24 bits.
 const MAX_ALIGN: usize = 64 << 20;
 
@@ -63,12 +63,20 @@ impl Record {
 }
 
 pub(super) struct Places {
+    /// Where the ranges begin.
+    bases: [usize; 3],
     pools: [Pool<Range>; 3],
 }
 
 impl Places {
     pub(super) fn over(ranges: [Range; 3]) -> Self {
-        Self { pools: ranges.map(|range| Pool::over(range, PoolOptions::default())) }
+        let bases = ranges.each_ref().map(Range::base);
+        Self { bases, pools: ranges.map(|range| Pool::over(range, PoolOptions::default())) }
+    }
+
+    /// Whether a block is a placed one of this kind.
+    pub(super) fn contains(&self, kind: Kind, block: *const u8) -> bool {
+        block.addr().wrapping_sub(self.bases[kind as usize]) < range::BYTES
     }
 
     fn pool(&self, kind: Kind) -> &Pool<Range> {

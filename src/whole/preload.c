@@ -33,6 +33,7 @@ struct thread {
     uint32_t resize;  /* ... and one that is resized */
     uint32_t raising; /* these two are the binding's: see src/whole/shared.rs */
     uint64_t guard;
+    uint64_t refusing; /* Rust's own */
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
@@ -54,6 +55,9 @@ static size_t exact_from = SIZE_MAX;
 
 /* How many bytes a thread asks for before it looks whether somebody has attached. */
 #define UNATTACHED_LOOK (1 << 20)
+
+/* The three together: `free` asks once. */
+static uintptr_t base_of_all, size_of_all;
 
 static inline bool is_placed(int kind, const void *block) {
     return (uintptr_t)block - __atomic_load_n(&base[kind], __ATOMIC_RELAXED) <
@@ -167,9 +171,20 @@ static __attribute__((noinline)) void free_placed(int kind, void *block) {
     errno = saved;
 }
 
+/* Which range a block is in; KINDS: none. A block of Python's gets here too where a tool has put Python's own allocator
+ * back, and our hooks are gone: that passes on what it does not know. */
+static inline int kind_of_placed(const void *block) {
+    uintptr_t start = __atomic_load_n(&base_of_all, __ATOMIC_RELAXED);
+    if (LIKELY((uintptr_t)block - start >= __atomic_load_n(&size_of_all, __ATOMIC_RELAXED))) return KINDS;
+    for (int kind = 0; kind < KINDS; kind++)
+        if (is_placed(kind, block)) return kind;
+    return KINDS;
+}
+
 EXPORT void free(void *block) {
-    if (LIKELY(!is_placed(NATIVE, block))) next.free(block);
-    else free_placed(NATIVE, block);
+    int kind = kind_of_placed(block);
+    if (LIKELY(kind == KINDS)) next.free(block);
+    else free_placed(kind, block);
 }
 
 static void *resize_placed(int kind, void *block, size_t size) {
@@ -201,7 +216,8 @@ static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size
 
 EXPORT void *realloc(void *old, size_t size) {
     if (!old) return malloc(size);
-    if (is_placed(NATIVE, old)) return resize_placed(NATIVE, old, size);
+    int kind = kind_of_placed(old);
+    if (kind != KINDS) return resize_placed(kind, old, size);
     if (!__atomic_load_n(&slow, __ATOMIC_RELAXED) || size == 0) return next.realloc(old, size);
     /* A block keeps its owner, so a large one that is not placed stays nobody's. One that was small and no sample may
      * become one by what it grows by. */
@@ -260,7 +276,7 @@ EXPORT void *pvalloc(size_t size) {
 }
 
 EXPORT size_t malloc_usable_size(void *block) {
-    if (is_placed(NATIVE, block)) return __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable(block);
+    if (kind_of_placed(block) != KINDS) return __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable(block);
     return next.usable(block);
 }
 
@@ -337,15 +353,18 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, stru
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 2
+#define VERSION 3
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 
 /* This thread's. */
 EXPORT struct thread *ctxalloc_whole_thread(void) { return &self; }
 
+/* This library's, whoever's the name is resolved to. */
+extern __typeof(malloc) own_malloc __attribute__((alias("malloc"), visibility("hidden")));
+
 /* Whether calls of malloc come here, and not to a library that was preloaded before this one. */
-EXPORT bool ctxalloc_whole_is_first(void) { return dlsym(RTLD_DEFAULT, "malloc") == (void *)malloc; }
+EXPORT bool ctxalloc_whole_is_first(void) { return dlsym(RTLD_DEFAULT, "malloc") == (void *)own_malloc; }
 
 /* Once, and for ever: a placed block may live as long as the process. */
 EXPORT void ctxalloc_whole_attach(const uintptr_t bases[KINDS], const uintptr_t sizes[KINDS], size_t exact,
@@ -353,10 +372,17 @@ EXPORT void ctxalloc_whole_attach(const uintptr_t bases[KINDS], const uintptr_t 
     /* glibc merges its fast bins when a large block is asked for, and from now on none is. Without them it does not
      * need to. */
     (void)mallopt(M_MXFAST, 0);
+    uintptr_t start = UINTPTR_MAX, end = 0;
+    for (int kind = 0; kind < KINDS; kind++) {
+        if (bases[kind] < start) start = bases[kind];
+        if (bases[kind] + sizes[kind] > end) end = bases[kind] + sizes[kind];
+    }
+    __atomic_store_n(&base_of_all, start, __ATOMIC_RELAXED);
     for (int kind = 0; kind < KINDS; kind++) {
         __atomic_store_n(&base[kind], bases[kind], __ATOMIC_RELAXED);
         __atomic_store_n(&size_of_range[kind], sizes[kind], __ATOMIC_RELAXED);
     }
+    __atomic_store_n(&size_of_all, end - start, __ATOMIC_RELEASE);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);
     __atomic_store_n(&exact_from, exact, __ATOMIC_RELAXED);
     self.left = 0;

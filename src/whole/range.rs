@@ -38,11 +38,14 @@ fn map(at: *mut u8, size_bytes: usize, protection: i32, flags: i32) -> Option<No
 }
 
 impl Range {
-    pub(super) fn reserve() -> Option<Self> {
-        let start = map(null_mut(), BYTES + UNIT, libc::PROT_NONE, 0)?;
+    /// So many, one behind the other.
+    pub(super) fn reserve<const COUNT: usize>() -> Option<[Self; COUNT]> {
+        let start = map(null_mut(), BYTES * COUNT + UNIT, libc::PROT_NONE, 0)?;
         let base = start.as_ptr().expose_provenance().next_multiple_of(UNIT);
-        let state = held_across_fork(State(Locked::new(vec![false; UNITS].into())));
-        Some(Self { base, state })
+        Some(std::array::from_fn(|number| {
+            let state = held_across_fork(State(Locked::new(vec![false; UNITS].into())));
+            Self { base: base + number * BYTES, state }
+        }))
     }
 
     pub(super) fn base(&self) -> usize {

@@ -1,6 +1,8 @@
 //! What `preload.c` and this layer share: its structs and functions.
 
+use crate::handler::Handler;
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
 /// Which of the three ranges a block is in, and who asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,20 @@ pub(crate) struct Thread {
     /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
     /// that is set for it comes after its end; 0: there is none.
     pub(crate) guard: u64,
+    /// The next block of so many bytes is refused; 0: none.
+    pub(super) refusing: u64,
+}
+
+/// A handler as [`Thread`] keeps it.
+pub(crate) fn word_of(handler: Handler) -> u64 {
+    handler.into_pointer().as_ptr().expose_provenance() as u64
+}
+
+/// The handler behind such a word; 0 is none.
+pub(crate) fn handler_of(word: u64) -> Option<Handler> {
+    let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(word as usize))?;
+    // SAFETY: `word_of` made it from a handler. A request's is recognised when its request is gone.
+    Some(unsafe { Handler::from_pointer(pointer) })
 }
 
 /// `struct slow` of `preload.c`.
@@ -65,10 +81,14 @@ pub(crate) struct Allocator {
 /// The functions of the preloaded library.
 pub(crate) struct Library {
     pub(crate) attach: Attach,
+    pub(crate) attach_arrow: AttachArrow,
     pub(crate) hook: Hook,
     pub(crate) thread: GetThread,
 }
 
 pub(crate) type Attach = unsafe extern "C" fn(*const usize, *const usize, usize, *const Slow);
+pub(crate) type AttachArrow = unsafe extern "C" fn(GetPool);
+/// Gets an original `arrow::default_memory_pool` and its caller; NULL is for what that returns.
+pub(crate) type GetPool = unsafe extern "C" fn(*mut c_void, *mut c_void) -> *mut c_void;
 pub(crate) type Hook = unsafe extern "C" fn(u32, *const Allocator, *mut Allocator);
 pub(crate) type GetThread = unsafe extern "C" fn() -> *mut Thread;

@@ -3,21 +3,49 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-/// Parts of the names of libraries that return an error of Python's where `malloc` returns NULL. Each is proved by a
-/// test (`tests/python/test_whole.py`).
-const SURVIVORS: &[&str] = &[
-    "/lib-dynload/",
-    "/numpy/",
-    "/numpy.libs/",
-    "/PIL/",
-    "/pillow.libs/",
-    "/lxml/",
-    "/pandas/",
-    "libctxalloc_whole",
-    "/ctxalloc/_native",
-    "/libz.so",
-    "/libsqlite3.so",
+/// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
+/// (`tests/whole/test_limits.py`, `tests/python/test_whole.py`).
+/// With each, from how many bytes on: Pillow checks its pictures, and not all of its small blocks.
+const PACKAGES: &[(&str, usize)] = &[
+    ("numpy", 0),
+    ("numpy.libs", 0),
+    ("PIL", 4 << 10),
+    ("pillow.libs", 4 << 10),
+    ("lxml", 0),
+    ("pandas", 0),
+    ("sklearn", 0),
+    ("scipy", 0),
+    ("scipy.libs", 0),
+    ("cv2", 0),
+    ("opencv_python_headless.libs", 0),
+    ("regex", 0),
+    ("msgpack", 0),
 ];
+/// The same of libraries that belong to no package, by the beginnings of their files' names.
+const FILES: &[&str] =
+    &["libctxalloc_whole", "libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so", "libbz2.so", "libffi.so"];
+
+/// Whether the library in this file is one of them. Only what follows the folder of the packages counts: where that is,
+/// anything may be in its path.
+fn survives(path: &[u8], size_bytes: usize) -> bool {
+    let parts = || path.rsplit(|&byte| byte == b'/');
+    let (file, folder) = (parts().next().unwrap_or_default(), parts().nth(1).unwrap_or_default());
+    let starts = |names: &[&str]| names.iter().any(|name| file.starts_with(name.as_bytes()));
+    if starts(FILES) || folder == b"lib-dynload" {
+        return true;
+    }
+    // From the end: the part before that of the packages' folder is the package.
+    let mut package = None;
+    for part in parts() {
+        if part == b"site-packages" || part == b"dist-packages" {
+            return package.is_some_and(|package| {
+                PACKAGES.iter().any(|&(name, from_bytes)| name.as_bytes() == package && size_bytes >= from_bytes)
+            });
+        }
+        package = Some(part);
+    }
+    false
+}
 
 /// Frames that are looked at.
 const MAX_FRAMES: u32 = 64;
@@ -33,6 +61,11 @@ const STOP: c_int = 4;
 #[repr(C)]
 struct Walk {
     python: Python,
+    /// Where our own frames begin, which decide: those up to the preloaded library's. Beyond it, Rust's code ends the
+    /// process where it gets NULL.
+    own_file: usize,
+    is_beyond: bool,
+    size_bytes: usize,
     frames: u32,
     survive: bool,
     reached_python: bool,
@@ -108,8 +141,13 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
-    let has = |part: &&str| name.windows(part.len()).any(|window| window == part.as_bytes());
-    if !SURVIVORS.iter().any(has) {
+    if !walk.is_beyond {
+        walk.is_beyond = info.dli_fbase.addr() != walk.own_file;
+        if !walk.is_beyond {
+            return GO_ON;
+        }
+    }
+    if !survives(name, walk.size_bytes) {
         walk.survive = false;
         return STOP;
     }
@@ -142,10 +180,47 @@ pub(crate) fn is_called_outside_of(python: Python, within: &[(usize, usize)]) ->
     found.reached_python && !found.found
 }
 
-/// Whether all callers up to Python's loop survive NULL. Called without a lock: the unwinder may take the loader's.
+/// The library of Arrow's whose callers of a pool survive a refusal: the reader of CSV, for one, does not.
+const ARROWS_SURVIVOR: &[u8] = b"libparquet.so";
+
+struct Reader {
+    frames: u32,
+    found: bool,
+}
+
+extern "C" fn find_reader(context: *mut c_void, reader: *mut c_void) -> c_int {
+    let mut info = empty();
+    // SAFETY: the reader of `is_called_by_a_reader`, which waits for the end; the context that the unwinder gave; any
+    // address may be asked for, with a place for the answer; the name of a loaded library, which ends with NUL.
+    let (reader, path) = unsafe {
+        let ip = _Unwind_GetIP(context);
+        let is_known = libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) != 0 && !info.dli_fname.is_null();
+        (&mut *reader.cast::<Reader>(), if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] })
+    };
+    reader.frames += 1;
+    reader.found = path.rsplit(|&byte| byte == b'/').next().is_some_and(|file| file.starts_with(ARROWS_SURVIVOR));
+    if reader.found || reader.frames > MAX_FRAMES { STOP } else { GO_ON }
+}
+
+/// Whether Arrow's reader of Parquet is among the callers, on any thread. Without a lock.
 #[cold]
-pub(super) fn caller_survives(python: Python) -> bool {
-    let mut walk = Walk { python, frames: 0, survive: true, reached_python: false };
+pub(super) fn is_called_by_a_reader() -> bool {
+    let mut reader = Reader { frames: 0, found: false };
+    // SAFETY: `find_reader` is given the reader, which lives until this returns.
+    unsafe { _Unwind_Backtrace(find_reader, (&raw mut reader).cast()) };
+    reader.found
+}
+
+/// Whether all callers up to Python's loop survive NULL for a block of this size. Called without a lock: the unwinder may
+/// take the loader's.
+#[cold]
+pub(super) fn caller_survives(python: Python, size_bytes: usize) -> bool {
+    let mut own = empty();
+    // SAFETY: any address may be asked for; a place for the answer.
+    unsafe { libc::dladdr((caller_survives as fn(Python, usize) -> bool) as *const c_void, &raw mut own) };
+    let own_file = own.dli_fbase.addr();
+    let mut walk =
+        Walk { python, own_file, is_beyond: false, size_bytes, frames: 0, survive: true, reached_python: false };
     // SAFETY: `visit` is given the walk, which lives until this returns.
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
     walk.survive && walk.reached_python
@@ -203,4 +278,34 @@ pub(super) fn outermost() -> Option<Library> {
     // SAFETY: `visit_library` is given the place for what is found, which lives until this returns.
     unsafe { _Unwind_Backtrace(visit_library, (&raw mut found).cast()) };
     found.1
+}
+#[cfg(test)]
+mod tests {
+    use super::survives;
+
+    #[test]
+    fn a_survivor_is_known_by_its_package_and_not_by_its_path() {
+        for path in [
+            "/usr/lib/python3/dist-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
+            "/home/me/.venv/lib/python3.11/site-packages/numpy.libs/libscipy_openblas64_-3d91e0b8.so",
+            "/usr/lib/python3.11/lib-dynload/_json.cpython-311-x86_64-linux-gnu.so",
+            "/home/me/.cache/ctxalloc/libctxalloc_whole-0123456789abcdef.so",
+            "/lib/x86_64-linux-gnu/libz.so.1",
+        ] {
+            assert!(survives(path.as_bytes(), 1), "{path}");
+        }
+        let pillow = b"/usr/lib/python3/dist-packages/PIL/_imaging.cpython-311-x86_64-linux-gnu.so";
+        assert!(survives(pillow, 4 << 10) && !survives(pillow, 100));
+        for path in [
+            "/srv/numpy/.venv/lib/python3.11/site-packages/orjson/orjson.cpython-311-x86_64-linux-gnu.so",
+            "/srv/numpy/orjson.so",
+            "/home/me/ctxalloc/python/ctxalloc/_native.abi3.so",
+            "/srv/pandas/site-packages/numpy/lib/python3.11/site-packages/orjson/orjson.so",
+            "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+            "numpy",
+            "",
+        ] {
+            assert!(!survives(path.as_bytes(), 1 << 20), "{path}");
+        }
+    }
 }

@@ -19,6 +19,8 @@ mod list;
 mod prepared;
 mod slot;
 mod state;
+#[cfg(ctxalloc_whole)]
+mod ticket;
 mod unseen;
 #[cfg(ctxalloc_whole)]
 mod whole;
@@ -33,7 +35,9 @@ pub use state::AfterEnd;
 #[cfg(feature = "python")]
 pub(crate) use state::record_bytes;
 #[cfg(ctxalloc_whole)]
-pub(crate) use whole::{Charged, Payer, charge, handler_at};
+pub(crate) use ticket::{Tickets, give_tickets};
+#[cfg(ctxalloc_whole)]
+pub(crate) use whole::{Charged, Payer, charge, handler_at, is_live, ticket_of};
 
 use super::heap::{HeapRecord, HeapStats, Record};
 use super::held::Held;

@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) heap: Option<HeapRecord>,
     /// The request around it that counts native memory and objects of this one too, if this one does not.
     pub(super) payer: Option<Held>,
+    #[cfg(ctxalloc_whole)]
+    pub(super) ticket: super::ticket::Ticket,
     /// The budget that it was given: while it is here, requests inside of this one are charged to it too.
     pub(super) _budget: Option<Budget>,
 }

@@ -51,6 +51,25 @@ pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charg
     Charged::To(Payer(NonNull::from(slot)))
 }
 
+/// The number of the request with this handler, which gets one now if it has none and its native memory is counted.
+pub(crate) fn ticket_of(handler: Handler) -> Option<u32> {
+    let held = Held::try_on(handler)?;
+    let state = Slot::behind(held.handler())?.state();
+    if !state.counts_whole() && state.payer.is_none() {
+        return None;
+    }
+    state.ticket.number(handler)
+}
+
+/// Whether the request with this handler, or one around it, has not ended.
+pub(crate) fn is_live(handler: Handler) -> bool {
+    let Some(held) = Held::try_on(handler) else { return false };
+    Slot::behind(held.handler()).is_some_and(|slot| {
+        let chain = &slot.state().chain;
+        !chain.has_ended() || chain.is_inside_of_a_live_one()
+    })
+}
+
 impl Payer {
     /// The slot's address, from which [`from_address`](Self::from_address) makes it again.
     pub(crate) fn address(self) -> usize {

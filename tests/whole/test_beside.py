@@ -1,0 +1,186 @@
+"""Other libraries before malloc, profilers of memory, and processes where the whole request cannot be had."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+import pytest
+from programs import check, run
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler")
+
+# An allocator of its own, as jemalloc and mimalloc are one: its blocks are its own to free.
+OTHER = """
+#include <stddef.h>
+#include <string.h>
+#include <errno.h>
+extern void *__libc_memalign(size_t, size_t);
+extern void __libc_free(void *);
+struct head { size_t size, offset; };
+long other_live;
+void *memalign(size_t align, size_t size) {
+    if (align < 16) align = 16;
+    size_t offset = align < 32 ? 32 : align;
+    char *start = __libc_memalign(offset, size + offset);
+    if (!start) { errno = ENOMEM; return NULL; }
+    struct head *head = (struct head *)(start + offset) - 1;
+    head->size = size; head->offset = offset;
+    __atomic_add_fetch(&other_live, 1, __ATOMIC_RELAXED);
+    return start + offset;
+}
+void *malloc(size_t size) { return memalign(16, size); }
+void *aligned_alloc(size_t align, size_t size) { return memalign(align, size); }
+int posix_memalign(void **place, size_t align, size_t size) { return (*place = memalign(align, size)) ? 0 : ENOMEM; }
+void *calloc(size_t n, size_t each) { void *p = malloc(n * each); return p ? memset(p, 0, n * each) : p; }
+void free(void *p) {
+    if (!p) return;
+    __atomic_sub_fetch(&other_live, 1, __ATOMIC_RELAXED);
+    __libc_free((char *)p - ((struct head *)p - 1)->offset);
+}
+size_t malloc_usable_size(void *p) { return p ? ((struct head *)p - 1)->size : 0; }
+void *realloc(void *old, size_t size) {
+    void *p = malloc(size);
+    if (p && old) { size_t n = malloc_usable_size(old); memcpy(p, old, n < size ? n : size); free(old); }
+    return p;
+}
+"""
+
+COUNTS = """
+    with ctxalloc.request(whole=True) as request:
+        kept = [bytearray(5 * MiB), [str(n) for n in range(200_000)], json.loads("[" + "0," * 100_000 + "1]")]
+    assert 15 * MiB < request.stats.live_bytes < 30 * MiB, request.stats
+    try:
+        with ctxalloc.request(whole=True, limit_bytes=8 * MiB):
+            [str(n) * 20 for n in range(200_000)]
+    except ctxalloc.BudgetExceeded:
+        pass
+    else:
+        raise AssertionError("not refused")
+    del kept
+    settled(lambda: request.stats.live_bytes, MiB)
+"""
+
+
+def compiled(folder, name, text):
+    (folder / f"{name}.c").write_text(text)
+    command = ["cc", "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", f"{folder}/{name}.so", f"{folder}/{name}.c"]
+    subprocess.run(command, check=True)
+    return f"{folder}/{name}.so"
+
+
+@needs_compiler
+def test_an_allocator_that_is_named_behind_it_serves_all_other_blocks(tmp_path):
+    other = compiled(tmp_path, "other", OTHER)
+    check(
+        COUNTS
+        + """
+    import ctypes
+    assert ctypes.c_long.in_dll(ctypes.CDLL(None), "other_live").value > 1000
+    """,
+        preload="{}:" + other,
+    )
+
+
+@needs_compiler
+def test_an_allocator_that_is_named_before_it_is_an_error(tmp_path):
+    other = compiled(tmp_path, "other", OTHER)
+    ended = run("ctxalloc.request(whole=True)", preload=other + ":{}")
+    assert ended.returncode == 1
+    assert "another library stands before it: name ctxalloc's first in LD_PRELOAD" in ended.stderr
+
+
+@needs_compiler
+def test_a_library_of_another_version_is_an_error(tmp_path):
+    other = compiled(tmp_path, "libctxalloc_whole-0", "unsigned ctxalloc_whole_version(void) { return 1; }")
+    ended = run("ctxalloc.request(whole=True)", preload=other)
+    assert "is of another version of ctxalloc" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["/nowhere/libctxalloc_whole-0.so", ""])
+def test_a_library_that_is_named_and_not_loaded_is_an_error(name):
+    ended = run("ctxalloc.request(whole=True)", preload=name)
+    assert ended.returncode == 1
+    said = "LD_PRELOAD names its library, but that is not loaded" if name else "its library is not loaded"
+    assert said in ended.stderr, ended.stderr
+
+
+def test_a_variable_that_is_set_after_the_start_is_an_error():
+    ended = run('os.environ["LD_PRELOAD"] = "libctxalloc_whole-0.so"; ctxalloc.request(whole=True)', preload="")
+    assert "was set after the start" in " ".join(ended.stderr.split()), ended.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="PYTHONMALLOC=mimalloc is there from 3.13 on")
+def test_pythons_own_mimalloc_is_an_error():
+    ended = run("ctxalloc.request(whole=True)", PYTHONMALLOC="mimalloc")
+    assert "PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own" in ended.stderr
+
+
+def test_tracemalloc_that_was_started_first_is_an_error():
+    ended = run("import tracemalloc; tracemalloc.start(); ctxalloc.request(whole=True)")
+    assert ended.returncode == 1
+    assert "tracemalloc is tracing" in ended.stderr
+    assert run("", options=["-X", "tracemalloc"], CTXALLOC_WHOLE="1").returncode == 1
+
+
+def test_tracemalloc_works_over_it_and_its_tables_are_charged():
+    check(
+        """
+import tracemalloc
+ctxalloc._native._whole_enable()
+tracemalloc.start()
+with ctxalloc.request(whole=True) as request:
+    kept = [bytearray(3 * MiB), [str(n) for n in range(100_000)]]
+size, peak = tracemalloc.get_traced_memory()
+assert 8 * MiB < size < 40 * MiB, size
+assert 8 * MiB < request.stats.live_bytes < 60 * MiB, request.stats
+del kept
+tracemalloc.stop()
+settled(lambda: request.stats.live_bytes, 4 * MiB)
+with ctxalloc.request(whole=True) as request:
+    kept = [str(n) for n in range(100_000)]
+assert request.stats.live_bytes > 4 * MiB  # it counts as before
+"""
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("memray") is None, reason="memray")
+def test_a_tool_that_takes_its_hooks_away_breaks_nothing_and_is_told():
+    check("""
+        import memray
+        folder = tempfile.mkdtemp()
+        with memray.Tracker(f"{folder}/out", trace_python_allocators=True):
+            with ctxalloc.request(whole=True) as request:
+                kept = [bytearray(MiB), [str(n) for n in range(200_000)], {n: n for n in range(100_000)}]
+        kept[1].append("more")
+        del kept  # by Python's own allocator, which does not know the placed ones
+        settled(lambda: request.stats.live_bytes, MiB)
+        try:
+            ctxalloc.request(whole=True)
+        except RuntimeError as error:
+            assert "cannot be had any more" in str(error)
+        else:
+            raise AssertionError("it counts no objects, and says nothing")
+    """)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("memray") is None, reason="memray")
+@pytest.mark.parametrize("options", [[], ["--trace-python-allocators"]], ids=["plain", "python"])
+def test_memray_works_over_it(tmp_path, options):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gc, json, ctxalloc\n"
+        "with ctxalloc.request(whole=True) as request:\n"
+        "    kept = [bytearray(5 << 20), [str(n) for n in range(100_000)]]\n"
+        "assert 10 << 20 < request.stats.live_bytes < 30 << 20, request.stats\n"
+        "try:\n"
+        "    with ctxalloc.request(whole=True, limit_bytes=8 << 20):\n"
+        "        bytes(20 << 20)\n"
+        "except ctxalloc.BudgetExceeded:\n"
+        "    print('refused')\n"
+    )
+    arguments = ["memray", "run", *options, "-q", "-o", str(tmp_path / "out.bin"), str(script)]
+    program = f"import runpy\nsys.argv = {arguments!r}\nrunpy.run_module('memray', run_name='__main__')"
+    ended = run(program)
+    assert (ended.returncode, ended.stdout) == (0, "refused\n"), ended.stdout + ended.stderr
+    assert (tmp_path / "out.bin").stat().st_size > 1000

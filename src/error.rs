@@ -356,6 +356,27 @@ pub enum Error {
         reason: NoRoom,
     },
 
+    /// A budget was to guarantee more than its limit to those below it
+    /// ([`Budget::guaranteed_child`](crate::strategy::Budget::guaranteed_child)).
+    #[error(
+        "budget '{}' cannot guarantee {requested_bytes} bytes more to budgets below it: {guaranteed_bytes} of its \
+         {limit_bytes} are guaranteed already; guarantee less, or give it a higher limit",
+        shown(.budget)
+    )]
+    #[non_exhaustive]
+    GuaranteesExceedLimit {
+        /// The name of the budget whose limit is too small.
+        budget: String,
+        /// Its number ([`Budget::id`](crate::strategy::Budget::id)).
+        budget_id: u64,
+        /// Its limit.
+        limit_bytes: usize,
+        /// How many bytes it guarantees already.
+        guaranteed_bytes: usize,
+        /// How many more it was to guarantee.
+        requested_bytes: usize,
+    },
+
     /// Memory was requested from a request that has ended, and that refuses this or no longer exists.
     #[error(
         "{} has ended and gives no more memory{}; begin another request, or keep this one until its work is done",

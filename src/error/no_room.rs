@@ -30,8 +30,8 @@ pub(super) fn no_reservation(
     let bytes = requested_bytes;
     match reason {
         NoRoom::NeverFits => format!(
-            "{bytes} bytes can never be reserved of '{budget}', whose limit is {limit_bytes}; reserve less, or give it a \
-             higher limit"
+            "{bytes} bytes can never be reserved of '{budget}', whose limit is {limit_bytes}, what it guarantees to others \
+             included; reserve less, or give it a higher limit"
         ),
         NoRoom::Busy => {
             format!("'{budget}' has no room now for a reservation of {bytes} bytes; wait for it, or try again later")

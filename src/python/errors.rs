@@ -120,6 +120,7 @@ impl From<Error> for PyErr {
             Error::BadAlignment { .. }
             | Error::BadOption { .. }
             | Error::BadSetting { .. }
+            | Error::GuaranteesExceedLimit { .. }
             | Error::NoSuchNode { .. }
             | Error::NullArgument { .. }
             | Error::NotRegistered { .. }

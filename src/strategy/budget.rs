@@ -67,6 +67,56 @@ impl Budget {
         Self::of(Account::of_budget(name, limit_bytes, Some(Arc::clone(&self.account))))
     }
 
+    /// A budget below this one to which this one guarantees `guarantee_bytes`: nobody else gets these, whether it uses
+    /// them or not, so that nothing that is charged to it is refused because of others while it has no more in use. It
+    /// may have more, up to its limit, while those above have room. A guarantee of 0 is one that may be raised later.
+    ///
+    /// What is guaranteed counts as reserved ([`reserved_bytes`](Self::reserved_bytes)) in this budget, and comes out
+    /// of what this one is guaranteed itself. It lasts for as long as anything can be charged to the new budget.
+    ///
+    /// ```
+    /// use ctxalloc::strategy::Budget;
+    ///
+    /// let process = Budget::new("process", Some(1000));
+    /// let patient = process.guaranteed_child("patient", None, 400)?;
+    /// let greedy = process.child("greedy", None);
+    /// let _taken = greedy.charge(600)?;
+    /// assert!(greedy.charge(1).is_err()); // the rest is promised
+    /// let _kept = patient.charge(400)?;
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`set_guarantee_bytes`](Self::set_guarantee_bytes).
+    pub fn guaranteed_child(
+        &self,
+        name: &str,
+        limit_bytes: Option<usize>,
+        guarantee_bytes: usize,
+    ) -> Result<Self, Error> {
+        let child = Self::of(Account::of_guaranteed_budget(name, limit_bytes, Arc::clone(&self.account)));
+        child.set_guarantee_bytes(guarantee_bytes)?;
+        Ok(child)
+    }
+
+    /// How many bytes the budget above guarantees to it; `None` if it was not made with a guarantee.
+    #[must_use]
+    pub fn guarantee_bytes(&self) -> Option<usize> {
+        self.account.guarantee_bytes()
+    }
+
+    /// Changes the guarantee of a budget that was made with one. A limit that is lowered below guarantees, its own or
+    /// those of budgets below, keeps them.
+    ///
+    /// # Errors
+    /// Nothing has changed then. [`Error::GuaranteesExceedLimit`] where a budget above cannot guarantee so much beside
+    /// its other guarantees; [`Error::NoRoom`] (`Busy`) where it could, but others use these bytes now: try again when
+    /// they have given them back; [`Error::BadOption`] where it is more than the own limit, or the budget was made
+    /// without a guarantee.
+    pub fn set_guarantee_bytes(&self, guarantee_bytes: usize) -> Result<(), Error> {
+        self.account.set_guarantee_bytes(guarantee_bytes)
+    }
+
     pub(crate) fn of(account: Arc<Account>) -> Self {
         account.handles.fetch_add(1, Ordering::Relaxed);
         Self { account }
@@ -112,8 +162,8 @@ impl Budget {
         self.account.live_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), and for blocks that
-    /// are being made. They count towards the limit.
+    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), by budgets below that
+    /// it guarantees them to, and for blocks that are being made. They count towards the limit.
     ///
     /// [`Builder::reserve_bytes`]: crate::request::Builder::reserve_bytes
     #[must_use]

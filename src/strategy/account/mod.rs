@@ -10,6 +10,7 @@
 
 mod chain;
 mod cover;
+mod guarantee;
 mod known;
 #[cfg(any(ctxalloc_whole, test))]
 mod margin;
@@ -90,8 +91,10 @@ pub(crate) struct Account {
     /// How many wait in the queue for it, or for one below it, and how many may. The queue's.
     waiting: AtomicUsize,
     max_waiting: AtomicUsize,
-    /// Of a request that was to have one.
+    /// Of a request that was to have one, and of a budget to which its parent guarantees memory.
     reservation: Option<Box<Reservation>>,
+    /// What budgets directly below are guaranteed, or guarantee to others. Changed under the lock.
+    promised_bytes: AtomicUsize,
     kind: Kind,
     refusals: [RefusalNote; REMEMBERED],
 }
@@ -182,6 +185,7 @@ impl Account {
             waiting: AtomicUsize::new(0),
             max_waiting: AtomicUsize::new(MAX_WAITING),
             reservation: None,
+            promised_bytes: AtomicUsize::new(0),
             kind,
             refusals: std::array::from_fn(|_| RefusalNote::default()),
         }
@@ -189,7 +193,18 @@ impl Account {
 
     /// An account for a budget.
     pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
-        let budget = Arc::new(Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new()));
+        Self::listed_budget(name, limit_bytes, parent, None)
+    }
+
+    fn listed_budget(
+        name: &str,
+        limit_bytes: Option<usize>,
+        parent: Option<Arc<Self>>,
+        reservation: Option<Box<Reservation>>,
+    ) -> Arc<Self> {
+        let mut account = Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new());
+        account.reservation = reservation;
+        let budget = Arc::new(account);
         let listed: Arc<dyn Listed> = Arc::clone(&budget) as _;
         known::add(budget.id, Arc::downgrade(&listed));
         budget
@@ -378,6 +393,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         if matches!(self.kind, Kind::Budget { .. }) {
             known::remove(self.id);
+            self.return_guarantee();
         }
         // In a loop, since budgets may be a million deep.
         let mut next = match &mut self.kind {
@@ -385,9 +401,12 @@ impl Drop for Account {
             Kind::Request { .. } => None,
         };
         while let Some(account) = next {
-            next = Arc::into_inner(account).and_then(|mut account| match &mut account.kind {
-                Kind::Budget { parent } => parent.take(),
-                Kind::Request { .. } => None,
+            next = Arc::into_inner(account).and_then(|mut account| {
+                account.return_guarantee();
+                match &mut account.kind {
+                    Kind::Budget { parent } => parent.take(),
+                    Kind::Request { .. } => None,
+                }
             });
         }
     }

@@ -77,6 +77,15 @@ pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, adv
     let _ = (strategy, error, advice);
 }
 
+/// A reclaimer of a budget failed, and was passed over.
+#[cold]
+pub(crate) fn reclaimer_failed(budget: &str, why: &'static str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "ctxalloc", budget, why, "a reclaimer was asked in vain");
+    #[cfg(not(feature = "tracing"))]
+    let _ = (budget, why);
+}
+
 /// Memory was refused by a budget, or because a request has ended.
 #[cold]
 pub(crate) fn refused(error: &crate::error::Error) {

@@ -98,7 +98,7 @@ class NoRoom(BudgetExceeded):
 
     ``reason`` says why: ``"never fits"`` (the limit is less than the reservation), ``"timed out"``, ``"queue is full"``
     (as many wait as may), ``"inside of another"`` (a request inside of another one might wait for itself),
-    ``"forked"`` (the process was forked meanwhile, and this is the child).
+    ``"inside of a reclaimer"``, ``"busy"`` (it was not to wait), ``"forked"`` (the process was forked meanwhile, and this is the child).
     """
 
     __module__ = "ctxalloc"

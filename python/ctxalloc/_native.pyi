@@ -110,7 +110,12 @@ class Block:
 @final
 class Budget:
     def __new__(
-        cls, limit_bytes: int | None = None, *, parent: Budget | None = None, name: str | None = None
+        cls,
+        limit_bytes: int | None = None,
+        *,
+        parent: Budget | None = None,
+        name: str | None = None,
+        guarantee_bytes: int | None = None,
     ) -> Self: ...
     @property
     def id(self) -> int: ...
@@ -120,6 +125,10 @@ class Budget:
     def limit_bytes(self) -> int | None: ...
     @limit_bytes.setter
     def limit_bytes(self, value: int | None, /) -> None: ...
+    @property
+    def guarantee_bytes(self) -> int | None: ...
+    @guarantee_bytes.setter
+    def guarantee_bytes(self, value: int, /) -> None: ...
     @property
     def parent(self) -> Budget | None: ...
     @property

@@ -12,6 +12,9 @@ pub enum NoRoom {
     Busy,
     /// It is inside of another request, which may hold what it would wait for.
     InsideOfAnother,
+    /// A reclaimer asked for it ([`Budget::add_reclaimer`](crate::strategy::Budget::add_reclaimer)), for whom others
+    /// wait.
+    InsideOfReclaimer,
     /// As many as may wait for that budget do so already.
     QueueIsFull,
     /// Its time was over.
@@ -39,6 +42,10 @@ pub(super) fn no_reservation(
         NoRoom::InsideOfAnother => format!(
             "'{budget}' has no room for a reservation of {bytes} bytes inside of a request, which would wait for itself if \
              it waited; reserve these bytes with the request around it, or begin a root"
+        ),
+        NoRoom::InsideOfReclaimer => format!(
+            "'{budget}' has no room for a reservation of {bytes} bytes, which a reclaimer asked for: others wait for what \
+             it gives back, so it must not wait; let it do without"
         ),
         NoRoom::QueueIsFull => format!(
             "'{budget}' has no room for a reservation of {bytes} bytes, and as many wait for it as may; try again later, or \

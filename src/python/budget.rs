@@ -19,7 +19,13 @@ use std::borrow::Cow;
 ///     >>> tenant.in_use_bytes, process.in_use_bytes
 ///     (8000, 8000)
 ///
-/// TypeError, ValueError: an argument is invalid.
+/// ``guarantee_bytes``: so many bytes of ``parent`` are kept for this budget, whether it uses them or not, so that
+/// nothing in it is refused because of others while it has no more in use; above that it borrows, up to its limit, while
+/// there is room. 0 is a guarantee that may be raised later. It lasts until nothing can be charged to the budget any
+/// more.
+///
+/// TypeError, ValueError: an argument is invalid, or ``parent`` cannot guarantee so much beside what it guarantees
+/// already. NoRoom: it could, but others use these bytes now (``reason`` is ``"busy"``).
 #[pyclass(frozen, eq, hash, weakref, name = "Budget", module = "ctxalloc")]
 pub(super) struct PyBudget {
     budget: Budget,
@@ -54,17 +60,26 @@ impl std::hash::Hash for PyBudget {
 #[pymethods]
 impl PyBudget {
     #[new]
-    #[pyo3(signature = (limit_bytes = None, *, parent = None, name = None))]
+    #[pyo3(signature = (limit_bytes = None, *, parent = None, name = None, guarantee_bytes = None))]
     fn new(
         limit_bytes: Option<&Bound<'_, PyAny>>,
         parent: Option<&Bound<'_, PyAny>>,
         name: Option<&Bound<'_, PyAny>>,
+        guarantee_bytes: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let limit_bytes = limit_in("Budget", limit_bytes)?;
         let name = name_in("Budget", name)?.unwrap_or_else(|| "unnamed".to_owned());
-        let budget = match budget_in("Budget", "parent", parent)? {
-            None => Budget::new(&name, limit_bytes),
-            Some(parent) => parent.child(&name, limit_bytes),
+        let guarantee_bytes = guarantee_in(guarantee_bytes)?;
+        let budget = match (budget_in("Budget", "parent", parent)?, guarantee_bytes) {
+            (None, None) => Budget::new(&name, limit_bytes),
+            (None, Some(_)) => {
+                return Err(PyValueError::new_err(
+                    "guarantee_bytes is what a parent keeps for the budget, and this one has none; give it a parent, or \
+                     no guarantee",
+                ));
+            }
+            (Some(parent), None) => parent.child(&name, limit_bytes),
+            (Some(parent), Some(bytes)) => parent.guaranteed_child(&name, limit_bytes, bytes)?,
         };
         Ok(Self { budget })
     }
@@ -94,6 +109,20 @@ impl PyBudget {
         Ok(())
     }
 
+    /// How many bytes its parent guarantees to it; None if it was made without a guarantee. It may be changed at any
+    /// time if it was made with one. ValueError: its parent cannot guarantee so much beside its other guarantees, it is
+    /// more than the own limit, or the budget has none. NoRoom: others use these bytes now.
+    #[getter]
+    fn guarantee_bytes(&self) -> Option<usize> {
+        self.budget.guarantee_bytes()
+    }
+
+    #[setter]
+    fn set_guarantee_bytes(&self, guarantee_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let given = guarantee_in(Some(guarantee_bytes))?;
+        Ok(self.budget.set_guarantee_bytes(given.unwrap_or(0))?)
+    }
+
     /// The budget above it, or None.
     #[getter]
     fn parent(&self) -> Option<Self> {
@@ -112,8 +141,8 @@ impl PyBudget {
         self.budget.peak_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``. They count towards its
-    /// limit.
+    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``, and by budgets below that it
+    /// guarantees them to. They count towards its limit.
     #[getter]
     fn reserved_bytes(&self) -> usize {
         self.budget.reserved_bytes()
@@ -161,6 +190,15 @@ pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
     argument(function, "limit_bytes", given, expected, |value| match no_bool(value)?.extract()? {
         usize::MAX => Err(PyValueError::new_err(())),
         limit_bytes => Ok(limit_bytes),
+    })
+}
+
+/// A guarantee in bytes as users give it; None for none.
+fn guarantee_in(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
+    let expected = format_args!("a number of bytes, an int from 0 to {}", usize::MAX - 1);
+    argument("Budget", "guarantee_bytes", given, expected, |value| match no_bool(value)?.extract()? {
+        usize::MAX => Err(PyValueError::new_err(())),
+        guarantee_bytes => Ok(guarantee_bytes),
     })
 }
 

@@ -61,6 +61,7 @@ fn reason_of(reason: crate::error::NoRoom) -> &'static str {
         NoRoom::NeverFits => "never fits",
         NoRoom::Busy => "busy",
         NoRoom::InsideOfAnother => "inside of another",
+        NoRoom::InsideOfReclaimer => "inside of a reclaimer",
         NoRoom::QueueIsFull => "queue is full",
         NoRoom::TimedOut => "timed out",
         NoRoom::Forked => "forked",

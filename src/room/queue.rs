@@ -8,13 +8,13 @@
 use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
 use crate::error::{Error, NoRoom};
-use crate::strategy::account::{Account, Chain};
+use crate::strategy::account::{Account, Chain, reclaimers, reclaiming};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::{BTreeMap, VecDeque};
 use std::process;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,19 @@ pub(super) struct Waiter {
     until: Option<Instant>,
     /// Which process it waits in.
     process_id: u32,
+    /// How many reclaimers there had been when it asked them.
+    asked: AtomicU64,
     turn: Turn,
 }
 
 impl Waiter {
+    /// Has reclaimers asked for what it waits for: once, and again where there are others since. Whether the thread is
+    /// to be woken.
+    fn asks(&self) -> bool {
+        let added = reclaimers::added();
+        self.asked.swap(added, Relaxed) != added && self.chain.miss_reservation(self.bytes)
+    }
+
     pub(super) fn ask(&self, waker: &Waker) -> Poll<Result<(), Error>> {
         if self.process_id == process::id() {
             return self.turn.ask(waker);
@@ -62,6 +71,8 @@ pub(super) struct Later {
     dropped: Vec<Arc<Waiter>>,
     opened: Vec<Arc<Account>>,
     forgotten: Queue,
+    /// Whether the thread that asks reclaimers is to be woken.
+    asks: bool,
 }
 
 impl Later {
@@ -71,8 +82,11 @@ impl Later {
     }
 
     pub(super) fn run(self) {
-        let Self { wakers, dropped, opened, forgotten } = self;
+        let Self { wakers, dropped, opened, forgotten, asks } = self;
         wakers.into_iter().for_each(Waker::wake);
+        if asks {
+            reclaiming::ask();
+        }
         drop((dropped, opened, forgotten));
     }
 }
@@ -126,6 +140,7 @@ pub(super) fn enter(
             number,
             until,
             process_id: queue.process_id,
+            asked: AtomicU64::new(0),
             turn: Turn::new(),
         });
         queue.add(&waiter);
@@ -275,6 +290,7 @@ impl Queue {
                 later.decide(waiter, Ok(()));
                 gave = true;
             } else {
+                later.asks |= !full.is_empty() && waiter.asks();
                 // Of the whole chain, whose first account is the request's own.
                 let accounts = full.iter().filter_map(|&at| waiter.chain.above().get(at - 1));
                 closed.extend(accounts.map(|account| (account.number(), Arc::clone(account))));

@@ -1,6 +1,6 @@
 //! Budgets, which are limits in bytes in a tree, and `Budgeted`, the strategy that charges one.
 
-use super::account::{Account, Chain, UNLIMITED};
+use super::account::{Account, Chain, UNLIMITED, reclaimers, reclaiming};
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
@@ -182,6 +182,52 @@ impl Budget {
         self.account.max_waiting().store(max_waiting, Ordering::Relaxed);
     }
 
+    /// Adds what can give memory back: by dropping a cache, by writing something to a file. When this budget, or one
+    /// above it, is full and somebody begins to wait for room or was refused memory, those of the full budget and of all
+    /// below it are asked, one after the other, the lowest `order` first, until enough came back. They are told how many
+    /// bytes are still missing. A budget that uses no more than it is guaranteed is not asked for others.
+    ///
+    /// They run on the thread `ctxalloc-reclaim`, or on one that calls [`reclaim`](Self::reclaim): never inside of an
+    /// allocation, and under no lock. So an allocation that is refused has them asked for the next one; who must not be
+    /// refused reserves ([`Builder::reserve_bytes`]) and waits. None is asked while it is being asked. One that panics,
+    /// or after which nothing was given back, is reported (an event of `tracing` at WARN) and passed over. It must not
+    /// wait for room itself, which is an error ([`NoRoom::InsideOfReclaimer`](crate::NoRoom::InsideOfReclaimer)).
+    ///
+    /// It stays until it is [removed](Reclaimer::remove), or nothing can be charged to the budget any more: so it should
+    /// not own a handle of this budget.
+    ///
+    /// ```
+    /// use ctxalloc::strategy::{Budget, Charge};
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let process = Budget::new("process", Some(1000));
+    /// let cache: Arc<Mutex<Vec<Charge>>> = Arc::default();
+    /// cache.lock().unwrap().push(process.charge(900)?);
+    /// let dropped = Arc::clone(&cache);
+    /// let reclaimer = process.add_reclaimer(0, move |_wanted_bytes| dropped.lock().unwrap().clear());
+    /// assert_eq!(process.reclaim(500), 900);
+    /// assert!(reclaimer.remove());
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    ///
+    /// [`Builder::reserve_bytes`]: crate::request::Builder::reserve_bytes
+    pub fn add_reclaimer(&self, order: i32, reclaim: impl Fn(usize) + Send + Sync + 'static) -> Reclaimer {
+        self.add_reclaim(order, Box::new(reclaim))
+    }
+
+    pub(crate) fn add_reclaim(&self, order: i32, reclaim: Box<dyn reclaimers::Reclaim>) -> Reclaimer {
+        let number = reclaimers::add(&self.account, order, reclaim);
+        reclaiming::start();
+        Reclaimer { number }
+    }
+
+    /// Asks reclaimers now, on this thread, until `wanted_bytes` came back to this budget; how many did, of whatever
+    /// was freed meanwhile. Warm memory of pools goes back first if there is no budget above (at most once in a second):
+    /// it is charged to nobody, so that makes room in the machine only. Not for a thread that runs other tasks.
+    pub fn reclaim(&self, wanted_bytes: usize) -> usize {
+        reclaimers::reclaim(&self.account, wanted_bytes)
+    }
+
     /// Whether nothing is charged to it, reserved in it or waits for it, and nothing but this handle could change that:
     /// no request, not even one that has charged nothing yet, no budget of an ended request, no strategy, no budget
     /// below it and no clone. Who keeps budgets in a map may drop an idle one: the next of that name does not double
@@ -191,8 +237,9 @@ impl Budget {
         // Whoever charges it, or waits, has a reference, or those of an ended request have a weak one. So these come
         // first: then no charge can come after them.
         const LISTED: usize = 1; // for `budgets()`
+        let asked = self.account.reclaimers.load(Ordering::Relaxed); // each has a weak one, and charges nothing
         Arc::strong_count(&self.account) == 1
-            && Arc::weak_count(&self.account) == LISTED
+            && Arc::weak_count(&self.account) == LISTED + asked
             && self.in_use_bytes() == 0
             && self.reserved_bytes() == 0
     }
@@ -238,6 +285,19 @@ impl Budget {
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         self.account.parent().map(Self::of)
+    }
+}
+
+/// What was added by [`Budget::add_reclaimer`]. Dropping it leaves it there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Reclaimer {
+    number: u64,
+}
+
+impl Reclaimer {
+    /// Takes it out; false if it is not there any more. If it is being asked, that goes on.
+    pub fn remove(self) -> bool {
+        reclaimers::remove(self.number)
     }
 }
 

@@ -4,6 +4,8 @@
 
 #[path = "room/model.rs"]
 mod model;
+#[path = "room/reclaimers.rs"]
+mod reclaimers;
 
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;

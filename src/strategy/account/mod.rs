@@ -16,6 +16,8 @@ mod known;
 mod margin;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
 mod parts;
+pub(crate) mod reclaimers;
+pub(crate) mod reclaiming;
 mod refusals;
 mod refused;
 mod reservation;
@@ -95,6 +97,10 @@ pub(crate) struct Account {
     reservation: Option<Box<Reservation>>,
     /// What budgets directly below are guaranteed, or guarantee to others. Changed under the lock.
     promised_bytes: AtomicUsize,
+    /// How many bytes it lacked lately, until reclaimers were asked for them.
+    missing_bytes: AtomicUsize,
+    /// How many reclaimers it has.
+    pub(super) reclaimers: AtomicUsize,
     kind: Kind,
     refusals: [RefusalNote; REMEMBERED],
 }
@@ -186,6 +192,8 @@ impl Account {
             max_waiting: AtomicUsize::new(MAX_WAITING),
             reservation: None,
             promised_bytes: AtomicUsize::new(0),
+            missing_bytes: AtomicUsize::new(0),
+            reclaimers: AtomicUsize::new(0),
             kind,
             refusals: std::array::from_fn(|_| RefusalNote::default()),
         }
@@ -391,6 +399,9 @@ impl Listed for Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        if *self.reclaimers.get_mut() > 0 {
+            reclaimers::forget(self.id);
+        }
         if matches!(self.kind, Kind::Budget { .. }) {
             known::remove(self.id);
             self.return_guarantee();

@@ -201,6 +201,33 @@ impl Chain {
         at.map(|at| &self.accounts()[at])
     }
 
+    /// Notes at each account above how much it lacks for so many bytes; whether one lacks any.
+    pub(super) fn note_missing(&self, bytes: usize) -> bool {
+        let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return false };
+        with_all(self.above(), || {
+            self.pass_on(covers, Change::Growth, bytes);
+            let mut lacks = false;
+            for at in 1..covers.len() {
+                let (account, step) = (&self.accounts()[at], self.step(covers, at, 0));
+                if step > 0 && !account.has_room_for(step) {
+                    let wanted = account.live_bytes().saturating_add(account.pending_bytes()).saturating_add(step);
+                    account.missing_bytes.fetch_max(wanted.saturating_sub(account.limit_bytes()), RELAXED);
+                    lacks = true;
+                }
+            }
+            lacks
+        })
+    }
+
+    /// How many bytes the account at this position would get back if this chain gave `bytes` back.
+    pub(super) fn passes_back(&self, bytes: usize, at: usize) -> usize {
+        let Some(covers) = &self.covers else { return bytes };
+        with_all(self.accounts(), || {
+            self.prepare(covers, Change::Shrinkage, bytes);
+            self.step(covers, at, bytes)
+        })
+    }
+
     /// Returns what the own reservation has left: the request has ended, or never began. A second time does nothing.
     pub(crate) fn return_reservation(&self) {
         let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return };

@@ -4,6 +4,7 @@ use super::{Random, polled, ready, reason, wanting};
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, NoRoom, Request, request};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,8 +26,16 @@ struct ModelRequest {
     has_ended: bool,
 }
 
+/// Blocks of a request that a reclaimer of its budget drops.
+struct ModelCache {
+    request: usize,
+    order: usize,
+    bytes: usize,
+}
+
 #[derive(Default)]
 struct Model {
+    caches: Vec<ModelCache>,
     budgets: Vec<ModelBudget>,
     requests: Vec<ModelRequest>,
     /// Number, budget, bytes: in the order in which they came.
@@ -137,6 +146,35 @@ impl Model {
         !is_refused
     }
 
+    /// How many bytes of what is in use in a budget another one above it would get back.
+    fn gives_back(&self, budget: usize, full: usize) -> usize {
+        let above = self.above(budget);
+        let Some(end) = above.iter().position(|&at| at == full) else { return 0 };
+        let is_below = |&request: &usize| self.above(self.requests[request].budget).contains(&budget);
+        let live = (0..self.requests.len()).filter(is_below).map(|request| self.requests[request].own).sum();
+        above[..end].iter().fold(live, |bytes, &at| {
+            let guaranteed = self.budgets[at].guarantee.unwrap_or_default();
+            self.in_use(at).max(guaranteed) - (self.in_use(at) - bytes).max(guaranteed)
+        })
+    }
+
+    /// Which caches are dropped, in this order, when so much of a budget is wanted back.
+    fn reclaim(&mut self, full: usize, wanted: usize) -> (usize, Vec<usize>) {
+        let mut order: Vec<usize> = (0..self.caches.len()).collect();
+        order.sort_by_key(|&at| (self.caches[at].order, at));
+        let (mut freed, mut dropped) = (0, Vec::new());
+        for at in order {
+            if freed < wanted && self.gives_back(self.requests[self.caches[at].request].budget, full) > 0 {
+                let request = self.caches[at].request;
+                let bytes = std::mem::take(&mut self.caches[at].bytes);
+                self.requests[request].own -= bytes;
+                freed += bytes;
+                dropped.push(at);
+            }
+        }
+        (freed, dropped)
+    }
+
     /// Whether so many bytes more break the limit of a request, or of a budget up to the first one that they are
     /// guaranteed to: where others cannot be the reason.
     fn is_refused_by_its_own(&self, request: usize, bytes: usize) -> bool {
@@ -197,6 +235,9 @@ impl Model {
     }
 }
 
+/// What is in a cache, with the number of its request.
+type Cache = Arc<Mutex<Vec<(usize, Buffer)>>>;
+
 fn run_program(seed: u64, steps: usize) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model::default();
@@ -217,13 +258,15 @@ fn run_program(seed: u64, steps: usize) {
     let mut requests: Vec<Option<Request>> = Vec::new();
     let mut blocks: Vec<(usize, Buffer)> = Vec::new();
     let mut waiting: Vec<(usize, Admitting)> = Vec::new();
+    let mut caches: Vec<Cache> = Vec::new();
+    let asked: Arc<Mutex<Vec<usize>>> = Arc::default();
     let mut numbers = 0;
     let full = Budget::new("full", Some(1));
     let _one = full.charge(1).unwrap();
     for step in 0..steps {
         let what = format!("seed {seed}, step {step}");
         let live: Vec<usize> = (0..requests.len()).filter(|&at| requests[at].is_some()).collect();
-        match random.below(12) {
+        match random.below(15) {
             0..=2 => {
                 let (budget, bytes) = (random.below(budgets.len()), random.below(500));
                 let mut admitting = wanting(&budgets[budget], bytes);
@@ -324,6 +367,45 @@ fn run_program(seed: u64, steps: usize) {
                 };
                 assert_eq!(answer, expected, "{what}: {bytes} of {:?}", budgets[at]);
             }
+            12 if caches.len() < 3 => {
+                let (budget, order) = (random.below(budgets.len()), random.below(3));
+                model.caches.push(ModelCache { request: requests.len(), order, bytes: 0 });
+                model.change_request(true, budget, 0);
+                requests.push(Some(request().root().budget(&budgets[budget]).begin().unwrap()));
+                let cache = Cache::default();
+                let (number, dropped, own, here) =
+                    (caches.len(), Arc::clone(&cache), Arc::clone(&asked), thread::current().id());
+                budgets[budget].add_reclaimer(i32::try_from(order).unwrap(), move |_| {
+                    // The thread that asks for those who wait would do it at a time that no model knows.
+                    if thread::current().id() == here {
+                        own.lock().unwrap().push(number);
+                        drop(std::mem::take(&mut *dropped.lock().unwrap()));
+                    }
+                });
+                caches.push(cache);
+            }
+            12..=13 if !caches.is_empty() => {
+                let at = random.below(caches.len());
+                let (request, bytes) = (model.caches[at].request, 1 + random.below(300));
+                let Some(own) = &requests[request] else { continue };
+                let made = own.run(|| Buffer::zeroed(bytes));
+                let is_given = model.try_to(false, |model, adds| {
+                    let own = &mut model.requests[request].own;
+                    *own = if adds { *own + bytes } else { *own - bytes };
+                });
+                assert_eq!(made.is_ok(), is_given, "{what}: {made:?}");
+                if let Ok(made) = made {
+                    model.caches[at].bytes += bytes;
+                    caches[at].lock().unwrap().push((request, made));
+                }
+            }
+            14 => {
+                let (at, wanted) = (random.below(budgets.len()), random.below(500));
+                let expected = model.reclaim(at, wanted);
+                let freed = budgets[at].reclaim(wanted);
+                let dropped = std::mem::take(&mut *asked.lock().unwrap());
+                assert_eq!((freed, dropped), expected, "{what}: {wanted} of {:?}", budgets[at]);
+            }
             _ => {}
         }
         // Which accounts are closed is found out when the queue is looked at. Here that is after each step: somebody
@@ -350,8 +432,11 @@ fn run_program(seed: u64, steps: usize) {
             assert_eq!(budget.waiting(), waits, "{what}: {budget:?}");
         }
         for (at, request) in requests.iter().enumerate().filter_map(|(at, request)| Some((at, request.as_ref()?))) {
-            let live = |request: usize| {
+            let of = |blocks: &[(usize, Buffer)], request| {
                 blocks.iter().filter(|block| block.0 == request).map(|block| block.1.len()).sum::<usize>()
+            };
+            let live = |request: usize| {
+                of(&blocks, request) + caches.iter().map(|cache| of(&cache.lock().unwrap(), request)).sum::<usize>()
             };
             let inside = |request: usize| {
                 let mut outer = Some(request);
@@ -364,6 +449,7 @@ fn run_program(seed: u64, steps: usize) {
             assert_eq!(request.stats().live_bytes, expected, "{what}");
         }
     }
+    caches.iter().for_each(|cache| cache.lock().unwrap().clear());
     drop((requests, blocks, waiting));
     for (at, budget) in budgets.iter().enumerate() {
         let left = (budget.in_use_bytes(), budget.reserved_bytes(), budget.waiting());

@@ -119,6 +119,11 @@ class NoRoom(BudgetExceeded):
         self.message = message
         self.reason = reason
 
+    @property
+    def never_fits(self) -> bool:
+        """Whether it could not have begun however long it had waited."""
+        return self.reason == "never fits"
+
     def __str__(self) -> str:
         return self.message
 

@@ -223,7 +223,8 @@ impl Budget {
 
     /// Asks reclaimers now, on this thread, until `wanted_bytes` came back to this budget; how many did, of whatever
     /// was freed meanwhile. Warm memory of pools goes back first if there is no budget above (at most once in a second):
-    /// it is charged to nobody, so that makes room in the machine only. Not for a thread that runs other tasks.
+    /// it is charged to nobody, so that makes room in the machine only. Waits for reclaimers that somebody else is asking:
+    /// not for a thread that runs other tasks.
     pub fn reclaim(&self, wanted_bytes: usize) -> usize {
         reclaimers::reclaim(&self.account, wanted_bytes)
     }

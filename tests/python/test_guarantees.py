@@ -11,13 +11,13 @@ def test_a_guarantee_is_there_whatever_others_take():
     greedy = ctxalloc.Budget(parent=process, name="greedy")
     assert (patient.guarantee_bytes, greedy.guarantee_bytes, process.reserved_bytes) == (4000, None, 4000)
     with ctxalloc.request(root=True, budget=greedy, strict=True):
-        taken = np.ones(6000, "u1")
+        taken = np.zeros(6000, "u1")
         with pytest.raises(MemoryError):
-            np.ones(2000, "u1")
+            np.zeros(2000, "u1")
     with ctxalloc.request(root=True, budget=patient, strict=True):
-        mine = np.ones(4000, "u1")
+        mine = np.zeros(4000, "u1")
         with pytest.raises(MemoryError):
-            np.ones(2000, "u1")
+            np.zeros(2000, "u1")
         del mine
     with ctxalloc.request(root=True, budget=patient, reserve_bytes=4000):
         assert (process.in_use_bytes, process.reserved_bytes) == (6000, 4000)

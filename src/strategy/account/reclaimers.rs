@@ -15,8 +15,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
 
-/// What is asked to give memory back, by whom it is reported.
+/// How long somebody waits before it looks again whether a reclaimer is free: no lock is held while one runs.
+const AGAIN: Duration = Duration::from_micros(200);
+
+/// What is asked to give memory back.
 pub(crate) trait Reclaim: Send + Sync {
     /// Gives back what it can, best `wanted_bytes` or more. It may panic.
     fn ask(&self, wanted_bytes: usize);
@@ -165,13 +170,16 @@ fn trim_for(full: &Account) {
 }
 
 impl Reclaimer {
-    /// Asks it, unless somebody is asking already.
+    /// Asks it, after whoever is asking now. A reclaimer that asks others does not wait: they might wait for it.
     fn ask(&self, full: &Account, wanted_bytes: usize) {
         // Acquire and Release: what it did for the one before is seen by its next call.
         let here = process::id();
         let asking = |before: u32| (before != here).then_some(here);
-        if self.asked_in.fetch_update(Ordering::Acquire, RELAXED, asking).is_err() {
-            return;
+        while self.asked_in.fetch_update(Ordering::Acquire, RELAXED, asking).is_err() {
+            if reclaiming::is_inside() {
+                return;
+            }
+            thread::sleep(AGAIN);
         }
         let before = given_back(full);
         let answer = reclaiming::inside(|| catch_unwind(AssertUnwindSafe(|| self.reclaim.ask(wanted_bytes))));

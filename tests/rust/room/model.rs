@@ -399,7 +399,8 @@ fn run_program(seed: u64, steps: usize) {
                     caches[at].lock().unwrap().push((request, made));
                 }
             }
-            14 => {
+            // Where somebody waits, the thread of the queue may look between the release of two blocks.
+            14 if waiting.is_empty() => {
                 let (at, wanted) = (random.below(budgets.len()), random.below(500));
                 let expected = model.reclaim(at, wanted);
                 let freed = budgets[at].reclaim(wanted);

@@ -81,6 +81,7 @@ impl From<Error> for PyErr {
                 in_use_bytes,
                 held_bytes,
                 requested_bytes,
+                chosen_for,
             } => {
                 // The order of its `__init__`.
                 BudgetExceeded::new_err((
@@ -91,6 +92,7 @@ impl From<Error> for PyErr {
                     held_bytes,
                     budget_id,
                     of_request,
+                    chosen_for,
                 ))
             }
             Error::NoRoom { budget, budget_id, of_request, limit_bytes, in_use_bytes, requested_bytes, reason } => {

@@ -8,6 +8,7 @@ mod queue;
 mod refusal;
 mod runner;
 mod turn;
+mod victims;
 
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};

@@ -7,16 +7,20 @@
 
 use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
+use super::victims::choose_for;
 use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain, reclaimers, reclaiming};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::{BTreeMap, VecDeque};
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
+
+/// How long it takes at least until another request is chosen for one that waits: the first one has to give way.
+const MIN_PATIENCE: Duration = Duration::from_millis(10);
 
 /// One that waits.
 pub(super) struct Waiter {
@@ -29,6 +33,10 @@ pub(super) struct Waiter {
     process_id: u32,
     /// How many reclaimers there had been when it asked them.
     asked: AtomicU64,
+    /// Since when it waits, or when somebody was last looked for who gives way to it.
+    patient_since: Locked<Instant>,
+    /// Who was chosen to.
+    victim: Locked<Option<Weak<Account>>>,
     turn: Turn,
 }
 
@@ -47,6 +55,14 @@ impl Waiter {
         Poll::Ready(Err(no_room(&self.chain, self.bytes, NoRoom::Forked)))
     }
 
+    pub(super) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The number of the budget that it waits for.
     fn lane(&self) -> u64 {
         self.chain.above().first().map_or(0, |account| account.number())
@@ -60,6 +76,8 @@ struct Queue {
     deadlines: BTreeMap<(Instant, u64), Arc<Waiter>>,
     /// Those that had no room the last time.
     closed: BTreeMap<u64, Arc<Account>>,
+    /// Those that found an account full that has victims, which it is, and when one is looked for.
+    impatient: Vec<(Instant, Arc<Waiter>, Arc<Account>)>,
     arrived: u64,
     process_id: u32,
 }
@@ -73,6 +91,11 @@ pub(super) struct Later {
     forgotten: Queue,
     /// Whether the thread that asks reclaimers is to be woken.
     asks: bool,
+    /// For whom somebody is to be chosen.
+    chooses: Vec<(Arc<Waiter>, Arc<Account>)>,
+    spared: Vec<Weak<Account>>,
+    /// Those that were impatient.
+    before: Vec<(Instant, Arc<Waiter>, Arc<Account>)>,
 }
 
 impl Later {
@@ -82,12 +105,14 @@ impl Later {
     }
 
     pub(super) fn run(self) {
-        let Self { wakers, dropped, opened, forgotten, asks } = self;
+        let Self { wakers, dropped, opened, forgotten, asks, chooses, spared, before } = self;
+        spared.iter().filter_map(Weak::upgrade).for_each(|victim| victim.spare());
         wakers.into_iter().for_each(Waker::wake);
         if asks {
             reclaiming::ask();
         }
-        drop((dropped, opened, forgotten));
+        chooses.iter().for_each(|(waiter, full)| choose_for(waiter, full));
+        drop((dropped, opened, forgotten, chooses, before));
     }
 }
 
@@ -141,6 +166,8 @@ pub(super) fn enter(
             until,
             process_id: queue.process_id,
             asked: AtomicU64::new(0),
+            patient_since: Locked::new(Instant::now()),
+            victim: Locked::new(None),
             turn: Turn::new(),
         });
         queue.add(&waiter);
@@ -174,10 +201,25 @@ pub(super) fn leave(waiter: &Arc<Waiter>) {
 /// calls; `None` where nobody waits.
 pub(super) fn look() -> (Next, Later) {
     with(|queue, later| {
-        queue.expire(Instant::now(), later);
+        let now = Instant::now();
+        queue.expire(now, later);
         queue.look(later);
+        queue.choose(now, later);
         queue.next()
     })
+}
+
+/// Notes who was chosen to give way to a waiter; or returns who is to be spared, since it waits no more.
+pub(super) fn note_victim(waiter: &Arc<Waiter>, victim: &Arc<Account>) -> Option<Arc<Account>> {
+    let ((spared, before), later) = with(|queue, _| {
+        if !queue.has(waiter) {
+            return (Some(Arc::clone(victim)), None);
+        }
+        (None, waiter.victim.with(|known| known.replace(Arc::downgrade(victim))))
+    });
+    later.run();
+    drop(before);
+    spared
 }
 
 /// Runs `work` if nobody waits, while nobody can come.
@@ -206,8 +248,10 @@ pub(super) enum Next {
 
 impl Queue {
     fn next(&self) -> Next {
-        match self.deadlines.first_key_value() {
-            Some(((until, _), _)) => Next::At(*until),
+        let deadline = self.deadlines.first_key_value().map(|((until, _), _)| *until);
+        let choice = self.impatient.iter().map(|(due, ..)| *due).min();
+        match deadline.into_iter().chain(choice).min() {
+            Some(at) => Next::At(at),
             None if self.lanes.is_empty() => Next::Nobody,
             None => Next::Call,
         }
@@ -240,6 +284,7 @@ impl Queue {
         if let Some(until) = waiter.until {
             later.dropped.extend(self.deadlines.remove(&(until, waiter.number)));
         }
+        later.spared.extend(waiter.victim.with(Option::take)); // it has room, or wants none any more
         waiter.chain.above().iter().for_each(|account| {
             account.waiting().fetch_sub(1, Relaxed);
         });
@@ -257,6 +302,17 @@ impl Queue {
         }
     }
 
+    /// Has somebody chosen for each that has waited long enough.
+    fn choose(&mut self, now: Instant, later: &mut Later) {
+        for (due, waiter, full) in &mut self.impatient {
+            if *due <= now {
+                waiter.patient_since.with(|since| *since = now);
+                *due = now.checked_add(full.victims_after().unwrap_or_default().max(MIN_PATIENCE)).unwrap_or(now);
+                later.chooses.push((Arc::clone(waiter), Arc::clone(full)));
+            }
+        }
+    }
+
     /// Gives the room that there is. Once more after it gave some: one that found no room may stand behind another one
     /// since, and closes nothing then.
     fn look(&mut self, later: &mut Later) {
@@ -267,6 +323,7 @@ impl Queue {
         let mut gave = false;
         let mut closed = BTreeMap::new();
         let mut full = Vec::new();
+        later.before.append(&mut self.impatient);
         // The first of each lane by its number. A lane is looked at until its first one does not get what it needs.
         let mut firsts: BTreeMap<u64, Arc<Waiter>> = self
             .lanes
@@ -293,6 +350,13 @@ impl Queue {
                 later.asks |= !full.is_empty() && waiter.asks();
                 // Of the whole chain, whose first account is the request's own.
                 let accounts = full.iter().filter_map(|&at| waiter.chain.above().get(at - 1));
+                let is_impatient = |account: &&Arc<Account>| account.victims_after().is_some();
+                if let Some(account) = accounts.clone().find(is_impatient)
+                    && let Some(after) = account.victims_after()
+                    && let Some(due) = waiter.patient_since.with(|since| *since).checked_add(after)
+                {
+                    self.impatient.push((due, Arc::clone(&waiter), Arc::clone(account)));
+                }
                 closed.extend(accounts.map(|account| (account.number(), Arc::clone(account))));
                 later.dropped.push(waiter);
                 continue;

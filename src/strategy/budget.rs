@@ -9,6 +9,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A limit in bytes, perhaps below another one: request below tenant below process.
 ///
@@ -219,6 +220,30 @@ impl Budget {
         let number = reclaimers::add(&self.account, order, reclaim);
         reclaiming::start();
         Reclaimer { number }
+    }
+
+    /// How long somebody waits for room of this budget before a request is chosen to make some, and again before the
+    /// next one; `None`, the default: never. To the millisecond.
+    ///
+    /// It is the request that has most of this budget beyond what it reserved and what budgets below are guaranteed, if
+    /// that is more than is waited for: so nobody at or below its guarantee, and nobody smaller than the one that waits.
+    /// Its next allocation is refused with [`Error::BudgetExceeded`], which says for whom (`chosen_for`); blocks within
+    /// its overdraft are not. It is refused once, and not at all if room comes before.
+    /// [`Builder::on_chosen`](crate::request::Builder::on_chosen) hears of it at once.
+    pub fn set_victims_after(&self, after: Option<Duration>) {
+        self.account.set_victims_after(after);
+    }
+
+    /// How long somebody waits before a request is chosen to make room.
+    #[must_use]
+    pub fn victims_after(&self) -> Option<Duration> {
+        self.account.victims_after()
+    }
+
+    /// How many requests were chosen to make room in it.
+    #[must_use]
+    pub fn victims(&self) -> u64 {
+        self.account.victims()
     }
 
     /// Asks reclaimers now, on this thread, until `wanted_bytes` came back to this budget; how many did, of whatever
@@ -467,6 +492,7 @@ mod tests {
             in_use_bytes: 700,
             held_bytes: 0,
             requested_bytes: 200,
+            chosen_for: None,
         };
         assert_eq!(refused, expected);
         for budget in [&process, &tenant, &request] {

@@ -6,6 +6,8 @@
 mod model;
 #[path = "room/reclaimers.rs"]
 mod reclaimers;
+#[path = "room/victims.rs"]
+mod victims;
 
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;

@@ -20,6 +20,7 @@ mod prepared;
 mod slot;
 mod state;
 mod unseen;
+pub(crate) mod victims;
 #[cfg(ctxalloc_whole)]
 mod whole;
 
@@ -51,6 +52,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use unseen::Outside;
+use victims::OnChosen;
 
 /// What a request is begun with.
 #[derive(Debug, Default)]
@@ -85,6 +87,8 @@ pub(crate) struct Terms {
     pub is_of_this_thread: bool,
     /// How many bytes of everything above are reserved for it from its beginning.
     pub reserve_bytes: Option<usize>,
+    /// What is called when it is chosen to make room for others.
+    pub on_chosen: Option<OnChosen>,
 }
 
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
@@ -276,6 +280,7 @@ impl Seen {
             in_use_bytes,
             held_bytes: in_use_bytes,
             requested_bytes,
+            chosen_for: None,
         })
     }
 

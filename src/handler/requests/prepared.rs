@@ -87,8 +87,15 @@ impl Prepared {
         let aside = |strategy| if is_counted { Arc::new(Aside(strategy)) as _ } else { strategy };
         let memory = Memory::new(terms.strategy.map(aside));
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
-        let state =
-            State { chain: Arc::clone(&chain), memory, after_end: terms.after_end, heap, payer, _budget: terms.budget };
+        let state = State {
+            chain: Arc::clone(&chain),
+            memory,
+            after_end: terms.after_end,
+            heap,
+            payer,
+            _budget: terms.budget,
+            on_chosen: terms.on_chosen,
+        };
         let number = chain.own().number();
         let held = Slot::begin(terms.name.as_deref(), number, state);
         unseen::count(is_inside);

@@ -219,6 +219,16 @@ impl Chain {
         })
     }
 
+    /// How many bytes of a reservation of `bytes` an account above would have to give.
+    pub(crate) fn wants(&self, bytes: usize, account: &Account) -> usize {
+        let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return 0 };
+        let Some(at) = self.accounts().iter().position(|other| other.id == account.id) else { return 0 };
+        with_all(self.above(), || {
+            self.pass_on(covers, Change::Growth, bytes);
+            self.step(covers, at, 0)
+        })
+    }
+
     /// How many bytes the account at this position would get back if this chain gave `bytes` back.
     pub(super) fn passes_back(&self, bytes: usize, at: usize) -> usize {
         let Some(covers) = &self.covers else { return bytes };

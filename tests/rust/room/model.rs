@@ -158,6 +158,40 @@ impl Model {
         })
     }
 
+    /// Which request gives way to one that waits in a budget for so many bytes of another one: the last of the largest.
+    fn victim(&self, waits_in: usize, bytes: usize, full: usize) -> Option<usize> {
+        let used = self.in_use(full);
+        let mut with = Self { budgets: self.budgets.clone(), ..Self::default() };
+        with.requests.extend(self.requests.iter().map(|request| ModelRequest { ..*request }));
+        with.change_request(true, waits_in, bytes);
+        let wanted = with.in_use(full) - used;
+        let live = |request: usize| {
+            let is_inside = |&other: &usize| {
+                std::iter::successors(Some(other), |&other| self.requests[other].outer).any(|other| other == request)
+            };
+            (0..self.requests.len()).filter(is_inside).map(|other| self.requests[other].own).sum::<usize>()
+        };
+        // Of what it uses, what it reserved and those around it reserved stays; then what budgets are guaranteed.
+        let excess = |request: usize| {
+            let mut bytes = live(request);
+            for around in std::iter::successors(Some(request), |&request| self.requests[request].outer) {
+                if !self.requests[around].has_ended {
+                    let (reserved, used) = (self.requests[around].reserved, self.used(around));
+                    bytes = used.max(reserved) - (used - bytes).max(reserved);
+                }
+            }
+            let above = self.above(self.requests[request].budget);
+            let end = above.iter().position(|&at| at == full)?;
+            Some(above[..end].iter().fold(bytes, |bytes, &at| {
+                let guaranteed = self.budgets[at].guarantee.unwrap_or_default();
+                self.in_use(at).max(guaranteed) - (self.in_use(at) - bytes).max(guaranteed)
+            }))
+        };
+        let candidates = (0..self.requests.len()).filter(|&request| !self.requests[request].has_ended);
+        let all = candidates.filter_map(|request| Some((excess(request)?, request)));
+        all.filter(|&(excess, _)| excess > wanted).max().map(|(_, request)| request)
+    }
+
     /// Which caches are dropped, in this order, when so much of a budget is wanted back.
     fn reclaim(&mut self, full: usize, wanted: usize) -> (usize, Vec<usize>) {
         let mut order: Vec<usize> = (0..self.caches.len()).collect();
@@ -448,6 +482,43 @@ fn run_program(seed: u64, steps: usize) {
             };
             let expected: usize = (0..model.requests.len()).filter(|&request| inside(request)).map(live).sum();
             assert_eq!(request.stats().live_bytes, expected, "{what}");
+        }
+    }
+    // At the end somebody waits where nobody did, and the largest gives way.
+    waiting.clear();
+    model.waiting.clear();
+    model.look();
+    let (at, bytes) = (random.below(budgets.len()), 1 + random.below(300));
+    let full = model.above(at).into_iter().find(|&full| {
+        model.change_request(true, at, bytes);
+        let is_full = model.in_use(full) > model.budgets[full].limit;
+        model.change_request(false, 0, 0);
+        is_full
+    });
+    if let Some(full) = full.filter(|_| !model.never_fits(at, bytes)) {
+        budgets[full].set_victims_after(Some(Duration::ZERO));
+        let expected = model.victim(at, bytes, full);
+        let mut waits = wanting(&budgets[at], bytes);
+        if polled(&mut waits).is_pending() {
+            let began = Instant::now();
+            while expected.is_some() && budgets[full].victims() == 0 {
+                assert!(
+                    began.elapsed() < Duration::from_secs(10),
+                    "seed {seed}: {expected:?} gives way, and nobody did"
+                );
+                thread::yield_now();
+            }
+            for (number, request) in requests.iter().enumerate() {
+                let Some(request) = request else { continue };
+                // More than there ever is room for: who is chosen hears of that first, unless one inside refuses it.
+                let told = request.run(|| Buffer::zeroed(1 << 30)).unwrap_err();
+                let is_chosen = matches!(told, Error::BudgetExceeded { chosen_for: Some(_), .. });
+                let may_be = expected.is_some_and(|victim| {
+                    std::iter::successors(Some(number), |&number| model.requests[number].outer).any(|at| at == victim)
+                });
+                assert!(!is_chosen || may_be, "seed {seed}: {number} was chosen, not {expected:?}: {told}");
+            }
+            assert_eq!(budgets[full].victims() > 0, expected.is_some(), "seed {seed}: {expected:?}");
         }
     }
     caches.iter().for_each(|cache| cache.lock().unwrap().clear());

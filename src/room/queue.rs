@@ -20,7 +20,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// How long it takes at least until another request is chosen for one that waits: the first one has to give way.
-const MIN_PATIENCE: Duration = Duration::from_millis(10);
+const MIN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// One that waits.
 pub(super) struct Waiter {

@@ -222,8 +222,8 @@ impl Budget {
         Reclaimer { number }
     }
 
-    /// How long somebody waits for room of this budget before a request is chosen to make some, and again before the
-    /// next one; `None`, the default: never. To the millisecond.
+    /// How long somebody waits for room of this budget before a request is chosen to make some, and again, at
+    /// least 100 ms, before the next one; `None`, the default: never. To the millisecond.
     ///
     /// It is the request that has most of this budget beyond what it reserved and what budgets below are guaranteed, if
     /// that is more than is waited for: so nobody at or below its guarantee, and nobody smaller than the one that waits.

@@ -508,6 +508,7 @@ fn run_program(seed: u64, steps: usize) {
                 );
                 thread::yield_now();
             }
+            budgets[full].set_victims_after(None); // the next one would be due in a moment
             for (number, request) in requests.iter().enumerate() {
                 let Some(request) = request else { continue };
                 // More than there ever is room for: who is chosen hears of that first, unless one inside refuses it.

@@ -19,8 +19,10 @@ use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// How long it takes at least until another request is chosen for one that waits: the first one has to give way.
+/// How long it takes at least, and at most, until another request is chosen for one that waits: the first one has to
+/// give way.
 const MIN_PATIENCE: Duration = Duration::from_millis(100);
+const MAX_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// One that waits.
 pub(super) struct Waiter {
@@ -33,8 +35,10 @@ pub(super) struct Waiter {
     process_id: u32,
     /// How many reclaimers there had been when it asked them.
     asked: AtomicU64,
-    /// Since when it waits, or when somebody was last looked for who gives way to it.
-    patient_since: Locked<Instant>,
+    /// Since when it waits.
+    began: Instant,
+    /// From when on somebody else may be chosen to give way to it.
+    patient_until: Locked<Option<Instant>>,
     /// Who was chosen to.
     victim: Locked<Option<Weak<Account>>>,
     turn: Turn,
@@ -166,7 +170,8 @@ pub(super) fn enter(
             until,
             process_id: queue.process_id,
             asked: AtomicU64::new(0),
-            patient_since: Locked::new(Instant::now()),
+            began: Instant::now(),
+            patient_until: Locked::new(None),
             victim: Locked::new(None),
             turn: Turn::new(),
         });
@@ -306,8 +311,8 @@ impl Queue {
     fn choose(&mut self, now: Instant, later: &mut Later) {
         for (due, waiter, full) in &mut self.impatient {
             if *due <= now {
-                waiter.patient_since.with(|since| *since = now);
-                *due = now.checked_add(full.victims_after().unwrap_or_default().max(MIN_PATIENCE)).unwrap_or(now);
+                *due = now + full.victims_after().unwrap_or_default().clamp(MIN_PATIENCE, MAX_PATIENCE);
+                waiter.patient_until.with(|until| *until = Some(*due));
                 later.chooses.push((Arc::clone(waiter), Arc::clone(full)));
             }
         }
@@ -353,8 +358,9 @@ impl Queue {
                 let is_impatient = |account: &&Arc<Account>| account.victims_after().is_some();
                 if let Some(account) = accounts.clone().find(is_impatient)
                     && let Some(after) = account.victims_after()
-                    && let Some(due) = waiter.patient_since.with(|since| *since).checked_add(after)
+                    && let Some(due) = waiter.began.checked_add(after)
                 {
+                    let due = waiter.patient_until.with(|until| *until).map_or(due, |until| due.max(until));
                     self.impatient.push((due, Arc::clone(&waiter), Arc::clone(account)));
                 }
                 closed.extend(accounts.map(|account| (account.number(), Arc::clone(account))));

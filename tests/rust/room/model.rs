@@ -517,7 +517,11 @@ fn run_program(seed: u64, steps: usize) {
                 let may_be = expected.is_some_and(|victim| {
                     std::iter::successors(Some(number), |&number| model.requests[number].outer).any(|at| at == victim)
                 });
-                assert!(!is_chosen || may_be, "seed {seed}: {number} was chosen, not {expected:?}: {told}");
+                let is_the_first = budgets[full].victims() <= 1; // else this thread stood still for long
+                assert!(
+                    !is_chosen || may_be || !is_the_first,
+                    "seed {seed}: {number} was chosen, not {expected:?}: {told}"
+                );
             }
             assert_eq!(budgets[full].victims() > 0, expected.is_some(), "seed {seed}: {expected:?}");
         }

@@ -39,7 +39,7 @@ fn the_largest_gives_way_to_one_that_waits_and_is_told_for_whom() {
     assert_eq!((process.victims_after(), process.child("b", None).victims_after()), (AT_ONCE, None));
     let (small, large) = (holding(&process, "small", 300), holding(&process, "large", 600));
     let mut waits = request().root().name("patient").budget(&process).reserve_bytes(400).admit();
-    until("one is chosen", || process.victims() == 1);
+    until("one is chosen", || process.victims() >= 1);
     assert_eq!(chosen_for(&small.0), None);
     let refused = large.0.run(|| Buffer::zeroed(1)).unwrap_err();
     let text = "budget 'process' is full, and the request that holds 600 bytes of it was chosen to make room for \
@@ -76,7 +76,7 @@ fn nobody_at_its_guarantee_and_nobody_smaller_gives_way() {
     // The tenant's 400 and 300 more: whichever of its requests it is, only 300 would come back.
     let more = beyond.run(|| Buffer::zeroed(299)).unwrap();
     let _waits = wanting(&process, 250);
-    until("one is chosen", || process.victims() == 1);
+    until("one is chosen", || process.victims() >= 1);
     assert!(chosen_for(&small.0).is_some(), "300, and not the 299 that the tenant borrowed");
     drop((guaranteed, beyond, more));
 }
@@ -89,7 +89,7 @@ fn who_is_chosen_is_spared_when_room_comes_before() {
     let large = request().root().name("large").limit_bytes(800).budget(&process).begin().unwrap();
     let block = large.run(|| Buffer::zeroed(700)).unwrap();
     let mut waits = wanting(&process, 300);
-    until("one is chosen", || process.victims() == 1);
+    until("one is chosen", || process.victims() >= 1);
     drop(other);
     let admitted = soon(&mut waits).unwrap();
     drop(admitted);
@@ -136,7 +136,7 @@ fn a_request_inside_gives_way_alone_where_it_holds_all() {
     let block = inner.run(|| Buffer::zeroed(900)).unwrap();
     let mut waits = wanting(&process, 200);
     assert!(polled(&mut waits).is_pending());
-    until("one is chosen", || process.victims() == 1);
+    until("one is chosen", || process.victims() >= 1);
     assert_eq!(chosen_for(&outer), None);
     assert!(chosen_for(&inner).is_some());
     drop((block, inner, outer));

@@ -159,7 +159,7 @@ impl Builder {
     /// work where it allocates nothing for long. On a thread of the queue, under no lock; it must be short. What it is
     /// told is what the request's next allocation will say.
     pub fn on_chosen(mut self, call: impl Fn(&Error) + Send + Sync + 'static) -> Self {
-        self.terms.on_chosen = Some(OnChosen(Arc::new(call)));
+        self.terms.on_chosen = Some(OnChosen(Arc::new(move |error, _| call(error))));
         self
     }
 

@@ -18,7 +18,7 @@ pub(super) fn choose_for(waiter: &Arc<Waiter>, full: &Arc<Account>) {
         return;
     }
     if let Some(on_chosen) = on_chosen
-        && catch_unwind(AssertUnwindSafe(|| (on_chosen.0)(&error))).is_err()
+        && catch_unwind(AssertUnwindSafe(|| (on_chosen.0)(&error, &victim))).is_err()
     {
         trace::on_chosen_panicked(&victim.name());
     }

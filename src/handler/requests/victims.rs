@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 /// What is called when a request is chosen, on a thread of the queue.
 #[derive(Clone)]
-pub(crate) struct OnChosen(pub(crate) Arc<dyn Fn(&Error) + Send + Sync>);
+pub(crate) struct OnChosen(pub(crate) Arc<Call>);
+
+/// With what its next allocation will say, and its account.
+type Call = dyn Fn(&Error, &Arc<Account>) + Send + Sync;
 
 impl fmt::Debug for OnChosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -321,7 +321,7 @@ impl Account {
     }
 
     /// Whether it belongs to a request that has ended. Such an account cannot be a parent.
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         match &self.kind {
             Kind::Budget { .. } => false,
             Kind::Request { ended, .. } => ended.load(RELAXED),

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::handler::requests::victims::OnChosen;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, Terms};
 use crate::room::{self, Admission};
 use crate::scope::{Scoped, WithHandler, current, scope};

@@ -80,8 +80,8 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     def __str__(self) -> str:
         if self.chosen_for is not None:
             return (
-                f"budget {self.budget!r} is full, and the request that holds {self.held_bytes} bytes of it was chosen to "
-                f"make room for {self.chosen_for}; it should give back what it can, and be tried again later"
+                f"budget {self.budget!r} is full, and the request that holds {self.held_bytes} bytes of it was chosen "
+                f"to make room for {self.chosen_for}; it should give back what it can, and be tried again later"
             )
         if self.limit_bytes == 2**64 - 1:
             return (
@@ -108,7 +108,8 @@ class NoRoom(BudgetExceeded):
 
     ``reason`` says why: ``"never fits"`` (the limit is less than the reservation), ``"timed out"``, ``"queue is full"``
     (as many wait as may), ``"inside of another"`` (a request inside of another one might wait for itself),
-    ``"inside of a reclaimer"``, ``"busy"`` (it was not to wait), ``"forked"`` (the process was forked meanwhile, and this is the child).
+    ``"inside of a reclaimer"``, ``"busy"`` (it was not to wait), ``"forked"`` (the process was forked meanwhile, and
+    this is the child).
     """
 
     __module__ = "ctxalloc"

@@ -22,9 +22,9 @@ use std::time::Duration;
 ///     (8000, 8000)
 ///
 /// ``guarantee_bytes``: so many bytes of ``parent`` are kept for this budget, whether it uses them or not, so that
-/// nothing in it is refused because of others while it has no more in use; above that it borrows, up to its limit, while
-/// there is room. 0 is a guarantee that may be raised later. It lasts until nothing can be charged to the budget any
-/// more.
+/// nothing in it is refused because of others while it has no more in use; above that it borrows, up to its limit,
+/// while there is room. 0 is a guarantee that may be raised later. It lasts until nothing can be charged to the budget
+/// any more.
 ///
 /// ``victims_after``: after so many seconds in which somebody has waited for room of this budget, the request that has
 /// most of it is chosen to give way; None, the default: never.
@@ -102,9 +102,9 @@ impl PyBudget {
     ///
     /// They run on a thread of their own, or on one that calls ``reclaim()``: never inside of an allocation. So an
     /// allocation that is refused has them called for the next one; who must not be refused reserves
-    /// (``request(reserve_bytes=...)``) and waits. What one raises goes to ``sys.unraisablehook``; a RuntimeWarning tells
-    /// once that nothing came back. It must not wait for room itself (NoRoom). It stays until it is removed or the
-    /// budget is gone, so it should not refer to this Budget.
+    /// (``request(reserve_bytes=...)``) and waits. What one raises goes to ``sys.unraisablehook``; a RuntimeWarning
+    /// tells once that nothing came back. It must not wait for room itself (NoRoom). It stays until it is removed or
+    /// the budget is gone, so it should not refer to this Budget.
     #[pyo3(signature = (call, /, *, order = None))]
     fn add_reclaimer(&self, call: &Bound<'_, PyAny>, order: Option<&Bound<'_, PyAny>>) -> PyResult<PyReclaimer> {
         reclaimers::add(&self.budget, call, order)
@@ -120,10 +120,10 @@ impl PyBudget {
     }
 
     /// After how many seconds in which somebody has waited for room of this budget a request is chosen to give way, and
-    /// again, at least 0.1 s, until the next one; None for never. It is the one that has most of this budget beyond what
-    /// it reserved and what budgets below are guaranteed, if that is more than is waited for. Its next allocation raises
-    /// BudgetExceeded, whose ``chosen_for`` says for whom, unless room came before. ``request(cancel_if_chosen=True)``
-    /// cancels its task too.
+    /// again, at least 0.1 s, until the next one; None for never. It is the one that has most of this budget beyond
+    /// what it reserved and what budgets below are guaranteed, if that is more than is waited for. Its next allocation
+    /// raises BudgetExceeded, whose ``chosen_for`` says for whom, unless room came before.
+    /// ``request(cancel_if_chosen=True)`` cancels its task too.
     #[getter]
     fn victims_after(&self) -> Option<f64> {
         self.budget.victims_after().map(|after| after.as_secs_f64())
@@ -198,8 +198,8 @@ impl PyBudget {
         self.budget.peak_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``, and by budgets below that it
-    /// guarantees them to. They count towards its limit.
+    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``, and by budgets below that
+    /// it guarantees them to. They count towards its limit.
     #[getter]
     fn reserved_bytes(&self) -> usize {
         self.budget.reserved_bytes()

@@ -12,7 +12,7 @@ mod victims;
 
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};
-use crate::strategy::account::{Account, reclaiming};
+use crate::strategy::account::{Account, reclaimers, reclaiming};
 use queue::Waiter;
 use refusal::no_room;
 use std::future::Future;
@@ -70,7 +70,7 @@ pub(crate) fn begin(terms: Terms) -> Result<Begun, Error> {
 #[cold]
 fn refuse(prepared: &Prepared, bytes: usize, reason: NoRoom) -> Error {
     if prepared.chain().miss_reservation(bytes) {
-        reclaiming::ask();
+        reclaimers::have_asked();
     }
     no_room(prepared.chain(), bytes, reason)
 }

@@ -9,7 +9,7 @@ use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
 use super::victims::choose_for;
 use crate::error::{Error, NoRoom};
-use crate::strategy::account::{Account, Chain, reclaimers, reclaiming};
+use crate::strategy::account::{Account, Chain, reclaimers};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::{BTreeMap, VecDeque};
@@ -59,14 +59,6 @@ impl Waiter {
         Poll::Ready(Err(no_room(&self.chain, self.bytes, NoRoom::Forked)))
     }
 
-    pub(super) fn chain(&self) -> &Chain {
-        &self.chain
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// The number of the budget that it waits for.
     fn lane(&self) -> u64 {
         self.chain.above().first().map_or(0, |account| account.number())
@@ -113,9 +105,11 @@ impl Later {
         spared.iter().filter_map(Weak::upgrade).for_each(|victim| victim.spare());
         wakers.into_iter().for_each(Waker::wake);
         if asks {
-            reclaiming::ask();
+            reclaimers::have_asked();
         }
-        chooses.iter().for_each(|(waiter, full)| choose_for(waiter, full));
+        for (waiter, full) in &chooses {
+            choose_for(&waiter.chain, waiter.bytes, full, |victim| is_too_late(waiter, victim));
+        }
         drop((dropped, opened, forgotten, chooses, before));
     }
 }
@@ -214,17 +208,15 @@ pub(super) fn look() -> (Next, Later) {
     })
 }
 
-/// Notes who was chosen to give way to a waiter; or returns who is to be spared, since it waits no more.
-pub(super) fn note_victim(waiter: &Arc<Waiter>, victim: &Arc<Account>) -> Option<Arc<Account>> {
-    let ((spared, before), later) = with(|queue, _| {
-        if !queue.has(waiter) {
-            return (Some(Arc::clone(victim)), None);
-        }
-        (None, waiter.victim.with(|known| known.replace(Arc::downgrade(victim))))
+/// Notes who was chosen to give way to a waiter; or says that it waits no more.
+fn is_too_late(waiter: &Arc<Waiter>, victim: &Arc<Account>) -> bool {
+    let ((is_too_late, before), later) = with(|queue, _| match queue.has(waiter) {
+        true => (false, waiter.victim.with(|known| known.replace(Arc::downgrade(victim)))),
+        false => (true, None),
     });
     later.run();
     drop(before);
-    spared
+    is_too_late
 }
 
 /// Runs `work` if nobody waits, while nobody can come.

@@ -1,6 +1,6 @@
 //! Budgets, which are limits in bytes in a tree, and `Budgeted`, the strategy that charges one.
 
-use super::account::{Account, Chain, UNLIMITED, reclaimers, reclaiming};
+use super::account::{Account, Chain, UNLIMITED, reclaimers};
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
@@ -163,8 +163,8 @@ impl Budget {
         self.account.live_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), by budgets below that
-    /// it guarantees them to, and for blocks that are being made. They count towards the limit.
+    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), by budgets below
+    /// that it guarantees them to, and for blocks that are being made. They count towards the limit.
     ///
     /// [`Builder::reserve_bytes`]: crate::request::Builder::reserve_bytes
     #[must_use]
@@ -184,9 +184,9 @@ impl Budget {
     }
 
     /// Adds what can give memory back: by dropping a cache, by writing something to a file. When this budget, or one
-    /// above it, is full and somebody begins to wait for room or was refused memory, those of the full budget and of all
-    /// below it are asked, one after the other, the lowest `order` first, until enough came back. They are told how many
-    /// bytes are still missing. A budget that uses no more than it is guaranteed is not asked for others.
+    /// above it, is full and somebody begins to wait for room or was refused memory, those of the full budget and of
+    /// all below it are asked, one after the other, the lowest `order` first, until enough came back. They are told how
+    /// many bytes are still missing. A budget that uses no more than it is guaranteed is not asked for others.
     ///
     /// They run on the thread `ctxalloc-reclaim`, or on one that calls [`reclaim`](Self::reclaim): never inside of an
     /// allocation, and under no lock. So an allocation that is refused has them asked for the next one; who must not be
@@ -194,8 +194,8 @@ impl Budget {
     /// or after which nothing was given back, is reported (an event of `tracing` at WARN) and passed over. It must not
     /// wait for room itself, which is an error ([`NoRoom::InsideOfReclaimer`](crate::NoRoom::InsideOfReclaimer)).
     ///
-    /// It stays until it is [removed](Reclaimer::remove), or nothing can be charged to the budget any more: so it should
-    /// not own a handle of this budget.
+    /// It stays until it is [removed](Reclaimer::remove), or nothing can be charged to the budget any more: so it
+    /// should not own a handle of this budget.
     ///
     /// ```
     /// use ctxalloc::strategy::{Budget, Charge};
@@ -218,7 +218,6 @@ impl Budget {
 
     pub(crate) fn add_reclaim(&self, order: i32, reclaim: Box<dyn reclaimers::Reclaim>) -> Reclaimer {
         let number = reclaimers::add(&self.account, order, reclaim);
-        reclaiming::start();
         Reclaimer { number }
     }
 
@@ -226,9 +225,9 @@ impl Budget {
     /// least 100 ms, before the next one; `None`, the default: never. To the millisecond.
     ///
     /// It is the request that has most of this budget beyond what it reserved and what budgets below are guaranteed, if
-    /// that is more than is waited for: so nobody at or below its guarantee, and nobody smaller than the one that waits.
-    /// Its next allocation is refused with [`Error::BudgetExceeded`], which says for whom (`chosen_for`); blocks within
-    /// its overdraft are not. It is refused once, and not at all if room comes before.
+    /// that is more than is waited for: so nobody at or below its guarantee, and nobody smaller than the one that
+    /// waits. Its next allocation is refused with [`Error::BudgetExceeded`], which says for whom (`chosen_for`); blocks
+    /// within its overdraft are not. It is refused once, and not at all if room comes before.
     /// [`Builder::on_chosen`](crate::request::Builder::on_chosen) hears of it at once.
     pub fn set_victims_after(&self, after: Option<Duration>) {
         self.account.set_victims_after(after);
@@ -247,9 +246,9 @@ impl Budget {
     }
 
     /// Asks reclaimers now, on this thread, until `wanted_bytes` came back to this budget; how many did, of whatever
-    /// was freed meanwhile. Warm memory of pools goes back first if there is no budget above (at most once in a second):
-    /// it is charged to nobody, so that makes room in the machine only. Waits for reclaimers that somebody else is asking:
-    /// not for a thread that runs other tasks.
+    /// was freed meanwhile. Warm memory of pools goes back first if there is no budget above (at most once in a
+    /// second): it is charged to nobody, so that makes room in the machine only. Waits for reclaimers that somebody
+    /// else is asking: not for a thread that runs other tasks.
     pub fn reclaim(&self, wanted_bytes: usize) -> usize {
         reclaimers::reclaim(&self.account, wanted_bytes)
     }

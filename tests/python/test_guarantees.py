@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 
-import ctxalloc
 import numpy as np
 import pytest
+
+import ctxalloc
 
 
 def test_a_guarantee_is_there_whatever_others_take():
@@ -95,7 +96,7 @@ def test_who_waits_gets_what_a_reclaimer_gives_back():
     cache.append(fill(process, 5000))
     assert (process.reclaim(1), process.reclaim(1)) == (5000, 0)
     assert asked[2] == (1, True)
-    assert reclaimer.remove() and not reclaimer.remove()
+    assert (reclaimer.remove(), reclaimer.remove()) == (True, False)
     assert process.reclaim(1) == 0
 
 
@@ -143,12 +144,17 @@ def test_the_largest_is_chosen_for_one_that_waits():
         with wanting(process, 50_000, name="patient", timeout=20):
             out.append("admitted")
 
-    with pytest.raises(ctxalloc.BudgetExceeded) as told, ctxalloc.request(root=True, budget=process, name="large"):
-        kept.append(np.zeros(90_000, "u1"))
-        thread = threading.Thread(target=patient)
-        thread.start()
-        until(lambda: process.victims)
-        kept.append(np.zeros(2000, "u1"))
+    thread = threading.Thread(target=patient)
+
+    def large():
+        with ctxalloc.request(root=True, budget=process, name="large"):
+            kept.append(np.zeros(90_000, "u1"))
+            thread.start()
+            until(lambda: process.victims)
+            kept.append(np.zeros(2000, "u1"))
+
+    with pytest.raises(ctxalloc.BudgetExceeded) as told:
+        large()
     assert told.value.chosen_for == "request 'patient', which waits for 50000 bytes of 'process'"
     assert (told.value.budget_id, told.value.never_fits, told.value.of_request) == (process.id, False, False)
     assert str(told.value) == str(pickle.loads(pickle.dumps(told.value)))
@@ -208,7 +214,7 @@ def test_a_task_that_has_left_its_request_is_not_cancelled():
     async def main():
         async with ctxalloc.request(root=True, budget=process, cancel_if_chosen=True):
             kept = np.zeros(90_000, "u1")
-            waits = threading.Thread(target=lambda: wanting(process, 50_000, timeout=20).__enter__().__exit__(*[None] * 3))
+            waits = threading.Thread(target=lambda: wanting(process, 50_000, timeout=20)(int)())
             waits.start()
             until(lambda: process.victims)  # the loop stands still: the cancellation waits for it
         await asyncio.sleep(0)
@@ -230,14 +236,17 @@ def slow(wanted_bytes):
     called.set()
     threading.Event().wait(0.2)
 process.add_reclaimer(slow)
-threading.Thread(target=ctxalloc.request(root=True, budget=process, reserve_bytes=50_000).__enter__, daemon=True).start()
+waits = ctxalloc.request(root=True, budget=process, reserve_bytes=50_000)
+threading.Thread(target=waits.__enter__, daemon=True).start()
 assert called.wait(20)
 print("exits")
 """
 
 
 def test_python_exits_while_a_reclaimer_runs_and_somebody_waits():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", EXIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EXIT], check=False, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "exits\n", "")
 
 

@@ -16,6 +16,7 @@ mod aside;
 pub(super) mod chunks;
 pub(super) mod ended;
 mod list;
+pub(crate) mod on_chosen;
 mod prepared;
 mod slot;
 mod state;
@@ -46,13 +47,13 @@ use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::unattributed::{is_active, unattributed};
 use ended::Ended;
+use on_chosen::OnChosen;
 use slot::Slot;
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use unseen::Outside;
-use victims::OnChosen;
 
 /// What a request is begun with.
 #[derive(Debug, Default)]

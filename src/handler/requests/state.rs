@@ -1,6 +1,6 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
-use super::victims::OnChosen;
+use super::on_chosen::OnChosen;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
 use crate::strategy::account::{Chain, Refused, TINY_BYTES, UNCOUNTED};

@@ -1,31 +1,14 @@
 //! Which request gives way where a budget is full and somebody waits for it.
 
+use super::on_chosen::OnChosen;
 use super::slot::{self, Slot};
 use crate::error::Error;
 use crate::strategy::account::{Account, Chain, Chosen};
-use std::fmt;
 use std::sync::Arc;
-
-/// What is called when a request is chosen, on a thread of the queue.
-#[derive(Clone)]
-pub(crate) struct OnChosen(pub(crate) Arc<Call>);
-
-/// With what its next allocation will say, and its account.
-type Call = dyn Fn(&Error, &Arc<Account>) + Send + Sync;
-
-impl fmt::Debug for OnChosen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnChosen")
-    }
-}
 
 /// Chooses the request of which `full` would get back most, if that is more than `asker` wants of it: the largest goes
 /// first, and what is guaranteed or reserved is nobody's to take. Its account, and what to call under no lock.
-pub(crate) fn choose(
-    full: &Arc<Account>,
-    asker: &Chain,
-    bytes: usize,
-) -> Option<(Arc<Account>, Option<OnChosen>, Error)> {
+pub(crate) fn choose(full: &Account, asker: &Chain, bytes: usize) -> Option<(Arc<Account>, Option<OnChosen>, Error)> {
     let wanted_bytes = asker.wants(bytes, full);
     let above = asker.above().first().map(|account| account.name().into_owned());
     let mut largest: Option<(usize, u64, _)> = None;

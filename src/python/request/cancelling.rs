@@ -4,7 +4,7 @@
 //! left it. On leaving, it becomes a BudgetExceeded, as `asyncio.timeout` makes a TimeoutError of its own.
 
 use crate::error::Error;
-use crate::handler::requests::victims::OnChosen;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::python::errors::with_cause;
 use crate::python::exit::try_attach_before_exit;
 use crate::python::imported::Imported;

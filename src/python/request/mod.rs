@@ -31,7 +31,7 @@ use super::sums::{SiteNumbers, SumNumbers};
 use super::token_cell::TokenCell;
 use super::whole::enable;
 use crate::handler::Handler;
-use crate::handler::requests::victims::OnChosen;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
 use crate::room::Admission;
 use left::{Left, Settling, running_loop};
@@ -106,7 +106,8 @@ enum Phase {
 /// the parts). RuntimeError: its library is not preloaded, or cannot be; docs/whole.md.
 ///
 /// ``cancel_if_chosen=True``: when it is chosen to make room for one that waits (``Budget.victims_after``), the asyncio
-/// task that entered it is cancelled, and leaving it raises BudgetExceeded. RuntimeError on entering: no task runs here.
+/// task that entered it is cancelled, and leaving it raises BudgetExceeded. RuntimeError on entering: no task runs
+/// here.
 ///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.

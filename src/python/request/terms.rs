@@ -1,7 +1,7 @@
 //! The terms on which a request is begun: the arguments of `ctxalloc.request()`.
 
 use super::admission::begin_blocking;
-use crate::handler::requests::victims::OnChosen;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
 use crate::python::budget::{budget_in, limit_in, name_in};

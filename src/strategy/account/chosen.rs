@@ -1,4 +1,5 @@
-//! Requests that were chosen to make room for others: `docs/decisions/0042-reclaimers-and-victims-are-for-those-who-wait.md`.
+//! Requests that were chosen to make room for others:
+//! `docs/decisions/0042-reclaimers-and-victims-are-for-those-who-wait.md`.
 //!
 //! A request that is chosen has no room in its own account: `enforced_bytes` is 0 then, and else its limit. So an
 //! allocation looks at nothing more than it did; the refusal finds the mark, tells it once, and takes it off.

@@ -2,8 +2,8 @@
 //! (`docs/decisions/0042-reclaimers-and-victims-are-for-those-who-wait.md`).
 //!
 //! A refusal, and one that begins to wait, note at each account how much was missing, and wake the thread of
-//! `reclaiming.rs`. It asks one after the other, under no lock. Where nobody has added any, a refusal is one load dearer,
-//! and nothing else is.
+//! `reclaiming.rs`. It asks one after the other, under no lock. Where nobody has added any, a refusal is one load
+//! dearer, and nothing else is.
 
 use super::reclaiming;
 use super::{Account, Chain, RELAXED};
@@ -98,7 +98,15 @@ pub(in crate::strategy) fn add(budget: &Arc<Account>, order: i32, reclaim: Box<d
         all.insert(at, reclaimer);
         PRESENT.store(all.len(), RELAXED);
     });
+    reclaiming::start(ask_for_what_is_missing);
     number
+}
+
+/// Has the thread ask for what is missing, and starts it where it is not there: in a child of `fork` it is not. Where
+/// no thread can be started nobody is asked.
+pub(crate) fn have_asked() {
+    reclaiming::start(ask_for_what_is_missing);
+    reclaiming::call();
 }
 
 /// Takes one out; false if it is not there. One that is being asked goes on.
@@ -195,7 +203,7 @@ impl Reclaimer {
 }
 
 /// For the thread: asks for what was missing.
-pub(super) fn ask_for_what_is_missing() {
+fn ask_for_what_is_missing() {
     let mut full: Vec<Arc<Account>> = Vec::new();
     for budget in present().iter().filter_map(|reclaimer| reclaimer.budget.upgrade()) {
         let chain = Chain::of_budget(&budget);
@@ -233,7 +241,7 @@ impl Chain {
         reclaiming::call();
     }
 
-    /// The same for a reservation that has no room now. Whether anybody is to be asked: by [`reclaiming::ask`].
+    /// The same for a reservation that has no room now. Whether anybody is to be asked: by [`have_asked`].
     pub(crate) fn miss_reservation(&self, bytes: usize) -> bool {
         are_there() && self.note_missing(bytes)
     }

@@ -1,7 +1,6 @@
 //! The thread `ctxalloc-reclaim`: asks reclaimers for what was missing. It starts with the first of them, and sleeps
 //! until somebody calls.
 
-use super::reclaimers::ask_for_what_is_missing;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::cell::Cell;
@@ -55,15 +54,8 @@ pub(super) fn call() {
     }
 }
 
-/// Wakes it, and starts it where it is not there: in a child of `fork` it is not. Where no thread can be started nobody
-/// is asked.
-pub(crate) fn ask() {
-    start();
-    call();
-}
-
-/// Starts it, unless it runs.
-pub(in crate::strategy) fn start() {
+/// Starts it, unless it runs. `ask`: what it does whenever somebody called.
+pub(super) fn start(ask: fn()) {
     let _unattributed = unattributed();
     let (starts, _gone) = running().0.with(|running| match running {
         Some((process_id, _)) if *process_id == process::id() => (false, None),
@@ -73,7 +65,7 @@ pub(in crate::strategy) fn start() {
         return;
     }
     IS_CALLED.store(true, Ordering::Release); // it looks first
-    let started = thread::Builder::new().name("ctxalloc-reclaim".to_owned()).spawn(run);
+    let started = thread::Builder::new().name("ctxalloc-reclaim".to_owned()).spawn(move || run(ask));
     let thread = started.ok().map(|started| started.thread().clone());
     let is_there = thread.is_some();
     let _before = running().0.with(|running| match running {
@@ -88,10 +80,10 @@ pub(in crate::strategy) fn start() {
     });
 }
 
-fn run() {
+fn run(ask: fn()) {
     loop {
         if IS_CALLED.swap(false, Ordering::AcqRel) {
-            ask_for_what_is_missing();
+            ask();
         } else {
             thread::park();
         }

@@ -9,6 +9,7 @@
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
 mod chain;
+mod choice;
 mod chosen;
 mod cover;
 mod guarantee;
@@ -447,7 +448,7 @@ impl Drop for Account {
             chosen::forget(self.id);
         }
         if *self.reclaimers.get_mut() > 0 {
-            reclaimers::forget(self.id);
+            reclaiming::forget(self.id);
         }
         if matches!(self.kind, Kind::Budget { .. }) {
             known::remove(self.id);

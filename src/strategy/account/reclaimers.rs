@@ -82,6 +82,7 @@ pub(crate) fn added() -> u64 {
 /// Adds one to a budget's; its number.
 pub(in crate::strategy) fn add(budget: &Arc<Account>, order: i32, reclaim: Box<dyn Reclaim>) -> u64 {
     let _unattributed = unattributed();
+    reclaiming::on_drop(forget);
     let number = ADDED.fetch_add(1, RELAXED);
     let reclaimer = Arc::new(Reclaimer {
         number,
@@ -120,7 +121,7 @@ pub(in crate::strategy) fn remove(number: u64) -> bool {
 }
 
 /// For an account that is being dropped.
-pub(super) fn forget(budget_id: u64) {
+fn forget(budget_id: u64) {
     drop(take_out(|reclaimer| reclaimer.budget_id == budget_id));
 }
 

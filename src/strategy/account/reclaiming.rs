@@ -9,6 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
 
+/// Forgets the reclaimers of a budget, if there are any.
+static FORGET: Made<fn(u64)> = Made::new();
+
+/// Has `forget` called for each account with reclaimers that is dropped. Only the first one is.
+pub(super) fn on_drop(forget: fn(u64)) {
+    FORGET.get_or_make(|| forget);
+}
+
+/// For an account that is being dropped.
+pub(super) fn forget(budget_id: u64) {
+    if let Some(forget) = FORGET.get() {
+        forget(budget_id);
+    }
+}
+
 thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }

@@ -211,10 +211,14 @@ def test_the_task_of_one_that_is_chosen_is_cancelled():
 def test_a_task_that_has_left_its_request_is_not_cancelled():
     process = ctxalloc.Budget(100_000, victims_after=0)
 
+    def waits_for_room():
+        with wanting(process, 50_000, timeout=20):
+            pass
+
     async def main():
         async with ctxalloc.request(root=True, budget=process, cancel_if_chosen=True):
             kept = np.zeros(90_000, "u1")
-            waits = threading.Thread(target=lambda: wanting(process, 50_000, timeout=20)(int)())
+            waits = threading.Thread(target=waits_for_room)
             waits.start()
             until(lambda: process.victims)  # the loop stands still: the cancellation waits for it
         await asyncio.sleep(0)

@@ -21,6 +21,7 @@ __all__ = [
     "Exchange",
     "Exchanges",
     "Handler",
+    "Reclaimer",
     "Request",
     "RequestMetrics",
     "RouteTable",

@@ -24,9 +24,14 @@ impl Answer {
     #[cfg(any(test, feature = "tower"))]
     pub(crate) fn to(error: &Error, tenant: Option<u64>) -> Option<Self> {
         let (budget_id, of_request, limit_bytes, held_bytes, requested_bytes) = match *error {
+            // Whatever it holds: alone it would not have been chosen.
+            Error::BudgetExceeded { budget_id, limit_bytes, chosen_for: Some(_), .. } => {
+                (budget_id, false, limit_bytes, 0, 0)
+            }
             Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } => {
                 (budget_id, of_request, limit_bytes, held_bytes, requested_bytes)
             }
+            Error::NoRoom { reason: crate::error::NoRoom::NeverFits, .. } => return Some(Self::TooLarge),
             // Before its beginning a request holds nothing.
             Error::NoRoom { budget_id, of_request, limit_bytes, requested_bytes, .. } => {
                 (budget_id, of_request, limit_bytes, 0, requested_bytes)
@@ -120,6 +125,7 @@ mod tests {
                 in_use_bytes,
                 held_bytes,
                 requested_bytes,
+                chosen_for: None,
             };
             assert_eq!(Answer::to(&error, Some(TENANT)), Some(expected), "{error:?}");
         }

@@ -36,6 +36,14 @@ fn no_room(limit_bytes: usize, in_use_bytes: usize, requested_bytes: usize) -> S
     )
 }
 
+/// Why a request was refused that was chosen to make room.
+fn chosen(held_bytes: usize, chosen_for: &dyn Display) -> String {
+    format!(
+        "is full, and the request that holds {held_bytes} bytes of it was chosen to make room for {chosen_for}; it \
+         should give back what it can, and be tried again later"
+    )
+}
+
 /// A request by its name; one that was given none is called `request 7` already.
 fn request_called(name: &str) -> String {
     let is_numbered = name.strip_prefix("request ").is_some_and(|number| number.parse::<u64>().is_ok());
@@ -317,7 +325,10 @@ pub enum Error {
     SettingsInUse,
 
     /// A [`Budget`](crate::strategy::Budget) has no room.
-    #[error("budget '{}' {}", shown(.budget), no_room(*.limit_bytes, *.in_use_bytes, *.requested_bytes))]
+    #[error("budget '{}' {}", shown(.budget), match .chosen_for {
+        Some(chosen_for) => chosen(*.held_bytes, &shown(chosen_for)),
+        None => no_room(*.limit_bytes, *.in_use_bytes, *.requested_bytes),
+    })]
     #[non_exhaustive]
     BudgetExceeded {
         /// The name of the budget that refused; perhaps one above the one that was charged.
@@ -335,6 +346,9 @@ pub enum Error {
         held_bytes: usize,
         /// How many more bytes were requested.
         requested_bytes: usize,
+        /// For whom the request was chosen to make room in that budget, if that is why it was refused
+        /// ([`Budget::set_victims_after`](crate::strategy::Budget::set_victims_after)).
+        chosen_for: Option<String>,
     },
 
     /// A request could not begin: there was no room to reserve what it needs.
@@ -354,6 +368,27 @@ pub enum Error {
         requested_bytes: usize,
         /// Why it did not wait, or not longer.
         reason: NoRoom,
+    },
+
+    /// A budget was to guarantee more than its limit to those below it
+    /// ([`Budget::guaranteed_child`](crate::strategy::Budget::guaranteed_child)).
+    #[error(
+        "budget '{}' cannot guarantee {requested_bytes} bytes more to budgets below it: {guaranteed_bytes} of its \
+         {limit_bytes} are guaranteed already; guarantee less, or give it a higher limit",
+        shown(.budget)
+    )]
+    #[non_exhaustive]
+    GuaranteesExceedLimit {
+        /// The name of the budget whose limit is too small.
+        budget: String,
+        /// Its number ([`Budget::id`](crate::strategy::Budget::id)).
+        budget_id: u64,
+        /// Its limit.
+        limit_bytes: usize,
+        /// How many bytes it guarantees already.
+        guaranteed_bytes: usize,
+        /// How many more it was to guarantee.
+        requested_bytes: usize,
     },
 
     /// Memory was requested from a request that has ended, and that refuses this or no longer exists.
@@ -468,7 +503,16 @@ mod tests {
 
     fn refused(budget: String, limit_bytes: usize, in_use_bytes: usize, requested_bytes: usize) -> Error {
         let (budget_id, of_request, held_bytes) = (1, false, 0);
-        Error::BudgetExceeded { budget, budget_id, of_request, limit_bytes, in_use_bytes, held_bytes, requested_bytes }
+        Error::BudgetExceeded {
+            budget,
+            budget_id,
+            of_request,
+            limit_bytes,
+            in_use_bytes,
+            held_bytes,
+            requested_bytes,
+            chosen_for: None,
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, Terms};
 use crate::room::{self, Admission};
 use crate::scope::{Scoped, WithHandler, current, scope};
@@ -153,6 +154,14 @@ impl Builder {
     /// not.
     pub fn reserve_bytes(mut self, bytes: usize) -> Self {
         self.terms.reserve_bytes = Some(bytes);
+        self
+    }
+
+    /// Has `call` called when it is [chosen to make room](Budget::set_victims_after) for one that waits: to cancel its
+    /// work where it allocates nothing for long. On a thread of the queue, under no lock; it must be short. What it is
+    /// told is what the request's next allocation will say.
+    pub fn on_chosen(mut self, call: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.terms.on_chosen = Some(OnChosen(Arc::new(move |error, _| call(error))));
         self
     }
 

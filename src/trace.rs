@@ -89,6 +89,33 @@ pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, adv
     let _ = (strategy, error, advice);
 }
 
+/// A reclaimer of a budget failed, and was passed over.
+#[cold]
+pub(crate) fn reclaimer_failed(budget: &str, why: &'static str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "ctxalloc", budget, why, "a reclaimer was asked in vain");
+    #[cfg(not(feature = "tracing"))]
+    let _ = (budget, why);
+}
+
+/// A request was chosen to make room for one that waits.
+#[cold]
+pub(crate) fn chosen(request: &str, error: &crate::error::Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "ctxalloc", request, %error, "a request was chosen to make room");
+    #[cfg(not(feature = "tracing"))]
+    let _ = (request, error);
+}
+
+/// The function `on_chosen` of a request panicked.
+#[cold]
+pub(crate) fn on_chosen_panicked(request: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "ctxalloc", request, "`on_chosen` panicked");
+    #[cfg(not(feature = "tracing"))]
+    let _ = request;
+}
+
 /// Memory was refused by a budget, or because a request has ended.
 #[cold]
 pub(crate) fn refused(error: &crate::error::Error) {

@@ -39,7 +39,8 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
 
     ``budget_id`` is that budget's ``id``, which tells it from others of the same name; None in an exception that was
     copied or unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that
-    others share. ``held_bytes``: how much of what was in use the request itself had.
+    others share. ``held_bytes``: how much of what was in use the request itself had. ``chosen_for``: for whom it was
+    chosen to make room in that budget (``Budget.victims_after``), if that is why it was refused; else None.
     """
 
     __module__ = "ctxalloc"
@@ -53,8 +54,10 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         held_bytes: int = 0,
         budget_id: int | None = None,
         of_request: bool = False,  # noqa: FBT001, FBT002 - as above
+        chosen_for: str | None = None,
     ) -> None:
         super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes)
+        self.chosen_for = chosen_for
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.in_use_bytes = in_use_bytes
@@ -70,9 +73,16 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     @property
     def never_fits(self) -> bool:
         """Whether the budget could not give as much even if the request were the only one that it is charged with."""
+        if self.chosen_for is not None:
+            return False
         return self.held_bytes + self.requested_bytes > self.limit_bytes or self.limit_bytes == 2**64 - 1
 
     def __str__(self) -> str:
+        if self.chosen_for is not None:
+            return (
+                f"budget {self.budget!r} is full, and the request that holds {self.held_bytes} bytes of it was chosen "
+                f"to make room for {self.chosen_for}; it should give back what it can, and be tried again later"
+            )
         if self.limit_bytes == 2**64 - 1:
             return (
                 f"budget {self.budget!r} has no limit, but cannot count {self.requested_bytes} more bytes: with the "
@@ -100,7 +110,8 @@ class NoRoom(BudgetExceeded):
 
     ``reason`` says why: ``"never fits"`` (the limit is less than the reservation), ``"timed out"``, ``"queue is full"``
     (as many wait as may), ``"inside of another"`` (a request inside of another one might wait for itself),
-    ``"forked"`` (the process was forked meanwhile, and this is the child).
+    ``"inside of a reclaimer"``, ``"busy"`` (it was not to wait), ``"forked"`` (the process was forked meanwhile, and
+    this is the child).
     """
 
     __module__ = "ctxalloc"
@@ -120,6 +131,11 @@ class NoRoom(BudgetExceeded):
         self.args = (budget, limit_bytes, in_use_bytes, requested_bytes, message, reason)
         self.message = message
         self.reason = reason
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether it could not have begun however long it had waited."""
+        return self.reason == "never fits"
 
     def __str__(self) -> str:
         return self.message

@@ -21,6 +21,7 @@ __all__ = [
     "Exchange",
     "Exchanges",
     "Handler",
+    "Reclaimer",
     "Request",
     "RequestMetrics",
     "RouteTable",
@@ -112,8 +113,22 @@ class Block:
 @final
 class Budget:
     def __new__(
-        cls, limit_bytes: int | None = None, *, parent: Budget | None = None, name: str | None = None
+        cls,
+        limit_bytes: int | None = None,
+        *,
+        parent: Budget | None = None,
+        name: str | None = None,
+        guarantee_bytes: int | None = None,
+        victims_after: float | None = None,
     ) -> Self: ...
+    def add_reclaimer(self, call: Callable[[int], object], /, *, order: int | None = None) -> Reclaimer: ...
+    def reclaim(self, wanted_bytes: int, /) -> int: ...
+    @property
+    def victims_after(self) -> float | None: ...
+    @victims_after.setter
+    def victims_after(self, value: float | None, /) -> None: ...
+    @property
+    def victims(self) -> int: ...
     @property
     def id(self) -> int: ...
     @property
@@ -122,6 +137,10 @@ class Budget:
     def limit_bytes(self) -> int | None: ...
     @limit_bytes.setter
     def limit_bytes(self, value: int | None, /) -> None: ...
+    @property
+    def guarantee_bytes(self) -> int | None: ...
+    @guarantee_bytes.setter
+    def guarantee_bytes(self, value: int, /) -> None: ...
     @property
     def parent(self) -> Budget | None: ...
     @property
@@ -140,6 +159,10 @@ class Budget:
     def refused(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class Reclaimer:
+    def remove(self) -> bool: ...
 
 @final
 class Escaped:
@@ -464,6 +487,7 @@ def request(
     reserve_bytes: int | None = None,
     timeout: float | None = None,
     whole: bool | None = None,
+    cancel_if_chosen: bool | None = None,
 ) -> Request: ...
 def request_metrics() -> RequestMetrics: ...
 def _stats(

@@ -12,6 +12,9 @@ pub enum NoRoom {
     Busy,
     /// It is inside of another request, which may hold what it would wait for.
     InsideOfAnother,
+    /// A reclaimer asked for it ([`Budget::add_reclaimer`](crate::strategy::Budget::add_reclaimer)), for whom others
+    /// wait.
+    InsideOfReclaimer,
     /// As many as may wait for that budget do so already.
     QueueIsFull,
     /// Its time was over.
@@ -30,8 +33,8 @@ pub(super) fn no_reservation(
     let bytes = requested_bytes;
     match reason {
         NoRoom::NeverFits => format!(
-            "{bytes} bytes can never be reserved of '{budget}', whose limit is {limit_bytes}; reserve less, or give it a \
-             higher limit"
+            "{bytes} bytes can never be reserved of '{budget}', whose limit is {limit_bytes}, what it guarantees to others \
+             included; reserve less, or give it a higher limit"
         ),
         NoRoom::Busy => {
             format!("'{budget}' has no room now for a reservation of {bytes} bytes; wait for it, or try again later")
@@ -39,6 +42,10 @@ pub(super) fn no_reservation(
         NoRoom::InsideOfAnother => format!(
             "'{budget}' has no room for a reservation of {bytes} bytes inside of a request, which would wait for itself if \
              it waited; reserve these bytes with the request around it, or begin a root"
+        ),
+        NoRoom::InsideOfReclaimer => format!(
+            "'{budget}' has no room for a reservation of {bytes} bytes, which a reclaimer asked for: others wait for what \
+             it gives back, so it must not wait; let it do without"
         ),
         NoRoom::QueueIsFull => format!(
             "'{budget}' has no room for a reservation of {bytes} bytes, and as many wait for it as may; try again later, or \

@@ -1,10 +1,12 @@
 //! `ctxalloc.Budget`: a node of the tree of budgets, and how functions read the arguments that describe one.
 
 use super::options::{argument, no_bool};
+use super::reclaimers::{self, PyReclaimer};
 use crate::strategy::Budget;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::borrow::Cow;
+use std::time::Duration;
 
 /// A limit in bytes, which may be part of another one: request under tenant under process.
 ///
@@ -19,7 +21,16 @@ use std::borrow::Cow;
 ///     >>> tenant.in_use_bytes, process.in_use_bytes
 ///     (8000, 8000)
 ///
-/// TypeError, ValueError: an argument is invalid.
+/// ``guarantee_bytes``: so many bytes of ``parent`` are kept for this budget, whether it uses them or not, so that
+/// nothing in it is refused because of others while it has no more in use; above that it borrows, up to its limit,
+/// while there is room. 0 is a guarantee that may be raised later. It lasts until nothing can be charged to the budget
+/// any more.
+///
+/// ``victims_after``: after so many seconds in which somebody has waited for room of this budget, the request that has
+/// most of it is chosen to give way; None, the default: never.
+///
+/// TypeError, ValueError: an argument is invalid, or ``parent`` cannot guarantee so much beside what it guarantees
+/// already. NoRoom: it could, but others use these bytes now (``reason`` is ``"busy"``).
 #[pyclass(frozen, eq, hash, weakref, name = "Budget", module = "ctxalloc")]
 pub(super) struct PyBudget {
     budget: Budget,
@@ -54,19 +65,80 @@ impl std::hash::Hash for PyBudget {
 #[pymethods]
 impl PyBudget {
     #[new]
-    #[pyo3(signature = (limit_bytes = None, *, parent = None, name = None))]
+    #[pyo3(signature = (limit_bytes = None, *, parent = None, name = None, guarantee_bytes = None, victims_after = None))]
     fn new(
         limit_bytes: Option<&Bound<'_, PyAny>>,
         parent: Option<&Bound<'_, PyAny>>,
         name: Option<&Bound<'_, PyAny>>,
+        guarantee_bytes: Option<&Bound<'_, PyAny>>,
+        victims_after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let victims_after = seconds_in(victims_after)?;
         let limit_bytes = limit_in("Budget", limit_bytes)?;
         let name = name_in("Budget", name)?.unwrap_or_else(|| "unnamed".to_owned());
-        let budget = match budget_in("Budget", "parent", parent)? {
-            None => Budget::new(&name, limit_bytes),
-            Some(parent) => parent.child(&name, limit_bytes),
+        let guarantee_bytes = guarantee_in(guarantee_bytes)?;
+        let budget = match (budget_in("Budget", "parent", parent)?, guarantee_bytes) {
+            (None, None) => Budget::new(&name, limit_bytes),
+            (None, Some(_)) => {
+                return Err(PyValueError::new_err(
+                    "guarantee_bytes is what a parent keeps for the budget, and this one has none; give it a parent, or \
+                     no guarantee",
+                ));
+            }
+            (Some(parent), None) => parent.child(&name, limit_bytes),
+            (Some(parent), Some(bytes)) => parent.guaranteed_child(&name, limit_bytes, bytes)?,
         };
+        budget.set_victims_after(victims_after);
         Ok(Self { budget })
+    }
+
+    /// Adds a function that can give memory back: that drops a cache, or writes a frame to a file. When this budget, or
+    /// one above it, is full and a request begins to wait for room or is refused memory, the functions of the full
+    /// budget and of all below it are called, one after the other, the lowest ``order`` first, until enough came back.
+    /// They are given the number of bytes that are still missing. A budget that uses no more than its guarantee is not
+    /// asked for others. Returns a Reclaimer, whose ``remove()`` takes it out again::
+    ///
+    ///     >>> reclaimer = budget.add_reclaimer(lambda wanted_bytes: cache.clear(), order=1)
+    ///
+    /// They run on a thread of their own, or on one that calls ``reclaim()``: never inside of an allocation. So an
+    /// allocation that is refused has them called for the next one; who must not be refused reserves
+    /// (``request(reserve_bytes=...)``) and waits. What one raises goes to ``sys.unraisablehook``; a RuntimeWarning
+    /// tells once that nothing came back. It must not wait for room itself (NoRoom). It stays until it is removed or
+    /// the budget is gone, so it should not refer to this Budget.
+    #[pyo3(signature = (call, /, *, order = None))]
+    fn add_reclaimer(&self, call: &Bound<'_, PyAny>, order: Option<&Bound<'_, PyAny>>) -> PyResult<PyReclaimer> {
+        reclaimers::add(&self.budget, call, order)
+    }
+
+    /// Calls reclaimers now, on this thread, until ``wanted_bytes`` came back to this budget. How many bytes did, of
+    /// whatever was freed meanwhile. Not for a thread that runs an event loop: it waits for reclaimers that are being
+    /// called already.
+    #[pyo3(signature = (wanted_bytes, /))]
+    fn reclaim(&self, py: Python<'_>, wanted_bytes: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let wanted_bytes = reclaimers::wanted_in(wanted_bytes)?;
+        Ok(py.detach(|| self.budget.reclaim(wanted_bytes)))
+    }
+
+    /// After how many seconds in which somebody has waited for room of this budget a request is chosen to give way, and
+    /// again, at least 0.1 s, until the next one; None for never. It is the one that has most of this budget beyond
+    /// what it reserved and what budgets below are guaranteed, if that is more than is waited for. Its next allocation
+    /// raises BudgetExceeded, whose ``chosen_for`` says for whom, unless room came before.
+    /// ``request(cancel_if_chosen=True)`` cancels its task too.
+    #[getter]
+    fn victims_after(&self) -> Option<f64> {
+        self.budget.victims_after().map(|after| after.as_secs_f64())
+    }
+
+    #[setter]
+    fn set_victims_after(&self, victims_after: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.budget.set_victims_after(seconds_in(victims_after)?);
+        Ok(())
+    }
+
+    /// How many requests were chosen to make room in it.
+    #[getter]
+    fn victims(&self) -> u64 {
+        self.budget.victims()
     }
 
     /// Its name, for messages.
@@ -94,6 +166,20 @@ impl PyBudget {
         Ok(())
     }
 
+    /// How many bytes its parent guarantees to it; None if it was made without a guarantee. It may be changed at any
+    /// time if it was made with one. ValueError: its parent cannot guarantee so much beside its other guarantees, it is
+    /// more than the own limit, or the budget has none. NoRoom: others use these bytes now.
+    #[getter]
+    fn guarantee_bytes(&self) -> Option<usize> {
+        self.budget.guarantee_bytes()
+    }
+
+    #[setter]
+    fn set_guarantee_bytes(&self, guarantee_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let given = guarantee_in(Some(guarantee_bytes))?;
+        Ok(self.budget.set_guarantee_bytes(given.unwrap_or(0))?)
+    }
+
     /// The budget above it, or None.
     #[getter]
     fn parent(&self) -> Option<Self> {
@@ -112,8 +198,8 @@ impl PyBudget {
         self.budget.peak_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``. They count towards its
-    /// limit.
+    /// How many bytes of it are reserved and not in use: by ``request(reserve_bytes=...)``, and by budgets below that
+    /// it guarantees them to. They count towards its limit.
     #[getter]
     fn reserved_bytes(&self) -> usize {
         self.budget.reserved_bytes()
@@ -161,6 +247,22 @@ pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
     argument(function, "limit_bytes", given, expected, |value| match no_bool(value)?.extract()? {
         usize::MAX => Err(PyValueError::new_err(())),
         limit_bytes => Ok(limit_bytes),
+    })
+}
+
+/// A time in seconds as users give it; None for never.
+fn seconds_in(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
+    argument("Budget", "victims_after", given, "a time in seconds, a number from 0 up, or None for never", |value| {
+        crate::settings::seconds(no_bool(value)?.extract()?).ok_or_else(|| PyValueError::new_err(()))
+    })
+}
+
+/// A guarantee in bytes as users give it; None for none.
+fn guarantee_in(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
+    let expected = format_args!("a number of bytes, an int from 0 to {}", usize::MAX - 1);
+    argument("Budget", "guarantee_bytes", given, expected, |value| match no_bool(value)?.extract()? {
+        usize::MAX => Err(PyValueError::new_err(())),
+        guarantee_bytes => Ok(guarantee_bytes),
     })
 }
 

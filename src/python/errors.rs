@@ -61,6 +61,7 @@ fn reason_of(reason: crate::error::NoRoom) -> &'static str {
         NoRoom::NeverFits => "never fits",
         NoRoom::Busy => "busy",
         NoRoom::InsideOfAnother => "inside of another",
+        NoRoom::InsideOfReclaimer => "inside of a reclaimer",
         NoRoom::QueueIsFull => "queue is full",
         NoRoom::TimedOut => "timed out",
         NoRoom::Forked => "forked",
@@ -80,6 +81,7 @@ impl From<Error> for PyErr {
                 in_use_bytes,
                 held_bytes,
                 requested_bytes,
+                chosen_for,
             } => {
                 // The order of its `__init__`.
                 BudgetExceeded::new_err((
@@ -90,6 +92,7 @@ impl From<Error> for PyErr {
                     held_bytes,
                     budget_id,
                     of_request,
+                    chosen_for,
                 ))
             }
             Error::NoRoom { budget, budget_id, of_request, limit_bytes, in_use_bytes, requested_bytes, reason } => {
@@ -120,6 +123,7 @@ impl From<Error> for PyErr {
             Error::BadAlignment { .. }
             | Error::BadOption { .. }
             | Error::BadSetting { .. }
+            | Error::GuaranteesExceedLimit { .. }
             | Error::NoSuchNode { .. }
             | Error::NullArgument { .. }
             | Error::NotRegistered { .. }

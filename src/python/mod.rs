@@ -46,6 +46,7 @@ mod pending;
 #[cfg(ctxalloc_whole)]
 mod preloaded;
 mod profile;
+mod reclaimers;
 mod request;
 mod scope;
 mod scope_type;

@@ -8,10 +8,11 @@ mod queue;
 mod refusal;
 mod runner;
 mod turn;
+mod victims;
 
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};
-use crate::strategy::account::Account;
+use crate::strategy::account::{Account, reclaimers, reclaiming};
 use queue::Waiter;
 use refusal::no_room;
 use std::future::Future;
@@ -39,7 +40,8 @@ impl Admission {
         let prepared = Prepared::new(terms)?;
         match reserve(&prepared)? {
             None => Ok(Self(State::Admitted(Some(prepared)))),
-            Some(bytes) if prepared.is_inside() => Err(no_room(prepared.chain(), bytes, NoRoom::InsideOfAnother)),
+            Some(bytes) if prepared.is_inside() => Err(refuse(&prepared, bytes, NoRoom::InsideOfAnother)),
+            Some(bytes) if reclaiming::is_inside() => Err(no_room(prepared.chain(), bytes, NoRoom::InsideOfReclaimer)),
             Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout)? {
                 None => Ok(Self(State::Admitted(Some(prepared)))),
                 Some((waiter, next)) => {
@@ -60,8 +62,17 @@ pub(crate) fn begin(terms: Terms) -> Result<Begun, Error> {
     let prepared = Prepared::new(terms)?;
     match reserve(&prepared)? {
         None => Ok(prepared.begin()),
-        Some(bytes) => Err(no_room(prepared.chain(), bytes, NoRoom::Busy)),
+        Some(bytes) => Err(refuse(&prepared, bytes, NoRoom::Busy)),
     }
+}
+
+/// Does not wait, but has reclaimers asked, for the next one.
+#[cold]
+fn refuse(prepared: &Prepared, bytes: usize, reason: NoRoom) -> Error {
+    if prepared.chain().miss_reservation(bytes) {
+        reclaimers::have_asked();
+    }
+    no_room(prepared.chain(), bytes, reason)
 }
 
 /// Takes the reservation if there is room, and nobody waits for it already. Else how many bytes could not be reserved.

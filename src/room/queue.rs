@@ -7,17 +7,23 @@
 
 use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
+use super::victims::choose_for;
 use crate::error::{Error, NoRoom};
-use crate::strategy::account::{Account, Chain};
+use crate::strategy::account::{Account, Chain, reclaimers};
 use crate::survived::survived;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::{BTreeMap, VecDeque};
 use std::process;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
+
+/// How long it takes at least, and at most, until another request is chosen for one that waits: the first one has to
+/// give way.
+const MIN_PATIENCE: Duration = Duration::from_millis(100);
+const MAX_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// One that waits.
 pub(super) struct Waiter {
@@ -28,10 +34,25 @@ pub(super) struct Waiter {
     until: Option<Instant>,
     /// Which process it waits in.
     process_id: u32,
+    /// How many reclaimers there had been when it asked them.
+    asked: AtomicU64,
+    /// Since when it waits.
+    began: Instant,
+    /// From when on somebody else may be chosen to give way to it.
+    patient_until: Locked<Option<Instant>>,
+    /// Who was chosen to.
+    victim: Locked<Option<Weak<Account>>>,
     turn: Turn,
 }
 
 impl Waiter {
+    /// Has reclaimers asked for what it waits for: once, and again where there are others since. Whether the thread is
+    /// to be woken.
+    fn asks(&self) -> bool {
+        let added = reclaimers::added();
+        self.asked.swap(added, Relaxed) != added && self.chain.miss_reservation(self.bytes)
+    }
+
     pub(super) fn ask(&self, waker: &Waker) -> Poll<Result<(), Error>> {
         if self.process_id == process::id() {
             return self.turn.ask(waker);
@@ -52,6 +73,8 @@ struct Queue {
     deadlines: BTreeMap<(Instant, u64), Arc<Waiter>>,
     /// Those that had no room the last time.
     closed: BTreeMap<u64, Arc<Account>>,
+    /// Those that found an account full that has victims, which it is, and when one is looked for.
+    impatient: Vec<(Instant, Arc<Waiter>, Arc<Account>)>,
     arrived: u64,
     process_id: u32,
 }
@@ -63,6 +86,13 @@ pub(super) struct Later {
     dropped: Vec<Arc<Waiter>>,
     opened: Vec<Arc<Account>>,
     forgotten: Queue,
+    /// Whether the thread that asks reclaimers is to be woken.
+    asks: bool,
+    /// For whom somebody is to be chosen.
+    chooses: Vec<(Arc<Waiter>, Arc<Account>)>,
+    spared: Vec<Weak<Account>>,
+    /// Those that were impatient.
+    before: Vec<(Instant, Arc<Waiter>, Arc<Account>)>,
 }
 
 impl Later {
@@ -72,12 +102,19 @@ impl Later {
     }
 
     pub(super) fn run(self) {
-        let Self { wakers, dropped, opened, forgotten } = self;
+        let Self { wakers, dropped, opened, forgotten, asks, chooses, spared, before } = self;
+        spared.iter().filter_map(Weak::upgrade).for_each(|victim| victim.spare());
         // One that panics must not cost the others their wake-up, nor the runner its thread.
         wakers.into_iter().for_each(|waker| {
             survived(|| waker.wake());
         });
-        drop((dropped, opened, forgotten));
+        if asks {
+            reclaimers::have_asked();
+        }
+        for (waiter, full) in &chooses {
+            choose_for(&waiter.chain, waiter.bytes, full, |victim| is_too_late(waiter, victim));
+        }
+        drop((dropped, opened, forgotten, chooses, before));
     }
 }
 
@@ -130,6 +167,10 @@ pub(super) fn enter(
             number,
             until,
             process_id: queue.process_id,
+            asked: AtomicU64::new(0),
+            began: Instant::now(),
+            patient_until: Locked::new(None),
+            victim: Locked::new(None),
             turn: Turn::new(),
         });
         queue.add(&waiter);
@@ -163,10 +204,23 @@ pub(super) fn leave(waiter: &Arc<Waiter>) {
 /// calls; `None` where nobody waits.
 pub(super) fn look() -> (Next, Later) {
     with(|queue, later| {
-        queue.expire(Instant::now(), later);
+        let now = Instant::now();
+        queue.expire(now, later);
         queue.look(later);
+        queue.choose(now, later);
         queue.next()
     })
+}
+
+/// Notes who was chosen to give way to a waiter; or says that it waits no more.
+fn is_too_late(waiter: &Arc<Waiter>, victim: &Arc<Account>) -> bool {
+    let ((is_too_late, before), later) = with(|queue, _| match queue.has(waiter) {
+        true => (false, waiter.victim.with(|known| known.replace(Arc::downgrade(victim)))),
+        false => (true, None),
+    });
+    later.run();
+    drop(before);
+    is_too_late
 }
 
 /// Runs `work` if nobody waits, while nobody can come.
@@ -195,8 +249,10 @@ pub(super) enum Next {
 
 impl Queue {
     fn next(&self) -> Next {
-        match self.deadlines.first_key_value() {
-            Some(((until, _), _)) => Next::At(*until),
+        let deadline = self.deadlines.first_key_value().map(|((until, _), _)| *until);
+        let choice = self.impatient.iter().map(|(due, ..)| *due).min();
+        match deadline.into_iter().chain(choice).min() {
+            Some(at) => Next::At(at),
             None if self.lanes.is_empty() => Next::Nobody,
             None => Next::Call,
         }
@@ -229,6 +285,7 @@ impl Queue {
         if let Some(until) = waiter.until {
             later.dropped.extend(self.deadlines.remove(&(until, waiter.number)));
         }
+        later.spared.extend(waiter.victim.with(Option::take)); // it has room, or wants none any more
         waiter.chain.above().iter().for_each(|account| {
             account.waiting().fetch_sub(1, Relaxed);
         });
@@ -246,6 +303,17 @@ impl Queue {
         }
     }
 
+    /// Has somebody chosen for each that has waited long enough.
+    fn choose(&mut self, now: Instant, later: &mut Later) {
+        for (due, waiter, full) in &mut self.impatient {
+            if *due <= now {
+                *due = now + full.victims_after().unwrap_or_default().clamp(MIN_PATIENCE, MAX_PATIENCE);
+                waiter.patient_until.with(|until| *until = Some(*due));
+                later.chooses.push((Arc::clone(waiter), Arc::clone(full)));
+            }
+        }
+    }
+
     /// Gives the room that there is. Once more after it gave some: one that found no room may stand behind another one
     /// since, and closes nothing then.
     fn look(&mut self, later: &mut Later) {
@@ -256,6 +324,7 @@ impl Queue {
         let mut gave = false;
         let mut closed = BTreeMap::new();
         let mut full = Vec::new();
+        later.before.append(&mut self.impatient);
         // The first of each lane by its number. A lane is looked at until its first one does not get what it needs.
         let mut firsts: BTreeMap<u64, Arc<Waiter>> = self
             .lanes
@@ -279,8 +348,17 @@ impl Queue {
                 later.decide(waiter, Ok(()));
                 gave = true;
             } else {
+                later.asks |= !full.is_empty() && waiter.asks();
                 // Of the whole chain, whose first account is the request's own.
                 let accounts = full.iter().filter_map(|&at| waiter.chain.above().get(at - 1));
+                let is_impatient = |account: &&Arc<Account>| account.victims_after().is_some();
+                if let Some(account) = accounts.clone().find(is_impatient)
+                    && let Some(after) = account.victims_after()
+                    && let Some(due) = waiter.began.checked_add(after)
+                {
+                    let due = waiter.patient_until.with(|until| *until).map_or(due, |until| due.max(until));
+                    self.impatient.push((due, Arc::clone(&waiter), Arc::clone(account)));
+                }
                 closed.extend(accounts.map(|account| (account.number(), Arc::clone(account))));
                 later.dropped.push(waiter);
                 continue;

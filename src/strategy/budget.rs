@@ -1,6 +1,6 @@
 //! Budgets, which are limits in bytes in a tree, and `Budgeted`, the strategy that charges one.
 
-use super::account::{Account, Chain, Pending, UNLIMITED};
+use super::account::{Account, Chain, Pending, UNLIMITED, reclaimers};
 use super::prefixed::Prefixed;
 use super::{LiveBlock, Strategy};
 use crate::error::Error;
@@ -10,6 +10,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A limit in bytes, perhaps below another one: request below tenant below process.
 ///
@@ -68,6 +69,56 @@ impl Budget {
         Self::of(Account::of_budget(name, limit_bytes, Some(Arc::clone(&self.account))))
     }
 
+    /// A budget below this one to which this one guarantees `guarantee_bytes`: nobody else gets these, whether it uses
+    /// them or not, so that nothing that is charged to it is refused because of others while it has no more in use. It
+    /// may have more, up to its limit, while those above have room. A guarantee of 0 is one that may be raised later.
+    ///
+    /// What is guaranteed counts as reserved ([`reserved_bytes`](Self::reserved_bytes)) in this budget, and comes out
+    /// of what this one is guaranteed itself. It lasts for as long as anything can be charged to the new budget.
+    ///
+    /// ```
+    /// use ctxalloc::strategy::Budget;
+    ///
+    /// let process = Budget::new("process", Some(1000));
+    /// let patient = process.guaranteed_child("patient", None, 400)?;
+    /// let greedy = process.child("greedy", None);
+    /// let _taken = greedy.charge(600)?;
+    /// assert!(greedy.charge(1).is_err()); // the rest is promised
+    /// let _kept = patient.charge(400)?;
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`set_guarantee_bytes`](Self::set_guarantee_bytes).
+    pub fn guaranteed_child(
+        &self,
+        name: &str,
+        limit_bytes: Option<usize>,
+        guarantee_bytes: usize,
+    ) -> Result<Self, Error> {
+        let child = Self::of(Account::of_guaranteed_budget(name, limit_bytes, Arc::clone(&self.account)));
+        child.set_guarantee_bytes(guarantee_bytes)?;
+        Ok(child)
+    }
+
+    /// How many bytes the budget above guarantees to it; `None` if it was not made with a guarantee.
+    #[must_use]
+    pub fn guarantee_bytes(&self) -> Option<usize> {
+        self.account.guarantee_bytes()
+    }
+
+    /// Changes the guarantee of a budget that was made with one. A limit that is lowered below guarantees, its own or
+    /// those of budgets below, keeps them.
+    ///
+    /// # Errors
+    /// Nothing has changed then. [`Error::GuaranteesExceedLimit`] where a budget above cannot guarantee so much beside
+    /// its other guarantees; [`Error::NoRoom`] (`Busy`) where it could, but others use these bytes now: try again when
+    /// they have given them back; [`Error::BadOption`] where it is more than the own limit, or the budget was made
+    /// without a guarantee.
+    pub fn set_guarantee_bytes(&self, guarantee_bytes: usize) -> Result<(), Error> {
+        self.account.set_guarantee_bytes(guarantee_bytes)
+    }
+
     pub(crate) fn of(account: Arc<Account>) -> Self {
         account.handles.fetch_add(1, Ordering::Relaxed);
         Self { account }
@@ -114,8 +165,8 @@ impl Budget {
         self.account.live_bytes()
     }
 
-    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), and for blocks that
-    /// are being made. They count towards the limit.
+    /// How many bytes of it are reserved and not in use: by requests ([`Builder::reserve_bytes`]), by budgets below
+    /// that it guarantees them to, and for blocks that are being made. They count towards the limit.
     ///
     /// [`Builder::reserve_bytes`]: crate::request::Builder::reserve_bytes
     #[must_use]
@@ -134,6 +185,76 @@ impl Budget {
         self.account.max_waiting().store(max_waiting, Ordering::Relaxed);
     }
 
+    /// Adds what can give memory back: by dropping a cache, by writing something to a file. When this budget, or one
+    /// above it, is full and somebody begins to wait for room or was refused memory, those of the full budget and of
+    /// all below it are asked, one after the other, the lowest `order` first, until enough came back. They are told how
+    /// many bytes are still missing. A budget that uses no more than it is guaranteed is not asked for others.
+    ///
+    /// They run on the thread `ctxalloc-reclaim`, or on one that calls [`reclaim`](Self::reclaim): never inside of an
+    /// allocation, and under no lock. So an allocation that is refused has them asked for the next one; who must not be
+    /// refused reserves ([`Builder::reserve_bytes`]) and waits. None is asked while it is being asked. One that panics,
+    /// or after which nothing was given back, is reported (an event of `tracing` at WARN) and passed over. It must not
+    /// wait for room itself, which is an error ([`NoRoom::InsideOfReclaimer`](crate::NoRoom::InsideOfReclaimer)).
+    ///
+    /// It stays until it is [removed](Reclaimer::remove), or nothing can be charged to the budget any more: so it
+    /// should not own a handle of this budget.
+    ///
+    /// ```
+    /// use ctxalloc::strategy::{Budget, Charge};
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let process = Budget::new("process", Some(1000));
+    /// let cache: Arc<Mutex<Vec<Charge>>> = Arc::default();
+    /// cache.lock().unwrap().push(process.charge(900)?);
+    /// let dropped = Arc::clone(&cache);
+    /// let reclaimer = process.add_reclaimer(0, move |_wanted_bytes| dropped.lock().unwrap().clear());
+    /// assert_eq!(process.reclaim(500), 900);
+    /// assert!(reclaimer.remove());
+    /// # Ok::<(), ctxalloc::Error>(())
+    /// ```
+    ///
+    /// [`Builder::reserve_bytes`]: crate::request::Builder::reserve_bytes
+    pub fn add_reclaimer(&self, order: i32, reclaim: impl Fn(usize) + Send + Sync + 'static) -> Reclaimer {
+        self.add_reclaim(order, Box::new(reclaim))
+    }
+
+    pub(crate) fn add_reclaim(&self, order: i32, reclaim: Box<dyn reclaimers::Reclaim>) -> Reclaimer {
+        let number = reclaimers::add(&self.account, order, reclaim);
+        Reclaimer { number }
+    }
+
+    /// How long somebody waits for room of this budget before a request is chosen to make some, and again, at
+    /// least 100 ms, before the next one; `None`, the default: never. To the millisecond.
+    ///
+    /// It is the request that has most of this budget beyond what it reserved and what budgets below are guaranteed, if
+    /// that is more than is waited for: so nobody at or below its guarantee, and nobody smaller than the one that
+    /// waits. Its next allocation is refused with [`Error::BudgetExceeded`], which says for whom (`chosen_for`); blocks
+    /// within its overdraft are not. It is refused once, and not at all if room comes before.
+    /// [`Builder::on_chosen`](crate::request::Builder::on_chosen) hears of it at once.
+    pub fn set_victims_after(&self, after: Option<Duration>) {
+        self.account.set_victims_after(after);
+    }
+
+    /// How long somebody waits before a request is chosen to make room.
+    #[must_use]
+    pub fn victims_after(&self) -> Option<Duration> {
+        self.account.victims_after()
+    }
+
+    /// How many requests were chosen to make room in it.
+    #[must_use]
+    pub fn victims(&self) -> u64 {
+        self.account.victims()
+    }
+
+    /// Asks reclaimers now, on this thread, until `wanted_bytes` came back to this budget; how many did, of whatever
+    /// was freed meanwhile. Warm memory of pools goes back first if there is no budget above (at most once in a
+    /// second): it is charged to nobody, so that makes room in the machine only. Waits for reclaimers that somebody
+    /// else is asking: not for a thread that runs other tasks.
+    pub fn reclaim(&self, wanted_bytes: usize) -> usize {
+        reclaimers::reclaim(&self.account, wanted_bytes)
+    }
+
     /// Whether nothing is charged to it, reserved in it or waits for it, and nothing but this handle could change that:
     /// no request, not even one that has charged nothing yet, no budget of an ended request, no strategy, no budget
     /// below it and no clone. Who keeps budgets in a map may drop an idle one: the next of that name does not double
@@ -143,8 +264,9 @@ impl Budget {
         // Whoever charges it, or waits, has a reference, or those of an ended request have a weak one. So these come
         // first: then no charge can come after them.
         const LISTED: usize = 1; // for `budgets()`
+        let asked = self.account.reclaimers.load(Ordering::Relaxed); // each has a weak one, and charges nothing
         Arc::strong_count(&self.account) == 1
-            && Arc::weak_count(&self.account) == LISTED
+            && Arc::weak_count(&self.account) == LISTED + asked
             && self.in_use_bytes() == 0
             && self.reserved_bytes() == 0
     }
@@ -190,6 +312,19 @@ impl Budget {
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         self.account.parent().map(Self::of)
+    }
+}
+
+/// What was added by [`Budget::add_reclaimer`]. Dropping it leaves it there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Reclaimer {
+    number: u64,
+}
+
+impl Reclaimer {
+    /// Takes it out; false if it is not there any more. If it is being asked, that goes on.
+    pub fn remove(self) -> bool {
+        reclaimers::remove(self.number)
     }
 }
 
@@ -364,6 +499,7 @@ mod tests {
             in_use_bytes: 700,
             held_bytes: 0,
             requested_bytes: 200,
+            chosen_for: None,
         };
         assert_eq!(refused, expected);
         for budget in [&process, &tenant, &request] {

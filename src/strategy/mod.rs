@@ -25,7 +25,7 @@ mod zeroing;
 pub mod conformance;
 
 pub use aligned::Aligned;
-pub use budget::{Budget, Budgeted, Charge};
+pub use budget::{Budget, Budgeted, Charge, Reclaimer};
 pub use callbacks::{CallbackFunctions, Callbacks};
 pub use fallback::Fallback;
 pub use faulty::Faulty;

@@ -313,7 +313,8 @@ impl Program<'_> {
                         limit_bytes: limit.unwrap(),
                         in_use_bytes: stats.live_bytes,
                         held_bytes: self.model.accounts[number].stats.live_bytes,
-                        requested_bytes: size
+                        requested_bytes: size,
+                        chosen_for: None::<String>
                     });
                     assert_eq!(refusal(made), expected);
                 }

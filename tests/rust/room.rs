@@ -1,6 +1,13 @@
-//! Reservations and the queue for room, against a naive model that works everything out anew after each step, and
-//! against threads that all want the same room.
+//! Reservations, guarantees and the queue for room: their rules one by one, and threads that all want the same room.
+//! `room/model.rs` has the naive model that random programs are compared with.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
+#[path = "room/model.rs"]
+mod model;
+#[path = "room/reclaimers.rs"]
+mod reclaimers;
+#[path = "room/victims.rs"]
+mod victims;
 
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;
@@ -218,8 +225,6 @@ fn a_thread_of_the_queue_that_sleeps_is_woken_by_what_is_given_back() {
     drop(soon(&mut waits).unwrap());
 }
 
-// The model.
-
 struct Random(u64);
 
 impl Random {
@@ -228,275 +233,6 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 >> 11) as usize % end
-    }
-}
-
-struct ModelRequest {
-    outer: Option<usize>,
-    budget: usize,
-    reserved: usize,
-    limit: usize,
-    /// Bytes of its own blocks.
-    own: usize,
-    has_ended: bool,
-}
-
-#[derive(Default)]
-struct Model {
-    /// Parents and limits.
-    budgets: Vec<(Option<usize>, usize)>,
-    requests: Vec<ModelRequest>,
-    /// Number, budget, bytes: in the order in which they came.
-    waiting: Vec<(usize, usize, usize)>,
-    closed: Vec<usize>,
-}
-
-impl Model {
-    fn above(&self, budget: usize) -> Vec<usize> {
-        let mut found = vec![budget];
-        while let Some(parent) = self.budgets[found[found.len() - 1]].0 {
-            found.push(parent);
-        }
-        found
-    }
-
-    fn is_inside_of_an_ended_one(&self, request: usize) -> bool {
-        let around = std::iter::successors(Some(request), |&request| self.requests[request].outer);
-        around.into_iter().any(|request| self.requests[request].has_ended)
-    }
-
-    /// What a request uses, with those inside of it.
-    fn used(&self, request: usize) -> usize {
-        let inside = (0..self.requests.len()).filter(|&other| self.requests[other].outer == Some(request));
-        self.requests[request].own + inside.map(|inside| self.counts_as(inside)).sum::<usize>()
-    }
-
-    /// What it counts as above.
-    fn counts_as(&self, request: usize) -> usize {
-        let reserved = if self.requests[request].has_ended { 0 } else { self.requests[request].reserved };
-        reserved.max(self.used(request))
-    }
-
-    fn in_use(&self, budget: usize) -> usize {
-        let is_root = |&request: &usize| {
-            self.requests[request].outer.is_none() && self.above(self.requests[request].budget).contains(&budget)
-        };
-        (0..self.requests.len()).filter(is_root).map(|request| self.counts_as(request)).sum()
-    }
-
-    fn all_in_use(&self) -> Vec<usize> {
-        let budgets = (0..self.budgets.len()).map(|budget| self.in_use(budget));
-        budgets.chain((0..self.requests.len()).map(|request| self.used(request))).collect()
-    }
-
-    /// Does something, and takes it back if what grows by it exceeds a limit, or is closed to newcomers.
-    fn try_to(&mut self, is_newcomer: bool, change: impl Fn(&mut Self, bool)) -> bool {
-        let before = self.all_in_use();
-        change(self, true);
-        let limits: Vec<_> =
-            self.budgets.iter().map(|budget| budget.1).chain(self.requests.iter().map(|r| r.limit)).collect();
-        let after = self.all_in_use();
-        let is_refused = (0..after.len()).any(|at| {
-            after[at] > before.get(at).copied().unwrap_or_default()
-                && (after[at] > limits[at] || (is_newcomer && self.closed.contains(&at)))
-        });
-        if is_refused {
-            change(self, false);
-        }
-        !is_refused
-    }
-
-    /// Who gets room now.
-    fn look(&mut self) -> Vec<(usize, usize, usize)> {
-        let mut all = Vec::new();
-        loop {
-            let given = self.look_once();
-            if given.is_empty() {
-                return all;
-            }
-            all.extend(given);
-        }
-    }
-
-    fn look_once(&mut self) -> Vec<(usize, usize, usize)> {
-        let (mut closed, mut given) = (Vec::new(), Vec::new());
-        for waiter in self.waiting.clone() {
-            let (_, budget, bytes) = waiter;
-            let above = self.above(budget);
-            if bytes > 0 && above.iter().any(|budget| closed.contains(budget)) {
-                continue;
-            }
-            let full: Vec<_> = above.into_iter().filter(|&b| self.in_use(b) + bytes > self.budgets[b].1).collect();
-            if bytes == 0 || full.is_empty() {
-                self.waiting.retain(|other| other != &waiter);
-                self.requests.push(ModelRequest {
-                    outer: None,
-                    budget,
-                    reserved: bytes,
-                    limit: usize::MAX,
-                    own: 0,
-                    has_ended: false,
-                });
-                given.push(waiter);
-            }
-            closed.extend(full);
-        }
-        self.closed = closed;
-        given
-    }
-}
-
-fn run_program(seed: u64, steps: usize) {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut model = Model::default();
-    let mut budgets: Vec<Budget> = Vec::new();
-    for number in 0..2 + random.below(5) {
-        let limit = 200 + random.below(2000);
-        let parent = if number == 0 { None } else { Some(random.below(number)) };
-        let name = format!("budget {number}");
-        budgets
-            .push(parent.map_or_else(|| Budget::new(&name, Some(limit)), |at| budgets[at].child(&name, Some(limit))));
-        model.budgets.push((parent, limit));
-    }
-    // By the model's numbers; `None` once it has ended.
-    let mut requests: Vec<Option<Request>> = Vec::new();
-    let mut blocks: Vec<(usize, Buffer)> = Vec::new();
-    let mut waiting: Vec<(usize, Admitting)> = Vec::new();
-    let mut numbers = 0;
-    let full = Budget::new("full", Some(1));
-    let _one = full.charge(1).unwrap();
-    for step in 0..steps {
-        let what = format!("seed {seed}, step {step}");
-        let live: Vec<usize> = (0..requests.len()).filter(|&at| requests[at].is_some()).collect();
-        match random.below(10) {
-            0..=2 => {
-                let (budget, bytes) = (random.below(budgets.len()), random.below(500));
-                let mut admitting = wanting(&budgets[budget], bytes);
-                if model.above(budget).iter().any(|&budget| bytes > model.budgets[budget].1) {
-                    assert_eq!(reason(ready(&mut admitting)), NoRoom::NeverFits, "{what}");
-                } else {
-                    model.waiting.push((numbers, budget, bytes));
-                    waiting.push((numbers, admitting));
-                    numbers += 1;
-                }
-            }
-            3 if !live.is_empty() => {
-                let outer = live[random.below(live.len())];
-                if model.is_inside_of_an_ended_one(outer) {
-                    continue; // which a new one would not be inside of; `requests_model.rs` has those
-                }
-                let (bytes, limit) =
-                    (random.below(300), if random.below(2) == 0 { usize::MAX } else { 300 + random.below(300) });
-                let reserves = random.below(3) > 0;
-                let inner = requests[outer].as_ref().unwrap().run(|| {
-                    let builder = if limit == usize::MAX { request() } else { request().limit_bytes(limit) };
-                    if reserves { builder.reserve_bytes(bytes).admit_blocking() } else { builder.begin() }
-                });
-                let reserved = if reserves { bytes } else { 0 };
-                let budget = model.requests[outer].budget;
-                let is_there = model.try_to(true, |model, adds| {
-                    if adds {
-                        model.requests.push(ModelRequest {
-                            outer: Some(outer),
-                            budget,
-                            reserved,
-                            limit,
-                            own: 0,
-                            has_ended: false,
-                        });
-                    } else {
-                        model.requests.pop();
-                    }
-                });
-                assert_eq!(inner.is_ok(), is_there, "{what}: {inner:?}");
-                requests.extend(inner.ok().map(Some));
-            }
-            4..=5 if !live.is_empty() => {
-                let at = live[random.below(live.len())];
-                let bytes = 1 + random.below(400);
-                let made = requests[at].as_ref().unwrap().run(|| Buffer::zeroed(bytes));
-                let is_given = model.try_to(false, |model, adds| {
-                    let own = &mut model.requests[at].own;
-                    *own = if adds { *own + bytes } else { *own - bytes };
-                });
-                assert_eq!(made.is_ok(), is_given, "{what}: {made:?}");
-                blocks.extend(made.ok().map(|made| (at, made)));
-            }
-            6 if !blocks.is_empty() => {
-                let (at, block) = blocks.swap_remove(random.below(blocks.len()));
-                model.requests[at].own -= block.len();
-                drop(block);
-            }
-            7 if !live.is_empty() => {
-                let at = live[random.below(live.len())];
-                drop(requests[at].take());
-                model.requests[at].has_ended = true;
-            }
-            8 if !waiting.is_empty() => {
-                let (number, admitting) = waiting.remove(random.below(waiting.len()));
-                model.waiting.retain(|other| other.0 != number);
-                drop(admitting);
-            }
-            9 => {
-                let at = random.below(budgets.len());
-                // Never below what anybody waits for, which would be refused.
-                let limit = 500 + random.below(2000);
-                budgets[at].set_limit_bytes(Some(limit));
-                model.budgets[at].1 = limit;
-            }
-            _ => {}
-        }
-        // Which accounts are closed is found out when the queue is looked at. Here that is after each step: somebody
-        // comes who has to wait, at a budget of its own.
-        let probe = wanting(&full, 1);
-        for (number, ..) in model.look() {
-            let at = waiting.iter().position(|waiter| waiter.0 == number).unwrap();
-            let (_, mut admitting) = waiting.remove(at);
-            // The look was taken on this thread.
-            let Poll::Ready(answer) = polled(&mut admitting) else {
-                panic!("{what}: {number} has room: {:?} {:?} {budgets:?}", model.waiting, model.budgets)
-            };
-            requests.push(Some(answer.unwrap_or_else(|error| panic!("{what}: {error}"))));
-        }
-        for (number, admitting) in &mut waiting {
-            if let Poll::Ready(answer) = polled(admitting) {
-                panic!("{what}: {number} must wait, and got {answer:?}:");
-            }
-        }
-        drop(probe);
-        for (at, budget) in budgets.iter().enumerate() {
-            assert_eq!(budget.in_use_bytes() + budget.reserved_bytes(), model.in_use(at), "{what}: {budget:?}");
-            let waits = model.waiting.iter().filter(|waiter| model.above(waiter.1).contains(&at)).count();
-            assert_eq!(budget.waiting(), waits, "{what}: {budget:?}");
-        }
-        for (at, request) in requests.iter().enumerate().filter_map(|(at, request)| Some((at, request.as_ref()?))) {
-            let live = |request: usize| {
-                blocks.iter().filter(|block| block.0 == request).map(|block| block.1.len()).sum::<usize>()
-            };
-            let inside = |request: usize| {
-                let mut outer = Some(request);
-                while outer.is_some_and(|outer| outer != at) {
-                    outer = model.requests[outer.unwrap()].outer;
-                }
-                outer.is_some()
-            };
-            let expected: usize = (0..model.requests.len()).filter(|&request| inside(request)).map(live).sum();
-            assert_eq!(request.stats().live_bytes, expected, "{what}");
-        }
-    }
-    drop((requests, blocks, waiting));
-    for budget in &budgets {
-        let left = (budget.in_use_bytes(), budget.reserved_bytes(), budget.waiting());
-        assert_eq!(left, (0, 0, 0), "seed {seed}: something is left after all have ended");
-    }
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "the thread of the queue takes long there")]
-fn random_programs_agree_with_the_model() {
-    let times: u64 = std::env::var("CTXALLOC_STRESS").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
-    for seed in 0..400 * times {
-        run_program(seed, 60);
     }
 }
 
@@ -571,4 +307,93 @@ fn tasks_that_wait_are_woken_and_cancelled_ones_leave_nothing() {
         }
     });
     assert_eq!((process.in_use_bytes(), process.reserved_bytes(), process.waiting()), (0, 0, 0));
+}
+
+#[test]
+fn a_guarantee_is_there_whatever_others_take() {
+    let process = Budget::new("process", Some(1000));
+    let patient = process.guaranteed_child("patient", Some(600), 400).unwrap();
+    let greedy = process.child("greedy", None);
+    assert_eq!((process.reserved_bytes(), patient.guarantee_bytes(), greedy.guarantee_bytes()), (400, Some(400), None));
+    let taken = greedy.charge(600).unwrap();
+    greedy.charge(1).unwrap_err();
+    let request = request().root().budget(&patient).begin().unwrap();
+    let block = request.run(|| Buffer::zeroed(400)).unwrap();
+    assert!(request.run(|| Buffer::zeroed(1)).is_err(), "beyond it only while there is room");
+    drop(taken);
+    let borrowed = request.run(|| Buffer::zeroed(200)).unwrap();
+    assert!(request.run(|| Buffer::zeroed(1)).is_err(), "its own limit");
+    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (600, 0));
+    drop((block, borrowed));
+    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 400));
+    drop((request, patient));
+    assert_eq!(process.reserved_bytes(), 0, "it ends with its budget");
+}
+
+#[test]
+fn guarantees_that_do_not_fit_are_refused_with_what_does_not() {
+    let process = Budget::new("process", Some(1000));
+    let division = process.guaranteed_child("division", None, 500).unwrap();
+    let team = division.guaranteed_child("team", None, 400).unwrap();
+    assert_eq!(process.reserved_bytes(), 500, "the team's is part of the division's");
+    let too_much = process.guaranteed_child("other", None, 501).unwrap_err();
+    let text = "budget 'process' cannot guarantee 501 bytes more to budgets below it: 500 of its 1000 are guaranteed";
+    assert!(too_much.to_string().starts_with(text), "{too_much}");
+    let error = team.set_guarantee_bytes(1001).unwrap_err();
+    assert!(matches!(error, Error::GuaranteesExceedLimit { requested_bytes: 501, .. }), "{error:?}");
+    team.set_guarantee_bytes(1000).unwrap();
+    assert_eq!((division.reserved_bytes(), process.reserved_bytes()), (1000, 1000), "beyond the division's own");
+    team.set_guarantee_bytes(0).unwrap();
+    assert_eq!((division.reserved_bytes(), process.reserved_bytes()), (0, 500));
+    let borrowed = process.charge(300).unwrap();
+    let busy = team.set_guarantee_bytes(701).unwrap_err();
+    assert!(matches!(&busy, Error::NoRoom { budget, reason: NoRoom::Busy, .. } if budget == "process"), "{busy:?}");
+    drop(borrowed);
+    team.set_guarantee_bytes(701).unwrap();
+    for budget in [&process, &process.child("plain", None)] {
+        assert!(matches!(budget.set_guarantee_bytes(1), Err(Error::BadOption { .. })));
+    }
+    assert!(matches!(process.guaranteed_child("x", Some(1), 2), Err(Error::BadOption { .. })));
+    let request = request().root().budget(&process).begin().unwrap();
+    drop((division, team, request));
+    assert_eq!((process.reserved_bytes(), process.in_use_bytes()), (0, 0));
+}
+
+#[test]
+fn what_others_are_guaranteed_can_never_be_reserved() {
+    let process = Budget::new("process", Some(1000));
+    let tenant = process.guaranteed_child("tenant", None, 400).unwrap();
+    assert_eq!(reason(ready(&mut wanting(&process, 601))), NoRoom::NeverFits);
+    drop(ready(&mut wanting(&process, 600)).unwrap());
+    drop(ready(&mut wanting(&tenant, 1000)).unwrap());
+    let held = process.charge(600).unwrap();
+    let mut waits = wanting(&process, 600);
+    assert!(polled(&mut waits).is_pending());
+    drop(held);
+    drop(soon(&mut waits).unwrap());
+}
+
+#[test]
+fn nobody_of_its_own_tenant_passes_one_that_waits_beside_a_guarantee() {
+    let process = Budget::new("process", Some(100));
+    let tenant = process.guaranteed_child("tenant", None, 50).unwrap();
+    let others = process.charge(45).unwrap();
+    let mut large = wanting(&tenant, 60);
+    assert!(polled(&mut large).is_pending(), "50 of its own, and 5 of the 10 others");
+    let mut small = wanting(&tenant, 10);
+    assert!(polled(&mut small).is_pending(), "the guarantee has room, and somebody waits to draw on it");
+    drop(others);
+    drop((soon(&mut large).unwrap(), soon(&mut small).unwrap()));
+    assert_eq!((process.reserved_bytes(), process.waiting()), (50, 0));
+}
+
+#[test]
+fn a_guarantee_that_is_lowered_makes_room_for_those_who_wait() {
+    let process = Budget::new("process", Some(100));
+    let tenant = process.guaranteed_child("tenant", None, 60).unwrap();
+    let held = process.charge(30).unwrap();
+    let mut waits = wanting(&process, 40);
+    assert!(polled(&mut waits).is_pending());
+    tenant.set_guarantee_bytes(30).unwrap();
+    drop((soon(&mut waits).unwrap(), held));
 }

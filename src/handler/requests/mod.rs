@@ -16,12 +16,14 @@ mod aside;
 pub(super) mod chunks;
 pub(super) mod ended;
 mod list;
+pub(crate) mod on_chosen;
 mod prepared;
 mod slot;
 mod state;
 #[cfg(ctxalloc_whole)]
 mod ticket;
 mod unseen;
+pub(crate) mod victims;
 #[cfg(ctxalloc_whole)]
 mod whole;
 
@@ -49,6 +51,7 @@ use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::unattributed::{is_active, unattributed};
 use ended::Ended;
+use on_chosen::OnChosen;
 use slot::Slot;
 use std::borrow::Cow;
 use std::fmt;
@@ -89,6 +92,8 @@ pub(crate) struct Terms {
     pub is_of_this_thread: bool,
     /// How many bytes of everything above are reserved for it from its beginning.
     pub reserve_bytes: Option<usize>,
+    /// What is called when it is chosen to make room for others.
+    pub on_chosen: Option<OnChosen>,
 }
 
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
@@ -285,6 +290,7 @@ impl Seen {
             in_use_bytes,
             held_bytes: in_use_bytes,
             requested_bytes,
+            chosen_for: None,
         })
     }
 

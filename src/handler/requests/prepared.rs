@@ -96,6 +96,7 @@ impl Prepared {
             #[cfg(ctxalloc_whole)]
             ticket: Default::default(),
             _budget: terms.budget,
+            on_chosen: terms.on_chosen,
         };
         let number = chain.own().number();
         let held = Slot::begin(terms.name.as_deref(), number, state);

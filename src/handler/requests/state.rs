@@ -1,5 +1,6 @@
 //! `State`: where a request's blocks come from and who pays, from its beginning until nothing can reach it.
 
+use super::on_chosen::OnChosen;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
 use crate::strategy::account::{Chain, Pending, Refused, TINY_BYTES, UNCOUNTED};
@@ -52,6 +53,8 @@ pub(super) struct State {
     pub(super) ticket: super::ticket::Ticket,
     /// The budget that it was given: while it is here, requests inside of this one are charged to it too.
     pub(super) _budget: Option<Budget>,
+    /// What is called when the request is chosen to make room for others.
+    pub(super) on_chosen: Option<OnChosen>,
 }
 
 /// Where blocks come from. The size that was asked for is recorded for each block; [`UNCOUNTED`] for one that no

@@ -49,6 +49,7 @@ pub(in crate::python) fn current_request(py: Python<'_>) -> PyResult<Option<Py<P
         phase: Mutex::new(Phase::Carried(handle)),
         guard: Mutex::new(None),
         sited: None,
+        cancelling: Mutex::new(None),
     };
     Py::new(py, request).map(Some)
 }

@@ -4,6 +4,7 @@
 //! (`scope.rs`). `refusal.rs` tells which MemoryErrors come from its limits.
 
 mod admission;
+mod cancelling;
 mod current;
 mod left;
 mod noted;
@@ -13,6 +14,7 @@ mod terms;
 
 use admission::Enter;
 pub(super) use admission::PyAdmission;
+use cancelling::Cancelling;
 pub(super) use current::{current_request, served_in};
 pub(super) use noted::note_ends;
 pub(super) use report::{
@@ -31,6 +33,7 @@ use super::sums::{SiteNumbers, SumNumbers};
 use super::token_cell::TokenCell;
 use super::whole::enable;
 use crate::handler::Handler;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
 use crate::room::Admission;
 use left::{Left, Settling, running_loop};
@@ -58,6 +61,8 @@ pub(super) struct PyRequest {
     guard: Mutex<Option<Guard>>,
     /// Which code made what it holds, if somebody asked for that.
     sited: Option<Arc<sited::Seen>>,
+    /// The task that is cancelled if the request is chosen to make room, from its beginning to its end.
+    cancelling: Mutex<Option<Arc<Cancelling>>>,
 }
 
 enum Phase {
@@ -102,13 +107,17 @@ enum Phase {
 /// ``whole=True``: count and limit native memory and Python objects beside arrays, all in one sum (``stats.whole`` has
 /// the parts). RuntimeError: its library is not preloaded, or cannot be; docs/whole.md.
 ///
+/// ``cancel_if_chosen=True``: when it is chosen to make room for one that waits (``Budget.victims_after``), the asyncio
+/// task that entered it is cancelled, and leaving it raises BudgetExceeded. RuntimeError on entering: no task runs
+/// here.
+///
 /// TypeError, ValueError: an argument is invalid; on entering, the strategy aligns to less than 16 bytes. RuntimeError
 /// on entering: more than 4096 requests and budgets would be charged.
 #[allow(clippy::too_many_arguments, reason = "one for each option of the function in Python")]
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None,
-    measure_unseen = None, reserve_bytes = None, timeout = None, whole = None
+    measure_unseen = None, reserve_bytes = None, timeout = None, whole = None, cancel_if_chosen = None
 ))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
@@ -122,6 +131,7 @@ pub(super) fn request(
     reserve_bytes: Option<&Bound<'_, PyAny>>,
     timeout: Option<&Bound<'_, PyAny>>,
     whole: Option<&Bound<'_, PyAny>>,
+    cancel_if_chosen: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
     let is_whole = terms::flag("whole", whole)?;
     if let (true, Some(whole)) = (is_whole, whole) {
@@ -139,6 +149,7 @@ pub(super) fn request(
         measure_unseen: terms::flag("measure_unseen", measure_unseen)?,
         reserve_bytes: terms::reserve(reserve_bytes)?,
         timeout: terms::timeout(timeout, reserve_bytes.is_some())?,
+        cancel_if_chosen: terms::flag("cancel_if_chosen", cancel_if_chosen)?,
     }))
 }
 
@@ -152,7 +163,14 @@ impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(arguments: Arguments) -> Self {
-        Self { arguments, token: TokenCell::new(), phase: Mutex::new(Phase::New), guard: Mutex::new(None), sited: None }
+        Self {
+            arguments,
+            token: TokenCell::new(),
+            phase: Mutex::new(Phase::New),
+            guard: Mutex::new(None),
+            sited: None,
+            cancelling: Mutex::new(None),
+        }
     }
 
     /// Never locked while Python code runs.
@@ -214,10 +232,21 @@ impl PyRequest {
         if let Some(is_carried) = is_carried {
             return Err(self.used(is_carried));
         }
-        let begun = self.arguments.begin(py, || self.text())?;
+        let begun = self.arguments.begin(py, self.on_chosen(py)?, || self.text())?;
         let handler = begun.handler();
         *self.phase() = Phase::Begun { begun, left: None };
         Ok(handler)
+    }
+
+    /// What is called when it is chosen to make room, for the task that runs here.
+    fn on_chosen(&self, py: Python<'_>) -> PyResult<Option<OnChosen>> {
+        if !self.arguments.cancel_if_chosen {
+            return Ok(None);
+        }
+        let cancelling = Cancelling::running(py, &self.text())?;
+        let on_chosen = cancelling.on_chosen();
+        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = Some(cancelling);
+        Ok(Some(on_chosen))
     }
 
     fn select_begun<'py>(&self, py: Python<'py>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
@@ -269,9 +298,11 @@ impl PyRequest {
             Some(settling) => settling.begin(py),
             None => Self::tell_sites(slf),
         }
+        let cancelling = this.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let cancelled = cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, error));
         match error {
-            Some(error) => refusal::raise(py, error, &refusals, is_whole),
-            None => Ok(()),
+            Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, is_whole)),
+            None => cancelled,
         }
     }
 
@@ -473,7 +504,7 @@ impl PyRequest {
             Phase::New => {}
             phase => return Err(request.used(matches!(phase, Phase::Carried(_)))),
         }
-        let (terms, timeout) = request.arguments.terms(py)?;
+        let (terms, timeout) = request.arguments.terms(py, request.on_chosen(py)?)?;
         let admission = py.detach(|| Admission::new(terms, timeout))?;
         let enter: Enter = if selects {
             |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)

@@ -1,6 +1,7 @@
 //! The terms on which a request is begun: the arguments of `ctxalloc.request()`.
 
 use super::admission::begin_blocking;
+use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
 use crate::python::budget::{budget_in, limit_in, name_in};
@@ -29,13 +30,20 @@ pub(super) struct Arguments {
     /// How long it waits for its reservation.
     pub(super) timeout: Option<Duration>,
     pub(super) is_whole: bool,
+    /// Whether its task is cancelled when it is chosen to make room.
+    pub(super) cancel_if_chosen: bool,
 }
 
 impl Arguments {
     /// Begins a request on these terms: a root, or inside of the running context's request. Where it has to wait for
     /// its reservation it blocks the thread; `text` says what does.
-    pub(super) fn begin(&self, py: Python<'_>, text: impl Fn() -> String) -> PyResult<Begun> {
-        let (terms, timeout) = self.terms(py)?;
+    pub(super) fn begin(
+        &self,
+        py: Python<'_>,
+        on_chosen: Option<OnChosen>,
+        text: impl Fn() -> String,
+    ) -> PyResult<Begun> {
+        let (terms, timeout) = self.terms(py, on_chosen)?;
         match self.reserve_bytes {
             None => Ok(Prepared::new(terms)?.begin()),
             Some(_) => begin_blocking(py, terms, timeout, &text()),
@@ -43,7 +51,7 @@ impl Arguments {
     }
 
     /// What a request is begun with, and how long it may wait.
-    pub(super) fn terms(&self, py: Python<'_>) -> PyResult<(Terms, Option<Duration>)> {
+    pub(super) fn terms(&self, py: Python<'_>, on_chosen: Option<OnChosen>) -> PyResult<(Terms, Option<Duration>)> {
         let terms = Terms {
             name: self.name.clone(),
             limit_bytes: self.limit_bytes,
@@ -56,6 +64,7 @@ impl Arguments {
             is_whole: self.is_whole,
             is_of_this_thread: true,
             reserve_bytes: self.reserve_bytes,
+            on_chosen,
             ..Terms::default()
         };
         Ok((terms, self.timeout))
@@ -81,6 +90,7 @@ impl Arguments {
         arguments.set_item("reserve_bytes", self.reserve_bytes)?;
         arguments.set_item("timeout", self.timeout.map(|timeout| timeout.as_secs_f64()))?;
         arguments.set_item("whole", self.is_whole)?;
+        arguments.set_item("cancel_if_chosen", self.cancel_if_chosen)?;
         Ok(arguments)
     }
 }

@@ -226,11 +226,12 @@ impl Chain {
 
     /// Charges all accounts or none.
     pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
-        with_all(self.accounts(), || {
+        let taken = with_all(self.accounts(), || {
             self.check(bytes, usize::MAX, false)?;
             self.take_each(bytes, blocks);
             Ok(())
-        })
+        });
+        taken.inspect_err(|refused: &Refused| self.miss(refused.at, bytes))
     }
 
     /// Gives a charge back.
@@ -243,11 +244,12 @@ impl Chain {
     /// Reserves `bytes` for a block of `size_bytes` that is about to be made or resized; [`commit`](Self::commit) or
     /// [`cancel`](Self::cancel) follows.
     pub(crate) fn reserve(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
-        with_all(self.accounts(), || {
+        let reserved = with_all(self.accounts(), || {
             self.check(bytes, size_bytes, is_late)?;
             self.add_pending_each(bytes);
             Ok(())
-        })
+        });
+        reserved.inspect_err(|refused: &Refused| self.miss(refused.at, bytes))
     }
 
     /// Gives reserved bytes back: no number has changed then.
@@ -318,15 +320,16 @@ impl Chain {
 
     #[inline(never)]
     fn take_block_slowly(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
-        with_all(self.accounts(), || {
+        let refused_at = with_all(self.accounts(), || {
             if let Some(at) = self.refusing(bytes, bytes, is_late) {
                 self.note(self.refuse(at, bytes, is_late));
-                return false;
+                return Some(at);
             }
             self.take_each(bytes, 1);
             self.add_own(first);
-            true
-        })
+            None
+        });
+        refused_at.inspect(|&at| self.miss(at, bytes)).is_none()
     }
 
     /// [`commit`](Self::commit) for a block that was allocated; `first` is as for [`take_block`](Self::take_block).

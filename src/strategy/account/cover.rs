@@ -10,7 +10,14 @@ impl Account {
     fn is_below(&self, other: &Arc<Self>) -> bool {
         match &self.kind {
             Kind::Request { above, .. } => above.iter().any(|above| Weak::as_ptr(above) == Arc::as_ptr(other)),
-            Kind::Budget { .. } => false, // budgets reserve nothing
+            Kind::Budget { parent } => {
+                let above = std::iter::successors(parent.as_ref(), |account| match &account.kind {
+                    Kind::Budget { parent } => parent.as_ref(),
+                    Kind::Request { .. } => None, // whose chain a budget below it has as its own
+                });
+                // A parent is older than what is below it.
+                above.take_while(|above| above.id >= other.id).any(|above| above.id == other.id)
+            }
         }
     }
 

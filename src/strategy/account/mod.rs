@@ -9,14 +9,19 @@
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
 mod chain;
+mod choice;
+mod chosen;
 mod counted;
 mod cover;
+mod guarantee;
 mod known;
 #[cfg(any(ctxalloc_whole, test))]
 mod margin;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
 mod parts;
 mod pending;
+pub(crate) mod reclaimers;
+pub(crate) mod reclaiming;
 mod refusals;
 mod refused;
 mod reservation;
@@ -25,6 +30,7 @@ mod reserved;
 mod whole;
 
 pub(crate) use chain::Chain;
+pub(crate) use chosen::Chosen;
 pub use known::{BudgetNumbers, budgets};
 use parts::Parts;
 #[cfg(ctxalloc_whole)]
@@ -74,6 +80,8 @@ pub(crate) struct Account {
     name: Option<Arc<str>>,
     lock: OwnerLock,
     limit_bytes: AtomicUsize,
+    /// The limit that holds: 0 for a request that is chosen to make room (`chosen.rs`), else `limit_bytes`.
+    enforced_bytes: AtomicUsize,
     live_bytes: AtomicUsize,
     /// Reserved for blocks that are being allocated, and what requests below reserved and do not use. Counts towards
     /// the limit only.
@@ -93,14 +101,30 @@ pub(crate) struct Account {
     /// How many wait in the queue for it, or for one below it, and how many may. The queue's.
     waiting: AtomicUsize,
     max_waiting: AtomicUsize,
-    /// Of a request that was to have one.
+    /// Of a request that was to have one, and of a budget to which its parent guarantees memory.
     reservation: Option<Box<Reservation>>,
+    /// What budgets directly below are guaranteed, or guarantee to others. Changed under the lock.
+    promised_bytes: AtomicUsize,
+    /// How many bytes it lacked lately, until reclaimers were asked for them.
+    missing_bytes: AtomicUsize,
+    /// Whether it is to be refused memory once, and whether it ever was.
+    is_chosen: AtomicBool,
+    was_chosen: AtomicBool,
+    /// How many milliseconds somebody waits for it before a request is chosen to make room; [`NEVER`].
+    victims_after: AtomicU64,
+    /// How many were.
+    victims: AtomicU64,
+    /// How many reclaimers it has.
+    pub(super) reclaimers: AtomicUsize,
     kind: Kind,
     refusals: [RefusalNote; REMEMBERED],
 }
 
 /// How many requests may wait for a budget, unless it is told otherwise.
 const MAX_WAITING: usize = 1024;
+
+/// Instead of a number of milliseconds.
+const NEVER: u64 = u64::MAX;
 
 #[derive(Debug)]
 enum Kind {
@@ -172,6 +196,7 @@ impl Account {
             name,
             lock,
             limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
+            enforced_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             live_bytes: AtomicUsize::new(0),
             pending_bytes: AtomicUsize::new(0),
             floor_bytes: AtomicUsize::new(0),
@@ -185,6 +210,13 @@ impl Account {
             waiting: AtomicUsize::new(0),
             max_waiting: AtomicUsize::new(MAX_WAITING),
             reservation: None,
+            promised_bytes: AtomicUsize::new(0),
+            missing_bytes: AtomicUsize::new(0),
+            is_chosen: AtomicBool::new(false),
+            was_chosen: AtomicBool::new(false),
+            victims_after: AtomicU64::new(NEVER),
+            victims: AtomicU64::new(0),
+            reclaimers: AtomicUsize::new(0),
             kind,
             refusals: std::array::from_fn(|_| RefusalNote::default()),
         }
@@ -192,7 +224,18 @@ impl Account {
 
     /// An account for a budget.
     pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
-        let budget = Arc::new(Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new()));
+        Self::listed_budget(name, limit_bytes, parent, None)
+    }
+
+    fn listed_budget(
+        name: &str,
+        limit_bytes: Option<usize>,
+        parent: Option<Arc<Self>>,
+        reservation: Option<Box<Reservation>>,
+    ) -> Arc<Self> {
+        let mut account = Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new());
+        account.reservation = reservation;
+        let budget = Arc::new(account);
         let listed: Arc<dyn Listed> = Arc::clone(&budget) as _;
         known::add(budget.id, Arc::downgrade(&listed));
         budget
@@ -223,6 +266,9 @@ impl Account {
     pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
         let is_wanted = self.lock.with(|| {
             self.limit_bytes.store(limit_bytes, RELAXED);
+            if !self.is_chosen() {
+                self.enforced_bytes.store(limit_bytes, RELAXED);
+            }
             let live_bytes = self.live_bytes();
             self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
             self.is_wanted()
@@ -248,6 +294,28 @@ impl Account {
         self.refused.load(RELAXED)
     }
 
+    /// How long somebody waits for room in it before a request is chosen to make some; `None` for ever.
+    pub(crate) fn victims_after(&self) -> Option<Duration> {
+        Some(self.victims_after.load(RELAXED)).filter(|&after| after != NEVER).map(Duration::from_millis)
+    }
+
+    pub(super) fn set_victims_after(&self, after: Option<Duration>) {
+        let after = after.map_or(NEVER, |after| u64::try_from(after.as_millis()).unwrap_or(NEVER));
+        self.victims_after.store(after, RELAXED);
+        if after != NEVER && self.lock.with(|| self.is_wanted()) {
+            reserved::room_came(); // whoever waits already
+        }
+    }
+
+    /// How many requests were chosen to make room in it.
+    pub(super) fn victims(&self) -> u64 {
+        self.victims.load(RELAXED)
+    }
+
+    pub(crate) fn count_victim(&self) {
+        self.victims.fetch_add(1, RELAXED);
+    }
+
     /// The next account that it is charged to: a budget's parent, or the nearest live one above a request.
     pub(crate) fn parent(&self) -> Option<Arc<Self>> {
         match &self.kind {
@@ -257,7 +325,7 @@ impl Account {
     }
 
     /// Whether it belongs to a request that has ended. Such an account cannot be a parent.
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         match &self.kind {
             Kind::Budget { .. } => false,
             Kind::Request { ended, .. } => ended.load(RELAXED),
@@ -298,7 +366,7 @@ impl Account {
     #[inline]
     pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
         let in_use = self.live_bytes.load(RELAXED).saturating_add(self.pending_bytes.load(RELAXED));
-        in_use.checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes.load(RELAXED))
+        in_use.checked_add(bytes).is_some_and(|sum| sum <= self.enforced_bytes.load(RELAXED))
     }
 
     /// Whether `bytes` more for a tiny block of `size_bytes` may exceed its limit. `overdraft_bytes` is that of the
@@ -351,7 +419,7 @@ impl Account {
         // Reserved bytes count as in use here, as they do for the limit.
         let in_use_bytes = self.live_bytes() + self.pending_bytes.load(RELAXED);
         let limit_bytes = self.limit_bytes();
-        Refused { at, limit_bytes, in_use_bytes, held_bytes: 0, requested_bytes }
+        Refused { at, limit_bytes, in_use_bytes, held_bytes: 0, requested_bytes, is_chosen: self.take_mark() }
     }
 }
 
@@ -381,8 +449,15 @@ impl Listed for Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        if *self.was_chosen.get_mut() {
+            chosen::forget(self.id);
+        }
+        if *self.reclaimers.get_mut() > 0 {
+            reclaiming::forget(self.id);
+        }
         if matches!(self.kind, Kind::Budget { .. }) {
             known::remove(self.id);
+            self.return_guarantee();
         }
         // In a loop, since budgets may be a million deep.
         let mut next = match &mut self.kind {
@@ -390,9 +465,12 @@ impl Drop for Account {
             Kind::Request { .. } => None,
         };
         while let Some(account) = next {
-            next = Arc::into_inner(account).and_then(|mut account| match &mut account.kind {
-                Kind::Budget { parent } => parent.take(),
-                Kind::Request { .. } => None,
+            next = Arc::into_inner(account).and_then(|mut account| {
+                account.return_guarantee();
+                match &mut account.kind {
+                    Kind::Budget { parent } => parent.take(),
+                    Kind::Request { .. } => None,
+                }
             });
         }
     }

@@ -10,8 +10,21 @@ impl Chain {
     #[cold]
     pub(crate) fn error(&self, refused: Refused) -> Error {
         let _unattributed = unattributed(); // a heap at its limit could not tell of the refusal
-        let Refused { at, limit_bytes, in_use_bytes, held_bytes, requested_bytes } = refused;
-        match self.accounts().get(at) {
+        let Refused { at, limit_bytes, in_use_bytes, held_bytes, requested_bytes, is_chosen } = refused;
+        let account = self.accounts().get(at);
+        if let Some(chosen) = account.filter(|_| is_chosen).and_then(|account| account.chosen()) {
+            return Error::BudgetExceeded {
+                budget: chosen.budget.clone(),
+                budget_id: chosen.budget_id,
+                of_request: false,
+                limit_bytes: chosen.limit_bytes,
+                in_use_bytes: chosen.in_use_bytes,
+                held_bytes,
+                requested_bytes,
+                chosen_for: Some(chosen.chosen_for.clone()),
+            };
+        }
+        match account {
             Some(account) => Error::BudgetExceeded {
                 budget: account.name().into_owned(),
                 budget_id: account.number(),
@@ -20,6 +33,7 @@ impl Chain {
                 in_use_bytes,
                 held_bytes,
                 requested_bytes,
+                chosen_for: None,
             },
             None => Error::RequestEnded { request: self.own.name().into_owned(), requested_bytes },
         }
@@ -35,7 +49,14 @@ impl Chain {
     /// for the reason.
     #[cold]
     pub(crate) fn remember_no_memory(&self, requested_bytes: usize) {
-        self.remember(Refused { at: NO_MEMORY, limit_bytes: 0, in_use_bytes: 0, held_bytes: 0, requested_bytes });
+        self.remember(Refused {
+            at: NO_MEMORY,
+            limit_bytes: 0,
+            in_use_bytes: 0,
+            held_bytes: 0,
+            requested_bytes,
+            is_chosen: false,
+        });
     }
 
     /// Remembers a refusal.

@@ -1,7 +1,7 @@
 //! A refused charge, and the note that a request keeps of it for whoever asks why there was no memory.
 
 use crate::error::Error;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// A charge that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) struct Refused {
     /// What the request that asked holds of it.
     pub(super) held_bytes: usize,
     pub(super) requested_bytes: usize,
+    /// Whether it was refused because the request was chosen to make room.
+    pub(super) is_chosen: bool,
 }
 
 /// Instead of an account: the request has ended and refuses memory.
@@ -42,6 +44,7 @@ pub(super) struct RefusalNote {
     in_use_bytes: AtomicUsize,
     held_bytes: AtomicUsize,
     requested_bytes: AtomicUsize,
+    is_chosen: AtomicBool,
     /// The account's `total_blocks` at that moment.
     pub(super) made_before: AtomicU64,
 }
@@ -54,6 +57,7 @@ impl RefusalNote {
             in_use_bytes: self.in_use_bytes.load(Relaxed),
             held_bytes: self.held_bytes.load(Relaxed),
             requested_bytes: self.requested_bytes.load(Relaxed),
+            is_chosen: self.is_chosen.load(Relaxed),
         }
     }
 
@@ -63,6 +67,7 @@ impl RefusalNote {
         self.in_use_bytes.store(refused.in_use_bytes, Relaxed);
         self.held_bytes.store(refused.held_bytes, Relaxed);
         self.requested_bytes.store(refused.requested_bytes, Relaxed);
+        self.is_chosen.store(refused.is_chosen, Relaxed);
         self.made_before.store(made_before, Relaxed);
     }
 }

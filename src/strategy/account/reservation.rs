@@ -1,4 +1,4 @@
-//! Reservations: what a request holds of the accounts above it before it uses it.
+//! Reservations: what a request holds of the accounts above it before it uses it. A budget's guarantee is one too.
 //!
 //! Above itself, a request with a reservation counts as the larger of what it reserved and what it uses. So a change of
 //! its use passes on only what goes beyond the reservation, and the accounts above take that from `pending_bytes` or
@@ -126,13 +126,19 @@ impl Chain {
 
     /// The account that can never give so many bytes, however little is in use, if any.
     pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
-        self.accounts().iter().find(|account| bytes > account.limit_bytes() || bytes == UNLIMITED)
+        let is_too_much = |account: &&Arc<Account>| bytes > account.limit_bytes() || bytes == UNLIMITED;
+        let promises = |account: &Arc<Account>| account.promised_bytes() > 0;
+        match self.accounts().iter().find(is_too_much) {
+            None if self.above().iter().any(promises) => self.never_fits_beside_promises(bytes),
+            found => found,
+        }
     }
 
     /// Reserves `bytes` of all accounts above, or of none. `is_closed`: whether somebody waits there who comes first;
     /// such accounts, and those that have no room, are an obstacle if they would have to give anything. The positions
-    /// of those that have no room are added to `full`, and they become wanted, where it is given. Returns whether it
-    /// was taken.
+    /// of those that have no room are added to `full`, and they become wanted, where it is given; also those of budgets
+    /// below an obstacle of whose guarantees it would have drawn, which others would use up meanwhile. Returns whether
+    /// it was taken.
     pub(crate) fn admit(
         &self,
         bytes: usize,
@@ -152,27 +158,33 @@ impl Chain {
             self.pass_on(covers, Change::Growth, bytes);
             let gives = |at: usize| self.step(covers, at, 0) > 0;
             let above = 1..covers.len();
-            if above.clone().any(|at| gives(at) && is_closed(&self.accounts()[at])) {
+            let mut want = |at: usize| {
+                if let Some(full) = &mut full {
+                    self.accounts()[at].wanted.store(true, RELAXED);
+                    full.push(at);
+                }
+            };
+            if let Some(at) = above.clone().rev().find(|&at| gives(at) && is_closed(&self.accounts()[at])) {
+                self.guarantees_below(covers, at).for_each(want);
                 return false;
             }
-            let mut is_full = false;
-            for at in above {
-                let account = &self.accounts()[at];
-                if gives(at) && !account.has_room_for(self.step(covers, at, 0)) {
-                    is_full = true;
-                    if let Some(full) = &mut full {
-                        account.wanted.store(true, RELAXED);
-                        full.push(at);
-                    }
-                }
-            }
-            if is_full {
+            let is_full = |&at: &usize| gives(at) && !self.accounts()[at].has_room_for(self.step(covers, at, 0));
+            if let Some(highest) = above.clone().rev().find(is_full) {
+                above.filter(is_full).for_each(&mut want);
+                self.guarantees_below(covers, highest).for_each(want);
                 return false;
             }
             own.bytes.store(bytes, RELAXED);
             self.change_above(covers, add);
             true
         })
+    }
+
+    /// The positions of the guarantees below this account that give a part of what is to be reserved.
+    fn guarantees_below(&self, covers: &[Cover], at: usize) -> impl Iterator<Item = usize> {
+        let below = |at: usize| Some(covers[at].under).filter(|&below| below != NOBODY && below > 0);
+        let each = std::iter::successors(below(at), move |&at| below(at as usize)).map(|at| at as usize);
+        each.filter(|&at| self.reservation(at).step.load(RELAXED) < self.step(covers, at, 0))
     }
 
     /// The account why `bytes` cannot be reserved now, if any: the youngest that has no room for what it would have to
@@ -187,6 +199,43 @@ impl Chain {
             above().find(is_full).or_else(|| above().find(|&at| self.accounts()[at].is_wanted()))
         });
         at.map(|at| &self.accounts()[at])
+    }
+
+    /// Notes at each account above how much it lacks for so many bytes; whether one lacks any.
+    pub(super) fn note_missing(&self, bytes: usize) -> bool {
+        let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return false };
+        with_all(self.above(), || {
+            self.pass_on(covers, Change::Growth, bytes);
+            let mut lacks = false;
+            for at in 1..covers.len() {
+                let (account, step) = (&self.accounts()[at], self.step(covers, at, 0));
+                if step > 0 && !account.has_room_for(step) {
+                    let wanted = account.live_bytes().saturating_add(account.pending_bytes()).saturating_add(step);
+                    account.missing_bytes.fetch_max(wanted.saturating_sub(account.limit_bytes()), RELAXED);
+                    lacks = true;
+                }
+            }
+            lacks
+        })
+    }
+
+    /// How many bytes of a reservation of `bytes` an account above would have to give.
+    pub(crate) fn wants(&self, bytes: usize, account: &Account) -> usize {
+        let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return 0 };
+        let Some(at) = self.accounts().iter().position(|other| other.id == account.id) else { return 0 };
+        with_all(self.above(), || {
+            self.pass_on(covers, Change::Growth, bytes);
+            self.step(covers, at, 0)
+        })
+    }
+
+    /// How many bytes the account at this position would get back if this chain gave `bytes` back.
+    pub(super) fn passes_back(&self, bytes: usize, at: usize) -> usize {
+        let Some(covers) = &self.covers else { return bytes };
+        with_all(self.accounts(), || {
+            self.prepare(covers, Change::Shrinkage, bytes);
+            self.step(covers, at, bytes)
+        })
     }
 
     /// Returns what the own reservation has left: the request has ended, or never began. A second time does nothing.

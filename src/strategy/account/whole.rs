@@ -77,6 +77,7 @@ impl Chain {
             in_use_bytes: account.live_bytes().saturating_add(account.pending_bytes()),
             held_bytes: self.own.live_bytes(),
             requested_bytes: bytes,
+            is_chosen: account.take_mark(),
         });
     }
 

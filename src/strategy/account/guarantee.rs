@@ -1,0 +1,190 @@
+//! Guarantees: what a budget promises to one below it, as a standing reservation
+//! (`docs/decisions/0041-a-guarantee-is-a-standing-reservation.md`).
+
+use super::chain::Chain;
+use super::reserved::room_came;
+use super::{Account, Kind, RELAXED, add, subtract};
+use crate::error::{Error, NoRoom};
+use crate::sync::with_all;
+use crate::unattributed::unattributed;
+use std::sync::Arc;
+
+/// Why a guarantee was not changed. First the position of the account that is the reason.
+enum Refusal {
+    /// What it has promised, and what it would have to promise besides.
+    Promised(usize, usize, usize),
+    /// How much it would have to keep, which others use.
+    Borrowed(usize, usize),
+}
+
+fn bad(guarantee_bytes: usize, expected: &'static str) -> Error {
+    Error::BadOption { option: "guarantee_bytes", value: guarantee_bytes.to_string(), expected }
+}
+
+impl Account {
+    /// A budget to which its parent guarantees memory: nothing yet.
+    pub(in crate::strategy) fn of_guaranteed_budget(
+        name: &str,
+        limit_bytes: Option<usize>,
+        parent: Arc<Self>,
+    ) -> Arc<Self> {
+        Self::listed_budget(name, limit_bytes, Some(parent), Some(Box::default()))
+    }
+
+    /// How many bytes its parent guarantees to it; `None` if it was not made so.
+    pub(in crate::strategy) fn guarantee_bytes(&self) -> Option<usize> {
+        match self.kind {
+            Kind::Budget { .. } => self.reservation.as_ref().map(|promised| promised.bytes.load(RELAXED)),
+            Kind::Request { .. } => None,
+        }
+    }
+
+    /// What it guarantees to budgets below it.
+    pub(super) fn promised_bytes(&self) -> usize {
+        self.promised_bytes.load(RELAXED)
+    }
+
+    /// What of a growth below a budget that it is idle but for its promises reaches the one above.
+    fn passes_on_when_idle(&self, bytes: usize) -> usize {
+        let (guaranteed, promised) = (self.guarantee_bytes().unwrap_or_default(), self.promised_bytes());
+        guaranteed.max(promised.saturating_add(bytes)) - guaranteed.max(promised)
+    }
+
+    /// Changes what its parent guarantees to it.
+    pub(in crate::strategy) fn set_guarantee_bytes(self: &Arc<Self>, bytes: usize) -> Result<(), Error> {
+        let (Kind::Budget { parent: Some(parent) }, Some(own)) = (&self.kind, &self.reservation) else {
+            return Err(bad(bytes, "a budget that was made with a guarantee, of which 0 is one"));
+        };
+        if bytes > self.limit_bytes() {
+            return Err(bad(bytes, "a number of bytes up to the budget's own limit"));
+        }
+        let all = Chain::of_budget(self);
+        if all.accounts().iter().any(|account| account.is_of_request()) {
+            return Err(bad(bytes, "a budget that is below no request's, which may end before it"));
+        }
+        let above = Chain::of_budget(parent);
+        let changed = with_all(all.accounts(), || {
+            let before = own.bytes.load(RELAXED);
+            if let Some(refusal) = above.promise(self.promised_bytes(), before, bytes) {
+                return Err(refusal);
+            }
+            let covered = own.covered_bytes.load(RELAXED);
+            let (was, is) = (before.max(covered), bytes.max(covered));
+            if let Some(at) = above.refusing_now(is.saturating_sub(was)) {
+                // Promised back: what was asked for is as little as what there was, so it fits.
+                above.promise(self.promised_bytes(), bytes, before);
+                return Err(Refusal::Borrowed(at, is - was));
+            }
+            above.add_pending_each(is.saturating_sub(was));
+            above.subtract_pending_each(was.saturating_sub(is));
+            own.bytes.store(bytes, RELAXED);
+            Ok(all.accounts().iter().any(|account| account.is_wanted()))
+        });
+        match changed {
+            Ok(true) => room_came(), // whoever waits may draw on it, or on what it no longer keeps
+            Ok(false) => {}
+            Err(Refusal::Promised(at, promised_bytes, more_bytes)) => {
+                let account = &above.accounts()[at];
+                return Err(Error::GuaranteesExceedLimit {
+                    budget: account.name().into_owned(),
+                    budget_id: account.number(),
+                    limit_bytes: account.limit_bytes(),
+                    guaranteed_bytes: promised_bytes,
+                    requested_bytes: more_bytes,
+                });
+            }
+            Err(Refusal::Borrowed(at, requested_bytes)) => {
+                let account = &above.accounts()[at];
+                return Err(Error::NoRoom {
+                    budget: account.name().into_owned(),
+                    budget_id: account.number(),
+                    of_request: account.is_of_request(),
+                    limit_bytes: account.limit_bytes(),
+                    in_use_bytes: account.live_bytes().saturating_add(account.pending_bytes()),
+                    requested_bytes,
+                    reason: NoRoom::Busy,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// For a budget that is being dropped: nothing is charged to it any more.
+    pub(super) fn return_guarantee(&mut self) {
+        let (Kind::Budget { parent: Some(parent) }, Some(own)) = (&self.kind, &self.reservation) else { return };
+        let bytes = own.bytes.swap(0, RELAXED);
+        if bytes == 0 {
+            return;
+        }
+        let _unattributed = unattributed();
+        let above = Chain::of_budget(parent);
+        let is_wanted = with_all(above.accounts(), || {
+            above.promise(0, bytes, 0);
+            above.subtract_pending_each(bytes)
+        });
+        if is_wanted {
+            room_came();
+        }
+    }
+}
+
+/// The chain of the budget that promises.
+impl Chain {
+    /// Changes what each of these budgets has promised, where the guarantee of one below that promises `below` itself
+    /// changes; or none, if a limit is too small for what is added. Under the locks.
+    fn promise(&self, below: usize, before: usize, after: usize) -> Option<Refusal> {
+        let mut refusal = None;
+        self.each_promise(before.max(below), after.max(below), |at, account, was, is| {
+            let (promised, more) = (account.promised_bytes(), is.saturating_sub(was));
+            if more > 0 && promised.saturating_add(more) > account.limit_bytes() && refusal.is_none() {
+                refusal = Some(Refusal::Promised(at, promised, more));
+            }
+        });
+        if refusal.is_none() {
+            self.each_promise(before.max(below), after.max(below), |_, account, was, is| {
+                add(&account.promised_bytes, is.saturating_sub(was));
+                subtract(&account.promised_bytes, was.saturating_sub(is));
+            });
+        }
+        refusal
+    }
+
+    /// For each of these budgets that the change reaches: what the one below counted as in its promises, and will.
+    fn each_promise(&self, mut was: usize, mut is: usize, mut change: impl FnMut(usize, &Account, usize, usize)) {
+        // A budget's chain is it and those above it, the youngest first: each is the parent of the one before.
+        for (at, account) in self.accounts().iter().enumerate() {
+            if was == is {
+                return;
+            }
+            let (promised, own) = (account.promised_bytes(), account.guarantee_bytes().unwrap_or_default());
+            change(at, account, was, is);
+            (was, is) = (own.max(promised), own.max(promised.wrapping_sub(was).wrapping_add(is)));
+        }
+    }
+
+    /// The position of the youngest account without room for `bytes` more. Under the locks.
+    fn refusing_now(&self, bytes: usize) -> Option<usize> {
+        if bytes == 0 { None } else { self.refusing(bytes, usize::MAX, false) }
+    }
+
+    /// For [`never_fits`](Self::never_fits) where a budget above has a guarantee, and so a part of the others' limits.
+    #[cold]
+    pub(super) fn never_fits_beside_promises(&self, bytes: usize) -> Option<&Arc<Account>> {
+        let covers = self.covers.as_ref()?;
+        let mut passed_on = vec![bytes; covers.len()];
+        for (at, account) in self.accounts().iter().enumerate() {
+            let step = passed_on.get(covers[at].under as usize).copied().unwrap_or(bytes);
+            if step > 0 && account.promised_bytes().saturating_add(step) > account.limit_bytes() {
+                return Some(account);
+            }
+            passed_on[at] = match account.kind {
+                Kind::Budget { .. } => account.passes_on_when_idle(step),
+                // What it reserved is in use while it is there.
+                Kind::Request { .. } => {
+                    step.saturating_sub(account.reservation.as_ref().map_or(0, |own| own.bytes.load(RELAXED)))
+                }
+            };
+        }
+        None
+    }
+}

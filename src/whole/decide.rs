@@ -217,8 +217,8 @@ struct Wanted {
     is_sample: bool,
 }
 
-/// A block of a pool of Arrow's, which has a request of its own where the thread has none. So many bytes are counted down
-/// for a small one.
+/// A block of a pool of Arrow's, which has a request of its own where the thread has none. For a small one so many
+/// bytes are counted down.
 pub(super) fn allocate_for(
     thread: &mut Thread,
     owner: impl FnOnce() -> Option<Handler>,

@@ -211,8 +211,8 @@ pub(super) fn is_called_by_a_reader() -> bool {
     reader.found
 }
 
-/// Whether all callers up to Python's loop survive NULL for a block of this size. Called without a lock: the unwinder may
-/// take the loader's.
+/// Whether all callers up to Python's loop survive NULL for a block of this size. Called without a lock: the unwinder
+/// may take the loader's.
 #[cold]
 pub(super) fn caller_survives(python: Python, size_bytes: usize) -> bool {
     let mut own = empty();

@@ -15,6 +15,7 @@ mod guard;
 pub(crate) mod ledger;
 mod pool;
 mod prefixed;
+mod process;
 mod shared_memory;
 mod system;
 #[cfg(feature = "tracing")]
@@ -35,6 +36,7 @@ pub(crate) use pool::restart_decay;
 pub use pool::{Arena, Pool, PoolBytes, PoolOptions};
 pub(crate) use pool::{pool_bytes, pool_resident_bytes, trim_pools};
 pub(crate) use prefixed::Prefixed;
+pub use process::ProcessLimit;
 #[cfg(feature = "python")]
 pub(crate) use prefixed::prefix_bytes;
 pub use shared_memory::{SharedBlock, SharedMemory};

@@ -48,7 +48,9 @@ __all__ = [
     "_resident_bytes",
     "_served_in",
     "_stats",
+    "_system_limits",
     "_table_3",
+    "_waits",
     "_whole_enable",
     "_whole_library",
     "_whole_nobodys_bytes",
@@ -62,6 +64,7 @@ __all__ = [
     "handler",
     "handler_of",
     "handlers",
+    "ready",
     "register",
     "report",
     "request",
@@ -112,6 +115,8 @@ class Budget:
     def __new__(
         cls, limit_bytes: int | None = None, *, parent: Budget | None = None, name: str | None = None
     ) -> Self: ...
+    @staticmethod
+    def process(limit: Literal["auto"] | int, /, *, share: float | None = None) -> Budget: ...
     @property
     def id(self) -> int: ...
     @property
@@ -128,6 +133,12 @@ class Budget:
     def reserved_bytes(self) -> int: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def max_waiting(self) -> int: ...
+    @max_waiting.setter
+    def max_waiting(self, value: int, /) -> None: ...
+    @property
+    def is_ready(self) -> bool: ...
     @property
     def is_idle(self) -> bool: ...
     @property
@@ -449,11 +460,15 @@ def request(
     after_end: Literal["charge", "refuse", "detach"] | None = None,
     strict: bool | None = None,
     measure_unseen: bool | None = None,
-    reserve_bytes: int | None = None,
+    reserve_bytes: int | Literal["auto"] | None = None,
     timeout: float | None = None,
+    max_waiting: int | None = None,
     whole: bool | None = None,
 ) -> Request: ...
 def request_metrics() -> RequestMetrics: ...
+def ready() -> bool: ...
+def _system_limits(root: str, /) -> tuple[int | None, int | None, int | None]: ...
+def _waits(count: int, /) -> list[tuple[str | None, int, float, float | None, str, int]]: ...
 def _stats(
     numbers: tuple[int, int, int, int, int, int, int],
     parts: tuple[int, int, int, int, int] | None = None,
@@ -470,8 +485,13 @@ _Histogram: TypeAlias = tuple[list[tuple[int, int]], int]
 _Sums: TypeAlias = tuple[int, int, int, int, int]
 
 def _metrics() -> tuple[
-    list[tuple[str, int, int, int, int, int, int, int, _Histogram, _Histogram, _Histogram]],
-    list[tuple[int, int, int, int, int]],
+    list[
+        tuple[
+            tuple[str, int, int, int, int, int, int, int, int, int],
+            tuple[_Histogram, _Histogram, _Histogram, _Histogram],
+        ]
+    ],
+    list[tuple[int, int, int, int, int, int]],
 ]: ...
 def _pools() -> tuple[int, int]: ...
 def _pools_resident() -> int | None: ...
@@ -479,7 +499,7 @@ def _resident_bytes() -> int: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None]
 ]: ...
-def _budgets() -> list[tuple[int, int | None, str, int | None, int, int, int]]: ...
+def _budgets() -> list[tuple[int, int | None, str, int | None, int, int, int, int, int, int]]: ...
 
 @final
 class _Sampler:
@@ -492,7 +512,7 @@ def _profile_end() -> tuple[
 ]: ...
 def _answer(
     refusal: tuple[int | None, bool, int], held_bytes: int, requested_bytes: int, tenant: Budget | None, /
-) -> tuple[int, str]: ...
+) -> tuple[int, str, float | None]: ...
 def _anext_unhooked(body: AsyncIterator[_Item], /) -> Awaitable[_Item]: ...
 def adopt(capsule: object, /, *, name: str | None = None) -> Handler: ...
 def configure(*, decay_seconds: float | None = None, warm_bytes: int | None = None) -> None: ...

@@ -230,6 +230,9 @@ def _sum(one: metrics.Series, other: metrics.Series) -> metrics.Series:
         peak_bytes=_together(one.peak_bytes, other.peak_bytes),
         refused_peak_bytes=_together(one.refused_peak_bytes, other.refused_peak_bytes),
         total_bytes=_together(one.total_bytes, other.total_bytes),
+        waited_micros=_together(one.waited_micros, other.waited_micros),
+        timed_out=one.timed_out + other.timed_out,
+        turned_away=one.turned_away + other.turned_away,
     )
 
 

@@ -16,7 +16,7 @@ const POWERS: [u32; 13] = [12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 type Counter = (&'static str, Unit, &'static str, fn(&Series) -> u64);
 
 /// What is counted for each name.
-const COUNTERS: [Counter; 5] = [
+const COUNTERS: [Counter; 7] = [
     ("ctxalloc_requests_total", Unit::Count, "Requests that have ended.", |series| series.requests),
     (
         "ctxalloc_requests_refused_total",
@@ -36,9 +36,22 @@ const COUNTERS: [Counter; 5] = [
         "Bytes in blocks that were alive at their request's end.",
         |series| series.escaped_bytes,
     ),
+    (
+        "ctxalloc_requests_timed_out_total",
+        Unit::Count,
+        "Requests that waited for their reservation until their time was over.",
+        |series| series.timed_out,
+    ),
+    (
+        "ctxalloc_requests_turned_away_total",
+        Unit::Count,
+        "Requests that could not wait for their reservation.",
+        |series| series.turned_away,
+    ),
 ];
 
 const PEAK_MAX: &str = "ctxalloc_request_memory_peak_max_bytes";
+const WAITING: &str = "ctxalloc_requests_waiting";
 const ACTIVE: &str = "ctxalloc_requests_active";
 const USED: &str = "ctxalloc_memory_used_bytes";
 const PROCESSES: &str = "ctxalloc_processes";
@@ -76,9 +89,15 @@ pub fn publish() -> Result<(), Error> {
         gauge!(PEAK_MAX, "name" => series.name.clone()).set(series.max_peak_bytes as f64);
     }
     let all = snapshot.processes.iter().map(|process| process.gauges);
-    let [active, live, escaped] = all.fold([0, 0, 0], |[active, live, escaped], process| {
-        [active + process.live_requests, live + process.live_bytes, escaped + process.escaped_bytes]
+    let [active, live, escaped, waiting] = all.fold([0; 4], |[active, live, escaped, waiting], process| {
+        [
+            active + process.live_requests,
+            live + process.live_bytes,
+            escaped + process.escaped_bytes,
+            waiting + process.waiting_requests,
+        ]
     });
+    gauge!(WAITING).set(waiting as f64);
     gauge!(ACTIVE).set(active as f64);
     gauge!(USED, "state" => "live").set(live as f64);
     gauge!(USED, "state" => "escaped").set(escaped as f64);
@@ -87,7 +106,7 @@ pub fn publish() -> Result<(), Error> {
 }
 
 /// Metrics of a histogram: buckets, sum, count.
-const HISTOGRAMS: [[&str; 3]; 2] = [
+const HISTOGRAMS: [[&str; 3]; 3] = [
     [
         "ctxalloc_request_memory_peak_bytes_bucket",
         "ctxalloc_request_memory_peak_bytes_sum",
@@ -98,18 +117,24 @@ const HISTOGRAMS: [[&str; 3]; 2] = [
         "ctxalloc_request_memory_allocated_bytes_sum",
         "ctxalloc_request_memory_allocated_bytes_count",
     ],
+    [
+        "ctxalloc_request_wait_microseconds_bucket",
+        "ctxalloc_request_wait_microseconds_sum",
+        "ctxalloc_request_wait_microseconds_count",
+    ],
 ];
 
 /// The buckets of a histogram, its sum, and its count, of which the last bucket is another name.
 const HISTOGRAM_VALUES: usize = POWERS.len() + 2;
-const VALUES: usize = COUNTERS.len() + 2 * HISTOGRAM_VALUES;
+const VALUES: usize = COUNTERS.len() + HISTOGRAMS.len() * HISTOGRAM_VALUES;
 
 /// All that counts up for a name, in the order of [`publish_values`].
 type Values = [u64; VALUES];
 
 fn values_of(series: &Series) -> Values {
     let counters = COUNTERS.into_iter().map(|(.., value)| value(series));
-    let histograms = [&series.peak_bytes, &series.total_bytes].into_iter().flat_map(histogram_values);
+    let histograms =
+        [&series.peak_bytes, &series.total_bytes, &series.waited_micros].into_iter().flat_map(histogram_values);
     let mut all = [0; VALUES];
     all.iter_mut().zip(counters.chain(histograms)).for_each(|(place, value)| *place = value);
     all
@@ -201,6 +226,7 @@ fn describe() {
         describe_counter!(metric, unit, text);
     }
     describe_gauge!(PEAK_MAX, Unit::Bytes, "The largest peak of one request.");
+    describe_gauge!(WAITING, Unit::Count, "Requests that wait for their reservation.");
     describe_gauge!(ACTIVE, Unit::Count, "Requests that have not ended.");
     describe_gauge!(USED, Unit::Bytes, "Bytes in live blocks of requests, by whether they have ended.");
     describe_gauge!(PROCESSES, Unit::Count, "Processes that count.");

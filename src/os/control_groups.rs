@@ -183,7 +183,10 @@ mod tests {
             ("sys/fs/cgroup/pod/memory.high", "1572864\n"),
             ("sys/fs/cgroup/pod/box:1/app/memory.high", "max\n"),
             ("sys/fs/cgroup/pod/memory.events", "low 1\nhigh 12\nmax 3\n"),
-            ("sys/fs/cgroup/pod/box:1/app/memory.pressure", "some avg10=1.00 avg60=0 avg300=0 total=77\nfull total=5\n"),
+            (
+                "sys/fs/cgroup/pod/box:1/app/memory.pressure",
+                "some avg10=1.00 avg60=0 avg300=0 total=77\nfull total=5\n",
+            ),
             ("sys/fs/cgroup/pod/memory.pressure", "some avg10=1.00 total=99\n"),
         ]);
         let memory = Memory::read(tree.root());

@@ -4,15 +4,18 @@
 //! the accounts' own; or it stands in the `queue` until there is room, its time is over, or it is dropped. `runner` is
 //! the thread that looks at the queue when room came.
 
+mod drain;
 mod queue;
 mod refusal;
 mod runner;
 mod turn;
 
+use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::strategy::account::Account;
 use queue::Waiter;
+pub use queue::Waits;
 use refusal::no_room;
 use std::future::Future;
 use std::pin::Pin;
@@ -39,8 +42,12 @@ impl Admission {
         let prepared = Prepared::new(terms)?;
         match reserve(&prepared)? {
             None => Ok(Self(State::Admitted(Some(prepared)))),
-            Some(bytes) if prepared.is_inside() => Err(no_room(prepared.chain(), bytes, NoRoom::InsideOfAnother)),
-            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout)? {
+            Some(bytes) if prepared.is_inside() => {
+                Err(turned_away(&prepared, no_room(prepared.chain(), bytes, NoRoom::InsideOfAnother)))
+            }
+            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
+                .map_err(|error| turned_away(&prepared, error))?
+            {
                 None => Ok(Self(State::Admitted(Some(prepared)))),
                 Some((waiter, next)) => {
                     let waiting = Self(State::Waiting(Some(prepared), waiter));
@@ -60,7 +67,7 @@ pub(crate) fn begin(terms: Terms) -> Result<Begun, Error> {
     let prepared = Prepared::new(terms)?;
     match reserve(&prepared)? {
         None => Ok(prepared.begin()),
-        Some(bytes) => Err(no_room(prepared.chain(), bytes, NoRoom::Busy)),
+        Some(bytes) => Err(turned_away(&prepared, no_room(prepared.chain(), bytes, NoRoom::Busy))),
     }
 }
 
@@ -69,10 +76,29 @@ fn reserve(prepared: &Prepared) -> Result<Option<usize>, Error> {
     let Some(bytes) = prepared.reserve_bytes() else { return Ok(None) };
     let chain = prepared.chain();
     if chain.never_fits(bytes).is_some() {
-        return Err(no_room(chain, bytes, NoRoom::NeverFits));
+        return Err(turned_away(prepared, no_room(chain, bytes, NoRoom::NeverFits)));
     }
     let is_taken = chain.admit(bytes, Account::is_wanted, None);
     Ok(if is_taken { None } else { Some(bytes) })
+}
+
+/// Counts one that did not wait.
+fn turned_away(prepared: &Prepared, error: Error) -> Error {
+    counters::record_admission(prepared.chain().own().given_name(), Admitted::TurnedAway);
+    error
+}
+
+/// When one that this budget has no room for should come again, by how fast those get room who wait for it; `None`
+/// where nobody got any lately.
+#[cfg(feature = "python")]
+pub(crate) fn retry_after(budget_id: u64) -> Option<Duration> {
+    queue::drain_time(budget_id)
+}
+
+/// The first of those who wait for room, in the order in which they came, at most `count`. A moment's answer.
+#[must_use]
+pub fn waits(count: usize) -> Vec<Waits> {
+    queue::waits(count)
 }
 
 impl Future for Admission {

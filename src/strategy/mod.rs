@@ -36,9 +36,11 @@ pub(crate) use pool::restart_decay;
 pub use pool::{Arena, Pool, PoolBytes, PoolOptions};
 pub(crate) use pool::{pool_bytes, pool_resident_bytes, trim_pools};
 pub(crate) use prefixed::Prefixed;
-pub use process::ProcessLimit;
 #[cfg(feature = "python")]
 pub(crate) use prefixed::prefix_bytes;
+pub use process::ProcessLimit;
+#[cfg(feature = "python")]
+pub(crate) use process::system_limits;
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
 #[cfg(feature = "tracing")]

@@ -62,7 +62,8 @@ impl Budget {
     /// Two signs have pools give their unused memory back, at most every two seconds: a group went above its
     /// `memory.high`, or tasks of the group waited for memory for more than 3.5 % of the time (PSI).
     ///
-    /// A later call returns the same budget, with the limit that it names.
+    /// A later call returns the same budget, with the limit that it names. A child of `fork` has it too; in Rust it reads
+    /// the limits again once it has called this, or given memory back to a pool.
     ///
     /// ```
     /// use ctxalloc::strategy::{Budget, ProcessLimit};

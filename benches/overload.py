@@ -2,7 +2,7 @@
 
 Each way of admission has the same arrivals (Poisson, by a seed), the same applications and a process of its own: ASGI
 calls without sockets. Two patient tenants send small requests, a tenth of what the service has memory for each; the
-third one sends large ones, nine fifths of it. A client gives up after two seconds; what ends within them is goodput.
+third one sends large ones, nine fifths of it. A client gives up after three seconds; what ends within them is goodput.
 Memory is what arrays held at most at one time, by a budget without a limit that all are charged to.
 
 The reservations are what a route needs, so that the figures tell of queues, not of estimates. Numbers go to
@@ -30,7 +30,7 @@ from ctxalloc import Budget, MiB
 from ctxalloc.asgi import AllocatorMiddleware
 
 CAPACITY: Final = 256 * MiB
-GIVES_UP: Final = 2.0
+GIVES_UP: Final = 3.0
 """Seconds until a client goes."""
 SEED: Final = 24
 
@@ -50,8 +50,8 @@ class Kind(NamedTuple):
         return self.load * CAPACITY / (self.size_bytes * self.hold_seconds)
 
 
-SMALL: Final = Kind("/small", 4 * MiB, 0.2, 0.1)
-LARGE: Final = Kind("/large", 48 * MiB, 0.4, 1.8)
+SMALL: Final = Kind("/small", 4 * MiB, 0.4, 0.1)
+LARGE: Final = Kind("/large", 48 * MiB, 0.8, 1.8)
 TENANTS: Final = {"patient 1": SMALL, "patient 2": SMALL, "flood": LARGE}
 WAYS: Final = {
     "nothing": "no limit",
@@ -90,7 +90,7 @@ def service(way: str) -> tuple[Any, Budget]:
     is_limited, is_by_tenant, waits = way.startswith(("refuse", "wait")), "tenants" in way, way.startswith("wait")
     process = Budget(CAPACITY if is_limited else None, parent=counted, name="process")
     # The patient ones need a fifth of it; the flood has to do with the rest.
-    limits = {"flood": CAPACITY * 3 // 4} if is_by_tenant else {}
+    limits = {"flood": CAPACITY * 5 // 8} if is_by_tenant else {}
     tenants = {name: Budget(limits.get(name), parent=process, name=name) for name in TENANTS}
 
     def terms(kind: Kind) -> ctxalloc.Request:

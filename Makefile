@@ -220,12 +220,15 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-handlers bench compare chromium page test-grafana
+.PHONY: demo demo-handlers demo-waiting bench compare chromium page test-grafana
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service
+
+demo-waiting: $(DONE)/package ## a burst on a service that has too little memory for it: its queue, and how it drains
+	$(PY) examples/waiting.py
 
 compare: $(DONE)/package ## three well-known NumPy programs, by NumPy's default and by `pool`: the README's table
 	for program in examples/compare/*.py; do $(PY) -m ctxalloc run --compare --rounds 3 "$$program"; done

@@ -5,7 +5,7 @@
 
 use super::Budget;
 use super::account::UNLIMITED;
-use super::pool::{Keeper, Registration, clock, look, pool_resident_bytes, register, trim_pools};
+use super::pool::{Keeper, Registration, allow, clock, look, pool_resident_bytes, register, trim_pools};
 use crate::error::Error;
 use crate::os;
 use crate::os::control_groups::Memory;
@@ -62,6 +62,9 @@ impl Budget {
     /// Two signs have pools give their unused memory back, at most every two seconds: a group went above its
     /// `memory.high`, or tasks of the group waited for memory for more than 3.5 % of the time (PSI).
     ///
+    /// Called at the start of the program, it also has the pools keep an eighth of that memory warm at most, and not of the
+    /// machine's (`CTXALLOC_WARM_BYTES`).
+    ///
     /// A later call returns the same budget, with the limit that it names. A child of `fork` has it too; in Rust it reads
     /// the limits again once it has called this, or given memory back to a pool.
     ///
@@ -96,7 +99,10 @@ impl Budget {
         process.follow(share)?;
         match limit {
             ProcessLimit::Bytes(bytes) => process.budget.set_limit_bytes(Some(bytes)),
-            _ => look(),
+            _ => {
+                whole_bytes(&Memory::read(&process.root)).into_iter().for_each(allow);
+                look();
+            }
         }
         Ok(process.budget.clone())
     }

@@ -36,6 +36,7 @@ pub use arena::Arena;
 #[cfg(feature = "python")]
 pub(crate) use decay::restart as restart_decay;
 pub use options::PoolOptions;
+pub(super) use options::allow;
 
 use super::Strategy;
 use crate::source::{Pages, PrivatePages, pages};

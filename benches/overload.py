@@ -210,7 +210,8 @@ def draw(path: Path, rows: dict[str, dict[str, float]], held: dict[str, list[tup
             panels[0].plot(*zip(*points, strict=True), color=colours[way], linewidth=1.2, label=WAYS[way])
         panels[0].axhline(CAPACITY / MiB, color="#5f6b78", linewidth=0.8, linestyle=":")
         panels[0].set(title="arrays alive, MiB (dotted: what there is)", xlabel="seconds", ylim=(0, None))
-        figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=len(rows))
+        lines, names = panels[0].get_legend_handles_labels()
+        figure.legend(lines, names, frameon=False, loc="outside lower center", ncols=len(rows))
         labels = [WAYS[way] for way in rows]
         places = np.arange(len(rows))
         for shift, (key, label, colour) in enumerate(

@@ -155,9 +155,9 @@ impl Builder {
     }
 
     /// [`reserve_bytes`](Self::reserve_bytes) of what requests of its name needed lately: of the peaks of the last
-    /// hundred or so, what was enough for 95 %, times 1.2, at least 64 KiB and at most its limit. Until ten of them have
-    /// ended it is the limit. One that was refused memory counts with its limit, for nobody knows what it needed. Those
-    /// without a name have a history together. A process keeps it for 1024 names; others reserve their limit.
+    /// hundred or so, what was enough for 95 %, times 1.2, at least 64 KiB and at most its limit. Until ten of them
+    /// have ended it is the limit. One that was refused memory counts with its limit, for nobody knows what it needed.
+    /// Those without a name have a history together. A process keeps it for 1024 names; others reserve their limit.
     pub fn reserve_auto(mut self) -> Self {
         self.terms.reserves_by_history = true;
         self

@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values (bytes, microseconds), in sixteen buckets a doubling: a bucket ends at most 4.5 % above its values."""
+    """Counts of bytes or microseconds, in sixteen buckets a doubling; each ends at most 4.5 % above its values."""
 
     buckets: tuple[tuple[int, int], ...]
     """The buckets that have values, in order: the largest value that belongs into it, and how many it has."""

@@ -1,9 +1,11 @@
 //! Counters of ended requests by name: written once at a request's end, read by exporters. A leaf: imports no layer.
 //!
-//! `snapshot` has the values that are read, `history` what requests needed lately, `buckets` says which value is in which, `region` has the counters in
-//! memory, `place` where they are (this process's own memory, or a file that other processes read too), `writer` finds
-//! a name's series. [`crate::metrics`] is what users call. ARCHITECTURE.md says what else a new counter touches.
+//! `snapshot` has the values that are read, `admitted` what became of reservations, `history` what requests needed
+//! lately, `buckets` says which value is in which, `region` has the counters in memory, `place` where they are (this
+//! process's own memory, or a file that other processes read too), `writer` finds a name's series. [`crate::metrics`]
+//! is what users call. ARCHITECTURE.md says what else a new counter touches.
 
+mod admitted;
 mod buckets;
 mod history;
 mod place;
@@ -11,6 +13,7 @@ mod region;
 mod snapshot;
 mod writer;
 
+pub(crate) use admitted::Admitted;
 pub(crate) use history::{History, history_of};
 pub(crate) use region::Sample;
 pub use snapshot::{Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
@@ -132,17 +135,6 @@ pub(crate) fn record(name: Option<&str>, sample: &Sample) -> bool {
 #[cfg(feature = "python")]
 pub(crate) fn record_escapes(name: Option<&str>, blocks: u64, bytes: u64) {
     counting().with(|home| home.writer.record_escapes(name, blocks, bytes));
-}
-
-/// What became of one that was to reserve memory, and did not get it at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admitted {
-    /// It got it after so long.
-    Waited(Duration),
-    /// Its time was over.
-    TimedOut,
-    /// It did not wait: it could never fit, too many waited, or it was not to wait.
-    TurnedAway,
 }
 
 /// Counts one that did not get its reservation at once.

@@ -9,7 +9,7 @@
 //! The buckets of a histogram are in chunks, which it gets as its values need them. A file has memory for the chunks
 //! that are in use, and a hole for the rest. (One file of 500 lines: the layout, its one writer and its readers.)
 
-use super::Admitted;
+use super::admitted::Admitted;
 use super::buckets::{BUCKETS, bucket_of};
 use super::snapshot::{Gauges, Histogram, Series};
 use std::mem::offset_of;

@@ -1,6 +1,6 @@
 //! `Writer`: finds the series of a name in a region, and makes room for a new one.
 
-use super::Admitted;
+use super::admitted::Admitted;
 use super::place::Place;
 use super::region::{MAX_NAME, Region, SERIES, Sample};
 use super::snapshot::{Gauges, OTHER, UNNAMED};

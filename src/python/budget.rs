@@ -75,17 +75,17 @@ impl PyBudget {
     /// The budget of the process: one, named ``process``, which is meant to be the parent of all others.
     ///
     /// ``limit``: ``"auto"``, or a number of bytes. With ``"auto"`` the limit is a ``share`` (0.8 by default) of the
-    /// smallest limit of the control groups that the process is in, or of the machine's memory where that is less; minus
-    /// the resident memory of the process that is in no pool of ctxalloc. It is read again, every 250 ms while something
-    /// is charged to it or waits for it, and every 5 s else. Where the group goes above its ``memory.high``, or tasks of
-    /// it wait for memory for more than 3.5 % of the time (PSI), pools give their unused memory back. Where several
-    /// workers serve in one group, give each its ``share``::
+    /// smallest limit of the control groups that the process is in, or of the machine's memory where that is less;
+    /// minus the resident memory of the process that is in no pool of ctxalloc. It is read again, every 250 ms while
+    /// something is charged to it or waits for it, and every 5 s else. Where the group goes above its ``memory.high``,
+    /// or tasks of it wait for memory for more than 3.5 % of the time (PSI), pools give their unused memory back. Where
+    /// several workers serve in one group, give each its ``share``::
     ///
     ///     >>> process = ctxalloc.Budget.process("auto", share=0.2)
     ///     >>> tenant = ctxalloc.Budget(64 * ctxalloc.MiB, parent=process, name="tenant")
     ///
-    /// A later call returns the same budget, with the limit that it names. TypeError, ValueError: an argument is invalid,
-    /// or the system does not say how much memory there is.
+    /// A later call returns the same budget, with the limit that it names. TypeError, ValueError: an argument is
+    /// invalid, or the system does not say how much memory there is.
     #[staticmethod]
     #[pyo3(signature = (limit, /, *, share = None))]
     fn process(py: Python<'_>, limit: &Bound<'_, PyAny>, share: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
@@ -188,8 +188,8 @@ impl PyBudget {
         Ok(())
     }
 
-    /// Whether more requests should be sent here. No from when 95 % of its limit are in use or reserved, or half as many
-    /// wait as may; yes again from when at most 80 % are and nobody waits. Between the two it is what it was when
+    /// Whether more requests should be sent here. No from when 95 % of its limit are in use or reserved, or half as
+    /// many wait as may; yes again from when at most 80 % are and nobody waits. Between the two it is what it was when
     /// somebody asked last.
     #[getter]
     fn is_ready(&self) -> bool {

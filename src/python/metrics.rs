@@ -101,11 +101,11 @@ pub(super) fn all_waits(py: Python<'_>, count: usize) -> Vec<WaitsNumbers> {
     py.detach(|| waits(count)).into_iter().map(numbers).collect()
 }
 
-/// Whether more requests should be sent to this process: for a readiness probe. It is ready until a budget that is below
-/// no other one, as the process's or a service's, is full: 95 % of its limit are in use or reserved, or half as many
-/// requests wait for it as may. It is ready again when at most 80 % are and nobody waits; between the two it is what it
-/// was when somebody asked last, so that a balancer does not take it out and in all the time. Budgets without a limit
-/// are never full, and tenants' are not asked.
+/// Whether more requests should be sent to this process: for a readiness probe. It is ready until a budget that is
+/// below no other one, as the process's or a service's, is full: 95 % of its limit are in use or reserved, or half as
+/// many requests wait for it as may. It is ready again when at most 80 % are and nobody waits; between the two it is
+/// what it was when somebody asked last, so that a balancer does not take it out and in all the time. Budgets without a
+/// limit are never full, and tenants' are not asked.
 #[pyfunction]
 #[pyo3(name = "ready")]
 pub(super) fn is_ready(py: Python<'_>) -> bool {

@@ -1,7 +1,8 @@
 //! The process's budget: one, whose limit follows the memory that the process may have.
 //!
-//! The thread that gives old memory back (`pool::decay`) reads the control groups again, since it is there already, ends
-//! before a fork, and starts again in the child. What limits say is in `os::control_groups`; what becomes of it is here.
+//! The thread that gives old memory back (`pool::decay`) reads the control groups again, since it is there already,
+//! ends before a fork, and starts again in the child. What limits say is in `os::control_groups`; what becomes of it is
+//! here.
 
 use super::Budget;
 use super::account::UNLIMITED;
@@ -54,19 +55,19 @@ impl Budget {
     /// With [`ProcessLimit::Auto`] or a [`Share`](ProcessLimit::Share), its limit is that part of the smallest limit of
     /// the control groups that the process is in (`memory.max` of version 2, `memory.limit_in_bytes` of version 1), or
     /// of the machine's memory where that is less; minus what is not ours, which is the resident memory of the process
-    /// that is in no pool of this crate: code, Python's objects, the C heap, other libraries. What is charged and is not
-    /// in a pool is therefore counted twice, which errs on the safe side. Both are read again, every 250 ms while
+    /// that is in no pool of this crate: code, Python's objects, the C heap, other libraries. What is charged and is
+    /// not in a pool is therefore counted twice, which errs on the safe side. Both are read again, every 250 ms while
     /// something is charged to it or waits for it, and every 5 s else. Where a system does not say how much a process
     /// has in memory (macOS, Windows), nothing is taken off.
     ///
     /// Two signs have pools give their unused memory back, at most every two seconds: a group went above its
     /// `memory.high`, or tasks of the group waited for memory for more than 3.5 % of the time (PSI).
     ///
-    /// Called at the start of the program, it also has the pools keep an eighth of that memory warm at most, and not of the
-    /// machine's (`CTXALLOC_WARM_BYTES`).
+    /// Called at the start of the program, it also has the pools keep an eighth of that memory warm at most, and not of
+    /// the machine's (`CTXALLOC_WARM_BYTES`).
     ///
-    /// A later call returns the same budget, with the limit that it names. A child of `fork` has it too; in Rust it reads
-    /// the limits again once it has called this, or given memory back to a pool.
+    /// A later call returns the same budget, with the limit that it names. A child of `fork` has it too; in Rust it
+    /// reads the limits again once it has called this, or given memory back to a pool.
     ///
     /// ```
     /// use ctxalloc::strategy::{Budget, ProcessLimit};

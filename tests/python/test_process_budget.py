@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from subprocesses import says
 
-import ctxalloc
 from ctxalloc import Budget, GiB, MiB, _native
 
 pytestmark = [pytest.mark.once, pytest.mark.any_numpy]
@@ -95,7 +94,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     ],
 )
 def test_a_limit_that_is_none_is_refused(arguments, error):
-    with pytest.raises(error, match="Budget.process"):
+    with pytest.raises(error, match=r"Budget\.process"):
         Budget.process(*arguments)
 
 

@@ -65,8 +65,8 @@ pub(super) fn remove(id: u64) {
 }
 
 /// Whether more requests should be sent to this process: for readiness probes. Every budget that is below no other one
-/// is asked ([`Budget::is_ready`](crate::strategy::Budget::is_ready)); those of tenants are not, for a busy tenant makes
-/// nobody else wait.
+/// is asked ([`Budget::is_ready`](crate::strategy::Budget::is_ready)); those of tenants are not, for a busy tenant
+/// makes nobody else wait.
 #[must_use]
 pub fn ready() -> bool {
     let all: Vec<Arc<dyn Listed>> = known().0.with(|all| all.values().filter_map(Weak::upgrade).collect());

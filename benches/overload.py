@@ -41,6 +41,8 @@ class Kind(NamedTuple):
     path: str
     size_bytes: int
     hold_seconds: float
+    max_waiting: int
+    """How many of them may wait."""
     load: float
     """Part of the service's capacity: bytes times seconds, a second."""
 
@@ -50,8 +52,8 @@ class Kind(NamedTuple):
         return self.load * CAPACITY / (self.size_bytes * self.hold_seconds)
 
 
-SMALL: Final = Kind("/small", 4 * MiB, 0.4, 0.1)
-LARGE: Final = Kind("/large", 48 * MiB, 0.8, 1.8)
+SMALL: Final = Kind("/small", 4 * MiB, 0.4, 100, 0.1)
+LARGE: Final = Kind("/large", 48 * MiB, 0.8, 6, 1.8)
 TENANTS: Final = {"patient 1": SMALL, "patient 2": SMALL, "flood": LARGE}
 WAYS: Final = {
     "nothing": "no limit",
@@ -77,7 +79,7 @@ async def app(scope: MutableMapping[str, Any], _receive: Any, send: Callable[[An
     """Holds an array for a while."""
     kind = SMALL if scope["path"] == SMALL.path else LARGE
     held = np.empty(kind.size_bytes, np.uint8)
-    held[::4096] = 1
+    held[::MiB] = 1  # not each page: what is measured is admission, not page faults
     await asyncio.sleep(kind.hold_seconds)
     del held
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -95,7 +97,10 @@ def service(way: str) -> tuple[Any, Budget]:
 
     def terms(kind: Kind) -> ctxalloc.Request:
         if waits:
-            return ctxalloc.request(reserve_bytes=kind.size_bytes, timeout=GIVES_UP * 0.9)
+            # Who would get room too late for its client is better refused.
+            return ctxalloc.request(
+                reserve_bytes=kind.size_bytes, timeout=GIVES_UP - 1.5 * kind.hold_seconds, max_waiting=kind.max_waiting
+            )
         return ctxalloc.request()
 
     routes: dict[str, Any] = {kind.path: terms(kind) for kind in (SMALL, LARGE)}
@@ -222,7 +227,7 @@ def draw(path: Path, rows: dict[str, dict[str, float]], held: dict[str, list[tup
         panels[1].set_yticks(places + 0.19, labels)
         panels[1].set(title="requests served in time, %", xlim=(0, 100))
         panels[1].invert_yaxis()
-        panels[1].legend(frameon=False)
+        panels[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=2)
         for shift, (key, label, colour) in enumerate(
             (("patient_p50_ms", "p50", "#9dbfd6"), ("patient_p99_ms", "p99", "#2f6f9f"))
         ):
@@ -231,7 +236,7 @@ def draw(path: Path, rows: dict[str, dict[str, float]], held: dict[str, list[tup
         panels[2].set_yticks([])
         panels[2].set(title="patient requests that were served, ms")
         panels[2].invert_yaxis()
-        panels[2].legend(frameon=False)
+        panels[2].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=2)
         figure.savefig(path, dpi=100)
 
 

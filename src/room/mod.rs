@@ -39,7 +39,14 @@ impl Admission {
     /// # Errors
     /// [`Error::NoRoom`] where it cannot wait; else as [`Prepared::new`].
     pub(crate) fn new(terms: Terms, timeout: Option<Duration>) -> Result<Self, Error> {
-        let prepared = Prepared::new(terms)?;
+        Self::of(Prepared::new(terms)?, timeout)
+    }
+
+    /// The same, of terms that were checked.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] where it cannot wait.
+    pub(crate) fn of(prepared: Prepared, timeout: Option<Duration>) -> Result<Self, Error> {
         match reserve(&prepared)? {
             None => Ok(Self(State::Admitted(Some(prepared)))),
             Some(bytes) if prepared.is_inside() => {
@@ -69,6 +76,15 @@ pub(crate) fn begin(terms: Terms) -> Result<Begun, Error> {
         None => Ok(prepared.begin()),
         Some(bytes) => Err(turned_away(&prepared, no_room(prepared.chain(), bytes, NoRoom::Busy))),
     }
+}
+
+/// Takes the reservation if that needs no waiting, and returns whether it did. Runs nobody's code.
+///
+/// # Errors
+/// [`Error::NoRoom`]: it can never fit.
+#[cfg(feature = "python")]
+pub(crate) fn take_now(prepared: &Prepared) -> Result<bool, Error> {
+    Ok(reserve(prepared)?.is_none())
 }
 
 /// Takes the reservation if there is room, and nobody waits for it already. Else how many bytes could not be reserved.

@@ -228,7 +228,7 @@ demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route u
 	$(PY) -m examples.service
 
 demo-waiting: $(DONE)/package ## a burst on a service that has too little memory for it: its queue, and how it drains
-	$(PY) examples/waiting.py
+	$(PY) -m examples.waiting
 
 compare: $(DONE)/package ## three well-known NumPy programs, by NumPy's default and by `pool`: the README's table
 	for program in examples/compare/*.py; do $(PY) -m ctxalloc run --compare --rounds 3 "$$program"; done

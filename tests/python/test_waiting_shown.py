@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_demo_of_a_queue_ends_well() -> None:
-    command = [sys.executable, str(ROOT / "examples" / "waiting.py"), "--requests", "9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "examples.waiting", "--requests", "9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert "5 waited" in done.stdout
 

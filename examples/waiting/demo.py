@@ -8,7 +8,6 @@ who waits, who was served. Exit status 0: all were served, and the arrays never 
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -81,7 +80,3 @@ async def main() -> int:
     print(f"{SERVICE.peak_bytes // MiB} of {128} MiB")
     is_well = statuses == [200] * requests and SERVICE.peak_bytes <= 128 * MiB and series.timed_out == 0
     return 0 if is_well else 1
-
-
-if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))

@@ -574,7 +574,7 @@ fn tasks_that_wait_are_woken_and_cancelled_ones_leave_nothing() {
 }
 
 #[test]
-fn a_reservation_by_history_begins_at_the_limit_and_falls_to_what_is_needed() {
+fn a_reservation_by_history_falls_from_the_limit_to_what_is_needed() {
     let budget = Budget::new("budget", Some(100 * MIB));
     let one = || request().root().name("by history").budget(&budget).limit_bytes(40 * MIB).reserve_auto();
     for _ in 0..10 {

@@ -221,7 +221,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-whole demo-handlers bench compare chromium page test-grafana
+.PHONY: demo demo-whole demo-handlers demo-waiting bench compare chromium page test-grafana
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
 
@@ -230,6 +230,9 @@ demo-whole: $(DONE)/package $(DONE)/demo ## the same with JSON, pictures and row
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service
+
+demo-waiting: $(DONE)/package ## a burst on a service that has too little memory for it: its queue, and how it drains
+	$(PY) -m examples.waiting
 
 compare: $(DONE)/package ## three well-known NumPy programs, by NumPy's default and by `pool`: the README's table
 	for program in examples/compare/*.py; do $(PY) -m ctxalloc run --compare --rounds 3 "$$program"; done

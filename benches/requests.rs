@@ -93,7 +93,13 @@ fn nothing_in_it() -> String {
         .add("with a name, by which it is counted", || {
             drop(black_box(request().name("/route/{id}").begin().expect("memory")))
         })
-        .add("under a budget", move || drop(black_box(request().budget(&tenant).begin().expect("memory"))))
+        .add("under a budget", {
+            let tenant = tenant.clone();
+            move || drop(black_box(request().budget(&tenant).begin().expect("memory")))
+        })
+        .add("under a budget, with a reservation", move || {
+            drop(black_box(request().budget(&tenant).reserve_bytes(1000).begin().expect("room")))
+        })
         .add("with one block of 80 bytes", || {
             let request = request().begin().expect("memory");
             drop(request.run(|| Buffer::zeroed(80)));

@@ -165,6 +165,22 @@ impl Builder {
         self
     }
 
+    /// [`reserve_bytes`](Self::reserve_bytes) of what requests of its name needed lately: of the peaks of the last
+    /// hundred or so, what was enough for 95 %, times 1.2, at least 64 KiB and at most its limit. Until ten of them
+    /// have ended it is the limit. One that was refused memory counts with its limit, for nobody knows what it needed.
+    /// Those without a name have a history together. A process keeps it for 1024 names; others reserve their limit.
+    pub fn reserve_auto(mut self) -> Self {
+        self.terms.reserves_by_history = true;
+        self
+    }
+
+    /// How many requests of its name may wait for room at one time; one more is refused at once. By default only the
+    /// budgets say ([`Budget::set_max_waiting`]).
+    pub fn max_waiting(mut self, max_waiting: usize) -> Self {
+        self.terms.max_waiting = Some(max_waiting);
+        self
+    }
+
     /// How long it waits for its reservation. By default for ever.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -232,7 +248,8 @@ impl Builder {
     /// # Errors
     /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
     /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a
-    /// limit of Rust's heap in a program whose allocator does not count; [`Error::NoRoom`] where there is no room now
+    /// limit of Rust's heap in a program whose allocator does not count, and for [`reserve_auto`](Self::reserve_auto)
+    /// without a limit; [`Error::NoRoom`] where there is no room now
     /// for its reservation.
     pub fn begin(self) -> Result<Request, Error> {
         let has_heap_limit = self.terms.heap_limit_bytes.is_some();

@@ -257,6 +257,21 @@ def services() -> Iterator[Aim]:
         yield "what its p99 gains", "5 %", f"{100 * more:.1f} %", more <= 0.05
 
 
+def waiting() -> Iterator[Aim]:
+    """Reservations, wake-ups, and a service at twice its memory's capacity."""
+    kept = numbers("waiting")
+    for which, where in (("alone", ""), ("crowded", ", beside 10,000 waiters")):
+        without, reserved, _ = (row["median_ns"] for row in kept[which].values())
+        own = reserved - without
+        yield f"the reservation of a request that need not wait{where}", "100 ns", f"{own:.0f} ns", own <= 100
+    wake_up = kept["wake_up"]["median_ns"] / 1000
+    yield "from the end of what was waited for to the coroutine", "20 us", f"{wake_up:.0f} us", wake_up <= 20
+    kept = numbers("overload")
+    most = kept["overload"]["wait tenants"]["peak_mib"]
+    limit = kept["capacity_bytes"] / MIB
+    yield "arrays at twice a service's capacity, waiting", f"{limit:.0f} MiB", f"{most:.0f} MiB", most <= limit
+
+
 def seeing() -> Iterator[Aim]:
     """Issue: see."""
     own = rust("requests")["a request"]
@@ -319,6 +334,7 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
     arrays,
     requests,
     services,
+    waiting,
     rust_services,
     seeing,
     whole,

@@ -17,7 +17,7 @@ An array stays with the handler that made it, wherever it goes and however long 
 - clusters: ``ctxalloc.dask``, ``ctxalloc.ray``, ``ctxalloc.celery``: an account and limits for each task;
   ``process_initializer`` for pools of processes; docs/clusters.md
 - request: ``request`` for work with memory, numbers and a limit of its own; ``current_request``; ``Budget`` for limits
-  of several requests together
+  of several requests together; ``ready`` for readiness probes
 - ask: ``current``, ``handler_of``, ``handler``, ``handlers``, ``shared_memory_of``, and NumPy's ``get_handler_name``,
   ``get_handler_version``
 - make: ``register`` with one of ``strategies``, ``adopt`` for what foreign C code offers
@@ -68,6 +68,7 @@ from ctxalloc._native import (
     handler,
     handler_of,
     handlers,
+    ready,
     register,
     request,
     request_metrics,
@@ -136,6 +137,7 @@ __all__ = [
     "process_initializer",
     "profile_on_signal",
     "prometheus",
+    "ready",
     "register",
     "request",
     "request_metrics",

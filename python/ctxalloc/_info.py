@@ -36,27 +36,6 @@ def _chosen(path: Path) -> str | None:
     return None if text is None else next((word.strip("[]") for word in text.split() if word.startswith("[")), text)
 
 
-def cgroup_limit_bytes() -> int | None:
-    """The least limit of this process's control group and those above it; None: there is none."""
-    limits = []
-    for line in (_read("/proc/self/cgroup") or "").splitlines():
-        _, controllers, place = line.split(":", 2)
-        if not controllers:
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        folder = root / place.lstrip("/")
-        for one in [folder, *folder.parents]:
-            text = _read(one / name)
-            if text is not None and text.isdecimal() and int(text) < 1 << 60:
-                limits.append(int(text))
-            if one == root:
-                break
-    return min(limits, default=None)
-
-
 def _limit_text(which: int) -> str:
     limit = resource.getrlimit(which)[0]
     return "none" if limit == resource.RLIM_INFINITY else size_text(limit)
@@ -76,8 +55,9 @@ def print_info(out: TextIO, *, is_json: bool = False) -> None:
     rows += [[name, repr(os.environ[name])] for name in _VARIABLES if name in os.environ]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     rows.append(["memory", size_text(memory)])
-    limit = cgroup_limit_bytes()
+    _, limit, high = _native._system_limits("/")  # noqa: SLF001 - made for this
     rows.append(["control group's limit", "none" if limit is None else size_text(limit)])
+    rows.append(["control group slows down above", "nothing" if high is None else size_text(high)])
     if limit is not None and limit < memory and "CTXALLOC_WARM_BYTES" not in os.environ:
         advice.append(
             f"pools keep an eighth of the machine's memory ({size_text(memory / 8)}), but the control group allows "

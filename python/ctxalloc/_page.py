@@ -64,10 +64,12 @@ def numbers() -> dict[str, Any]:
             **{
                 name: getattr(series, name)
                 for name in metrics.Series._fields
-                if "_bytes" not in name or name == "escaped_bytes"
+                if not name.endswith(("_bytes", "_micros")) or name == "escaped_bytes"
             },
             **_peaks(series),
             "max_peak_bytes": series.max_peak_bytes,
+            "waited": series.waited_micros.count,
+            "waited_p95": series.waited_micros.quantile(0.95) / 1e6,
             "total": series.total_bytes.sum,
             "whole": {part: size_bytes / series.whole_requests for part, size_bytes in prometheus.parts_of(series)},
         }
@@ -86,6 +88,8 @@ def numbers() -> dict[str, Any]:
         "escapes": escapes,
         "escapes_count": len(kept),
         "routes": routes,
+        "waiting": [_cut(one._asdict()) for one in metrics.waiting(MAX_SHOWN)],
+        "waiting_count": sum(budget.waiting for budget in metrics.budgets() if budget.parent is None),
         "budgets": [_cut(budget._asdict()) for budget in metrics.budgets()[:MAX_SHOWN]],
         "sites": _sites(),
     }

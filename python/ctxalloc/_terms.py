@@ -42,6 +42,12 @@ class Terms(NamedTuple):
         if not isinstance(changes, Mapping):
             raise TypeError(f"{where}: {changes!r} are no terms; give a dict like {{'limit_bytes': n}}, or None")
         unknown = sorted(str(key) for key in set(changes) - set(self._fields))
+        if set(unknown) & {"reserve_bytes", "timeout", "max_waiting"}:
+            raise TypeError(
+                f"{where}: {unknown}: a task does not wait for memory in its worker: it would hold one of the worker's "
+                "threads, and what it waits for may be held by results that only waiting tasks use; have the scheduler "
+                'admit it instead, with resources={"memory": n} in Dask and memory=n in Ray'
+            )
         if unknown:
             raise TypeError(f"{where}: {unknown} are no terms; there are {list(self._fields)}")
         # A limit and a handler exclude each other: whichever is given replaces the other.

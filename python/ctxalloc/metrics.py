@@ -32,21 +32,23 @@ __all__ = [
     "Site",
     "Sites",
     "Snapshot",
+    "Waiting",
     "budgets",
     "present",
     "sites",
     "snapshot",
+    "waiting",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values in bytes, in sixteen buckets a doubling: a bucket ends at most 4.5 % above its values."""
+    """Counts of bytes or microseconds, in sixteen buckets a doubling; each ends at most 4.5 % above its values."""
 
     buckets: tuple[tuple[int, int], ...]
     """The buckets that have values, in order: the largest value that belongs into it, and how many it has."""
     sum: int
-    """The sum of all values, in bytes."""
+    """The sum of all values."""
 
     @property
     def count(self) -> int:
@@ -54,7 +56,7 @@ class Histogram:
         return sum(count for _, count in self.buckets)
 
     def quantile(self, q: float) -> int:
-        """The end, in bytes, of the bucket in which the part ``q`` (0 to 1) of all values is reached; 0 without values.
+        """The end of the bucket in which the part ``q`` (0 to 1) of all values is reached; 0 without values.
 
         At most 4.5 % above the true quantile, and never below. ValueError: ``q`` is not from 0 to 1.
         """
@@ -91,12 +93,18 @@ class Series(NamedTuple):
     """The bytes of these blocks."""
     max_peak_bytes: int
     """The largest peak of one request."""
+    timed_out: int
+    """How many waited for their reservation until their time was over. They did not begin."""
+    turned_away: int
+    """How many could not wait for it: as many waited as may, it could never fit, or they were not to wait."""
     peak_bytes: Histogram
     """Their peaks."""
     refused_peak_bytes: Histogram
     """The peaks of those that were refused memory."""
     total_bytes: Histogram
     """All bytes that each of them allocated."""
+    waited_micros: Histogram
+    """How many microseconds those waited for their reservation that got it, and not at once."""
     whole_requests: int = 0
     """How many of them counted native memory and objects too (``whole=True``). The bytes of these are of all that; of
     the others, of arrays."""
@@ -121,6 +129,8 @@ class Process(NamedTuple):
     """Requests that have ended, and whose blocks are alive."""
     escaped_bytes: int
     """The bytes of these blocks."""
+    waiting_requests: int
+    """Requests that wait for their reservation."""
 
 
 class Snapshot(NamedTuple):
@@ -174,15 +184,38 @@ class Budgets(NamedTuple):
     """The most bytes that were charged to it at one time."""
     refused: int
     """How many charges it refused."""
+    reserved_bytes: int
+    """The bytes that are reserved in it and not in use."""
+    waiting: int
+    """How many requests wait for room in it, or in a budget below it."""
+    max_waiting: int
+    """How many may."""
+
+
+class Waiting(NamedTuple):
+    """A request of this process that waits for its reservation."""
+
+    name: str | None
+    """Its name, if it has one."""
+    reserve_bytes: int
+    """How many bytes it is to reserve."""
+    waited_seconds: float
+    """For how long it has waited."""
+    left_seconds: float | None
+    """For how long it will wait at most; None: for ever."""
+    budget: str
+    """The budget that has no room for it, or that those before it wait for."""
+    budget_id: int
+    """Its number."""
 
 
 def snapshot() -> Snapshot:
     """All counters now. RuntimeError: the directory ``CTXALLOC_METRICS_DIR`` cannot be used; the message says why."""
     series, processes = _native._metrics()  # noqa: SLF001 - made for this, here and below
     found: dict[str, Series] = {}
-    for name, numbers, peaks, refused, totals, whole in series:
-        histograms = [Histogram(tuple(buckets), total) for buckets, total in (peaks, refused, totals)]
-        found[name] = Series._make((name, *numbers, *histograms, *whole))
+    for numbers, histograms, whole in series:
+        counted = (Histogram(tuple(buckets), total) for buckets, total in histograms)
+        found[numbers[0]] = Series(*numbers, *counted, *whole)
     return Snapshot(found, [Process(*numbers) for numbers in processes])
 
 
@@ -194,3 +227,8 @@ def present() -> list[Present]:
 def budgets() -> list[Budgets]:
     """The budgets of this process, the oldest first."""
     return [Budgets(*numbers) for numbers in _native._budgets()]  # noqa: SLF001
+
+
+def waiting(count: int = 1000) -> list[Waiting]:
+    """The first ``count`` requests of this process that wait for their reservation, in the order in which they came."""
+    return [Waiting(*numbers) for numbers in _native._waits(count)]  # noqa: SLF001

@@ -61,6 +61,19 @@ def instrument(
         for series in metrics.snapshot().series.values():
             yield api.Observation(series.peak_bytes.sum, {NAME: series.name})
 
+    def waits(_options: Any) -> Iterable[Any]:
+        for series in metrics.snapshot().series.values():
+            for bound in bounds:
+                yield api.Observation(series.waited_micros.at_most(bound), {NAME: series.name, "le": str(bound)})
+            yield api.Observation(series.waited_micros.count, {NAME: series.name, "le": "+Inf"})
+
+    def wait_sum(_options: Any) -> Iterable[Any]:
+        for series in metrics.snapshot().series.values():
+            yield api.Observation(series.waited_micros.sum, {NAME: series.name})
+
+    def waiting(_options: Any) -> Iterable[Any]:
+        yield api.Observation(sum(process.waiting_requests for process in metrics.snapshot().processes))
+
     def active(_options: Any) -> Iterable[Any]:
         yield api.Observation(sum(process.live_requests for process in metrics.snapshot().processes))
 
@@ -95,11 +108,16 @@ def instrument(
         ("request.memory.allocated", [allocated], "By", "All bytes that ended requests allocated."),
         ("request.memory.peak.bucket", [peaks], "{request}", "Ended requests with a peak of at most `le` bytes."),
         ("request.memory.peak.sum", [peak_sum], "By", "The sum of the peaks of ended requests."),
+        ("request.timed_out", by_name("timed_out"), "{request}", "Requests that waited until their time was over."),
+        ("request.turned_away", by_name("turned_away"), "{request}", "Requests that could not wait."),
+        ("request.wait.bucket", [waits], "{request}", "Requests that waited for at most `le` microseconds."),
+        ("request.wait.sum", [wait_sum], "us", "The sum of the waits of requests that got their reservation."),
     )
     for name, callbacks, unit, text in counters:
         meter.create_observable_counter(f"ctxalloc.{name}", callbacks, unit=unit, description=text)
     gauges = (
         ("request.active", active, "{request}", "Requests that have not ended."),
+        ("request.waiting", waiting, "{request}", "Requests that wait for their reservation."),
         ("memory.used", used, "By", "Bytes in live arrays of requests, by whether they have ended."),
         ("memory.unseen", unseen, "By", "Resident bytes of this process that are in no handler."),
         ("memory.nobodys", nobodys, "By", "Native memory and objects asked for so far that no request was charged."),

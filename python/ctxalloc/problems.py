@@ -13,14 +13,19 @@ themselves; these two are for handlers of errors in the application, where it ma
 Neighbours: ``_serving`` has the request that is asked; ``src/answer.rs`` decides, for Rust's services too.
 """
 
+import math
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ctxalloc import _serving
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import _answer
 
 __all__ = ["Problem", "problem", "refusal"]
+
+
+MAX_RETRY_AFTER_SECONDS: Final = 120
+"""The longest that a client is told to stay away, unless ``retry_after_seconds`` is longer."""
 
 
 class Problem(NamedTuple):
@@ -58,11 +63,14 @@ def of(refused: BudgetExceeded, serving: "_serving.Served | None") -> Problem:
     """The answer to a refusal in a request; for the middlewares."""
     which = (refused.budget_id, refused.of_request, refused.limit_bytes)
     tenant = None if serving is None else serving.tenant
-    status, document = _answer(which, refused.held_bytes, refused.requested_bytes, tenant)
+    status, document, drain_seconds = _answer(which, refused.held_bytes, refused.requested_bytes, tenant)
     body = document.encode()
     headers = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
     if status != 413:
         seconds = 1 if serving is None else serving.service.retry_after_seconds
+        if drain_seconds is not None:
+            # As long as those will take who wait now, by how fast they got room lately.
+            seconds = max(seconds, min(math.ceil(drain_seconds), MAX_RETRY_AFTER_SECONDS))
         headers.append(("retry-after", str(seconds)))
     return Problem(status, headers, body)
 

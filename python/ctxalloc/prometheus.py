@@ -79,6 +79,12 @@ class Collector:
             ("ctxalloc_allocations_refused", "Allocations that a limit refused.", "refused_allocations"),
             ("ctxalloc_requests_escaped", "Ended requests that left arrays behind.", "escaped_requests"),
             ("ctxalloc_escaped_bytes", "Bytes in arrays that were alive when their request ended.", "escaped_bytes"),
+            (
+                "ctxalloc_requests_timed_out",
+                "Requests that waited for their reservation until their time was over.",
+                "timed_out",
+            ),
+            ("ctxalloc_requests_turned_away", "Requests that could not wait for their reservation.", "turned_away"),
             ("ctxalloc_requests_whole", "Ended requests that counted native memory and objects too.", "whole_requests"),
         )
         for name, text, field in counters:
@@ -106,6 +112,11 @@ class Collector:
                 "peak_bytes",
             ),
             ("ctxalloc_request_memory_allocated_bytes", "All bytes that a request allocated.", "total_bytes"),
+            (
+                "ctxalloc_request_wait_microseconds",
+                "How long requests waited for their reservation that got it, and not at once.",
+                "waited_micros",
+            ),
         )
         for name, text, field in histograms:
             family = core.HistogramMetricFamily(name, text, labels=["name"])
@@ -141,6 +152,11 @@ class Collector:
             "Requests that have not ended.",
             value=sum(process.live_requests for process in processes),
         )
+        yield core.GaugeMetricFamily(
+            "ctxalloc_requests_waiting",
+            "Requests that wait for their reservation.",
+            value=sum(process.waiting_requests for process in processes),
+        )
         used = core.GaugeMetricFamily(
             "ctxalloc_memory_used_bytes",
             "Bytes in live arrays of requests, by whether they have ended.",
@@ -173,11 +189,21 @@ class Collector:
                 "ctxalloc_budget_used_bytes", "Bytes charged to a budget.", labels=["budget"]
             )
             limit = core.GaugeMetricFamily("ctxalloc_budget_limit_bytes", "The limit of a budget.", labels=["budget"])
+            reserved = core.GaugeMetricFamily(
+                "ctxalloc_budget_reserved_bytes", "Bytes reserved in a budget and not in use.", labels=["budget"]
+            )
+            waiting = core.GaugeMetricFamily(
+                "ctxalloc_budget_waiting", "Requests that wait for room in a budget.", labels=["budget"]
+            )
             for budget in self._budgets:
+                reserved.add_metric([budget.name], budget.reserved_bytes)
+                waiting.add_metric([budget.name], budget.waiting)
                 in_use.add_metric([budget.name], budget.in_use_bytes)
                 if budget.limit_bytes is not None:
                     limit.add_metric([budget.name], budget.limit_bytes)
             yield in_use
+            yield reserved
+            yield waiting
             yield limit
 
 

@@ -1,17 +1,22 @@
 //! Counters of ended requests by name: written once at a request's end, read by exporters. A leaf: imports no layer.
 //!
-//! `snapshot` has the values that are read, `buckets` says which value is in which, `region` has the counters in
-//! memory, `place` where they are (this process's own memory, or a file that other processes read too), `writer` finds
-//! a name's series. [`crate::metrics`] is what users call. ARCHITECTURE.md says what else a new counter touches.
+//! `snapshot` has the values that are read, `admitted` what became of reservations, `history` what requests needed
+//! lately, `buckets` says which value is in which, `region` has the counters in memory, `place` where they are (this
+//! process's own memory, or a file that other processes read too), `writer` finds a name's series. [`crate::metrics`]
+//! is what users call. ARCHITECTURE.md says what else a new counter touches.
 
+mod admitted;
 mod buckets;
+mod history;
 mod place;
 mod region;
 mod snapshot;
 mod writer;
 
+pub(crate) use admitted::Admitted;
 #[cfg(feature = "metrics")]
 pub(crate) use buckets::{STEPS, end_of};
+pub(crate) use history::{History, history_of};
 pub(crate) use region::Sample;
 pub use snapshot::{Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 
@@ -24,6 +29,7 @@ use place::{Mapping, Place};
 use region::Found;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use writer::Writer;
 
@@ -131,6 +137,24 @@ pub(crate) fn record(name: Option<&str>, sample: &Sample) -> bool {
 #[cfg(feature = "python")]
 pub(crate) fn record_escapes(name: Option<&str>, blocks: u64, bytes: u64) {
     counting().with(|home| home.writer.record_escapes(name, blocks, bytes));
+}
+
+/// Counts one that did not get its reservation at once.
+pub(crate) fn record_admission(name: Option<&str>, admitted: Admitted) {
+    counting().with(|home| home.writer.record_admission(name, admitted));
+}
+
+/// How many wait for room: kept by the queue.
+static WAITING: AtomicU64 = AtomicU64::new(0);
+
+/// Says how many wait for room now.
+pub(crate) fn set_waiting(waiting: usize) {
+    WAITING.store(waiting as u64, Ordering::Relaxed);
+}
+
+/// How many wait for room.
+pub(crate) fn waiting() -> u64 {
+    WAITING.load(Ordering::Relaxed)
 }
 
 /// Tells other processes what this one has in use.

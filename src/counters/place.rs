@@ -16,7 +16,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 /// The number is the layout's: see `VERSION` in `region`.
-const PREFIX: &str = "ctxalloc-metrics-2-";
+const PREFIX: &str = "ctxalloc-metrics-3-";
 /// How many processes may count in one directory.
 const MAX_FILES: usize = 4096;
 

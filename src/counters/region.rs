@@ -9,6 +9,7 @@
 //! The buckets of a histogram are in chunks, which it gets as its values need them. A file has memory for the chunks
 //! that are in use, and a hole for the rest. (One file of 500 lines: the layout, its one writer and its readers.)
 
+use super::admitted::Admitted;
 use super::buckets::{BUCKETS, bucket_of};
 use super::snapshot::{Gauges, Histogram, Series};
 use std::mem::offset_of;
@@ -56,7 +57,7 @@ pub(super) struct Region {
     /// The owner: its number, and when it was started, for numbers are used again.
     pid: AtomicU64,
     started: AtomicU64,
-    gauges: [AtomicU64; 4],
+    gauges: [AtomicU64; 5],
     /// The chunks that histograms have.
     used: AtomicU64,
     /// The chunks that have memory.
@@ -82,6 +83,8 @@ pub(super) struct Counters {
     max_peak_bytes: AtomicU64,
     whole_requests: AtomicU64,
     whole_bytes: [AtomicU64; 3],
+    timed_out: AtomicU64,
+    turned_away: AtomicU64,
     histograms: [Buckets; HISTOGRAMS],
 }
 
@@ -89,7 +92,8 @@ pub(super) struct Counters {
 const PEAKS: usize = 0;
 const REFUSED_PEAKS: usize = 1;
 const TOTALS: usize = 2;
-const HISTOGRAMS: usize = 3;
+const WAITS: usize = 3;
+const HISTOGRAMS: usize = 4;
 
 #[repr(C)]
 #[derive(Debug)]
@@ -149,7 +153,7 @@ impl Region {
             version: ZERO,
             pid: ZERO,
             started: ZERO,
-            gauges: [const { ZERO }; 4],
+            gauges: [const { ZERO }; 5],
             used: ZERO,
             backed: ZERO,
             series: [const { Counters::empty() }; SERIES],
@@ -197,15 +201,15 @@ impl Region {
     }
 
     pub(super) fn set_gauges(&self, gauges: Gauges) {
-        let Gauges { live_requests, live_bytes, escaping_requests, escaped_bytes } = gauges;
-        let all = [live_requests, live_bytes, escaping_requests, escaped_bytes];
+        let Gauges { live_requests, live_bytes, escaping_requests, escaped_bytes, waiting_requests } = gauges;
+        let all = [live_requests, live_bytes, escaping_requests, escaped_bytes, waiting_requests];
         self.gauges.iter().zip(all).for_each(|(gauge, value)| gauge.store(value, RELAXED));
     }
 
     pub(super) fn gauges(&self) -> Gauges {
-        let [live_requests, live_bytes, escaping_requests, escaped_bytes] =
+        let [live_requests, live_bytes, escaping_requests, escaped_bytes, waiting_requests] =
             std::array::from_fn(|number| self.gauges[number].load(RELAXED));
-        Gauges { live_requests, live_bytes, escaping_requests, escaped_bytes }
+        Gauges { live_requests, live_bytes, escaping_requests, escaped_bytes, waiting_requests }
     }
 
     /// Forgets everything.
@@ -240,6 +244,19 @@ impl Region {
     pub(super) fn add_escapes(&self, number: usize, blocks: u64, bytes: u64) {
         let series = &self.series[number];
         write(&series.version, || series.add_escapes(blocks, bytes));
+    }
+
+    /// Counts one that did not get its reservation at once.
+    pub(super) fn add_admission(&self, number: usize, admitted: Admitted, grow: impl Fn(Range<usize>) -> bool) {
+        let series = &self.series[number];
+        write(&series.version, || match admitted {
+            Admitted::Waited(time) => {
+                let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+                self.count(&series.histograms[WAITS], micros, &grow);
+            }
+            Admitted::TimedOut => add(&series.timed_out, 1),
+            Admitted::TurnedAway => add(&series.turned_away, 1),
+        });
     }
 
     #[inline]
@@ -302,10 +319,10 @@ impl Found {
         self.chunks.capacity() >= chunks
     }
 
-    /// The series that have requests.
+    /// The series in which something was counted.
     pub(super) fn into_series(self) -> impl Iterator<Item = Series> {
         let Self { series, chunks } = self;
-        series.into_iter().filter(|one| one.numbers.requests > 0).map(move |one| one.series(&chunks))
+        series.into_iter().map(move |one| one.series(&chunks)).filter(Series::has_counted)
     }
 }
 
@@ -331,8 +348,9 @@ const _: () = assert!(PARTS <= u64::BITS as usize && CHUNKS < u16::MAX as usize)
 impl Read {
     fn series(self, chunks: &[[u64; CHUNK]]) -> Series {
         let name = String::from_utf8_lossy(&self.name[..self.name_bytes]).into_owned();
-        let [peak_bytes, refused_peak_bytes, total_bytes] = self.histograms.map(|one| one.histogram(chunks));
-        Series { name, peak_bytes, refused_peak_bytes, total_bytes, ..self.numbers }
+        let [peak_bytes, refused_peak_bytes, total_bytes, waited_micros] =
+            self.histograms.map(|one| one.histogram(chunks));
+        Series { name, peak_bytes, refused_peak_bytes, total_bytes, waited_micros, ..self.numbers }
     }
 }
 
@@ -386,6 +404,8 @@ impl Counters {
             max_peak_bytes: ZERO,
             whole_requests: ZERO,
             whole_bytes: [const { ZERO }; 3],
+            timed_out: ZERO,
+            turned_away: ZERO,
             histograms: [const { Buckets::empty() }; HISTOGRAMS],
         }
     }
@@ -401,6 +421,8 @@ impl Counters {
             &self.escaped_bytes,
             &self.max_peak_bytes,
             &self.whole_requests,
+            &self.timed_out,
+            &self.turned_away,
         ];
         write(&self.version, || {
             numbers.into_iter().chain(&self.whole_bytes).for_each(|number| number.store(0, RELAXED));
@@ -482,6 +504,8 @@ impl Counters {
             whole_array_bytes: self.whole_bytes[0].load(RELAXED),
             whole_native_bytes: self.whole_bytes[1].load(RELAXED),
             whole_object_bytes: self.whole_bytes[2].load(RELAXED),
+            timed_out: self.timed_out.load(RELAXED),
+            turned_away: self.turned_away.load(RELAXED),
             ..Series::default()
         };
         let histograms = std::array::from_fn(|at| self.histograms[at].read(chunks, found));

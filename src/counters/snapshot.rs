@@ -66,7 +66,7 @@ impl Histogram {
     }
 }
 
-/// The counters of all ended requests with one name. All bytes are requested sizes.
+/// The counters of all requests with one name that have ended, or were not admitted. All bytes are requested sizes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Series {
@@ -102,6 +102,13 @@ pub struct Series {
     pub whole_native_bytes: u64,
     /// The same of Python objects.
     pub whole_object_bytes: u64,
+    /// How long those waited for their reservation that got it, and not at once: in microseconds.
+    pub waited_micros: Histogram,
+    /// How many waited for their reservation until their time was over. They did not begin.
+    pub timed_out: u64,
+    /// How many did not begin because they could not wait for their reservation: as many waited as may, it could never
+    /// fit, or they were not to wait.
+    pub turned_away: u64,
 }
 
 impl Series {
@@ -120,6 +127,14 @@ impl Series {
         self.whole_array_bytes = self.whole_array_bytes.wrapping_add(other.whole_array_bytes);
         self.whole_native_bytes = self.whole_native_bytes.wrapping_add(other.whole_native_bytes);
         self.whole_object_bytes = self.whole_object_bytes.wrapping_add(other.whole_object_bytes);
+        self.waited_micros.add(&other.waited_micros);
+        self.timed_out += other.timed_out;
+        self.turned_away += other.turned_away;
+    }
+
+    /// Whether there is anything to tell.
+    pub(super) fn has_counted(&self) -> bool {
+        self.requests > 0 || self.timed_out > 0 || self.turned_away > 0 || self.waited_micros.count() > 0
     }
 }
 
@@ -135,6 +150,8 @@ pub struct Gauges {
     pub escaping_requests: u64,
     /// The bytes of these blocks.
     pub escaped_bytes: u64,
+    /// Requests that waited for their reservation.
+    pub waiting_requests: u64,
 }
 
 /// A process that counts.

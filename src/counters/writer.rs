@@ -1,5 +1,6 @@
 //! `Writer`: finds the series of a name in a region, and makes room for a new one.
 
+use super::admitted::Admitted;
 use super::place::Place;
 use super::region::{MAX_NAME, Region, SERIES, Sample};
 use super::snapshot::{Gauges, OTHER, UNNAMED};
@@ -78,6 +79,11 @@ impl Writer {
     pub(super) fn record_escapes(&mut self, name: Option<&str>, blocks: u64, bytes: u64) {
         let number = self.number(name);
         self.region().add_escapes(number, blocks, bytes);
+    }
+
+    pub(super) fn record_admission(&mut self, name: Option<&str>, admitted: Admitted) {
+        let number = self.number(name);
+        self.region().add_admission(number, admitted, |bytes| self.place.grow(bytes));
     }
 
     /// The series of a name.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 type Counter = (&'static str, Unit, &'static str, fn(&Series) -> u64);
 
 /// What is counted for each name.
-const COUNTERS: [Counter; 5] = [
+const COUNTERS: [Counter; 7] = [
     ("ctxalloc_requests_total", Unit::Count, "Requests that have ended.", |series| series.requests),
     (
         "ctxalloc_requests_refused_total",
@@ -34,9 +34,22 @@ const COUNTERS: [Counter; 5] = [
         "Bytes in blocks that were alive at their request's end.",
         |series| series.escaped_bytes,
     ),
+    (
+        "ctxalloc_requests_timed_out_total",
+        Unit::Count,
+        "Requests that waited for their reservation until their time was over.",
+        |series| series.timed_out,
+    ),
+    (
+        "ctxalloc_requests_turned_away_total",
+        Unit::Count,
+        "Requests that could not wait for their reservation.",
+        |series| series.turned_away,
+    ),
 ];
 
 const PEAK_MAX: &str = "ctxalloc_request_memory_peak_max_bytes";
+const WAITING: &str = "ctxalloc_requests_waiting";
 const ACTIVE: &str = "ctxalloc_requests_active";
 const USED: &str = "ctxalloc_memory_used_bytes";
 const PROCESSES: &str = "ctxalloc_processes";
@@ -75,9 +88,15 @@ pub fn publish() -> Result<(), Error> {
         gauge!(PEAK_MAX, "name" => series.name.clone()).set(series.max_peak_bytes as f64);
     }
     let all = snapshot.processes.iter().map(|process| process.gauges);
-    let [active, live, escaped] = all.fold([0, 0, 0], |[active, live, escaped], process| {
-        [active + process.live_requests, live + process.live_bytes, escaped + process.escaped_bytes]
+    let [active, live, escaped, waiting] = all.fold([0; 4], |[active, live, escaped, waiting], process| {
+        [
+            active + process.live_requests,
+            live + process.live_bytes,
+            escaped + process.escaped_bytes,
+            waiting + process.waiting_requests,
+        ]
     });
+    gauge!(WAITING).set(waiting as f64);
     gauge!(ACTIVE).set(active as f64);
     gauge!(USED, "state" => "live").set(live as f64);
     gauge!(USED, "state" => "escaped").set(escaped as f64);
@@ -86,7 +105,7 @@ pub fn publish() -> Result<(), Error> {
 }
 
 /// Metrics of a histogram: buckets, sum, count.
-const HISTOGRAMS: [[&str; 3]; 2] = [
+const HISTOGRAMS: [[&str; 3]; 3] = [
     [
         "ctxalloc_request_memory_peak_bytes_bucket",
         "ctxalloc_request_memory_peak_bytes_sum",
@@ -97,13 +116,20 @@ const HISTOGRAMS: [[&str; 3]; 2] = [
         "ctxalloc_request_memory_allocated_bytes_sum",
         "ctxalloc_request_memory_allocated_bytes_count",
     ],
+    [
+        "ctxalloc_request_wait_microseconds_bucket",
+        "ctxalloc_request_wait_microseconds_sum",
+        "ctxalloc_request_wait_microseconds_count",
+    ],
 ];
 
 fn publish_series(series: &Series) {
     for (metric, .., value) in COUNTERS {
         counter!(metric, "name" => series.name.clone()).absolute(value(series));
     }
-    for ([bucket, sum, count], histogram) in HISTOGRAMS.into_iter().zip([&series.peak_bytes, &series.total_bytes]) {
+    for ([bucket, sum, count], histogram) in
+        HISTOGRAMS.into_iter().zip([&series.peak_bytes, &series.total_bytes, &series.waited_micros])
+    {
         for (end, at_most) in buckets(histogram) {
             counter!(bucket, "name" => series.name.clone(), "le" => end.to_string()).absolute(at_most);
         }
@@ -180,6 +206,7 @@ fn describe() {
         describe_counter!(metric, unit, text);
     }
     describe_gauge!(PEAK_MAX, Unit::Bytes, "The largest peak of one request.");
+    describe_gauge!(WAITING, Unit::Count, "Requests that wait for their reservation.");
     describe_gauge!(ACTIVE, Unit::Count, "Requests that have not ended.");
     describe_gauge!(USED, Unit::Bytes, "Bytes in live blocks of requests, by whether they have ended.");
     describe_gauge!(PROCESSES, Unit::Count, "Processes that count.");

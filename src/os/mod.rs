@@ -1,8 +1,8 @@
 //! The operating system: what this crate asks of it that the standard library does not offer. A leaf: imports no layer.
 //!
 //! One file for each system, which has every function of this table; a port to another system is one more such file.
-//! What only a source needs (huge pages, NUMA nodes, files of memory) is in that source. Miri's pages are in
-//! `source::pages`.
+//! `control_groups` reads files, which other systems do not have. What only a source needs (huge pages, NUMA nodes,
+//! files of memory) is in that source. Miri's pages are in `source::pages`.
 //!
 //! | function | Linux | macOS | Windows |
 //! | --- | --- | --- | --- |
@@ -32,6 +32,7 @@
     allow(dead_code, reason = "neither forks, nor starts threads of its own, nor maps pages")
 )]
 
+pub(crate) mod control_groups;
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "macos")]

@@ -2,10 +2,12 @@
 
 use super::budget::PyBudget;
 use crate::answer::Answer;
+use crate::room::retry_after;
 use pyo3::prelude::*;
 
 /// The status and the problem document for a refusal, by the numbers of its BudgetExceeded, of a request that is
-/// charged to `tenant`.
+/// charged to `tenant`; and after how many seconds a second try may succeed, by how fast those get room who wait for
+/// that budget: None where it is not known, or nobody can succeed.
 #[pyfunction]
 #[pyo3(name = "_answer", signature = (refusal, held_bytes, requested_bytes, tenant, /))]
 pub(super) fn answer(
@@ -13,10 +15,12 @@ pub(super) fn answer(
     held_bytes: usize,
     requested_bytes: usize,
     tenant: Option<&Bound<'_, PyBudget>>,
-) -> (u16, &'static str) {
+) -> (u16, &'static str, Option<f64>) {
     let (budget_id, of_request, limit_bytes) = refusal;
     let needed_bytes = held_bytes.saturating_add(requested_bytes);
     let tenant = tenant.map(|budget| budget.get().budget().id());
     let answer = Answer::of(budget_id, of_request, limit_bytes, needed_bytes, tenant);
-    (answer.status(), answer.document())
+    let is_final = matches!(answer, Answer::TooLarge);
+    let seconds = budget_id.filter(|_| !is_final).and_then(retry_after).map(|time| time.as_secs_f64());
+    (answer.status(), answer.document(), seconds)
 }

@@ -2,10 +2,13 @@
 
 use super::options::{argument, no_bool};
 use super::reclaimers::{self, PyReclaimer};
-use crate::strategy::Budget;
-use pyo3::exceptions::PyValueError;
+use super::text::repr_of;
+use crate::strategy::{Budget, ProcessLimit, restart_decay};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A limit in bytes, which may be part of another one: request under tenant under process.
@@ -141,6 +144,52 @@ impl PyBudget {
         self.budget.victims()
     }
 
+    /// The budget of the process: one, named ``process``, which is meant to be the parent of all others.
+    ///
+    /// ``limit``: ``"auto"``, or a number of bytes. With ``"auto"`` the limit is a ``share`` (0.8 by default) of the
+    /// smallest limit of the control groups that the process is in, or of the machine's memory where that is less;
+    /// minus the resident memory of the process that is in no pool of ctxalloc. It is read again, every 250 ms while
+    /// something is charged to it or waits for it, and every 5 s else. Where the group goes above its ``memory.high``,
+    /// or tasks of it wait for memory for more than 3.5 % of the time (PSI), pools give their unused memory back. Where
+    /// several workers serve in one group, give each its ``share``::
+    ///
+    ///     >>> process = ctxalloc.Budget.process("auto", share=0.2)
+    ///     >>> tenant = ctxalloc.Budget(64 * ctxalloc.MiB, parent=process, name="tenant")
+    ///
+    /// A later call returns the same budget, with the limit that it names. TypeError, ValueError: an argument is
+    /// invalid, or the system does not say how much memory there is.
+    #[staticmethod]
+    #[pyo3(signature = (limit, /, *, share = None))]
+    fn process(py: Python<'_>, limit: &Bound<'_, PyAny>, share: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        const WANTED: &str = "a part of the memory, a number above 0 and up to 1";
+        let share: Option<f64> = argument("Budget.process", "share", share, WANTED, |value| no_bool(value)?.extract())?;
+        let wanted = match limit.cast::<PyString>() {
+            Ok(text) if text.to_string_lossy() == "auto" => share.map_or(ProcessLimit::Auto, ProcessLimit::Share),
+            _ => {
+                let expected = "'auto', or a number of bytes";
+                let bytes: usize =
+                    argument("Budget.process", "limit", Some(limit), expected, |value| {
+                        match no_bool(value)?.extract()? {
+                            usize::MAX => Err(PyValueError::new_err(())),
+                            bytes => Ok(bytes),
+                        }
+                    })?
+                    .ok_or_else(|| PyTypeError::new_err(format!("Budget.process(): give {expected}")))?;
+                if let Some(share) = share {
+                    return Err(PyValueError::new_err(format!(
+                        "Budget.process({}, share={share}): a share is one of the memory that there is; give 'auto', or \
+                         leave the share out",
+                        repr_of(limit)?
+                    )));
+                }
+                ProcessLimit::Bytes(bytes)
+            }
+        };
+        follow_in_children(py)?;
+        // It reads files.
+        Ok(py.detach(|| Budget::process(wanted)).map(Self::from)?)
+    }
+
     /// Its name, for messages.
     #[getter]
     fn name(&self) -> Cow<'_, str> {
@@ -211,6 +260,28 @@ impl PyBudget {
         self.budget.waiting()
     }
 
+    /// How many may wait: 1024 unless it is changed. One more is refused at once.
+    #[getter]
+    fn max_waiting(&self) -> usize {
+        self.budget.max_waiting()
+    }
+
+    #[setter]
+    fn set_max_waiting(&self, max_waiting: &Bound<'_, PyAny>) -> PyResult<()> {
+        let expected = "a count, an int from 0 up";
+        let given = argument("Budget", "max_waiting", Some(max_waiting), expected, |value| no_bool(value)?.extract())?;
+        self.budget.set_max_waiting(given.unwrap_or(0));
+        Ok(())
+    }
+
+    /// Whether more requests should be sent here. No from when 95 % of its limit are in use or reserved, or half as
+    /// many wait as may; yes again from when at most 80 % are and nobody waits. Between the two it is what it was when
+    /// somebody asked last.
+    #[getter]
+    fn is_ready(&self) -> bool {
+        self.budget.is_ready()
+    }
+
     /// Whether nothing is charged to it, reserved in it or waits for it, and nothing that is alive could charge it: no
     /// request or terms with it, no strategy, no budget below. A map of tenants' budgets may drop an idle one.
     #[getter]
@@ -238,6 +309,25 @@ impl PyBudget {
         };
         format!("<ctxalloc.Budget {:?}: {state}>", self.budget.name())
     }
+}
+
+/// Has children of `fork` follow the memory that there is: the thread that does ends before a fork.
+fn follow_in_children(py: Python<'_>) -> PyResult<()> {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    let os = py.import("os")?;
+    if !os.hasattr("register_at_fork")? || IS_DONE.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let options = PyDict::new(py);
+    options.set_item("after_in_child", wrap_pyfunction!(follow_on, py)?)?;
+    os.call_method("register_at_fork", (), Some(&options))?;
+    Ok(())
+}
+
+/// In a child of `fork`, once Python can start threads again.
+#[pyfunction]
+fn follow_on() {
+    restart_decay::now();
 }
 
 /// A limit in bytes as users give it; None for no limit.

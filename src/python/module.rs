@@ -52,7 +52,9 @@ mod _native {
         shared_memory_at,
     };
     #[pymodule_export]
-    use super::super::metrics::{all_budgets, metrics, pool_bytes, pool_resident, present_requests, resident_bytes};
+    use super::super::metrics::{
+        all_budgets, all_waits, is_ready, limits, metrics, pool_bytes, pool_resident, present_requests, resident_bytes,
+    };
     #[pymodule_export]
     use super::super::overdraft::overdraft;
     #[pymodule_export]

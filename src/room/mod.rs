@@ -4,16 +4,19 @@
 //! the accounts' own; or it stands in the `queue` until there is room, its time is over, or it is dropped. `runner` is
 //! the thread that looks at the queue when room came.
 
+mod drain;
 mod queue;
 mod refusal;
 mod runner;
 mod turn;
 mod victims;
 
+use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::strategy::account::{Account, reclaimers, reclaiming};
 use queue::Waiter;
+pub use queue::Waits;
 use refusal::no_room;
 use std::future::Future;
 use std::pin::Pin;
@@ -37,12 +40,23 @@ impl Admission {
     /// # Errors
     /// [`Error::NoRoom`] where it cannot wait; else as [`Prepared::new`].
     pub(crate) fn new(terms: Terms, timeout: Option<Duration>) -> Result<Self, Error> {
-        let prepared = Prepared::new(terms)?;
+        Self::of(Prepared::new(terms)?, timeout)
+    }
+
+    /// The same, of terms that were checked.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] where it cannot wait.
+    pub(crate) fn of(prepared: Prepared, timeout: Option<Duration>) -> Result<Self, Error> {
         match reserve(&prepared)? {
             None => Ok(Self(State::Admitted(Some(prepared)))),
             Some(bytes) if prepared.is_inside() => Err(refuse(&prepared, bytes, NoRoom::InsideOfAnother)),
-            Some(bytes) if reclaiming::is_inside() => Err(no_room(prepared.chain(), bytes, NoRoom::InsideOfReclaimer)),
-            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout)? {
+            Some(bytes) if reclaiming::is_inside() => {
+                Err(turned_away(&prepared, no_room(prepared.chain(), bytes, NoRoom::InsideOfReclaimer)))
+            }
+            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
+                .map_err(|error| turned_away(&prepared, error))?
+            {
                 None => Ok(Self(State::Admitted(Some(prepared)))),
                 Some((waiter, next)) => {
                     let waiting = Self(State::Waiting(Some(prepared), waiter));
@@ -72,7 +86,16 @@ fn refuse(prepared: &Prepared, bytes: usize, reason: NoRoom) -> Error {
     if prepared.chain().miss_reservation(bytes) {
         reclaimers::have_asked();
     }
-    no_room(prepared.chain(), bytes, reason)
+    turned_away(prepared, no_room(prepared.chain(), bytes, reason))
+}
+
+/// Takes the reservation if that needs no waiting, and returns whether it did. Runs nobody's code.
+///
+/// # Errors
+/// [`Error::NoRoom`]: it can never fit.
+#[cfg(feature = "python")]
+pub(crate) fn take_now(prepared: &Prepared) -> Result<bool, Error> {
+    Ok(reserve(prepared)?.is_none())
 }
 
 /// Takes the reservation if there is room, and nobody waits for it already. Else how many bytes could not be reserved.
@@ -80,10 +103,29 @@ fn reserve(prepared: &Prepared) -> Result<Option<usize>, Error> {
     let Some(bytes) = prepared.reserve_bytes() else { return Ok(None) };
     let chain = prepared.chain();
     if chain.never_fits(bytes).is_some() {
-        return Err(no_room(chain, bytes, NoRoom::NeverFits));
+        return Err(turned_away(prepared, no_room(chain, bytes, NoRoom::NeverFits)));
     }
     let is_taken = chain.admit(bytes, Account::is_wanted, None);
     Ok(if is_taken { None } else { Some(bytes) })
+}
+
+/// Counts one that did not wait.
+fn turned_away(prepared: &Prepared, error: Error) -> Error {
+    counters::record_admission(prepared.chain().own().given_name(), Admitted::TurnedAway);
+    error
+}
+
+/// When one that this budget has no room for should come again, by how fast those get room who wait for it; `None`
+/// where nobody got any lately.
+#[cfg(feature = "python")]
+pub(crate) fn retry_after(budget_id: u64) -> Option<Duration> {
+    queue::drain_time(budget_id)
+}
+
+/// The first of those who wait for room, in the order in which they came, at most `count`. A moment's answer.
+#[must_use]
+pub fn waits(count: usize) -> Vec<Waits> {
+    queue::waits(count)
 }
 
 impl Future for Admission {

@@ -5,9 +5,11 @@
 //! else closes an account. This is repeated until nobody gets any. Waiters of one budget stand in a lane, so that only
 //! the first of each is looked at.
 
+use super::drain::Drain;
 use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
 use super::victims::choose_for;
+use crate::counters::{self, Admitted, UNNAMED};
 use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain, reclaimers};
 use crate::survived::survived;
@@ -31,13 +33,13 @@ pub(super) struct Waiter {
     bytes: usize,
     /// By age.
     number: u64,
+    since: Instant,
     until: Option<Instant>,
     /// Which process it waits in.
     process_id: u32,
     /// How many reclaimers there had been when it asked them.
     asked: AtomicU64,
     /// Since when it waits.
-    began: Instant,
     /// From when on somebody else may be chosen to give way to it.
     patient_until: Locked<Option<Instant>>,
     /// Who was chosen to.
@@ -60,6 +62,11 @@ impl Waiter {
         Poll::Ready(Err(no_room(&self.chain, self.bytes, NoRoom::Forked)))
     }
 
+    /// Its name, as metrics have it.
+    fn name(&self) -> &str {
+        self.chain.own().given_name().unwrap_or(UNNAMED)
+    }
+
     /// The number of the budget that it waits for.
     fn lane(&self) -> u64 {
         self.chain.above().first().map_or(0, |account| account.number())
@@ -75,6 +82,11 @@ struct Queue {
     closed: BTreeMap<u64, Arc<Account>>,
     /// Those that found an account full that has victims, which it is, and when one is looked for.
     impatient: Vec<(Instant, Arc<Waiter>, Arc<Account>)>,
+    /// How many of each name wait.
+    names: BTreeMap<Box<str>, usize>,
+    /// How fast those get room who wait for an account, by its number.
+    drains: BTreeMap<u64, Drain>,
+    count: usize,
     arrived: u64,
     process_id: u32,
 }
@@ -83,6 +95,7 @@ struct Queue {
 #[derive(Default)]
 pub(super) struct Later {
     wakers: Vec<Waker>,
+    told: Vec<(Arc<Waiter>, Admitted)>,
     dropped: Vec<Arc<Waiter>>,
     opened: Vec<Arc<Account>>,
     forgotten: Queue,
@@ -97,17 +110,25 @@ pub(super) struct Later {
 
 impl Later {
     fn decide(&mut self, waiter: Arc<Waiter>, answer: Result<(), Error>) {
+        let admitted = match &answer {
+            Ok(()) => Admitted::Waited(waiter.since.elapsed()),
+            Err(Error::NoRoom { reason: NoRoom::TimedOut, .. }) => Admitted::TimedOut,
+            Err(_) => Admitted::TurnedAway,
+        };
         self.wakers.extend(waiter.turn.decide(answer));
-        self.dropped.push(waiter);
+        self.told.push((waiter, admitted));
     }
 
     pub(super) fn run(self) {
-        let Self { wakers, dropped, opened, forgotten, asks, chooses, spared, before } = self;
+        let Self { wakers, told, dropped, opened, forgotten, asks, chooses, spared, before } = self;
         spared.iter().filter_map(Weak::upgrade).for_each(|victim| victim.spare());
         // One that panics must not cost the others their wake-up, nor the runner its thread.
         wakers.into_iter().for_each(|waker| {
             survived(|| waker.wake());
         });
+        for (waiter, admitted) in told {
+            counters::record_admission(waiter.chain.own().given_name(), admitted);
+        }
         if asks {
             reclaimers::have_asked();
         }
@@ -139,6 +160,7 @@ fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
         if queue.process_id != process::id() {
             later.forgotten = std::mem::replace(queue, Queue { process_id: process::id(), ..Queue::default() });
             later.forgotten.close_nothing();
+            counters::set_waiting(0);
         }
         work(queue, &mut later)
     });
@@ -146,29 +168,35 @@ fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
 }
 
 /// Gives a request a place in the queue, and says when the runner has to look again; `None` where there was room for it
-/// after all.
+/// after all. `max_waiting`: how many of its name may wait.
 pub(super) fn enter(
     chain: &Arc<Chain>,
     bytes: usize,
     timeout: Option<Duration>,
+    max_waiting: Option<usize>,
 ) -> Result<Option<(Arc<Waiter>, Next)>, Error> {
     let full =
         chain.above().iter().find(|account| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed));
     if let Some(full) = full {
         return Err(no_room_in(full, bytes, NoRoom::QueueIsFull));
     }
-    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let ((waiter, next), later) = with(|queue, later| {
+    let since = Instant::now();
+    let until = timeout.and_then(|timeout| since.checked_add(timeout));
+    let (placed, later) = with(|queue, later| {
+        let name = chain.own().given_name().unwrap_or(UNNAMED);
+        if max_waiting.is_some_and(|max| queue.names.get(name).copied().unwrap_or(0) >= max) {
+            return None;
+        }
         let number = queue.arrived;
         queue.arrived += 1;
         let waiter = Arc::new(Waiter {
             chain: Arc::clone(chain),
             bytes,
             number,
+            since,
             until,
             process_id: queue.process_id,
             asked: AtomicU64::new(0),
-            began: Instant::now(),
             patient_until: Locked::new(None),
             victim: Locked::new(None),
             turn: Turn::new(),
@@ -176,9 +204,10 @@ pub(super) fn enter(
         queue.add(&waiter);
         queue.look(later);
         let next = queue.has(&waiter).then(|| queue.next());
-        (waiter, next)
+        Some((waiter, next))
     });
     later.run();
+    let Some((waiter, next)) = placed else { return Err(no_room(chain, bytes, NoRoom::QueueIsFull)) };
     Ok(next.map(|next| (waiter, next)))
 }
 
@@ -236,6 +265,58 @@ pub(super) fn if_empty(work: impl FnOnce()) -> bool {
     is_empty
 }
 
+/// How long those will take who wait for this account now, and one more; `None` where nobody got room there lately.
+#[cfg(feature = "python")]
+pub(super) fn drain_time(account: u64) -> Option<Duration> {
+    let (time, later) = with(|queue, _| {
+        let waits = |waiter: &&Arc<Waiter>| waiter.chain.above().iter().any(|above| above.number() == account);
+        let waiting = queue.lanes.values().flatten().filter(waits).count();
+        queue.drains.get(&account)?.time_of(waiting + 1, Instant::now())
+    });
+    later.run();
+    time
+}
+
+/// One that waits for room, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waits {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// How many bytes it is to reserve.
+    pub reserve_bytes: usize,
+    /// For how long it has waited.
+    pub waited: Duration,
+    /// For how long it will wait at most; `None`: for ever.
+    pub left: Option<Duration>,
+    /// The budget, or request, that has no room for it, or that those before it wait for.
+    pub budget: String,
+    /// Its number ([`Budget::id`](crate::strategy::Budget::id)).
+    pub budget_id: u64,
+}
+
+/// The first of those who wait for room, in the order in which they came, at most `count`.
+pub(super) fn waits(count: usize) -> Vec<Waits> {
+    let (mut all, later) = with(|queue, _| queue.lanes.values().flatten().cloned().collect::<Vec<_>>());
+    later.run();
+    all.sort_unstable_by_key(|waiter| waiter.number);
+    all.truncate(count);
+    let now = Instant::now();
+    let shown = |waiter: Arc<Waiter>| {
+        let nearest = || waiter.chain.above().first();
+        let budget = waiter.chain.obstacle(waiter.bytes).or_else(nearest).unwrap_or(waiter.chain.own());
+        Waits {
+            name: waiter.chain.own().given_name().map(str::to_owned),
+            reserve_bytes: waiter.bytes,
+            waited: now.saturating_duration_since(waiter.since),
+            left: waiter.until.map(|until| until.saturating_duration_since(now)),
+            budget: budget.name().into_owned(),
+            budget_id: budget.number(),
+        }
+    };
+    all.into_iter().map(shown).collect()
+}
+
 /// When the runner has to look at the queue again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
@@ -271,6 +352,12 @@ impl Queue {
         waiter.chain.above().iter().for_each(|account| {
             account.waiting().fetch_add(1, Relaxed);
         });
+        match self.names.get_mut(waiter.name()) {
+            Some(count) => *count += 1,
+            None => drop(self.names.insert(waiter.name().into(), 1)),
+        }
+        self.count += 1;
+        counters::set_waiting(self.count);
     }
 
     /// Takes a waiter out; false if it is not there.
@@ -289,7 +376,27 @@ impl Queue {
         waiter.chain.above().iter().for_each(|account| {
             account.waiting().fetch_sub(1, Relaxed);
         });
+        if let Some(count) = self.names.get_mut(waiter.name()) {
+            *count -= 1;
+            if *count == 0 {
+                self.names.remove(waiter.name());
+            }
+        }
+        self.count -= 1;
+        counters::set_waiting(self.count);
         true
+    }
+
+    /// Counts one that waited and got room.
+    fn count_drained(&mut self, waiter: &Waiter) {
+        const KEPT: usize = 64;
+        let now = Instant::now();
+        for account in waiter.chain.above() {
+            self.drains.entry(account.number()).or_insert_with(|| Drain::new(now)).count(now);
+        }
+        if self.drains.len() > KEPT && self.arrived.is_multiple_of(KEPT as u64) {
+            self.drains.retain(|_, drain| !drain.has_faded(now));
+        }
     }
 
     fn expire(&mut self, now: Instant, later: &mut Later) {
@@ -345,6 +452,7 @@ impl Queue {
                 Some(&mut full),
             ) {
                 self.remove(&waiter, later);
+                self.count_drained(&waiter);
                 later.decide(waiter, Ok(()));
                 gave = true;
             } else {
@@ -354,7 +462,7 @@ impl Queue {
                 let is_impatient = |account: &&Arc<Account>| account.victims_after().is_some();
                 if let Some(account) = accounts.clone().find(is_impatient)
                     && let Some(after) = account.victims_after()
-                    && let Some(due) = waiter.began.checked_add(after)
+                    && let Some(due) = waiter.since.checked_add(after)
                 {
                     let due = waiter.patient_until.with(|until| *until).map_or(due, |until| due.max(until));
                     self.impatient.push((due, Arc::clone(&waiter), Arc::clone(account)));

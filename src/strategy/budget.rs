@@ -255,6 +255,20 @@ impl Budget {
         reclaimers::reclaim(&self.account, wanted_bytes)
     }
 
+    /// How many may wait.
+    #[must_use]
+    pub fn max_waiting(&self) -> usize {
+        self.account.max_waiting().load(Ordering::Relaxed)
+    }
+
+    /// Whether more requests should be sent here. Not from when 95 % of its limit are in use or reserved, or half as
+    /// many wait as may; again from when at most 80 % are and nobody waits. Between the two it is what it was when
+    /// somebody asked last, so that an answer does not change all the time.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.account.is_ready()
+    }
+
     /// Whether nothing is charged to it, reserved in it or waits for it, and nothing but this handle could change that:
     /// no request, not even one that has charged nothing yet, no budget of an ended request, no strategy, no budget
     /// below it and no clone. Who keeps budgets in a map may drop an idle one: the next of that name does not double

@@ -15,6 +15,7 @@ mod guard;
 pub(crate) mod ledger;
 mod pool;
 mod prefixed;
+mod process;
 mod shared_memory;
 mod system;
 #[cfg(feature = "tracing")]
@@ -37,6 +38,9 @@ pub(crate) use pool::{pool_bytes, pool_resident_bytes, trim_pools};
 pub(crate) use prefixed::Prefixed;
 #[cfg(feature = "python")]
 pub(crate) use prefixed::prefix_bytes;
+pub use process::ProcessLimit;
+#[cfg(feature = "python")]
+pub(crate) use process::system_limits;
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
 #[cfg(feature = "tracing")]

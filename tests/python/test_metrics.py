@@ -185,10 +185,10 @@ def test_a_file_has_memory_for_what_is_counted_in_it(tmp_path: Path) -> None:
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "ctxalloc-metrics-2-0").write_bytes(b"not ours")
+    (tmp_path / "ctxalloc-metrics-3-0").write_bytes(b"not ours")
     program = COUNTS + "work(1); print(ctxalloc.metrics.snapshot().series['shared'].requests)"
     assert subprocesses.says(program, CTXALLOC_METRICS_DIR=str(tmp_path)) == "1"
-    assert (tmp_path / "ctxalloc-metrics-2-0").read_bytes() == b"not ours"
+    assert (tmp_path / "ctxalloc-metrics-3-0").read_bytes() == b"not ours"
 
 
 def test_prometheus_reads_what_we_expose() -> None:

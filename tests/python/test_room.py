@@ -260,3 +260,67 @@ def test_bad_arguments_are_refused():
     for terms in ({"reserve_bytes": "much"}, {"reserve_bytes": True}):
         with pytest.raises(TypeError, match="give"):
             ctxalloc.request(**terms)
+
+
+def test_auto_reserves_what_its_name_needed_lately():
+    budget = ctxalloc.Budget(100 * ctxalloc.MiB, name="b")
+    terms = {"name": "auto in Python", "limit_bytes": 10 * ctxalloc.MiB, "root": True}
+    for _ in range(10):
+        with ctxalloc.request(budget=budget, reserve_bytes="auto", **terms):
+            assert budget.reserved_bytes == 10 * ctxalloc.MiB
+            assert np.ones(ctxalloc.MiB, np.uint8).all()
+    with ctxalloc.request(budget=budget, reserve_bytes="auto", **terms):
+        assert 1.2 * ctxalloc.MiB <= budget.reserved_bytes < 1.3 * ctxalloc.MiB
+    assert is_as_new(budget)
+    again = pickle.loads(pickle.dumps(ctxalloc.request(reserve_bytes="auto", max_waiting=3, **terms)))
+    with again:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("terms", "error"),
+    [
+        ({"reserve_bytes": "auto"}, ValueError),
+        ({"reserve_bytes": "all", "limit_bytes": 1}, TypeError),
+        ({"max_waiting": 1}, ValueError),
+        ({"reserve_bytes": 1, "max_waiting": -1}, ValueError),
+        ({"reserve_bytes": 1, "max_waiting": True}, TypeError),
+    ],
+)
+def test_terms_of_waiting_that_are_none_are_refused(terms, error):
+    with pytest.raises(error, match="request"):
+        ctxalloc.request(**terms)
+
+
+def test_a_name_has_no_more_waiters_than_its_terms_say():
+    budget = ctxalloc.Budget(1000, name="b")
+
+    async def work():
+        async with wanting(budget, 600, name="crowded", max_waiting=1):
+            pass
+
+    async def main():
+        async with wanting(budget, 600):
+            waiting = asyncio.create_task(work())
+            await until_soon(lambda: budget.waiting == 1)
+            with pytest.raises(ctxalloc.NoRoom) as refused:
+                await work()
+            assert refused.value.reason == "queue is full"
+            listed = [one for one in ctxalloc.metrics.waiting() if one.budget_id == budget.id]
+            assert [(one.name, one.reserve_bytes, one.budget) for one in listed] == [("crowded", 600, "b")]
+        await waiting
+
+    asyncio.run(main())
+    assert is_as_new(budget)
+    series = ctxalloc.metrics.snapshot().series["crowded"]
+    assert (series.waited_micros.count, series.timed_out, series.turned_away) == (1, 0, 1)
+
+
+def test_a_budget_says_how_many_may_wait():
+    budget = ctxalloc.Budget(1000, name="b")
+    assert budget.max_waiting == 1024
+    budget.max_waiting = 0
+    with wanting(budget, 600), pytest.raises(ctxalloc.NoRoom, match="as many wait"), wanting(budget, 600):
+        pass
+    with pytest.raises(ValueError, match="max_waiting"):
+        budget.max_waiting = -1

@@ -339,3 +339,39 @@ def test_django_waits_in_threads_and_in_tasks(tmp_path):
     program.write_text(DJANGO)
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "as it must be\n", done.stderr
+
+
+def test_retry_after_is_as_long_as_those_take_who_wait():
+    """Those who got room lately say how fast the queue is; before anybody did, the option says it."""
+    budget = Budget(LENGTH)
+    service = AllocatorMiddleware(served, routes={"/": terms(budget, timeout=0.02)}, retry_after_seconds=2)
+
+    async def refused():
+        client = await call(service, http())
+        assert client.status == 503
+        return int(client.headers["retry-after"])
+
+    async def wait_for_room():
+        async with terms(budget, root=True):
+            pass
+
+    async def main():
+        holder = terms(budget, root=True)
+        async with holder:
+            assert await refused() == 2
+            waiting = asyncio.create_task(wait_for_room())
+            await until_soon(lambda: budget.waiting == 1)
+        await waiting
+        async with terms(budget, root=True):
+            # One in the last seconds: the next, who stands behind four, is not told to come at once.
+            waiting = [asyncio.create_task(wait_for_room()) for _ in range(4)]
+            await until_soon(lambda: budget.waiting == 4)
+            assert 20 <= await refused() <= 60
+        await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+    assert is_as_new(budget)
+
+
+async def served(scope, receive, send):
+    await answer(send)

@@ -244,6 +244,9 @@ fn publish_hands_the_counters_to_the_recorder_of_the_metrics_crate() {
         ("ctxalloc_request_memory_peak_bytes_sum{name=\"published\"}", 5000.0),
         ("ctxalloc_request_memory_peak_bytes_count{name=\"published\"}", 1.0),
         ("ctxalloc_request_memory_allocated_bytes_sum{name=\"published\"}", 8000.0),
+        ("ctxalloc_requests_timed_out_total{name=\"published\"}", 0.0),
+        ("ctxalloc_requests_turned_away_total{name=\"published\"}", 0.0),
+        ("ctxalloc_request_wait_microseconds_count{name=\"published\"}", 0.0),
     ] {
         assert_eq!(value(&page, line), expected, "{line}");
     }

@@ -397,3 +397,104 @@ fn a_guarantee_that_is_lowered_makes_room_for_those_who_wait() {
     tenant.set_guarantee_bytes(30).unwrap();
     drop((soon(&mut waits).unwrap(), held));
 }
+
+#[test]
+fn a_reservation_by_history_falls_from_the_limit_to_what_is_needed() {
+    let budget = Budget::new("budget", Some(100 * MIB));
+    let one = || request().root().name("by history").budget(&budget).limit_bytes(40 * MIB).reserve_auto();
+    for _ in 0..10 {
+        let begun = one().begin().unwrap();
+        assert_eq!(begun.reserved_bytes(), 40 * MIB);
+        begun.run(|| Buffer::zeroed(MIB)).unwrap();
+    }
+    let begun = one().begin().unwrap();
+    assert_eq!(begun.reserved_bytes(), MIB * 6 / 5);
+    begun.run(|| Buffer::zeroed(30 * MIB)).unwrap(); // an estimate is no limit
+    drop(begun);
+    for _ in 0..10 {
+        let refused = one().begin().unwrap();
+        refused.run(|| Buffer::zeroed(41 * MIB)).unwrap_err();
+    }
+    assert_eq!(one().begin().unwrap().reserved_bytes(), 40 * MIB, "nobody knows what those would have needed");
+    let error = request().root().reserve_auto().begin().unwrap_err();
+    assert!(matches!(error, Error::BadOption { option: "reserve_bytes", .. }), "{error}");
+}
+
+#[test]
+fn a_name_has_no_more_waiters_than_it_may() {
+    let budget = Budget::new("budget", Some(100));
+    let holder = ready(&mut wanting(&budget, 100)).unwrap();
+    let one = |name: &str| request().root().name(name).budget(&budget).reserve_bytes(10).max_waiting(2).admit();
+    let waiting = [one("crowded"), one("crowded")];
+    assert_eq!(reason(ready(&mut one("crowded"))), NoRoom::QueueIsFull);
+    let other = one("another name");
+    assert_eq!(budget.waiting(), 3);
+    drop(waiting);
+    let mut again = one("crowded");
+    drop((holder, other));
+    soon(&mut again).unwrap();
+}
+
+#[test]
+fn those_who_wait_are_listed_and_counted() {
+    let budget = Budget::new("a listed budget", Some(100));
+    let holder = ready(&mut wanting(&budget, 60)).unwrap();
+    let named = |name: &str, bytes| request().root().name(name).budget(&budget).reserve_bytes(bytes);
+    let mut first = named("listed first", 70).admit();
+    let second = named("listed second", 10).timeout(Duration::from_secs(60)).admit();
+    let all = ctxalloc::metrics::waits(usize::MAX);
+    let listed: Vec<_> = all.iter().filter(|one| one.budget_id == budget.id()).collect();
+    let shown = |at: usize| (listed[at].name.as_deref(), listed[at].reserve_bytes, listed[at].left.is_some());
+    assert_eq!((shown(0), shown(1)), ((Some("listed first"), 70, false), (Some("listed second"), 10, true)));
+    assert_eq!(listed[0].budget, "a listed budget");
+    assert!(ctxalloc::metrics::snapshot().unwrap().processes[0].gauges.waiting_requests >= 2);
+    drop(holder);
+    drop(soon(&mut first).unwrap());
+    drop(second);
+
+    let holder = ready(&mut wanting(&budget, 100)).unwrap();
+    let mut late = named("listed late", 1).timeout(Duration::ZERO).admit();
+    assert_eq!(reason(soon(&mut late)), NoRoom::TimedOut);
+    named("listed late", 1).begin().unwrap_err();
+    drop(holder);
+    let snapshot = ctxalloc::metrics::snapshot().unwrap();
+    let series = |name: &str| snapshot.series.iter().find(|series| series.name == name).unwrap();
+    let (waited, late) = (series("listed first"), series("listed late"));
+    assert_eq!((waited.waited_micros.count(), waited.timed_out, waited.turned_away), (1, 0, 0));
+    assert_eq!((late.requests, late.timed_out, late.turned_away), (0, 1, 1));
+}
+
+#[test]
+fn a_budget_is_ready_again_only_when_it_has_room() {
+    let budget = Budget::new("budget", Some(100));
+    let charged = |bytes| budget.charge(bytes).unwrap();
+    let most = charged(80);
+    assert!(budget.is_ready());
+    let more = charged(10);
+    assert!(budget.is_ready(), "it was");
+    let full = charged(5);
+    assert!(!budget.is_ready());
+    drop(full);
+    assert!(!budget.is_ready(), "it was not");
+    drop(more);
+    assert!(budget.is_ready());
+    budget.set_max_waiting(4);
+    let waiting = [wanting(&budget, 50), wanting(&budget, 50)];
+    assert!(!budget.is_ready(), "half as many wait as may");
+    drop(waiting);
+    assert!(budget.is_ready());
+    drop(most);
+}
+
+#[test]
+fn the_process_has_one_budget() {
+    use ctxalloc::strategy::ProcessLimit;
+    let process = Budget::process(ProcessLimit::Bytes(1 << 40)).unwrap();
+    assert_eq!((&*process.name(), process.limit_bytes()), ("process", Some(1 << 40)));
+    let again = Budget::process(ProcessLimit::Share(0.5)).unwrap();
+    assert!(again.same_budget(&process));
+    let half = process.limit_bytes().unwrap();
+    assert!(half > 0 && half < 1 << 40);
+    Budget::process(ProcessLimit::Auto).unwrap();
+    assert!(process.limit_bytes().unwrap() > half);
+}

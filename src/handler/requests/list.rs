@@ -2,7 +2,7 @@
 //! moment ago.
 
 use super::slot::{self, Slot};
-use crate::counters::Gauges;
+use crate::counters::{self, Gauges};
 use crate::strategy::LiveBlock;
 #[cfg(feature = "python")]
 use crate::strategy::account::WholeStats;
@@ -64,7 +64,7 @@ pub fn present() -> Vec<Present> {
 /// What requests have in use now.
 #[must_use]
 pub(crate) fn gauges() -> Gauges {
-    let mut sum = Gauges::default();
+    let mut sum = Gauges { waiting_requests: counters::waiting(), ..Gauges::default() };
     for held in slot::all() {
         let Some(chain) = Slot::behind(held.handler()).map(|slot| &slot.state().chain) else { continue };
         // What is inside of another one is part of that one's bytes.

@@ -45,7 +45,7 @@ use super::heap::{HeapRecord, HeapStats, Record};
 use super::held::Held;
 use super::process::table;
 use super::word::Handler;
-use crate::counters::{self, Sample};
+use crate::counters::{self, History, Sample};
 use crate::error::Error;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Budget, LiveBlock, Strategy};
@@ -94,6 +94,10 @@ pub(crate) struct Terms {
     pub reserve_bytes: Option<usize>,
     /// What is called when it is chosen to make room for others.
     pub on_chosen: Option<OnChosen>,
+    /// Whether that is found out by what requests of its name needed lately. It has a limit then.
+    pub reserves_by_history: bool,
+    /// How many of its name may wait.
+    pub max_waiting: Option<usize>,
 }
 
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
@@ -106,6 +110,8 @@ pub(crate) struct Begun {
     /// Until the end.
     held: Option<Held>,
     seen: Seen,
+    /// Where what it needed is added at the end.
+    history: Option<Arc<History>>,
     outside: Option<Outside>,
     /// From the end on.
     unseen_growth_bytes: Option<i64>,
@@ -215,6 +221,11 @@ impl Begun {
                     .map(|part| part as u64)
             }),
         };
+        if let Some(history) = &self.history {
+            // Nobody knows how much one that was refused would have needed.
+            let limit_bytes = self.seen.chain.own().limit_bytes();
+            history.add(if sample.refused > 0 { limit_bytes } else { stats.peak_bytes });
+        }
         if counters::record(self.seen.chain.own().given_name(), &sample) {
             counters::set_gauges(gauges());
         }

@@ -5,6 +5,7 @@ use super::slot::Slot;
 use super::state::{MIN_ALIGN, Memory, State};
 use super::unseen::{self, Outside};
 use super::{Begun, Seen, Terms, chain_of, payer_around};
+use crate::counters::{History, history_of};
 use crate::error::Error;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
@@ -21,13 +22,16 @@ pub(crate) struct Prepared {
     is_inside: bool,
     /// The request around it that counts native memory and objects of this one too.
     payer: Option<Held>,
+    /// What requests of its name needed, if that decides how much it reserves.
+    history: Option<Arc<History>>,
 }
 
 impl Prepared {
     /// Checks the terms, and makes the accounts.
     ///
     /// # Errors
-    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`].
+    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`];
+    /// [`Error::BadOption`] where the history is to decide what it reserves, and it has no limit.
     pub(crate) fn new(mut terms: Terms) -> Result<Self, Error> {
         if let Some(strategy) = &terms.strategy
             && strategy.alignment() < MIN_ALIGN
@@ -42,6 +46,16 @@ impl Prepared {
                 value: limit_bytes.to_string(),
                 expected: "a GlobalScoped as the program's #[global_allocator], which counts Rust's heap",
             });
+        }
+        let mut history = None;
+        if terms.reserves_by_history {
+            let Some(limit_bytes) = terms.limit_bytes else {
+                let expected = "limit_bytes too: it is what is reserved until some of its name have ended";
+                return Err(Error::BadOption { option: "reserve_bytes", value: "auto".to_owned(), expected });
+            };
+            history = history_of(terms.name.as_deref());
+            let reserve = history.as_ref().map_or(limit_bytes, |history| history.reserve_bytes(limit_bytes));
+            terms.reserve_bytes = Some(reserve);
         }
         // Held from here on: it may end meanwhile, and its strategy may be dropped with this.
         let outer = terms.outer.take().and_then(Held::try_on);
@@ -60,12 +74,17 @@ impl Prepared {
         chain.count_parts(around, terms.is_whole);
         let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
         let is_inside = around.is_some_and(|around| !around.has_ended());
-        Ok(Self { terms, chain: Arc::new(chain), is_inside, payer })
+        Ok(Self { terms, chain: Arc::new(chain), is_inside, payer, history })
     }
 
     /// How many bytes it reserves.
     pub(crate) fn reserve_bytes(&self) -> Option<usize> {
         self.terms.reserve_bytes
+    }
+
+    /// How many of its name may wait.
+    pub(crate) fn max_waiting(&self) -> Option<usize> {
+        self.terms.max_waiting
     }
 
     pub(crate) fn chain(&self) -> &Arc<Chain> {
@@ -80,7 +99,7 @@ impl Prepared {
     /// Begins the request. Its reservation, if it is to have one, was taken.
     #[must_use]
     pub(crate) fn begin(self) -> Begun {
-        let Self { terms, chain, is_inside, payer } = self;
+        let Self { terms, chain, is_inside, payer, history } = self;
         let _unattributed = unattributed(); // as above
         let outside = if terms.measure_unseen { Outside::before() } else { None };
         let is_counted = terms.is_whole || payer.is_some();
@@ -102,6 +121,6 @@ impl Prepared {
         let held = Slot::begin(terms.name.as_deref(), number, state);
         unseen::count(is_inside);
         let seen = Seen { handler: held.handler(), chain };
-        Begun { seen, held: Some(held), outside, unseen_growth_bytes: None }
+        Begun { seen, held: Some(held), history, outside, unseen_growth_bytes: None }
     }
 }

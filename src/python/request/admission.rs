@@ -1,10 +1,10 @@
 //! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is
 //! in `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
 
-use crate::handler::requests::{Begun, Terms};
+use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::python::exit::{self, try_attach};
 use crate::python::imported::Imported;
-use crate::room::Admission;
+use crate::room::{Admission, take_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -34,9 +34,13 @@ pub(super) fn begin_blocking(py: Python<'_>, terms: Terms, timeout: Option<Durat
              with `async with`"
         )));
     }
+    let prepared = Prepared::new(terms)?;
+    if take_now(&prepared)? {
+        return Ok(prepared.begin());
+    }
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     // Other Python code may run while wakers of others are called.
-    let mut admission = py.detach(|| Admission::new(terms, timeout))?;
+    let mut admission = py.detach(|| Admission::of(prepared, timeout))?;
     loop {
         let polled = py.detach(|| {
             let polled = poll(&mut admission, &waker);

@@ -102,7 +102,9 @@ enum Phase {
 /// waits in line until there is room, at most ``timeout`` seconds: ``async with`` in its task, ``with`` in its thread
 /// (RuntimeError where that runs an event loop). NoRoom: it does not wait, or not longer. Its arrays come out of what
 /// is reserved first; it may use more while the budgets have room. Inside of another request it reserves from that
-/// one's reservation, and does not wait.
+/// one's reservation, and does not wait. ``reserve_bytes="auto"`` is what requests of its name needed lately: of their
+/// last hundred peaks or so what was enough for 95 %, times 1.2; ``limit_bytes``, which it needs then, is the most, and
+/// is reserved until ten of them have ended. ``max_waiting``: how many of its name may wait at one time.
 ///
 /// ``whole=True``: count and limit native memory and Python objects beside arrays, all in one sum (``stats.whole`` has
 /// the parts). RuntimeError: its library is not preloaded, or cannot be; docs/whole.md.
@@ -117,7 +119,8 @@ enum Phase {
 #[pyfunction]
 #[pyo3(signature = (
     *, limit_bytes = None, strategy = None, name = None, budget = None, root = None, after_end = None, strict = None,
-    measure_unseen = None, reserve_bytes = None, timeout = None, whole = None, cancel_if_chosen = None
+    measure_unseen = None, reserve_bytes = None, timeout = None, max_waiting = None, whole = None,
+    cancel_if_chosen = None
 ))]
 pub(super) fn request(
     limit_bytes: Option<&Bound<'_, PyAny>>,
@@ -130,6 +133,7 @@ pub(super) fn request(
     measure_unseen: Option<&Bound<'_, PyAny>>,
     reserve_bytes: Option<&Bound<'_, PyAny>>,
     timeout: Option<&Bound<'_, PyAny>>,
+    max_waiting: Option<&Bound<'_, PyAny>>,
     whole: Option<&Bound<'_, PyAny>>,
     cancel_if_chosen: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
@@ -137,9 +141,10 @@ pub(super) fn request(
     if let (true, Some(whole)) = (is_whole, whole) {
         enable(whole.py())?;
     }
+    let limit_bytes = terms::limit(limit_bytes)?;
     Ok(PyRequest::new(Arguments {
         is_whole,
-        limit_bytes: terms::limit(limit_bytes)?,
+        limit_bytes,
         strategy: terms::strategy(strategy)?,
         name: terms::name(name)?.map(Into::into),
         budget: terms::budget(budget)?,
@@ -147,8 +152,9 @@ pub(super) fn request(
         after_end: terms::after_end(after_end)?,
         is_strict: terms::flag("strict", strict)?,
         measure_unseen: terms::flag("measure_unseen", measure_unseen)?,
-        reserve_bytes: terms::reserve(reserve_bytes)?,
+        reserve: terms::reserve(reserve_bytes, limit_bytes)?,
         timeout: terms::timeout(timeout, reserve_bytes.is_some())?,
+        max_waiting: terms::max_waiting(max_waiting, reserve_bytes.is_some())?,
         cancel_if_chosen: terms::flag("cancel_if_chosen", cancel_if_chosen)?,
     }))
 }
@@ -371,7 +377,7 @@ impl PyRequest {
 
     /// Whether entering it may wait.
     pub(super) fn reserves(&self) -> bool {
-        self.arguments.reserve_bytes.is_some()
+        self.arguments.reserve.is_some()
     }
 
     /// Whether it counts native memory and objects too.
@@ -484,7 +490,7 @@ impl PyRequest {
 
     fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static ENTER: Imported = Imported::new("ctxalloc._room", "enter");
-        if slf.get().arguments.reserve_bytes.is_some() {
+        if slf.get().arguments.reserve.is_some() {
             return ENTER.get(slf.py())?.call1((slf,));
         }
         let step = Step::new(slf.clone().unbind().into_any(), None, |request, _| {
@@ -600,7 +606,7 @@ impl PyRequest {
 
     /// The same terms without a reservation, for a server whose request gets none: it has an account all the same.
     fn _unreserved(&self) -> Self {
-        Self::new(Arguments { reserve_bytes: None, timeout: None, ..self.arguments.clone() })
+        Self::new(Arguments { reserve: None, timeout: None, max_waiting: None, ..self.arguments.clone() })
     }
 
     /// The budget that the terms name.

@@ -26,12 +26,22 @@ pub(super) struct Arguments {
     pub(super) after_end: AfterEnd,
     pub(super) is_strict: bool,
     pub(super) measure_unseen: bool,
-    pub(super) reserve_bytes: Option<usize>,
+    pub(super) reserve: Option<Reserve>,
     /// How long it waits for its reservation.
     pub(super) timeout: Option<Duration>,
+    /// How many of its name may wait.
+    pub(super) max_waiting: Option<usize>,
     pub(super) is_whole: bool,
     /// Whether its task is cancelled when it is chosen to make room.
     pub(super) cancel_if_chosen: bool,
+}
+
+/// How much a request reserves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reserve {
+    Bytes(usize),
+    /// What requests of its name needed lately.
+    Auto,
 }
 
 impl Arguments {
@@ -44,7 +54,7 @@ impl Arguments {
         text: impl Fn() -> String,
     ) -> PyResult<Begun> {
         let (terms, timeout) = self.terms(py, on_chosen)?;
-        match self.reserve_bytes {
+        match self.reserve {
             None => Ok(Prepared::new(terms)?.begin()),
             Some(_) => begin_blocking(py, terms, timeout, &text()),
         }
@@ -63,8 +73,13 @@ impl Arguments {
             measure_unseen: self.measure_unseen,
             is_whole: self.is_whole,
             is_of_this_thread: true,
-            reserve_bytes: self.reserve_bytes,
             on_chosen,
+            reserve_bytes: match self.reserve {
+                Some(Reserve::Bytes(bytes)) => Some(bytes),
+                _ => None,
+            },
+            reserves_by_history: self.reserve == Some(Reserve::Auto),
+            max_waiting: self.max_waiting,
             ..Terms::default()
         };
         Ok((terms, self.timeout))
@@ -87,7 +102,12 @@ impl Arguments {
         arguments.set_item("after_end", after_end_text(self.after_end))?;
         arguments.set_item("strict", self.is_strict)?;
         arguments.set_item("measure_unseen", self.measure_unseen)?;
-        arguments.set_item("reserve_bytes", self.reserve_bytes)?;
+        match self.reserve {
+            Some(Reserve::Auto) => arguments.set_item("reserve_bytes", AUTO)?,
+            Some(Reserve::Bytes(bytes)) => arguments.set_item("reserve_bytes", bytes)?,
+            None => {}
+        }
+        arguments.set_item("max_waiting", self.max_waiting)?;
         arguments.set_item("timeout", self.timeout.map(|timeout| timeout.as_secs_f64()))?;
         arguments.set_item("whole", self.is_whole)?;
         arguments.set_item("cancel_if_chosen", self.cancel_if_chosen)?;
@@ -118,11 +138,33 @@ pub(super) fn budget(given: Given<'_, '_>) -> PyResult<Option<Budget>> {
     budget_in("request", "budget", given)
 }
 
-pub(super) fn reserve(given: Given<'_, '_>) -> PyResult<Option<usize>> {
-    let expected = format_args!("a number of bytes, an int from 0 to {}", usize::MAX - 1);
+const AUTO: &str = "auto";
+
+/// ValueError: also for "auto" without a limit, which is what is reserved at first.
+pub(super) fn reserve(given: Given<'_, '_>, limit_bytes: Option<usize>) -> PyResult<Option<Reserve>> {
+    if let Some(text) = given.and_then(|given| given.cast::<PyString>().ok())
+        && text.to_string_lossy() == AUTO
+    {
+        if limit_bytes.is_none() {
+            return Err(PyValueError::new_err(
+                "request(reserve_bytes='auto'): give limit_bytes= too: it is what is reserved until some requests of that \
+                 name have ended",
+            ));
+        }
+        return Ok(Some(Reserve::Auto));
+    }
+    let expected = format_args!("a number of bytes, an int from 0 to {}, or 'auto'", usize::MAX - 1);
     argument("request", "reserve_bytes", given, expected, |value| match no_bool(value)?.extract()? {
         usize::MAX => Err(PyValueError::new_err(())),
-        bytes => Ok(bytes),
+        bytes => Ok(Reserve::Bytes(bytes)),
+    })
+}
+
+pub(super) fn max_waiting(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<usize>> {
+    const WANTED: &str = "a count, an int from 0 up, together with reserve_bytes=";
+    argument("request", "max_waiting", given, WANTED, |value| {
+        let max_waiting = no_bool(value)?.extract()?;
+        if reserves { Ok(max_waiting) } else { Err(PyValueError::new_err(())) }
     })
 }
 

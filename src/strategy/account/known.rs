@@ -8,6 +8,9 @@ use std::sync::{Arc, Weak};
 /// A budget, as this file sees it.
 pub(super) trait Listed: Send + Sync {
     fn listed(&self) -> BudgetNumbers;
+
+    /// Whether it is ready, or below another one.
+    fn is_ready_root(&self) -> bool;
 }
 
 struct Known(Locked<BTreeMap<u64, Weak<dyn Listed>>>);
@@ -41,6 +44,12 @@ pub struct BudgetNumbers {
     pub peak_bytes: usize,
     /// How many charges it refused.
     pub refused: u64,
+    /// The bytes that are reserved in it and not in use.
+    pub reserved_bytes: usize,
+    /// How many requests wait for room in it, or in a budget below it.
+    pub waiting: usize,
+    /// How many may.
+    pub max_waiting: usize,
 }
 
 /// Adds a budget by its number, until it is removed.
@@ -53,6 +62,16 @@ pub(super) fn add(id: u64, budget: Weak<dyn Listed>) {
 pub(super) fn remove(id: u64) {
     // The last weak reference frees the memory: outside of the lock.
     drop(known().0.with(|all| all.remove(&id)));
+}
+
+/// Whether more requests should be sent to this process: for readiness probes. Every budget that is below no other one
+/// is asked ([`Budget::is_ready`](crate::strategy::Budget::is_ready)); those of tenants are not, for a busy tenant
+/// makes nobody else wait.
+#[must_use]
+pub fn ready() -> bool {
+    let all: Vec<Arc<dyn Listed>> = known().0.with(|all| all.values().filter_map(Weak::upgrade).collect());
+    // Each is asked: it may have to change its mind.
+    all.iter().filter(|budget| !budget.is_ready_root()).count() == 0
 }
 
 /// All budgets that somebody has or that have budgets below, the oldest first.

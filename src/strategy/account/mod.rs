@@ -31,7 +31,7 @@ mod whole;
 
 pub(crate) use chain::Chain;
 pub(crate) use chosen::Chosen;
-pub use known::{BudgetNumbers, budgets};
+pub use known::{BudgetNumbers, budgets, ready};
 use parts::Parts;
 #[cfg(ctxalloc_whole)]
 pub(crate) use parts::Weight;
@@ -101,6 +101,8 @@ pub(crate) struct Account {
     /// How many wait in the queue for it, or for one below it, and how many may. The queue's.
     waiting: AtomicUsize,
     max_waiting: AtomicUsize,
+    /// Whether it was full when somebody asked last: see [`is_ready`](Self::is_ready).
+    was_full: AtomicBool,
     /// Of a request that was to have one, and of a budget to which its parent guarantees memory.
     reservation: Option<Box<Reservation>>,
     /// What budgets directly below are guaranteed, or guarantee to others. Changed under the lock.
@@ -209,6 +211,7 @@ impl Account {
             wanted: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             max_waiting: AtomicUsize::new(MAX_WAITING),
+            was_full: AtomicBool::new(false),
             reservation: None,
             promised_bytes: AtomicUsize::new(0),
             missing_bytes: AtomicUsize::new(0),
@@ -369,6 +372,22 @@ impl Account {
         in_use.checked_add(bytes).is_some_and(|sum| sum <= self.enforced_bytes.load(RELAXED))
     }
 
+    /// Whether more requests should be sent here. No from 95 % of the limit in use or reserved, or half as many waiters
+    /// as may be; yes again at 80 % or less with nobody waiting. Between the two it stays as it was.
+    pub(super) fn is_ready(&self) -> bool {
+        let in_use = self.live_bytes().saturating_add(self.pending_bytes()) as f64;
+        let (limit, waiting) = (self.limit_bytes() as f64, self.waiting.load(RELAXED));
+        let is_limited = self.limit_bytes() != UNLIMITED;
+        let is_full = is_limited && in_use >= 0.95 * limit;
+        let is_free = !is_limited || in_use <= 0.8 * limit;
+        if is_full || waiting > 0 && waiting >= self.max_waiting.load(RELAXED) / 2 {
+            self.was_full.store(true, RELAXED);
+        } else if is_free && waiting == 0 {
+            self.was_full.store(false, RELAXED);
+        }
+        !self.was_full.load(RELAXED)
+    }
+
     /// Whether `bytes` more for a tiny block of `size_bytes` may exceed its limit. `overdraft_bytes` is that of the
     /// block's request, which budgets go by. Where `is_late`, the limit is what was in use at the request's end.
     #[cold]
@@ -443,7 +462,15 @@ impl Listed for Account {
             in_use_bytes: self.live_bytes(),
             peak_bytes: self.peak_bytes(),
             refused: self.refused(),
+            reserved_bytes: self.pending_bytes(),
+            waiting: self.waiting.load(RELAXED),
+            max_waiting: self.max_waiting.load(RELAXED),
         }
+    }
+
+    fn is_ready_root(&self) -> bool {
+        let is_root = matches!(self.kind, Kind::Budget { parent: None });
+        !is_root || self.is_ready()
     }
 }
 

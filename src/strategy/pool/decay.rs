@@ -19,14 +19,16 @@ use crate::survived::survived;
 use crate::sync::{Locked, Made};
 use crate::unattributed::unattributed;
 
-/// A pool or an arena: it keeps unused memory for later.
-pub(super) trait Keeper: Send + Sync {
+/// A pool or an arena: it keeps unused memory for later. Or the process's budget, whose limit is read again.
+pub(in crate::strategy) trait Keeper: Send + Sync {
     /// Gives back memory that is old enough at `now`. Returns when to call it again; `None` if nothing is left, and
     /// then it is called again only after [`wake`].
     fn decay(&self, now: Duration) -> Option<Duration>;
 
     /// Gives back all unused memory; returns how many bytes.
-    fn give_back(&self) -> usize;
+    fn give_back(&self) -> usize {
+        0
+    }
 
     /// What it has of the system. An arena has none of its own: its spans are its pool's.
     fn kept(&self) -> PoolBytes {
@@ -116,12 +118,12 @@ fn keepers() -> &'static Locked<Keepers> {
 
 /// Keeps a keeper registered until it is dropped.
 #[derive(Debug)]
-pub(super) struct Registration {
+pub(in crate::strategy) struct Registration {
     number: u64,
 }
 
 /// Registers a keeper with the decay thread. Its locks must be held across `fork` already.
-pub(super) fn register(keeper: Weak<dyn Keeper>) -> Registration {
+pub(in crate::strategy) fn register(keeper: Weak<dyn Keeper>) -> Registration {
     let _unattributed = unattributed();
     with_keepers(|keepers| {
         keepers.registered += 1;
@@ -232,6 +234,11 @@ fn wake() {
 
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 use timer::{is_awake, wake};
+
+/// Has the thread look at all keepers, of which one is new.
+pub(in crate::strategy) fn look() {
+    wake();
+}
 
 /// How the thread is started again in the parent after a fork. Python does it later, when it is safe to start threads.
 #[cfg(feature = "python")]

@@ -35,14 +35,16 @@ pub use arena::Arena;
 #[cfg(feature = "python")]
 pub(crate) use decay::restart as restart_decay;
 pub use options::PoolOptions;
+pub(super) use options::allow;
 
 use super::Strategy;
 use crate::source::{Pages, PrivatePages, pages};
 use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
 use cache::{Home, NO_BLOCKS, Number};
 use central::Central;
+use decay::Noted;
 pub use decay::PoolBytes;
-use decay::{Keeper, Noted, Registration};
+pub(super) use decay::{Keeper, Registration, look, register};
 pub(crate) use decay::{pool_bytes, pool_resident_bytes};
 use geometry::PAGE;
 use heap::PageHeap;

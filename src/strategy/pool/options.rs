@@ -2,6 +2,7 @@
 
 use crate::settings;
 use crate::source::pages;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How much unused memory a pool may keep, and for how long.
@@ -36,8 +37,18 @@ impl Default for PoolOptions {
     }
 }
 
+/// What the process may have, where that is known to be less than what the machine has.
+static ALLOWED_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Says how much the process may have. Pools that have not kept a large block yet go by it.
+pub(in crate::strategy) fn allow(bytes: usize) {
+    ALLOWED_BYTES.store(bytes, Ordering::Relaxed);
+}
+
 fn default_warm_bytes() -> usize {
-    settings::warm_bytes().unwrap_or_else(|| (pages::physical_bytes() / 8).max(64 << 20))
+    // Not read here: a pool may be the allocator that reading a file needs.
+    let allowed = || pages::physical_bytes().min(ALLOWED_BYTES.load(Ordering::Relaxed));
+    settings::warm_bytes().unwrap_or_else(|| (allowed() / 8).max(64 << 20))
 }
 
 /// The options of one pool. `None` follows the process's settings.

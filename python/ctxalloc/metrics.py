@@ -215,7 +215,7 @@ def snapshot() -> Snapshot:
     found: dict[str, Series] = {}
     for numbers, histograms, whole in series:
         counted = (Histogram(tuple(buckets), total) for buckets, total in histograms)
-        found[numbers[0]] = Series(*numbers, *counted, *whole)
+        found[numbers[0]] = Series._make((*numbers, *counted, *whole))
     return Snapshot(found, [Process(*numbers) for numbers in processes])
 
 

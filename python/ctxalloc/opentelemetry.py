@@ -63,8 +63,8 @@ def instrument(
 
     def waits(_options: Any) -> Iterable[Any]:
         for series in metrics.snapshot().series.values():
-            for bound in bounds:
-                yield api.Observation(series.waited_micros.at_most(bound), {NAME: series.name, "le": str(bound)})
+            for end, count in buckets_of(series.waited_micros, *bounds):
+                yield api.Observation(count, {NAME: series.name, "le": str(end)})
             yield api.Observation(series.waited_micros.count, {NAME: series.name, "le": "+Inf"})
 
     def wait_sum(_options: Any) -> Iterable[Any]:

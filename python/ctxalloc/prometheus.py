@@ -87,9 +87,13 @@ class Collector:
             ("ctxalloc_requests_turned_away", "Requests that could not wait for their reservation.", "turned_away"),
             ("ctxalloc_requests_whole", "Ended requests that counted native memory and objects too.", "whole_requests"),
         )
+        all_series = snapshot.series.values()
+        # Who asks for neither has no samples of them: from the first one on there are those of all names.
+        counts_whole = any(series.whole_requests for series in all_series)
+        has_waited = any(series.waited_micros.count for series in all_series)
         for name, text, field in counters:
             family = core.CounterMetricFamily(name, text, labels=["name"])
-            for series in snapshot.series.values():
+            for series in all_series if counts_whole or field != "whole_requests" else ():
                 family.add_metric([series.name], getattr(series, field))
                 if field == "refused_requests" and self._exemplars and series.refused_requests:
                     family.samples[-1] = family.samples[-1]._replace(
@@ -120,7 +124,7 @@ class Collector:
         )
         for name, text, field in histograms:
             family = core.HistogramMetricFamily(name, text, labels=["name"])
-            for series in snapshot.series.values():
+            for series in all_series if has_waited or field != "waited_micros" else ():
                 histogram: metrics.Histogram = getattr(series, field)
                 buckets: list[Any] = [(str(float(end)), count) for end, count in buckets_of(histogram, *self._bounds)]
                 buckets.append(("+Inf", histogram.count))

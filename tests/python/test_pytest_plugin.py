@@ -300,7 +300,7 @@ def test_total(): ...
     assert "total='8 hours'" in run.text
     assert "__init__.py" not in run.text, "a frame of ours"
     assert "limit='8 parsecs'" in run.text
-    assert "'limits' is no option; give limit, total, escaped, handler, frames by keyword" in run.text
+    assert "'limits' is no option; give limit, total, escaped, handler, frames, whole by keyword" in run.text
     assert "handler='nope'): give one of" in run.text
 
 

@@ -354,7 +354,7 @@ def test_an_application_that_cannot_be_asked_is_left_alone() -> None:
 
 @pytest.mark.parametrize("around", [True, False])
 @pytest.mark.parametrize(("path", "route"), [("/api//big", "/big"), ("/api/big", "/{a}/{b}"), ("/api/", None)])
-def test_a_root_path_of_fastapi_that_ends_with_a_slash_is_taken_off_as_it_is(
+def test_a_root_path_that_ends_with_a_slash_is_taken_off_as_it_is(
     path: str, route: str | None, *, around: bool
 ) -> None:
     # Starlette takes off `/api/`, and only before one more slash.

@@ -1,6 +1,6 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
-use super::cover::covers_of;
+use super::cover::{add_above_reservations, covers_of};
 use super::refused::ENDED;
 use super::reserved::{Cover, Reservation, room_came};
 use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
@@ -106,9 +106,7 @@ impl Chain {
             Some(outer) => outer.accounts().iter().for_each(|account| inherit(account, &mut above)),
             None => {}
         }
-        // What comes out of a reservation is charged to everything that the reservation was taken from.
-        let reserved: Vec<_> = above.iter().flat_map(|account| account.above_reservation()).collect();
-        above.extend(reserved);
+        add_above_reservations(&mut above);
         let above = as_set(above);
         if above.len() >= MAX_DEPTH {
             return Err(Error::NestedTooDeep { max: MAX_DEPTH });

@@ -2,6 +2,8 @@
 
 use super::reserved::{Cover, NOBODY};
 use super::{Account, Kind, RELAXED};
+use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
@@ -21,13 +23,12 @@ impl Account {
         }
     }
 
-    /// The accounts above a request that has a reservation and has not ended, for requests inside of it.
-    pub(super) fn above_reservation(&self) -> impl Iterator<Item = Arc<Self>> {
-        let above: &[_] = match &self.kind {
+    /// The accounts above a request that has a reservation and has not ended.
+    fn above_reservation(&self) -> &[Weak<Self>] {
+        match &self.kind {
             Kind::Request { above, .. } if self.reservation.is_some() && !self.has_ended() => above,
             _ => &[],
-        };
-        above.iter().filter_map(Weak::upgrade)
+        }
     }
 
     /// Whether somebody waits for room in it. Under its lock.
@@ -52,23 +53,127 @@ impl Account {
     }
 }
 
-/// What the reservations of these accounts mean to each of them; `None` where there is none.
+/// What comes out of a reservation is charged to everything that the reservation was taken from: adds the accounts
+/// above those of these requests that have one and have not ended. Some may be there more than once afterwards.
+pub(super) fn add_above_reservations(accounts: &mut Vec<Arc<Account>>) {
+    if accounts.iter().all(|account| account.above_reservation().is_empty()) {
+        return;
+    }
+    accounts.sort_unstable_by_key(|account| Reverse(account.id));
+    let (mut known, mut found) = (HashSet::new(), Vec::new());
+    for account in &*accounts {
+        // Where it is above a younger one of these, this was done when that one began: what is above it is known too.
+        // So of requests inside of each other only the innermost is looked through.
+        if !known.contains(&Arc::as_ptr(account)) {
+            let fresh = account.above_reservation().iter().filter(|above| known.insert(above.as_ptr()));
+            found.extend(fresh.filter_map(Weak::upgrade));
+        }
+    }
+    accounts.append(&mut found);
+}
+
+/// What the reservations of these accounts, the youngest first, mean to each of them; `None` where there is none.
 pub(super) fn covers_of(accounts: &[Arc<Account>]) -> Option<Box<[Cover]>> {
     if accounts.len() < 2 || accounts.iter().all(|account| account.reservation.is_none()) {
         return None;
     }
-    let mut covers = vec![Cover { under: NOBODY, is_drawn_on: false }; accounts.len()];
-    let mut last: Option<usize> = None;
-    for (at, account) in accounts.iter().enumerate().filter(|(_, account)| account.reservation.is_some()) {
+    let mut drawn_on: Vec<usize> = Vec::new();
+    let cover = |(at, account): (usize, &Arc<Account>)| {
+        // The outermost first: of requests inside of each other it is the one just inside of this account, which is then
+        // among the first above it.
+        let under = drawn_on.iter().rev().copied().find(|&below| accounts[below].is_below(account));
         // Only those that are around each other: a block comes out of one reservation, not of two side by side.
-        if last.is_some_and(|last| !accounts[last].is_below(account)) {
-            continue;
+        let is_drawn_on = account.reservation.is_some() && under == drawn_on.last().copied();
+        if is_drawn_on {
+            drawn_on.push(at);
         }
-        covers[at].is_drawn_on = true;
-        for above in (at + 1..accounts.len()).filter(|&above| account.is_below(&accounts[above])) {
-            covers[above].under = u32::try_from(at).unwrap_or(NOBODY);
+        Cover { under: under.and_then(|below| u32::try_from(below).ok()).unwrap_or(NOBODY), is_drawn_on }
+    };
+    Some(accounts.iter().enumerate().map(cover).collect())
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::super::chain::Chain;
+    use super::{Account, Arc, Cover, Kind, NOBODY, RELAXED, Weak, add_above_reservations, covers_of};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// By looking through each account for each other one.
+    fn naive_covers(accounts: &[Arc<Account>]) -> Vec<(u32, bool)> {
+        let mut covers = vec![(NOBODY, false); accounts.len()];
+        let mut last: Option<usize> = None;
+        for (at, account) in accounts.iter().enumerate().filter(|(_, account)| account.reservation.is_some()) {
+            if last.is_some_and(|last| !accounts[last].is_below(account)) {
+                continue;
+            }
+            covers[at].1 = true;
+            for above in (at + 1..accounts.len()).filter(|&above| account.is_below(&accounts[above])) {
+                covers[above].0 = u32::try_from(at).expect("a few");
+            }
+            last = Some(at);
         }
-        last = Some(at);
+        covers
     }
-    Some(covers.into())
+
+    fn naive_above(accounts: &[Arc<Account>]) -> BTreeSet<u64> {
+        let above = |account: &Arc<Account>| match &account.kind {
+            Kind::Request { above, .. } if account.reservation.is_some() && !account.has_ended() => {
+                above.iter().filter_map(Weak::upgrade).map(|account| account.id).collect()
+            }
+            _ => Vec::new(),
+        };
+        accounts.iter().map(|account| account.id).chain(accounts.iter().flat_map(above)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 500 }, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn reservations_mean_what_a_naive_look_says(
+            steps in prop::collection::vec((0..8_u8, any::<usize>(), any::<usize>(), any::<bool>()), 1..40)
+        ) {
+            let (mut chains, mut budgets): (Vec<Chain>, Vec<Arc<Account>>) = (Vec::new(), Vec::new());
+            for (what, outer, budget, reserves) in steps {
+                // The latest one mostly, so that chains become long.
+                let outer = if what < 4 { chains.last() } else { chains.get(outer % (chains.len() + 1)) };
+                let budget = budgets.get(budget % (budgets.len() + 3));
+                match what {
+                    6 => {
+                        let parent = outer.map_or_else(|| budget.cloned(), |outer| Some(Arc::clone(outer.own())));
+                        let made = Account::of_budget("budget", None, parent);
+                        made.handles.store(1, RELAXED);
+                        budgets.push(made);
+                        continue;
+                    }
+                    7 => {
+                        if let Some(outer) = outer {
+                            outer.end(false, 0);
+                        }
+                        continue;
+                    }
+                    _ => {}
+                }
+                let chain = Chain::of_request(None, None, 0, budget, outer, false, reserves).expect("not deep");
+                let covers = covers_of(chain.accounts());
+                if let Some(covers) = covers {
+                    let covers: Vec<_> =
+                        covers.iter().map(|&Cover { under, is_drawn_on }| (under, is_drawn_on)).collect();
+                    prop_assert_eq!(covers, naive_covers(chain.accounts()));
+                } else {
+                    prop_assert!(naive_covers(chain.accounts()).iter().skip(1).all(|cover| cover.0 == NOBODY));
+                }
+                for chain in &chains {
+                    let mut accounts = chain.accounts().to_vec();
+                    let naive = naive_above(&accounts);
+                    add_above_reservations(&mut accounts);
+                    let found: BTreeSet<_> = accounts.iter().map(|account| account.id).collect();
+                    prop_assert_eq!(found, naive);
+                }
+                chains.push(chain);
+            }
+        }
+    }
 }

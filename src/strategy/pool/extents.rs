@@ -12,6 +12,7 @@ pub(super) use purge::Grain;
 use super::bits::{mask, runs};
 use super::geometry::{PAGE, PAGES, REGION};
 use super::region::{self, Dirt, Region};
+use super::survived::survived;
 use crate::source::Pages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
@@ -202,10 +203,11 @@ impl Extents {
         self.dirty_pages * PAGE
     }
 
-    /// Unmaps every chunk. The pool is dropped, so its large blocks are all gone.
+    /// Unmaps every chunk. The pool is dropped, so its large blocks are all gone. What its source panics at stays
+    /// mapped: a pool may end while a panic unwinds, where a second one would end the process.
     pub(super) fn close<P: Pages + ?Sized>(&mut self, source: &P) {
         while let Some((&first, _)) = self.chunks.first_key_value() {
-            self.unmap(source, first);
+            survived(|| self.unmap(source, first)); // which takes it out of the list first
         }
     }
 

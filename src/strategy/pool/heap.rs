@@ -11,6 +11,7 @@ use super::geometry::{PAGE, REGION};
 use super::options::Retention;
 use super::region::{self, Region};
 use super::span::Span;
+use super::survived::survived;
 use super::turn::in_turn;
 use crate::source::Pages;
 use crate::sync::{ForkLock, Locked};
@@ -338,12 +339,14 @@ impl State {
 
 impl<P: Pages> Drop for PageHeap<P> {
     /// Unmaps all regions. The pool is dropped, so its small blocks are all gone (the contract of a strategy's users).
+    /// What its source panics at stays mapped.
     fn drop(&mut self) {
         let source = &self.source;
         let open = self.state.with(|state| std::mem::take(&mut state.open));
         for open in open {
+            // A pool may end while a panic unwinds, where a second one would end the process.
             // SAFETY: `map_region` mapped it with REGION bytes, and nobody has a block in it.
-            unsafe { source.unmap(open.start, REGION) };
+            survived(|| unsafe { source.unmap(open.start, REGION) });
             open.region.close();
             region::give_records(open.region);
         }

@@ -208,11 +208,10 @@ impl Large {
 
     fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
         self.store.with(|store| {
-            if now >= store.look_again {
-                let decay = self.retention.decay();
+            let (is_due, decay) = (now >= store.look_again, self.retention.decay());
+            if is_due {
                 store.turn(now, decay);
                 store.join_recent();
-                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
             }
             store.recent.push(Recent { block, run, since: now });
             store.recent_bytes += run.bytes();
@@ -220,6 +219,10 @@ impl Large {
             store.live_bytes -= run.bytes();
             if store.recent.len() > RECENT {
                 store.join_recent();
+            }
+            // The source is called once the block is back: where it panics, nothing is lost.
+            if is_due {
+                note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
             }
             // Known for good once memory is handed out.
             let warm_bytes = *store.warm_bytes.get_or_insert_with(|| self.retention.warm_bytes());
@@ -349,9 +352,11 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::{Demand, Large, PAGE, Run};
-    use crate::source::PrivatePages;
+    use crate::source::{Pages, PrivatePages};
     use crate::strategy::PoolOptions;
     use crate::strategy::pool::options::Retention;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::ptr::NonNull;
     use std::time::Duration;
 
     const MOMENT: Duration = Duration::from_millis(1250);
@@ -405,6 +410,39 @@ mod tests {
         burst(&large, 1, start + MOMENT * 2);
         assert!((1 << 20..=4 << 20).contains(&large.kept().warm), "its own stays: {:?}", large.kept());
         large.close(&PrivatePages);
+    }
+
+    /// Empties nothing: it panics.
+    #[derive(Debug)]
+    struct Bad;
+
+    // SAFETY: what it does is PrivatePages'.
+    unsafe impl Pages for Bad {
+        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+            PrivatePages.map(size_bytes, align)
+        }
+
+        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.unmap(start, size_bytes) }
+        }
+
+        unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
+            panic!("the source")
+        }
+    }
+
+    #[test]
+    fn a_block_is_back_although_the_source_panicked_at_what_was_old() {
+        let (large, start) = large();
+        let [first, second] = [(); 2].map(|()| large.allocate(&Bad, 1 << 20, false).expect("memory"));
+        let run = |block: NonNull<u8>| Run { first: block.addr().get() / PAGE, pages: (1 << 20) / PAGE };
+        large.release_at(&Bad, first, run(first), start);
+        let late = start + MOMENT * 20;
+        let release = || large.release_at(&Bad, second, run(second), late);
+        assert!(catch_unwind(AssertUnwindSafe(release)).is_err());
+        assert_eq!(large.kept().in_use, 0);
+        large.close(&Bad);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! that allocates nothing, waits for nobody and runs no code. Without the GIL an old copy is nobody's.
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
+use super::errors::with_cause;
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
@@ -16,7 +17,7 @@ use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::whole::{Allocator, Binding, Kind, Library, Python as Loop, Thread, attach, nobodys_bytes};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
@@ -70,12 +71,51 @@ pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
     if IS_BEGUN.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    begin(py)
-        .inspect_err(|_| IS_BEGUN.store(false, Ordering::Release))
-        .map_err(|why| PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {why}")))
+    begin(py).inspect_err(|_| IS_BEGUN.store(false, Ordering::Release)).map_err(|why| why.into_error(py))
 }
 
-fn begin(py: Python<'_>) -> Result<(), String> {
+/// Why it cannot be had.
+enum Why {
+    Text(String),
+    /// Python was asked something, and raised this.
+    Raised(PyErr),
+}
+
+impl Why {
+    /// A RuntimeError; an interrupt, or what else is no `Exception`, as it is.
+    fn into_error(self, py: Python<'_>) -> PyErr {
+        let (text, cause) = match self {
+            Self::Text(text) => (text, None),
+            Self::Raised(error) if !error.is_instance_of::<PyException>(py) => return error,
+            Self::Raised(error) => (error.to_string(), Some(error)),
+        };
+        let error = PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {text}"));
+        match cause {
+            Some(cause) => with_cause(py, error, cause),
+            None => error,
+        }
+    }
+}
+
+impl From<String> for Why {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Why {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<PyErr> for Why {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
+}
+
+fn begin(py: Python<'_>) -> Result<(), Why> {
     let Some(preloaded) = preloaded() else {
         return Err("its library is not loaded. Start the program by `ctxalloc run --whole`, or with \
                     LD_PRELOAD=\"$(python -m ctxalloc whole)\" in the environment"
@@ -84,13 +124,12 @@ fn begin(py: Python<'_>) -> Result<(), String> {
     if !preloaded.is_first {
         return Err("another library stands before it: name ctxalloc's first in LD_PRELOAD".into());
     }
-    let text = |error: PyErr| error.to_string();
-    let sysconfig = py.import("sysconfig").map_err(text)?;
-    let no_gil = sysconfig.call_method1("get_config_var", ("Py_GIL_DISABLED",)).map_err(text)?;
-    if no_gil.is_truthy().map_err(text)? {
+    let sysconfig = py.import("sysconfig")?;
+    let no_gil = sysconfig.call_method1("get_config_var", ("Py_GIL_DISABLED",))?;
+    if no_gil.is_truthy()? {
         return Err("this Python is free-threaded: its collector finds objects only in its own memory".into());
     }
-    let Selection::ContextVar { var, .. } = Numpy::get(py).map_err(text)?.selection() else {
+    let Selection::ContextVar { var, .. } = Numpy::get(py)?.selection() else {
         return Err("NumPy's ContextVar was not found (ctxalloc._native.selection)".into());
     };
     let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
@@ -105,11 +144,11 @@ fn begin(py: Python<'_>) -> Result<(), String> {
             transmute::<*mut c_void, VarGet>(get),
         )
     };
-    let version_at = version_offset(py, own).map_err(text)?.ok_or("the layout of its thread state is not known")?;
+    let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
     ASKED.get_or_make(|| asked);
     let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
-    overdraft::prepare(py, python, is_attached).map_err(text)?;
+    overdraft::prepare(py, python, is_attached)?;
     attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python })?;
     hook_domains(py, &preloaded.library)?;
     look_at_selections(|thread| {
@@ -209,12 +248,11 @@ const MEM_DOMAIN: c_int = 1;
 const OBJ_DOMAIN: c_int = 2;
 
 /// Hooks the domains in, unless Python's objects come from malloc, which counts them already.
-fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), String> {
+fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), Why> {
     let from_malloc = py
         .import("os")
         .and_then(|os| os.getattr("environ")?.call_method1("get", ("PYTHONMALLOC", "")))
-        .and_then(|value| value.extract::<String>())
-        .map_err(|error| error.to_string())?;
+        .and_then(|value| value.extract::<String>())?;
     if from_malloc.starts_with("malloc") {
         return Ok(());
     }

@@ -9,6 +9,7 @@ use crate::handler::requests::Begun;
 use crate::python::exit;
 use crate::python::pending::SetAside;
 use crate::strategy::LiveBlock;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -133,13 +134,20 @@ impl Settling {
     }
 
     /// Asks the loop to call it. Where that fails it is settled at once, by the drop.
-    pub(super) fn begin(self, py: Python<'_>) {
+    ///
+    /// # Errors
+    /// What a signal's handler raised meanwhile.
+    pub(super) fn begin(self, py: Python<'_>) -> PyResult<()> {
         let event_loop = self.event_loop.clone_ref(py);
         let asked = Bound::new(py, self).and_then(|this| {
             let options = in_empty_context(py)?;
             event_loop.bind(py).call_method(intern!(py, "call_soon"), (this,), Some(&options))
         });
-        drop(asked);
+        match asked {
+            // The loop is closed.
+            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => Ok(()),
+            asked => asked.map(drop),
+        }
     }
 }
 

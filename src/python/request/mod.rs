@@ -262,14 +262,18 @@ impl PyRequest {
         let is_whole = begun.whole().is_some();
         let noted = noted::of(begun);
         drop(phase);
-        noted::tell(py, noted);
-        match settling {
+        let noted = noted::tell(py, noted);
+        let settled = match settling {
             Some(settling) => settling.begin(py),
             None => Self::tell_sites(slf),
-        }
-        match error {
+        };
+        let refused = match error {
             Some(error) => refusal::raise(py, error, &refusals, is_whole),
             None => Ok(()),
+        };
+        match (noted.and(settled), refused) {
+            (Err(raised), Err(refused)) => Err(refusal::raised_during(py, raised, refused)),
+            (told, refused) => told.and(refused),
         }
     }
 
@@ -279,22 +283,20 @@ impl PyRequest {
             Phase::Begun { begun, left: Some(left) } => left.settle(begun),
             _ => (false, None),
         };
-        if is_fresh {
-            Self::tell_sites(slf);
+        if is_fresh && let Err(error) = Self::tell_sites(slf) {
+            error.write_unraisable(slf.py(), Some(slf.as_any()));
         }
         if let Some(told) = told {
             left::tell(slf.py(), told);
         }
     }
 
-    /// Adds what was seen of it to the sums of its name. After its end, once.
-    fn tell_sites(slf: &Bound<'_, Self>) {
+    /// Adds what was seen of it to the sums of its name. After its end, once. What a signal's handler raised meanwhile.
+    fn tell_sites(slf: &Bound<'_, Self>) -> PyResult<()> {
         static NOTE: Imported = Imported::new("ctxalloc._sites", "note");
-        let Some(numbers) = slf.get()._sites() else { return };
+        let Some(numbers) = slf.get()._sites() else { return Ok(()) };
         let name = slf.get().if_begun(|request| request.given_name().map(str::to_owned)).flatten();
-        if let Err(error) = NOTE.get(slf.py()).and_then(|note| note.call1((name, numbers))) {
-            error.write_unraisable(slf.py(), Some(slf.as_any()));
-        }
+        NOTE.get(slf.py())?.call1((name, numbers)).map(drop)
     }
 
     /// For [`Settling`]: the same; unless it `must`, only if nothing is alive that may have escaped. Whether it did.

@@ -49,8 +49,8 @@ class Endpoint(NamedTuple):
     is_plain: bool
     """The first such route that takes the request's method is the one that is served, if any is."""
     moved: int | None
-    """How many characters of ``path`` are before an application with a ``root_path`` of its own, or a class that matches
-    in its own way: they may take what they like of the rest. None where there is none."""
+    """How many characters of ``path`` are before an application with a ``root_path`` of its own, or a class that
+    matches in its own way: they may take what they like of the rest. None where there is none."""
 
 
 class Written:

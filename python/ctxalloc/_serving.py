@@ -63,9 +63,9 @@ class Report(NamedTuple):
     route: str | None
     """The pattern of ``routes`` that matched, never the raw path; None where none did."""
     outcome: Outcome
-    """``completed``: the whole answer was sent. ``refused``: a budget refused, and that ended it: it left the application,
-    or a handler in it that asked ``ctxalloc.problems``, or that runs in an ``except`` of an ASGI framework, answered
-    with 4xx or 5xx. ``failed``: an exception, or an answer
+    """``completed``: the whole answer was sent. ``refused``: a budget refused, and that ended it: it left the
+    application, or a handler inside answered with 4xx or 5xx that asked ``ctxalloc.problems``, or that an ASGI
+    framework calls in an ``except``. ``failed``: an exception, or an answer
     of 5xx, which is what frameworks make of one. ``cancelled``: its task was. ``disconnected``: the client went away
     first, as far as was seen by then. ``unfinished``: the application returned without a whole answer."""
     status: int | None

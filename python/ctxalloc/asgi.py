@@ -306,7 +306,7 @@ class _Exchange(Exchange, Served):
         self._sent_whole()
 
     def _refusal_handled(self) -> BudgetExceeded | None:
-        """The refusal because of which a handler inside answers, from within an ``except``. It is noted, for the outcome.
+        """The refusal because of which a handler inside answers, in an ``except``. It is noted, for the outcome.
 
         Where it is a framework's 500, ours is the answer, and given when the application has returned.
         """

@@ -1,5 +1,6 @@
 """What a signal's handler raises while a refusal leaves a request comes out, and the refusal with it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_whole import check, needs_library
 
 import ctxalloc
 
@@ -38,7 +40,7 @@ def test_no_code_of_numpys_error_runs_when_a_refusal_leaves(attribute: str, monk
     def body(_: object) -> Any:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(of_numpy._ArrayMemoryError, attribute, property(body) if attribute[1] == "t" else body)  # noqa: SLF001
+    monkeypatch.setattr(of_numpy._ArrayMemoryError, attribute, property(body) if attribute[1] == "t" else body)
     with pytest.raises(ctxalloc.BudgetExceeded) as raised, ctxalloc.request(limit_bytes=1000, strict=True):
         np.zeros(10_000)
     assert raised.value.requested_bytes == 80_000
@@ -60,8 +62,8 @@ def test_what_a_handler_raises_while_a_refusal_is_made_has_it(monkeypatch: pytes
     assert isinstance(refused.__cause__, MemoryError)
 
 
-@pytest.mark.usefixtures("alarm")
-def test_each_of_many_signals_comes_out_of_a_refused_request() -> None:
+@pytest.mark.skipif("CTXALLOC_STRESS" not in os.environ, reason="by chance, in `make stress`; those above are certain")
+def test_stress_each_of_many_signals_comes_out_of_a_refused_request() -> None:
     """The handler raises in whatever code runs; between two requests none does."""
     armed = False
     raised = 0
@@ -150,3 +152,30 @@ def test_a_signal_while_one_waits_first_does_not_break_all_later_waits() -> None
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
+
+
+@needs_library
+def test_an_interrupt_while_it_is_enabled_comes_out() -> None:
+    says = """
+        import sysconfig
+
+        def asked(error):
+            def ask(*_):
+                raise error
+            return ask
+
+        plain, sysconfig.get_config_var = sysconfig.get_config_var, asked(KeyboardInterrupt())
+        try:
+            ctxalloc.request(whole=True).__enter__()
+        except KeyboardInterrupt:
+            print("interrupt")
+        sysconfig.get_config_var = asked(ValueError("a reason"))
+        try:
+            ctxalloc.request(whole=True).__enter__()
+        except RuntimeError as error:
+            print(type(error.__cause__).__name__)
+        sysconfig.get_config_var = plain
+        with ctxalloc.request(whole=True):
+            print("works")
+    """
+    assert check(says) == ["interrupt", "ValueError", "works"]

@@ -114,7 +114,7 @@ asyncio.run(scenario())
     )
 
 
-def test_a_stream_that_is_refused_goes_to_the_server_as_a_budget_exceeded() -> None:
+def test_djangos_server_gets_the_budget_exceeded_of_a_stream() -> None:
     program = """
 def refused(request):
     def parts():

@@ -89,7 +89,7 @@ class Backwards(Route):
 
 
 @pytest.mark.parametrize("mount", ["", "/{rest:path}"])
-def test_routes_that_match_in_their_own_way_are_asked_about_long_paths(mount: str) -> None:
+def test_routes_that_match_in_their_own_way_are_asked(mount: str) -> None:
     """The mount takes as much as it can: `/a/b-c/d-e` is `/d-e` below it, and `/b-c/d-e` is nobody's."""
     routes: list[BaseRoute] = [Route("/{a}-{b}/{c}-{d}", other), Route("/{c}-{d}", large)]
     if not mount:

@@ -63,7 +63,7 @@ def test_what_a_handler_raises_while_a_refusal_is_made_has_it(monkeypatch: pytes
 
 
 @pytest.mark.skipif("CTXALLOC_STRESS" not in os.environ, reason="by chance, in `make stress`; those above are certain")
-def test_stress_each_of_many_signals_comes_out_of_a_refused_request() -> None:
+def test_stress_each_of_many_signals_comes_out_of_a_refusal() -> None:
     """The handler raises in whatever code runs; between two requests none does."""
     armed = False
     raised = 0

@@ -1,8 +1,9 @@
 //! What a framework's own router would serve, as far as that decides which row of `routes` a request gets.
 //!
-//! Its routes are flattened once, into texts around parameters, which may be anything where their kinds are not known: a
-//! path that such a pattern refuses is refused by the route too. Most paths leave one candidate, or candidates with one row, and nobody is asked. Else
-//! the framework is (`_frameworks.py`), for who comes first of several, and what a parameter takes, is its own affair.
+//! Its routes are flattened once, into texts around parameters, which may be anything where their kinds are not known:
+//! a path that such a pattern refuses is refused by the route too. Most paths leave one candidate, or candidates with
+//! one row, and nobody is asked. Else the framework is (`_frameworks.py`), for who comes first of several, and what a
+//! parameter takes, is its own affair.
 
 use super::pattern::Pattern;
 use pyo3::gc::{PyTraverseError, PyVisit};

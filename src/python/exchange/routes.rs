@@ -100,7 +100,8 @@ impl PyRouteTable {
     /// ``endpoints``, of which the route is one, or None. ``special``: numbers of rows without parameters that are
     /// written as no route, so for one path of a route. ``endpoints``: for each route of the framework, in its order,
     /// the texts around its parameters; for each parameter whether it takes slashes, or None where that is not known;
-    /// and the rows that are written as it with their methods. None if it has to be asked each time. ``lists``: the framework's lists of routes.
+    /// and the rows that are written as it with their methods. None if it has to be asked each time. ``lists``: the
+    /// framework's lists of routes.
     #[pyo3(signature = (ask, special, endpoints, lists, /))]
     #[allow(clippy::type_complexity, reason = "as the tuples of Python are")]
     fn attach(
@@ -124,9 +125,9 @@ impl PyRouteTable {
     ///
     /// ``method`` is the key under which the scope has the method. What one framework treats alike is treated alike
     /// here, or clients could get around a route's limit: HEAD is found as GET, and so is a WebSocket, which has no
-    /// method; methods in any case (Flask, Django), a path with a line break at its end with it and without (Starlette's patterns end with ``$``), and slashes at its
-    /// beginning as one (Flask). Where a path matches nothing, slashes within it count as one too: with a line break at
-    /// the end, Starlette's mounts take one off.
+    /// method; methods in any case (Flask, Django), a path with a line break at its end with it and without (Starlette's
+    /// patterns end with ``$``), and slashes at its beginning as one (Flask). Where a path matches nothing, slashes
+    /// within it count as one too: with a line break at the end, Starlette's mounts take one off.
     ///
     /// ``is_plain``: the path is what the framework's routes are matched with. If it is not, the framework is asked.
     #[pyo3(name = "find", signature = (scope, method, path, is_plain = true, /))]

@@ -1,5 +1,6 @@
 """What a signal's handler raises while a refusal leaves a request comes out, and the refusal with it."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -179,3 +180,42 @@ def test_an_interrupt_while_it_is_enabled_comes_out() -> None:
             print("works")
     """
     assert check(says) == ["interrupt", "ValueError", "works"]
+
+
+def test_an_interrupt_in_what_is_called_at_the_end_stops_the_loop() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def main(*, waits: bool) -> None:
+        with ctxalloc.request() as begun:
+            kept.append(np.ones(1000))
+        if waits:
+            begun._when_settled(interrupted)
+            await asyncio.sleep(30)
+        begun._settle()
+        begun._when_settled(interrupted)
+
+    kept: list[Any] = []
+    for waits in (True, False):
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(main(waits=waits))
+
+
+def test_an_interrupt_while_an_end_is_put_on_the_loop_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        begun = ctxalloc.request()
+        try:
+            with begun, monkeypatch.context() as patched:
+                patched.setattr(loop, "call_soon", interrupted)
+                kept.append(np.ones(1000))
+                begun._close()
+        except TooLate:
+            return str(begun.escaped)
+        return "lost"
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise TooLate
+
+    kept: list[Any] = []
+    assert asyncio.run(main()) != "lost"

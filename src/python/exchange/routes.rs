@@ -125,9 +125,9 @@ impl PyRouteTable {
     ///
     /// ``method`` is the key under which the scope has the method. What one framework treats alike is treated alike
     /// here, or clients could get around a route's limit: HEAD is found as GET, and so is a WebSocket, which has no
-    /// method; methods in any case (Flask, Django), a path with a line break at its end with it and without (Starlette's
-    /// patterns end with ``$``), and slashes at its beginning as one (Flask). Where a path matches nothing, slashes
-    /// within it count as one too: with a line break at the end, Starlette's mounts take one off.
+    /// method; methods in any case (Flask, Django), a path with a line break at its end with it and without
+    /// (Starlette's patterns end with ``$``), and slashes at its beginning as one (Flask). Where a path matches
+    /// nothing, slashes within it count as one too: with a line break at the end, Starlette's mounts take one off.
     ///
     /// ``is_plain``: the path is what the framework's routes are matched with. If it is not, the framework is asked.
     #[pyo3(name = "find", signature = (scope, method, path, is_plain = true, /))]

@@ -53,8 +53,6 @@ class Row(NamedTuple):
 
     method: str | None
     path: str
-    limit_bytes: float
-    """Infinite where it names none, or is no request."""
 
 
 def found_of(route: str | None, choice: Choice, where: str, name: str | None = None) -> Found:
@@ -82,7 +80,7 @@ def table_of(routes: Mapping[str, Choice], default: Choice, unmatched: Unmatched
             patterns.append((method, *parts_of(path, route), found))
         else:
             exact.append((f"{method} {path}" if method else path, found))
-        rows["{" in path].append(Row(method, path, limit_of(choice)))
+        rows["{" in path].append(Row(method, path))
     strictest = None if unmatched == "default" else _strictest([*routes.items(), ("default", default)])
     return RouteTable(exact, patterns, otherwise, has_methods=has_methods, unmatched=strictest), rows[0] + rows[1]
 
@@ -114,9 +112,7 @@ def _strictest(choices: list[tuple[str, Choice]]) -> Found:
 
 def pattern_of(route: str) -> tuple[str | None, str]:
     """The method, if it names one, and the path. ValueError: it is no pattern."""
-    method, space, path = route.partition(" ")
-    if not space:
-        method, path = "", route
+    method, space, path = ("", "", route) if route.startswith("/") else route.partition(" ")  # a path may have blanks
     if not path.startswith("/") or (space and not method.isupper()):
         raise ValueError(f"routes: {route!r} is no pattern; write '/path', '/path/{{name}}' or 'POST /path'")
     return method or None, "/" + path.lstrip("/")  # as paths are looked up

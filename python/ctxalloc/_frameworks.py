@@ -23,8 +23,8 @@ _STARLETTES: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _FLASKS: Final = re.compile(r"<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
 _MAX_DEPTH: Final = 64
 """Applications around applications."""
-_MAX_STEEP_LENGTH: Final = 512
-"""The longest path that a pattern is asked about whose regular expression takes more than linear time."""
+_OWN: Final = frozenset({"starlette.routing", "fastapi.routing"})
+"""Where the functions are that match as is known here."""
 
 _FULL: Final = 2
 """``starlette.routing.Match.FULL``."""
@@ -43,6 +43,14 @@ class Endpoint(NamedTuple):
     """None: any."""
     is_mount: bool
     """Something else is mounted there."""
+    are_paths: list[bool] | None
+    """For each parameter whether it takes slashes, where no parameter and nothing around it has a way of its own: then
+    these and the texts between them say for each path without a line break whether the route matches it."""
+    is_plain: bool
+    """The first such route that takes the request's method is the one that is served, if any is."""
+    moved: int | None
+    """How many characters of ``path`` are before an application with a ``root_path`` of its own, or a class that
+    matches in its own way: they may take what they like of the rest. None where there is none."""
 
 
 class Written:
@@ -98,7 +106,7 @@ def application_of(app: Any) -> Any:
     return None
 
 
-def attach(table: RouteTable, rows: Sequence[Row], app: Any, default_limit_bytes: float) -> None:
+def attach(table: RouteTable, rows: Sequence[Row], app: Any) -> None:
     """Tell a table of routes what the framework of this application serves, if that can be asked."""
     try:
         found = application_of(app)
@@ -108,7 +116,7 @@ def attach(table: RouteTable, rows: Sequence[Row], app: Any, default_limit_bytes
             flask = _Flask(found, rows)
             table.attach(flask.ask, flask.special(), None, [])
             return
-        starlette = _Starlette(found, rows, default_limit_bytes)
+        starlette = _Starlette(found, rows)
         if all(hasattr(endpoint.route, "matches") for endpoint in starlette.endpoints):
             table.attach(starlette.ask, starlette.special(), starlette.patterns(), starlette.lists)
     except Exception:
@@ -118,40 +126,102 @@ def attach(table: RouteTable, rows: Sequence[Row], app: Any, default_limit_bytes
 # ---- Starlette and FastAPI --------------------------------------------------------------------------
 
 
-def flattened(routes: list[Any], before: str, lists: list[list[Any]]) -> Iterator[Endpoint]:
+class _Around(NamedTuple):
+    """What is around a route: mounts, hosts, included routers."""
+
+    path: str = ""
+    is_known: bool = True
+    """All of it matches paths as its text says."""
+    is_plain: bool = True
+    """And takes the beginning of a path in one way only."""
+    moved: int | None = None
+
+
+NOTHING: Final = _Around()
+
+
+def flattened(routes: list[Any], around: _Around, lists: list[list[Any]]) -> Iterator[Endpoint]:
     """The routes at the ends of mounts, hosts and included routers, in their order. ``lists`` gets all lists."""
     lists.append(routes)
     for route in routes:
-        yield from _flattened_one(route, before, lists)
+        yield from _flattened_one(route, around, lists)
 
 
-def _flattened_one(route: Any, before: str, lists: list[list[Any]]) -> Iterator[Endpoint]:
+def _flattened_one(route: Any, around: _Around, lists: list[list[Any]]) -> Iterator[Endpoint]:
+    own: Any = getattr(route, "path", "")
+    nested = getattr(route, "routes", None)
     if hasattr(route, "effective_candidates"):  # FastAPI's include_router
         lists.append(route.original_router.routes)
+        is_known = around.is_known and _matches_as_known(route) and _matches_as_known(route.original_router)
+        around = around._replace(is_known=is_known, is_plain=around.is_plain and is_known)
         for candidate in route.effective_candidates():
-            yield from _flattened_one(getattr(candidate, "starlette_route", None) or candidate, before, lists)
-        return
-    path = before + getattr(route, "path", "")
-    nested = getattr(route, "routes", None)
-    if isinstance(nested, list) and nested:
-        yield from flattened(nested, path, lists)
+            yield from _flattened_one(getattr(candidate, "starlette_route", None) or candidate, around, lists)
+    elif isinstance(nested, list) and nested:
+        path, kinds = around.path + own, _kinds(route, f"{own}/{{path:path}}")
+        moved = _moved(route, around)
+        if moved is None and _root_path_of(route):
+            moved = len(path)
+        is_known = around.is_known and kinds is not None and moved is None
+        is_plain = around.is_plain and is_known and not any((kinds or [])[:-1])
+        yield from flattened(nested, _Around(path, is_known, is_plain, moved), lists)
     elif hasattr(route, "app") and not hasattr(route, "endpoint"):
-        yield Endpoint(f"{path}/{{path:path}}", route, None, is_mount=True)
+        yield _endpoint(route, around, f"{own}/{{path:path}}", None, is_mount=True)
     else:
-        methods = getattr(route, "methods", None)
-        known = isinstance(getattr(route, "path", None), str)
-        yield Endpoint(path if known else "", route, frozenset(methods) if methods else None, is_mount=False)
+        methods = frozenset(getattr(route, "methods", None) or ()) or None
+        if is_websocket(route):
+            methods = frozenset({"GET"})  # its handshake
+        yield _endpoint(route, around, own, methods, is_mount=False)
+
+
+def _endpoint(route: Any, around: _Around, own: Any, methods: frozenset[str] | None, *, is_mount: bool) -> Endpoint:
+    if not isinstance(getattr(route, "path", None), str) and not is_mount:
+        return Endpoint("", route, methods, is_mount, None, is_plain=False, moved=None)
+    kinds, path = _kinds(route, own), around.path + own
+    if kinds is None or not around.is_known:
+        return Endpoint(path, route, methods, is_mount, None, is_plain=False, moved=_moved(route, around))
+    are_paths = [found[2] == "path" for found in _STARLETTES.finditer(path)]
+    return Endpoint(path, route, methods, is_mount, are_paths, around.is_plain, moved=None)
+
+
+def _kinds(route: Any, path: str) -> list[bool] | None:
+    """For each parameter of the path whether it takes slashes; None unless the route's own pattern says just that."""
+    texts, kinds = _STARLETTES.sub("\0", path).split("\0"), []
+    expected = "^" + re.escape(texts[0])
+    for found, text in zip(_STARLETTES.finditer(path), texts[1:], strict=True):
+        kinds.append(found[2] == "path")
+        expected += f"(?P<{found[1]}>{'.*' if kinds[-1] else '[^/]+'})" + re.escape(text)
+    pattern = getattr(getattr(route, "path_regex", None), "pattern", None)
+    return kinds if pattern == expected + "$" and _matches_as_known(route) else None
+
+
+def _matches_as_known(route: Any) -> bool:
+    written = getattr(route, "original_route", route)  # which FastAPI asks for that of a router that is included
+    return all(getattr(getattr(type(it), "matches", None), "__module__", None) in _OWN for it in (route, written))
+
+
+def _moved(route: Any, around: _Around) -> int | None:
+    return len(around.path) if around.moved is None and not _matches_as_known(route) else around.moved
+
+
+def is_websocket(route: Any) -> bool:
+    """Whether a route is one for WebSockets only."""
+    return any(kind.__name__ == "WebSocketRoute" for kind in type(route).__mro__)
+
+
+def _root_path_of(mount: Any) -> str:
+    """The ``root_path`` that what is mounted gives to every request of its own accord, as FastAPI does; or ''."""
+    root = getattr(getattr(mount, "_base_app", None) or getattr(mount, "app", None), "root_path", "")
+    return root if isinstance(root, str) else ""
 
 
 class _Starlette:
     """Starlette, or FastAPI, asked as its router asks its routes."""
 
-    def __init__(self, app: Any, rows: Sequence[Row], default_limit_bytes: float) -> None:
+    def __init__(self, app: Any, rows: Sequence[Row]) -> None:
         self.app = app
         self.rows = rows
-        self.default_limit_bytes = default_limit_bytes
         self.lists: list[list[Any]] = []
-        self.endpoints = list(flattened(app.routes, "", self.lists))
+        self.endpoints = list(flattened(app.routes, NOTHING, self.lists))
         self.written = Written(rows, _STARLETTES, 2, 1)
         self.steep = [_is_steep(endpoint.path) for endpoint in self.endpoints]
         self.leaves = {id(endpoint.route) for endpoint in self.endpoints}
@@ -159,17 +229,23 @@ class _Starlette:
     def special(self) -> list[int]:
         return self.written.special(self.rows, (endpoint.path for endpoint in self.endpoints))
 
-    def patterns(self) -> list[tuple[list[str], list[tuple[str | None, int]]]]:
+    def patterns(self) -> list[tuple[list[str], list[bool] | None, list[tuple[str | None, int]]]]:
         return [
-            (_texts(endpoint), list(self.written.as_route(endpoint.path).items()) if endpoint.path else [])
+            (
+                _texts(endpoint),
+                endpoint.are_paths,
+                list(self.written.as_route(endpoint.path).items()) if endpoint.path else [],
+            )
             for endpoint in self.endpoints
         ]
 
     def ask(self, scope: Scope, methods: list[str | None], candidates: list[int] | None) -> int:
         """See ``RouteTable.attach``."""
-        numbers = range(len(self.endpoints)) if candidates is None else candidates
-        if len(scope["path"]) > _MAX_STEEP_LENGTH and any(self.steep[number] for number in numbers):
-            return self._strictest(numbers, methods)
+        if candidates is not None and any(self.steep[number] for number in candidates):
+            endpoints = [self.endpoints[number] for number in candidates]
+            if all(endpoint.is_plain for endpoint in endpoints):
+                found = next((endpoint for endpoint in endpoints if _takes(endpoint, scope)), None)
+                return NO_VIEW if found is None else self.written.row(found.path, methods)
         skipped = frozenset[int]()
         if candidates is not None:
             skipped = frozenset(self.leaves - {id(self.endpoints[number].route) for number in candidates})
@@ -183,14 +259,6 @@ class _Starlette:
             log.debug("the route of %r cannot be asked", scope["path"], exc_info=True)
             return NO_VIEW
         return NO_VIEW if path is None else self.written.row(path, methods)
-
-    def _strictest(self, numbers: Iterable[int], methods: list[str | None]) -> int:
-        """The strictest of what these routes have, for a path that it would take too long to match."""
-        rows = {self.written.row(self.endpoints[number].path, methods) for number in numbers}
-        return min(rows, key=self._limit_of, default=NO_ROW)
-
-    def _limit_of(self, row: int) -> float:
-        return self.default_limit_bytes if row == NO_ROW else self.rows[row].limit_bytes
 
     def _reached(self, routes: list[Any], scope: dict[str, Any], before: str, skipped: frozenset[int]) -> str | None:
         """The route that is served, as it is written; None where none is. ``scope`` becomes the route's."""
@@ -208,8 +276,8 @@ class _Starlette:
             path: str = before + getattr(route, "path", "")
             nested = getattr(route, "routes", None)
             if isinstance(nested, list) and nested:
-                root = getattr(getattr(route, "_base_app", None) or getattr(route, "app", None), "root_path", "")
-                if isinstance(root, str) and root:
+                root = _root_path_of(route)
+                if root:
                     scope["root_path"] = root
                 return self._reached(nested, scope, path, skipped)
             is_mount = hasattr(route, "app") and not hasattr(route, "endpoint")
@@ -222,7 +290,20 @@ def _texts(endpoint: Endpoint) -> list[str]:
     path = endpoint.path
     if not path:
         return ["", ""]
-    return _STARLETTES.sub("\0", path[: -len("/{path:path}")] + "{path}" if endpoint.is_mount else path).split("\0")
+    if endpoint.moved is not None:
+        path = path[: endpoint.moved] + "{path}"
+    elif endpoint.is_mount and endpoint.are_paths is None:
+        path = path[: -len("/{path:path}")] + "{path}"
+    return _STARLETTES.sub("\0", path).split("\0")
+
+
+def _takes(endpoint: Endpoint, scope: Scope) -> bool:
+    """Whether a route whose pattern matches the path serves the request."""
+    if endpoint.is_mount:
+        return True
+    if scope["type"] == "websocket":
+        return is_websocket(endpoint.route)
+    return not is_websocket(endpoint.route) and (endpoint.methods is None or scope["method"] in endpoint.methods)
 
 
 def _is_steep(path: str) -> bool:

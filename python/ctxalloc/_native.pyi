@@ -253,7 +253,7 @@ class RouteTable:
         self,
         ask: Callable[[MutableMapping[str, Any], list[str | None], list[int] | None], int],
         special: Sequence[int],
-        endpoints: Sequence[tuple[Sequence[str], Sequence[tuple[str | None, int]]]] | None,
+        endpoints: Sequence[tuple[Sequence[str], list[bool] | None, Sequence[tuple[str | None, int]]]] | None,
         lists: Sequence[list[Any]],
         /,
     ) -> None: ...

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ctxalloc._choices import parts_of, pattern_of
 from ctxalloc._errors import RouteWarning
-from ctxalloc._frameworks import application_of, flattened
+from ctxalloc._frameworks import NOTHING, application_of, flattened
 from ctxalloc._native import RouteTable
 
 log = logging.getLogger("ctxalloc")
@@ -105,7 +105,7 @@ def _endpoints(app: Any) -> list[_Known] | None:
     if app is None:
         return None
     if isinstance(getattr(app, "routes", None), list):
-        found = list(flattened(app.routes, "", []))
+        found = list(flattened(app.routes, NOTHING, []))
         if not all(endpoint.path for endpoint in found):  # a route of a kind that is not known
             return None
         return [_Known(endpoint.path, _sample(_STARLETTES, endpoint.path), endpoint.methods) for endpoint in found]

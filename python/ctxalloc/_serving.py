@@ -20,7 +20,7 @@ from contextvars import Token as ContextToken
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, limit_of, plain, table_of
+from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._frames import clear_frames, leaves_of
 from ctxalloc._native import (
@@ -63,7 +63,9 @@ class Report(NamedTuple):
     route: str | None
     """The pattern of ``routes`` that matched, never the raw path; None where none did."""
     outcome: Outcome
-    """``completed``: the whole answer was sent. ``refused``: a budget refused. ``failed``: an exception, or an answer
+    """``completed``: the whole answer was sent. ``refused``: a budget refused, and that ended it: it left the
+    application, or a handler inside answered with 4xx or 5xx that asked ``ctxalloc.problems``, or that an ASGI
+    framework calls in an ``except``. ``failed``: an exception, or an answer
     of 5xx, which is what frameworks make of one. ``cancelled``: its task was. ``disconnected``: the client went away
     first, as far as was seen by then. ``unfinished``: the application returned without a whole answer."""
     status: int | None
@@ -123,7 +125,6 @@ class Service:
         if peak_header is not None and not _HEADER.fullmatch(peak_header):
             raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
         self.routes, self.rows = table_of(routes or {}, default, unmatched)
-        self.default_limit_bytes = limit_of(default)
         self.patterns = list(routes or {})
         self.tenant = tenant
         self.on_end = on_end
@@ -267,6 +268,8 @@ class Served:
             self.close_after(error)
             if outcome == "completed":
                 outcome = self._outcome()
+                if outcome == "refused" and self._refusal:
+                    error = self._refusal[-1]
             if self.service.on_end is not None:
                 self._tell(outcome, error, self.request, self.service.on_end)
 
@@ -276,6 +279,8 @@ class Served:
             return "completed"
         if self.is_disconnected:
             return "disconnected"
+        if self._refusal and self.status is not None and self.status >= 400:
+            return "refused"  # and a handler inside has answered
         return "failed" if self.status is not None and self.status >= 500 else "completed"
 
     def end_unanswered(self, error: BaseException | None) -> None:

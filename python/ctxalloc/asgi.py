@@ -126,7 +126,7 @@ class AllocatorMiddleware:
             self._is_checked = True
             _routing.warn_of_typos(self._service.patterns, self.app)
         if not self._is_attached and scope["type"] != "lifespan":  # at which some add routes
-            _frameworks.attach(self._service.routes, self._service.rows, self.app, self._service.default_limit_bytes)
+            _frameworks.attach(self._service.routes, self._service.rows, self.app)
             self._is_attached = True  # now, for other threads
         exchange: Any = self._exchanges.begin(scope, send)
         client: Client | None = None
@@ -276,7 +276,9 @@ class _Exchange(Exchange, Served):
                 return self._last(self.to_server(message))
         elif kind == "http.response.start":
             status = message["status"]
-            if status == 500 and self._answers and self._replaces():
+            refused = self._refusal_handled() if status >= 400 else None
+            if refused is not None and status == 500 and self._answers:
+                self.replaced = refused
                 return _nothing()
             self.started = True
             self.status = status
@@ -303,15 +305,13 @@ class _Exchange(Exchange, Served):
             raise
         self._sent_whole()
 
-    def _replaces(self) -> bool:
-        """Whether a framework inside sends a 500 because of a refusal, from within its ``except``: the answer is ours.
+    def _refusal_handled(self) -> BudgetExceeded | None:
+        """The refusal because of which a handler inside answers, in an ``except``. It is noted, for the outcome.
 
-        It is given when the application has returned.
+        Where it is a framework's 500, ours is the answer, and given when the application has returned.
         """
         error = sys.exception()
-        if error is not None:
-            self.replaced = self.refusal_of(error)
-        return self.replaced is not None
+        return None if error is None else self.refusal_of(error)
 
     async def answer(self, refused: BudgetExceeded, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""

@@ -188,11 +188,16 @@ class _Step(Step):
             return
         serving = self.serving
         refused = serving.refusal_of(error)
-        if refused is None:
-            serving.end_unanswered(error)
-        else:
-            serving.end("refused", refused)
-        serving.forget()
+        try:
+            if refused is None:
+                serving.end_unanswered(error)
+            else:
+                serving.end("refused", refused)
+                if refused is not error:
+                    raise refused from refused.__cause__
+        finally:
+            serving.forget()
+            del error, refused  # their tracebacks have this frame
 
 
 class _Streamed(Generic[_Content]):

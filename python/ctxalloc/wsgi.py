@@ -70,7 +70,7 @@ class AllocatorMiddleware:
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """The WSGI entry point."""
         if not self._is_checked:
-            _frameworks.attach(self._service.routes, self._service.rows, self.app, self._service.default_limit_bytes)
+            _frameworks.attach(self._service.routes, self._service.rows, self.app)
             _note_what_flask_answers()
             self._is_checked = True  # now, for other threads
             if self._service.patterns:

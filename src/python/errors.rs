@@ -30,17 +30,20 @@ pub(super) fn import(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// `error` with `cause` as its `__cause__`, also while the interpreter shuts down, when coroutines and generators that
-/// were never finished leave their scopes.
+/// `error` with its exception object, also while the interpreter shuts down, when coroutines and generators that were
+/// never finished leave their scopes; or what its class raised when it was called.
 ///
 /// pyo3 makes the exception object of a new `PyErr` after it has detached and attached again; while the interpreter
 /// shuts down it panics there. Setting and fetching the error makes CPython create the object on this thread at once.
 /// No other exception is pending: the caller is about to raise this one.
+pub(super) fn normalized(py: Python<'_>, error: PyErr) -> PyErr {
+    error.restore(py);
+    PyErr::fetch(py)
+}
+
+/// `error` with `cause` as its `__cause__`, also while the interpreter shuts down: see [`normalized`].
 pub(super) fn with_cause(py: Python<'_>, error: PyErr, cause: PyErr) -> PyErr {
-    let [error, cause] = [error, cause].map(|error| {
-        error.restore(py);
-        PyErr::fetch(py)
-    });
+    let [error, cause] = [error, cause].map(|error| normalized(py, error));
     error.set_cause(py, Some(cause));
     error
 }

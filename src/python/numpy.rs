@@ -33,6 +33,8 @@ pub(super) struct Numpy {
     /// The getter of `ndarray.base`: a subclass may have another attribute of that name.
     base: Py<PyAny>,
     multiarray: Py<PyAny>,
+    /// The class of its error for an array that cannot be made; None where this NumPy has it under another name.
+    array_memory_error: Option<Py<PyAny>>,
     /// Offset of `mem_handler` in an array object, in bytes; `None` where a trial array did not have it there.
     handler_offset: Option<usize>,
     selection: Selection,
@@ -88,6 +90,8 @@ impl Numpy {
         let selection = Selection::find(set_handler, &default_handler)?;
 
         let multiarray = core("multiarray")?;
+        let error = core("_exceptions").and_then(|exceptions| exceptions.getattr("_ArrayMemoryError"));
+        let array_memory_error = asked(py, error)?.ok().map(Bound::unbind);
         let ndarray = multiarray.getattr("ndarray")?.cast_into::<PyType>()?;
         let mut numpy = Self {
             get_handler,
@@ -95,6 +99,7 @@ impl Numpy {
             base: ndarray.getattr("base")?.getattr("__get__")?.unbind(),
             ndarray: ndarray.unbind(),
             multiarray: multiarray.into_any().unbind(),
+            array_memory_error,
             handler_offset: None,
             selection,
         };
@@ -129,6 +134,12 @@ impl Numpy {
         // SAFETY: `PyDataMem_GetHandler` takes nothing and is called attached, as `py` shows. It returns a new
         // reference, or NULL with an exception set.
         unsafe { Bound::from_owned_ptr_or_err(py, (self.get_handler)()) }
+    }
+
+    /// Whether an object is NumPy's error for an array that cannot be made.
+    pub(super) fn is_array_memory_error(&self, object: &Bound<'_, PyAny>) -> bool {
+        let is = |class: &Py<PyAny>| std::ptr::eq(object.get_type().as_ptr(), class.as_ptr());
+        self.array_memory_error.as_ref().is_some_and(is)
     }
 
     pub(super) fn selection(&self) -> &Selection {

@@ -5,6 +5,7 @@
 //! that allocates nothing, waits for nobody and runs no code. Without the GIL an old copy is nobody's.
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
+use super::errors::with_cause;
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
@@ -19,7 +20,7 @@ use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
 use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread};
 use crate::whole::{attach, by_group, handler_of, word_of};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
@@ -91,9 +92,7 @@ pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
         }
         return Ok(());
     }
-    begin(py)
-        .inspect_err(|_| IS_BEGUN.store(false, Ordering::Release))
-        .map_err(|why| PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {why}")))
+    begin(py).inspect_err(|_| IS_BEGUN.store(false, Ordering::Release)).map_err(|why| why.into_error(py))
 }
 
 /// Why the library is not there, and what to do.
@@ -127,8 +126,48 @@ fn environment(py: Python<'_>, name: &str) -> PyResult<String> {
     py.import("os")?.getattr("environ")?.call_method1("get", (name, ""))?.extract()
 }
 
-fn begin(py: Python<'_>) -> Result<(), String> {
-    let text = |error: PyErr| error.to_string();
+/// Why it cannot be had.
+enum Why {
+    Text(String),
+    /// Python was asked something, and raised this.
+    Raised(PyErr),
+}
+
+impl Why {
+    /// A RuntimeError; an interrupt, or what else is no `Exception`, as it is.
+    fn into_error(self, py: Python<'_>) -> PyErr {
+        let (text, cause) = match self {
+            Self::Text(text) => (text, None),
+            Self::Raised(error) if !error.is_instance_of::<PyException>(py) => return error,
+            Self::Raised(error) => (error.to_string(), Some(error)),
+        };
+        let error = PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {text}"));
+        match cause {
+            Some(cause) => with_cause(py, error, cause),
+            None => error,
+        }
+    }
+}
+
+impl From<String> for Why {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Why {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<PyErr> for Why {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
+}
+
+fn begin(py: Python<'_>) -> Result<(), Why> {
     let preloaded = match preloaded() {
         Found::Here(preloaded) => preloaded,
         Found::OfAnotherVersion => {
@@ -136,24 +175,24 @@ fn begin(py: Python<'_>) -> Result<(), String> {
                         `python -m ctxalloc whole` prints now"
                 .into());
         }
-        Found::Nothing => return Err(not_loaded(py).map_err(text)?.into()),
+        Found::Nothing => return Err(not_loaded(py)?.into()),
     };
     if !preloaded.is_first {
         return Err("another library stands before it: name ctxalloc's first in LD_PRELOAD".into());
     }
-    let sysconfig = py.import("sysconfig").map_err(text)?;
-    let no_gil = sysconfig.call_method1("get_config_var", ("Py_GIL_DISABLED",)).map_err(text)?;
-    if no_gil.is_truthy().map_err(text)? {
+    let sysconfig = py.import("sysconfig")?;
+    let no_gil = sysconfig.call_method1("get_config_var", ("Py_GIL_DISABLED",))?;
+    if no_gil.is_truthy()? {
         return Err("this Python is free-threaded: its collector finds objects only in its own memory".into());
     }
     let tracing = py.import("tracemalloc").and_then(|module| module.call_method0("is_tracing")?.is_truthy());
-    if tracing.map_err(text)? {
+    if tracing? {
         return Err("tracemalloc is tracing, and would take its hooks away when it stops: start it afterwards".into());
     }
-    if environment(py, "PYTHONMALLOC").map_err(text)?.starts_with("mimalloc") {
+    if environment(py, "PYTHONMALLOC")?.starts_with("mimalloc") {
         return Err("PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own: leave it out".into());
     }
-    let Selection::ContextVar { var, .. } = Numpy::get(py).map_err(text)?.selection() else {
+    let Selection::ContextVar { var, .. } = Numpy::get(py)?.selection() else {
         return Err("NumPy's ContextVar was not found (ctxalloc._native.selection)".into());
     };
     let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
@@ -168,11 +207,11 @@ fn begin(py: Python<'_>) -> Result<(), String> {
             transmute::<*mut c_void, VarGet>(get),
         )
     };
-    let version_at = version_offset(py, own).map_err(text)?.ok_or("the layout of its thread state is not known")?;
+    let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
     ASKED.get_or_make(|| asked);
     let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
-    overdraft::prepare(py, python, is_attached).map_err(text)?;
+    overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python, profile })?;
     hook_domains(py, &preloaded.library)?;
@@ -274,8 +313,8 @@ const MEM_DOMAIN: c_int = 1;
 const OBJ_DOMAIN: c_int = 2;
 
 /// Hooks the domains in, unless Python's objects come from malloc, which counts them already.
-fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), String> {
-    let from_malloc = environment(py, "PYTHONMALLOC").map_err(|error| error.to_string())?;
+fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), Why> {
+    let from_malloc = environment(py, "PYTHONMALLOC")?;
     if from_malloc.starts_with("malloc") {
         return Ok(());
     }

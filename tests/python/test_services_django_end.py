@@ -112,3 +112,25 @@ asyncio.run(scenario())
         )
         == "('completed', 0) []"
     )
+
+
+def test_djangos_server_gets_the_budget_exceeded_of_a_stream() -> None:
+    program = """
+def refused(request):
+    def parts():
+        yield b"a"
+        np.ones(10_000_000)
+    return StreamingHttpResponse(parts())
+
+settings.ROOT_URLCONF += (path("refused", refused),)
+settings.CTXALLOC["default"] = ctxalloc.request(limit_bytes=1_000_000)
+application = get_wsgi_application()
+try:
+    serve_refused = application({**RequestFactory()._base_environ(PATH_INFO="/refused")}, lambda *_: None)
+    list(serve_refused)
+except ctxalloc.BudgetExceeded as error:
+    print(type(error.__cause__).__name__, error.requested_bytes)
+serve_refused.close()
+print(told)
+"""
+    assert says(PROJECT + program) == "MemoryError 80000000\n[('refused', 0)]"

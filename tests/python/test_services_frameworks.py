@@ -336,7 +336,7 @@ def test_flask_streams_in_the_request_and_its_handler_answers_refusals() -> None
     assert reports[0].stats.total_bytes == 2000
     assert [(report.outcome, report.status) for report in reports] == [
         ("completed", 200),
-        ("completed", 413),
+        ("refused", 413),
         ("failed", 500),
     ]
 

@@ -60,7 +60,8 @@ def table(chance: random.Random) -> list[str]:
 def path_in(chance: random.Random) -> str:
     if chance.random() < 0.3:
         return chance.choice(["/a", "/a/b", "/a/7", "/a/x", "/7/b", "/b", "/a/1-2", "/a/7/b", "/x/7", "/a/", "/a/b/"])
-    return "/" + "".join(chance.choice(PIECES) for _ in range(chance.randrange(6)))
+    pieces = [*PIECES, "x" * 600] if chance.random() < 0.3 else PIECES
+    return "/" + "".join(chance.choice(pieces) for _ in range(chance.randrange(6)))
 
 
 def rows_of(routes: list[str], chance: random.Random, before: str = "") -> dict[str, Any]:

@@ -171,14 +171,5 @@ def test_a_hostile_path_is_not_given_to_a_cubic_expression() -> None:
     begun = time.process_time()
     found = service._service.routes.find(http(path), "method", path)
     assert time.process_time() - begun < 1
-    assert found[0] == "/{x}-{y}"  # the strictest of those that it may be
+    assert found[0] == "/{a}-{b}-{c}-{d}"  # the first that matches it, as Starlette would find hours later
     assert service._service.routes.find(http("/1-2-3-4"), "method", "/1-2-3-4")[0] == "/{a}-{b}-{c}-{d}"
-
-
-def test_a_long_path_to_a_view_without_a_row_has_no_more_than_the_default() -> None:
-    app = Starlette(routes=[Route("/large/{a}-{b}", view), Route("/{rest:path}", view)])
-    long = "/large/a/-" + "x" * 600  # only the second route takes it
-    rows = {"/large/{a}-{b}": LARGE}
-    assert ask(app, long, rows, default=request(limit_bytes=MiB, name="default"))[0] == "default"
-    assert ask(app, long, rows)[0] == "/large/{a}-{b}", "no default is larger than a row"
-    assert ask(app, "/large/a-b", rows, default=request(limit_bytes=MiB, name="default"))[0] == "/large/{a}-{b}"

@@ -1,8 +1,9 @@
 //! What a framework's own router would serve, as far as that decides which row of `routes` a request gets.
 //!
-//! Its routes are flattened once, into texts around parameters that may be anything: a path that such a pattern refuses
-//! is refused by the route too. Most paths leave one candidate, or candidates with one row, and nobody is asked. Else
-//! the framework is (`_frameworks.py`), for who comes first of several, and what a parameter takes, is its own affair.
+//! Its routes are flattened once, into texts around parameters, which may be anything where their kinds are not known:
+//! a path that such a pattern refuses is refused by the route too. Most paths leave one candidate, or candidates with
+//! one row, and nobody is asked. Else the framework is (`_frameworks.py`), for who comes first of several, and what a
+//! parameter takes, is its own affair.
 
 use super::pattern::Pattern;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -42,13 +43,13 @@ impl Framework {
     pub(super) fn of(
         ask: Bound<'_, PyAny>,
         special: Vec<usize>,
-        endpoints: Option<Vec<(Vec<String>, Vec<(Option<String>, usize)>)>>,
+        endpoints: Option<Vec<(Vec<String>, Option<Vec<bool>>, Vec<(Option<String>, usize)>)>>,
         lists: Vec<Bound<'_, PyList>>,
     ) -> PyResult<Self> {
         let endpoints = endpoints.map(|all| {
-            let all = all.into_iter().map(|(texts, rows)| {
-                let anything = vec![true; texts.len().saturating_sub(1)];
-                Ok(Endpoint { pattern: Pattern::of(texts, anything)?, rows })
+            let all = all.into_iter().map(|(texts, are_paths, rows)| {
+                let are_paths = are_paths.unwrap_or_else(|| vec![true; texts.len().saturating_sub(1)]);
+                Ok(Endpoint { pattern: Pattern::of(texts, are_paths)?, rows })
             });
             all.collect::<PyResult<_>>()
         });

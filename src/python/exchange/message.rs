@@ -9,10 +9,11 @@ pub(super) fn is_text(object: &Bound<'_, PyAny>, text: &str) -> bool {
     object.cast::<PyString>().is_ok_and(|object| object == text)
 }
 
-pub(super) fn is_500(status: &Bound<'_, PyAny>) -> PyResult<bool> {
+/// Whether an answer of this status may be that of a handler of an exception.
+pub(super) fn is_error(status: &Bound<'_, PyAny>) -> PyResult<bool> {
     match status.cast_exact::<PyInt>() {
-        Ok(status) => Ok(status.extract::<i64>().is_ok_and(|status| status == 500)),
-        Err(_) => status.eq(500),
+        Ok(status) => Ok(status.extract::<i64>().is_ok_and(|status| status >= 400)),
+        Err(_) => status.ge(400),
     }
 }
 

@@ -21,7 +21,7 @@ use super::selection::Variable;
 use super::sited::Sampler;
 use fields::Fields;
 use last::{Last, is_coroutine};
-use message::{handled, is_500, is_text};
+use message::{handled, is_error, is_text};
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
@@ -309,7 +309,7 @@ impl PyExchange {
         let Some(status) = (if set_apart { None } else { items.get_item(intern!(py, "status"))? }) else {
             return unusual();
         };
-        if exchanges.answers && is_500(&status)? {
+        if is_error(&status)? {
             return unusual();
         }
         {

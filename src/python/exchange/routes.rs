@@ -99,19 +99,20 @@ impl PyRouteTable {
     /// serves; -1 where it serves none, -2 where no row is written as the route. ``candidates`` are numbers of
     /// ``endpoints``, of which the route is one, or None. ``special``: numbers of rows without parameters that are
     /// written as no route, so for one path of a route. ``endpoints``: for each route of the framework, in its order,
-    /// the texts around its parameters, and the rows that are written as it with their methods; None if it has to be
-    /// asked each time. ``lists``: the framework's lists of routes.
+    /// the texts around its parameters; for each parameter whether it takes slashes, or None where that is not known;
+    /// and the rows that are written as it with their methods. None if it has to be asked each time. ``lists``: the
+    /// framework's lists of routes.
     #[pyo3(signature = (ask, special, endpoints, lists, /))]
     #[allow(clippy::type_complexity, reason = "as the tuples of Python are")]
     fn attach(
         &self,
         ask: Bound<'_, PyAny>,
         special: Vec<usize>,
-        endpoints: Option<Vec<(Vec<String>, Vec<(Option<String>, usize)>)>>,
+        endpoints: Option<Vec<(Vec<String>, Option<Vec<bool>>, Vec<(Option<String>, usize)>)>>,
         lists: Vec<Bound<'_, PyList>>,
     ) -> PyResult<()> {
         let known = self.rows.len();
-        let rows = endpoints.iter().flatten().flat_map(|(_, rows)| rows).map(|(_, row)| row).chain(&special);
+        let rows = endpoints.iter().flatten().flat_map(|(.., rows)| rows).map(|(_, row)| row).chain(&special);
         if let Some(row) = rows.copied().find(|row| *row >= known) {
             return Err(PyValueError::new_err(format!("there is no row {row}: there are {known}")));
         }
@@ -123,10 +124,10 @@ impl PyRouteTable {
     /// The route of a path: one without parameters before one with, one with the method before one without.
     ///
     /// ``method`` is the key under which the scope has the method. What one framework treats alike is treated alike
-    /// here, or clients could get around a route's limit: HEAD is found as GET, methods in any case (Flask, Django), a
-    /// path with a line break at its end with it and without (Starlette's patterns end with ``$``), and slashes at its
-    /// beginning as one (Flask). Where a path matches nothing, slashes within it count as one too: with a line break at
-    /// the end, Starlette's mounts take one off.
+    /// here, or clients could get around a route's limit: HEAD is found as GET, and so is a WebSocket, which has no
+    /// method; methods in any case (Flask, Django), a path with a line break at its end with it and without
+    /// (Starlette's patterns end with ``$``), and slashes at its beginning as one (Flask). Where a path matches
+    /// nothing, slashes within it count as one too: with a line break at the end, Starlette's mounts take one off.
     ///
     /// ``is_plain``: the path is what the framework's routes are matched with. If it is not, the framework is asked.
     #[pyo3(name = "find", signature = (scope, method, path, is_plain = true, /))]
@@ -167,7 +168,8 @@ impl PyRouteTable {
         let methods: &[Option<&str>] = match asked.as_deref() {
             Some("HEAD") => &[Some("HEAD"), Some("GET"), None],
             Some(asked) => &[Some(asked), None],
-            None => &[None],
+            // A WebSocket, whose handshake is a GET.
+            None => &[Some("GET"), None],
         };
         let found = self.among(&path, methods).or_else(|| self.among(&with_single_slashes(&path)?, methods));
         let Some(framework) = self.framework.get() else { return Ok(self.row(found, &self.unmatched)) };

@@ -1,9 +1,9 @@
 //! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is
 //! in `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
 
+use super::left::running_loop;
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::python::exit::{self, try_attach};
-use crate::python::imported::Imported;
 use crate::room::{Admission, take_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -27,8 +27,7 @@ pub(super) fn begin_blocking(py: Python<'_>, terms: Terms, timeout: Option<Durat
             self.0.unpark();
         }
     }
-    static RUNNING_LOOP: Imported = Imported::new("asyncio", "_get_running_loop");
-    if !RUNNING_LOOP.get(py)?.call0()?.is_none() {
+    if running_loop(py).is_some() {
         return Err(PyRuntimeError::new_err(format!(
             "{text} reserves memory, and this thread runs an event loop, which would stand still while it waits; enter it \
              with `async with`"

@@ -9,6 +9,7 @@ use crate::handler::requests::Begun;
 use crate::python::exit;
 use crate::python::pending::SetAside;
 use crate::strategy::LiveBlock;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -92,13 +93,6 @@ impl Left {
     }
 }
 
-/// Calls what was to be called. Nobody is there to catch its exception.
-pub(super) fn tell(py: Python<'_>, told: Py<PyAny>) {
-    if let Err(error) = told.call0(py) {
-        error.write_unraisable(py, Some(told.bind(py)));
-    }
-}
-
 /// The event loop of asyncio's kind that runs on this thread, if any.
 pub(super) fn running_loop(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
     let modules = py.import(intern!(py, "sys")).and_then(|sys| sys.getattr(intern!(py, "modules"))).ok()?;
@@ -119,7 +113,7 @@ pub(super) struct Settling {
 }
 
 /// Settles the request; with `false`, only if nothing that may have escaped is alive. Returns whether it is settled.
-type Settle = fn(&Bound<'_, PyAny>, bool) -> bool;
+type Settle = fn(&Bound<'_, PyAny>, bool) -> PyResult<bool>;
 
 impl Settling {
     pub(super) fn new(request: Bound<'_, PyAny>, settle: Settle, event_loop: Bound<'_, PyAny>) -> Self {
@@ -133,13 +127,20 @@ impl Settling {
     }
 
     /// Asks the loop to call it. Where that fails it is settled at once, by the drop.
-    pub(super) fn begin(self, py: Python<'_>) {
+    ///
+    /// # Errors
+    /// What a signal's handler raised meanwhile.
+    pub(super) fn begin(self, py: Python<'_>) -> PyResult<()> {
         let event_loop = self.event_loop.clone_ref(py);
         let asked = Bound::new(py, self).and_then(|this| {
             let options = in_empty_context(py)?;
             event_loop.bind(py).call_method(intern!(py, "call_soon"), (this,), Some(&options))
         });
-        drop(asked);
+        match asked {
+            // The loop is closed.
+            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => Ok(()),
+            asked => asked.map(drop),
+        }
     }
 }
 
@@ -152,19 +153,27 @@ fn in_empty_context(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 
 #[pymethods]
 impl Settling {
-    fn __call__(slf: &Bound<'_, Self>) {
+    /// An interrupt in what it calls stops the loop; of another exception the loop tells.
+    fn __call__(slf: &Bound<'_, Self>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
         let request = this.request.bind(py);
         let moment = MOMENTS_S.get(this.looks.fetch_add(1, Ordering::Relaxed));
-        if let Some(moment) = moment.filter(|_| !(this.settle)(request, false)) {
+        let mut raised = Ok(());
+        if let Some(moment) = moment {
+            if (this.settle)(request, false)? {
+                return Ok(());
+            }
             let later = in_empty_context(py).and_then(|options| {
                 this.event_loop.bind(py).call_method(intern!(py, "call_later"), (*moment, slf), Some(&options))
             });
-            if later.is_ok() {
-                return;
+            match later {
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_instance_of::<PyRuntimeError>(py) => {} // the loop is closed
+                Err(error) => raised = Err(error),
             }
         }
-        (this.settle)(request, true);
+        let settled = (this.settle)(request, true).map(drop);
+        raised.and(settled)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -179,7 +188,10 @@ impl Drop for Settling {
             // A request of the parent's is not this process's.
             exit::try_attach(|py| {
                 let _pending = SetAside::new(py);
-                (self.settle)(self.request.bind(py), true);
+                let request = self.request.bind(py);
+                if let Err(error) = (self.settle)(request, true) {
+                    error.write_unraisable(py, Some(request)); // nobody is there to catch it
+                }
             });
         }
     }

@@ -277,7 +277,10 @@ impl PyRequest {
         }
         let over = if error.is_none() { this.overdraft(true) } else { Ok(()) };
         let refused = Self::end(slf, error);
-        left.and(refused).and(over)
+        match (left.and(refused), over) {
+            (Err(raised), Err(over)) => Err(refusal::raised_during(py, raised, over)),
+            (refused, over) => refused.and(over),
+        }
     }
 
     /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
@@ -299,54 +302,56 @@ impl PyRequest {
         let is_whole = begun.whole().is_some();
         let noted = noted::of(begun);
         drop(phase);
-        noted::tell(py, noted);
-        match settling {
+        let noted = noted::tell(py, noted);
+        let settled = match settling {
             Some(settling) => settling.begin(py),
             None => Self::tell_sites(slf),
-        }
+        };
         let cancelling = this.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take();
         let cancelled = cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, error));
-        match error {
+        let refused = match error {
             Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, is_whole)),
             None => cancelled,
+        };
+        match (noted.and(settled), refused) {
+            (Err(raised), Err(refused)) => Err(refusal::raised_during(py, raised, refused)),
+            (told, refused) => told.and(refused),
         }
     }
 
     /// Settles what has escaped, unless that is done: see [`Left`].
-    fn settle(slf: &Bound<'_, Self>) {
+    ///
+    /// # Errors
+    /// What a signal's handler, or the function that was to be called, raised.
+    fn settle(slf: &Bound<'_, Self>) -> PyResult<()> {
         let (is_fresh, told) = match &mut *slf.get().phase() {
             Phase::Begun { begun, left: Some(left) } => left.settle(begun),
             _ => (false, None),
         };
-        if is_fresh {
-            Self::tell_sites(slf);
-        }
-        if let Some(told) = told {
-            left::tell(slf.py(), told);
-        }
+        let noted = if is_fresh { Self::tell_sites(slf) } else { Ok(()) };
+        let called = told.map_or(Ok(()), |told| told.call0(slf.py()).map(drop));
+        noted.and(called)
     }
 
-    /// Adds what was seen of it to the sums of its name. After its end, once.
-    fn tell_sites(slf: &Bound<'_, Self>) {
+    /// Adds what was seen of it to the sums of its name. After its end, once. What a signal's handler raised meanwhile.
+    fn tell_sites(slf: &Bound<'_, Self>) -> PyResult<()> {
         static NOTE: Imported = Imported::new("ctxalloc._sites", "note");
-        let Some(numbers) = slf.get()._sites() else { return };
+        let Some(numbers) = slf.get()._sites() else { return Ok(()) };
         let name = slf.get().if_begun(|request| request.given_name().map(str::to_owned)).flatten();
-        if let Err(error) = NOTE.get(slf.py()).and_then(|note| note.call1((name, numbers))) {
-            error.write_unraisable(slf.py(), Some(slf.as_any()));
-        }
+        NOTE.get(slf.py())?.call1((name, numbers)).map(drop)
     }
 
     /// For [`Settling`]: the same; unless it `must`, only if nothing is alive that may have escaped. Whether it did.
-    fn settle_if(object: &Bound<'_, PyAny>, must: bool) -> bool {
-        let Ok(request) = object.cast::<Self>() else { return true };
+    fn settle_if(object: &Bound<'_, PyAny>, must: bool) -> PyResult<bool> {
+        let Ok(request) = object.cast::<Self>() else { return Ok(true) };
         let is_gone = match &*request.get().phase() {
             Phase::Begun { begun, left: Some(left) } => left.is_gone(begun),
             _ => true,
         };
         if is_gone || must {
-            Self::settle(request);
+            Self::settle(request)?;
         }
-        is_gone || must
+        Ok(is_gone || must)
     }
 
     /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal. It is told
@@ -582,20 +587,18 @@ impl PyRequest {
     /// Calls the function as soon as it is settled what has escaped: now, or a turn of the event loop later. One
     /// function only.
     #[pyo3(signature = (function, /))]
-    fn _when_settled(&self, py: Python<'_>, function: Py<PyAny>) {
+    fn _when_settled(&self, py: Python<'_>, function: Py<PyAny>) -> PyResult<()> {
         let mut function = Some(function);
         if let Phase::Begun { left: Some(left), .. } = &mut *self.phase() {
             left.tell_later(&mut function);
         }
-        if let Some(function) = function {
-            left::tell(py, function);
-        }
+        function.map_or(Ok(()), |function| function.call0(py).map(drop))
     }
 
     /// Settles what has escaped now.
     #[pyo3(name = "_settle")]
-    fn settle_py(slf: &Bound<'_, Self>) {
-        Self::settle(slf);
+    fn settle_py(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::settle(slf)
     }
 
     /// Whether the terms reserve memory, so that entering may wait.

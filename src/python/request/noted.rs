@@ -29,17 +29,17 @@ pub(super) fn of(begun: &Begun) -> Option<Ended> {
     })
 }
 
-/// Tells it. An exemplar is no reason for an end to fail.
+/// Tells it.
+///
+/// # Errors
+/// `note` has none of its own: what a signal's handler raised in it.
 #[inline]
-pub(super) fn tell(py: Python<'_>, ended: Option<Ended>) {
+pub(super) fn tell(py: Python<'_>, ended: Option<Ended>) -> PyResult<()> {
     static NOTE: Imported = Imported::new("ctxalloc._exemplars", "note");
-    let Some(Ended(name, peak_bytes, is_refused)) = ended else { return };
-    let told = NOTE.get(py).and_then(|note| {
-        let options = PyDict::new(py);
-        options.set_item(intern!(py, "is_refused"), is_refused)?;
-        note.call((name, peak_bytes), Some(&options))
-    });
-    if let Err(error) = told {
-        error.write_unraisable(py, None);
-    }
+    let Some(Ended(name, peak_bytes, is_refused)) = ended else { return Ok(()) };
+    let note = NOTE.get(py)?;
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "is_refused"), is_refused)?;
+    note.call((name, peak_bytes), Some(&options))?;
+    Ok(())
 }

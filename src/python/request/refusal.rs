@@ -11,16 +11,22 @@
 //! - In a whole request any other MemoryError comes from the last refusal.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
+//! None of its code is run to find that out: `str(error)` of NumPy's is Python code, in which a signal's handler may
+//! raise, and nobody could tell that from an error of the text. So classes are compared, and attributes read that are
+//! C's. An error of another class, with a `__str__` of its own, was not raised for a refusal.
+//!
 //! So a program's own `raise MemoryError` without a message, right after a refusal that it handled, becomes a
 //! BudgetExceeded too: nothing in the error tells it from C's.
 
 use crate::error::Error;
-use crate::python::asked::asked;
-use crate::python::errors::{BudgetExceeded, RequestEnded, with_cause};
+use crate::python::errors::{BudgetExceeded, RequestEnded, normalized};
+use crate::python::numpy::Numpy;
 use crate::python::text::copied;
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::PyMemoryError;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyString, PyTuple};
 
 /// NumPy's messages where an array could not grow (`array.resize`, `numpy.fromiter`).
 const OF_NUMPY: [&str; 2] = ["cannot allocate memory for array", "cannot allocate array memory"];
@@ -32,19 +38,46 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
     if refusals.is_empty() || is_budgets || !error.is_instance_of::<PyMemoryError>() {
         return Ok(());
     }
-    // Without a text it is no error of C's or of ours.
-    let Ok(message) = asked(py, error.str())? else { return Ok(()) };
-    let message = copied(&message);
-    let refusal = match size_of_array(error)? {
-        Some(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
+    let refusal = match Said::by(error)? {
+        Said::Size(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
         // Its objects and native blocks are counted too, so something was nearly always allocated since; and other
         // libraries have messages of their own.
-        None if is_whole => refusals.first(),
-        None if is_of_c(&message) => refusals.iter().find(|refusal| refusal.is_last),
-        None => refusals.iter().find(|refusal| is_of_rust(&message, refusal)),
+        _ if is_whole => refusals.first(),
+        Said::Text(message) if is_of_c(&message) => refusals.iter().find(|refusal| refusal.is_last),
+        Said::Text(message) => refusals.iter().find(|refusal| is_of_rust(&message, refusal)),
+        Said::Nothing => None,
     };
     let Some(refusal) = refusal else { return Ok(()) };
-    Err(with_cause(py, PyErr::from(refusal.error.clone()), PyErr::from_value(error.clone())))
+    Err(caused(py, refusal, error))
+}
+
+/// The BudgetExceeded, or RequestEnded, of a refusal. What a signal's handler raises while it is made goes before, and
+/// has it as its `__context__`.
+fn caused(py: Python<'_>, refusal: &Refusal, error: &Bound<'_, PyAny>) -> PyErr {
+    let made = || {
+        let refused = normalized(py, PyErr::from(refusal.error.clone()));
+        let is_made = refused.is_instance_of::<BudgetExceeded>(py) || refused.is_instance_of::<RequestEnded>(py);
+        if is_made {
+            refused.set_cause(py, Some(PyErr::from_value(error.clone())));
+        }
+        (refused, is_made)
+    };
+    let (first, is_made) = made();
+    if is_made {
+        return first;
+    }
+    // Signals may come as fast as their handlers end; the last of them then has no refusal.
+    match std::iter::repeat_with(made).take(100).find(|(_, is_made)| *is_made) {
+        Some((refused, _)) => raised_during(py, first, refused),
+        None => first,
+    }
+}
+
+/// `error`, with `refused` as its `__context__`.
+pub(super) fn raised_during(py: Python<'_>, error: PyErr, refused: PyErr) -> PyErr {
+    // A setter of C's, which takes every exception.
+    let _ = error.value(py).setattr(intern!(py, "__context__"), refused.into_value(py));
+    error
 }
 
 /// The same, as a value. None too where the request had ended and refuses what comes late.
@@ -63,11 +96,45 @@ pub(super) fn told(
     }
 }
 
-/// The size in bytes of the array that NumPy could not make: its `_ArrayMemoryError` has the shape and the type.
-/// That is a property in Python: an interrupt may come out of it.
-fn size_of_array(error: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    let size = error.getattr("_total_size").and_then(|size| size.extract());
-    Ok(asked(error.py(), size)?.ok())
+/// What an error says of itself, read without running any Python code.
+enum Said {
+    /// The size in bytes of the array that NumPy could not make.
+    Size(usize),
+    /// The message of a plain MemoryError.
+    Text(String),
+    Nothing,
+}
+
+impl Said {
+    fn by(error: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = error.py();
+        let is_plain = error.is_exact_instance_of::<PyMemoryError>();
+        if !is_plain && !Numpy::get(py)?.is_array_memory_error(error) {
+            return Ok(Self::Nothing);
+        }
+        // A getter of C's, which neither class hides.
+        let args = error.getattr(intern!(py, "args"))?;
+        let Ok(args) = args.cast_exact::<PyTuple>() else { return Ok(Self::Nothing) };
+        Ok(if is_plain { Self::message(args) } else { Self::size(args) }.unwrap_or(Self::Nothing))
+    }
+
+    /// Of `MemoryError()` and `MemoryError(text)`.
+    fn message(args: &Bound<'_, PyTuple>) -> Option<Self> {
+        match args.len() {
+            0 => Some(Self::Text(String::new())),
+            1 => Some(Self::Text(copied(args.get_item(0).ok()?.cast_exact::<PyString>().ok()?))),
+            _ => None,
+        }
+    }
+
+    /// Of `_ArrayMemoryError(shape, dtype)`.
+    fn size(args: &Bound<'_, PyTuple>) -> Option<Self> {
+        let (shape, dtype) = (args.get_item(0).ok()?, args.get_item(1).ok()?);
+        let extent = |extent: Bound<'_, PyAny>| extent.cast_exact::<PyInt>().ok()?.extract::<usize>().ok();
+        let itemsize = extent(dtype.getattr(intern!(args.py(), "itemsize")).ok()?)?;
+        let mut extents = shape.cast_exact::<PyTuple>().ok()?.iter();
+        extents.try_fold(itemsize, |size, next| size.checked_mul(extent(next)?)).map(Self::Size)
+    }
 }
 
 /// Whether `PyErr_NoMemory` raised the error, or NumPy with one of its messages.

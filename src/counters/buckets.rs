@@ -102,7 +102,8 @@ mod tests {
     fn the_ends_are_sixteenth_roots() {
         for (step, end) in ENDS[..STEPS].iter().enumerate() {
             let exact = 2_f64.powi(63) * 2_f64.powf(step as f64 / STEPS as f64);
-            assert!((*end as f64 / exact - 1.0).abs() < 1e-15, "{step}");
+            let tolerance = if cfg!(miri) { 1e-14 } else { 1e-15 }; // Miri's powf is a little wrong, on purpose
+            assert!((*end as f64 / exact - 1.0).abs() < tolerance, "{step}");
         }
         assert_eq!([0, 1, 17, 33, BUCKETS - 1].map(end_of), [0, 1, 2, 4, 1 << MAX_POWER]);
     }

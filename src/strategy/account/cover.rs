@@ -79,8 +79,8 @@ pub(super) fn covers_of(accounts: &[Arc<Account>]) -> Option<Box<[Cover]>> {
     }
     let mut drawn_on: Vec<usize> = Vec::new();
     let cover = |(at, account): (usize, &Arc<Account>)| {
-        // The outermost first: of requests inside of each other it is the one just inside of this account, which is then
-        // among the first above it.
+        // The outermost first: of requests inside of each other that is the one just inside of this account, which is
+        // then among the first above it.
         let under = drawn_on.iter().rev().copied().find(|&below| accounts[below].is_below(account));
         // Only those that are around each other: a block comes out of one reservation, not of two side by side.
         let is_drawn_on = account.reservation.is_some() && under == drawn_on.last().copied();
@@ -92,7 +92,7 @@ pub(super) fn covers_of(accounts: &[Arc<Account>]) -> Option<Box<[Cover]>> {
     Some(accounts.iter().enumerate().map(cover).collect())
 }
 
-#[cfg(all(test, not(ctxalloc_loom)))]
+#[cfg(all(test, not(any(ctxalloc_loom, miri))))]
 mod tests {
     use super::super::chain::Chain;
     use super::{Account, Arc, Cover, Kind, NOBODY, RELAXED, Weak, add_above_reservations, covers_of};
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 4 } else { 500 }, failure_persistence: None, ..ProptestConfig::default()
+            cases: 500, failure_persistence: None, ..ProptestConfig::default()
         })]
 
         #[test]

@@ -6,6 +6,7 @@ use super::symbol::symbol;
 use crate::sync::Made;
 use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
+use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 
@@ -95,10 +96,28 @@ pub(super) fn watched(set: VarSet, reset: VarReset) -> (VarSet, VarReset) {
     (watched_set, watched_reset)
 }
 
+thread_local! {
+    /// Whether this thread is inside of a call that changes a ContextVar.
+    static CHANGES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is changing a ContextVar. CPython forgets the cached value first and allocates afterwards: who
+/// read the variable then would have the old value cached again, of which `PyContextVar_Reset` lets go.
+pub(super) fn is_changing() -> bool {
+    CHANGES.get()
+}
+
+fn changing<R>(change: impl FnOnce() -> R) -> R {
+    let before = CHANGES.replace(true); // the value that goes may run code that changes one too
+    let answer = change();
+    CHANGES.set(before);
+    answer
+}
+
 unsafe extern "C" fn watched_set(var: *mut PyObject, value: *mut PyObject) -> *mut PyObject {
     let Some((set, _)) = REAL.get() else { return std::ptr::null_mut() };
     // SAFETY: the caller keeps the contract of `PyContextVar_Set`.
-    let token = unsafe { set(var, value) };
+    let token = changing(|| unsafe { set(var, value) });
     look();
     token
 }
@@ -106,7 +125,7 @@ unsafe extern "C" fn watched_set(var: *mut PyObject, value: *mut PyObject) -> *m
 unsafe extern "C" fn watched_reset(var: *mut PyObject, token: *mut PyObject) -> c_int {
     let Some((_, reset)) = REAL.get() else { return -1 };
     // SAFETY: the caller keeps the contract of `PyContextVar_Reset`.
-    let answer = unsafe { reset(var, token) };
+    let answer = changing(|| unsafe { reset(var, token) });
     look();
     answer
 }

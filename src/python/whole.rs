@@ -9,7 +9,7 @@ use super::errors::with_cause;
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
-use super::preloaded::{Found, look_at_selections, preloaded};
+use super::preloaded::{Found, is_changing, look_at_selections, preloaded};
 use super::profile::placed;
 use super::selection::Selection;
 use super::symbol::symbol;
@@ -269,7 +269,7 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
     if thread.state == own && thread.version == version {
         return handler_of(thread.account);
     }
-    if attached != own {
+    if attached != own || is_changing() {
         return None;
     }
     // SAFETY: this thread has the GIL.

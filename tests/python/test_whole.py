@@ -192,6 +192,26 @@ def test_tasks_their_threads_and_their_children_are_their_requests():
 
 
 @needs_library
+def test_what_was_selected_before_is_not_remembered_when_a_request_is_left():
+    # Other variables make CPython allocate as it takes NumPy's out: the old value must not be cached again then.
+    check(
+        """
+        import asyncio, contextvars, decimal
+        for number in range(10):
+            contextvars.ContextVar(str(number)).set(number)
+        decimal.getcontext()
+        async def nothing():
+            pass
+        for _ in range(100):
+            with ctxalloc.request(whole=True) as inside:
+                data = [bytearray(2000) for _ in range(10)]
+            assert ctxalloc.current_request() is None, ctxalloc.current_request()
+            with ctxalloc.request(whole=True, limit_bytes=10_000_000):
+                asyncio.run(nothing())
+        """
+    )
+
+
 def test_a_threads_memory_is_the_requests_that_it_carries_or_nobodys():
     check("""
         held = []

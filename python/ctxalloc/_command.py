@@ -102,8 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _separated(arguments: Sequence[str]) -> list[str]:
-    """``--report=json`` and ``-c code`` as argparse can read them: with values that are never anything else."""
+def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``--report=json`` and ``-c code`` as argparse can read them: with values that are never anything else.
+
+    Apart from these what a program is given, of which argparse would take a ``--``.
+    """
     words: list[str] = []
     rest = iter(arguments)
     for word in rest:
@@ -122,7 +125,7 @@ def _separated(arguments: Sequence[str]) -> list[str]:
         words.append(word)
         if word in _WITH_VALUE:
             words += [value for value in [next(rest, None)] if value is not None]
-    return [*words, *rest]
+    return (words, [*rest]) if words[:1] == ["run"] else ([*words, *rest], [])
 
 
 _WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--rounds", "--sites"})
@@ -131,7 +134,9 @@ _WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--rounds", 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     parser = _parser()
-    options = parser.parse_args(_separated(sys.argv[1:] if arguments is None else arguments))
+    words, its_own = _separated(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(words)
+    options.arguments = its_own
     if options.command == "whole":
         try:
             print(_whole.library())

@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 const MIN_PATIENCE: Duration = Duration::from_millis(100);
 const MAX_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
+/// How often reclaimers are asked for one that waits.
+const ASKS_EVERY: Duration = Duration::from_secs(1);
+
 /// One that waits.
 pub(super) struct Waiter {
     chain: Arc<Chain>,
@@ -39,7 +42,8 @@ pub(super) struct Waiter {
     process_id: u32,
     /// How many reclaimers there had been when it asked them.
     asked: AtomicU64,
-    /// Since when it waits.
+    /// After how many milliseconds of waiting it asks them again.
+    asks_again: AtomicU64,
     /// From when on somebody else may be chosen to give way to it.
     patient_until: Locked<Option<Instant>>,
     /// Who was chosen to.
@@ -48,11 +52,16 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Has reclaimers asked for what it waits for: once, and again where there are others since. Whether the thread is
-    /// to be woken.
+    /// Has reclaimers asked for what it waits for: at once, where there are others since, and every second, for what
+    /// they could not give then they may have by now. Whether the thread is to be woken.
     fn asks(&self) -> bool {
-        let added = reclaimers::added();
-        self.asked.swap(added, Relaxed) != added && self.chain.miss_reservation(self.bytes)
+        let (added, waited) = (reclaimers::added(), self.since.elapsed().as_millis() as u64);
+        let there_are_others = self.asked.swap(added, Relaxed) != added;
+        if !there_are_others && (added == 0 || waited < self.asks_again.load(Relaxed)) {
+            return false;
+        }
+        self.asks_again.store(waited + ASKS_EVERY.as_millis() as u64, Relaxed);
+        self.chain.miss_reservation(self.bytes)
     }
 
     pub(super) fn ask(&self, waker: &Waker) -> Poll<Result<(), Error>> {
@@ -197,6 +206,7 @@ pub(super) fn enter(
             until,
             process_id: queue.process_id,
             asked: AtomicU64::new(0),
+            asks_again: AtomicU64::new(0),
             patient_until: Locked::new(None),
             victim: Locked::new(None),
             turn: Turn::new(),
@@ -332,7 +342,9 @@ impl Queue {
     fn next(&self) -> Next {
         let deadline = self.deadlines.first_key_value().map(|((until, _), _)| *until);
         let choice = self.impatient.iter().map(|(due, ..)| *due).min();
-        match deadline.into_iter().chain(choice).min() {
+        let asks = !self.lanes.is_empty() && reclaimers::added() > 0;
+        let again = asks.then(|| Instant::now() + ASKS_EVERY);
+        match deadline.into_iter().chain(choice).chain(again).min() {
             Some(at) => Next::At(at),
             None if self.lanes.is_empty() => Next::Nobody,
             None => Next::Call,

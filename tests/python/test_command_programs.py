@@ -124,7 +124,7 @@ def test_a_program_runs_and_ends_as_under_python(program: str, options: tuple[st
     folder = tmp_path / "folder"
     folder.mkdir()
     written(folder, PROGRAMS[program])
-    asked = ("folder/program.py", "-x", "--", "--report")
+    asked = ("folder/program.py", "--", "-x", "--", "--report")
     plain = run(tmp_path, *asked)
     status, out, said = run(tmp_path, "-m", "ctxalloc", "run", *options, *asked)
     said, _, report = said.partition("\nctxalloc: folder/program.py")

@@ -14,8 +14,8 @@ use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, NoRoom, Request, request};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -484,6 +484,35 @@ fn a_budget_is_ready_again_only_when_it_has_room() {
     drop(waiting);
     assert!(budget.is_ready());
     drop(most);
+}
+
+#[test]
+fn what_is_guaranteed_and_idle_makes_nobody_unready() {
+    let process = Budget::new("process", Some(100));
+    let division = process.guaranteed_child("division", None, 60).unwrap();
+    let team = division.guaranteed_child("team", None, 50).unwrap();
+    let other = process.guaranteed_child("other", None, 36).unwrap();
+    assert!(process.is_ready(), "96 are promised, and nothing is used");
+    let charges = [team.charge(50).unwrap(), division.charge(10).unwrap(), other.charge(36).unwrap()];
+    assert!(!process.is_ready());
+    drop(charges);
+    assert!(process.is_ready());
+}
+
+#[test]
+fn reclaimers_are_asked_again_while_somebody_waits() {
+    let budget = Budget::new("budget", Some(100));
+    let cache: Arc<Mutex<Vec<_>>> = Arc::default();
+    let dropped = Arc::clone(&cache);
+    let reclaimer = budget.add_reclaimer(0, move |_| dropped.lock().unwrap().clear());
+    let first = request().root().budget(&budget).reserve_bytes(50).begin().unwrap();
+    let held = budget.charge(50).unwrap();
+    let mut waits = wanting(&budget, 60);
+    assert!(polled(&mut waits).is_pending(), "nothing can be dropped yet");
+    cache.lock().unwrap().push(held); // from now on it can
+    drop(first);
+    drop(soon(&mut waits).unwrap());
+    assert!(reclaimer.remove());
 }
 
 #[test]

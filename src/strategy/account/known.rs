@@ -9,8 +9,12 @@ use std::sync::{Arc, Weak};
 pub(super) trait Listed: Send + Sync {
     fn listed(&self) -> BudgetNumbers;
 
-    /// Whether it is ready, or below another one.
-    fn is_ready_root(&self) -> bool;
+    /// Its number, the number of the budget above it, by how many bytes it counts there, and how many of those are in
+    /// use or reserved.
+    fn counted_above(&self) -> (u64, Option<u64>, usize, usize);
+
+    /// Whether it is ready, or below another one. `idle_bytes`: how much of it is guaranteed and not used.
+    fn is_ready_root(&self, idle_bytes: usize) -> bool;
 }
 
 struct Known(Locked<BTreeMap<u64, Weak<dyn Listed>>>);
@@ -70,8 +74,29 @@ pub(super) fn remove(id: u64) {
 #[must_use]
 pub fn ready() -> bool {
     let all: Vec<Arc<dyn Listed>> = known().0.with(|all| all.values().filter_map(Weak::upgrade).collect());
+    let idle = idle_bytes(&all);
     // Each is asked: it may have to change its mind.
-    all.iter().filter(|budget| !budget.is_ready_root()).count() == 0
+    all.iter().filter(|budget| !budget.is_ready_root(idle.get(&budget.counted_above().0).copied().unwrap_or(0))).count()
+        == 0
+}
+
+/// How much of a budget is guaranteed to budgets below it and not used.
+pub(super) fn idle_bytes_of(id: u64) -> usize {
+    let all: Vec<Arc<dyn Listed>> = known().0.with(|all| all.values().filter_map(Weak::upgrade).collect());
+    idle_bytes(&all).get(&id).copied().unwrap_or(0)
+}
+
+/// The same of each, by its number. A budget is younger than the one above it, and has the larger number.
+fn idle_bytes(all: &[Arc<dyn Listed>]) -> BTreeMap<u64, usize> {
+    let mut idle: BTreeMap<u64, usize> = BTreeMap::new();
+    for budget in all.iter().rev() {
+        let (id, parent, counted, used) = budget.counted_above();
+        let below = idle.get(&id).copied().unwrap_or(0);
+        if let Some(parent) = parent {
+            *idle.entry(parent).or_default() += counted.saturating_sub(used.saturating_sub(below));
+        }
+    }
+    idle
 }
 
 /// All budgets that somebody has or that have budgets below, the oldest first.

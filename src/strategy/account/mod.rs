@@ -375,7 +375,12 @@ impl Account {
     /// Whether more requests should be sent here. No from 95 % of the limit in use or reserved, or half as many waiters
     /// as may be; yes again at 80 % or less with nobody waiting. Between the two it stays as it was.
     pub(super) fn is_ready(&self) -> bool {
-        let in_use = self.live_bytes().saturating_add(self.pending_bytes()) as f64;
+        self.is_ready_but_for(known::idle_bytes_of(self.id))
+    }
+
+    /// The same; `idle_bytes` are guaranteed to budgets below, and not used: these are kept for requests.
+    fn is_ready_but_for(&self, idle_bytes: usize) -> bool {
+        let in_use = self.live_bytes().saturating_add(self.pending_bytes()).saturating_sub(idle_bytes) as f64;
         let (limit, waiting) = (self.limit_bytes() as f64, self.waiting.load(RELAXED));
         let is_limited = self.limit_bytes() != UNLIMITED;
         let is_full = is_limited && in_use >= 0.95 * limit;
@@ -468,9 +473,19 @@ impl Listed for Account {
         }
     }
 
-    fn is_ready_root(&self) -> bool {
+    fn counted_above(&self) -> (u64, Option<u64>, usize, usize) {
+        let used = self.live_bytes().saturating_add(self.pending_bytes());
+        let reserved = self.reservation.as_ref().map_or(0, |reservation| reservation.bytes.load(RELAXED));
+        let parent = match &self.kind {
+            Kind::Budget { parent } => parent.as_ref().map(|parent| parent.id),
+            Kind::Request { .. } => None,
+        };
+        (self.id, parent, reserved.max(used), used)
+    }
+
+    fn is_ready_root(&self, idle_bytes: usize) -> bool {
         let is_root = matches!(self.kind, Kind::Budget { parent: None });
-        !is_root || self.is_ready()
+        !is_root || self.is_ready_but_for(idle_bytes)
     }
 }
 

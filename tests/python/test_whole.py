@@ -192,7 +192,7 @@ def test_tasks_their_threads_and_their_children_are_their_requests():
 
 
 @needs_library
-def test_what_was_selected_before_is_not_remembered_when_a_request_is_left():
+def test_what_was_selected_before_is_forgotten_when_a_request_is_left():
     # Other variables make CPython allocate as it takes NumPy's out: the old value must not be cached again then.
     check(
         """

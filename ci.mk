@@ -67,10 +67,11 @@ asan:
 		$(skip) 2>&1 \
 		| sed '/WARNING: AddressSanitizer failed to allocate/d'
 
-# A child of `fork` may start the thread that gives memory back, of which ThreadSanitizer would die. These two tests start
-# threads in a child themselves, and the third takes minutes there.
+# A child of `fork` may start the thread that gives memory back, of which ThreadSanitizer would die. Two of these tests
+# start threads in a child themselves, and the two of sources take minutes there.
 tsan_options := $(may_fail):die_after_fork=0
-tsan_skip := $(skip) --skip what_another_thread_drops --skip a_pool_may_be_the_global_allocator --skip a_pool_goes_on_after_its_source
+tsan_skip := $(skip) --skip what_another_thread_drops --skip a_pool_may_be_the_global_allocator \
+	--skip a_pool_goes_on_after_its_source --skip wrappers_go_on_after_a_source
 
 # The standard library is built and instrumented too: what goes through its locks and channels looks like a race otherwise.
 tsan_toolchain := $(if $(NIGHTLY),+$(NIGHTLY))

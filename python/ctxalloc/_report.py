@@ -53,7 +53,7 @@ def as_json(  # noqa: PLR0917 - one call
         "whole": whole,
         "handlers": [{"name": name, **sums._asdict()} for name, sums in profile.handlers],
         "sites": [
-            {"where": one.where, **({"part": one.part} if profile.parts else {}), **one.sums._asdict()}
+            {"where": one.where, **({"part": one.part} if profile.parts else {}), **_of_site(one.sums)}
             for one in profile.sites
         ],
         "requests": [
@@ -70,6 +70,11 @@ def as_json(  # noqa: PLR0917 - one call
         ],
     }
     return json.dumps(found, indent=1)
+
+
+def _of_site(sums: Sums) -> dict[str, int]:
+    """Without a peak of its own: that of each of its stacks is known, and their sum is none."""
+    return {name: number for name, number in sums._asdict().items() if name != "peak_bytes"}
 
 
 def _read(path: Path) -> dict[str, Any]:

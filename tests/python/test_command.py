@@ -330,6 +330,7 @@ def test_a_report_for_programs_has_what_the_other_one_has(script: Path, tmp_path
     sites = {site["where"]: site for site in found["sites"]}
     assert sites["program.py:5 work"]["total_bytes"] >= 4_000_000
     assert sum(site["at_peak_bytes"] for site in sites.values()) == 4_080_000
+    assert not any("peak_bytes" in site for site in sites.values()), "that of its stacks together is none"
     assert list(tmp_path.glob(".report*")) == []
     stdin = [sys.executable, "-m", "ctxalloc", "run", "--rep", "-", "--report=json"]
     given = subprocess.run(stdin, input=PROGRAM, capture_output=True, text=True, timeout=300, check=True)

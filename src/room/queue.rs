@@ -131,13 +131,14 @@ impl Later {
     pub(super) fn run(self) {
         let Self { wakers, told, dropped, opened, forgotten, asks, chooses, spared, before } = self;
         spared.iter().filter_map(Weak::upgrade).for_each(|victim| victim.spare());
+        // Before it knows itself, and may ask for the numbers.
+        for (waiter, admitted) in told {
+            counters::record_admission(waiter.chain.own().given_name(), admitted);
+        }
         // One that panics must not cost the others their wake-up, nor the runner its thread.
         wakers.into_iter().for_each(|waker| {
             survived(|| waker.wake());
         });
-        for (waiter, admitted) in told {
-            counters::record_admission(waiter.chain.own().given_name(), admitted);
-        }
         if asks {
             reclaimers::have_asked();
         }

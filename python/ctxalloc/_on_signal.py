@@ -90,8 +90,7 @@ class _OnSignal:
 
             with contextlib.suppress(ValueError):  # the parent's thread was just beginning or ending it
                 self._profiling.close()
-            if _profile.is_running():
-                _profile.forget()
+            _profile.forget()
         self._reset()
 
 

@@ -132,17 +132,20 @@ def shown_handler(name: str) -> str:
 MAX_NAME: Final = 128
 
 _ONE = threading.Lock()
-"""Held while a profile runs: there is one hook."""
+"""Held while a profile begins, runs and ends: there is one hook."""
+
+_counts = False
 
 
 def is_running() -> bool:
-    """Whether a profile has begun."""
-    return _ONE.locked()
+    """Whether a profile has begun, and counts what is made from now on."""
+    return _counts
 
 
 def forget() -> None:
-    """In a child of fork, whose parent goes on with the profile."""
-    global _ONE  # noqa: PLW0603 - its holder is not here
+    """In a child of fork, whose parent goes on with the profile that it has begun, or was beginning."""
+    global _ONE, _counts  # noqa: PLW0603 - its holder is not here
+    _counts = False
     with suppress(RuntimeError):  # it had not begun, or it had ended
         _native._profile_end()  # noqa: SLF001 - made for this
     _ONE = threading.Lock()
@@ -151,6 +154,7 @@ def forget() -> None:
 @contextmanager
 def profiled(frames: int = FRAMES) -> Iterator[Profile]:
     """Profiles the block, whatever handlers it selects. RuntimeError: another profile has begun."""
+    global _counts  # noqa: PLW0603 - whoever holds _ONE changes it
     result = Profile()
     if not _ONE.acquire(blocking=False):
         raise RuntimeError("a profile has begun already; end it first")
@@ -163,8 +167,10 @@ def profiled(frames: int = FRAMES) -> Iterator[Profile]:
         _ONE.release()
         raise
     try:
+        _counts = True
         yield result
     finally:
+        _counts = False
         ended = _native._profile_end()  # noqa: SLF001
         sums, result.refused, sites, handlers, result.is_complete, parts, parts_of_sites = ended
         if result.is_complete and before is not None:

@@ -68,3 +68,19 @@ def test_a_profile_agrees_with_a_naive_one(seed: int) -> None:
                 peak, at_peak = sum(sums), list(sums)
     assert by_site(profile) == {f"site{number}": (at_peak[number], sums[number]) for number in made}
     assert profile.all.peak_bytes == peak
+
+
+def test_it_runs_from_when_it_counts_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it, and then allocates, is in it."""
+    begin = _profile._native._profile_begin
+    said: list[bool] = []
+
+    def noted(frames: int) -> None:
+        said.append(_profile.is_running())
+        begin(frames)
+
+    monkeypatch.setattr(_profile._native, "_profile_begin", noted)
+    with _profile.profiled():
+        said.append(_profile.is_running())
+    said.append(_profile.is_running())
+    assert said == [False, True, False]

@@ -15,7 +15,7 @@ _KEPT: Final = frozenset({"__main__", "ctxalloc", "encodings", "numpy", "sitecus
 
 
 def forget() -> None:
-    """Forget each module imported since ``python`` began of which ``sys.path`` has another one in the standard's way."""
+    """Forget each module imported since ``python`` began of whose name ``sys.path`` has another one first."""
     folders = _own_path.shadowing()
     names = list(sys.modules)
     # In the order in which their imports ended: `site` ends when what an installation imports by itself is there. With
@@ -36,9 +36,9 @@ def forget() -> None:
             if module == name or module.startswith(f"{name}."):
                 del sys.modules[module]
     # What was executed before ctxalloc began is not executed again.
-    for name, module in _own_path.aside.items():
+    for name, set_aside in _own_path.aside.items():
         found = PathFinder.find_spec(name.partition(".")[0], folders)
         top = _own_path.aside.get(name.partition(".")[0])
         if found is not None and top is not None and top.__spec__ is not None and found.origin == top.__spec__.origin:
-            sys.modules[name] = module
+            sys.modules[name] = set_aside
     _own_path.aside.clear()

@@ -51,6 +51,7 @@ mod request;
 mod scope;
 mod scope_type;
 mod selection;
+mod serving_step;
 mod settings;
 mod shared;
 mod sited;

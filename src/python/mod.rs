@@ -24,6 +24,8 @@ mod callbacks;
 mod capi;
 mod capsule;
 mod errors;
+#[cfg(ctxalloc_whole)]
+mod eval_loop;
 mod events;
 mod exchange;
 mod exit;

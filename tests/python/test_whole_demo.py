@@ -1,4 +1,4 @@
-"""`examples/tenants/whole.py`, what `make demo-whole` shows: who is refused, who is served, and what is known of both."""
+"""`examples/tenants/whole.py`, what `make demo-whole` shows: who is refused, who is served, what is known of both."""
 
 from pathlib import Path
 

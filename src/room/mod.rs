@@ -5,6 +5,8 @@
 //! the thread that looks at the queue when room came.
 
 mod drain;
+#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python ends requests so"))]
+mod ending;
 mod queue;
 mod refusal;
 mod runner;
@@ -15,6 +17,8 @@ use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::strategy::account::{Account, reclaimers, reclaiming};
+#[cfg(feature = "python")]
+pub(crate) use ending::Ending;
 use queue::Waiter;
 pub use queue::Waits;
 use refusal::no_room;
@@ -58,9 +62,9 @@ impl Admission {
                 .map_err(|error| turned_away(&prepared, error))?
             {
                 None => Ok(Self(State::Admitted(Some(prepared)))),
-                Some((waiter, next)) => {
+                Some((waiter, is_sooner)) => {
                     let waiting = Self(State::Waiting(Some(prepared), waiter));
-                    runner::there_is(next)?;
+                    runner::there_is(is_sooner)?;
                     Ok(waiting)
                 }
             },
@@ -117,7 +121,7 @@ fn turned_away(prepared: &Prepared, error: Error) -> Error {
 
 /// When one that this budget has no room for should come again, by how fast those get room who wait for it; `None`
 /// where nobody got any lately.
-#[cfg(feature = "python")]
+#[cfg(any(feature = "python", feature = "tower"))]
 pub(crate) fn retry_after(budget_id: u64) -> Option<Duration> {
     queue::drain_time(budget_id)
 }

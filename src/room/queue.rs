@@ -98,6 +98,10 @@ struct Queue {
     count: usize,
     arrived: u64,
     process_id: u32,
+    /// When the runner means to look.
+    planned: Next,
+    /// Whether the accounts know that these waiters are not this process's.
+    is_closed: bool,
 }
 
 /// What is done once the lock is released: wakers are somebody's code, and a drop may be the last one of an account.
@@ -155,6 +159,16 @@ impl HeldAcrossFork for Room {
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
         visit(self.0.lock());
     }
+
+    fn after_fork(&self) {
+        self.release_each();
+        // In a child nobody else is there. What is forgotten is dropped later, under no lock.
+        self.0.with(|queue| {
+            if !queue.is_ours() {
+                queue.close_nothing();
+            }
+        });
+    }
 }
 
 fn room() -> &'static Room {
@@ -167,24 +181,23 @@ fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
     let _unattributed = unattributed(); // what the queue keeps belongs to no request; wakers are called after it
     let mut later = Later::default();
     let answer = room().0.with(|queue| {
-        if queue.process_id != process::id() {
+        if !queue.is_ours() {
+            queue.close_nothing(); // where no function for `fork` was called
             later.forgotten = std::mem::replace(queue, Queue { process_id: process::id(), ..Queue::default() });
-            later.forgotten.close_nothing();
-            counters::set_waiting(0);
         }
         work(queue, &mut later)
     });
     (answer, later)
 }
 
-/// Gives a request a place in the queue, and says when the runner has to look again; `None` where there was room for it
-/// after all. `max_waiting`: how many of its name may wait.
+/// Gives a request a place in the queue, and says whether the runner has to look sooner than it means to; `None` where
+/// there was room for it after all. `max_waiting`: how many of its name may wait.
 pub(super) fn enter(
     chain: &Arc<Chain>,
     bytes: usize,
     timeout: Option<Duration>,
     max_waiting: Option<usize>,
-) -> Result<Option<(Arc<Waiter>, Next)>, Error> {
+) -> Result<Option<(Arc<Waiter>, bool)>, Error> {
     let full =
         chain.above().iter().find(|account| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed));
     if let Some(full) = full {
@@ -214,12 +227,12 @@ pub(super) fn enter(
         });
         queue.add(&waiter);
         queue.look(later);
-        let next = queue.has(&waiter).then(|| queue.next());
-        Some((waiter, next))
+        let is_sooner = queue.has(&waiter).then(|| queue.is_sooner());
+        Some((waiter, is_sooner))
     });
     later.run();
-    let Some((waiter, next)) = placed else { return Err(no_room(chain, bytes, NoRoom::QueueIsFull)) };
-    Ok(next.map(|next| (waiter, next)))
+    let Some((waiter, is_sooner)) = placed else { return Err(no_room(chain, bytes, NoRoom::QueueIsFull)) };
+    Ok(is_sooner.map(|is_sooner| (waiter, is_sooner)))
 }
 
 /// Takes a waiter out, who no longer wants what it waits for; if it has got it already, that is returned.
@@ -248,7 +261,17 @@ pub(super) fn look() -> (Next, Later) {
         queue.expire(now, later);
         queue.look(later);
         queue.choose(now, later);
-        queue.next()
+        queue.planned = queue.next();
+        queue.planned
+    })
+}
+
+#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python's ends look by themselves"))]
+/// Gives the room that came, and says whether the runner has to look sooner than it means to.
+pub(super) fn give() -> (bool, Later) {
+    with(|queue, later| {
+        queue.look(later);
+        queue.is_sooner()
     })
 }
 
@@ -277,7 +300,7 @@ pub(super) fn if_empty(work: impl FnOnce()) -> bool {
 }
 
 /// How long those will take who wait for this account now, and one more; `None` where nobody got room there lately.
-#[cfg(feature = "python")]
+#[cfg(any(feature = "python", feature = "tower"))]
 pub(super) fn drain_time(account: u64) -> Option<Duration> {
     let (time, later) = with(|queue, _| {
         let waits = |waiter: &&Arc<Waiter>| waiter.chain.above().iter().any(|above| above.number() == account);
@@ -329,9 +352,10 @@ pub(super) fn waits(count: usize) -> Vec<Waits> {
 }
 
 /// When the runner has to look at the queue again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Next {
     /// Nobody waits.
+    #[default]
     Nobody,
     /// When somebody calls.
     Call,
@@ -350,6 +374,20 @@ impl Queue {
             None if self.lanes.is_empty() => Next::Nobody,
             None => Next::Call,
         }
+    }
+
+    /// Whether somebody's time is over before the runner means to look; it does then, and need not be told again.
+    fn is_sooner(&mut self) -> bool {
+        let next = self.next();
+        let is_sooner = match (next, self.planned) {
+            (Next::At(at), Next::At(planned)) => at < planned,
+            (Next::At(_), _) => true,
+            _ => false,
+        };
+        if is_sooner {
+            self.planned = next;
+        }
+        is_sooner
     }
 
     fn has(&self, waiter: &Arc<Waiter>) -> bool {
@@ -498,8 +536,17 @@ impl Queue {
         gave
     }
 
-    /// For the child of a fork: those who wait are the parent's.
-    fn close_nothing(&self) {
+    /// Whether those who wait are this process's, and not those of one that it was forked from.
+    fn is_ours(&self) -> bool {
+        self.process_id == process::id()
+    }
+
+    /// For the child of a fork: those who wait are the parent's. Once: it allocates nothing, and drops nothing.
+    fn close_nothing(&mut self) {
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
+        counters::set_waiting(0);
         self.closed.values().for_each(|account| account.is_wanted_no_more());
         let waiters = self.lanes.values().flatten();
         let accounts = waiters.flat_map(|waiter| waiter.chain.above());

@@ -2,6 +2,7 @@
 //!
 //! It is there while somebody waits, and a moment longer. Whoever gives memory back only wakes it.
 
+use super::ending;
 use super::queue::{self, Next};
 use crate::error::Error;
 use crate::strategy::account::on_room;
@@ -33,8 +34,15 @@ fn running() -> &'static Running {
     RUNNING.get_or_make(|| held_across_fork(Running(Locked::new(None))))
 }
 
-/// Has it look at the queue. Called by whoever gives memory back: it allocates nothing, and waits for nobody.
-fn call() {
+/// Has the queue looked at. Called by whoever gives memory back: it allocates nothing, and waits for nobody.
+fn room_came() {
+    if !ending::keeps() {
+        call();
+    }
+}
+
+/// Has it look at the queue. It allocates nothing, and waits for nobody.
+pub(super) fn call() {
     if !IS_CALLED.swap(true, Ordering::AcqRel) {
         wake();
     }
@@ -48,17 +56,17 @@ fn wake() {
     });
 }
 
-/// Makes sure that it runs, and looks again in time. Somebody waits from now on.
-pub(super) fn there_is(next: Next) -> Result<(), Error> {
-    on_room(call);
+/// Makes sure that it runs, and looks again in time: `is_sooner` than it means to. Somebody waits from now on.
+pub(super) fn there_is(is_sooner: bool) -> Result<(), Error> {
+    on_room(room_came);
     let _unattributed = unattributed();
     let (starts, _gone) = running().0.with(|running| match running {
         Some((process_id, _)) if *process_id == process::id() => (false, None),
         _ => (true, running.replace((process::id(), None))),
     });
     if !starts {
-        if let Next::At(_) = next {
-            call(); // its sleep may be longer
+        if is_sooner {
+            call();
         }
         return Ok(());
     }

@@ -281,6 +281,7 @@ def test_a_child_of_fork_has_none_of_the_waiters_and_can_wait_itself():
         if child == 0:
             code = 1
             try:
+                assert budget.waiting == 0  # before anything has looked at the queue
                 with pytest.raises(ctxalloc.NoRoom), wanting(budget, 600, timeout=0.05):
                     pass
                 assert budget.waiting == 0

@@ -54,6 +54,10 @@ pub struct BudgetNumbers {
     pub waiting: usize,
     /// How many may.
     pub max_waiting: usize,
+    /// How many requests were chosen to make room in it.
+    pub victims: u64,
+    /// How many bytes came back to it while reclaimers ran: its own, and those of budgets below.
+    pub reclaimed_bytes: u64,
 }
 
 /// Adds a budget by its number, until it is removed.

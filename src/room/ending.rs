@@ -3,7 +3,7 @@
 //! Whoever frees memory elsewhere only calls the runner: it may hold locks, and wakers are somebody's code. But a thread
 //! of Python that leaves a request has the GIL, which the runner would have to wait for.
 
-use super::{queue, runner};
+use super::{here, runner};
 use std::cell::Cell;
 use std::mem;
 
@@ -36,7 +36,7 @@ impl Ending {
     pub(crate) fn look(self) {
         mem::forget(self);
         if WHEN.replace(When::Call) == When::Came {
-            let (is_sooner, later) = queue::give();
+            let (is_sooner, later) = here::give();
             later.run();
             if is_sooner {
                 runner::call();

@@ -7,11 +7,15 @@
 mod drain;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python ends requests so"))]
 mod ending;
+mod here;
+#[cfg(all(test, ctxalloc_loom))]
+mod loom_tests;
 mod queue;
 mod refusal;
 mod runner;
 mod turn;
 mod victims;
+mod waiter;
 
 use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
@@ -19,14 +23,14 @@ use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::strategy::account::{Account, reclaimers, reclaiming};
 #[cfg(feature = "python")]
 pub(crate) use ending::Ending;
-use queue::Waiter;
-pub use queue::Waits;
+pub use here::Waits;
 use refusal::no_room;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use waiter::Waiter;
 
 /// A request that begins when there is room. Dropping it leaves the queue, and returns what was reserved.
 #[must_use = "it leaves the queue when it is dropped"]
@@ -58,7 +62,7 @@ impl Admission {
             Some(bytes) if reclaiming::is_inside() => {
                 Err(turned_away(&prepared, no_room(prepared.chain(), bytes, NoRoom::InsideOfReclaimer)))
             }
-            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
+            Some(bytes) => match here::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
                 .map_err(|error| turned_away(&prepared, error))?
             {
                 None => Ok(Self(State::Admitted(Some(prepared)))),
@@ -123,13 +127,13 @@ fn turned_away(prepared: &Prepared, error: Error) -> Error {
 /// where nobody got any lately.
 #[cfg(any(feature = "python", feature = "tower"))]
 pub(crate) fn retry_after(budget_id: u64) -> Option<Duration> {
-    queue::drain_time(budget_id)
+    here::drain_time(budget_id)
 }
 
 /// The first of those who wait for room, in the order in which they came, at most `count`. A moment's answer.
 #[must_use]
 pub fn waits(count: usize) -> Vec<Waits> {
-    queue::waits(count)
+    here::waits(count)
 }
 
 impl Future for Admission {
@@ -160,7 +164,7 @@ impl Drop for Admission {
         match &self.0 {
             State::Admitted(Some(prepared)) => prepared.chain().return_reservation(),
             State::Admitted(None) => {}
-            State::Waiting(_, waiter) => queue::leave(waiter),
+            State::Waiting(_, waiter) => here::leave(waiter),
         }
     }
 }

@@ -230,7 +230,7 @@ impl Account {
     }
 
     /// An account for a budget.
-    pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
+    pub(crate) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
         Self::listed_budget(name, limit_bytes, parent, None)
     }
 

@@ -27,7 +27,7 @@ async fn answer(_: Request<()>) -> Result<Response<Scripted>, Infallible> {
 }
 
 fn waiting(budget: &Budget) -> WaitingLayer {
-    RequestLayer::new().budget(budget).reserve_bytes(600).waiting()
+    RequestLayer::new().budget(budget).reserve_bytes(1500).waiting()
 }
 
 fn is_pending<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
@@ -36,17 +36,17 @@ fn is_pending<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
 
 #[tokio::test]
 async fn requests_wait_in_line_before_the_service_is_called() {
-    let budget = Budget::new("process", Some(1000));
+    let budget = Budget::new("process", Some(2500));
     let called = Arc::new(AtomicUsize::new(0));
     let service = waiting(&budget).layer(service_fn({
         let (called, budget) = (Arc::clone(&called), budget.clone());
         move |request| {
             called.fetch_add(1, Ordering::SeqCst);
-            assert!(budget.in_use_bytes() + budget.reserved_bytes() <= 1000);
+            assert!(budget.in_use_bytes() + budget.reserved_bytes() <= 2500);
             answer(request)
         }
     }));
-    let held = budget.charge(500).unwrap();
+    let held = budget.charge(1200).unwrap();
     let tasks: Vec<_> = (0..20)
         .map(|_| {
             let future = service.clone().oneshot(get());
@@ -93,10 +93,10 @@ async fn one_that_gets_no_room_is_answered_and_the_service_not_called() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_leaves_the_line_and_passes_its_turn_on() {
-    let budget = Budget::new("process", Some(1000));
+    let budget = Budget::new("process", Some(2500));
     let (layer, ends) = reporting();
-    let service = layer.budget(&budget).reserve_bytes(600).waiting().layer(service_fn(answer));
-    let held = budget.charge(500).unwrap();
+    let service = layer.budget(&budget).reserve_bytes(1500).waiting().layer(service_fn(answer));
+    let held = budget.charge(1200).unwrap();
     let mut first = Box::pin(service.clone().oneshot(get()));
     let mut second = pin!(service.oneshot(get()));
     assert!(is_pending(first.as_mut()) && is_pending(second.as_mut()));
@@ -113,9 +113,9 @@ async fn a_client_that_goes_away_leaves_the_line_and_passes_its_turn_on() {
 
 #[tokio::test]
 async fn its_place_is_taken_by_the_call_and_not_by_the_first_poll() {
-    let budget = Budget::new("process", Some(1000));
+    let budget = Budget::new("process", Some(2500));
     let mut service = waiting(&budget).layer(service_fn(answer));
-    let held = budget.charge(500).unwrap();
+    let held = budget.charge(1200).unwrap();
     let first = tower_service::Service::call(&mut service, get());
     assert_eq!(budget.waiting(), 1);
     drop((first, held));

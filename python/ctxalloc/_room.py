@@ -42,9 +42,7 @@ class _Call:
 
     __slots__ = ("_admission", "_is_over", "_loop", "_turn")
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, turn: "asyncio.Future[None]", admission: "_Admission"
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: "asyncio.Future[None]", admission: "_Admission") -> None:
         self._loop = weakref.ref(loop)
         self._turn = weakref.ref(turn)
         self._admission = weakref.ref(admission)
@@ -56,7 +54,7 @@ class _Call:
             return
         self._is_over = False
         # One who ends its request in a step of the same loop, after which the loop looks at what is ready.
-        if loop is asyncio._get_running_loop() and asyncio.current_task(loop) is not None:
+        if loop is asyncio._get_running_loop() and asyncio.current_task(loop) is not None:  # noqa: SLF001 - for loops
             self.settle()
             return
         try:

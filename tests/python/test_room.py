@@ -169,7 +169,7 @@ print(budget.in_use_bytes, budget.reserved_bytes, budget.waiting)
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of the process")
 def test_a_signal_is_heard_wherever_the_wait_stands():
-    # Every 3 ms of a wait that looks for signals each 50 ms: before it, while it sleeps, and between a look and a sleep.
+    # Every 3 ms of a wait that looks for signals each 50 ms: before it, in its sleep, and between a look and a sleep.
     printed = subprocesses.says(
         """
 import signal

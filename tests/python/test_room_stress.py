@@ -1,4 +1,4 @@
-"""Tasks of two event loops, threads, cancellations, time-outs, a reclaimer and a patient tenant at one process's budgets.
+"""Tasks of two event loops, threads, cancellations, time-outs, a reclaimer and a patient tenant at the same budgets.
 
 What each of them has is noted in a plain list, and after each step the sums of that list must fit; what a tenant was
 guaranteed is never refused. `CTXALLOC_STRESS` multiplies the work (`make stress`: a million requests).
@@ -80,8 +80,8 @@ def in_a_thread(house, seed, lives):
             with request, house.noted(which, size):
                 house.work(choose, size)
         except ctxalloc.NoRoom as error:
-            assert error.reason == "timed out"
-            assert timeout is not None
+            if timeout is None or error.reason != "timed out":
+                raise
 
 
 async def in_tasks(house, seed, lives):
@@ -135,9 +135,7 @@ def test_stress_of_tasks_and_threads_that_wait_for_the_same_room():
     while_there_is_work = [
         *(threading.Thread(target=house.run, args=(in_a_thread, house, seed, LIVES // 4)) for seed in (10, 11)),
         *(
-            threading.Thread(
-                target=house.run, args=(lambda seed: asyncio.run(in_tasks(house, seed, LIVES // 4)), seed)
-            )
+            threading.Thread(target=house.run, args=(lambda seed: asyncio.run(in_tasks(house, seed, LIVES // 4)), seed))
             for seed in (20, 21)
         ),
     ]

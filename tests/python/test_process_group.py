@@ -78,7 +78,7 @@ except ctxalloc.BudgetExceeded as error:
 """
 
 
-def test_a_process_in_a_group_has_a_share_of_it_and_is_refused_before_it_is_killed(group):
+def test_in_a_group_it_is_refused_before_it_is_killed(group):
     def enter():
         (group.path / "cgroup.procs").write_text(str(os.getpid()), "utf-8")
 

@@ -54,6 +54,7 @@ mod _native {
     #[pymodule_export]
     use super::super::metrics::{
         all_budgets, all_waits, is_ready, limits, metrics, pool_bytes, pool_resident, present_requests, resident_bytes,
+        room_made,
     };
     #[pymodule_export]
     use super::super::overdraft::overdraft;

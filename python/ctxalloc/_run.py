@@ -45,7 +45,13 @@ def check_handler(name: str) -> None:
 
 
 def run(
-    program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None", whole: bool = False
+    program: Program,
+    handler: str | None,
+    limit: int | None,
+    *,
+    report: "Wanted | None",
+    whole: bool = False,
+    record: Path | None = None,
 ) -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked; RefusedError: ``python`` itself would not."""
     if handler is not None:
@@ -57,10 +63,13 @@ def run(
         except OSError as error:
             said = f"no file can be written there ({error.strerror}); give one in a folder that is yours"
             raise UsageError(f"{option}{report.path}: {said}") from None
-    if limit is not None and (handler or "default_allocator") not in STRATEGIES:
-        raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
+    if (limit is not None or record is not None) and (handler or "default_allocator") not in STRATEGIES:
+        option = "--record" if limit is None else "--limit"
+        raise UsageError(f"{option} goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
-    if limit is not None or whole:
+    if record is not None:
+        _record(record)
+    if limit is not None or whole or record is not None:
         strategy = None if whole and handler is None else STRATEGIES[handler or "default_allocator"]()
         request = _begun(program, limit, strategy, whole=whole)
         _carry()
@@ -79,6 +88,21 @@ def run(
         ending.status = status
     return status
 
+
+def _record(path: Path) -> None:
+    """Records this process, and those that it starts, until they end. UsageError: it cannot."""
+    if path.exists():
+        raise UsageError(f"--record {path}: it is there; remove it, or set CTXALLOC_RECORD={path} to add to it")
+    try:
+        # The first request is the program, which has all others inside of it: it must not be left out.
+        _RECORDING.append(_native.record(path, one_in=1))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--record: {error}") from None
+    os.environ["CTXALLOC_RECORD"], os.environ["CTXALLOC_RECORD_ONE_IN"] = str(path.absolute()), "1"
+
+
+_RECORDING: Final[list[_native.Recorder]] = []
+"""Until the process ends: ``_environment`` completes it."""
 
 _GROUPS_SHOWN: Final = 8
 """Groups of threads whose memory is nobody's."""

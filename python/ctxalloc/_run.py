@@ -71,7 +71,9 @@ def run(
         _record(record)
     if limit is not None or whole or record is not None:
         strategy = None if whole and handler is None else STRATEGIES[handler or "default_allocator"]()
-        request = _begun(program, limit, strategy, whole=whole)
+        # A recording has names, and no paths.
+        name = program.name if record is None else Path(program.name).name
+        request = _begun(name, limit, strategy, whole=whole)
         _carry()
     elif handler is not None:
         _native.set_handler(handler)
@@ -151,10 +153,10 @@ def _caller() -> Any:
     return sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001 - documented, for CPython
 
 
-def _begun(program: Program, limit: int | None, strategy: _native.Strategy | None, *, whole: bool) -> _native.Request:
+def _begun(name: str, limit: int | None, strategy: _native.Strategy | None, *, whole: bool) -> _native.Request:
     """The request around it. UsageError: the whole of it cannot be counted here."""
     try:
-        return _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True, whole=whole)
+        return _native.request(limit_bytes=limit, strategy=strategy, name=name, root=True, whole=whole)
     except RuntimeError as error:
         raise UsageError(f"--whole: {error}") from None
 

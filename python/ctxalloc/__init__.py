@@ -26,7 +26,8 @@ An array stays with the handler that made it, wherever it goes and however long 
   what no handler has; ``python -m ctxalloc run --report``; docs/observe.md
 - tune: ``record``, what requests ask of memory, for ``ctxalloc trace``; docs/tune.md
 - set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
-  ``CTXALLOC_HANDLER``, ``CTXALLOC_PROFILE_SIGNAL``, ``CTXALLOC_RECORD``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
+  ``CTXALLOC_HANDLER``, ``CTXALLOC_PROFILE_SIGNAL``, ``CTXALLOC_RECORD``, ``CTXALLOC_DECAY_SECONDS``,
+  ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
 
 For pytest, whose plugin comes with the package, and which may be run by ``ctxalloc run``: PYTEST_DONT_REWRITE.

@@ -4,8 +4,7 @@ use crate::error::Error;
 use crate::recording::{Event, Options, Recorder, Recording, Sums, What, record as record_into, stop_any};
 use pyo3::prelude::*;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 /// Records what requests of this process ask of memory, whole requests by name, into a file for ``ctxalloc trace`` and
 /// ``ctxalloc replay``, until it is stopped::
@@ -26,10 +25,8 @@ use std::sync::PoisonError;
 #[pyfunction]
 #[pyo3(signature = (path, /, *, one_in=10, share=0.01, max_bytes=256 << 20))]
 pub(super) fn record(py: Python<'_>, path: PathBuf, one_in: i64, share: f64, max_bytes: i64) -> PyResult<PyRecorder> {
-    let mut options = Options::default();
-    options.one_in = u32::try_from(one_in).unwrap_or(0);
-    options.share = share;
-    options.max_bytes = u64::try_from(max_bytes).unwrap_or(0);
+    let max_bytes = u64::try_from(max_bytes).unwrap_or(0);
+    let options = Options { one_in: u32::try_from(one_in).unwrap_or(0), share, max_bytes };
     if one_in > i64::from(u32::MAX) {
         let (option, expected) = ("one_in", "less than 4294967296");
         return Err(Error::BadOption { option, value: one_in.to_string(), expected }.into());

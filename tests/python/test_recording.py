@@ -65,7 +65,7 @@ def test_a_recording_has_what_the_accounts_have(tmp_path: Path, capsys: pytest.C
 def test_arguments_are_checked(tmp_path: Path) -> None:
     for wrong in ({"one_in": 0}, {"one_in": -1}, {"one_in": 1 << 40}, {"share": 0.0}, {"share": 2.0}, {"max_bytes": 5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            ctxalloc.record(tmp_path / "trace", **wrong)  # type: ignore[arg-type]
+            ctxalloc.record(tmp_path / "trace", **wrong)
     with ctxalloc.record(tmp_path / "trace") as recorder:
         with pytest.raises(OSError, match="records already"):
             ctxalloc.record(tmp_path / "other")
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_ends_the_recording_only(tmp_path: Path, capsys: pyt
 
 def found_whole(found: dict[str, Any]) -> bool:
     """What could be written is sound, and its end is missing."""
-    return found["is_cut_off"] and found["requests"][0]["ended"] > 100
+    return bool(found["is_cut_off"]) and found["requests"][0]["ended"] > 100
 
 
 @pytest.mark.once
@@ -170,8 +170,10 @@ def test_middlewares_record_by_route(tmp_path: Path, capsys: pytest.CaptureFixtu
         "    numpy.ones(1000)\n"
         "    start('200 OK', [])\n"
         "    return [b'']\n"
-        f"served = AllocatorMiddleware(app, routes={{'GET /items/{{item}}': ctxalloc.request()}}, record={str(tmp_path / 'trace')!r})\n"
-        f"also = AllocatorMiddleware(app, record={str(tmp_path / 'trace')!r})\n"
+        f"path = {str(tmp_path / 'trace')!r}\n"
+        "routes = {'GET /items/{item}': ctxalloc.request()}\n"
+        "served = AllocatorMiddleware(app, routes=routes, record=path)\n"
+        "also = AllocatorMiddleware(app, record=path)\n"
         "for number in range(300):\n"
         "    environ = {'REQUEST_METHOD': 'GET', 'PATH_INFO': f'/items/{number}', 'SCRIPT_NAME': ''}\n"
         "    list(served(environ, lambda *_: None))\n"

@@ -24,6 +24,8 @@ mod callbacks;
 mod capi;
 mod capsule;
 mod errors;
+#[cfg(ctxalloc_whole)]
+mod eval_loop;
 mod events;
 mod exchange;
 mod exit;
@@ -52,6 +54,7 @@ mod request;
 mod scope;
 mod scope_type;
 mod selection;
+mod serving_step;
 mod settings;
 mod shared;
 mod sited;

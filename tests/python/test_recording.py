@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from subprocesses import run, says
+from whole_programs import check, needs_library
 
 import ctxalloc
 from ctxalloc._command import main
@@ -228,3 +229,48 @@ def test_what_is_no_recording_is_said_with_its_place(tmp_path: Path, capsys: pyt
     assert "at byte 8: the checksum of a frame is wrong" in capsys.readouterr().err
     assert main(["trace", "info", str(tmp_path / "nothing")]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+@needs_library
+@pytest.mark.once
+def test_what_a_whole_request_counts_is_recorded_with_its_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    program = f"""
+    with ctxalloc.record({str(path)!r}, one_in=1, share=1.0):
+        for turn in range(5):
+            with ctxalloc.request(name=f"whole {{turn}}", whole=True, root=True) as outer:
+                data = json.loads(json.dumps([{{"a": n, "b": "x" * (n % 100)}} for n in range(3000)]))
+                array, large = numpy.ones(100_000), bytes(1_000_000)
+                with ctxalloc.request(name="inner"):
+                    inner, more = numpy.ones(10_000), [bytes(2000) for _ in range(200)]
+            print(outer.stats.peak_bytes)
+        del data, array, large, inner, more
+    """
+    peaks = [int(line) for line in check(program).split()]
+    recording = _Recording(path)
+    live: dict[int, int] = {}
+    names, parents = {}, {}
+    found: list[int] = []
+    current: dict[int, int] = {}
+    peak: dict[int, int] = {}
+    total: dict[int, int] = {}
+    for _at, _thread, request, kind, numbers in recording.events(0, 1 << 30):
+        if kind == "begin":
+            names[request], parents[request] = recording.names[numbers[0]], numbers[2]
+            current[request] = peak[request] = total[request] = 0
+        elif kind in ("allocate", "resize", "free"):
+            before = live.pop(numbers[0], 0)
+            after = 0 if kind == "free" else numbers[1]
+            if after:
+                live[numbers[0]] = after
+            around = request
+            while around:
+                current[around] += after - before
+                total[around] += max(after - before, 0)
+                peak[around] = max(peak[around], current[around])
+                around = parents[around]
+        elif kind == "end":
+            sums = [peak[request], total[request], current[request]]
+            assert sums == [numbers[0], numbers[1], numbers[3]], names[request]
+            found += [peak[request]] if names[request] != "inner" else []
+    assert found == peaks

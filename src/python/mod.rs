@@ -23,6 +23,7 @@ mod budget;
 mod callbacks;
 mod capi;
 mod capsule;
+mod cuda;
 mod errors;
 mod events;
 mod exchange;

@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 /// Loads the driver from a path: the tests' own.
 #[pyfunction]
@@ -100,6 +102,23 @@ pub(in crate::python) fn cuda_address(
 ) -> PyResult<(Option<usize>, Option<usize>)> {
     let device = super::device(py, device)?;
     Ok(py.detach(|| (device.device_address(address), device.owner_of(address))))
+}
+
+/// Waits until the work that was queued on a stream is done. A signal's handler runs meanwhile, and may end it.
+#[pyfunction]
+#[pyo3(signature = (stream, device, /))]
+pub(in crate::python) fn cuda_wait(py: Python<'_>, stream: usize, device: usize) -> PyResult<()> {
+    let device = super::device(py, device)?;
+    // SAFETY: `python/ctxalloc/cuda` is the only caller: it passes the stream that an array's maker names.
+    #[allow(unsafe_code, reason = "a handle from Python")]
+    let marks = py.detach(|| unsafe { device.driver().mark_stream(device, stream) })?;
+    let mut pause = Duration::from_micros(20);
+    while !marks.are_done().map_err(|failure| failure.while_doing("a stream could not be waited for"))? {
+        py.detach(|| sleep(pause));
+        py.check_signals()?;
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Gives back what the devices are done with, and lets go of what is kept and done. Returns how many bytes went back.

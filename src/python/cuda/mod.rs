@@ -5,7 +5,7 @@ mod keep;
 mod pools;
 
 pub(super) use ask::{
-    cuda_address, cuda_capture, cuda_configure, cuda_device, cuda_info, cuda_kind_of, cuda_load, cuda_settle,
+    cuda_address, cuda_capture, cuda_configure, cuda_device, cuda_info, cuda_kind_of, cuda_load, cuda_settle, cuda_wait,
 };
 pub(super) use keep::cuda_keep;
 pub(super) use pools::{cuda_register, strategy};

@@ -82,7 +82,7 @@ from ctxalloc._native import (
 from ctxalloc._units import GiB, KiB, MiB
 
 if _typing.TYPE_CHECKING:
-    from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
+    from ctxalloc import asgi, cuda, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
     from ctxalloc._coverage import Coverage, coverage
     from ctxalloc._executors import ThreadPoolExecutor, wrap
     from ctxalloc._include import get_include
@@ -121,6 +121,7 @@ __all__ = [
     "asgi",
     "configure",
     "coverage",
+    "cuda",
     "current",
     "current_request",
     "detached",
@@ -158,7 +159,7 @@ __all__ = [
 
 # Imported when first used: most programs use few of them, and the import of ctxalloc is to cost little beside NumPy's.
 _MODULES = frozenset(
-    {"asgi", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
+    {"asgi", "cuda", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
 )
 # The same for what is in a module: its name, and the module's.
 _MEMBERS = {

@@ -2,6 +2,7 @@
 
 import ctypes.util
 import sys
+from pathlib import Path
 
 import pytest
 from fake_cuda import library
@@ -291,3 +292,22 @@ def test_the_command_says_how_it_stands() -> None:
     )
     assert outcome.code == 0, outcome
     assert "CUDA 12.5, 1 device: Fake 0" in outcome.out
+
+
+def test_the_python_in_the_guide_prints_what_it_says() -> None:
+    here = Path(__file__).parent
+    program = f"import runpy, sys; sys.argv[1:] = [{str(here.parent.parent / 'docs' / 'cuda.md')!r}]\n"
+    program += f"runpy.run_path({str(here / 'documents.py')!r}, run_name='__main__')"
+    says(program, LD_LIBRARY_PATH=library().rsplit("/", 1)[0])
+
+
+def test_the_bench_says_that_it_needs_a_device() -> None:
+    bench = Path(__file__).parents[2] / "benches" / "cuda.py"
+    outcome = run(
+        f"import runpy; runpy.run_path({str(bench)!r}, run_name='__main__')",
+        LD_LIBRARY_PATH=library().rsplit("/", 1)[0],
+        CTXALLOC_FAKE_CUDA="init=100",
+    )
+    assert outcome.code == 1
+    assert "bench-cuda needs a CUDA device" in outcome.err
+    assert "CUDA_ERROR_NO_DEVICE" in outcome.err

@@ -38,14 +38,16 @@ def _from_interface(obj: object, interface: dict[str, Any], device: int) -> Host
         (address, readonly), version = interface["data"], interface["version"]
         layout = {"shape": tuple(interface["shape"]), "typestr": interface["typestr"]}
     except (KeyError, TypeError, ValueError) as error:
-        msg = f"the __cuda_array_interface__ of '{type(obj).__qualname__}' lacks data, version, shape or typestr: {error}"
+        msg = (
+            f"the __cuda_array_interface__ of '{type(obj).__qualname__}' lacks data, version, shape or typestr: {error}"
+        )
         raise BufferError(msg) from error
     if interface.get("mask") is not None:
         msg = "the __cuda_array_interface__ has a mask, which an ndarray does not have; ask its maker for the values"
         raise BufferError(msg)
     if interface.get("strides") is not None:
         layout["strides"] = tuple(interface["strides"])
-    stream = interface.get("stream") if version >= 3 else None  # noqa: PLR2004 - the version that has streams
+    stream = interface.get("stream") if version >= 3 else None
     if stream == 0:
         msg = "the __cuda_array_interface__ has stream 0, which version 3 forbids; its maker means 1 or 2"
         raise BufferError(msg)
@@ -67,7 +69,7 @@ def _from_dlpack(obj: Any, device: int) -> Host:
     except TypeError:  # a producer from before DLPack 1.0
         capsule = obj.__dlpack__(**options)
     address, shape, strides, (code, bits, lanes), _, readonly, owner = _native.usm_from_dlpack(capsule)
-    if code not in _KINDS or lanes != 1 or bits % 8 or (code == 6 and bits != 8):  # noqa: PLR2004 - a bool's code
+    if code not in _KINDS or lanes != 1 or bits % 8 or (code == 6 and bits != 8):
         msg = f"a DLPack type of code {code}, {bits} bits and {lanes} lanes is not one of NumPy's numbers"
         raise BufferError(msg)
     dtype = np.dtype("?" if _KINDS[code] == "b" else f"{_KINDS[code]}{bits // 8}")

@@ -65,11 +65,10 @@ def test_an_array_that_died_is_not_reused_while_a_copy_reads_it(driver: Fake) ->
         del first
         second = np.full(2 * MiB, 8, np.uint8)
         assert address(second) != place
-        assert cuda.info()["waiting_blocks"] == 1
+        assert cuda.info()["waiting_bytes"] >= 2 * MiB
         driver.run()  # ends the process if the bytes changed
         third = np.full(2 * MiB, 9, np.uint8)
-    assert address(third) in {place, address(third)}
-    assert cuda.settle() == 0 or cuda.info()["waiting_blocks"] == 0
+    assert address(third) == place, "the device is done"
 
 
 def test_keep_holds_arrays_of_unsafe_memory_until_their_stream_is_done(driver: Fake) -> None:
@@ -126,7 +125,7 @@ def test_limits_hold_for_pinned_bytes(driver: Fake) -> None:
         array = np.ones(600 * KiB, np.uint8)
         assert cuda.kind_of(array) == "host"
         assert request.stats.live_bytes == 600 * KiB
-        with pytest.raises(MemoryError, match="small"):
+        with pytest.raises(MemoryError):
             np.ones(600 * KiB, np.uint8)
         del array
         np.ones(600 * KiB, np.uint8)

@@ -1,4 +1,4 @@
-"""`ctxalloc.cuda` where something is missing or goes: no driver, no device, an old one, fork, exit. Each in a process."""
+"""`ctxalloc.cuda` where something is missing or goes: no driver, no device, fork, exit. Each in a process."""
 
 import ctypes.util
 import sys
@@ -29,12 +29,13 @@ def test_without_a_driver_the_error_says_what_to_install() -> None:
     program = """
 import ctxalloc
 from ctxalloc import cuda
-for ask in (cuda.use, lambda: ctxalloc.use("cuda_host"), lambda: ctxalloc.handler("cuda_managed"), cuda.Pool, cuda.Arena,
-            lambda: cuda.kind_of(1), cuda.device, lambda: cuda.keep(1, stream=1)):
+for ask in (cuda.use, lambda: ctxalloc.use("cuda_host"), lambda: ctxalloc.handler("cuda_managed"), cuda.Pool,
+            cuda.Arena, lambda: cuda.kind_of(1), cuda.device, lambda: cuda.keep(1, stream=1)):
     try:
         ask()
     except RuntimeError as error:
-        assert "could not be loaded from libcuda.so.1" in str(error) and "install the NVIDIA driver" in str(error), error
+        said = str(error)
+        assert "could not be loaded from libcuda.so.1" in said and "install the NVIDIA driver" in said, said
     else:
         raise AssertionError(ask)
 assert not cuda.is_available() and cuda.settle() == 0

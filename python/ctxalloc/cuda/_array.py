@@ -22,7 +22,7 @@ class Array:
     ``__cuda_array_interface__`` (version 3), and kernels then read the host's memory by way of the bus, or move
     managed memory to the device. DLPack says CUDAHost or CUDAManaged. Both keep the ndarray alive.
 
-    What the host writes is there when it has written it. Before the host reads what a kernel wrote, wait for its stream.
+    What the host writes is there at once. Before the host reads what a kernel wrote, wait for the kernel's stream.
     """
 
     __module__ = "ctxalloc.cuda"
@@ -181,6 +181,17 @@ class Array:
         return f"<cuda.Array {self.shape} {self.dtype} in {self._kind} memory>"
 
 
+def _bounds(array: Host) -> tuple[int, int]:
+    """The address of the first byte, and the address after the last."""
+    low = behind = int(array.__array_interface__["data"][0])
+    if array.size:
+        for length, stride in zip(array.shape, array.strides, strict=True):
+            reach = (length - 1) * stride
+            low, behind = low + min(reach, 0), behind + max(reach, 0)
+        behind += array.itemsize
+    return low, behind
+
+
 def as_cuda(array: Host, /, *, device: int = 0) -> Array:
     """An ndarray in pinned or managed memory as CUDA's libraries take it, without a copy.
 
@@ -193,7 +204,7 @@ def as_cuda(array: Host, /, *, device: int = 0) -> Array:
         kind_text = array.dtype if isinstance(array, np.ndarray) else type(array).__qualname__
         msg = f"as_cuda() takes an ndarray of numbers, got '{kind_text}'"
         raise TypeError(msg)
-    low, behind = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
+    low, behind = _bounds(array)
     kinds = {CudaKind(_native.cuda_kind_of(low, number)), CudaKind(_native.cuda_kind_of(max(low, behind - 1), number))}
     kind = kinds.pop()
     if kinds or kind not in (CudaKind.HOST, CudaKind.MANAGED):

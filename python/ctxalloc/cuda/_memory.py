@@ -147,8 +147,8 @@ class Pool(_OverCuda):
     which makes pinning faster on most machines and slower where memory is fragmented. ``near_device``: take memory from
     the device's NUMA node while that has some. ``reuse``: with ``"events"`` a freed block is handed out again when the
     work that was queued before is done; with ``"unsafe"`` at once, and you keep each array that a copy still reads
-    (``keep``). ``warm_bytes`` and ``decay_seconds``: as for ``strategies.Pool``; without them there is one pool for each
-    choice of the other options.
+    (``keep``). ``warm_bytes`` and ``decay_seconds``: as for ``strategies.Pool``; without them there is one pool for
+    each choice of the other options.
 
     RuntimeError: there is no driver, no device, or no such memory; or ``reuse="events"`` and the driver is older than
     CUDA 12.5. ValueError: an option is invalid.

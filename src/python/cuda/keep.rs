@@ -10,11 +10,11 @@ use std::sync::{Mutex, PoisonError};
 /// What is kept, the oldest first. Not touched in a child of `fork`, which may find it held.
 static KEPT: Mutex<Vec<(Marks, Py<PyAny>)>> = Mutex::new(Vec::new());
 
-/// Keeps an object until the work that was queued on a stream of a device is done; returns how many are kept now. The
+/// Keeps arrays until the work that was queued on a stream of a device is done; returns how many are kept now. The
 /// stream is a `CUstream`, or 0 and 1 for the default one, 2 for this thread's.
 #[pyfunction]
-#[pyo3(signature = (object, stream, device, /))]
-pub(in crate::python) fn cuda_keep(py: Python<'_>, object: Py<PyAny>, stream: usize, device: usize) -> PyResult<usize> {
+#[pyo3(signature = (arrays, stream, device, /))]
+pub(in crate::python) fn cuda_keep(py: Python<'_>, arrays: Py<PyAny>, stream: usize, device: usize) -> PyResult<usize> {
     if cuda_waiting().captures > 0 {
         return Err(PyRuntimeError::new_err(
             "keep() was called inside of capturing(): a graph reads its arrays each time that it is launched, so hold \
@@ -27,7 +27,7 @@ pub(in crate::python) fn cuda_keep(py: Python<'_>, object: Py<PyAny>, stream: us
     #[allow(unsafe_code, reason = "a handle from Python")]
     let marks = py.detach(|| unsafe { device.driver().mark_stream(device, stream) })?;
     let _unattributed = unattributed();
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner).push((marks, object));
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).push((marks, arrays));
     Ok(release_done(py))
 }
 

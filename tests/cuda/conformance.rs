@@ -210,7 +210,7 @@ fn an_event_that_cannot_be_recorded_is_tried_again() {
 }
 
 #[test]
-fn a_refused_registration_falls_back_to_the_drivers_own_memory_and_then_to_none() {
+fn a_refused_registration_falls_back_to_the_drivers_own_memory() {
     let _turn = alone();
     let pool = pinned();
     let fallbacks = cuda_mapped().2;

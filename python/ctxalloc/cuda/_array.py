@@ -60,7 +60,8 @@ class Array:
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of elements along each axis."""
-        return self._array.shape
+        shape: tuple[int, ...] = self._array.shape
+        return shape
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -97,7 +98,7 @@ class Array:
 
     def __getitem__(self, key: Any, /) -> "Array":
         """A view: ints, slices, ``...`` and None. IndexError, TypeError: a list or a mask, which would be a copy."""
-        view = self._array[key if isinstance(key, tuple) else (key,)]
+        view: Any = self._array[key if isinstance(key, tuple) else (key,)]
         if not isinstance(view, np.ndarray):
             view = self._array[(*(key if isinstance(key, tuple) else (key,)), ...)]
         if view.size and not np.shares_memory(view, self._array):
@@ -200,8 +201,9 @@ def as_cuda(array: Host, /, *, device: int = 0) -> Array:
     objects. RuntimeError: there is no driver, or no such device.
     """
     number = device_meant(device)
-    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-        kind_text = array.dtype if isinstance(array, np.ndarray) else type(array).__qualname__
+    subject: object = array
+    if not isinstance(subject, np.ndarray) or subject.dtype.hasobject:
+        kind_text = subject.dtype if isinstance(subject, np.ndarray) else type(subject).__qualname__
         msg = f"as_cuda() takes an ndarray of numbers, got '{kind_text}'"
         raise TypeError(msg)
     low, behind = _bounds(array)

@@ -56,7 +56,7 @@ def _handle_of(stream: object) -> int:
             "or 1 for the default stream"
         )
         raise TypeError(msg)
-    handle = int(found)  # type: ignore[call-overload]
+    handle = int(found)
     if not 0 <= handle < 1 << 64:
         msg = f"stream={stream!r} is no stream: the number of a CUstream is from 0 up"
         raise ValueError(msg)
@@ -123,7 +123,8 @@ def configure(*, quarantine_bytes: int) -> None:
     An allocation beyond that waits for the devices, at most a second, and is then a MemoryError. ValueError: less than
     one byte.
     """
-    if not isinstance(quarantine_bytes, int) or isinstance(quarantine_bytes, bool):
+    given: object = quarantine_bytes
+    if not isinstance(given, int) or isinstance(given, bool):
         msg = f"configure(quarantine_bytes={quarantine_bytes!r}): give a number of bytes, an int from 1 up"
         raise TypeError(msg)
     if not 1 <= quarantine_bytes < 1 << 64:

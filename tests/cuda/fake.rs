@@ -2,7 +2,7 @@
 
 use ctxalloc::source::{CudaDevice, CudaDriver};
 use libloading::Library;
-use std::ffi::{CStr, c_char, c_long, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -48,10 +48,10 @@ fn path() -> PathBuf {
 
 struct Fake {
     driver: &'static CudaDriver,
-    set: unsafe extern "C" fn(*const c_char, c_long),
-    get: unsafe extern "C" fn(*const c_char) -> c_long,
+    set: unsafe extern "C" fn(*const c_char, i64),
+    get: unsafe extern "C" fn(*const c_char) -> i64,
     copy: unsafe extern "C" fn(*const c_void, usize),
-    run: unsafe extern "C" fn(c_long),
+    run: unsafe extern "C" fn(i64),
 }
 
 #[allow(unsafe_code, reason = "the tests' own library")]
@@ -88,13 +88,13 @@ pub(crate) fn device() -> CudaDevice {
 #[allow(unsafe_code, reason = "the tests' own library")]
 pub(crate) fn set(name: &CStr, value: i64) {
     // SAFETY: a name of driver.c.
-    unsafe { (fake().set)(name.as_ptr(), value as c_long) }
+    unsafe { (fake().set)(name.as_ptr(), value) }
 }
 
 #[allow(unsafe_code, reason = "the tests' own library")]
 pub(crate) fn get(name: &CStr) -> i64 {
     // SAFETY: a name of driver.c.
-    unsafe { (fake().get)(name.as_ptr()) as i64 }
+    unsafe { (fake().get)(name.as_ptr()) }
 }
 
 /// Queues a copy of these bytes to the device, which reads them until it is completed.
@@ -108,5 +108,5 @@ pub(crate) fn copy(start: std::ptr::NonNull<u8>, size_bytes: usize) {
 #[allow(unsafe_code, reason = "the tests' own library")]
 pub(crate) fn run(count: i64) {
     // SAFETY: driver.c's own function.
-    unsafe { (fake().run)(count as c_long) }
+    unsafe { (fake().run)(count) }
 }

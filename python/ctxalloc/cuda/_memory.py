@@ -23,7 +23,6 @@ class CudaKind(enum.StrEnum):
 CudaKind.__module__ = "ctxalloc.cuda"
 
 Kind: TypeAlias = CudaKind | Literal["host", "managed"]
-Reuse: TypeAlias = Literal["events", "unsafe"]
 
 _lock = threading.Lock()
 _handlers: dict[tuple[str, int], _native.Handler] = {}
@@ -124,7 +123,7 @@ class _OverCuda(_native.Strategy):
         device: int = 0,
         huge_pages: bool = False,
         near_device: bool = True,
-        reuse: Reuse = "events",
+        reuse: Literal["events", "unsafe"] = "events",
         warm_bytes: int | None = None,
         decay_seconds: float | None = None,
     ) -> Self:

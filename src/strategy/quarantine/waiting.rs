@@ -293,6 +293,14 @@ pub fn capturing() -> Capturing {
     Capturing(())
 }
 
+#[cfg(feature = "python")]
+impl Capturing {
+    /// One that was forgotten after [`capturing`] returned it: Python's announcements end in another call.
+    pub(crate) const fn forgotten() -> Self {
+        Self(())
+    }
+}
+
 impl Drop for Capturing {
     fn drop(&mut self) {
         let quarantine = Quarantine::get();

@@ -87,8 +87,8 @@ $(DONE)/demo: $(DONE)/build-tools requirements/demo.txt
 	$(PY) $(pip_install) -r requirements/demo.txt
 	touch $@
 
-$(DONE)/tools: $(DONE)/demo requirements/test.txt requirements/lint.txt
-	$(PY) $(pip_install) -r requirements/test.txt -r requirements/lint.txt
+$(DONE)/tools: $(DONE)/demo requirements/test.txt requirements/once.txt requirements/lint.txt
+	$(PY) $(pip_install) -r requirements/test.txt -r requirements/once.txt -r requirements/lint.txt
 	touch $@
 
 # Editable: a change in python/ is there at once, only Rust needs a build.

@@ -31,11 +31,13 @@ An array stays with the handler that made it, wherever it goes and however long 
 For pytest, whose plugin comes with the package, and which may be run by ``ctxalloc run``: PYTEST_DONT_REWRITE.
 """
 
-import importlib as _importlib  # noqa: I001
+# _own_path comes before any import. In a subinterpreter _main_interpreter raises, and nothing else is imported.
+from ctxalloc import _own_path, _main_interpreter  # noqa: F401, I001
+
+import importlib as _importlib
 import typing as _typing
 
-# _main_interpreter comes first: in a subinterpreter it raises, and nothing else of the package is imported.
-from ctxalloc import _main_interpreter, _own_path, _environment  # noqa: F401
+from ctxalloc import _environment
 from ctxalloc._errors import (
     BudgetExceeded,
     NoRoom,

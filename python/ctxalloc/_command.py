@@ -131,33 +131,37 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 _WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--rounds", "--sites"})
 
 
+def _printed(options: argparse.Namespace) -> int:
+    """A command that prints something and no more; its exit status."""
+    out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
+    try:
+        if options.command == "compare":
+            _report.compare(options.before, options.after, options.sites, out)
+        elif options.command == "info":
+            _info.print_info(out, is_json=options.json)
+        else:
+            print(_whole.library(), file=out)
+        out.flush()
+    except UsageError as error:
+        print(f"ctxalloc {options.command}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        # What is left in the stream would fail again as the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # else whoever reads it has read enough, as `head` does
+            print(f"ctxalloc {options.command}: standard output: {error.strerror}", file=sys.stderr)
+            return 1
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     parser = _parser()
     words, its_own = _separated(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     options.arguments = its_own
-    if options.command == "whole":
-        try:
-            print(_whole.library())
-        except UsageError as error:
-            print(f"ctxalloc whole: {error}", file=sys.stderr)
-            return 2
-        return 0
-    if options.command in ("info", "compare"):
-        out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
-        try:
-            if options.command == "compare":
-                _report.compare(options.before, options.after, options.sites, out)
-            else:
-                _info.print_info(out, is_json=options.json)
-            out.flush()
-        except UsageError as error:
-            print(f"ctxalloc compare: {error}", file=sys.stderr)
-            return 2
-        except BrokenPipeError:  # whoever reads it has read enough, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    if options.command in ("info", "compare", "whole"):
+        return _printed(options)
     is_by_stack = options.kind is not None and _flame.has_format(Path(options.kind))
     for given, other, is_wrong in (
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),

@@ -34,6 +34,7 @@ __all__ = [
     "UsmView",
     "WholeStats",
     "_Sampler",
+    "_ServingStep",
     "__version__",
     "_anext_unhooked",
     "_answer",
@@ -555,6 +556,13 @@ def _budgets() -> list[tuple[int, int | None, str, int | None, int, int, int, in
 class _Sampler:
     def __new__(cls, every: int, /) -> Self: ...
     def is_due(self) -> bool: ...
+
+class _ServingStep:
+    def __new__(cls, serving: object, /) -> Self: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
 
 def _profile_begin(frames: int, /) -> bool: ...
 def _profile_end() -> tuple[

@@ -248,7 +248,8 @@ def _report_at_the_end(
             return  # a child of fork that ends as a program does
         out = errors.open() if wanted.target is None else io.StringIO()
         if out is None:
-            return  # nowhere to write to
+            ending.fail()  # nobody can be told
+            return
         profiling.close()
         usage = begun.usage_since()
         try:
@@ -266,10 +267,11 @@ def _report_at_the_end(
             if wanted.target is not None and isinstance(out, io.StringIO):
                 wanted.target.write(out.getvalue().encode("utf-8", "backslashreplace"))
         except OSError as error:
-            if wanted.target is not None:  # else nobody reads on
+            if wanted.target is not None:
                 option = "--report=" if wanted.is_by_stack else "--output "
                 with contextlib.suppress(OSError):
                     print(f"ctxalloc run: {option}{wanted.path}: {error.strerror}", file=errors.open() or io.StringIO())
+            if wanted.target is not None or not isinstance(error, BrokenPipeError):  # else nobody reads on
                 ending.fail()
 
     return _Ending(report)

@@ -25,6 +25,8 @@ mod capi;
 mod capsule;
 mod cuda;
 mod errors;
+#[cfg(ctxalloc_whole)]
+mod eval_loop;
 mod events;
 mod exchange;
 mod exit;
@@ -52,6 +54,7 @@ mod request;
 mod scope;
 mod scope_type;
 mod selection;
+mod serving_step;
 mod settings;
 mod shared;
 mod sited;

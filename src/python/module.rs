@@ -72,6 +72,8 @@ mod _native {
         request_metrics, served_in, stats_of, whole_stats_of,
     };
     #[pymodule_export]
+    use super::super::serving_step::ServingStep;
+    #[pymodule_export]
     use super::super::settings::{configure, trim};
     #[pymodule_export]
     use super::super::sited::Sampler;

@@ -15,7 +15,7 @@ mod terms;
 use admission::Enter;
 pub(super) use admission::PyAdmission;
 use cancelling::Cancelling;
-pub(super) use current::{current_request, served_in};
+pub(super) use current::{current_request, served_in, serving_variable};
 pub(super) use noted::note_ends;
 pub(super) use report::{
     PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of, whole_stats_of,

@@ -2,7 +2,7 @@
 
 use super::device::CudaDevice;
 use super::failure::{CONTEXT_IS_DESTROYED, Failure, NOT_READY};
-use super::library::{CudaDriver, Ref};
+use super::library::{CudaDriver, Ref, Spare};
 use crate::error::Error;
 use crate::unattributed::unattributed;
 use std::ffi::c_uint;
@@ -12,21 +12,11 @@ use std::sync::PoisonError;
 /// `CU_EVENT_DISABLE_TIMING`: cheaper to record and to ask.
 const WITHOUT_TIMING: c_uint = 2;
 
-/// An event that nobody uses, and its device.
-#[derive(Debug)]
-pub(super) struct Spare {
-    device: CudaDevice,
-    event: Ref,
-}
-
-// SAFETY: the driver's events belong to no thread.
-unsafe impl Send for Spare {}
-
 /// Recorded events, one for each device with a context; they go back to the spare ones when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Marks {
     driver: &'static CudaDriver,
-    events: Vec<Spare>,
+    events: Vec<(CudaDevice, Spare)>,
 }
 
 impl CudaDriver {
@@ -83,7 +73,7 @@ impl Marks {
     /// Adds an event of a device, whose context is the current one.
     fn add(&mut self, device: CudaDevice) -> Result<Ref, Failure> {
         let mut spare = self.driver.spare_events.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = spare.iter().position(|spare| spare.device == device).map(|at| spare.swap_remove(at));
+        let found = spare.iter().position(|spare| spare.ordinal == device.ordinal()).map(|at| spare.swap_remove(at));
         drop(spare);
         let spare = match found {
             Some(spare) => spare,
@@ -92,11 +82,11 @@ impl Marks {
                 // SAFETY: the pointer is ours to write to.
                 let code = unsafe { (self.driver.functions.create_event)(&raw mut event, WITHOUT_TIMING) };
                 self.driver.check("cuEventCreate", code)?;
-                Spare { device, event }
+                Spare { ordinal: device.ordinal(), event }
             }
         };
         let event = spare.event;
-        self.events.push(spare);
+        self.events.push((device, spare));
         Ok(event)
     }
 
@@ -105,8 +95,8 @@ impl Marks {
     /// # Errors
     /// The call that failed: then it is not known whether the work is done, or ever will be.
     pub(crate) fn are_done(&self) -> Result<bool, Failure> {
-        for spare in &self.events {
-            let _entered = match spare.device.enter() {
+        for (device, spare) in &self.events {
+            let _entered = match device.enter() {
                 Err(failure) if failure.code == CONTEXT_IS_DESTROYED => continue,
                 entered => entered?,
             };
@@ -126,7 +116,7 @@ impl Drop for Marks {
         if self.driver.is_usable() {
             let _unattributed = unattributed();
             let mut spare = self.driver.spare_events.lock().unwrap_or_else(PoisonError::into_inner);
-            spare.append(&mut self.events);
+            spare.extend(self.events.drain(..).map(|(_, event)| event));
         }
     }
 }

@@ -32,9 +32,19 @@ pub struct CudaDriver {
     process: u32,
     /// The primary context of each device, once it was retained.
     pub(super) contexts: [AtomicPtr<c_void>; MAX_DEVICES],
-    pub(super) spare_events: Mutex<Vec<super::event::Spare>>,
+    pub(super) spare_events: Mutex<Vec<Spare>>,
     last_failure: Mutex<Option<Failure>>,
 }
+
+/// An event of a device's primary context that nobody uses.
+#[derive(Debug)]
+pub(super) struct Spare {
+    pub(super) ordinal: usize,
+    pub(super) event: Ref,
+}
+
+// SAFETY: the driver's events belong to no thread.
+unsafe impl Send for Spare {}
 
 static LOADED: Made<CudaDriver> = Made::new();
 

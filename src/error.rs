@@ -208,6 +208,18 @@ pub enum Error {
         advice: &'static str,
     },
 
+    /// The CUDA driver failed, is missing, or sees no device.
+    #[error("{what}; {advice}")]
+    #[non_exhaustive]
+    Cuda {
+        /// What failed, with CUDA's name for it.
+        what: String,
+        /// CUDA's number (`CUresult`); 0 if the driver could not be loaded.
+        code: i32,
+        /// What to do about it.
+        advice: &'static str,
+    },
+
     /// No handler has that name.
     #[error("no handler is named '{}'; registered are: {}", shown(.name), shown(.known))]
     #[non_exhaustive]

@@ -41,6 +41,11 @@ mod _native {
     #[pymodule_export]
     use super::super::budget::PyBudget;
     #[pymodule_export]
+    use super::super::cuda::{
+        cuda_address, cuda_capture, cuda_configure, cuda_device, cuda_info, cuda_keep, cuda_kind_of, cuda_load,
+        cuda_register, cuda_settle, cuda_wait,
+    };
+    #[pymodule_export]
     use super::super::events::set_event_hook;
     #[pymodule_export]
     use super::super::exchange::{PyExchange, PyExchanges, PyRouteTable};

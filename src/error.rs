@@ -208,6 +208,18 @@ pub enum Error {
         advice: &'static str,
     },
 
+    /// The CUDA driver failed, is missing, or sees no device.
+    #[error("{what}; {advice}")]
+    #[non_exhaustive]
+    Cuda {
+        /// What failed, with CUDA's name for it.
+        what: String,
+        /// CUDA's number (`CUresult`); 0 if the driver could not be loaded.
+        code: i32,
+        /// What to do about it.
+        advice: &'static str,
+    },
+
     /// No handler has that name.
     #[error("no handler is named '{}'; registered are: {}", shown(.name), shown(.known))]
     #[non_exhaustive]
@@ -414,6 +426,28 @@ pub enum Error {
         /// The directory.
         folder: String,
         /// What the system said.
+        reason: String,
+    },
+
+    /// A file is no recording, or a damaged one.
+    #[error("{}: at byte {offset}: {reason}; give a file that `ctxalloc run --record` or CTXALLOC_RECORD wrote", shown(.file))]
+    #[non_exhaustive]
+    BadRecording {
+        /// The file.
+        file: String,
+        /// Where, in bytes from its beginning.
+        offset: u64,
+        /// What is wrong there.
+        reason: &'static str,
+    },
+
+    /// A recording cannot be written or read.
+    #[error("no recording in {}: {reason}", shown(.file))]
+    #[non_exhaustive]
+    NoRecording {
+        /// The file.
+        file: String,
+        /// What the system said, or what stands in the way.
         reason: String,
     },
 

@@ -241,7 +241,14 @@ impl Budget {
     /// How many requests were chosen to make room in it.
     #[must_use]
     pub fn victims(&self) -> u64 {
-        self.account.victims()
+        self.account.made_room().victims
+    }
+
+    /// How many bytes came back to it while reclaimers ran ([`add_reclaimer`](Self::add_reclaimer)), its own and those of
+    /// budgets below: of whatever was freed meanwhile.
+    #[must_use]
+    pub fn reclaimed_bytes(&self) -> u64 {
+        self.account.made_room().reclaimed_bytes
     }
 
     /// Asks reclaimers now, on this thread, until `wanted_bytes` came back to this budget; how many did, of whatever

@@ -17,6 +17,8 @@ pub(crate) mod ledger;
 mod pool;
 mod prefixed;
 mod process;
+#[cfg(feature = "cuda")]
+mod quarantine;
 mod shared_memory;
 mod system;
 #[cfg(feature = "tracing")]
@@ -43,6 +45,10 @@ pub(crate) use prefixed::prefix_bytes;
 pub use process::ProcessLimit;
 #[cfg(feature = "python")]
 pub(crate) use process::system_limits;
+#[cfg(feature = "cuda")]
+pub use quarantine::{
+    Capturing, CudaWaiting, Quarantined, Reuse, capturing, cuda_waiting, set_quarantine_bytes, settle,
+};
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
 #[cfg(feature = "tracing")]

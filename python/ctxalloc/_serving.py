@@ -28,8 +28,8 @@ from ctxalloc._native import (
     Request,
     Stats,
     _Sampler,
-    _ServingStep,
     _served_in,
+    _ServingStep,
     current,
     use,
 )

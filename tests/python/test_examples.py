@@ -40,12 +40,13 @@ def by_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def run_python(*arguments: str | Path) -> str:
+def run_python(*arguments: str | Path, folder: Path | None = None) -> str:
     """Run a program as a user does, but with warnings as errors; it must end well and complain of nothing."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         capture_output=True,
         text=True,
+        cwd=folder,
         timeout=300,  # it hangs
         # What threads inherit is a choice of the interpreter from 3.14 on; the examples show the usual one.
         env={**os.environ, "PYTHON_THREAD_INHERIT_CONTEXT": "0"},
@@ -75,13 +76,13 @@ def test_there_are_examples_to_run() -> None:
 
 
 @pytest.mark.parametrize("document", CURRENT_DOCUMENTS, ids=by_name)
-def test_the_python_in_a_document_runs_and_prints_what_the_document_says(document: Path) -> None:
+def test_the_python_in_a_document_runs_and_prints_what_the_document_says(document: Path, tmp_path: Path) -> None:
     has_python = any(block.language == "python" for block in documents.blocks(document.read_text()))
     if document.name == "services.md":
         for library in ("django", "fastapi", "flask", "httpx"):
             pytest.importorskip(library)
     if has_python and document.name not in NOT_HERE:
-        run_python(ROOT / "tests" / "python" / "documents.py", document)
+        run_python(ROOT / "tests" / "python" / "documents.py", document, folder=tmp_path)
 
 
 def test_the_readme_has_an_example_in_each_language() -> None:

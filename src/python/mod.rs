@@ -23,6 +23,7 @@ mod budget;
 mod callbacks;
 mod capi;
 mod capsule;
+mod cuda;
 mod errors;
 #[cfg(ctxalloc_whole)]
 mod eval_loop;
@@ -49,6 +50,7 @@ mod pending;
 mod preloaded;
 mod profile;
 mod reclaimers;
+mod recording;
 mod request;
 mod scope;
 mod scope_type;

@@ -14,7 +14,6 @@ from ctxalloc import _native
 
 LIBRARY = _native._whole_library()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="Linux with glibc, and the feature `whole`")
-pytestmark = pytest.mark.once
 
 START = """
 import asyncio, contextvars, ctypes, gc, io, json, os, pickle, random, re, sqlite3, threading, time, zlib
@@ -390,18 +389,13 @@ GREEDY = {
         text = b"<a>" + b"<b c='1'>text</b>" * 300_000 + b"</a>"
         work = lambda: etree.fromstring(text)
     """,
-    "pandas": """
-        import pandas
-        text = "a,b\\n" + "1,2.5\\n" * 2_000_000
-        work = lambda: pandas.read_csv(io.StringIO(text))
-    """,
 }
 
 
 @needs_library
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_library_that_survives_is_held_to_the_limit(name):
-    if importlib.util.find_spec(name if name in {"PIL", "lxml", "pandas"} else "json") is None:
+    if importlib.util.find_spec(name if name in {"PIL", "lxml"} else "json") is None:
         pytest.skip(f"{name} is not installed here")
     check(
         textwrap.dedent(GREEDY[name])

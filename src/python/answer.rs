@@ -6,9 +6,9 @@ use crate::room::retry_after;
 use pyo3::prelude::*;
 
 /// The status and the problem document for a refusal, by the numbers of its BudgetExceeded, of a request that is
-/// charged to `tenant` (`never_fits`: of a reservation that would not fit if it were alone, beside what is guaranteed to
-/// others); and after how many seconds a second try may succeed, by how fast those get room who wait for
-/// that budget: None where it is not known, or nobody can succeed.
+/// charged to `tenant`; and after how many seconds a second try may succeed, by how fast those get room who wait for
+/// that budget: None where it is not known, or nobody can succeed. `never_fits`: it is a reservation that would not fit
+/// if it were alone, beside what is guaranteed to others.
 #[pyfunction]
 #[pyo3(name = "_answer", signature = (refusal, held_bytes, requested_bytes, tenant, never_fits, /))]
 pub(super) fn answer(

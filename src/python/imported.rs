@@ -18,6 +18,12 @@ impl Imported {
         Self { module, name, found: PyOnceLock::new() }
     }
 
+    /// The object, if it was got before.
+    #[inline]
+    pub(super) fn known<'py>(&self, py: Python<'py>) -> Option<&Bound<'py, PyAny>> {
+        self.found.get(py).map(|found| found.bind(py))
+    }
+
     pub(super) fn get<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         if let Some(found) = self.found.get(py) {
             return Ok(found.bind(py));

@@ -8,6 +8,8 @@ mod drain;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python ends requests so"))]
 mod ending;
 mod here;
+#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "as above"))]
+mod kept;
 #[cfg(all(test, ctxalloc_loom))]
 mod loom_tests;
 mod queue;

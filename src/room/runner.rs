@@ -3,7 +3,7 @@
 //! It is there while somebody waits, and a moment longer. Whoever gives memory back only wakes it.
 
 use super::queue::Next;
-use super::{ending, here};
+use super::{here, kept};
 use crate::error::Error;
 use crate::strategy::account::on_room;
 use crate::sync::{Called, Made, held_across_fork};
@@ -20,7 +20,7 @@ fn runner() -> &'static Called {
 
 /// Has the queue looked at. Called by whoever gives memory back: it allocates nothing, and waits for nobody.
 fn room_came() {
-    if !ending::keeps() {
+    if !kept::keeps() {
         call();
     }
 }

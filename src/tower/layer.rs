@@ -3,7 +3,6 @@
 use super::future::{ResponseFuture, Unbegun};
 use super::problem;
 use super::serving::{Ended, Options, Serving, TenantId};
-use super::waiting::WaitingLayer;
 use crate::error::Error;
 use crate::request::{Builder, RequestHandle, request};
 use crate::room::retry_after;
@@ -83,12 +82,6 @@ impl RequestLayer {
     /// is refused, with 413, 429 or 503; a [`waiting`](Self::waiting) layer waits for room.
     pub fn reserve_bytes(self, reserve_bytes: usize) -> Self {
         self.with(|options| options.reserve_bytes = Some(reserve_bytes))
-    }
-
-    /// A layer that does the same, and whose requests wait for room before the service is called. It takes services
-    /// that are `Clone`.
-    pub fn waiting(self) -> WaitingLayer {
-        WaitingLayer::new(self)
     }
 
     /// A budget that all requests are charged to: the service's.
@@ -217,7 +210,7 @@ impl Asked {
     }
 
     /// What it gets: the request, or an answer that says why not.
-    pub(super) fn begun(self, begun: Result<crate::Request, Error>, parts: &Parts) -> Begun {
+    pub(super) fn begun(self, begun: Result<crate::request::Request, Error>, parts: &Parts) -> Begun {
         let Self { options, tenant, is_grpc } = self;
         match begun {
             Ok(request) => Begun::Account(Serving::new(request, options, tenant, is_grpc)),

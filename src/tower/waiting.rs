@@ -62,11 +62,15 @@ pub struct WaitingLayer {
     timeout: Option<Duration>,
 }
 
-impl WaitingLayer {
-    pub(super) fn new(layer: RequestLayer) -> Self {
-        Self { layer, timeout: None }
+impl RequestLayer {
+    /// A layer that does the same, and whose requests wait for room before the service is called. It takes services
+    /// that are `Clone`.
+    pub fn waiting(self) -> WaitingLayer {
+        WaitingLayer { layer: self, timeout: None }
     }
+}
 
+impl WaitingLayer {
     /// How long a request waits at most, unless its own terms say so. By default for ever.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }

@@ -132,6 +132,12 @@ $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
 	touch $@
 
+# Needs a CUDA device, and says which of CuPy, PyTorch, RMM and Numba it does not find; it installs none of them.
+.PHONY: bench-cuda
+CUDA_PYTHON ?= $(PY)
+bench-cuda: $(DONE)/package ## pinned against pageable copies, pools, the reuse hazard, on a CUDA device: docs/cuda.md's column
+	PYTHONPATH=$(CURDIR)/python $(CUDA_PYTHON) benches/cuda.py
+
 # Servers, frameworks and other event loops, in an environment of their own; CTXALLOC_REQUESTS says how many requests.
 .PHONY: test-services services-environment
 services_python := PYTHONPATH=$(CURDIR)/python $(SERVICES)/bin/python

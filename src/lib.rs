@@ -45,6 +45,7 @@
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | Rust's own heap: `Box`, `Vec`, `String` | [`GlobalScoped`], a global allocator that attributes it to requests |
 //! | memory of a SYCL device | `source::Queue`, `handler::register_usm` (feature `usm`) |
+//! | pinned memory for a CUDA device | `source::CudaPinned`, `strategy::Quarantined` (feature `cuda`) |
 //! | a way of your own to hand out memory | [`strategy::Strategy`], [`register`] |
 //! | an extension module for Python | `python` (with that feature) |
 //! | a program in C, or an extension in C, C++, Cython, cffi | `include/ctxalloc.h` (feature `capi`; Python's package has it) |

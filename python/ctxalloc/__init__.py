@@ -88,7 +88,7 @@ from ctxalloc._native import (
 from ctxalloc._units import GiB, KiB, MiB
 
 if _typing.TYPE_CHECKING:
-    from ctxalloc import asgi, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
+    from ctxalloc import asgi, cuda, metrics, opentelemetry, problems, prometheus, strategies, tracking, usm, wsgi
     from ctxalloc._coverage import Coverage, coverage
     from ctxalloc._executors import ThreadPoolExecutor, wrap
     from ctxalloc._include import get_include
@@ -128,6 +128,7 @@ __all__ = [
     "asgi",
     "configure",
     "coverage",
+    "cuda",
     "current",
     "current_request",
     "detached",
@@ -166,7 +167,7 @@ __all__ = [
 
 # Imported when first used: most programs use few of them, and the import of ctxalloc is to cost little beside NumPy's.
 _MODULES = frozenset(
-    {"asgi", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
+    {"asgi", "cuda", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
 )
 # The same for what is in a module: its name, and the module's.
 _MEMBERS = {

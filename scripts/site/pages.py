@@ -25,6 +25,7 @@ NAVIGATION = {
         ("Use it from C", "c"),
         ("Share it with your extension module", "extension-modules"),
         ("Share memory with SYCL devices", "usm"),
+        ("Copy to CUDA devices without blocking", "cuda"),
     ],
     "Look it up": [
         ("Python reference", "reference/index"),

@@ -146,6 +146,7 @@ impl From<Error> for PyErr {
             | Error::LockLimit { .. }
             | Error::Metrics { .. }
             | Error::Sycl { .. }
+            | Error::Cuda { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),
         }
     }

@@ -23,6 +23,7 @@ mod budget;
 mod callbacks;
 mod capi;
 mod capsule;
+mod cuda;
 mod errors;
 #[cfg(ctxalloc_whole)]
 mod eval_loop;

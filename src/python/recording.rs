@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// OSError: this process records already, or the file cannot be written. ValueError: a value is out of its range.
 #[pyfunction]
-#[pyo3(signature = (path, /, *, one_in=10, share=0.01, max_bytes=256 << 20))]
+#[pyo3(signature = (path, /, *, one_in=10, share=0.01, max_bytes=268_435_456))]
 pub(super) fn record(py: Python<'_>, path: PathBuf, one_in: i64, share: f64, max_bytes: i64) -> PyResult<PyRecorder> {
     let max_bytes = u64::try_from(max_bytes).unwrap_or(0);
     let options = Options { one_in: u32::try_from(one_in).unwrap_or(0), share, max_bytes };

@@ -31,7 +31,8 @@ pub enum What {
     Begin {
         /// Its name: an index into [`Recording::names`](super::Recording::names).
         name: u32,
-        /// The handler or strategy that its blocks come from: an index into [`Recording::handlers`](super::Recording::handlers).
+        /// The handler or strategy that its blocks come from: an index into
+        /// [`Recording::handlers`](super::Recording::handlers).
         handler: u32,
         /// The recorded request that it is inside of, whose account it is charged to besides; 0 where there is none.
         parent: u64,

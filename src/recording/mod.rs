@@ -43,8 +43,8 @@ impl Recording {
     /// (`FILE.1`, `FILE.old`).
     ///
     /// # Errors
-    /// [`Error::NoRecording`]: there is none, or the system does not let it be read. [`Error::BadRecording`] where a file
-    /// is something else, or was damaged. One that only lacks its end [`is_cut_off`](Self::is_cut_off).
+    /// [`Error::NoRecording`]: there is none, or the system does not let it be read. [`Error::BadRecording`] where a
+    /// file is something else, or was damaged. One that only lacks its end [`is_cut_off`](Self::is_cut_off).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let found = read::read(path.as_ref())?;
         let mut header = Header {

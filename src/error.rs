@@ -480,6 +480,16 @@ pub enum Error {
         reason: String,
     },
 
+    /// A recording could not be [replayed](crate::tune::replay).
+    #[error("{what}; {advice}")]
+    #[non_exhaustive]
+    Replay {
+        /// What failed, with the values.
+        what: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+
     /// A [`Token`](crate::Token) was used for a second [`reset`](crate::reset) (PEP 567: `RuntimeError`).
     #[error("this token has been used once already; each set() gives a token for one reset()")]
     TokenUsed,

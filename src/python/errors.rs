@@ -143,6 +143,7 @@ impl From<Error> for PyErr {
             | Error::NoHugePages { .. }
             | Error::LockLimit { .. }
             | Error::Metrics { .. }
+            | Error::Replay { .. }
             | Error::Sycl { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),
         }

@@ -62,6 +62,7 @@ mod text;
 mod token;
 mod token_cell;
 mod tracked;
+mod tune;
 mod usm;
 #[cfg(ctxalloc_whole)]
 mod whole;

@@ -40,6 +40,7 @@
 //! | a task, a thread | `task::spawn`, `spawn_blocking` and others, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | a question: how much, under which name? | [`metrics`] |
+//! | what requests asked of memory, and when | [`recording`] |
 //! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | Rust's own heap: `Box`, `Vec`, `String` | [`GlobalScoped`], a global allocator that attributes it to requests |

@@ -31,7 +31,7 @@ pub enum What {
     Begin {
         /// Its name: an index into [`Recording::names`](super::Recording::names).
         name: u32,
-        /// The handler that its blocks come from: an index into [`Recording::handlers`](super::Recording::handlers).
+        /// The handler or strategy that its blocks come from: an index into [`Recording::handlers`](super::Recording::handlers).
         handler: u32,
         /// The recorded request that it is inside of, whose account it is charged to besides; 0 where there is none.
         parent: u64,
@@ -42,7 +42,8 @@ pub enum What {
         block: u64,
         /// How many bytes were asked for.
         bytes: u64,
-        /// The alignment that its handler promises.
+        /// The alignment that its handler promises, in bytes; 0 for bytes that its handler did not make: memory of a
+        /// device, of another library (a charge), or what a whole request counts beside arrays.
         align: u32,
         /// Whether its bytes were to be zero.
         zeroed: bool,

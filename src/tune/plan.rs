@@ -16,11 +16,32 @@ use std::collections::{HashMap, HashSet};
 /// What a thread does next.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Act {
-    Begin { request: u32 },
-    End { request: u32 },
-    Allocate { request: u32, block: u32, bytes: u64, zeroed: bool },
-    Resize { block: u32, before: u64, bytes: u64 },
-    Free { block: u32 },
+    Begin {
+        request: u32,
+    },
+    End {
+        request: u32,
+    },
+    Allocate {
+        request: u32,
+        block: u32,
+        bytes: u64,
+        zeroed: bool,
+    },
+    /// Bytes that the strategy does not make: an account only.
+    Charge {
+        request: u32,
+        block: u32,
+        bytes: u64,
+    },
+    Resize {
+        block: u32,
+        before: u64,
+        bytes: u64,
+    },
+    Free {
+        block: u32,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -146,6 +167,8 @@ struct LiveBlock {
     bytes: u64,
     thread: u32,
     last: Last,
+    /// And not only charged.
+    is_made: bool,
 }
 
 struct Planner<'a> {
@@ -245,7 +268,9 @@ impl<'a> Planner<'a> {
         }
         match event.what {
             What::Begin { name, parent, .. } => self.begin(event, name, parent),
-            What::Allocate { block, bytes, zeroed, .. } => self.allocate(event, block, bytes, zeroed),
+            What::Allocate { block, bytes, align, zeroed } => {
+                self.allocate(event, block, bytes, (align > 0).then_some(zeroed))
+            }
             What::Resize { block, bytes, .. } => self.resize(event, block, bytes),
             What::Free { block } => self.free(event, block),
             What::Refused { .. } => {
@@ -291,7 +316,8 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn allocate(&mut self, event: &Event, block: u64, bytes: u64, zeroed: bool) -> Result<(), Error> {
+    /// `made`: whether it is zeroed; `None` for what is charged only.
+    fn allocate(&mut self, event: &Event, block: u64, bytes: u64, made: Option<bool>) -> Result<(), Error> {
         let bytes = bytes.max(1); // as the handler makes them
         let Some(found) = self.requests.get_mut(&event.request).filter(|found| !found.has_ended) else {
             self.facts.left_out += 1;
@@ -308,14 +334,21 @@ impl<'a> Planner<'a> {
         }
         self.for_each_around(event.request, |account| account.allocate(bytes));
         self.facts.blocks += 1;
-        self.grow(bytes);
+        if made.is_some() {
+            self.grow(bytes);
+        }
         let lane = self.lane(event.thread)?;
         let after = [self.roots[root].map(|last| (last, false)), None];
         let index = self.made;
         self.made += 1;
-        let last = self.push(lane, Act::Allocate { request, block: index, bytes, zeroed }, after);
+        let act = match made {
+            Some(zeroed) => Act::Allocate { request, block: index, bytes, zeroed },
+            None => Act::Charge { request, block: index, bytes },
+        };
+        let last = self.push(lane, act, after);
         self.roots[root] = Some(last);
-        self.blocks.insert(block, LiveBlock { index, request: event.request, bytes, thread: event.thread, last });
+        let (request, thread, is_made) = (event.request, event.thread, made.is_some());
+        self.blocks.insert(block, LiveBlock { index, request, bytes, thread, last, is_made });
         Ok(())
     }
 
@@ -330,6 +363,9 @@ impl<'a> Planner<'a> {
             self.facts.left_out += 1;
             return Ok(());
         };
+        if !found.is_made {
+            return Err(contradicts(format!("block {block} is resized, and was charged only")));
+        }
         let before = std::mem::replace(&mut found.bytes, bytes);
         let (index, request, used) = (found.index, found.request, found.last);
         let root = self.requests[&request].root;
@@ -355,7 +391,9 @@ impl<'a> Planner<'a> {
         };
         let root = self.requests[&found.request].root;
         self.for_each_around(found.request, |account| account.give_back(found.bytes));
-        self.live_bytes -= found.bytes.min(self.live_bytes);
+        if found.is_made {
+            self.live_bytes -= found.bytes.min(self.live_bytes);
+        }
         self.facts.freed_elsewhere += u64::from(found.thread != event.thread);
         let lane = self.lane(event.thread)?;
         let after = [Some((found.last, true)), self.roots[root].map(|last| (last, false))];

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::memory::Block;
 use crate::recording::Sums;
-use crate::request::{Request, Stats, request};
+use crate::request::{ExternalCharge, Request, Stats, request};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -92,13 +92,20 @@ struct Place {
     handler: Option<Handler>,
 }
 
+/// What a recorded block is in a replay.
+enum Kept {
+    Block(Block),
+    /// Held for its drop, which gives it back.
+    Charge(#[allow(dead_code, reason = "held for its drop")] ExternalCharge),
+}
+
 /// What the threads share.
 struct Stage<'a> {
     plan: &'a Plan,
     choice: &'a Choice,
     progress: Vec<Progress>,
     places: Vec<Mutex<Place>>,
-    blocks: Vec<Mutex<Option<Block>>>,
+    blocks: Vec<Mutex<Option<Kept>>>,
     ended: AtomicU64,
     compared: AtomicU64,
     middle: Mutex<Option<Moment>>,
@@ -175,12 +182,20 @@ impl<'a> Stage<'a> {
                 let mut made = made.map_err(|error| self.refused(bytes, &error))?;
                 halfway();
                 made.touch(0);
-                *lock(&self.blocks[block as usize]) = Some(made);
+                *lock(&self.blocks[block as usize]) = Some(Kept::Block(made));
+                Ok(())
+            }
+            Act::Charge { request, block, bytes } => {
+                let handle = lock(&self.places[request as usize]).request.as_ref().map(Request::handle);
+                let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
+                let charge = handle.ok_or("a request is over")?.charge(size);
+                let charge = charge.map_err(|error| error.to_string())?;
+                *lock(&self.blocks[block as usize]) = Some(Kept::Charge(charge));
                 Ok(())
             }
             Act::Resize { block, before, bytes } => {
                 let mut held = lock(&self.blocks[block as usize]);
-                let found = held.as_mut().ok_or("a block is not there")?;
+                let Some(Kept::Block(found)) = held.as_mut() else { return Err("a block is not there".into()) };
                 let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
                 found.resize_uninitialised(size).map_err(|error| self.refused(bytes, &error))?;
                 halfway();

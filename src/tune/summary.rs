@@ -121,6 +121,7 @@ impl Reader {
                     self.on_each(route, |route, now| now.begin(route, at_ns));
                 }
             }
+            What::Allocate { align: 0, .. } => {} // made elsewhere: no strategy changes it
             What::Allocate { block, bytes, zeroed, .. } => {
                 let Some((route, root)) = self.place(request) else { return };
                 self.blocks.insert(block, Live { root, bytes, thread });

@@ -70,6 +70,17 @@ fn a_replay_makes_the_sums_of_its_recording() {
 }
 
 #[test]
+fn what_came_from_elsewhere_is_charged_and_not_made() {
+    let mut script = Script::default();
+    script.begin(0, 1, 0).on(0, 1, What::Allocate { block: 1, bytes: 1 << 40, align: 0, zeroed: false });
+    script.make(0, 1, 2, 8, false).free(0, 1, 1).end(0, 1, sums((1 << 40) + 8, (1 << 40) + 8, 2, 8));
+    let plan = Plan::new(&script.recording(), None, false).unwrap();
+    assert_eq!(plan.facts().peak_live_bytes, 8);
+    assert_eq!(replay(&plan, &Choice::named("default").unwrap()).unwrap().compared, 1);
+    assert_eq!(routes(&script.recording())[0].total_bytes, 8);
+}
+
+#[test]
 fn a_recording_whose_sums_are_not_those_of_its_events_is_refused() {
     for (wrong, word) in [(sums(9, 8, 1, 8), "peak_bytes: 9"), (sums(8, 9, 1, 8), "total_bytes: 9")] {
         let mut script = Script::default();

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _compare, _flame, _info, _report, _run, _whole
+from ctxalloc import _compare, _flame, _info, _report, _run, _tune, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, RefusedError, UsageError
 from ctxalloc._text import size_of
@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--sites", metavar="N", type=_sites, default=10, help="how many functions (default: 10)")
     info = commands.add_parser("info", help="what this machine and this Python offer, and what to change")
     info.add_argument("--json", action="store_true", help="print it for programs")
+    _tune.add_to(commands, _rounds)
     return parser
 
 
@@ -144,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"ctxalloc whole: {error}", file=sys.stderr)
             return 2
         return 0
+    if options.command in _tune.COMMANDS:
+        return _tune.run(options)
     if options.command in ("info", "compare"):
         out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
         try:

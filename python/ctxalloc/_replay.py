@@ -128,7 +128,14 @@ def progress_on(out: TextIO) -> Callable[[str], None]:
 
 
 def replay(
-    path: Path, strategies: Sequence[str], rounds: int, *, on_one_thread: bool, is_json: bool, out: TextIO
+    path: Path,
+    strategies: Sequence[str],
+    rounds: int,
+    *,
+    route: str | None,
+    on_one_thread: bool,
+    is_json: bool,
+    out: TextIO,
 ) -> int:
     """Compares strategies and prints what each took. The exit status. UsageError: it cannot be done."""
     shown = progress_on(sys.stderr)
@@ -136,7 +143,9 @@ def replay(
     facts: dict[str, Any] = {}
     is_partial = False
     try:
-        for strategy, numbers in measured(path, strategies, rounds, on_one_thread=on_one_thread, shown=shown):
+        for strategy, numbers in measured(
+            path, strategies, rounds, route=route, on_one_thread=on_one_thread, shown=shown
+        ):
             rounds_of[strategy].append(round_of(numbers))
             facts = numbers
     except StoppedError:

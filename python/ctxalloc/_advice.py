@@ -20,8 +20,11 @@ MIN_ROUNDS: Final = 3
 WORTH: Final = 0.02
 """What share of a request's time a gain has to be."""
 LESS_MEMORY: Final = 0.1
-"""By what share the peak of the resident memory must differ to count, and by how many bytes."""
+"""By what share the peak of the resident memory must be smaller to be a reason by itself, and by how many bytes."""
 LESS_MEMORY_BYTES: Final = 1 << 20
+MORE_MEMORY: Final = 0.25
+"""By what share, and by how many bytes, it must be larger to be a reason against."""
+MORE_MEMORY_BYTES: Final = 8 << 20
 STEADY: Final = 1.3
 """Slowest over fastest round of the default, above which small differences say nothing."""
 HALVES: Final = 1.5
@@ -37,8 +40,8 @@ PREFERENCE: Final = ("pool", "hugepages", "arena")
 
 RULES: Final = (
     f"another strategy: only if each of its rounds takes less processor time than each of the default's, in both "
-    f"halves of the recording, by at least {WORTH:.0%} of the requests' time, without {LESS_MEMORY:.0%} more memory; "
-    f"or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time",
+    f"halves of the recording, by at least {WORTH:.0%} of the requests' time, without "
+    f"{MORE_MEMORY:.0%} and 8 MiB more memory; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time",
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
     f"warm_bytes: 1.2 times the most bytes alive at one time; decay: 1.5 times the p95 of the gaps between requests up "
     f"to {LONGEST_GAP:.0f} s, from 1 s on",
@@ -202,26 +205,34 @@ def _second(one: Round) -> float:
     return one.cpu - one.cpu_first_half
 
 
-def _is_larger(rounds: list[Round], than: list[Round]) -> bool:
-    """Whether each of these rounds takes clearly more memory than each of those."""
+def _is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -> bool:
+    """Whether each of these rounds takes more memory than each of those, by this share and so many bytes."""
     these, those = ([one.peak_bytes for one in part if one.peak_bytes is not None] for part in (rounds, than))
     if not these or not those:
         return False
-    return min(these) > max(those) * (1 + LESS_MEMORY) and min(these) - max(those) >= LESS_MEMORY_BYTES
+    return min(these) > max(those) * (1 + share) and min(these) - max(those) >= size
+
+
+def _is_much_larger(rounds: list[Round], base: list[Round]) -> bool:
+    return _is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
+
+
+def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
+    return _is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
 
 
 def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
-    if _is_larger(rounds, base):
+    if _is_much_larger(rounds, base):
         return False
     if _is_faster(base, rounds) and gain.share >= WORTH:
         return True
     is_slower = statistics.median(_cpu(rounds)) > statistics.median(_cpu(base)) * 1.05
-    return _is_larger(base, rounds) and not is_slower
+    return _is_smaller(rounds, base) and not is_slower
 
 
 def _may_be_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
     """Whether medians promise what the spread does not let be known."""
-    if gain.share < WORTH or _is_larger(rounds, base):
+    if gain.share < WORTH or _is_much_larger(rounds, base):
         return False
     spread = max(_cpu(base)) / max(min(_cpu(base)), 1e-9)
     return spread > STEADY or abs(gain.faults) * 10 >= statistics.median(one.faults for one in base) / len(base)
@@ -236,7 +247,7 @@ def _best(good: list[str], others: Measured) -> str:
     first = min(good, key=lambda name: statistics.median(_cpu(others[name])))
     # Whose rounds overlap with those of the fastest are as good as it is.
     alike = [name for name in good if min(_cpu(others[name])) <= max(_cpu(others[first]))]
-    smaller = [name for name in alike if not any(_is_larger(others[name], others[other]) for other in alike)]
+    smaller = [name for name in alike if not any(_is_smaller(others[other], others[name]) for other in alike)]
     order = {name: at for at, name in enumerate(PREFERENCE)}
     return min(smaller or alike, key=lambda name: order.get(name, len(order)))
 
@@ -253,7 +264,7 @@ def _why(name: str, gain: Gain) -> str:
 
 
 def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str:
-    larger = [name for name, rounds in others.items() if _is_larger(rounds, base) and _is_faster(base, rounds)]
+    larger = [name for name, rounds in others.items() if _is_much_larger(rounds, base) and _is_faster(base, rounds)]
     if larger:
         name = max(larger, key=lambda one: gains[one].share)
         return (

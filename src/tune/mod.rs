@@ -11,6 +11,7 @@
 mod choice;
 mod measure;
 mod model;
+mod phases;
 mod plan;
 mod progress;
 mod replay;

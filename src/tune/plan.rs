@@ -3,12 +3,15 @@
 //! What is kept of the recorded order, and nothing else:
 //! - each thread's own order;
 //! - the order of all beginnings and ends of requests, so that they overlap as they did;
+//! - large blocks that are freed after others were made, and made after others were freed: as much is alive at one time
+//!   as was (`phases.rs`);
 //! - the order within an outermost request, requests inside of it included: its account's peak depends on it;
 //! - a resize or free after what the block was used for before.
 //!
 //! All of these point backward in the recording, so nobody waits for ever.
 
 use super::model::Account;
+use super::phases::Phases;
 use crate::error::Error;
 use crate::recording::{Event, Recording, Sums, What};
 use std::collections::{HashMap, HashSet};
@@ -147,7 +150,10 @@ pub(super) fn contradicts(what: String) -> Error {
 }
 
 /// The last step of something: on which lane, and which of its steps.
-type Last = (u32, usize);
+pub(super) type Last = (u32, usize);
+
+/// From so many bytes on a block is large: much of the resident memory, and so in the order of `phases.rs`.
+const LARGE_BYTES: u64 = 64 << 10;
 
 struct OpenRequest {
     index: u32,
@@ -189,6 +195,7 @@ struct Planner<'a> {
     made: u32,
     /// The last beginning or end.
     turn: Option<Last>,
+    phases: Phases,
     live_bytes: u64,
     facts: Facts,
 }
@@ -209,6 +216,7 @@ impl<'a> Planner<'a> {
             blocks: HashMap::new(),
             made: 0,
             turn: None,
+            phases: Phases::default(),
             live_bytes: 0,
             facts: Facts::default(),
         }
@@ -235,16 +243,38 @@ impl<'a> Planner<'a> {
     /// Adds a step that comes after `after`: for each whether all of it must be over, or its account's change only.
     fn push(&mut self, lane: u32, act: Act, after: [Option<(Last, bool)>; 2]) -> Last {
         let waits = self.lanes[lane as usize].waits.len() as u32;
-        for ((other, step), is_whole) in after.into_iter().flatten() {
-            let done = 2 * step as u64 + if is_whole { 2 } else { 1 };
-            let known = self.known[lane as usize].entry(other).or_default();
-            if other == lane || *known >= done {
-                continue;
-            }
-            *known = done;
-            self.lanes[other as usize].steps[step].is_awaited = true;
-            self.lanes[lane as usize].waits.push(Wait { thread: other, done });
+        for (last, is_whole) in after.into_iter().flatten() {
+            self.wait(lane, last, is_whole);
         }
+        self.pushed(lane, act, waits)
+    }
+
+    /// As [`push`](Self::push), for a large block that is made or freed.
+    fn push_large(&mut self, lane: u32, act: Act, after: [Option<(Last, bool)>; 2], is_made: bool) -> Last {
+        let waits = self.lanes[lane as usize].waits.len() as u32;
+        for (last, is_whole) in after.into_iter().flatten() {
+            self.wait(lane, last, is_whole);
+        }
+        for last in self.phases.before(is_made) {
+            self.wait(lane, last, true);
+        }
+        let last = self.pushed(lane, act, waits);
+        self.phases.add(last);
+        last
+    }
+
+    fn wait(&mut self, lane: u32, (other, step): Last, is_whole: bool) {
+        let done = 2 * step as u64 + if is_whole { 2 } else { 1 };
+        let known = self.known[lane as usize].entry(other).or_default();
+        if other == lane || *known >= done {
+            return;
+        }
+        *known = done;
+        self.lanes[other as usize].steps[step].is_awaited = true;
+        self.lanes[lane as usize].waits.push(Wait { thread: other, done });
+    }
+
+    fn pushed(&mut self, lane: u32, act: Act, waits: u32) -> Last {
         let steps = &mut self.lanes[lane as usize].steps;
         steps.push(Step { act, waits, is_awaited: false });
         self.facts.events += 1;
@@ -345,7 +375,8 @@ impl<'a> Planner<'a> {
             Some(zeroed) => Act::Allocate { request, block: index, bytes, zeroed },
             None => Act::Charge { request, block: index, bytes },
         };
-        let last = self.push(lane, act, after);
+        let is_large = made.is_some() && bytes >= LARGE_BYTES;
+        let last = if is_large { self.push_large(lane, act, after, true) } else { self.push(lane, act, after) };
         self.roots[root] = Some(last);
         let (request, thread, is_made) = (event.request, event.thread, made.is_some());
         self.blocks.insert(block, LiveBlock { index, request, bytes, thread, last, is_made });
@@ -376,7 +407,9 @@ impl<'a> Planner<'a> {
         self.live_bytes -= before.saturating_sub(bytes).min(self.live_bytes);
         let lane = self.lane(event.thread)?;
         let after = [Some((used, true)), self.roots[root].map(|last| (last, false))];
-        let last = self.push(lane, Act::Resize { block: index, before, bytes }, after);
+        let act = Act::Resize { block: index, before, bytes };
+        let is_large = before.max(bytes) >= LARGE_BYTES;
+        let last = if is_large { self.push_large(lane, act, after, growth > 0) } else { self.push(lane, act, after) };
         self.roots[root] = Some(last);
         if let Some(found) = self.blocks.get_mut(&block) {
             found.last = last;
@@ -397,7 +430,9 @@ impl<'a> Planner<'a> {
         self.facts.freed_elsewhere += u64::from(found.thread != event.thread);
         let lane = self.lane(event.thread)?;
         let after = [Some((found.last, true)), self.roots[root].map(|last| (last, false))];
-        let last = self.push(lane, Act::Free { block: found.index }, after);
+        let act = Act::Free { block: found.index };
+        let is_large = found.is_made && found.bytes >= LARGE_BYTES;
+        let last = if is_large { self.push_large(lane, act, after, false) } else { self.push(lane, act, after) };
         self.roots[root] = Some(last);
         Ok(())
     }

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 use ctxalloc::recording::{Event, Recording, Sums, What};
-use ctxalloc::tune::{Choice, Plan, replay, routes};
+use ctxalloc::tune::{Choice, Plan, Replayed, replay, routes};
+use std::sync::{Mutex, PoisonError};
 
 const ALL: [&str; 6] = ["default", "pool", "arena", "hugepages", "aligned64", "tracked"];
 
@@ -10,6 +11,14 @@ fn sums(peak_bytes: u64, total_bytes: u64, blocks: u64, live_bytes: u64) -> Sums
     let mut sums = Sums::default();
     (sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes) = (peak_bytes, total_bytes, blocks, live_bytes);
     sums
+}
+
+/// A replay at a time, each without what the one before left warm: what they take of the process is measured.
+fn replayed(plan: &Plan, name: &str) -> Replayed {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ctxalloc::trim();
+    replay(plan, &Choice::named(name).unwrap()).unwrap()
 }
 
 /// Events in their order, a microsecond apart.
@@ -63,8 +72,8 @@ fn a_replay_makes_the_sums_of_its_recording() {
             assert_eq!((facts.requests, facts.blocks, facts.freed_elsewhere, facts.left_out), (1, 2, 1, 0));
             assert_eq!((facts.peak_live_bytes, facts.live_at_end_bytes), (320_000, 0));
             assert_eq!(facts.threads, if on_one_thread { 1 } else { 2 });
-            let replayed = replay(&plan, &Choice::named(name).unwrap()).unwrap();
-            assert_eq!(replayed.compared, 2, "{name}");
+            let found = replayed(&plan, name);
+            assert_eq!(found.compared, 2, "{name}");
         }
     }
 }
@@ -76,7 +85,7 @@ fn what_came_from_elsewhere_is_charged_and_not_made() {
     script.make(0, 1, 2, 8, false).free(0, 1, 1).end(0, 1, sums((1 << 40) + 8, (1 << 40) + 8, 2, 8));
     let plan = Plan::new(&script.recording(), None, false).unwrap();
     assert_eq!(plan.facts().peak_live_bytes, 8);
-    assert_eq!(replay(&plan, &Choice::named("default").unwrap()).unwrap().compared, 1);
+    assert_eq!(replayed(&plan, "default").compared, 1);
     assert_eq!(routes(&script.recording())[0].total_bytes, 8);
 }
 
@@ -102,7 +111,7 @@ fn what_makes_no_sense_is_an_error_or_left_out() {
     cut.free(0, 7, 7).end(0, 7, Sums::default()).make(0, 7, 8, 8, false).begin(0, 1, 0).make(0, 1, 1, 8, false);
     let plan = Plan::new(&cut.recording(), None, false).unwrap();
     assert_eq!((plan.facts().left_out, plan.facts().unfinished, plan.facts().live_at_end_bytes), (3, 1, 8));
-    assert_eq!(replay(&plan, &Choice::named("pool").unwrap()).unwrap().compared, 0);
+    assert_eq!(replayed(&plan, "pool").compared, 0);
 }
 
 /// Many requests that overlap, each block freed by the next thread.
@@ -134,7 +143,7 @@ fn blocks_pass_between_threads_without_a_step_out_of_order() {
     for name in ["default", "pool", "arena"] {
         let plan = Plan::new(&passed_on(5, 60, 20), None, false).unwrap();
         assert_eq!((plan.facts().threads, plan.facts().freed_elsewhere), (5, 58 * 20));
-        assert_eq!(replay(&plan, &Choice::named(name).unwrap()).unwrap().compared, 58, "{name}");
+        assert_eq!(replayed(&plan, name).compared, 58, "{name}");
     }
 }
 
@@ -148,7 +157,7 @@ fn a_route_is_replayed_alone() {
     }
     let plan = Plan::new(&script.recording(), Some("GET /other"), false).unwrap();
     assert_eq!((plan.facts().requests, plan.facts().peak_live_bytes, plan.facts().left_out), (5, 512, 0));
-    assert_eq!(replay(&plan, &Choice::named("pool").unwrap()).unwrap().compared, 5);
+    assert_eq!(replayed(&plan, "pool").compared, 5);
 }
 
 #[test]
@@ -159,11 +168,32 @@ fn touched_pages_are_in_memory_and_the_next_request_has_them_warm() {
         script.end(0, request, sums(64 << 20, 64 << 20, 1, 0));
     }
     let plan = Plan::new(&script.recording(), None, true).unwrap();
-    let replayed = replay(&plan, &Choice::named("pool").unwrap()).unwrap();
+    let found = replayed(&plan, "pool");
     // Once each page, or each huge page, not eight times; other tests' faults are in it too.
-    assert!(replayed.faults < 3 * 16_384, "{replayed:?}");
-    if let Some(peak) = replayed.peak_resident_bytes {
-        assert!(peak > 60 << 20, "{replayed:?}");
+    assert!(found.faults < 3 * 16_384, "{found:?}");
+    if let Some(peak) = found.peak_resident_bytes {
+        assert!(peak > 60 << 20, "{found:?}");
+    }
+}
+
+#[test]
+fn what_was_alive_at_one_time_is_alive_at_one_time() {
+    let mut script = Script::default();
+    for request in 1..=6 {
+        script.begin(request as u32, request, 0);
+    }
+    for request in 1..=6 {
+        script.make(request as u32, request, request, 8 << 20, false);
+    }
+    for request in 1..=6 {
+        script.free(request as u32, request, request).end(request as u32, request, sums(8 << 20, 8 << 20, 1, 0));
+    }
+    let plan = Plan::new(&script.recording(), None, false).unwrap();
+    for name in ["default", "pool"] {
+        let found = replayed(&plan, name);
+        if let Some(peak) = found.peak_resident_bytes {
+            assert!(peak > 40 << 20, "{name}: {found:?}");
+        }
     }
 }
 

@@ -490,6 +490,28 @@ pub enum Error {
         reason: String,
     },
 
+    /// A file is no recording, or a damaged one.
+    #[error("{}: at byte {offset}: {reason}; give a file that `ctxalloc run --record` or CTXALLOC_RECORD wrote", shown(.file))]
+    #[non_exhaustive]
+    BadRecording {
+        /// The file.
+        file: String,
+        /// Where, in bytes from its beginning.
+        offset: u64,
+        /// What is wrong there.
+        reason: &'static str,
+    },
+
+    /// A recording cannot be written or read.
+    #[error("no recording in {}: {reason}", shown(.file))]
+    #[non_exhaustive]
+    NoRecording {
+        /// The file.
+        file: String,
+        /// What the system said, or what stands in the way.
+        reason: String,
+    },
+
     /// A [`Token`](crate::Token) was used for a second [`reset`](crate::reset) (PEP 567: `RuntimeError`).
     #[error("this token has been used once already; each set() gives a token for one reset()")]
     TokenUsed,

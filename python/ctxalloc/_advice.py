@@ -35,6 +35,8 @@ DEFAULT_DECAY: Final = 10.0
 BLOCK_SECONDS: Final = 0.5e-6
 FAULT_SECONDS: Final = 1e-6
 """At most what a block, and a first touch of a page, costs: what cannot be gained need not be measured."""
+MIN_FAULT_SECONDS: Final = 0.25e-6
+"""What a page fault costs at least."""
 PREFERENCE: Final = ("pool", "hugepages", "arena")
 """Of strategies that are as good: the one that is the simplest to run comes first."""
 
@@ -160,8 +162,8 @@ def decide(route: dict[str, Any], measured: Measured) -> Decision:
     if hopes:
         best = max(hopes, key=lambda name: gains[name].share)
         said = (
-            f"{best} may save {gains[best].share:.0%} of a request's time, but rounds differ by as much; measure on a "
-            "quiet machine, or with more rounds"
+            f"{best} may save {max(0, gains[best].share):.0%} of a request's time and {gains[best].faults:.0f} page "
+            "faults, but rounds differ by as much; measure on a quiet machine, or with more rounds"
         )
         return Decision("unknown", BASE, said, gains[best])
     best = max(gains, key=lambda name: gains[name].share)
@@ -231,11 +233,21 @@ def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
 
 
 def _may_be_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
-    """Whether medians promise what the spread does not let be known."""
-    if gain.share < WORTH or _is_much_larger(rounds, base):
+    """Whether medians, or page faults, promise what the spread does not let be known."""
+    if _is_much_larger(rounds, base):
         return False
-    spread = max(_cpu(base)) / max(min(_cpu(base)), 1e-9)
-    return spread > STEADY or abs(gain.faults) * 10 >= statistics.median(one.faults for one in base) / len(base)
+    before, after = (statistics.median(one.faults for one in part) for part in (base, rounds))
+    has_fewer_faults = after <= before * (1 - LESS_MEMORY)
+    # The medians' share, and what the faults alone would make.
+    seconds_of_a_share = gain.cpu_seconds / gain.share if gain.share else math.inf
+    promise = gain.faults * MIN_FAULT_SECONDS / seconds_of_a_share
+    if has_fewer_faults and max(gain.share, promise) >= WORTH:
+        return True
+    return gain.share >= WORTH and max(map(_spread, (base, rounds))) > STEADY
+
+
+def _spread(rounds: list[Round]) -> float:
+    return max(_cpu(rounds)) / max(min(_cpu(rounds)), 1e-9)
 
 
 def _agree_on_counts(base: list[Round], rounds: list[Round]) -> bool:
@@ -287,8 +299,7 @@ def confidence_of(route: dict[str, Any], measured: Measured) -> str:
     parts.append(f"{how}: their p95 by a factor of {differ:.2f}")
     for name, rounds in measured.items():
         if name == BASE and rounds:
-            spread = max(_cpu(rounds)) / max(min(_cpu(rounds)), 1e-9)
-            parts.append(f"{counted(len(rounds), 'round')} of {name}, slowest over fastest {spread:.2f}")
+            parts.append(f"{counted(len(rounds), 'round')} of {name}, slowest over fastest {_spread(rounds):.2f}")
     if route["refused_requests"]:
         parts.append(f"{counted(route['refused_requests'], 'request')} refused, not among the peaks")
     return "; ".join(parts)

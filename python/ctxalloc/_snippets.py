@@ -64,7 +64,9 @@ def is_pattern(route: str) -> bool:
 
 def python(sets: Sequence[Set], kept: Kept | None) -> str:
     """The middleware's ``routes``, and requests by hand for names that are no routes."""
-    rows, by_hand, lines = [], [], []
+    rows: list[str] = []
+    by_hand: list[str] = []
+    lines: list[str] = []
     for one in sets:
         strategy, line = _PYTHON.get(one.strategy, (None, None))
         if (align := _aligned(one.strategy)) is not None:
@@ -91,10 +93,17 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
     return "\n".join(text)
 
 
+def _use(module: str, names: set[str]) -> str:
+    listed = ", ".join(sorted(names))
+    return f"use ctxalloc::{module}::{listed if len(names) == 1 else f'{{{listed}}}'};"
+
+
 def rust(sets: Sequence[Set]) -> str:
     """The layer of tower: terms by route."""
-    arms, names, sources = [], {"Strategy"}, set()
-    shared = []
+    arms: list[str] = []
+    names: set[str] = set()
+    sources: set[str] = set()
+    shared: list[str] = []
     for one in sets:
         strategy, needs = _RUST.get(one.strategy, ("", None))
         names |= set() if needs is None else set(needs.split(", "))
@@ -114,9 +123,7 @@ def rust(sets: Sequence[Set]) -> str:
         reserve = "" if one.reserve_bytes is None else f".reserve_bytes({one.reserve_bytes})"
         arm = f"        {json.dumps(path, ensure_ascii=False)} => terms{limit}{reserve}{strategy},"
         arms += [arm] if arm not in arms else []
-    names.discard("Strategy")
-    uses = [f"use ctxalloc::source::{{{', '.join(sorted(sources))}}};"] if sources else []
-    uses += [f"use ctxalloc::strategy::{{{', '.join(sorted(names))}}};"] if names else []
+    uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
     return "\n".join(
         [
             "use axum::extract::MatchedPath;",

@@ -127,7 +127,7 @@ class Script:
 KiB, MiB = 1 << 10, 1 << 20
 
 
-def all_die_at_once(requests: int = 40) -> Script:
+def all_die_at_once(requests: int = 24) -> Script:
     """Each request makes many blocks of middle size, and all are freed at its end."""
     script = Script()
     for _ in range(requests):
@@ -181,18 +181,18 @@ def powers_and_one(requests: int = 60) -> Script:
     return script
 
 
-def zeroed_giants(requests: int = 25) -> Script:
-    """One zeroed block of 48 MiB for each request."""
+def zeroed_giants(requests: int = 20) -> Script:
+    """One zeroed block of 34 MiB for each request."""
     script = Script()
     for _ in range(requests):
         request = script.begin("POST /giant")
-        block = script.make(request, 48 * MiB, zeroed=True)
+        block = script.make(request, 34 * MiB, zeroed=True)
         script.free(block)
         script.end(request)
     return script
 
 
-def passed_on(requests: int = 60) -> Script:
+def passed_on(requests: int = 30) -> Script:
     """A thread makes blocks, and another one frees them."""
     script = Script()
     for _ in range(requests):

@@ -47,6 +47,7 @@ mod pending;
 mod preloaded;
 mod profile;
 mod reclaimers;
+mod recording;
 mod request;
 mod scope;
 mod scope_type;

@@ -62,6 +62,8 @@ mod _native {
     #[pymodule_export]
     use super::super::reclaimers::PyReclaimer;
     #[pymodule_export]
+    use super::super::recording::{PyRecorder, PyRecording, record, stop_recording};
+    #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, note_ends, request,
         request_metrics, served_in, stats_of, whole_stats_of,

@@ -131,9 +131,9 @@ impl Events {
             What::End { .. } => (END, false),
         };
         let (other_request, other_thread) = (event.request != before.request, event.thread != before.thread);
-        let flags =
-            u8::from(other_request) * OTHER_REQUEST | u8::from(other_thread) * OTHER_THREAD | u8::from(flag) * FLAG;
-        bytes.push(kind | flags);
+        let flags = [(other_request, OTHER_REQUEST), (other_thread, OTHER_THREAD), (flag, FLAG)]
+            .map(|(is, bit)| u8::from(is) * bit);
+        bytes.push(flags.into_iter().fold(kind, |first, flag| first | flag));
         put(bytes, event.at_ns.saturating_sub(before.at_ns));
         if other_request {
             put_change(bytes, before.request, event.request);

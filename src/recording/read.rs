@@ -154,9 +154,8 @@ fn read_body(
     let run = current.and_then(|at| runs.get_mut(at)).ok_or("there is something before any process begins")?;
     match kind {
         EVENTS => {
-            if !read_events(rest, |event| run.events.push(event)) {
-                return Err("a frame has something that is no event");
-            }
+            let are_events = read_events(rest, |event| run.events.push(event));
+            are_events.then_some(()).ok_or("a frame has something that is no event")?;
         }
         NAME | HANDLER => {
             let mut bytes = Bytes { rest };

@@ -41,12 +41,16 @@ PREFERENCE: Final = ("pool", "hugepages", "arena")
 """Of strategies that are as good: the one that is the simplest to run comes first."""
 
 RULES: Final = (
-    f"another strategy: only if each of its rounds takes less processor time than each of the default's, in both "
-    f"halves of the recording, by at least {WORTH:.0%} of the requests' time, without "
-    f"{MORE_MEMORY:.0%} and 8 MiB more memory; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time",
+    (
+        f"another strategy: only if each of its rounds takes less processor time than each of the default's, in both "
+        f"halves of the recording, by at least {WORTH:.0%} of the requests' time, without {MORE_MEMORY:.0%} and 8 MiB "
+        f"more memory; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
+    ),
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
-    f"warm_bytes: 1.2 times the most bytes alive at one time; decay: 1.5 times the p95 of the gaps between requests up "
-    f"to {LONGEST_GAP:.0f} s, from 1 s on",
+    (
+        f"warm_bytes: 1.2 times the most bytes alive at one time; decay: 1.5 times the p95 of the gaps between "
+        f"requests up to {LONGEST_GAP:.0f} s, from 1 s on"
+    ),
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
 )
 
@@ -136,8 +140,8 @@ def needs_no_replay(route: dict[str, Any]) -> Decision | None:
     seconds = route["duration_ns"] / 1e9
     if bound < WORTH * seconds and route["peak_live_bytes"] < LESS_MEMORY_BYTES:
         said = (
-            f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of a "
-            "request, and hold less than 1 MiB together, so there is nothing to gain"
+            f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of "
+            "a request, and hold less than 1 MiB together, so there is nothing to gain"
         )
         return Decision("leave", BASE, said, None)
     return None
@@ -180,7 +184,7 @@ def _gain(name: str, base: list[Round], rounds: list[Round], route: dict[str, An
     # A replay leaves out what the program does with its arrays; where it takes longer than the requests did, its own
     # time is what can be gained from.
     seconds = max(route["duration_ns"] / 1e9, statistics.median(_cpu(base)), 1e-9)
-    peaks = [median_of([one.peak_bytes for one in part]) for part in (base, rounds)]
+    before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
     return Gain(
         name,
         saved / requests,
@@ -188,7 +192,7 @@ def _gain(name: str, base: list[Round], rounds: list[Round], route: dict[str, An
         (max(_cpu(base)) - min(_cpu(rounds))) / requests,
         saved / seconds,
         (statistics.median(one.faults for one in base) - statistics.median(one.faults for one in rounds)) / requests,
-        None if None in peaks else peaks[0] - peaks[1],  # type: ignore[operator] - neither is None
+        None if before is None or after is None else before - after,
     )
 
 
@@ -285,7 +289,9 @@ def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str
         )
     best = max(gains.values(), key=lambda gain: gain.share)
     if best.share < WORTH:
-        return f"no strategy saves {WORTH:.0%} of a request's time: the best one, {best.strategy}, saves {best.share:.1%}"
+        return (
+            f"no strategy saves {WORTH:.0%} of a request's time: the best one, {best.strategy}, saves {best.share:.1%}"
+        )
     return f"what {best.strategy} saves is within the spread of the rounds, and page faults say the same"
 
 

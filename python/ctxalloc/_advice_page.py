@@ -1,4 +1,4 @@
-"""The page of ``ctxalloc recommend --output``: one HTML file that needs nothing else. ``_recommend`` has the numbers."""
+"""The page of ``ctxalloc recommend --output``: one HTML file that needs nothing else. ``_recommend`` has its numbers."""
 
 import html
 import statistics
@@ -19,10 +19,13 @@ _PAGE: Final = """\
 <style>
 :root {{ color-scheme: light dark; font: 14px/1.45 system-ui, sans-serif; --line: #8884; --bar: #4a7fc1 }}
 body {{ margin: 1.5rem auto; max-width: 1100px; padding: 0 1rem }}
-h1 {{ font-size: 1.3rem; overflow-wrap: anywhere }} h2 {{ font-size: 1.05rem; margin: 1.8rem 0 .3rem; overflow-wrap: anywhere }}
+h1 {{ font-size: 1.3rem; overflow-wrap: anywhere }}
+h2 {{ font-size: 1.05rem; margin: 1.8rem 0 .3rem; overflow-wrap: anywhere }}
 h3 {{ font-size: .95rem; margin: 1rem 0 .2rem }} bdi {{ unicode-bidi: isolate }}
-dl {{ display: grid; grid-template-columns: 9rem 1fr; gap: .1rem .8rem; margin: .3rem 0 }} dd {{ margin: 0; overflow-wrap: anywhere }}
-.pictures {{ display: flex; flex-wrap: wrap; gap: 1.5rem }} figure {{ margin: .4rem 0 }} figcaption {{ opacity: .75 }}
+dl {{ display: grid; grid-template-columns: 9rem 1fr; gap: .1rem .8rem; margin: .3rem 0 }}
+dd {{ margin: 0; overflow-wrap: anywhere }}
+.pictures {{ display: flex; flex-wrap: wrap; gap: 1.5rem }} figure {{ margin: .4rem 0 }}
+figcaption {{ opacity: .75 }}
 svg text {{ font-size: 12px; fill: currentColor }} svg .bar {{ fill: var(--bar) }} svg .spread {{ stroke: currentColor }}
 pre {{ overflow: auto; border: 1px solid var(--line); padding: .6rem; font-size: 12px }}
 .change {{ color: #2d8a4e }} .unknown {{ color: #c08020 }} .partial {{ color: #c8453a }}

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TextIO
 from ctxalloc import _advice, _advice_page, _files, _native, _snippets
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._program import UsageError
-from ctxalloc._replay import FailedError, Measured, StoppedError, measured, progress_on, round_of
+from ctxalloc._replay import BASE, FailedError, Measured, StoppedError, measured, progress_on, round_of
 from ctxalloc._text import counted, printable, size_text
 
 ALL_ROUTES: Final = "all routes"
@@ -59,6 +59,7 @@ def advise(
         routes = [route for route in routes if route["name"] == only]
         if not routes:
             raise UsageError(f"--route {only!r}: no finished request of that name is in {path}")
+    strategies = list(dict.fromkeys([BASE, *strategies]))
     found: list[Advice] = []
     left = [route["name"] for route in routes]
     for number, route in enumerate(routes):
@@ -68,7 +69,7 @@ def advise(
         decision, is_partial = _advice.needs_no_replay(route), False
         if decision is None:
             try:
-                _measure(path, route, strategies, rounds, rounds_of, lambda text, p=prefix: shown(p + text))  # type: ignore[misc]
+                _measure(path, name, strategies, rounds, into=rounds_of, shown=_behind(prefix, shown))
             except StoppedError:
                 is_partial = True
             decision = _advice.decide(route, rounds_of)
@@ -76,9 +77,7 @@ def advise(
         confidence = _advice.confidence_of(route, rounds_of)
         change = _advice.would_change(route, decision)
         sizes = _advice.sizes_of(route)
-        found.append(
-            Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial)
-        )
+        found.append(Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial))
         if is_partial:
             break
     else:
@@ -86,20 +85,24 @@ def advise(
     return Found(found, whole, _advice.sizes_of(whole), left)
 
 
+def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: shown(prefix + text)
+
+
 def _measure(
     path: Path,
-    route: dict[str, Any],
+    route: str,
     strategies: Sequence[str],
     rounds: int,
+    *,
     into: Measured,
     shown: Callable[[str], None],
 ) -> None:
-    tried = list(strategies)
     try:
-        for strategy, numbers in measured(path, tried, rounds, route=route["name"], shown=shown):
+        for strategy, numbers in measured(path, strategies, rounds, route=route, shown=shown):
             into[strategy].append(round_of(numbers))
     except FailedError as error:
-        raise UsageError(f"route {route['name']!r}: {error}") from None
+        raise UsageError(f"route {route!r}: {error}") from None
 
 
 def recommend(
@@ -211,7 +214,8 @@ def headline(one: dict[str, Any]) -> str:
 def gain_text(gain: dict[str, Any]) -> str:
     """What a strategy saves, with its spread."""
     low, most = gain["low_seconds"] * 1e6, gain["high_seconds"] * 1e6
-    text = f"{gain['cpu_seconds'] * 1e6:.1f} us of CPU a request ({low:.1f} to {most:.1f}), {gain['share']:.1%} of its time"
+    text = f"{gain['cpu_seconds'] * 1e6:.1f} us of CPU a request ({low:.1f} to {most:.1f})"
+    text += f", {gain['share']:.1%} of its time"
     text += f"; {gain['faults']:.1f} page faults a request"
     if gain["peak_bytes"] is not None:
         text += f"; {size_text(gain['peak_bytes'])} of RSS at the peak"

@@ -235,7 +235,9 @@ def _print(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_partial
         )
     heads = ["strategy", "time", "ratio", "spread", "CPU", "page faults", "RSS at most", "after", "waste"]
     table(title, heads, rows, out)
-    print("  spread: slowest over fastest round; RSS: what the replay added; waste: RSS at most less live bytes", file=out)
+    print(
+        "  spread: slowest over fastest round; RSS: what the replay added; waste: RSS at most less live bytes", file=out
+    )
     print(
         f"  recorded: {size_text(live)} alive at most, {counted(facts['blocks'], 'block')}, "
         f"{facts['freed_elsewhere']} freed by another thread, {size_text(facts['live_at_end_bytes'])} never freed",

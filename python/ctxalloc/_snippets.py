@@ -42,8 +42,8 @@ _RUST: Final = {
     BASE: (".strategy(System)", "System"),
     "pool": ("", None),
     "arena": (".strategy(Arena::over(Pool::shared()))", "Arena, Pool"),
-    "tracked": (".strategy(Tracked::new(Pool::shared().clone()).expect(\"a pool\"))", "Pool, Tracked"),
-    "shared_memory": (".strategy(SharedMemory::new().expect(\"Linux\"))", "SharedMemory"),
+    "tracked": ('.strategy(Tracked::new(Pool::shared().clone()).expect("a pool"))', "Pool, Tracked"),
+    "shared_memory": ('.strategy(SharedMemory::new().expect("Linux"))', "SharedMemory"),
 }
 _RUST_HANDLERS: Final = {"hugepages": "HugePages::transparent()", "locked": "LockedPages::untried()"}
 
@@ -88,7 +88,12 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
     text += lines
     if rows:
-        text += ["routes = {", *rows, "}", "app = AllocatorMiddleware(app, routes=routes)  # wsgi and django have the same"]
+        text += [
+            "routes = {",
+            *rows,
+            "}",
+            "app = AllocatorMiddleware(app, routes=routes)  # wsgi and django have the same",
+        ]
     text += by_hand
     return "\n".join(text)
 

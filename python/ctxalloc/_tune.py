@@ -54,9 +54,10 @@ def run(options: argparse.Namespace) -> int:
     """Runs one of the two; its exit status."""
     out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
     path: Path = options.recording
+    if not path.exists():
+        print(f"ctxalloc {options.command}: there is no recording {os.fspath(path)!r}", file=sys.stderr)
+        return 2
     try:
-        if not path.exists():
-            raise UsageError(f"there is no recording {os.fspath(path)!r}")
         if options.command == "recommend":
             status = _recommend.recommend(
                 path,

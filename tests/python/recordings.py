@@ -88,7 +88,9 @@ class Script:
         account.blocks += 1
         account.grow(size)
         self.sizes[self.blocks] = request, size
-        self._add(thread, request, ALLOCATE | (0x40 if zeroed else 0), change(0, self.blocks) + number(size) + number(5))
+        self._add(
+            thread, request, ALLOCATE | (0x40 if zeroed else 0), change(0, self.blocks) + number(size) + number(5)
+        )
         return self.blocks
 
     def resize(self, block: int, size: int, thread: int = 0) -> None:

@@ -44,7 +44,7 @@ def test_the_middlewares_routes_run_and_limit(monkeypatch: pytest.MonkeyPatch) -
         await send({"type": "http.response.body", "body": b""})
 
     names: dict[str, Any] = {"app": app}
-    exec(_snippets.python(SETS, Kept(64 * MiB, 5.0)), names)  # noqa: S102 - what users paste
+    exec(_snippets.python(SETS, Kept(64 * MiB, 5.0)), names)
     assert seen == [{"warm_bytes": 64 * MiB, "decay_seconds": 5}]
     for path in ("/report", "/table", "/plain", "/aligned", "/tracked"):
         asyncio.run(call(names["app"], http(path)))
@@ -55,8 +55,9 @@ def test_the_middlewares_routes_run_and_limit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_name_that_is_no_route_is_a_request_by_hand() -> None:
     text = _snippets.python([Set("nightly 'sums'", "pool", MiB, None)], None)
-    assert "configure" not in text and "routes" not in text
-    exec(text, {})  # noqa: S102 - what users paste
+    assert "configure" not in text
+    assert "routes" not in text
+    exec(text, {})
 
 
 def test_the_layer_of_rust_is_the_one_that_is_compiled() -> None:
@@ -69,20 +70,16 @@ def test_the_layer_of_rust_is_the_one_that_is_compiled() -> None:
 
 @pytest.mark.parametrize("one", [*SETS, Set("sum", "hugepages", MiB, None)])
 def test_the_terms_of_dask_are_terms(one: Set) -> None:
-    class Client:
-        """Instead of Dask's: ``make test-clusters`` has the real plugin."""
-
-        prefixes: dict[str, Any] = {}
-
+    # Of the real plugin's argument only: Dask is in another environment.
     text = _snippets.dask([one])
     assert text.startswith("from ctxalloc.dask import RequestPlugin\n")
     names: dict[str, Any] = {}
-    exec(text.partition("\n")[2].partition("\nclient.")[0], names)  # noqa: S102 - what users paste
+    exec(text.partition("\n")[2].partition("\nclient.")[0], names)
     assert Terms().changed(names["prefixes"][one.route], "a test") is not None
 
 
 def test_a_python_file_of_all_strategies_is_one(tmp_path: Path) -> None:
-    sets = [Set(f"GET /{name}", name, MiB, None) for name in _snippets._PYTHON]  # noqa: SLF001 - all of them
+    sets = [Set(f"GET /{name}", name, MiB, None) for name in _snippets._PYTHON]
     path = tmp_path / "advice.py"
     path.write_text(_snippets.python(sets, None))
     compile(path.read_text(), str(path), "exec")

@@ -32,6 +32,9 @@ HALVES: Final = 1.5
 LONGEST_GAP: Final = 60.0
 """Nothing is kept warm over longer gaps, in seconds."""
 DEFAULT_DECAY: Final = 10.0
+"""What pools keep by default, in seconds; less than this would cost requests that come again at once."""
+GAPS_IN_DECAY: Final = 12
+"""A pool forgets a peak after one to two eighths of its decay (decision 0031): those have to span a gap."""
 BLOCK_SECONDS: Final = 0.5e-6
 FAULT_SECONDS: Final = 1e-6
 """At most what a block, and a first touch of a page, costs: what cannot be gained need not be measured."""
@@ -48,8 +51,8 @@ RULES: Final = (
     ),
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
     (
-        f"warm_bytes: 1.2 times the most bytes alive at one time; decay: 1.5 times the p95 of the gaps between "
-        f"requests up to {LONGEST_GAP:.0f} s, from 1 s on"
+        f"warm_bytes: 1.2 times the most bytes alive at one time; decay: {GAPS_IN_DECAY} times the p95 of the gaps "
+        f"between requests up to {LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
     ),
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
 )
@@ -117,7 +120,7 @@ def _decay(gaps_ns: Sequence[int]) -> float:
     short = [gap for gap in gaps if gap <= LONGEST_GAP]
     if not gaps:
         return DEFAULT_DECAY
-    return float(max(1, math.ceil(1.5 * quantile(short, 0.95)))) if short else 1.0
+    return max(DEFAULT_DECAY, float(math.ceil(GAPS_IN_DECAY * quantile(short, 0.95)))) if short else 1.0
 
 
 def halves_differ(route: dict[str, Any]) -> float:

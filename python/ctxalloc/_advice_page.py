@@ -1,4 +1,4 @@
-"""The page of ``ctxalloc recommend --output``: one HTML file that needs nothing else. ``_recommend`` has its numbers."""
+"""The page of ``ctxalloc recommend --output``: one HTML file that needs nothing else, of what ``_recommend`` tells."""
 
 import html
 import statistics

@@ -26,7 +26,8 @@ dl {{ display: grid; grid-template-columns: 9rem 1fr; gap: .1rem .8rem; margin: 
 dd {{ margin: 0; overflow-wrap: anywhere }}
 .pictures {{ display: flex; flex-wrap: wrap; gap: 1.5rem }} figure {{ margin: .4rem 0 }}
 figcaption {{ opacity: .75 }}
-svg text {{ font-size: 12px; fill: currentColor }} svg .bar {{ fill: var(--bar) }} svg .spread {{ stroke: currentColor }}
+svg text {{ font-size: 12px; fill: currentColor }} svg .bar {{ fill: var(--bar) }}
+svg .spread {{ stroke: currentColor }}
 pre {{ overflow: auto; border: 1px solid var(--line); padding: .6rem; font-size: 12px }}
 .change {{ color: #2d8a4e }} .unknown {{ color: #c08020 }} .partial {{ color: #c8453a }}
 </style>

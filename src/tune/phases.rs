@@ -5,8 +5,10 @@
 //! first step of a phase waits for the last steps of all threads in the one before, and all others of its phase wait
 //! for the first: there are at most twice as many waits as steps.
 
-use super::plan::Last;
 use std::collections::HashMap;
+
+/// The last step of something: on which lane, and which of its steps.
+pub(super) type Last = (u32, usize);
 
 #[derive(Debug, Default)]
 pub(super) struct Phases {

@@ -11,7 +11,7 @@
 //! All of these point backward in the recording, so nobody waits for ever.
 
 use super::model::Account;
-use super::phases::Phases;
+use super::phases::{Last, Phases};
 use crate::error::Error;
 use crate::recording::{Event, Recording, Sums, What};
 use std::collections::{HashMap, HashSet};
@@ -148,9 +148,6 @@ impl Plan {
 pub(super) fn contradicts(what: String) -> Error {
     Error::Replay { what: format!("the recording contradicts itself: {what}"), advice: "record anew" }
 }
-
-/// The last step of something: on which lane, and which of its steps.
-pub(super) type Last = (u32, usize);
 
 /// From so many bytes on a block is large: much of the resident memory, and so in the order of `phases.rs`.
 const LARGE_BYTES: u64 = 64 << 10;

@@ -29,6 +29,10 @@ KNOWN: dict[str, set[tuple[str, str]]] = {
 """What each should get. That it is not known is never wrong."""
 
 
+ROUNDS = 10 if "CTXALLOC_STRESS" in os.environ else 3
+"""`make stress` takes more."""
+
+
 def command(*words: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "ctxalloc", *map(str, words)], capture_output=True, text=True, timeout=300, check=False
@@ -46,10 +50,10 @@ def advice(folder: Path, name: str, rounds: int = 3) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_advice_is_the_known_answer_or_that_it_is_not_known(name: str, tmp_path: Path) -> None:
-    found = advice(tmp_path, name, int(os.environ.get("TUNE_ROUNDS", "3")))
+    found = advice(tmp_path, name, ROUNDS)
     assert found["verdict"] == "unknown" or (found["verdict"], found["strategy"]) in KNOWN[name], found
     for rounds in found["rounds"].values():
-        assert len(rounds) == int(os.environ.get("TUNE_ROUNDS", "3"))
+        assert len(rounds) == ROUNDS
     # What counts decide, however busy the machine is.
     faults = {strategy: [one["faults"] for one in rounds] for strategy, rounds in found["rounds"].items()}
     if name in ("all_die_at_once", "zeroed_giants", "passed_on"):

@@ -416,6 +416,16 @@ pub enum Error {
         advice: &'static str,
     },
 
+    /// A recording could not be [replayed](crate::tune::replay).
+    #[error("{what}; {advice}")]
+    #[non_exhaustive]
+    Replay {
+        /// What failed, with the values.
+        what: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+
     /// The directory that `CTXALLOC_METRICS_DIR` names cannot be used.
     #[error(
         "the counters cannot be shared in {folder:?}, which the environment names in CTXALLOC_METRICS_DIR: {reason}; name a \

@@ -41,6 +41,7 @@
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | a question: how much, under which name? | [`metrics`] |
 //! | what requests asked of memory, and when | [`recording`] |
+//! | what that takes under another strategy | [`tune`] |
 //! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | Rust's own heap: `Box`, `Vec`, `String` | [`GlobalScoped`], a global allocator that attributes it to requests |
@@ -53,10 +54,10 @@
 //! ## Layers: each uses only those to its right
 //!
 //! `python` → `capi` → `tower` → `task` → `room` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
-//! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the
-//! leaves `answer`, `counters`, `error`, `layout`, `os`, `recording`, `settings`, `sync`, `trace`, `unattributed` for
-//! all. A test reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and
-//! one selection.
+//! [`source`], with [`tune`] beside `tower`, and [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and
+//! `rayon` beside `task`, and the leaves `answer`, `counters`, `error`, `layout`, `os`, `recording`, `settings`, `sync`,
+//! `trace`, `unattributed` for all. A test reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks
+//! through one allocation and one selection.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -70,6 +71,7 @@ pub mod scope;
 pub mod source;
 pub mod strategy;
 pub mod thread;
+pub mod tune;
 #[cfg(ctxalloc_whole)]
 mod whole;
 

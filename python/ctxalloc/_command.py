@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _compare, _flame, _info, _report, _run, _trace, _whole
+from ctxalloc import _compare, _flame, _info, _report, _run, _trace, _tune, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, RefusedError, UsageError
 from ctxalloc._text import size_of
@@ -119,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     exported.add_argument("recording", type=Path, help="the file; those beside it are read with it")
     info = commands.add_parser("info", help="what this machine and this Python offer, and what to change")
     info.add_argument("--json", action="store_true", help="print it for programs")
+    _tune.add_to(commands, _rounds)
     return parser
 
 
@@ -186,6 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = its_own
     if options.command in ("info", "compare", "trace", "whole"):
         return _printed(options)
+    if options.command in _tune.COMMANDS:
+        return _tune.run(options)
     is_by_stack = options.kind is not None and _flame.has_format(Path(options.kind))
     for given, other, is_wrong in (
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),

@@ -51,6 +51,8 @@ __all__ = [
     "_present_requests",
     "_profile_begin",
     "_profile_end",
+    "_recorded_routes",
+    "_replay",
     "_resident_bytes",
     "_served_in",
     "_stats",
@@ -576,6 +578,10 @@ def _metrics() -> tuple[
 def _pools() -> tuple[int, int]: ...
 def _pools_resident() -> int | None: ...
 def _resident_bytes() -> int: ...
+def _recorded_routes(path: str | os.PathLike[str], /) -> list[dict[str, Any]]: ...
+def _replay(
+    path: str | os.PathLike[str], strategy: str, /, *, route: str | None = None, on_one_thread: bool = False
+) -> dict[str, Any]: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None, WholeStats | None]
 ]: ...

@@ -34,7 +34,7 @@ def counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{plural}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with escapes for what a terminal would obey: names are a program's own."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
@@ -47,7 +47,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: 
     """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text."""
     if not rows:
         return
-    title, rows = _printable(title), [[_printable(cell) for cell in row] for row in rows]
+    title, rows = printable(title), [[printable(cell) for cell in row] for row in rows]
     if out.isatty() and importlib.util.find_spec("rich"):
         _rich_table(title, heads, rows, out)
         return

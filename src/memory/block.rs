@@ -3,11 +3,12 @@
 
 use crate::error::Error;
 use crate::handler::{Handler, Held};
+use crate::os;
 use std::fmt;
 use std::ptr::NonNull;
 
 /// Bytes of a handler, released to it on drop. With a length of zero there is no block.
-pub(super) struct Block {
+pub(crate) struct Block {
     /// Dangling while `length` is zero; otherwise a live block of `handler` with `length` bytes.
     start: NonNull<u8>,
     length: usize,
@@ -32,7 +33,7 @@ impl Block {
     ///
     /// # Errors
     /// Those of [`Handler::allocate_zeroed`].
-    pub(super) fn zeroed(handler: Handler, length: usize) -> Result<Self, Error> {
+    pub(crate) fn zeroed(handler: Handler, length: usize) -> Result<Self, Error> {
         if length == 0 {
             return Ok(Self::empty(handler));
         }
@@ -43,7 +44,7 @@ impl Block {
     ///
     /// # Errors
     /// Those of [`Handler::allocate`].
-    pub(super) fn uninitialised(handler: Handler, length: usize) -> Result<Self, Error> {
+    pub(crate) fn uninitialised(handler: Handler, length: usize) -> Result<Self, Error> {
         if length == 0 {
             return Ok(Self::empty(handler));
         }
@@ -55,13 +56,27 @@ impl Block {
     ///
     /// # Errors
     /// Those of [`Handler::resize`]; it is unchanged then.
-    pub(super) fn resize_uninitialised(&mut self, length: usize) -> Result<(), Error> {
+    pub(crate) fn resize_uninitialised(&mut self, length: usize) -> Result<(), Error> {
         debug_assert!(self.length > 0 && length > 0);
         // SAFETY: a live block of this handler, since the length is not zero. The old pointer is overwritten on
         // success.
         self.start = unsafe { self.handler.resize(self.start, length) }?;
         self.length = length;
         Ok(())
+    }
+
+    /// Writes one byte in each page from byte `from` on, as a program that fills them would: then they are in memory.
+    pub(crate) fn touch(&mut self, from: usize) {
+        let page = os::page_bytes();
+        // The first byte of the range, and of each page that begins in it.
+        let start = self.start.addr().get();
+        let mut at = from;
+        while at < self.length {
+            // SAFETY: inside of a live block, which is exclusively borrowed; `at` is less than its length. Volatile: it
+            // is done for the page, and nobody reads the byte.
+            unsafe { self.start.add(at).write_volatile(1) };
+            at = ((start + at) / page + 1) * page - start;
+        }
     }
 
     /// Copies `bytes` into it.

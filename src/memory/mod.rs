@@ -10,6 +10,7 @@ mod device_buffer;
 mod global_scoped;
 mod scratch;
 
+pub(crate) use block::Block;
 pub use buffer::Buffer;
 pub use context_alloc::ContextAlloc;
 pub use device_buffer::DeviceBuffer;

@@ -21,6 +21,7 @@
 //! | `can_write` | a byte through a pipe and back | the same | VirtualQuery |
 //! | `map_file`, `only_for_its_owner`, `without_waiting` | mmap, O_NOFOLLOW, mode 0600, O_NONBLOCK | the same | no: an error |
 //! | `process_started` | /proc/PID/stat | proc_pidinfo | no |
+//! | `used` | getrusage | getrusage | no |
 //! | `resident_bytes` | /proc/self/statm | no | no |
 //! | `resident_within` | mincore | no | no |
 //! | `print_error` | write | write | write |

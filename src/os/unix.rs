@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::{NonNull, null_mut};
+use std::time::Duration;
 
 /// The size of a page in bytes, 4096 if the system does not say.
 pub(crate) fn page_bytes() -> usize {
@@ -19,6 +20,24 @@ pub(crate) fn physical_bytes() -> usize {
     // SAFETY: sysconf takes any number.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     usize::try_from(pages).unwrap_or(0).saturating_mul(page_bytes())
+}
+
+/// The processor time of this process, all threads in the program and in the kernel, and its page faults. `None` if the
+/// system does not say.
+pub(crate) fn used() -> Option<(Duration, u64)> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: getrusage writes one struct, for which there is room.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: getrusage has filled it; all zeros would be a valid one too.
+    let usage = unsafe { usage.assume_init() };
+    let time = |part: libc::timeval| {
+        Duration::from_secs(part.tv_sec.try_into().unwrap_or(0))
+            + Duration::from_micros(part.tv_usec.try_into().unwrap_or(0))
+    };
+    let faults = usage.ru_minflt.saturating_add(usage.ru_majflt);
+    Some((time(usage.ru_utime) + time(usage.ru_stime), faults.try_into().unwrap_or(0)))
 }
 
 /// Maps private zero pages, which take memory when they are first touched. `None` if there are none.

@@ -200,6 +200,11 @@ pub(crate) fn process_started(_pid: u32) -> Option<u64> {
 }
 
 /// Not known.
+pub(crate) fn used() -> Option<(std::time::Duration, u64)> {
+    None
+}
+
+/// Not known.
 pub(crate) fn resident_bytes() -> Option<usize> {
     None
 }

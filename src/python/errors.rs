@@ -145,6 +145,7 @@ impl From<Error> for PyErr {
             | Error::NoHugePages { .. }
             | Error::LockLimit { .. }
             | Error::Metrics { .. }
+            | Error::Replay { .. }
             | Error::Sycl { .. }
             | Error::Cuda { .. }
             | Error::SystemRefused { .. } => PyRuntimeError::new_err(message),

@@ -67,6 +67,7 @@ mod text;
 mod token;
 mod token_cell;
 mod tracked;
+mod tune;
 mod usm;
 #[cfg(ctxalloc_whole)]
 mod whole;

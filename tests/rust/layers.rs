@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["python"],
     &["capi"],
-    &["tower"],
+    &["tower", "tune"],
     &["task", "thread", "request", "metrics", "rayon"],
     &["room"],
     &["memory"],

@@ -1,6 +1,8 @@
 //! `tower::RequestLayer`: each request of a service is reported once, however it ends, and nothing of it stays.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "tower/advised.rs"]
+mod advised;
 #[path = "tower/grpc.rs"]
 mod grpc;
 #[path = "tower/http1.rs"]

@@ -50,8 +50,8 @@ function _shtab_ctxalloc_using
   test "$_shtab_ctxalloc_cmdpath" = "$argv"
 end
 
-set -g _shtab_ctxalloc_commands run whole compare trace 'trace info' 'trace export' info
-set -g _shtab_ctxalloc_opts_with_value --handler --limit --output --record --rounds --sites --to -c
+set -g _shtab_ctxalloc_commands run whole compare trace 'trace info' 'trace export' info replay recommend
+set -g _shtab_ctxalloc_opts_with_value --handler --limit --output --record --rounds --route --sites --strategy --to -c
 
 complete -c ctxalloc -e
 complete -c ctxalloc -f
@@ -91,3 +91,17 @@ complete -c ctxalloc -n '_shtab_ctxalloc_using trace export' -l output -xka "(__
 complete -c ctxalloc -n '_shtab_ctxalloc_using; and test $_shtab_ctxalloc_npos -eq 0' -a info -d 'what this machine and this Python offer, and what to change'
 complete -c ctxalloc -n '_shtab_ctxalloc_using info' -s h -l help -d 'show this help message and exit'
 complete -c ctxalloc -n '_shtab_ctxalloc_using info' -l json -d 'print it for programs'
+complete -c ctxalloc -n '_shtab_ctxalloc_using; and test $_shtab_ctxalloc_npos -eq 0' -a replay -d 'what a recording takes under each strategy'
+complete -c ctxalloc -n '_shtab_ctxalloc_using replay' -s h -l help -d 'show this help message and exit'
+complete -c ctxalloc -n '_shtab_ctxalloc_using replay' -l strategy -x -d 'which, separated by commas (default: default,pool,arena,hugepages)'
+complete -c ctxalloc -n '_shtab_ctxalloc_using replay' -l rounds -x -d 'how often each (default: 5)'
+complete -c ctxalloc -n '_shtab_ctxalloc_using replay' -l route -x -d 'requests of this name only'
+complete -c ctxalloc -n '_shtab_ctxalloc_using replay' -l json -d 'print it for programs'
+complete -c ctxalloc -n '_shtab_ctxalloc_using replay' -l one-thread -d 'all on one thread, in the recorded order: the same steps at each round'
+complete -c ctxalloc -n '_shtab_ctxalloc_using; and test $_shtab_ctxalloc_npos -eq 0' -a recommend -d 'what each route of a recording should get, and why'
+complete -c ctxalloc -n '_shtab_ctxalloc_using recommend' -s h -l help -d 'show this help message and exit'
+complete -c ctxalloc -n '_shtab_ctxalloc_using recommend' -l strategy -x -d 'which, separated by commas (default: default,pool,arena,hugepages)'
+complete -c ctxalloc -n '_shtab_ctxalloc_using recommend' -l rounds -x -d 'how often each (default: 5)'
+complete -c ctxalloc -n '_shtab_ctxalloc_using recommend' -l route -x -d 'requests of this name only'
+complete -c ctxalloc -n '_shtab_ctxalloc_using recommend' -l json -d 'print it for programs'
+complete -c ctxalloc -n '_shtab_ctxalloc_using recommend' -l output -xka "(__fish_complete_path (commandline -ct))" -d 'write a page, a .html'

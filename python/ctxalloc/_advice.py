@@ -1,0 +1,331 @@
+"""What to advise for a route: pure functions of what was recorded and measured, and the rules that are printed.
+
+A strategy is advised only where it gains something beyond the spread of the rounds, in both halves of the recording,
+and where the gain is worth it beside the time of the request. Else the advice is to leave it as it is, or, where the
+numbers do not agree, that it is not known.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from ctxalloc._replay import BASE, Measured, Round, median_of
+from ctxalloc._text import counted, size_text
+
+MIN_REQUESTS: Final = 20
+"""With fewer requests nothing is known."""
+MIN_ROUNDS: Final = 3
+"""With fewer rounds of each strategy nothing is known of the spread."""
+WORTH: Final = 0.02
+"""What share of a request's time a gain has to be."""
+LESS_MEMORY: Final = 0.1
+"""By what share the peak of the resident memory must be smaller to be a reason by itself, and by how many bytes."""
+LESS_MEMORY_BYTES: Final = 1 << 20
+MORE_MEMORY: Final = 0.25
+"""By what share, and by how many bytes, it must be larger to be a reason against."""
+MORE_MEMORY_BYTES: Final = 8 << 20
+STEADY: Final = 1.3
+"""Slowest over fastest round of the default, above which small differences say nothing."""
+HALVES: Final = 1.5
+"""Larger over smaller p95 of the peaks of both halves, above which the recording does not say what is usual."""
+LONGEST_GAP: Final = 60.0
+"""Nothing is kept warm over longer gaps, in seconds."""
+DEFAULT_DECAY: Final = 10.0
+"""What pools keep by default, in seconds; less than this would cost requests that come again at once."""
+GAPS_IN_DECAY: Final = 12
+"""A pool forgets a peak after one to two eighths of its decay (decision 0031): those have to span a gap."""
+BLOCK_SECONDS: Final = 0.5e-6
+FAULT_SECONDS: Final = 1e-6
+"""At most what a block, and a first touch of a page, costs: what cannot be gained need not be measured."""
+MIN_FAULT_SECONDS: Final = 0.25e-6
+"""What a page fault costs at least."""
+PREFERENCE: Final = ("pool", "hugepages", "arena")
+"""Of strategies that are as good: the one that is the simplest to run comes first."""
+
+RULES: Final = (
+    (
+        f"another strategy: only if each of its rounds takes less processor time than each of the default's, in both "
+        f"halves of the recording, by at least {WORTH:.0%} of the requests' time, without {MORE_MEMORY:.0%} and 8 MiB "
+        f"more memory; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
+    ),
+    "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
+    (
+        f"warm_bytes: 1.2 times the most bytes alive at one time; decay: {GAPS_IN_DECAY} times the p95 of the gaps "
+        f"between requests up to {LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
+    ),
+    f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
+)
+
+Verdict: TypeAlias = Literal["change", "leave", "unknown"]
+
+
+class Gain(NamedTuple):
+    """What a strategy saves against the default. Negative: it costs."""
+
+    strategy: str
+    cpu_seconds: float
+    """Of each request, by the medians."""
+    low_seconds: float
+    """Of each request, by the rounds that differ least."""
+    high_seconds: float
+    share: float
+    """Of the time of the requests."""
+    faults: float
+    """Page faults of each request."""
+    peak_bytes: float | None
+    """Resident memory at the peak."""
+
+
+class Decision(NamedTuple):
+    """Which strategy, and why."""
+
+    verdict: Verdict
+    strategy: str
+    """The default where nothing is advised."""
+    reason: str
+    gain: Gain | None
+
+
+class Sizes(NamedTuple):
+    """Numbers to set; None where too little is known."""
+
+    limit_bytes: int | None
+    reserve_bytes: int | None
+    warm_bytes: int
+    decay_seconds: float
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest of these that at least the share ``q`` of them are not above. They are sorted, and not none."""
+    return values[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def sizes_of(route: dict[str, Any]) -> Sizes:
+    """What to set for a route, or for all together."""
+    peaks = sorted(route["peak_bytes"])
+    limit = reserve = None
+    if len(peaks) >= MIN_REQUESTS:
+        limit, reserve = _up(1.5 * quantile(peaks, 0.999), 64 << 10), _up(1.2 * quantile(peaks, 0.95), 64 << 10)
+        reserve = min(reserve, limit)
+    return Sizes(limit, reserve, _up(1.2 * route["peak_live_bytes"], 1 << 20), _decay(route["gaps_ns"]))
+
+
+def _up(size: float, step: int) -> int:
+    return max(1, math.ceil(size / step)) * step
+
+
+def _decay(gaps_ns: Sequence[int]) -> float:
+    gaps = sorted(gap / 1e9 for gap in gaps_ns)
+    short = [gap for gap in gaps if gap <= LONGEST_GAP]
+    if not gaps:
+        return DEFAULT_DECAY
+    return max(DEFAULT_DECAY, float(math.ceil(GAPS_IN_DECAY * quantile(short, 0.95)))) if short else 1.0
+
+
+def halves_differ(route: dict[str, Any]) -> float:
+    """By how much the p95 of the peaks of both halves differ: larger over smaller."""
+    peaks = route["peak_bytes"]
+    half = len(peaks) // 2
+    if half == 0:
+        return 1.0
+    one, other = (max(1, quantile(sorted(part), 0.95)) for part in (peaks[:half], peaks[half:]))
+    return max(one, other) / min(one, other)
+
+
+def needs_no_replay(route: dict[str, Any]) -> Decision | None:
+    """The decision where it is known before anything is measured."""
+    requests = route["requests"]
+    if requests < MIN_REQUESTS:
+        said = f"{counted(requests, 'request')} say too little; record at least {MIN_REQUESTS}"
+        return Decision("unknown", BASE, said, None)
+    bound = route["blocks"] * BLOCK_SECONDS + route["total_bytes"] / 4096 * FAULT_SECONDS
+    seconds = route["duration_ns"] / 1e9
+    if bound < WORTH * seconds and route["peak_live_bytes"] < LESS_MEMORY_BYTES:
+        said = (
+            f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of "
+            "a request, and hold less than 1 MiB together, so there is nothing to gain"
+        )
+        return Decision("leave", BASE, said, None)
+    return None
+
+
+def decide(route: dict[str, Any], measured: Measured) -> Decision:
+    """Which strategy, by what was measured of the default and others."""
+    base = measured.get(BASE, [])
+    others = {name: rounds for name, rounds in measured.items() if name != BASE and len(rounds) >= MIN_ROUNDS}
+    if len(base) < MIN_ROUNDS or not others:
+        said = f"it was not measured often enough: {MIN_ROUNDS} rounds of each strategy are needed"
+        return Decision("unknown", BASE, said, None)
+    gains = {name: _gain(name, base, rounds, route) for name, rounds in others.items()}
+    good = [name for name, rounds in others.items() if _is_better(base, rounds, gains[name])]
+    if good:
+        best = _best(good, others)
+        if halves_differ(route) > HALVES and not _agree_on_counts(base, others[best]):
+            said = f"{best} may gain something, but the two halves of the recording differ in size; record for longer"
+            return Decision("unknown", BASE, said, gains[best])
+        return Decision("change", best, _why(best, gains[best]), gains[best])
+    hopes = [name for name, rounds in others.items() if _may_be_better(base, rounds, gains[name])]
+    if hopes:
+        best = max(hopes, key=lambda name: gains[name].share)
+        said = (
+            f"{best} may save {max(0, gains[best].share):.0%} of a request's time and {gains[best].faults:.0f} page "
+            "faults, but rounds differ by as much; measure on a quiet machine, or with more rounds"
+        )
+        return Decision("unknown", BASE, said, gains[best])
+    best = max(gains, key=lambda name: gains[name].share)
+    return Decision("leave", BASE, _why_not(base, others, gains), gains[best])
+
+
+def _cpu(rounds: list[Round]) -> list[float]:
+    return [one.cpu for one in rounds]
+
+
+def _gain(name: str, base: list[Round], rounds: list[Round], route: dict[str, Any]) -> Gain:
+    requests = max(1, route["requests"])
+    saved = statistics.median(_cpu(base)) - statistics.median(_cpu(rounds))
+    # A replay leaves out what the program does with its arrays; where it takes longer than the requests did, its own
+    # time is what can be gained from.
+    seconds = max(route["duration_ns"] / 1e9, statistics.median(_cpu(base)), 1e-9)
+    before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
+    return Gain(
+        name,
+        saved / requests,
+        (min(_cpu(base)) - max(_cpu(rounds))) / requests,
+        (max(_cpu(base)) - min(_cpu(rounds))) / requests,
+        saved / seconds,
+        (statistics.median(one.faults for one in base) - statistics.median(one.faults for one in rounds)) / requests,
+        None if before is None or after is None else before - after,
+    )
+
+
+def _is_faster(base: list[Round], rounds: list[Round]) -> bool:
+    """In every round, and in both halves of the recording."""
+    return max(_cpu(rounds)) < min(_cpu(base)) and all(
+        statistics.median(map(half, rounds)) < statistics.median(map(half, base)) for half in (_first, _second)
+    )
+
+
+def _first(one: Round) -> float:
+    return one.cpu_first_half
+
+
+def _second(one: Round) -> float:
+    return one.cpu - one.cpu_first_half
+
+
+def _is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -> bool:
+    """Whether each of these rounds takes more memory than each of those, by this share and so many bytes."""
+    these, those = ([one.peak_bytes for one in part if one.peak_bytes is not None] for part in (rounds, than))
+    if not these or not those:
+        return False
+    return min(these) > max(those) * (1 + share) and min(these) - max(those) >= size
+
+
+def _is_much_larger(rounds: list[Round], base: list[Round]) -> bool:
+    return _is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
+
+
+def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
+    return _is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
+
+
+def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
+    if _is_much_larger(rounds, base):
+        return False
+    if _is_faster(base, rounds) and gain.share >= WORTH:
+        return True
+    is_slower = statistics.median(_cpu(rounds)) > statistics.median(_cpu(base)) * 1.05
+    return _is_smaller(rounds, base) and not is_slower
+
+
+def _may_be_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
+    """Whether medians, or page faults, promise what the spread does not let be known."""
+    if _is_much_larger(rounds, base):
+        return False
+    before, after = (statistics.median(one.faults for one in part) for part in (base, rounds))
+    has_fewer_faults = after <= before * (1 - LESS_MEMORY)
+    # The medians' share, and what the faults alone would make.
+    seconds_of_a_share = gain.cpu_seconds / gain.share if gain.share else math.inf
+    promise = gain.faults * MIN_FAULT_SECONDS / seconds_of_a_share
+    if has_fewer_faults and max(gain.share, promise) >= WORTH:
+        return True
+    return gain.share >= WORTH and max(map(_spread, (base, rounds))) > STEADY
+
+
+def _spread(rounds: list[Round]) -> float:
+    return max(_cpu(rounds)) / max(min(_cpu(rounds)), 1e-9)
+
+
+def _agree_on_counts(base: list[Round], rounds: list[Round]) -> bool:
+    """Whether page faults, which noise does not touch, say the same: each round has fewer."""
+    return max(one.faults for one in rounds) < min(one.faults for one in base)
+
+
+def _best(good: list[str], others: Measured) -> str:
+    first = min(good, key=lambda name: statistics.median(_cpu(others[name])))
+    # Whose rounds overlap with those of the fastest are as good as it is.
+    alike = [name for name in good if min(_cpu(others[name])) <= max(_cpu(others[first]))]
+    smaller = [name for name in alike if not any(_is_smaller(others[other], others[name]) for other in alike)]
+    order = {name: at for at, name in enumerate(PREFERENCE)}
+    return min(smaller or alike, key=lambda name: order.get(name, len(order)))
+
+
+def _why(name: str, gain: Gain) -> str:
+    parts = []
+    if gain.share >= WORTH and gain.low_seconds > 0:
+        parts.append(f"takes {gain.cpu_seconds * 1e6:.0f} us of processor time less for a request ({gain.share:.0%})")
+    if gain.faults >= 1:
+        parts.append(f"has {gain.faults:.0f} page faults less for a request")
+    if gain.peak_bytes is not None and gain.peak_bytes >= LESS_MEMORY_BYTES:
+        parts.append(f"holds {size_text(gain.peak_bytes)} less at the peak")
+    return f"{name} " + ", ".join(parts)
+
+
+def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str:
+    larger = [name for name, rounds in others.items() if _is_much_larger(rounds, base) and _is_faster(base, rounds)]
+    if larger:
+        name = max(larger, key=lambda one: gains[one].share)
+        return (
+            f"{name} would save {gains[name].share:.0%} of a request's time, but holds "
+            f"{size_text(-(gains[name].peak_bytes or 0))} more at the peak"
+        )
+    best = max(gains.values(), key=lambda gain: gain.share)
+    if best.share < WORTH:
+        return (
+            f"no strategy saves {WORTH:.0%} of a request's time: the best one, {best.strategy}, saves {best.share:.1%}"
+        )
+    return f"what {best.strategy} saves is within the spread of the rounds, and page faults say the same"
+
+
+def confidence_of(route: dict[str, Any], measured: Measured) -> str:
+    """How much the advice rests on."""
+    differ = halves_differ(route)
+    parts = [counted(route["requests"], "request")]
+    if len(route["peak_bytes"]) < 1000:
+        parts.append("with fewer than 1000, the p99.9 is the largest one")
+    how = "the two halves agree" if differ <= HALVES else "the two halves of the recording differ"
+    parts.append(f"{how}: their p95 by a factor of {differ:.2f}")
+    for name, rounds in measured.items():
+        if name == BASE and rounds:
+            parts.append(f"{counted(len(rounds), 'round')} of {name}, slowest over fastest {_spread(rounds):.2f}")
+    if route["refused_requests"]:
+        parts.append(f"{counted(route['refused_requests'], 'request')} refused, not among the peaks")
+    return "; ".join(parts)
+
+
+def would_change(route: dict[str, Any], decision: Decision) -> list[str]:
+    """What would make the advice another one."""
+    found = []
+    if decision.verdict == "unknown":
+        found.append(f"a recording of {10 * MIN_REQUESTS} requests and more, and 10 rounds on a quiet machine")
+    if decision.verdict == "change":
+        found.append(f"requests that take {decision.gain.share / WORTH:.0f} times as long" if decision.gain else "")
+        found.append("blocks that outlive their requests for long" if not route["escaped_blocks"] else "")
+    if decision.verdict == "leave":
+        found.append("larger blocks, or more of them, in the same time")
+    if route["escaped_blocks"]:
+        found.append(f"if the {counted(route['escaped_blocks'], 'block')} that outlive their request did not")
+    if len(route["peak_bytes"]) < 1000:
+        found.append("larger requests than were recorded: 1000 requests make a p99.9")
+    return [one for one in found if one]

@@ -1,0 +1,253 @@
+"""``ctxalloc recommend``: what each route of a recording should get, measured by replays and told with its reason.
+
+``_advice`` has the rules, ``_snippets`` what to paste, ``_advice_page`` the page.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TextIO
+
+from ctxalloc import _advice, _advice_page, _files, _native, _snippets
+from ctxalloc._advice import Decision, Sizes
+from ctxalloc._program import UsageError
+from ctxalloc._replay import BASE, FailedError, Measured, StoppedError, measured, progress_on, round_of
+from ctxalloc._text import counted, printable, size_text
+
+ALL_ROUTES: Final = "all routes"
+
+
+class Advice(NamedTuple):
+    """What one route should get."""
+
+    route: str
+    requests: int
+    decision: Decision
+    sizes: Sizes
+    confidence: str
+    would_change: list[str]
+    measured: Measured
+    facts: dict[str, Any]
+    is_partial: bool
+    """Whether it was interrupted before all its rounds were measured."""
+
+
+class Found(NamedTuple):
+    """The advice for a recording."""
+
+    advice: list[Advice]
+    whole: dict[str, Any]
+    """What was recorded, all routes together."""
+    kept: Sizes
+    """What the process should keep warm, for all routes."""
+    left: list[str]
+    """Routes that were not reached before it was interrupted."""
+
+
+def advise(
+    path: Path, strategies: Sequence[str], rounds: int, shown: Callable[[str], None], only: str | None = None
+) -> Found:
+    """Measures each route and decides. UsageError: the recording cannot be read or replayed."""
+    try:
+        *routes, whole = _native._recorded_routes(path)  # noqa: SLF001 - made for this
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(str(error)) from None
+    if only is not None:
+        routes = [route for route in routes if route["name"] == only]
+        if not routes:
+            raise UsageError(f"--route {only!r}: no finished request of that name is in {path}")
+    strategies = list(dict.fromkeys([BASE, *strategies]))
+    found: list[Advice] = []
+    left = [route["name"] for route in routes]
+    for number, route in enumerate(routes):
+        name = route["name"]
+        prefix = f"route {number + 1} of {len(routes)}, {name}: "
+        rounds_of: Measured = {strategy: [] for strategy in strategies}
+        decision, is_partial = _advice.needs_no_replay(route), False
+        if decision is None:
+            try:
+                _measure(path, name, strategies, rounds, into=rounds_of, shown=_behind(prefix, shown))
+            except StoppedError:
+                is_partial = True
+            decision = _advice.decide(route, rounds_of)
+        left.remove(name)
+        confidence = _advice.confidence_of(route, rounds_of)
+        change = _advice.would_change(route, decision)
+        sizes = _advice.sizes_of(route)
+        found.append(Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial))
+        if is_partial:
+            break
+    else:
+        left = []
+    return Found(found, whole, _advice.sizes_of(whole), left)
+
+
+def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: shown(prefix + text)
+
+
+def _measure(
+    path: Path,
+    route: str,
+    strategies: Sequence[str],
+    rounds: int,
+    *,
+    into: Measured,
+    shown: Callable[[str], None],
+) -> None:
+    try:
+        for strategy, numbers in measured(path, strategies, rounds, route=route, shown=shown):
+            into[strategy].append(round_of(numbers))
+    except FailedError as error:
+        raise UsageError(f"route {route!r}: {error}") from None
+
+
+def recommend(
+    path: Path,
+    strategies: Sequence[str],
+    rounds: int,
+    *,
+    only: str | None,
+    is_json: bool,
+    output: Path | None,
+    out: TextIO,
+) -> int:
+    """Prints the advice. The exit status. UsageError: it cannot be given."""
+    target = None
+    if output is not None:
+        try:
+            target = _files.target_of(output)
+        except OSError as error:
+            raise UsageError(f"--output {output}: no file can be written there ({error.strerror})") from None
+    shown = progress_on(sys.stderr)
+    try:
+        found = advise(path, strategies, rounds, shown, only)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        shown("")
+    is_partial = bool(found.left) or any(one.is_partial for one in found.advice)
+    if is_json:
+        json.dump(as_json(path, found), out, indent=2)
+        print(file=out)
+    else:
+        _print(path, found, out)
+    if target is not None:
+        page = _advice_page.page(path.name, as_json(path, found))
+        try:
+            target.write(page.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            raise UsageError(f"--output {output}: {error.strerror}") from None
+    return 128 + signal.SIGINT if is_partial else 0
+
+
+def sets_of(found: Found) -> list[_snippets.Set]:
+    """What each route is to get."""
+    return [
+        _snippets.Set(one.route, one.decision.strategy, one.sizes.limit_bytes, one.sizes.reserve_bytes)
+        for one in found.advice
+        if one.decision.verdict != "unknown" or one.sizes.limit_bytes is not None
+    ]
+
+
+def snippets_of(found: Found) -> dict[str, str]:
+    """What to paste, by where."""
+    sets = sets_of(found)
+    if not sets:
+        return {}
+    is_kept = any(one.strategy in ("pool", "arena", "hugepages") for one in sets)
+    kept = _snippets.Kept(found.kept.warm_bytes, found.kept.decay_seconds) if is_kept else None
+    return {"python": _snippets.python(sets, kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
+
+
+def as_json(path: Path, found: Found) -> dict[str, Any]:
+    """All of it, for programs and for the page."""
+    return {
+        "recording": os.fspath(path),
+        "is_partial": bool(found.left) or any(one.is_partial for one in found.advice),
+        "routes_left": found.left,
+        "requests": found.whole["requests"],
+        "warm_bytes": found.kept.warm_bytes,
+        "decay_seconds": found.kept.decay_seconds,
+        "rules": list(_advice.RULES),
+        "routes": [_route_as_json(one) for one in found.advice],
+        "snippets": snippets_of(found),
+    }
+
+
+def _route_as_json(one: Advice) -> dict[str, Any]:
+    peaks = sorted(one.facts["peak_bytes"])
+    quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    return {
+        "route": one.route,
+        "requests": one.requests,
+        "is_partial": one.is_partial,
+        "verdict": one.decision.verdict,
+        "strategy": one.decision.strategy,
+        "reason": one.decision.reason,
+        "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
+        **one.sizes._asdict(),
+        "confidence": one.confidence,
+        "would_change": one.would_change,
+        "peak_bytes": {name: _advice.quantile(peaks, q) for name, q in quantiles.items()} if peaks else {},
+        "peak_live_bytes": one.facts["peak_live_bytes"],
+        "max_concurrent": one.facts["max_concurrent"],
+        "escaped_blocks": one.facts["escaped_blocks"],
+        "freed_elsewhere": one.facts["freed_elsewhere"],
+        "zeroed_bytes": one.facts["zeroed_bytes"],
+        "total_bytes": one.facts["total_bytes"],
+        "sizes": {str(size): count for size, count in one.facts["sizes"].items()},
+        "rounds": {name: [part._asdict() for part in rounds] for name, rounds in one.measured.items() if rounds},
+    }
+
+
+def headline(one: dict[str, Any]) -> str:
+    """The advice for a route in a few words."""
+    if one["verdict"] == "unknown":
+        return "not known"
+    return f"use {one['strategy']}" if one["verdict"] == "change" else "leave it as it is"
+
+
+def gain_text(gain: dict[str, Any]) -> str:
+    """What a strategy saves, with its spread."""
+    low, most = gain["low_seconds"] * 1e6, gain["high_seconds"] * 1e6
+    text = f"{gain['cpu_seconds'] * 1e6:.1f} us of CPU a request ({low:.1f} to {most:.1f})"
+    text += f", {gain['share']:.1%} of its time"
+    text += f"; {gain['faults']:.1f} page faults a request"
+    if gain["peak_bytes"] is not None:
+        text += f"; {size_text(gain['peak_bytes'])} of RSS at the peak"
+    return f"{gain['strategy']} saves {text}"
+
+
+def _print(path: Path, found: Found, out: TextIO) -> None:
+    told = as_json(path, found)
+    print(f"\n{path.name}: {counted(told['requests'], 'request')} in {counted(len(told['routes']), 'route')}", file=out)
+    if told["is_partial"]:
+        print("  interrupted: what follows is what was measured until then", file=out)
+    for one in told["routes"]:
+        partial = " (measured in part)" if one["is_partial"] else ""
+        print(f"\n{printable(one['route'])}: {headline(one)}{partial}", file=out)
+        print(f"  why         {printable(one['reason'])}", file=out)
+        if one["gain"] is not None:
+            print(f"  measured    {gain_text(one['gain'])}", file=out)
+        if one["limit_bytes"] is not None:
+            sizes = f"limit_bytes={one['limit_bytes']} ({size_text(one['limit_bytes'])})"
+            sizes += f", reserve_bytes={one['reserve_bytes']} ({size_text(one['reserve_bytes'])})"
+            print(f"  set         {sizes}", file=out)
+        print(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s", file=out)
+        print(f"  rests on    {one['confidence']}", file=out)
+        for number, text in enumerate(one["would_change"]):
+            print(f"  {'changed by' if number == 0 else '':<11} {text}", file=out)
+    for name in told["routes_left"]:
+        print(f"\n{printable(name)}: not measured", file=out)
+    warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
+    print(f"\n{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)", file=out)
+    for where, snippet in told["snippets"].items():
+        print(f"\n# {where}", file=out)
+        print("\n".join(printable(line) for line in snippet.splitlines()), file=out)
+    print("\nrules:", file=out)
+    for rule in told["rules"]:
+        print(f"  - {rule}", file=out)

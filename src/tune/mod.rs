@@ -1,0 +1,23 @@
+//! Layer 7, beside `tower`: what a recording says of each route (`summary`), and what it costs under another strategy
+//! (`plan`, `replay`). `docs/tune.md` is the guide; decision 0046 says how a replay works and what it cannot say.
+//!
+//! ```text
+//!   Recording ──► Plan: which steps each thread takes, and for which steps of others it waits first
+//!                  │
+//!                  ▼
+//!                 replay under a Choice of strategy ──► Replayed: time, faults, resident memory
+//! ```
+
+mod choice;
+mod measure;
+mod model;
+mod phases;
+mod plan;
+mod progress;
+mod replay;
+mod summary;
+
+pub use choice::Choice;
+pub use plan::{Facts, Plan};
+pub use replay::{Replayed, replay};
+pub use summary::{Route, routes};

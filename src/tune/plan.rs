@@ -1,0 +1,472 @@
+//! `Plan`: a recording as the steps of threads, and which steps of other threads each waits for.
+//!
+//! What is kept of the recorded order, and nothing else:
+//! - each thread's own order;
+//! - the order of all beginnings and ends of requests, so that they overlap as they did;
+//! - large blocks that are freed after others were made, and made after others were freed: as much is alive at one time
+//!   as was (`phases.rs`);
+//! - the order within an outermost request, requests inside of it included: its account's peak depends on it;
+//! - a resize or free after what the block was used for before.
+//!
+//! All of these point backward in the recording, so nobody waits for ever.
+
+use super::model::Account;
+use super::phases::{Last, Phases};
+use crate::error::Error;
+use crate::recording::{Event, Recording, Sums, What};
+use std::collections::{HashMap, HashSet};
+
+/// What a thread does next.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Act {
+    Begin {
+        request: u32,
+    },
+    End {
+        request: u32,
+    },
+    Allocate {
+        request: u32,
+        block: u32,
+        bytes: u64,
+        zeroed: bool,
+    },
+    /// Bytes that the strategy does not make: an account only.
+    Charge {
+        request: u32,
+        block: u32,
+        bytes: u64,
+    },
+    Resize {
+        block: u32,
+        before: u64,
+        bytes: u64,
+    },
+    Free {
+        block: u32,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) act: Act,
+    /// Its waits: from here to those of the next step.
+    pub(super) waits: u32,
+    /// Whether another thread waits for it.
+    pub(super) is_awaited: bool,
+}
+
+/// Waits until a thread is as far as that (`progress.rs` says what it counts).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) thread: u32,
+    pub(super) done: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    pub(super) steps: Vec<Step>,
+    pub(super) waits: Vec<Wait>,
+}
+
+#[derive(Debug)]
+pub(super) struct Planned {
+    /// The request that it is inside of.
+    pub(super) parent: Option<u32>,
+    /// What its account says at its end.
+    pub(super) sums: Sums,
+    /// Whether its end was recorded.
+    has_ended: bool,
+}
+
+/// What the recording says of itself, before any replay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Facts {
+    /// How many events are replayed.
+    pub events: u64,
+    /// How many threads they were on.
+    pub threads: usize,
+    /// The outermost requests.
+    pub requests: u64,
+    /// Those whose end is not in the recording. Their sums are not compared.
+    pub unfinished: u64,
+    /// Events that cannot be replayed: of requests or blocks whose beginning is not in the recording, and blocks made
+    /// after their request's end.
+    pub left_out: u64,
+    /// Requests whose blocks were made on several threads, and whose recorded peak differs from that of their events,
+    /// whose order between threads is only as good as the clock.
+    pub unordered_peaks: u64,
+    /// How many blocks were made.
+    pub blocks: u64,
+    /// Blocks that were freed by another thread than the one that made them.
+    pub freed_elsewhere: u64,
+    /// The most bytes alive at one time, in the recorded order.
+    pub peak_live_bytes: u64,
+    /// The bytes that are never freed in the recording.
+    pub live_at_end_bytes: u64,
+}
+
+/// A recording, or one route of it, made ready to be replayed.
+#[derive(Debug)]
+pub struct Plan {
+    pub(super) lanes: Vec<Lane>,
+    pub(super) requests: Vec<Planned>,
+    pub(super) blocks: usize,
+    /// The end of this many outermost requests is the middle of the replay.
+    pub(super) middle: u64,
+    facts: Facts,
+}
+
+/// The most threads of one replay.
+const MAX_THREADS: usize = 1024;
+
+impl Plan {
+    /// The requests of a recording: all, or those inside of an outermost one of the name `route`. With `on_one_thread`
+    /// all steps are on one thread in the order of the recording: it is the same at each replay, and shows nothing of
+    /// what threads cost each other.
+    ///
+    /// # Errors
+    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads.
+    pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
+        let mut planner = Planner::new(recording.names(), route, on_one_thread);
+        let mut events: Vec<&Event> = recording.events().collect();
+        events.sort_by_key(|event| event.at_ns); // stable: those of one thread stay in their order
+        for event in events {
+            planner.add(event)?;
+        }
+        planner.finish()
+    }
+
+    /// What the recording says of itself.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        self.facts
+    }
+}
+
+pub(super) fn contradicts(what: String) -> Error {
+    Error::Replay { what: format!("the recording contradicts itself: {what}"), advice: "record anew" }
+}
+
+/// From so many bytes on a block is large: much of the resident memory, and so in the order of `phases.rs`.
+const LARGE_BYTES: u64 = 64 << 10;
+
+struct OpenRequest {
+    index: u32,
+    /// The outermost request around it, by its number in `roots`.
+    root: usize,
+    account: Account,
+    /// The thread that made its first block; `None` before, and `Some(None)` once there are several.
+    maker: Option<Option<u32>>,
+    has_inner: bool,
+    parent: Option<u64>,
+    has_ended: bool,
+}
+
+struct LiveBlock {
+    index: u32,
+    request: u64,
+    bytes: u64,
+    thread: u32,
+    last: Last,
+    /// And not only charged.
+    is_made: bool,
+}
+
+struct Planner<'a> {
+    names: &'a [String],
+    route: Option<&'a str>,
+    on_one_thread: bool,
+    lanes: Vec<Lane>,
+    lane_of: HashMap<u32, u32>,
+    /// How far each lane knows others to be.
+    known: Vec<HashMap<u32, u64>>,
+    requests: HashMap<u64, OpenRequest>,
+    planned: Vec<Planned>,
+    /// Requests of other routes.
+    others: HashSet<u64>,
+    /// The last step of each outermost request.
+    roots: Vec<Option<Last>>,
+    blocks: HashMap<u64, LiveBlock>,
+    made: u32,
+    /// The last beginning or end.
+    turn: Option<Last>,
+    phases: Phases,
+    live_bytes: u64,
+    facts: Facts,
+}
+
+impl<'a> Planner<'a> {
+    fn new(names: &'a [String], route: Option<&'a str>, on_one_thread: bool) -> Self {
+        Self {
+            names,
+            route,
+            on_one_thread,
+            lanes: Vec::new(),
+            lane_of: HashMap::new(),
+            known: Vec::new(),
+            requests: HashMap::new(),
+            planned: Vec::new(),
+            others: HashSet::new(),
+            roots: Vec::new(),
+            blocks: HashMap::new(),
+            made: 0,
+            turn: None,
+            phases: Phases::default(),
+            live_bytes: 0,
+            facts: Facts::default(),
+        }
+    }
+
+    fn lane(&mut self, thread: u32) -> Result<u32, Error> {
+        let thread = if self.on_one_thread { 0 } else { thread };
+        if let Some(&lane) = self.lane_of.get(&thread) {
+            return Ok(lane);
+        }
+        if self.lanes.len() == MAX_THREADS {
+            return Err(Error::Replay {
+                what: format!("the recording has more than {MAX_THREADS} threads"),
+                advice: "replay it on one thread, or one route of it",
+            });
+        }
+        let lane = self.lanes.len() as u32;
+        self.lane_of.insert(thread, lane);
+        self.lanes.push(Lane::default());
+        self.known.push(HashMap::new());
+        Ok(lane)
+    }
+
+    /// Adds a step that comes after `after`: for each whether all of it must be over, or its account's change only.
+    fn push(&mut self, lane: u32, act: Act, after: [Option<(Last, bool)>; 2]) -> Last {
+        let waits = self.lanes[lane as usize].waits.len() as u32;
+        for (last, is_whole) in after.into_iter().flatten() {
+            self.wait(lane, last, is_whole);
+        }
+        self.pushed(lane, act, waits)
+    }
+
+    /// As [`push`](Self::push), for a large block that is made or freed.
+    fn push_large(&mut self, lane: u32, act: Act, after: [Option<(Last, bool)>; 2], is_made: bool) -> Last {
+        let waits = self.lanes[lane as usize].waits.len() as u32;
+        for (last, is_whole) in after.into_iter().flatten() {
+            self.wait(lane, last, is_whole);
+        }
+        for last in self.phases.before(is_made) {
+            self.wait(lane, last, true);
+        }
+        let last = self.pushed(lane, act, waits);
+        self.phases.add(last);
+        last
+    }
+
+    fn wait(&mut self, lane: u32, (other, step): Last, is_whole: bool) {
+        let done = 2 * step as u64 + if is_whole { 2 } else { 1 };
+        let known = self.known[lane as usize].entry(other).or_default();
+        if other == lane || *known >= done {
+            return;
+        }
+        *known = done;
+        self.lanes[other as usize].steps[step].is_awaited = true;
+        self.lanes[lane as usize].waits.push(Wait { thread: other, done });
+    }
+
+    fn pushed(&mut self, lane: u32, act: Act, waits: u32) -> Last {
+        let steps = &mut self.lanes[lane as usize].steps;
+        steps.push(Step { act, waits, is_awaited: false });
+        self.facts.events += 1;
+        (lane, steps.len() - 1)
+    }
+
+    /// The request and those around it, from the inside to the outside.
+    fn for_each_around(&mut self, request: u64, mut change: impl FnMut(&mut Account)) {
+        let mut next = Some(request);
+        while let Some(found) = next.and_then(|id| self.requests.get_mut(&id)) {
+            if !found.has_ended {
+                change(&mut found.account);
+            }
+            next = found.parent;
+        }
+    }
+
+    fn add(&mut self, event: &Event) -> Result<(), Error> {
+        if self.others.contains(&event.request) {
+            return Ok(());
+        }
+        match event.what {
+            What::Begin { name, parent, .. } => self.begin(event, name, parent),
+            What::Allocate { block, bytes, align, zeroed } => {
+                self.allocate(event, block, bytes, (align > 0).then_some(zeroed))
+            }
+            What::Resize { block, bytes, .. } => self.resize(event, block, bytes),
+            What::Free { block } => self.free(event, block),
+            What::Refused { .. } => {
+                if let Some(found) = self.requests.get_mut(&event.request) {
+                    found.account.refuse();
+                }
+                Ok(())
+            }
+            What::End { sums } => self.end(event, sums),
+        }
+    }
+
+    fn begin(&mut self, event: &Event, name: u32, parent: u64) -> Result<(), Error> {
+        if self.requests.contains_key(&event.request) {
+            return Err(contradicts(format!("request {} begins twice", event.request)));
+        }
+        // One around it that is over, or not in the recording, is none.
+        let around = self.requests.get_mut(&parent).filter(|found| !found.has_ended).map(|found| {
+            found.has_inner = true;
+            (found.index, found.root)
+        });
+        let is_other = |route| self.names.get(name as usize).is_none_or(|name| name != route);
+        if around.is_none() && (self.others.contains(&parent) || self.route.is_some_and(is_other)) {
+            self.others.insert(event.request);
+            return Ok(());
+        }
+        let root = around.map_or(self.roots.len(), |(_, root)| root);
+        if around.is_none() {
+            self.roots.push(None);
+            self.facts.requests += 1;
+        }
+        let index = self.planned.len() as u32;
+        let has_ended = false;
+        self.planned.push(Planned { parent: around.map(|(index, _)| index), sums: Sums::default(), has_ended });
+        let lane = self.lane(event.thread)?;
+        let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
+        let last = self.push(lane, Act::Begin { request: index }, after);
+        (self.turn, self.roots[root]) = (Some(last), Some(last));
+        let parent = around.map(|_| parent);
+        let open =
+            OpenRequest { index, root, account: Account::default(), maker: None, has_inner: false, parent, has_ended };
+        self.requests.insert(event.request, open);
+        Ok(())
+    }
+
+    /// `made`: whether it is zeroed; `None` for what is charged only.
+    fn allocate(&mut self, event: &Event, block: u64, bytes: u64, made: Option<bool>) -> Result<(), Error> {
+        let bytes = bytes.max(1); // as the handler makes them
+        let Some(found) = self.requests.get_mut(&event.request).filter(|found| !found.has_ended) else {
+            self.facts.left_out += 1;
+            return Ok(());
+        };
+        let (request, root) = (found.index, found.root);
+        match found.maker {
+            None => found.maker = Some(Some(event.thread)),
+            Some(Some(thread)) if thread != event.thread => found.maker = Some(None),
+            Some(_) => {}
+        }
+        if self.blocks.contains_key(&block) {
+            return Err(contradicts(format!("block {block} is made twice")));
+        }
+        self.for_each_around(event.request, |account| account.allocate(bytes));
+        self.facts.blocks += 1;
+        if made.is_some() {
+            self.grow(bytes);
+        }
+        let lane = self.lane(event.thread)?;
+        let after = [self.roots[root].map(|last| (last, false)), None];
+        let index = self.made;
+        self.made += 1;
+        let act = match made {
+            Some(zeroed) => Act::Allocate { request, block: index, bytes, zeroed },
+            None => Act::Charge { request, block: index, bytes },
+        };
+        let is_large = made.is_some() && bytes >= LARGE_BYTES;
+        let last = if is_large { self.push_large(lane, act, after, true) } else { self.push(lane, act, after) };
+        self.roots[root] = Some(last);
+        let (request, thread, is_made) = (event.request, event.thread, made.is_some());
+        self.blocks.insert(block, LiveBlock { index, request, bytes, thread, last, is_made });
+        Ok(())
+    }
+
+    fn grow(&mut self, bytes: u64) {
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        self.facts.peak_live_bytes = self.facts.peak_live_bytes.max(self.live_bytes);
+    }
+
+    fn resize(&mut self, event: &Event, block: u64, bytes: u64) -> Result<(), Error> {
+        let bytes = bytes.max(1);
+        let Some(found) = self.blocks.get_mut(&block) else {
+            self.facts.left_out += 1;
+            return Ok(());
+        };
+        if !found.is_made {
+            return Err(contradicts(format!("block {block} is resized, and was charged only")));
+        }
+        let before = std::mem::replace(&mut found.bytes, bytes);
+        let (index, request, used) = (found.index, found.request, found.last);
+        let root = self.requests[&request].root;
+        let growth = bytes.saturating_sub(before);
+        self.for_each_around(request, |account| account.grow(growth));
+        self.for_each_around(request, |account| account.give_back(before.saturating_sub(bytes)));
+        self.grow(growth);
+        self.live_bytes -= before.saturating_sub(bytes).min(self.live_bytes);
+        let lane = self.lane(event.thread)?;
+        let after = [Some((used, true)), self.roots[root].map(|last| (last, false))];
+        let act = Act::Resize { block: index, before, bytes };
+        let is_large = before.max(bytes) >= LARGE_BYTES;
+        let last = if is_large { self.push_large(lane, act, after, growth > 0) } else { self.push(lane, act, after) };
+        self.roots[root] = Some(last);
+        if let Some(found) = self.blocks.get_mut(&block) {
+            found.last = last;
+        }
+        Ok(())
+    }
+
+    fn free(&mut self, event: &Event, block: u64) -> Result<(), Error> {
+        let Some(found) = self.blocks.remove(&block) else {
+            self.facts.left_out += 1;
+            return Ok(());
+        };
+        let root = self.requests[&found.request].root;
+        self.for_each_around(found.request, |account| account.give_back(found.bytes));
+        if found.is_made {
+            self.live_bytes -= found.bytes.min(self.live_bytes);
+        }
+        self.facts.freed_elsewhere += u64::from(found.thread != event.thread);
+        let lane = self.lane(event.thread)?;
+        let after = [Some((found.last, true)), self.roots[root].map(|last| (last, false))];
+        let act = Act::Free { block: found.index };
+        let is_large = found.is_made && found.bytes >= LARGE_BYTES;
+        let last = if is_large { self.push_large(lane, act, after, false) } else { self.push(lane, act, after) };
+        self.roots[root] = Some(last);
+        Ok(())
+    }
+
+    fn end(&mut self, event: &Event, recorded: Sums) -> Result<(), Error> {
+        let Some(found) = self.requests.get_mut(&event.request) else {
+            self.facts.left_out += 1;
+            return Ok(());
+        };
+        if std::mem::replace(&mut found.has_ended, true) {
+            return Err(contradicts(format!("request {} ends twice", event.request)));
+        }
+        let (index, root, sums) = (found.index, found.root, found.account.sums());
+        let has_several_makers = found.maker == Some(None) || found.has_inner;
+        let is_same = |sums: Sums| (sums.total_bytes, sums.blocks, sums.live_bytes);
+        let peaks_differ = sums.peak_bytes != recorded.peak_bytes;
+        if is_same(sums) != is_same(recorded) || (peaks_differ && !has_several_makers) {
+            return Err(contradicts(format!(
+                "request {}: its events make {sums:?}, and its account said {recorded:?}",
+                event.request
+            )));
+        }
+        self.facts.unordered_peaks += u64::from(peaks_differ);
+        let planned = &mut self.planned[index as usize];
+        (planned.sums, planned.has_ended) = (sums, true);
+        let lane = self.lane(event.thread)?;
+        let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
+        let last = self.push(lane, Act::End { request: index }, after);
+        (self.turn, self.roots[root]) = (Some(last), Some(last));
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Plan, Error> {
+        self.facts.unfinished = self.planned.iter().filter(|one| one.parent.is_none() && !one.has_ended).count() as u64;
+        self.facts.threads = self.lanes.len();
+        self.facts.live_at_end_bytes = self.live_bytes;
+        let middle = (self.facts.requests / 2).max(1);
+        Ok(Plan { lanes: self.lanes, requests: self.planned, blocks: self.made as usize, middle, facts: self.facts })
+    }
+}

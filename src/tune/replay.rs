@@ -1,0 +1,260 @@
+//! The replay itself: the plan's threads make, touch, resize and free real blocks under a strategy.
+
+use super::choice::Choice;
+use super::measure::{Moment, forget_peak, peak_resident_bytes, resident_bytes};
+use super::plan::{Act, Lane, Plan, Planned, Step};
+use super::progress::Progress;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::memory::Block;
+use crate::recording::Sums;
+use crate::request::{ExternalCharge, Request, Stats, request};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// What a replay took. Memory is what it added to what the process had before; `None` where the system does not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Replayed {
+    /// From the first step to the last one.
+    pub time: Duration,
+    /// The processor time of all threads, in the program and in the kernel.
+    pub cpu: Duration,
+    /// Until half of the outermost requests were over.
+    pub cpu_first_half: Duration,
+    /// Page faults.
+    pub faults: u64,
+    /// Until half of the outermost requests were over.
+    pub faults_first_half: u64,
+    /// The most resident memory.
+    pub peak_resident_bytes: Option<u64>,
+    /// The resident memory after the last step, with what the recording never frees.
+    pub resident_bytes_after: Option<u64>,
+    /// The requests whose account was compared with that of the recording, and was the same.
+    pub compared: u64,
+}
+
+/// Replays a plan under a strategy, as fast as it goes. The process should do nothing else meanwhile, and should be
+/// fresh: an earlier replay leaves warm memory behind. Nothing of the recording's limits is applied: what was refused
+/// is left out.
+///
+/// # Errors
+/// [`Error::Replay`] if a request's account differs from the recording's, or the strategy has no memory.
+pub fn replay(plan: &Plan, choice: &Choice) -> Result<Replayed, Error> {
+    let stage = Stage::new(plan, choice);
+    let gate = Progress::default();
+    let (before, resident) = thread::scope(|threads| {
+        for number in 0..plan.lanes.len() {
+            let (stage, gate) = (&stage, &gate);
+            let work = move || {
+                gate.wait(1);
+                stage.run(number);
+            };
+            let thread = thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES);
+            if let Err(error) = thread.spawn_scoped(threads, work) {
+                stage.fail(&format!("thread {number} could not be started: {error}"));
+                break;
+            }
+        }
+        let resident = forget_peak().then(resident_bytes).flatten();
+        let before = Moment::now();
+        gate.publish(1);
+        (before, resident)
+    });
+    let after = Moment::now();
+    let (peak, left) = (peak_resident_bytes(), resident_bytes());
+    if let Some(what) = lock(&stage.failure).take() {
+        return Err(Error::Replay { what, advice: "leave this strategy out" });
+    }
+    let middle = lock(&stage.middle).unwrap_or(after);
+    let added = |bytes: Option<u64>| Some(bytes?.saturating_sub(resident?));
+    Ok(Replayed {
+        time: after.at - before.at,
+        cpu: after.cpu.saturating_sub(before.cpu),
+        cpu_first_half: middle.cpu.saturating_sub(before.cpu),
+        faults: after.faults - before.faults,
+        faults_first_half: middle.faults.saturating_sub(before.faults),
+        peak_resident_bytes: added(peak),
+        resident_bytes_after: added(left),
+        compared: stage.compared.into_inner(),
+    })
+}
+
+/// Of each thread, which calls nothing deep.
+const STACK_BYTES: usize = 256 << 10;
+
+/// A request from its beginning on. Its handler stays known: its blocks are what keeps it valid after the end.
+#[derive(Default)]
+struct Place {
+    request: Option<Request>,
+    handler: Option<Handler>,
+}
+
+/// What a recorded block is in a replay.
+enum Kept {
+    Block(Block),
+    /// Held for its drop, which gives it back.
+    Charge(#[allow(dead_code, reason = "held for its drop")] ExternalCharge),
+}
+
+/// What the threads share.
+struct Stage<'a> {
+    plan: &'a Plan,
+    choice: &'a Choice,
+    progress: Vec<Progress>,
+    places: Vec<Mutex<Place>>,
+    blocks: Vec<Mutex<Option<Kept>>>,
+    ended: AtomicU64,
+    compared: AtomicU64,
+    middle: Mutex<Option<Moment>>,
+    has_failed: AtomicBool,
+    failure: Mutex<Option<String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a> Stage<'a> {
+    fn new(plan: &'a Plan, choice: &'a Choice) -> Self {
+        Self {
+            plan,
+            choice,
+            progress: plan.lanes.iter().map(|_| Progress::default()).collect(),
+            places: plan.requests.iter().map(|_| Mutex::default()).collect(),
+            blocks: (0..plan.blocks).map(|_| Mutex::default()).collect(),
+            ended: AtomicU64::new(0),
+            compared: AtomicU64::new(0),
+            middle: Mutex::default(),
+            has_failed: AtomicBool::new(false),
+            failure: Mutex::default(),
+        }
+    }
+
+    fn fail(&self, what: &str) {
+        lock(&self.failure).get_or_insert_with(|| what.to_owned());
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// One thread's steps.
+    fn run(&self, number: usize) {
+        let Lane { steps, waits } = &self.plan.lanes[number];
+        let mut last = None;
+        for (at, &Step { act, waits: first, is_awaited }) in steps.iter().enumerate() {
+            let end = steps.get(at + 1).map_or(waits.len(), |next| next.waits as usize);
+            for wait in &waits[first as usize..end] {
+                self.progress[wait.thread as usize].wait(wait.done);
+            }
+            if self.has_failed.load(Ordering::Relaxed) {
+                break;
+            }
+            let halfway = || {
+                if is_awaited {
+                    self.progress[number].publish(2 * at as u64 + 1);
+                }
+            };
+            if let Err(what) = self.step(act, &mut last, halfway) {
+                self.fail(&what);
+                break;
+            }
+            if is_awaited {
+                self.progress[number].publish(2 * at as u64 + 2);
+            }
+        }
+        self.progress[number].publish(u64::MAX); // after a failure nobody waits for this thread
+    }
+
+    /// One step. `halfway` is called when the account has changed, before pages are touched.
+    fn step(&self, act: Act, last: &mut Option<(u32, Handler)>, halfway: impl FnOnce()) -> Result<(), String> {
+        match act {
+            Act::Begin { request } => self.begin(request),
+            Act::End { request } => self.end(request),
+            Act::Allocate { request, block, bytes, zeroed } => {
+                let handler = match *last {
+                    Some((seen, handler)) if seen == request => handler,
+                    _ => lock(&self.places[request as usize]).handler.ok_or("a request has no handler")?,
+                };
+                *last = Some((request, handler));
+                let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
+                let made = if zeroed { Block::zeroed(handler, size) } else { Block::uninitialised(handler, size) };
+                let mut made = made.map_err(|error| self.refused(bytes, &error))?;
+                halfway();
+                made.touch(0);
+                *lock(&self.blocks[block as usize]) = Some(Kept::Block(made));
+                Ok(())
+            }
+            Act::Charge { request, block, bytes } => {
+                let handle = lock(&self.places[request as usize]).request.as_ref().map(Request::handle);
+                let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
+                let charge = handle.ok_or("a request is over")?.charge(size);
+                let charge = charge.map_err(|error| error.to_string())?;
+                *lock(&self.blocks[block as usize]) = Some(Kept::Charge(charge));
+                Ok(())
+            }
+            Act::Resize { block, before, bytes } => {
+                let mut held = lock(&self.blocks[block as usize]);
+                let Some(Kept::Block(found)) = held.as_mut() else { return Err("a block is not there".into()) };
+                let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
+                found.resize_uninitialised(size).map_err(|error| self.refused(bytes, &error))?;
+                halfway();
+                found.touch(usize::try_from(before.min(bytes)).unwrap_or(size));
+                Ok(())
+            }
+            Act::Free { block } => {
+                let held = lock(&self.blocks[block as usize]).take();
+                drop(held.ok_or("a block is not there")?);
+                Ok(())
+            }
+        }
+    }
+
+    fn refused(&self, bytes: u64, error: &Error) -> String {
+        format!("strategy {} gave no {bytes} bytes: {error}", self.choice.name())
+    }
+
+    fn begin(&self, number: u32) -> Result<(), String> {
+        let begin = |terms| self.choice.apply(terms).begin().map_err(|error| error.to_string());
+        let begun = match self.plan.requests[number as usize].parent {
+            None => begin(request().root()),
+            Some(parent) => {
+                let around = lock(&self.places[parent as usize]);
+                around.request.as_ref().ok_or("the request around is over")?.run(|| begin(request()))
+            }
+        }?;
+        let mut place = lock(&self.places[number as usize]);
+        (place.handler, place.request) = (Some(begun.handler()), Some(begun));
+        Ok(())
+    }
+
+    fn end(&self, number: u32) -> Result<(), String> {
+        let ending = lock(&self.places[number as usize]).request.take().ok_or("a request ends that did not begin")?;
+        let stats = ending.end().stats;
+        let Planned { parent, sums, .. } = &self.plan.requests[number as usize];
+        let found = sums_of(&stats);
+        if !is_same(&found, sums) {
+            return Err(format!("a request's account says {found:?}, and the recording {sums:?}"));
+        }
+        self.compared.fetch_add(1, Ordering::Relaxed);
+        if parent.is_none() && self.ended.fetch_add(1, Ordering::Relaxed) + 1 == self.plan.middle {
+            *lock(&self.middle) = Some(Moment::now());
+        }
+        Ok(())
+    }
+}
+
+fn sums_of(stats: &Stats) -> Sums {
+    Sums {
+        peak_bytes: stats.peak_bytes as u64,
+        total_bytes: stats.total_bytes,
+        blocks: stats.total_blocks,
+        live_bytes: stats.live_bytes as u64,
+        refused: stats.refused,
+    }
+}
+
+/// Whether they agree in all that a replay does: nothing is refused in one.
+fn is_same(one: &Sums, other: &Sums) -> bool {
+    Sums { refused: 0, ..*one } == Sums { refused: 0, ..*other }
+}

@@ -1,0 +1,228 @@
+//! What a recording says of each route: how large its requests are, what their blocks are like, and when they come.
+
+use crate::recording::{Recording, What};
+use std::collections::{BTreeMap, HashMap};
+
+/// What a recording says of the requests of one name, with all that are inside of them. Requests are outermost ones
+/// that were recorded to their end.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Route {
+    /// Its name.
+    pub name: String,
+    /// How many requests there are.
+    pub requests: u64,
+    /// How many of them were refused memory. Their peaks say what they got, and are not among `peak_bytes`.
+    pub refused_requests: u64,
+    /// The peak of each request, in bytes, in the order of their ends.
+    pub peak_bytes: Vec<u64>,
+    /// How long the requests took altogether, in nanoseconds.
+    pub duration_ns: u64,
+    /// How many blocks they made.
+    pub blocks: u64,
+    /// How many bytes these had, with what they grew by.
+    pub total_bytes: u64,
+    /// How many bytes of them were to be zero.
+    pub zeroed_bytes: u64,
+    /// Blocks by size: `sizes[n]` have more than half of, and at most, `1 << n` bytes.
+    pub sizes: BTreeMap<u32, u64>,
+    /// How many resizes there were, and how many of them moved the block.
+    pub resizes: u64,
+    /// Of these, how many moved the block.
+    pub moved: u64,
+    /// Blocks that were freed by another thread than the one that made them.
+    pub freed_elsewhere: u64,
+    /// Blocks that outlived the request, and their bytes.
+    pub escaped_blocks: u64,
+    /// The bytes of these.
+    pub escaped_bytes: u64,
+    /// How long after the request's end they were freed, in nanoseconds; without those that never were.
+    pub escaped_ns: Vec<u64>,
+    /// The most requests at one time.
+    pub max_concurrent: u64,
+    /// The most bytes of all its requests, and of what escaped from them, at one time.
+    pub peak_live_bytes: u64,
+    /// The times without a request of it, between two that had some, in nanoseconds.
+    pub gaps_ns: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Open {
+    route: usize,
+    /// The outermost request around it, or itself.
+    root: u64,
+    began_ns: u64,
+    ended_ns: Option<u64>,
+    refused: bool,
+}
+
+struct Live {
+    root: u64,
+    bytes: u64,
+    thread: u32,
+}
+
+#[derive(Default)]
+struct Now {
+    open: u64,
+    live_bytes: u64,
+    idle_since: Option<u64>,
+}
+
+/// What a recording says of each route, those with the most requests first, and of all together: the last one, without
+/// a name.
+#[must_use]
+pub fn routes(recording: &Recording) -> Vec<Route> {
+    let mut reader = Reader::default();
+    reader.routes.push(Route::default());
+    reader.now.push(Now::default());
+    let mut events: Vec<_> = recording.events().collect();
+    events.sort_by_key(|event| event.at_ns);
+    for event in events {
+        reader.read(event.at_ns, event.thread, event.request, event.what, recording.names());
+    }
+    for live in reader.blocks.values() {
+        let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
+        for route in [0, open.route] {
+            reader.routes[route].escaped_blocks += 1;
+            reader.routes[route].escaped_bytes += live.bytes;
+        }
+    }
+    let mut found = reader.routes;
+    let all = found.remove(0);
+    found.retain(|route| route.requests > 0);
+    found.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.name.cmp(&other.name)));
+    found.push(all);
+    found
+}
+
+#[derive(Default)]
+struct Reader {
+    /// All together, then each.
+    routes: Vec<Route>,
+    now: Vec<Now>,
+    by_name: HashMap<u32, usize>,
+    requests: HashMap<u64, Open>,
+    blocks: HashMap<u64, Live>,
+}
+
+impl Reader {
+    fn read(&mut self, at_ns: u64, thread: u32, request: u64, what: What, names: &[String]) {
+        match what {
+            What::Begin { name, parent, .. } => {
+                let around = self.requests.get(&parent).filter(|open| open.ended_ns.is_none());
+                let is_inside = around.is_some();
+                let (route, root) = match around {
+                    Some(open) => (open.route, open.root),
+                    None => (self.route(name, names), request),
+                };
+                self.requests.insert(request, Open { route, root, began_ns: at_ns, ..Open::default() });
+                if !is_inside {
+                    self.on_each(route, |route, now| now.begin(route, at_ns));
+                }
+            }
+            What::Allocate { align: 0, .. } => {} // made elsewhere: no strategy changes it
+            What::Allocate { block, bytes, zeroed, .. } => {
+                let Some((route, root)) = self.place(request) else { return };
+                self.blocks.insert(block, Live { root, bytes, thread });
+                let class = bytes.max(1).next_power_of_two().trailing_zeros();
+                self.on_each(route, |route, now| {
+                    route.blocks += 1;
+                    route.zeroed_bytes += if zeroed { bytes } else { 0 };
+                    *route.sizes.entry(class).or_default() += 1;
+                    now.grow(route, bytes);
+                });
+            }
+            What::Resize { block, bytes, moved } => {
+                let Some(live) = self.blocks.get_mut(&block) else { return };
+                let (before, root) = (std::mem::replace(&mut live.bytes, bytes), live.root);
+                let Some((route, _)) = self.place(root) else { return };
+                self.on_each(route, |route, now| {
+                    route.resizes += 1;
+                    route.moved += u64::from(moved);
+                    now.grow(route, bytes.saturating_sub(before));
+                    now.live_bytes = now.live_bytes.saturating_sub(before.saturating_sub(bytes));
+                });
+            }
+            What::Free { block } => {
+                let Some(live) = self.blocks.remove(&block) else { return };
+                let Some(&Open { route, ended_ns, .. }) = self.requests.get(&live.root) else { return };
+                self.on_each(route, |route, now| {
+                    route.freed_elsewhere += u64::from(live.thread != thread);
+                    now.live_bytes = now.live_bytes.saturating_sub(live.bytes);
+                    if let Some(ended) = ended_ns {
+                        route.escaped_blocks += 1;
+                        route.escaped_bytes += live.bytes;
+                        route.escaped_ns.push(at_ns.saturating_sub(ended));
+                    }
+                });
+            }
+            What::Refused { .. } => {
+                let root = self.requests.get(&request).map(|open| open.root);
+                if let Some(open) = root.and_then(|root| self.requests.get_mut(&root)) {
+                    open.refused = true;
+                }
+            }
+            What::End { sums } => {
+                let Some(open) = self.requests.get_mut(&request) else { return };
+                open.ended_ns = Some(at_ns);
+                let (route, is_root) = (open.route, open.root == request);
+                let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
+                if is_root {
+                    self.on_each(route, |route, now| {
+                        now.end(at_ns);
+                        route.requests += 1;
+                        route.duration_ns += duration_ns;
+                        route.refused_requests += u64::from(refused);
+                        if !refused {
+                            route.peak_bytes.push(sums.peak_bytes);
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    fn route(&mut self, name: u32, names: &[String]) -> usize {
+        *self.by_name.entry(name).or_insert_with(|| {
+            let name = names.get(name as usize).cloned().unwrap_or_default();
+            self.routes.push(Route { name, ..Route::default() });
+            self.now.push(Now::default());
+            self.routes.len() - 1
+        })
+    }
+
+    /// The route of a request, and the outermost one around it.
+    fn place(&self, request: u64) -> Option<(usize, u64)> {
+        self.requests.get(&request).map(|open| (open.route, open.root))
+    }
+
+    fn on_each(&mut self, route: usize, mut change: impl FnMut(&mut Route, &mut Now)) {
+        for at in [0, route] {
+            change(&mut self.routes[at], &mut self.now[at]);
+        }
+    }
+}
+
+impl Now {
+    fn begin(&mut self, route: &mut Route, at_ns: u64) {
+        self.open += 1;
+        route.max_concurrent = route.max_concurrent.max(self.open);
+        if let Some(since) = self.idle_since.take() {
+            route.gaps_ns.push(at_ns.saturating_sub(since));
+        }
+    }
+
+    fn end(&mut self, at_ns: u64) {
+        self.open = self.open.saturating_sub(1);
+        if self.open == 0 {
+            self.idle_since = Some(at_ns);
+        }
+    }
+
+    fn grow(&mut self, route: &mut Route, bytes: u64) {
+        route.total_bytes = route.total_bytes.saturating_add(bytes);
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        route.peak_live_bytes = route.peak_live_bytes.max(self.live_bytes);
+    }
+}

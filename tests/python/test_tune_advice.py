@@ -1,0 +1,140 @@
+"""The rules of ``ctxalloc recommend``: what is decided of numbers that are given here, without a replay."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ctxalloc import _advice
+from ctxalloc._advice import Decision, decide, needs_no_replay, sizes_of
+from ctxalloc._replay import Measured, Round
+
+pytestmark = pytest.mark.once
+MiB = 1 << 20
+
+
+def route(**changes: Any) -> dict[str, Any]:
+    """A hundred requests of 10 ms each."""
+    return {
+        "name": "GET /",
+        "requests": 100,
+        "refused_requests": 0,
+        "peak_bytes": [5 * MiB] * 100,
+        "duration_ns": 10**9,
+        "blocks": 1000,
+        "total_bytes": 1000 * MiB,
+        "peak_live_bytes": 5 * MiB,
+        "escaped_blocks": 0,
+        "gaps_ns": [],
+        **changes,
+    }
+
+
+def rounds(cpu: Sequence[float], faults: int = 1000, peak: int | None = 100 * MiB) -> list[Round]:
+    """Rounds of so many seconds each, half of them in each half."""
+    return [Round(one, one, one / 2, faults, peak, peak) for one in cpu]
+
+
+def decided(measured: Measured, **changes: Any) -> Decision:
+    return decide(route(**changes), measured)
+
+
+SLOW, FAST = (1.0, 1.02, 1.05), (0.5, 0.52, 0.55)
+
+
+def test_a_strategy_is_advised_that_is_faster_in_every_round() -> None:
+    found = decided({"default": rounds(SLOW), "pool": rounds(FAST, faults=10)})
+    assert (found.verdict, found.strategy) == ("change", "pool")
+    assert found.gain is not None
+    assert (found.gain.share, found.gain.faults) == (pytest.approx(0.5 / 1.02), 9.9)
+    assert "us of processor time less for a request" in found.reason
+
+
+def test_rounds_that_overlap_are_no_gain() -> None:
+    found = decided({"default": rounds((1.0, 1.0, 1.6)), "pool": rounds((0.5, 0.5, 1.1), faults=10)})
+    assert (found.verdict, found.strategy) == ("unknown", "default")
+    # Page faults promise it, whatever the medians say.
+    noisy = decided({"default": rounds((1.0, 1.0, 1.6), faults=100_000), "pool": rounds((0.9, 1.1, 1.2), faults=10)})
+    assert (noisy.verdict, noisy.strategy) == ("unknown", "default")
+    alike = decided({"default": rounds((1.0, 1.01, 1.02)), "pool": rounds((0.97, 0.98, 1.01))})
+    assert (alike.verdict, alike.strategy) == ("leave", "default")
+
+
+def test_one_half_of_the_recording_is_not_enough() -> None:
+    half = [Round(one, one, 0.1, 1000, 100 * MiB, 0) for one in FAST]
+    # In its second half the default takes 0.2 of the second, and the other one 0.4.
+    base = [Round(one, one, one - 0.2, 1000, 100 * MiB, 0) for one in SLOW]
+    assert decided({"default": base, "pool": half}).verdict != "change"
+
+
+def test_a_gain_that_is_nothing_beside_the_request_leaves_it_as_it_is() -> None:
+    found = decided({"default": rounds(SLOW), "pool": rounds(FAST)}, duration_ns=10**11)
+    assert (found.verdict, found.strategy) == ("leave", "default")
+    assert found.gain is not None
+    assert found.gain.share < 0.01
+
+
+def test_much_more_memory_is_not_advised_however_fast_it_is() -> None:
+    found = decided({"default": rounds(SLOW), "hugepages": rounds(FAST, peak=200 * MiB)})
+    assert found.verdict == "leave"
+    assert "hugepages would save" in found.reason
+    assert "100 MiB more at the peak" in found.reason
+
+
+def test_less_memory_is_a_reason_if_it_is_not_slower() -> None:
+    smaller = decided({"default": rounds(SLOW), "arena": rounds(SLOW, peak=60 * MiB)})
+    assert (smaller.verdict, smaller.strategy) == ("change", "arena")
+    assert "40 MiB less at the peak" in smaller.reason
+    assert decided({"default": rounds(SLOW), "arena": rounds((1.2, 1.3, 1.4), peak=60 * MiB)}).verdict == "leave"
+
+
+def test_the_simplest_of_those_that_are_as_good_is_advised() -> None:
+    alike = {"default": rounds(SLOW), "arena": rounds(FAST), "hugepages": rounds(FAST), "pool": rounds((0.51, 0.54))}
+    assert decided({**alike, "pool": rounds((0.51, 0.54, 0.56))}).strategy == "pool"
+    assert decided({**alike, "pool": rounds((0.8, 0.8, 0.8))}).strategy == "hugepages"
+
+
+def test_what_is_not_known_of_memory_is_no_reason() -> None:
+    found = decided({"default": rounds(SLOW, peak=None), "pool": rounds(FAST, peak=None)})
+    assert (found.verdict, found.gain and found.gain.peak_bytes) == ("change", None)
+
+
+def test_few_requests_or_rounds_say_nothing() -> None:
+    early = needs_no_replay(route(requests=19))
+    assert early is not None
+    assert (early.verdict, early.reason) == ("unknown", "19 requests say too little; record at least 20")
+    assert decided({"default": rounds((1.0, 1.0)), "pool": rounds(FAST)}).verdict == "unknown"
+    assert decided({"default": rounds(SLOW), "pool": rounds((0.5, 0.5))}).verdict == "unknown"
+
+
+def test_what_cannot_gain_is_not_replayed() -> None:
+    small = needs_no_replay(route(blocks=200, total_bytes=10_000, peak_live_bytes=1000))
+    assert small is not None
+    assert (small.verdict, small.strategy) == ("leave", "default")
+    assert needs_no_replay(route()) is None
+
+
+def test_sizes_are_quantiles_with_room() -> None:
+    sizes = sizes_of(route(peak_bytes=[*range(1, 1001)], gaps_ns=[10**9] * 99 + [3600 * 10**9]))
+    assert (sizes.limit_bytes, sizes.reserve_bytes) == (64 << 10, 64 << 10)
+    large = sizes_of(route(peak_bytes=[one * MiB for one in range(1, 1001)]))
+    assert (large.limit_bytes, large.reserve_bytes) == (int(998.5 * 1.5 * MiB + 0.5 * 1.5 * MiB), 1140 * MiB)
+    assert sizes_of(route(peak_bytes=[1] * 19)).limit_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("gaps", "seconds"), [([], 10), ([0.1] * 5, 10), ([4.0] * 9, 48), ([0.2] * 50 + [300] * 9, 10), ([300, 400], 1)]
+)
+def test_memory_is_kept_over_short_gaps_and_not_over_long_ones(gaps: list[float], seconds: float) -> None:
+    assert sizes_of(route(gaps_ns=[int(gap * 1e9) for gap in gaps])).decay_seconds == seconds
+
+
+def test_halves_that_differ_are_told() -> None:
+    changed = route(peak_bytes=[MiB] * 50 + [9 * MiB] * 50)
+    assert _advice.halves_differ(changed) == 9
+    assert "the two halves of the recording differ" in _advice.confidence_of(changed, {})
+    assert "the two halves agree" in _advice.confidence_of(route(), {})
+    unsure = decide(changed, {"default": rounds(SLOW), "pool": rounds(FAST)})
+    assert unsure.verdict == "unknown"
+    # Page faults, which noise does not touch, say it too.
+    assert decide(changed, {"default": rounds(SLOW), "pool": rounds(FAST, faults=5)}).verdict == "change"

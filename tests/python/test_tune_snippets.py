@@ -1,0 +1,85 @@
+"""What ``ctxalloc recommend`` gives to paste: it runs, and does what the advice says."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi_calls import call, http
+
+import ctxalloc
+from ctxalloc import _snippets
+from ctxalloc._snippets import Kept, Set
+from ctxalloc._terms import Terms
+
+pytestmark = pytest.mark.once
+ROOT = Path(__file__).parents[2]
+MiB = 1 << 20
+
+SETS = [
+    Set("POST /resize/{name}", "pool", 8 * MiB, 4 * MiB),
+    Set("GET /report", "arena", 2 * MiB, MiB),
+    Set("GET /table", "hugepages", 64 * MiB, 32 * MiB),
+    Set("GET /plain", "default", MiB, None),
+    Set("GET /aligned", "aligned128", None, None),
+    Set("GET /tracked", "tracked", 3 * MiB, None),
+]
+
+
+def test_the_middlewares_routes_run_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(ctxalloc, "configure", lambda **options: seen.append(options))
+    refused: dict[str, bool] = {}
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        np.ones(1000)
+        try:
+            np.empty(6 * MiB, np.uint8)
+        except MemoryError:
+            refused[scope["path"]] = True
+        else:
+            refused[scope["path"]] = False
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    names: dict[str, Any] = {"app": app}
+    exec(_snippets.python(SETS, Kept(64 * MiB, 5.0)), names)
+    assert seen == [{"warm_bytes": 64 * MiB, "decay_seconds": 5}]
+    for path in ("/report", "/table", "/plain", "/aligned", "/tracked"):
+        asyncio.run(call(names["app"], http(path)))
+    asyncio.run(call(names["app"], http("/resize/one", "POST")))
+    expected = {"/report": True, "/table": False, "/plain": True, "/aligned": False, "/tracked": True}
+    assert refused == {**expected, "/resize/one": False}
+
+
+def test_a_name_that_is_no_route_is_a_request_by_hand() -> None:
+    text = _snippets.python([Set("nightly 'sums'", "pool", MiB, None)], None)
+    assert "configure" not in text
+    assert "routes" not in text
+    exec(text, {})
+
+
+def test_the_layer_of_rust_is_the_one_that_is_compiled() -> None:
+    source = (ROOT / "tests" / "rust" / "tower" / "advised.rs").read_text()
+    lines = [line.removeprefix("    ").rstrip() for line in source.splitlines()]
+    text = "\n".join(lines)
+    for part in _snippets.rust(SETS).split("\n\n"):
+        assert part.strip() in text, f"write this into tests/rust/tower/advised.rs:\n{part}"
+
+
+@pytest.mark.parametrize("one", [*SETS, Set("sum", "hugepages", MiB, None)])
+def test_the_terms_of_dask_are_terms(one: Set) -> None:
+    # Of the real plugin's argument only: Dask is in another environment.
+    text = _snippets.dask([one])
+    assert text.startswith("from ctxalloc.dask import RequestPlugin\n")
+    names: dict[str, Any] = {}
+    exec(text.partition("\n")[2].partition("\nclient.")[0], names)
+    assert Terms().changed(names["prefixes"][one.route], "a test") is not None
+
+
+def test_a_python_file_of_all_strategies_is_one(tmp_path: Path) -> None:
+    sets = [Set(f"GET /{name}", name, MiB, None) for name in _snippets._PYTHON]
+    path = tmp_path / "advice.py"
+    path.write_text(_snippets.python(sets, None))
+    compile(path.read_text(), str(path), "exec")

@@ -1,0 +1,231 @@
+//! Replays of recordings that are made here: their accounts are the recording's, on as many threads, and in order.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
+use ctxalloc::recording::{Event, Recording, Sums, What};
+use ctxalloc::tune::{Choice, Plan, Replayed, replay, routes};
+use std::sync::{Mutex, PoisonError};
+
+const ALL: [&str; 6] = ["default", "pool", "arena", "hugepages", "aligned64", "tracked"];
+
+fn sums(peak_bytes: u64, total_bytes: u64, blocks: u64, live_bytes: u64) -> Sums {
+    let mut sums = Sums::default();
+    (sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes) = (peak_bytes, total_bytes, blocks, live_bytes);
+    sums
+}
+
+/// A replay at a time, each without what the one before left warm: what they take of the process is measured.
+fn replayed(plan: &Plan, name: &str) -> Replayed {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ctxalloc::trim();
+    replay(plan, &Choice::named(name).unwrap()).unwrap()
+}
+
+/// Events in their order, a microsecond apart.
+#[derive(Default)]
+struct Script(Vec<Event>);
+
+impl Script {
+    fn on(&mut self, thread: u32, request: u64, what: What) -> &mut Self {
+        self.0.push(Event::new(self.0.len() as u64 * 1000, thread, request, what));
+        self
+    }
+
+    fn begin(&mut self, thread: u32, request: u64, parent: u64) -> &mut Self {
+        self.on(thread, request, What::Begin { name: 0, handler: 0, parent })
+    }
+
+    fn make(&mut self, thread: u32, request: u64, block: u64, bytes: u64, zeroed: bool) -> &mut Self {
+        self.on(thread, request, What::Allocate { block, bytes, align: 16, zeroed })
+    }
+
+    fn free(&mut self, thread: u32, request: u64, block: u64) -> &mut Self {
+        self.on(thread, request, What::Free { block })
+    }
+
+    fn end(&mut self, thread: u32, request: u64, sums: Sums) -> &mut Self {
+        self.on(thread, request, What::End { sums })
+    }
+
+    fn recording(&self) -> Recording {
+        Recording::from_events(vec!["GET /".to_owned(), "GET /other".to_owned()], self.0.clone())
+    }
+}
+
+/// A request with a resize, a zeroed block that escapes and is freed by another thread, and one inside of it.
+fn nested() -> Recording {
+    let mut script = Script::default();
+    script.begin(0, 1, 0).make(0, 1, 1, 10_000, false).begin(0, 2, 1).make(0, 2, 2, 300_000, true);
+    script.on(0, 1, What::Resize { block: 1, bytes: 20_000, moved: true });
+    script.on(0, 1, What::Resize { block: 1, bytes: 5_000, moved: false });
+    script.end(0, 2, sums(300_000, 300_000, 1, 300_000)).free(0, 1, 1);
+    script.end(0, 1, sums(320_000, 320_000, 2, 300_000)).free(1, 2, 2);
+    script.recording()
+}
+
+#[test]
+fn a_replay_makes_the_sums_of_its_recording() {
+    for name in ALL {
+        for on_one_thread in [false, true] {
+            let plan = Plan::new(&nested(), None, on_one_thread).unwrap();
+            let facts = plan.facts();
+            assert_eq!((facts.requests, facts.blocks, facts.freed_elsewhere, facts.left_out), (1, 2, 1, 0));
+            assert_eq!((facts.peak_live_bytes, facts.live_at_end_bytes), (320_000, 0));
+            assert_eq!(facts.threads, if on_one_thread { 1 } else { 2 });
+            let found = replayed(&plan, name);
+            assert_eq!(found.compared, 2, "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_came_from_elsewhere_is_charged_and_not_made() {
+    let mut script = Script::default();
+    script.begin(0, 1, 0).on(0, 1, What::Allocate { block: 1, bytes: 1 << 40, align: 0, zeroed: false });
+    script.make(0, 1, 2, 8, false).free(0, 1, 1).end(0, 1, sums((1 << 40) + 8, (1 << 40) + 8, 2, 8));
+    let plan = Plan::new(&script.recording(), None, false).unwrap();
+    assert_eq!(plan.facts().peak_live_bytes, 8);
+    assert_eq!(replayed(&plan, "default").compared, 1);
+    assert_eq!(routes(&script.recording())[0].total_bytes, 8);
+}
+
+#[test]
+fn a_recording_whose_sums_are_not_those_of_its_events_is_refused() {
+    for (wrong, word) in [(sums(9, 8, 1, 8), "peak_bytes: 9"), (sums(8, 9, 1, 8), "total_bytes: 9")] {
+        let mut script = Script::default();
+        script.begin(0, 1, 0).make(0, 1, 1, 8, false).end(0, 1, wrong);
+        let error = Plan::new(&script.recording(), None, false).unwrap_err().to_string();
+        assert!(error.contains("contradicts itself: request 1") && error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_an_error_or_left_out() {
+    let mut twice = Script::default();
+    twice.begin(0, 1, 0).make(0, 1, 1, 8, false).make(0, 1, 1, 8, false);
+    assert!(Plan::new(&twice.recording(), None, false).unwrap_err().to_string().contains("block 1 is made twice"));
+    let mut again = Script::default();
+    again.begin(0, 1, 0).begin(0, 1, 0);
+    assert!(Plan::new(&again.recording(), None, false).unwrap_err().to_string().contains("request 1 begins twice"));
+    let mut cut = Script::default();
+    cut.free(0, 7, 7).end(0, 7, Sums::default()).make(0, 7, 8, 8, false).begin(0, 1, 0).make(0, 1, 1, 8, false);
+    let plan = Plan::new(&cut.recording(), None, false).unwrap();
+    assert_eq!((plan.facts().left_out, plan.facts().unfinished, plan.facts().live_at_end_bytes), (3, 1, 8));
+    assert_eq!(replayed(&plan, "pool").compared, 0);
+}
+
+/// Many requests that overlap, each block freed by the next thread.
+fn passed_on(threads: u32, requests: u64, blocks: u64) -> Recording {
+    let mut script = Script::default();
+    for request in 1..=requests {
+        let thread = request as u32 % threads;
+        script.begin(thread, request, 0);
+        for block in 0..blocks {
+            script.make(thread, request, request * blocks + block, 1000 + block, block % 3 == 0);
+        }
+        if let Some(earlier) = request.checked_sub(2).filter(|&earlier| earlier > 0) {
+            script.end((earlier + 1) as u32 % threads, earlier, whole(blocks));
+            for block in 0..blocks {
+                script.free((earlier + 1) as u32 % threads, earlier, earlier * blocks + block);
+            }
+        }
+    }
+    script.recording()
+}
+
+fn whole(blocks: u64) -> Sums {
+    let bytes = (0..blocks).map(|block| 1000 + block).sum();
+    sums(bytes, bytes, blocks, bytes)
+}
+
+#[test]
+fn blocks_pass_between_threads_without_a_step_out_of_order() {
+    for name in ["default", "pool", "arena"] {
+        let plan = Plan::new(&passed_on(5, 60, 20), None, false).unwrap();
+        assert_eq!((plan.facts().threads, plan.facts().freed_elsewhere), (5, 58 * 20));
+        assert_eq!(replayed(&plan, name).compared, 58, "{name}");
+    }
+}
+
+#[test]
+fn a_route_is_replayed_alone() {
+    let mut script = Script::default();
+    for request in 1..=10 {
+        script.on(0, request, What::Begin { name: request as u32 % 2, handler: 0, parent: 0 });
+        script.make(0, request, request, 1 << request, false).free(0, request, request);
+        script.end(0, request, sums(1 << request, 1 << request, 1, 0));
+    }
+    let plan = Plan::new(&script.recording(), Some("GET /other"), false).unwrap();
+    assert_eq!((plan.facts().requests, plan.facts().peak_live_bytes, plan.facts().left_out), (5, 512, 0));
+    assert_eq!(replayed(&plan, "pool").compared, 5);
+}
+
+#[test]
+fn touched_pages_are_in_memory_and_the_next_request_has_them_warm() {
+    let mut script = Script::default();
+    for request in 1..=8 {
+        script.begin(0, request, 0).make(0, request, request, 64 << 20, false).free(0, request, request);
+        script.end(0, request, sums(64 << 20, 64 << 20, 1, 0));
+    }
+    let plan = Plan::new(&script.recording(), None, true).unwrap();
+    let found = replayed(&plan, "pool");
+    // Once each page, or each huge page, not eight times; other tests' faults are in it too.
+    assert!(found.faults < 3 * 16_384, "{found:?}");
+    if let Some(peak) = found.peak_resident_bytes {
+        assert!(peak > 60 << 20, "{found:?}");
+    }
+}
+
+#[test]
+fn what_was_alive_at_one_time_is_alive_at_one_time() {
+    let mut script = Script::default();
+    for request in 1..=6 {
+        script.begin(request as u32, request, 0);
+    }
+    for request in 1..=6 {
+        script.make(request as u32, request, request, 8 << 20, false);
+    }
+    for request in 1..=6 {
+        script.free(request as u32, request, request).end(request as u32, request, sums(8 << 20, 8 << 20, 1, 0));
+    }
+    let plan = Plan::new(&script.recording(), None, false).unwrap();
+    for name in ["default", "pool"] {
+        let found = replayed(&plan, name);
+        if let Some(peak) = found.peak_resident_bytes {
+            assert!(peak > 40 << 20, "{name}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_summary_says_how_requests_are_and_when_they_come() {
+    let mut script = Script::default();
+    for request in 1..=3 {
+        script.begin(0, request, 0).make(0, request, 2 * request, 1000, true).make(
+            1,
+            request,
+            2 * request + 1,
+            5,
+            false,
+        );
+        script.free(2, request, 2 * request + 1).end(0, request, sums(1005, 1005, 2, 1000));
+        script.free(0, request, 2 * request);
+    }
+    let found = routes(&script.recording());
+    assert_eq!(found.iter().map(|route| route.name.as_str()).collect::<Vec<_>>(), ["GET /", ""]);
+    for route in found {
+        assert_eq!((route.requests, route.blocks, route.total_bytes, route.zeroed_bytes), (3, 6, 3015, 3000));
+        assert_eq!((route.escaped_blocks, route.escaped_bytes, route.freed_elsewhere), (3, 3000, 3));
+        assert_eq!(route.escaped_ns, [1000; 3]);
+        assert_eq!(route.gaps_ns, [2000; 2]);
+        assert_eq!((route.peak_bytes, route.duration_ns), (vec![1005; 3], 3 * 4000));
+        assert_eq!(route.sizes.into_iter().collect::<Vec<_>>(), [(3, 3), (10, 3)]);
+        assert_eq!((route.max_concurrent, route.peak_live_bytes), (1, 1005));
+    }
+}
+
+#[test]
+fn an_unknown_strategy_is_named_with_those_that_there_are() {
+    let error = Choice::named("best").unwrap_err().to_string();
+    assert!(error.contains("strategy=best") && error.contains("hugepages"), "{error}");
+}

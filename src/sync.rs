@@ -21,7 +21,7 @@ pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_acro
     allow(unused_imports, reason = "its users need a process to fork, or Python")
 )]
 pub(crate) use made::Made;
-pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
+pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, with_all};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -179,6 +179,15 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
     exclusively(first.or_else(Thread::own), locks, work)
 }
 
+/// [`OwnerLock::enter_owned`] for one lock and others.
+#[inline(always)]
+pub(crate) fn enter_all_owned<L: AsOwnerLock>(first: &L, others: &[L]) -> Option<Section> {
+    let thread = first.owner_lock().owner_if_this_thread()?;
+    let section = Section::begin(thread);
+    let is_owned = |lock: &L| lock.owner_lock().is_owned_by(thread);
+    (is_owned(first) && others.iter().all(is_owned)).then_some(section)
+}
+
 /// What has an [`OwnerLock`].
 pub(crate) trait AsOwnerLock {
     fn owner_lock(&self) -> &OwnerLock;

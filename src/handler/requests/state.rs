@@ -226,15 +226,21 @@ impl State {
         size_bytes > SMALL_BYTES || !matches!(self.memory, Memory::Shared(_))
     }
 
+    /// Whether blocks are charged whether or not the request has ended.
+    #[inline]
+    pub(super) fn charges_always(&self) -> bool {
+        self.after_end == AfterEnd::Charge
+    }
+
     /// Whether a block of so many bytes is made by [`make_small`](Self::make_small), and charged whether or not the
     /// request has ended: the common case.
     #[inline]
     pub(super) fn is_small_and_charged(&self, size_bytes: usize) -> bool {
-        self.after_end == AfterEnd::Charge && !self.may_run_user_code(size_bytes)
+        self.charges_always() && !self.may_run_user_code(size_bytes)
     }
 
     /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.
-    pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
+    pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl Fn()) -> Option<NonNull<u8>> {
         let is_late = match self.terms(size_bytes) {
             Ok(Counting::Usual) => false,
             Ok(Counting::Late) => true,
@@ -259,7 +265,7 @@ impl State {
         size_bytes: usize,
         zeroed: bool,
         is_late: bool,
-        hold: impl FnOnce(),
+        hold: impl Fn(),
     ) -> Option<NonNull<u8>> {
         let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
             self.chain.remember_no_memory(size_bytes);

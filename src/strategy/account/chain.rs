@@ -63,7 +63,7 @@ pub(crate) struct Chain {
     /// The account that is charged directly.
     pub(super) own: Arc<Account>,
     /// All accounts, the youngest first; empty if `own` is the only one.
-    all: Box<[Arc<Account>]>,
+    pub(super) all: Box<[Arc<Account>]>,
     /// What reservations mean to each of them, if there are any.
     pub(super) covers: Option<Box<[Cover]>>,
     /// What is not arrays, for a request that counts that too.
@@ -302,15 +302,8 @@ impl Chain {
     /// [`take`](Self::take) for a block that was allocated; returns whether it was taken, and remembers a refusal.
     /// `first` is called under the lock if the request has ended and this is its only block.
     #[inline]
-    pub(crate) fn take_block(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
-        // The common case in a few instructions: one account, with room, on the thread that owns its lock.
-        if self.all.is_empty()
-            && !is_late
-            && let Some(_section) = self.own.lock.enter_owned()
-            && self.own.has_room_for(bytes)
-        {
-            self.own.take(bytes, 1);
-            self.add_own(first);
+    pub(crate) fn take_block(&self, bytes: usize, is_late: bool, first: impl Fn()) -> bool {
+        if !is_late && self.is_plain() && self.charge_small(bytes, || Some(()), &first).is_some() {
             return true;
         }
         self.take_block_slowly(bytes, is_late, first)
@@ -362,12 +355,10 @@ impl Chain {
     #[inline]
     #[must_use]
     pub(crate) fn give_block_back(&self, bytes: usize) -> bool {
-        if self.all.is_empty()
-            && let Some(_section) = self.own.lock.enter_owned()
-            && !self.own.is_wanted()
+        if self.is_plain()
+            && let Some(is_last) = self.give_small_back(bytes)
         {
-            self.own.give_back(bytes, 1);
-            return self.remove_own();
+            return is_last;
         }
         self.give_block_back_slowly(bytes)
     }

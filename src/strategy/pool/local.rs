@@ -73,21 +73,72 @@ fn own<R>(work: impl FnOnce(&mut Own) -> R) -> Option<R> {
 #[inline]
 pub(super) fn with<R>(number: &Number, work: impl FnOnce(&mut Cache) -> R) -> Option<R> {
     own(|own| {
-        let cache = if own.serial == number.serial() { own.latest } else { find(own, number) };
-        // SAFETY: NULL, or one of this thread's caches, which nobody else has while `own` is borrowed.
-        unsafe { cache.as_mut() }.map(work)
+        if own.latest_of(number.serial()).is_none() {
+            find(own, number);
+        }
+        own.latest_of(number.serial()).map(work)
     })
     .flatten()
 }
 
-/// Finds the cache of a pool that is not the one used last.
+/// Takes the block of `class` that this thread used last of the pool, if it keeps one.
+///
+/// A function of its own, as [`push`] is: in another crate, where generic code of a pool is compiled, a thread-local is
+/// reached by a call. It calls nothing but at its end, and so needs no registers saved.
 #[inline(never)]
-fn find(own: &mut Own, number: &Number) -> *mut Cache {
-    let Some(found) = own.caches().map(|caches| caches.find(number)) else { return std::ptr::null_mut() };
-    if !found.is_null() {
-        (own.serial, own.latest) = (number.serial(), found);
+pub(super) fn pop(number: &Number, class: usize) -> Option<NonNull<u8>> {
+    match take_latest(number.serial(), class) {
+        Some(block) => Some(block),
+        None => pop_slowly(number, class),
     }
-    found
+}
+
+#[cold]
+#[inline(never)]
+fn pop_slowly(number: &Number, class: usize) -> Option<NonNull<u8>> {
+    with(number, |cache| cache.pop(class)).flatten()
+}
+
+/// Keeps a block of `class`; false if this thread has no room for it.
+#[inline(never)]
+pub(super) fn push(number: &Number, class: usize, block: NonNull<u8>) -> bool {
+    keep_latest(number.serial(), class, block) || push_slowly(number, class, block)
+}
+
+#[cold]
+#[inline(never)]
+fn push_slowly(number: &Number, class: usize, block: NonNull<u8>) -> bool {
+    with(number, |cache| cache.push(class, block)) == Some(true)
+}
+
+/// [`pop`] where the pool with this number is the one that this thread used last, and nobody visits.
+#[inline(always)]
+pub(super) fn take_latest(serial: u64, class: usize) -> Option<NonNull<u8>> {
+    latest(serial, |cache| cache.pop(class)).flatten()
+}
+
+/// [`push`] where the pool with this number is the one that this thread used last, and nobody visits.
+#[inline(always)]
+pub(super) fn keep_latest(serial: u64, class: usize, block: NonNull<u8>) -> bool {
+    latest(serial, |cache| cache.push(class, block)) == Some(true)
+}
+
+#[inline(always)]
+fn latest<R>(serial: u64, work: impl FnOnce(&mut Cache) -> R) -> Option<R> {
+    with_member(|member| {
+        // SAFETY: this thread's own member, and `work` does not call into this file.
+        unsafe { member.own.try_own(|own| own.latest_of(serial).map(work)) }.flatten()
+    })
+    .flatten()
+}
+
+/// Makes the cache of a pool that is not the one used last the one used last, if there is one.
+#[inline(never)]
+fn find(own: &mut Own, number: &Number) {
+    if let Some(found) = own.caches().map(|caches| caches.find(number)).filter(|found| !found.is_null()) {
+        // SAFETY: `Caches::find` returns the cache of the pool with this number, one of `own`'s.
+        unsafe { own.set_latest(number.serial(), found) };
+    }
 }
 
 /// This thread's shard of the central free lists; the first for a thread without caches.

@@ -110,6 +110,17 @@ impl Region {
         true
     }
 
+    /// [`note_small`](Self::note_small) where the table is mapped; else false.
+    #[inline]
+    pub(super) fn note_again(&self, address: usize, size_bytes: usize) -> bool {
+        // Acquire pairs with the Release in `map_requested`.
+        let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return false };
+        // SAFETY: the table is mapped as long as the region, in which a live block lies.
+        let table = unsafe { table.as_ref() };
+        table[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
+        true
+    }
+
     /// The last note for the live block that starts at this address; zero if there is none.
     #[inline]
     pub(super) fn requested_at(&self, address: usize) -> usize {

@@ -1,0 +1,78 @@
+//! A request's small blocks of the shared pool, where neither the pool nor the accounts need a lock: `handler::small`
+//! comes here first. Where anything else is to be done, nothing is, and the C functions of the slot do it.
+
+use super::slot::Slot;
+use super::state::{Memory, State};
+use crate::strategy::account::UNCOUNTED;
+use crate::strategy::{Kept, Small};
+use std::ptr::NonNull;
+
+impl State {
+    /// What threads keep of the request's blocks, if these come from the shared pool, are charged whether or not the
+    /// request has ended, and draw on no reservation.
+    #[inline(always)]
+    fn kept(&self) -> Option<Kept> {
+        match &self.memory {
+            Memory::Shared(pool) if self.charges_always() && self.chain.is_plain() => Some(pool.kept()),
+            _ => None,
+        }
+    }
+}
+
+impl Slot {
+    /// A block that the running thread keeps, charged. Whoever calls holds the slot.
+    #[inline(always)]
+    pub(in crate::handler) fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let kept = state.kept()?;
+        state.chain.charge_small(size_bytes, || kept.take_sized(size_bytes), || self.hold_again())
+    }
+
+    /// Takes a block back; false if it has to go the long way, and nothing was done.
+    ///
+    /// # Safety
+    /// - `block` is a live block of this slot; after `true` it is not used again.
+    #[inline(always)]
+    pub(in crate::handler) unsafe fn release_small(&self, block: NonNull<u8>) -> bool {
+        let state = self.state();
+        let Some(kept) = state.kept() else { return false };
+        // SAFETY: a live block of this slot, whose blocks are the pool's.
+        let Some(small) = (unsafe { Small::of(block) }) else { return false };
+        let size_bytes = small.requested_bytes(block);
+        if size_bytes == UNCOUNTED {
+            return false;
+        }
+        let Some(is_last) = state.chain.give_small_back(size_bytes) else { return false };
+        // SAFETY: a live block of the pool with this record, which the caller gives up.
+        unsafe { kept.keep(small, block) };
+        if is_last {
+            self.immortal().let_go(); // the hold of its blocks; the state may go with it
+        }
+        true
+    }
+
+    /// The block with room for more bytes, and its first bytes kept; `None` if it has to go the long way, and nothing
+    /// was done.
+    ///
+    /// # Safety
+    /// - `block` is a live block of this slot; after `Some` it is not used again.
+    #[inline]
+    pub(in crate::handler) unsafe fn grow_small(&self, block: NonNull<u8>, new_bytes: usize) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let kept = state.kept()?;
+        // SAFETY: a live block of this slot, whose blocks are the pool's.
+        let small = unsafe { Small::of(block) }?;
+        let old_bytes = Some(small.requested_bytes(block)).filter(|bytes| *bytes != UNCOUNTED)?;
+        let growth = new_bytes.checked_sub(old_bytes)?;
+        // SAFETY: a live block of the pool with this record; it is charged for what it grows by.
+        let grown = state.chain.charge_growth(growth, || unsafe { kept.grow(block, small, new_bytes) })?;
+        if grown != block {
+            // SAFETY: two live blocks, the new one larger. The old one is given up.
+            unsafe {
+                grown.copy_from_nonoverlapping(block, old_bytes);
+                kept.keep(small, block);
+            }
+        }
+        Some(grown)
+    }
+}

@@ -10,7 +10,7 @@ mod membarrier;
 mod owner;
 mod threads;
 
-pub(crate) use biased::Biased;
+pub(crate) use biased::{Biased, Inside};
 #[cfg(ctxalloc_whole)]
 pub(crate) use fork::is_forking;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
@@ -22,6 +22,7 @@ pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_acro
 )]
 pub(crate) use made::Made;
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, with_all};
+pub(crate) use threads::Section;
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -181,12 +181,8 @@ impl Handler {
 impl Held {
     /// # Errors
     /// Those of [`Handler::allocate`].
-    #[inline]
     pub(crate) fn allocate(&self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
-        match small::allocate(self.handler(), size_bytes.max(1)) {
-            Some(block) => Ok(block),
-            None => self.handler().make_now(Call::Malloc { size: size_bytes.max(1) }, size_bytes),
-        }
+        self.handler().make_now(Call::Malloc { size: size_bytes.max(1) }, size_bytes)
     }
 
     /// # Errors

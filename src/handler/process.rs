@@ -17,14 +17,21 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[cfg(feature = "python")]
 use super::interpreter::{Attach, Trace};
 
-/// The entry of `pool`, where this copy of the crate has made the process's table: NULL before, and else. Relaxed: it
-/// is only compared.
+/// The entries of `pool` and `system`, where this copy of the crate has made the process's table: NULL before, and
+/// else. Relaxed: they are only compared.
 static POOL: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
+static SYSTEM: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
 
 /// Whether it is the handler of this copy's shared pool. False where that is not known.
 #[inline]
 pub(super) fn is_pool(handler: Handler) -> bool {
     std::ptr::eq(handler.entry(), POOL.load(Ordering::Relaxed))
+}
+
+/// Whether it is this copy's handler of the C heap. False where that is not known.
+#[inline]
+pub(super) fn is_system(handler: Handler) -> bool {
+    std::ptr::eq(handler.entry(), SYSTEM.load(Ordering::Relaxed))
 }
 
 /// The process's table.
@@ -45,8 +52,10 @@ fn first_use() -> &'static Table {
     match install(table) {
         // The only table of this process from now on.
         Ok(table) => {
-            if let Some(pool) = table.named("pool").filter(|_| !cfg!(ctxalloc_loom)) {
-                POOL.store(std::ptr::from_ref(pool.entry()).cast_mut(), Ordering::Relaxed);
+            for (name, known) in [("pool", &POOL), ("system", &SYSTEM)] {
+                if let Some(handler) = table.named(name).filter(|_| !cfg!(ctxalloc_loom)) {
+                    known.store(std::ptr::from_ref(handler.entry()).cast_mut(), Ordering::Relaxed);
+                }
             }
             std::mem::forget(held);
             table

@@ -1,15 +1,17 @@
-//! Small blocks by the shortest way, for callers in Rust: of `pool`, and of requests that take theirs from it.
+//! Small blocks by the shortest way, for callers in Rust: of `pool`, of requests that take theirs from it, and of
+//! `system`.
 //!
 //! A C function of a handler has to be ready for everything: a hook, code of a user's that panics, a limit that
 //! refuses, memory that is to be mapped. Here is only the common case, of a thread that has a block of the class: no
-//! call through a pointer, no lock, no memory of our own, nothing that can fail. Where it is not that case, nothing is
+//! call through a pointer, no lock, no memory of our own. Where it is not that case, nothing is
 //! done, and the caller goes the long way.
 
 use super::events::is_silent;
-use super::process::is_pool;
+use super::process::{is_pool, is_system};
 use super::requests::slot_behind;
 use super::word::Handler;
-use crate::strategy::{Pool, Small};
+use crate::strategy::{Pool, Small, Strategy, System};
+use crate::unattributed::is_watched;
 use std::ptr::NonNull;
 
 /// What these blocks are aligned to at least, in bytes: what a request's handler promises, and less than a pool's.
@@ -26,7 +28,8 @@ pub(crate) fn allocate(handler: Handler, size_bytes: usize) -> Option<NonNull<u8
     } else if is_pool(handler) {
         Pool::shared().kept().take(size_bytes)
     } else {
-        None
+        // Where the C heap is watched, its blocks of a handler are told from others on the long way.
+        if is_system(handler) && !is_watched() { System.allocate(size_bytes) } else { None }
     }
 }
 
@@ -44,7 +47,12 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
         return slot_behind(handler).is_some_and(|slot| unsafe { slot.release_small(block) });
     }
     if !is_pool(handler) {
-        return false;
+        let is_heap = is_system(handler) && !is_watched();
+        if is_heap {
+            // SAFETY: a live block of the C heap, given up by this.
+            unsafe { System.release(block) };
+        }
+        return is_heap;
     }
     // SAFETY: a live block of the shared pool, given up where it is a small one.
     unsafe {

@@ -1,7 +1,7 @@
 //! `Biased`: a value of one thread, its owner, which other threads may reach at times.
 //!
-//! The owner uses no atomic read-modify-write: it marks that it is inside (two plain stores of constants, so that no use
-//! waits for the number that the last one stored) and checks for a visitor.
+//! The owner uses no atomic read-modify-write: it marks that it is inside (two plain stores of constants, so that no
+//! use waits for the number that the last one stored) and checks for a visitor.
 //! A visitor announces itself, calls `membarrier`, which runs a fence on every processor that runs a thread of this
 //! process, and waits until the owner is outside. Why the two exclude each other: the owner stores its mark, then loads
 //! `visited`; the visitor stores `visited`, then loads the mark. One of them must see the other (Dekker), as in
@@ -75,24 +75,25 @@ impl<T> Biased<T> {
         work(unsafe { &mut *self.value.get() })
     }
 
-    /// [`own`](Self::own), unless somebody visits: then `None`, without waiting.
+    /// [`own`](Self::own) until the returned value is dropped; `None`, without waiting, if somebody visits. A value and
+    /// no closure, since the compiler is not sure to inline those.
     ///
     /// # Safety
-    /// - as for `own`.
+    /// - as for `own`: neither it nor this is called until the returned value is dropped.
     #[inline(always)]
     #[allow(unsafe_code, reason = "a lock's cell")]
-    pub(crate) unsafe fn try_own<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub(crate) unsafe fn enter(&self) -> Option<Inside<'_, T>> {
         self.mark.store(INSIDE, Ordering::Relaxed);
         membarrier::light(); // the load comes after the store
         // Release pairs with the Acquire in `visit`.
-        let _outside = StoreAtEnd(&self.mark, USED);
+        let outside = StoreAtEnd(&self.mark, USED);
         // Acquire pairs with the Release at the end of `visit`.
         if self.visited.load(Ordering::Acquire) != 0 {
             return None;
         }
-        // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone. `work` cannot keep
-        // the reference, and the owner has no other one (this function's contract).
-        Some(work(unsafe { &mut *self.value.get() }))
+        // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone, with `outside`. The
+        // owner has no other reference (this function's contract).
+        Some(Inside { value: unsafe { &mut *self.value.get() }, _outside: outside })
     }
 
     #[cold]
@@ -149,6 +150,12 @@ impl<T> Biased<T> {
             work(unsafe { &mut *self.value.get() })
         })
     }
+}
+
+/// The owner is inside until it is dropped.
+pub(crate) struct Inside<'a, T> {
+    pub(crate) value: &'a mut T,
+    _outside: StoreAtEnd<'a>,
 }
 
 /// Stores a number (Release) when it is dropped, by a panic too.
@@ -249,8 +256,10 @@ mod loom_tests {
                 .collect();
             // SAFETY: this thread alone is the owner, and `work` does not call `own`; the count is reached inside of
             // it.
-            let tried = unsafe { counted.try_own(|count| count.with_mut(|count| *count += 1)) };
-            let uses = 1 + usize::from(tried.is_some());
+            let uses = unsafe { counted.enter() }.map_or(1, |inside| {
+                inside.value.with_mut(|count| unsafe { *count += 1 });
+                2
+            });
             // SAFETY: as above.
             unsafe { counted.own(|count| count.with_mut(|count| *count += 1)) };
             let visits: usize = visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum();

@@ -2,20 +2,17 @@
 //! comes here first. Where anything else is to be done, nothing is, and the C functions of the slot do it.
 
 use super::slot::Slot;
-use super::state::{Memory, State};
-use crate::strategy::account::UNCOUNTED;
+use super::state::{AfterEnd, Memory};
+use crate::strategy::account::{Chain, UNCOUNTED};
 use crate::strategy::{Kept, Small};
 use std::ptr::NonNull;
 
-impl State {
-    /// What threads keep of the request's blocks, if these come from the shared pool, are charged whether or not the
-    /// request has ended, and draw on no reservation.
-    #[inline(always)]
-    fn kept(&self) -> Option<Kept> {
-        match &self.memory {
-            Memory::Shared(pool) if self.charges_always() && self.chain.is_plain() => Some(pool.kept()),
-            _ => None,
-        }
+/// What threads keep of a request's blocks, if these come from the shared pool, are charged whether or not the request
+/// has ended, and draw on no reservation.
+pub(super) fn kept(memory: &Memory, after_end: AfterEnd, chain: &Chain) -> Option<Kept> {
+    match memory {
+        Memory::Shared(pool) if after_end == AfterEnd::Charge && chain.is_plain() => Some(pool.kept()),
+        _ => None,
     }
 }
 
@@ -24,8 +21,26 @@ impl Slot {
     #[inline(always)]
     pub(in crate::handler) fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
-        let kept = state.kept()?;
-        state.chain.charge_small(size_bytes, || kept.take_sized(size_bytes), || self.hold_again())
+        let kept = state.kept?;
+        let Some(account) = state.chain.alone() else { return self.allocate_below_others(kept, size_bytes) };
+        let section = account.begin_charge(size_bytes)?;
+        let block = kept.take_sized(size_bytes)?;
+        if account.charged(size_bytes, &section) {
+            self.hold_first();
+        }
+        Some(block)
+    }
+
+    #[inline(never)]
+    fn allocate_below_others(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.state().chain.charge_small(size_bytes, || kept.take_sized(size_bytes), || self.hold_first())
+    }
+
+    /// For the first block after the end.
+    #[cold]
+    #[inline(never)]
+    fn hold_first(&self) {
+        self.hold_again();
     }
 
     /// Takes a block back; false if it has to go the long way, and nothing was done.
@@ -35,20 +50,31 @@ impl Slot {
     #[inline(always)]
     pub(in crate::handler) unsafe fn release_small(&self, block: NonNull<u8>) -> bool {
         let state = self.state();
-        let Some(kept) = state.kept() else { return false };
+        let Some(kept) = state.kept else { return false };
         // SAFETY: a live block of this slot, whose blocks are the pool's.
         let Some(small) = (unsafe { Small::of(block) }) else { return false };
         let size_bytes = small.requested_bytes(block);
         if size_bytes == UNCOUNTED {
             return false;
         }
-        let Some(is_last) = state.chain.give_small_back(size_bytes) else { return false };
+        let given = match state.chain.alone() {
+            Some(account) => account.give_small_back(size_bytes),
+            None => state.chain.give_back_below_others(size_bytes),
+        };
+        let Some(is_last) = given else { return false };
         // SAFETY: a live block of the pool with this record, which the caller gives up.
         unsafe { kept.keep(small, block) };
         if is_last {
-            self.immortal().let_go(); // the hold of its blocks; the state may go with it
+            self.let_last_go();
         }
         true
+    }
+
+    /// After the last block of a request that is over: the state may go with it.
+    #[cold]
+    #[inline(never)]
+    fn let_last_go(&self) {
+        self.immortal().let_go();
     }
 
     /// The block with room for more bytes, and its first bytes kept; `None` if it has to go the long way, and nothing
@@ -59,7 +85,7 @@ impl Slot {
     #[inline]
     pub(in crate::handler) unsafe fn grow_small(&self, block: NonNull<u8>, new_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
-        let kept = state.kept()?;
+        let kept = state.kept?;
         // SAFETY: a live block of this slot, whose blocks are the pool's.
         let small = unsafe { Small::of(block) }?;
         let old_bytes = Some(small.requested_bytes(block)).filter(|bytes| *bytes != UNCOUNTED)?;

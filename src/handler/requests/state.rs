@@ -6,7 +6,7 @@ use crate::handler::held::Held;
 use crate::strategy::account::{Chain, Pending, Refused, TINY_BYTES, UNCOUNTED};
 #[cfg(feature = "python")]
 use crate::strategy::prefix_bytes;
-use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
+use crate::strategy::{Budget, Kept, LiveBlock, Pool, Prefixed, Strategy};
 use crate::survived::survived;
 use crate::trace;
 use std::ptr::NonNull;
@@ -42,6 +42,8 @@ enum Counting {
 
 /// One request's own. Lives in its slot while anybody holds that.
 pub(super) struct State {
+    /// For `small`.
+    pub(super) kept: Option<Kept>,
     pub(super) chain: Arc<Chain>,
     pub(super) memory: Memory,
     pub(super) after_end: AfterEnd,
@@ -226,17 +228,11 @@ impl State {
         size_bytes > SMALL_BYTES || !matches!(self.memory, Memory::Shared(_))
     }
 
-    /// Whether blocks are charged whether or not the request has ended.
-    #[inline]
-    pub(super) fn charges_always(&self) -> bool {
-        self.after_end == AfterEnd::Charge
-    }
-
     /// Whether a block of so many bytes is made by [`make_small`](Self::make_small), and charged whether or not the
     /// request has ended: the common case.
     #[inline]
     pub(super) fn is_small_and_charged(&self, size_bytes: usize) -> bool {
-        self.charges_always() && !self.may_run_user_code(size_bytes)
+        self.after_end == AfterEnd::Charge && !self.may_run_user_code(size_bytes)
     }
 
     /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.

@@ -53,11 +53,14 @@ impl Own {
     }
 
     /// The cache of the pool with this number, if it is the one that was used last.
-    #[inline]
+    #[inline(always)]
     pub(super) fn latest_of(&mut self, serial: u64) -> Option<&mut Cache> {
+        if self.serial != serial {
+            return None;
+        }
         // SAFETY: with a number that a pool has, it is one of our caches (`set_latest`), which nobody else has while
         // `self` is borrowed.
-        (self.serial == serial).then(|| unsafe { &mut *self.latest })
+        Some(unsafe { &mut *self.latest })
     }
 
     /// Notes which cache was used last.

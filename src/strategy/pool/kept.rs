@@ -1,5 +1,5 @@
-//! `Kept`: the blocks that the running thread keeps of the shared pool, for those who make and free small blocks all the
-//! time. Nothing here takes a lock or calls anything, but for a bin that is full.
+//! `Kept`: the blocks that the running thread keeps of the shared pool, for those who make and free small blocks all
+//! the time. Nothing here takes a lock or calls anything, but for a bin that is full.
 
 use super::region::{self, Region};
 use super::{Pool, classes, local};
@@ -84,8 +84,8 @@ impl Kept {
         }
     }
 
-    /// As C's callers do it by the handler's functions: what goes to the system now may be of another pool, whose source
-    /// panics, and belongs to no request.
+    /// As C's callers do it by the handler's functions: what goes to the system now may be of another pool, whose
+    /// source panics, and belongs to no request.
     #[cold]
     #[inline(never)]
     fn spill(self, class: usize, block: NonNull<u8>) {

@@ -8,6 +8,7 @@
 use super::cache::{Cache, Caches, Home, NO_BLOCKS, Number};
 use super::idle::{Member, Own};
 use super::{classes, idle};
+use crate::sync::Inside;
 use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -50,10 +51,16 @@ pub(super) fn do_without() {
 }
 
 /// `None` under loom, whose atomics must not outlive the model they were made in: no thread has caches there.
-#[inline]
+#[inline(always)]
 fn with_member<R>(work: impl FnOnce(&Member) -> R) -> Option<R> {
     #[cfg(not(ctxalloc_loom))]
-    return Some(MEMBER.with(work));
+    return {
+        // Not `MEMBER.with(work)`: the compiler makes that a call, with all that `work` has captured in memory.
+        let member: *const Member = MEMBER.with(std::ptr::from_ref);
+        // SAFETY: a thread-local without a destructor is there until its thread ends, and `work` runs on this thread
+        // and cannot keep the reference.
+        Some(work(unsafe { &*member }))
+    };
     #[cfg(ctxalloc_loom)]
     return {
         drop(work);
@@ -114,22 +121,33 @@ fn push_slowly(number: &Number, class: usize, block: NonNull<u8>) -> bool {
 /// [`pop`] where the pool with this number is the one that this thread used last, and nobody visits.
 #[inline(always)]
 pub(super) fn take_latest(serial: u64, class: usize) -> Option<NonNull<u8>> {
-    latest(serial, |cache| cache.pop(class)).flatten()
+    let inside = enter()?;
+    inside.value.latest_of(serial)?.pop(class)
 }
 
 /// [`push`] where the pool with this number is the one that this thread used last, and nobody visits.
 #[inline(always)]
 pub(super) fn keep_latest(serial: u64, class: usize, block: NonNull<u8>) -> bool {
-    latest(serial, |cache| cache.push(class, block)) == Some(true)
+    let Some(inside) = enter() else { return false };
+    match inside.value.latest_of(serial) {
+        Some(cache) => cache.push(class, block),
+        None => false,
+    }
 }
 
+/// What this thread has, unless somebody visits. Until it is dropped, nothing else in this file is called.
+#[cfg(not(ctxalloc_loom))]
 #[inline(always)]
-fn latest<R>(serial: u64, work: impl FnOnce(&mut Cache) -> R) -> Option<R> {
-    with_member(|member| {
-        // SAFETY: this thread's own member, and `work` does not call into this file.
-        unsafe { member.own.try_own(|own| own.latest_of(serial).map(work)) }.flatten()
-    })
-    .flatten()
+fn enter() -> Option<Inside<'static, Own>> {
+    let member: *const Member = MEMBER.with(std::ptr::from_ref);
+    // SAFETY: a thread-local without a destructor is there until its thread ends, and the two callers, which run on
+    // this thread, drop what they get before they return, and call nothing in this file.
+    unsafe { (*member).own.enter() }
+}
+
+#[cfg(ctxalloc_loom)]
+fn enter() -> Option<Inside<'static, Own>> {
+    None
 }
 
 /// Makes the cache of a pool that is not the one used last the one used last, if there is one.

@@ -131,7 +131,7 @@ fn budgets_above_count_what_goes_the_short_way() {
     let allocator = request.run(ContextAlloc::new);
     let (mut blocks, mut model, mut state) = (Vec::new(), Model::default(), 7);
     for _ in 0..STEPS {
-        if random(&mut state) % 2 == 0 {
+        if random(&mut state).is_multiple_of(2) {
             let layout = layout(&mut state);
             let made = allocator.allocate(layout).ok();
             assert_eq!(made.is_some(), model.takes(layout.size(), 1));

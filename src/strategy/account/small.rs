@@ -4,11 +4,11 @@
 //! Only for the chain of a request, as `take_block` and `give_block_back` are. Most requests have one account, to which
 //! the functions of [`Account`] are reduced; they do the same as those of [`Chain`].
 
-use super::{Account, Chain, RELAXED};
+use super::{Account, Chain, RELAXED, count};
 use crate::sync::{Section, enter_all_owned};
 
-/// Of small blocks so many that a sum of theirs overflowed would take centuries.
 impl Account {
+    /// `take`, where there is room and the number of blocks does not overflow: they are made one by one.
     #[inline(always)]
     fn take_small(&self, bytes: usize, blocks: usize) {
         let live = self.live_bytes.load(RELAXED).wrapping_add(bytes);
@@ -16,7 +16,7 @@ impl Account {
         if live > self.peak_bytes.load(RELAXED) {
             self.peak_bytes.store(live, RELAXED);
         }
-        self.total_bytes.store(self.total_bytes.load(RELAXED).wrapping_add(bytes as u64), RELAXED);
+        count(&self.total_bytes, bytes as u64); // what comes from elsewhere may be charged in any size
         self.live_blocks.store(self.live_blocks.load(RELAXED).wrapping_add(blocks), RELAXED);
         self.total_blocks.store(self.total_blocks.load(RELAXED).wrapping_add(blocks as u64), RELAXED);
     }

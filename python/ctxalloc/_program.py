@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from ctxalloc import _shadowed
+from ctxalloc import _own_path, _shadowed
 
 
 class UsageError(Exception):
@@ -86,7 +86,7 @@ class Program(NamedTuple):
         _first_on_path(_current_folder())
         import runpy  # noqa: PLC0415 - for modules, folders and archives only: here and below
 
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(module=warnings):  # in sys.modules there may be the program's own by now
             if self.name in sys.modules:  # imported for ctxalloc: under `python` it might not be
                 warnings.filterwarnings("ignore", ".* found in sys.modules after import of package", RuntimeWarning)
             code, found = _as_runpy_finds(lambda: runpy._get_module_details(self.name, runpy._Error))  # type: ignore[attr-defined] # noqa: SLF001
@@ -146,9 +146,10 @@ def _current_folder() -> str:
 
 def _first_on_path(folder: str) -> None:
     """In place of the folder of whatever was run in place of the program."""
+    _own_path.restore()
     if not sys.flags.safe_path:
         sys.path[0] = folder
-        _shadowed.forget(folder)
+    _shadowed.forget()
 
 
 def _text_of(path: str) -> bytes:

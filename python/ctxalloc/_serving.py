@@ -16,8 +16,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from contextvars import Token as ContextToken
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
@@ -29,14 +27,13 @@ from ctxalloc._native import (
     Handler,
     Request,
     Stats,
-    Token,
     _Sampler,
+    _ServingStep,
     _served_in,
     current,
-    reset,
-    set_handler,
     use,
 )
+from ctxalloc._recording import record_once
 from ctxalloc._sites import Sites, sites_of
 from ctxalloc._told_later import Before, runs_a_loop
 
@@ -109,6 +106,7 @@ class Service:
         retry_after_seconds: int,
         peak_header: str | None,
         sites: int | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         if sites is not None:
             if isinstance(sites, bool) or not isinstance(sites, int):
@@ -131,6 +129,8 @@ class Service:
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
         self.sampler = None if sites is None else _Sampler(sites)
+        if record is not None:
+            record_once(record)
 
     def begin(
         self,
@@ -146,7 +146,7 @@ class Service:
 
         ``method``: the key under which the scope has the method. ``is_plain``: see ``RouteTable.find``. ``around``:
         makes the record of a request that has an account. Its handler is selected then, until the record leaves the
-        request. Where ``around`` is not used the record is a Serving, and ``Serving.select`` selects the handler.
+        request. Where ``around`` is not used the record is a Serving, and each ``Step`` of it selects the handler.
 
         Where the terms reserve memory and ``is_async``, the caller has to wait for it; else this waits. A Serving has
         in ``unadmitted`` why it got no reservation.
@@ -312,12 +312,9 @@ class Served:
             escaped = begun.escaped
             assert escaped is not None  # noqa: S101 - it has ended
             report = Report(route, outcome, status, seconds, stats, escaped, error, sites_of(begun, route))
-            token = set_handler(base)  # what it makes is not the request's
             try:
-                try:
+                with use(base):  # what it makes is not the request's
                     on_end(given, report)
-                finally:
-                    reset(token)
             except Exception:
                 log.exception("on_end raised; its request (route %r) has ended all the same", route)
 
@@ -377,7 +374,7 @@ class Serving(Served):
         self.request = begun
         self.base = base
         self.handler: Handler | str | None = None
-        """What ``select`` selects."""
+        """What each ``Step`` selects."""
         self.tenant = None
         self.status = None
         self.is_disconnected = False
@@ -393,22 +390,6 @@ class Serving(Served):
         if self.unadmitted is not None:
             raise self.unadmitted
 
-    def select(self) -> tuple[Token, ContextToken["Served | None"]]:
-        """Select its handler in the running Context, until ``deselect``."""
-        mark = SERVING.set(self)
-        try:
-            return set_handler(self.handler), mark
-        except BaseException:
-            SERVING.reset(mark)
-            raise
-
-    @staticmethod
-    def deselect(selected: tuple[Token, ContextToken["Served | None"]]) -> None:
-        """Undo it. ValueError: in another Context, of which nothing is changed."""
-        token, mark = selected
-        reset(token)
-        SERVING.reset(mark)
-
     def forget(self) -> None:
         """Let go of the scope and of exceptions, whose tracebacks hold arrays and may hold this."""
         self.scope = None
@@ -416,6 +397,9 @@ class Serving(Served):
         self.answered = None
         self.unadmitted = None
 
+
+Step = _ServingStep
+"""A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
 
 _UNTOLD: Final[set[Served]] = set()
 """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread."""
@@ -442,26 +426,6 @@ def _forget_the_parents() -> None:
 atexit.register(_tell_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_the_parents)
-
-
-class Step:
-    """A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
-
-    __slots__ = ("_selected", "serving")
-
-    def __init__(self, serving: Serving) -> None:
-        self.serving = serving
-
-    def __enter__(self) -> None:
-        self._selected = self.serving.select()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:  # noqa: SIM105 - it is on the way of every request
-            self.serving.deselect(self._selected)
-        except ValueError:  # thrown away, and closed in another Context: nothing is selected there
-            pass
 
 
 def serving() -> Served | None:

@@ -42,6 +42,7 @@ _OPTIONS = {
     "retry_after_seconds",
     "peak_header",
     "sites",
+    "record",
 }
 
 
@@ -78,6 +79,7 @@ class AllocatorMiddleware:
             retry_after_seconds=options.get("retry_after_seconds", 1),
             peak_header=options.get("peak_header"),
             sites=options.get("sites"),
+            record=options.get("record"),
         )
         self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)
@@ -95,7 +97,7 @@ class AllocatorMiddleware:
         if serving.unadmitted is not None:
             return self._refused(serving, serving.unadmitted)
         self._note(request, serving)
-        with _Step(serving):
+        with _Ends(serving), Step(serving):
             response = self._checked(self.get_response(request))
         return self._answered(serving, response)
 
@@ -108,7 +110,7 @@ class AllocatorMiddleware:
         if serving is None:
             return self._checked(await self.get_response(request))
         self._note(request, serving)
-        with _Step(serving):
+        with _Ends(serving), Step(serving):
             response = self._checked(await self.get_response(request))
         return self._answered(serving, response)
 
@@ -177,13 +179,20 @@ class AllocatorMiddleware:
         return response
 
 
-class _Step(Step):
-    """A step of Django, of either kind: what leaves it as an exception ends the request."""
+class _Ends:
+    """Around a step of Django, of either kind: what leaves it as an exception ends the request."""
+
+    __slots__ = ("serving",)
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, traceback)
         if error is None or isinstance(error, (StopIteration, StopAsyncIteration)):
             return
         serving = self.serving
@@ -218,7 +227,7 @@ class _Stream(_Streamed[Iterator[bytes]]):
 
     def __next__(self) -> bytes:
         try:
-            with _Step(self._serving):
+            with _Ends(self._serving), Step(self._serving):
                 return next(self._content)
         except StopIteration:
             self.closing.is_whole = True
@@ -233,7 +242,7 @@ class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
 
     async def __anext__(self) -> bytes:
         try:
-            with _Step(self._serving):
+            with _Ends(self._serving), Step(self._serving):
                 return await anext(self._content)
         except StopAsyncIteration:
             self.closing.is_whole = True

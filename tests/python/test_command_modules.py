@@ -54,6 +54,40 @@ def test_the_other_commands_do_without_them_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.fixture(params=["-m ctxalloc", "console script"])
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    script = tmp_path.parent / f"{tmp_path.name}-console"
+    script.write_text("import re, sys\nfrom ctxalloc._command import main\nsys.exit(main())\n")
+    return ("-m", "ctxalloc") if request.param == "-m ctxalloc" else (str(script),)
+
+
+@pytest.mark.parametrize("asked", [("program.py",), ("-m", "program")], ids=["script", "module"])
+@pytest.mark.parametrize("name", ["copyreg", "warnings", "threading", "runpy", "traceback"])
+def test_a_module_that_ctxalloc_needs_is_the_programs(
+    name: str, asked: tuple[str, ...], command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text("print('executed')\nMINE = 1\n")
+    (tmp_path / "program.py").write_text(f"import {name}\nprint({name}.MINE)\n")
+    plain, run = (python(*words, *asked, cwd=tmp_path) for words in ((), (*command, "run", "--report")))
+    assert (run.returncode, run.stdout) == (plain.returncode, plain.stdout), run.stderr
+    assert "KeyError" not in run.stderr
+
+
+def test_one_on_pythonpath_is_executed_for_the_program_only(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "path").mkdir()
+    for name in ("json", "typing", "argparse"):
+        (tmp_path / "path" / f"{name}.py").write_text(f"print('{name} executed')\n")
+    (tmp_path / "program.py").write_text("import sys\nprint(sys.path, 'json' in sys.modules)\nimport json\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    for asked in (("program.py",), ("-m", "program"), (f"-c{(tmp_path / 'program.py').read_text()}",)):
+        plain, run = (python(*words, *asked, cwd=tmp_path) for words in ((), (*command, "run", "--report")))
+        assert (run.returncode, run.stdout) == (plain.returncode, plain.stdout), run.stderr
+        assert run.stdout.endswith("False\njson executed\n")
+    assert "executed" not in python(*command, "info", "--json", cwd=tmp_path).stdout
+
+
 GONE = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
 
 

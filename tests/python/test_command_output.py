@@ -73,6 +73,39 @@ def test_a_full_device_is_an_error_at_the_end(program: Path) -> None:
     assert stat.S_ISCHR(device.stat().st_mode)
 
 
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A device of our own that is as /dev/full: what code does to it is not done to this machine's."""
+    device = tmp_path / "full"
+    try:
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        device.open("w").close()
+    except (AttributeError, OSError):
+        pytest.skip("nodes of devices are root's to make, on Linux")
+    return device
+
+
+@pytest.mark.parametrize("words", [["info", "--json"], ["info"], ["whole"]], ids=" ".join)
+def test_a_full_standard_output_is_an_error_in_a_sentence(words: list[str], full: Path) -> None:
+    command = [sys.executable, "-m", "ctxalloc", *words]
+    with full.open("w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    if words == ["whole"] and done.returncode == 2:
+        pytest.skip("there is no library for the whole request here")
+    assert (done.returncode, done.stderr) == (1, f"ctxalloc {words[0]}: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("option", ["--report", "--report=json"])
+def test_a_report_that_nobody_can_be_told_of_is_an_exit_status(option: str, program: Path, full: Path) -> None:
+    assert ctxalloc(option, program, cwd=program.parent).returncode == 0
+    with full.open("w") as err:
+        command = [sys.executable, "-m", "ctxalloc", "run", option, "-c", "import numpy"]
+        assert subprocess.run(command, stderr=err, timeout=300, check=False).returncode == 120
+    for ends, status in (("", 120), ("; sys.exit(3)", 3)):
+        program.write_text(f"import os, sys\nos.close(2){ends}")
+        assert ctxalloc(option, program, cwd=program.parent).returncode == status
+
+
 def test_a_link_leads_to_the_file_that_is_written(program: Path) -> None:
     target, link = program.parent / "target", program.parent / "link"
     target.write_text("old")

@@ -14,6 +14,8 @@ import pytest
 from test_whole import check, needs_library
 
 import ctxalloc
+from ctxalloc import _serving
+from ctxalloc.wsgi import AllocatorMiddleware
 
 try:
     from numpy._core import _exceptions as of_numpy
@@ -101,6 +103,52 @@ def test_stress_each_of_many_signals_comes_out_of_a_refusal() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not lost
+
+
+def test_no_signal_leaves_a_thread_selected_in_a_request_of_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exception may come wherever the middleware has bytecodes: before, between and after its steps."""
+    armed = False
+
+    def handler(*_: object) -> None:
+        if armed:
+            raise TooLate
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [])
+        yield b"part"
+
+    def serve() -> None:
+        body = serves({"PATH_INFO": "/", "REQUEST_METHOD": "GET"}, lambda *_: None)
+        try:
+            list(body)
+        finally:
+            body.close()  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in `__del__`
+    serves = AllocatorMiddleware(application, routes={"/": ctxalloc.request()})
+    serve()
+    here = ctxalloc.current()
+    before = signal.signal(signal.SIGALRM, handler)
+    left = came = 0
+    signal.setitimer(signal.ITIMER_REAL, 0.00011, 0.00007)
+    try:
+        while came < 1500:
+            try:
+                armed = True
+                try:
+                    serve()
+                finally:
+                    armed = False
+            except TooLate:
+                came += 1
+            left += ctxalloc.current() != here or _serving.serving() is not None
+            if left:
+                break
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not left, came
 
 
 @pytest.mark.usefixtures("alarm")

@@ -15,6 +15,11 @@ use std::sync::{Mutex, OnceLock};
 /// The ContextVar of the record that a Context of a server carries. Empty where no middleware was imported.
 static SERVING: OnceLock<Variable> = OnceLock::new();
 
+/// The ContextVar of the records of servers' requests; None where no middleware was imported.
+pub(in crate::python) fn serving_variable() -> Option<&'static Variable> {
+    SERVING.get()
+}
+
 /// Names the ContextVar of a server's records, whose ``request`` is what ``current_request()`` returns.
 #[pyfunction]
 #[pyo3(name = "_served_in", signature = (serving, /))]

@@ -15,7 +15,7 @@ mod terms;
 use admission::Enter;
 pub(super) use admission::PyAdmission;
 use cancelling::Cancelling;
-pub(super) use current::{current_request, served_in};
+pub(super) use current::{current_request, served_in, serving_variable};
 pub(super) use noted::note_ends;
 pub(super) use report::{
     PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of, whole_stats_of,
@@ -35,7 +35,7 @@ use super::whole::enable;
 use crate::handler::Handler;
 use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
-use crate::room::Admission;
+use crate::room::{Admission, Ending};
 use left::{Left, Settling, running_loop};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -297,11 +297,13 @@ impl PyRequest {
         };
         let mut phase = this.phase();
         let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) };
+        let ending = Ending::begin();
         *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
         let is_whole = begun.whole().is_some();
         let noted = noted::of(begun);
         drop(phase);
+        ending.look(); // who gets its room is woken by this thread, which has the GIL
         let noted = noted::tell(py, noted);
         let settled = match settling {
             Some(settling) => settling.begin(py),

@@ -254,6 +254,11 @@ bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured i
 	for script in $(filter-out benches/clusters.py benches/cuda.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 
+.PHONY: bench-small
+bench-small: $(DONE)/tools ## small blocks in Rust against malloc and mimalloc, in the shapes of mimalloc-bench: a minute after the build
+	$(CARGO) bench --locked --bench small
+	cd benches && ../$(PY) -m harness.small
+
 include ci.mk
 include suites.mk
 include platforms.mk

@@ -11,7 +11,7 @@ mod membarrier;
 mod owner;
 mod threads;
 
-pub(crate) use biased::Biased;
+pub(crate) use biased::{Biased, Inside};
 pub(crate) use called::Called;
 #[cfg(ctxalloc_whole)]
 pub(crate) use fork::is_forking;
@@ -23,7 +23,8 @@ pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_acro
     allow(unused_imports, reason = "its users need a process to fork, or Python")
 )]
 pub(crate) use made::Made;
-pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, with_all};
+pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, with_all};
+pub(crate) use threads::Section;
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

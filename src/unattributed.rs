@@ -42,6 +42,12 @@ pub(crate) fn activate() {
     watch();
 }
 
+/// Whether anybody attributes blocks of the process's heaps.
+#[inline]
+pub(crate) fn is_watched() -> bool {
+    IS_WATCHED.load(Ordering::Relaxed)
+}
+
 /// Makes [`is_paused`] tell what [`unattributed`] says from now on.
 pub(crate) fn watch() {
     IS_WATCHED.store(true, Ordering::Relaxed);
@@ -58,7 +64,7 @@ pub(crate) fn is_paused() -> bool {
 #[inline]
 #[must_use = "it ends with the returned value"]
 pub(crate) fn unattributed() -> Option<Unattributed> {
-    IS_WATCHED.load(Ordering::Relaxed).then(|| Unattributed { was_paused: IS_PAUSED.replace(true) })
+    is_watched().then(|| Unattributed { was_paused: IS_PAUSED.replace(true) })
 }
 
 /// See [`unattributed`].

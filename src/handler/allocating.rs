@@ -5,6 +5,7 @@ use super::call::Call;
 use super::held::Held;
 use super::requests;
 use super::selected;
+use super::small;
 use super::word::Handler;
 use crate::error::Error;
 use crate::layout;
@@ -46,6 +47,11 @@ impl Handler {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        if self.needs_no_hold()
+            && let Some(block) = small::allocate(self, size_bytes.max(1))
+        {
+            return Ok(block);
+        }
         // At least one, here and below: in C a size of zero may give NULL, and would free in some reallocs.
         self.make(Call::Malloc { size: size_bytes.max(1) }, size_bytes)
     }
@@ -68,6 +74,10 @@ impl Handler {
     /// - `block` came from this handler and was not released.
     /// - after `Ok` the old pointer is not used again.
     pub unsafe fn resize(self, block: NonNull<u8>, new_size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        // SAFETY: the caller vouches for the block, and gives it up where this succeeds.
+        if let Some(grown) = unsafe { small::grow(self, block, new_size_bytes) } {
+            return Ok(grown);
+        }
         let &Functions { ctx, realloc, .. } = self.possible(new_size_bytes)?;
         // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
         let moved = unsafe { realloc(ctx, block.as_ptr().cast(), new_size_bytes.max(1)) };
@@ -81,9 +91,13 @@ impl Handler {
     /// - `block` came from this handler, was not released, and is not used again.
     /// - for a foreign handler that relies on the size (NEP 49 calls it a best guess), `size_bytes` is right.
     pub unsafe fn release(self, block: NonNull<u8>, size_bytes: usize) {
-        let Functions { ctx, free, .. } = self.entry().functions;
-        // SAFETY: `ctx` belongs to the function; the caller vouches for the block.
-        unsafe { free(ctx, block.as_ptr().cast(), size_bytes) }
+        // SAFETY: `ctx` belongs to the function; the caller vouches for the block, and gives it up.
+        unsafe {
+            if !small::release(self, block) {
+                let Functions { ctx, free, .. } = self.entry().functions;
+                free(ctx, block.as_ptr().cast(), size_bytes);
+            }
+        }
     }
 
     /// The functions, for a size that a block can have. Looked up before the call: a foreign realloc that claimed to
@@ -100,10 +114,19 @@ impl Handler {
     /// which holds it already.
     #[inline]
     fn make(self, call: Call, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        if self.needs_no_hold() { self.make_now(call, size_bytes) } else { self.make_held(call, size_bytes) }
+    }
+
+    /// Whether it is valid without a further hold: a named one, or that of the request that this thread runs under.
+    #[inline]
+    fn needs_no_hold(self) -> bool {
+        !self.is_request() || selected::get() == Some(self)
+    }
+
+    /// [`make`](Self::make) for who holds it.
+    #[inline]
+    fn make_now(self, call: Call, size_bytes: usize) -> Result<NonNull<u8>, Error> {
         let functions = self.possible(size_bytes)?;
-        if self.is_request() && selected::get() != Some(self) {
-            return self.make_held(call, size_bytes);
-        }
         // SAFETY: a call without a pointer; the functions take any sizes.
         self.answer(unsafe { functions.call(call) }, size_bytes)
     }
@@ -111,8 +134,7 @@ impl Handler {
     #[inline(never)]
     fn make_held(self, call: Call, size_bytes: usize) -> Result<NonNull<u8>, Error> {
         let Some(_held) = Held::try_on(self) else { return Err(requests::gone(size_bytes)) };
-        // SAFETY: a call without a pointer; the functions take any sizes.
-        self.answer(unsafe { self.entry().functions.call(call) }, size_bytes)
+        self.make_now(call, size_bytes)
     }
 
     /// Gives memory that its strategy keeps but nobody uses back to the system; see
@@ -152,6 +174,21 @@ impl Handler {
             }
             None => Error::OutOfMemory { handler: self.name(), requested_bytes },
         }
+    }
+}
+
+/// As the functions of [`Handler`], without a second hold.
+impl Held {
+    /// # Errors
+    /// Those of [`Handler::allocate`].
+    pub(crate) fn allocate(&self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        self.handler().make_now(Call::Malloc { size: size_bytes.max(1) }, size_bytes)
+    }
+
+    /// # Errors
+    /// Those of [`Handler::allocate_zeroed`].
+    pub(crate) fn allocate_zeroed(&self, size_bytes: usize) -> Result<NonNull<u8>, Error> {
+        self.handler().make_now(Call::Calloc { nelem: size_bytes.max(1), elsize: 1 }, size_bytes)
     }
 }
 

@@ -16,6 +16,7 @@ use super::table::Table;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use state::{EventHook, Hook};
+pub(super) use tell::is_silent;
 pub use watched::MAX_WATCHED;
 
 /// Has `hook` called for every block that any handler makes, resizes or frees from now on; `None` ends it. Returns the

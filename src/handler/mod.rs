@@ -21,6 +21,7 @@
 //!   trampoline, foreign             the C functions of a strategy, and of somebody else's struct
 //!   builtin, process                the handlers that are always there; the table of this process
 //!   held, requests, selected        a hold that keeps a handler valid; requests; what is selected
+//!   small                           small blocks by the shortest way
 //!   allocating, copying, usm        what a Handler does
 //! ```
 #![allow(unsafe_code, reason = "NEP 49 is a table of C functions")]
@@ -42,6 +43,7 @@ mod name;
 mod process;
 pub(crate) mod requests;
 pub(crate) mod selected;
+pub(crate) mod small;
 mod table;
 mod trampoline;
 #[cfg(feature = "usm")]

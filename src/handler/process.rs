@@ -1,7 +1,7 @@
 //! The table of this process: made at its first use with the built-in handlers in it, or another copy's.
 
 use super::builtin;
-use super::entry::Draft;
+use super::entry::{Draft, Entry};
 use super::events::{state::Events, tell, watched};
 use super::name::Name;
 use super::table::{Table, TableLock, install, present};
@@ -11,8 +11,28 @@ use crate::sync::held_across_fork;
 use crate::trace;
 use crate::unattributed::unattributed;
 
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
 #[cfg(feature = "python")]
 use super::interpreter::{Attach, Trace};
+
+/// The entries of `pool` and `system`, where this copy of the crate has made the process's table: NULL before, and
+/// else. Relaxed: they are only compared.
+static POOL: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
+static SYSTEM: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
+
+/// Whether it is the handler of this copy's shared pool. False where that is not known.
+#[inline]
+pub(super) fn is_pool(handler: Handler) -> bool {
+    std::ptr::eq(handler.entry(), POOL.load(Ordering::Relaxed))
+}
+
+/// Whether it is this copy's handler of the C heap. False where that is not known.
+#[inline]
+pub(super) fn is_system(handler: Handler) -> bool {
+    std::ptr::eq(handler.entry(), SYSTEM.load(Ordering::Relaxed))
+}
 
 /// The process's table.
 #[inline]
@@ -32,6 +52,11 @@ fn first_use() -> &'static Table {
     match install(table) {
         // The only table of this process from now on.
         Ok(table) => {
+            for (name, known) in [("pool", &POOL), ("system", &SYSTEM)] {
+                if let Some(handler) = table.named(name).filter(|_| !cfg!(ctxalloc_loom)) {
+                    known.store(std::ptr::from_ref(handler.entry()).cast_mut(), Ordering::Relaxed);
+                }
+            }
             std::mem::forget(held);
             table
         }

@@ -16,7 +16,7 @@
 //! exposed when it is made, and of a returned pointer only the address is used.
 
 use super::allocator::Blocks;
-use crate::handler::{Handler, Held};
+use crate::handler::{Handler, Held, small};
 use crate::layout::padding;
 use crate::scope::current;
 use std::alloc::Layout;
@@ -99,7 +99,7 @@ impl ContextAlloc {
         self.handler().require_host_accessible().ok()?;
         let wrapped = self.wrapped_bytes(layout);
         let raw_bytes = wrapped.unwrap_or(size);
-        let raw = if zeroed { self.handler().allocate_zeroed(raw_bytes) } else { self.handler().allocate(raw_bytes) };
+        let raw = if zeroed { self.held.allocate_zeroed(raw_bytes) } else { self.held.allocate(raw_bytes) };
         let raw = raw.ok()?;
         raw.expose_provenance(); // for `whole`
         Some(match wrapped {
@@ -116,6 +116,28 @@ impl ContextAlloc {
                 }
             }
         })
+    }
+
+    /// [`give_back`](Blocks::give_back) of any block.
+    ///
+    /// # Safety
+    /// - as for that one.
+    unsafe fn give_any_back(&self, block: NonNull<u8>, layout: Layout) {
+        if layout.size() == 0 {
+            return;
+        }
+        match self.wrapped_bytes(layout) {
+            // SAFETY: live and not used again (this function's contract); not wrapped, so it is the handler's own.
+            None => unsafe { self.handler().release(whole(block), layout.size()) },
+            Some(raw_bytes) => {
+                // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the
+                // address of the raw block, which has `raw_bytes`, directly before it.
+                unsafe {
+                    let raw = whole(block).sub(WORD).cast::<NonNull<u8>>().read();
+                    self.handler().release(raw, raw_bytes);
+                }
+            }
+        }
     }
 
     /// Resizes a block: by the handler if that keeps the alignment, else by allocating and copying.
@@ -141,6 +163,13 @@ impl ContextAlloc {
     }
 }
 
+/// Whether a block of this layout is never wrapped by those handlers whose blocks `small` makes. Known when the
+/// container is compiled.
+#[inline]
+fn is_plain(layout: Layout) -> bool {
+    layout.align() <= small::ALIGN && layout.size() > 0
+}
+
 /// The block with the provenance that its handler gave it, which `make` and `change` exposed.
 #[inline]
 fn whole(block: NonNull<u8>) -> NonNull<u8> {
@@ -156,7 +185,14 @@ impl Default for ContextAlloc {
 // SAFETY: blocks come from a handler that `held` keeps valid, and a block keeps its handler's state itself: it stays
 // valid until it is given back. Clones use the same handler.
 unsafe impl Blocks for ContextAlloc {
+    #[inline]
     fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if is_plain(layout)
+            && let Some(block) = small::allocate(self.handler(), layout.size())
+        {
+            block.expose_provenance(); // for `whole`
+            return Some(block);
+        }
         self.make(layout, false)
     }
 
@@ -164,23 +200,15 @@ unsafe impl Blocks for ContextAlloc {
         self.make(layout, true)
     }
 
+    #[inline]
     unsafe fn give_back(&self, block: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
-            return;
-        }
-        match self.wrapped_bytes(layout) {
-            // SAFETY: live and not used again (this function's contract); not wrapped, so it is the handler's own.
-            None => unsafe { self.handler().release(whole(block), layout.size()) },
-            Some(raw_bytes) => {
-                // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the
-                // address of the raw block, which has `raw_bytes`, directly before it.
-                unsafe {
-                    let raw = whole(block).sub(WORD).cast::<NonNull<u8>>().read();
-                    self.handler().release(raw, raw_bytes);
-                }
-            }
+        // SAFETY: live and not used again (this function's contract), and not wrapped.
+        if !is_plain(layout) || unsafe { !small::release(self.handler(), whole(block)) } {
+            // SAFETY: this function's contract, and it was not given back above.
+            unsafe { self.give_any_back(block, layout) }
         }
     }
+
     unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
         // SAFETY: a live block with layout `old` (this function's contract).
         unsafe { self.change(block, old, new) }

@@ -19,6 +19,7 @@ unsafe impl Strategy for System {
         heap::ALIGNMENT
     }
 
+    #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         heap::allocate(size_bytes)
     }
@@ -32,6 +33,7 @@ unsafe impl Strategy for System {
         unsafe { heap::resize(block, new_size_bytes) }
     }
 
+    #[inline]
     unsafe fn release(&self, block: NonNull<u8>) {
         // SAFETY: the block is live, came from `heap::allocate*`, and is not used again (the trait's contract).
         unsafe { heap::release(block) }

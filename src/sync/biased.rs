@@ -1,6 +1,7 @@
 //! `Biased`: a value of one thread, its owner, which other threads may reach at times.
 //!
-//! The owner uses no atomic read-modify-write: it marks that it is inside (two plain stores) and checks for a visitor.
+//! The owner uses no atomic read-modify-write: it marks that it is inside (two plain stores of constants, so that no
+//! use waits for the number that the last one stored) and checks for a visitor.
 //! A visitor announces itself, calls `membarrier`, which runs a fence on every processor that runs a thread of this
 //! process, and waits until the owner is outside. Why the two exclude each other: the owner stores its mark, then loads
 //! `visited`; the visitor stores `visited`, then loads the mark. One of them must see the other (Dekker), as in
@@ -17,14 +18,23 @@ use std::cell::UnsafeCell;
 
 #[derive(Debug)]
 pub(crate) struct Biased<T> {
-    /// - set to an odd number: when the owner goes inside, by it alone. Cannot be set while it is odd.
-    /// - set to an even number: when the owner is outside again, by it alone.
-    uses: AtomicU32,
+    /// [`UNUSED`], [`INSIDE`] or [`USED`].
+    /// - set to `INSIDE`: when the owner goes inside, by it alone.
+    /// - set to `USED`: when the owner is outside again, by it alone.
+    /// - set to `UNUSED`: from `USED` only, by who asks whether it was used ([`take_used`](Biased::take_used)).
+    mark: AtomicU32,
     /// - set to 1: by a visitor, from 0 only.
     /// - set to 0: by that visitor, when it leaves.
     visited: AtomicU32,
     value: UnsafeCell<T>,
 }
+
+/// The owner is outside, and was not inside since somebody asked.
+const UNUSED: u32 = 0;
+/// The owner is inside.
+const INSIDE: u32 = 1;
+/// The owner is outside, and was inside.
+const USED: u32 = 2;
 
 // SAFETY: the value is reached by the owner while nobody visits, and by one visitor while the owner is outside.
 #[allow(unsafe_code, reason = "a lock's cell")]
@@ -33,12 +43,12 @@ unsafe impl<T: Send> Sync for Biased<T> {}
 impl<T> Biased<T> {
     #[cfg(not(ctxalloc_loom))]
     pub(crate) const fn new(value: T) -> Self {
-        Self { uses: AtomicU32::new(0), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { mark: AtomicU32::new(UNUSED), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     #[cfg(ctxalloc_loom)]
     pub(crate) fn new(value: T) -> Self {
-        Self { uses: AtomicU32::new(0), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { mark: AtomicU32::new(UNUSED), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Runs `work` on the value. `work` is short. If it panics, the owner is outside again, and the value as it left
@@ -49,28 +59,46 @@ impl<T> Biased<T> {
     #[inline]
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) unsafe fn own<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // Relaxed: the owner alone writes it.
-        let mut outside = self.uses.load(Ordering::Relaxed);
         loop {
-            self.uses.store(outside.wrapping_add(1), Ordering::Relaxed);
+            self.mark.store(INSIDE, Ordering::Relaxed);
             membarrier::light(); // the load comes after the store
-            outside = outside.wrapping_add(2);
             // Acquire pairs with the Release at the end of `visit`.
             if self.visited.load(Ordering::Acquire) == 0 {
                 break;
             }
-            self.wait_for_visitor(outside);
+            self.wait_for_visitor();
         }
         // Release pairs with the Acquire in `visit`.
-        let _outside = StoreAtEnd(&self.uses, outside);
+        let _outside = StoreAtEnd(&self.mark, USED);
         // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone. `work` cannot keep
         // the reference, and the owner has no other one (this function's contract).
         work(unsafe { &mut *self.value.get() })
     }
 
+    /// [`own`](Self::own) until the returned value is dropped; `None`, without waiting, if somebody visits. A value and
+    /// no closure, since the compiler is not sure to inline those.
+    ///
+    /// # Safety
+    /// - as for `own`: neither it nor this is called until the returned value is dropped.
+    #[inline(always)]
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    pub(crate) unsafe fn enter(&self) -> Option<Inside<'_, T>> {
+        self.mark.store(INSIDE, Ordering::Relaxed);
+        membarrier::light(); // the load comes after the store
+        // Release pairs with the Acquire in `visit`.
+        let outside = StoreAtEnd(&self.mark, USED);
+        // Acquire pairs with the Release at the end of `visit`.
+        if self.visited.load(Ordering::Acquire) != 0 {
+            return None;
+        }
+        // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone, with `outside`. The
+        // owner has no other reference (this function's contract).
+        Some(Inside { value: unsafe { &mut *self.value.get() }, _outside: outside })
+    }
+
     #[cold]
-    fn wait_for_visitor(&self, outside: u32) {
-        self.uses.store(outside, Ordering::Release);
+    fn wait_for_visitor(&self) {
+        self.mark.store(USED, Ordering::Release);
         while self.visited.load(Ordering::Relaxed) != 0 {
             yield_now();
         }
@@ -81,15 +109,15 @@ impl<T> Biased<T> {
         membarrier::try_heavy()
     }
 
-    /// A number that changes with each use by the owner.
-    #[inline]
-    pub(crate) fn uses(&self) -> u32 {
-        self.uses.load(Ordering::Relaxed)
+    /// Whether the owner was inside since this was asked last, or is. For one who asks at a time.
+    pub(crate) fn take_used(&self) -> bool {
+        // Acquire: a visitor that finds `UNUSED` comes after the use, as one that finds `USED` does.
+        self.mark.compare_exchange(USED, UNUSED, Ordering::Acquire, Ordering::Relaxed).is_ok() || self.is_in_use()
     }
 
     /// Whether the owner is inside just now.
     pub(crate) fn is_in_use(&self) -> bool {
-        !self.uses().is_multiple_of(2)
+        self.mark.load(Ordering::Relaxed) == INSIDE
     }
 
     /// Runs `work` on the value where there is no owner any more.
@@ -113,9 +141,8 @@ impl<T> Biased<T> {
         }
         let _over = StoreAtEnd(&self.visited, 0);
         membarrier::try_heavy().then(|| {
-            // Until the mark is gone, not only until it is another one: a new mark is stored Relaxed, which does not
-            // order the owner's work before it.
-            while !self.uses.load(Ordering::Acquire).is_multiple_of(2) {
+            // Until the mark is gone: a new one is stored Relaxed, which does not order the owner's work before it.
+            while self.mark.load(Ordering::Acquire) == INSIDE {
                 yield_now();
             }
             // SAFETY: the owner is outside; should it come again, it sees `visited`. There is one visitor, and `work`
@@ -123,6 +150,12 @@ impl<T> Biased<T> {
             work(unsafe { &mut *self.value.get() })
         })
     }
+}
+
+/// The owner is inside until it is dropped.
+pub(crate) struct Inside<'a, T> {
+    pub(crate) value: &'a mut T,
+    _outside: StoreAtEnd<'a>,
 }
 
 /// Stores a number (Release) when it is dropped, by a panic too.
@@ -186,6 +219,17 @@ mod tests {
         unsafe { count.own(|count| *count += 1) };
         assert!(!count.is_in_use());
     }
+
+    #[test]
+    #[allow(unsafe_code, reason = "the owner's side")]
+    fn a_use_is_told_once() {
+        let value = Biased::new(0);
+        assert!(!value.take_used());
+        // SAFETY: this thread alone is the owner, and `work` does not call `own`.
+        unsafe { value.own(|_| assert!(value.take_used() && value.take_used(), "it is in use")) };
+        assert!(value.take_used());
+        assert!(!value.take_used());
+    }
 }
 
 #[cfg(all(test, ctxalloc_loom))]
@@ -210,15 +254,18 @@ mod loom_tests {
                     loom::thread::spawn(move || usize::from(counted.visit(add).is_some()))
                 })
                 .collect();
-            for _ in 0..2 {
-                // SAFETY: this thread alone is the owner, and `work` does not call `own`; the count is reached inside
-                // of it.
-                unsafe { counted.own(|count| count.with_mut(|count| *count += 1)) };
-            }
+            // SAFETY: this thread alone is the owner, and `work` does not call `own`; the count is reached inside of
+            // it.
+            let uses = unsafe { counted.enter() }.map_or(1, |inside| {
+                inside.value.with_mut(|count| unsafe { *count += 1 });
+                2
+            });
+            // SAFETY: as above.
+            unsafe { counted.own(|count| count.with_mut(|count| *count += 1)) };
             let visits: usize = visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum();
             // SAFETY: this thread alone is the owner, and the visitors have ended.
             let count = unsafe { counted.own(|count| count.with(|count| *count)) };
-            assert_eq!(count, 2 + visits);
+            assert_eq!(count, uses + visits);
             assert!(visits > 0);
         });
     }

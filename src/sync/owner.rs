@@ -74,7 +74,7 @@ impl OwnerLock {
 
     /// Excludes everybody else until the section is dropped, if this thread owns the lock and that can be known without
     /// a thread-local. What is done in the section is as for [`with`](Self::with).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter_owned(&self) -> Option<Section> {
         let thread = self.owner_if_this_thread()?;
         let section = Section::begin(thread);
@@ -83,7 +83,7 @@ impl OwnerLock {
 
     /// The record of this thread, if it owns the lock and that can be known without a thread-local. A guess for the
     /// caller: in its section it looks again.
-    #[inline]
+    #[inline(always)]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
         // Acquire: another thread may have made the record just now.
         let owner = self.owner.load(Ordering::Acquire);
@@ -180,6 +180,14 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
     }
     let first = locks.first().and_then(|lock| lock.owner_lock().owner_if_this_thread());
     exclusively(first.or_else(Thread::own), locks, work)
+}
+
+/// [`OwnerLock::enter_owned`] for all of these.
+#[inline(always)]
+pub(crate) fn enter_all_owned<L: AsOwnerLock>(locks: &[L]) -> Option<Section> {
+    let thread = locks.first()?.owner_lock().owner_if_this_thread()?;
+    let section = Section::begin(thread);
+    locks.iter().all(|lock| lock.owner_lock().is_owned_by(thread)).then_some(section)
 }
 
 /// What has an [`OwnerLock`].

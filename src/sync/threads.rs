@@ -98,8 +98,8 @@ impl Thread {
     /// Whether it is this thread's, if that can be known without a thread-local.
     #[inline]
     pub(super) fn is_this_thread(&self) -> bool {
-        let name = name_of_this_thread();
-        name != 0 && self.name.load(Ordering::Relaxed) == name
+        // A record that no thread has is named 0, which no thread is where names are known.
+        HAVE_NAMES && self.name.load(Ordering::Relaxed) == name_of_this_thread()
     }
 
     /// Waits for the end of the section that is under way, and lets others run so often meanwhile; whether it is over.
@@ -139,6 +139,10 @@ fn open() -> Option<&'static Thread> {
     thread.name.store(name_of_this_thread(), Ordering::Relaxed);
     Some(thread)
 }
+
+/// Whether [`name_of_this_thread`] is ever anything but 0.
+const HAVE_NAMES: bool =
+    cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, ctxalloc_loom))));
 
 /// A word that no other thread that lives has: the address of its control block, which stands in a register. A
 /// thread-local of an extension module would cost a call each time. 0 where it is not to be had so.

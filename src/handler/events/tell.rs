@@ -13,6 +13,12 @@ fn armed() -> Option<&'static Table> {
     present().filter(|table| table.events.is_armed())
 }
 
+/// Whether there is no hook.
+#[inline]
+pub(crate) fn is_silent() -> bool {
+    armed().is_none()
+}
+
 /// Reports to the hook, if there is one: a block that was made, or one that is about to be freed.
 #[inline]
 pub(crate) fn tell(inp: *mut c_void, outp: *mut c_void, size_bytes: usize) {

@@ -19,6 +19,7 @@ mod list;
 pub(crate) mod on_chosen;
 mod prepared;
 mod slot;
+mod small;
 mod state;
 #[cfg(ctxalloc_whole)]
 mod ticket;
@@ -523,6 +524,12 @@ impl Drop for ExternalCharge {
             None => {}
         }
     }
+}
+
+/// [`Slot::behind`], for `small`.
+#[inline]
+pub(super) fn slot_behind(handler: Handler) -> Option<&'static Slot> {
+    Slot::behind(handler)
 }
 
 /// The heap record of a request's handler that somebody holds, of this copy of the crate.

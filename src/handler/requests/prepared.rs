@@ -2,6 +2,7 @@
 
 use super::aside::Aside;
 use super::slot::Slot;
+use super::small;
 use super::state::{MIN_ALIGN, Memory, State};
 use super::unseen::{self, Outside};
 use super::{Begun, Seen, Terms, chain_of, payer_around};
@@ -121,6 +122,7 @@ impl Prepared {
         };
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
         let state = State {
+            kept: small::kept(&memory, terms.after_end, &chain),
             chain: Arc::clone(&chain),
             memory,
             after_end: terms.after_end,

@@ -7,7 +7,7 @@ use crate::recording::Noted;
 use crate::strategy::account::{Chain, Pending, Refused, TINY_BYTES, UNCOUNTED};
 #[cfg(feature = "python")]
 use crate::strategy::prefix_bytes;
-use crate::strategy::{Budget, LiveBlock, Pool, Prefixed, Strategy};
+use crate::strategy::{Budget, Kept, LiveBlock, Pool, Prefixed, Strategy};
 use crate::survived::survived;
 use crate::trace;
 use std::ptr::NonNull;
@@ -43,6 +43,8 @@ enum Counting {
 
 /// One request's own. Lives in its slot while anybody holds that.
 pub(super) struct State {
+    /// For `small`.
+    pub(super) kept: Option<Kept>,
     pub(super) chain: Arc<Chain>,
     pub(super) memory: Memory,
     pub(super) after_end: AfterEnd,
@@ -286,7 +288,7 @@ impl State {
     }
 
     /// Makes a block. `hold` is called for the first one, while the account is locked: it adds a holder to the slot.
-    pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
+    pub(super) fn make(&self, size_bytes: usize, zeroed: bool, hold: impl Fn()) -> Option<NonNull<u8>> {
         let is_late = match self.terms(size_bytes) {
             Ok(Counting::Usual) => false,
             Ok(Counting::Late) => true,
@@ -311,7 +313,7 @@ impl State {
         size_bytes: usize,
         zeroed: bool,
         is_late: bool,
-        hold: impl FnOnce(),
+        hold: impl Fn(),
     ) -> Option<NonNull<u8>> {
         let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
             self.chain.remember_no_memory(size_bytes);

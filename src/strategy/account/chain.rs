@@ -63,7 +63,7 @@ pub(crate) struct Chain {
     /// The account that is charged directly.
     pub(super) own: Arc<Account>,
     /// All accounts, the youngest first; empty if `own` is the only one.
-    all: Box<[Arc<Account>]>,
+    pub(super) all: Box<[Arc<Account>]>,
     /// What reservations mean to each of them, if there are any.
     pub(super) covers: Option<Covers>,
     /// What is not arrays, for a request that counts that too.
@@ -268,16 +268,45 @@ impl Chain {
     }
 }
 
-/// Only for the chain of a request, which counts the request's own blocks and knows whether the request has ended.
-impl Chain {
-    #[inline]
+/// Only for the account of a request.
+impl Account {
+    #[inline(always)]
     fn request(&self) -> (&AtomicBool, &AtomicUsize) {
-        match &self.own.kind {
+        match &self.kind {
             Kind::Request { ended, own_blocks, .. } => (ended, own_blocks),
-            Kind::Budget { .. } => unreachable!("called on the chains of requests only"),
+            Kind::Budget { .. } => unreachable!("called for requests only"),
         }
     }
 
+    /// Counts a block of the request itself. `first` is called if the request has ended and this is its only block.
+    #[inline]
+    pub(super) fn add_own(&self, first: impl FnOnce()) {
+        if self.add_one() {
+            first();
+        }
+    }
+
+    /// Counts a block of the request itself; whether the request has ended and this is its only block.
+    #[inline(always)]
+    pub(super) fn add_one(&self) -> bool {
+        let (ended, own_blocks) = self.request();
+        let before = own_blocks.load(RELAXED);
+        own_blocks.store(before + 1, RELAXED);
+        before == 0 && ended.load(RELAXED)
+    }
+
+    /// Counts one less; whether it was the last one of a request that has ended.
+    #[inline(always)]
+    pub(super) fn remove_own(&self) -> bool {
+        let (ended, own_blocks) = self.request();
+        let left = own_blocks.load(RELAXED) - 1;
+        own_blocks.store(left, RELAXED);
+        left == 0 && ended.load(RELAXED)
+    }
+}
+
+/// Only for the chain of a request, which counts the request's own blocks and knows whether the request has ended.
+impl Chain {
     /// By how many bytes tiny blocks of the request may exceed limits; 0 for a budget's chain.
     pub(crate) fn overdraft_bytes(&self) -> usize {
         match &self.own.kind {
@@ -302,15 +331,8 @@ impl Chain {
     /// [`take`](Self::take) for a block that was allocated; returns whether it was taken, and remembers a refusal.
     /// `first` is called under the lock if the request has ended and this is its only block.
     #[inline]
-    pub(crate) fn take_block(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
-        // The common case in a few instructions: one account, with room, on the thread that owns its lock.
-        if self.all.is_empty()
-            && !is_late
-            && let Some(_section) = self.own.lock.enter_owned()
-            && self.own.has_room_for(bytes)
-        {
-            self.own.take(bytes, 1);
-            self.add_own(first);
+    pub(crate) fn take_block(&self, bytes: usize, is_late: bool, first: impl Fn()) -> bool {
+        if !is_late && self.is_plain() && self.charge_small(bytes, || Some(()), &first).is_some() {
             return true;
         }
         self.take_block_slowly(bytes, is_late, first)
@@ -348,12 +370,7 @@ impl Chain {
 
     #[inline]
     pub(super) fn add_own(&self, first: impl FnOnce()) {
-        let (ended, own_blocks) = self.request();
-        let before = own_blocks.load(RELAXED);
-        own_blocks.store(before + 1, RELAXED);
-        if before == 0 && ended.load(RELAXED) {
-            first();
-        }
+        self.own.add_own(first);
     }
 
     /// Gives the charge of a block back; returns whether it was the last block of an ended request. If not, the chain
@@ -362,12 +379,10 @@ impl Chain {
     #[inline]
     #[must_use]
     pub(crate) fn give_block_back(&self, bytes: usize) -> bool {
-        if self.all.is_empty()
-            && let Some(_section) = self.own.lock.enter_owned()
-            && !self.own.is_wanted()
+        if self.is_plain()
+            && let Some(is_last) = self.give_small_back(bytes)
         {
-            self.own.give_back(bytes, 1);
-            return self.remove_own();
+            return is_last;
         }
         self.give_block_back_slowly(bytes)
     }
@@ -389,10 +404,7 @@ impl Chain {
 
     #[inline]
     pub(super) fn remove_own(&self) -> bool {
-        let (ended, own_blocks) = self.request();
-        let left = own_blocks.load(RELAXED) - 1;
-        own_blocks.store(left, RELAXED);
-        left == 0 && ended.load(RELAXED)
+        self.own.remove_own()
     }
 
     /// How often the request was refused memory so far, by its own limit or by one above.
@@ -410,7 +422,7 @@ impl Chain {
 
     /// Whether blocks of the request itself are alive. A moment's answer.
     pub(crate) fn has_blocks(&self) -> bool {
-        self.request().1.load(RELAXED) > 0
+        self.own.request().1.load(RELAXED) > 0
     }
 
     /// Ends the request; returns its numbers at that moment, and whether it has live blocks. `refused_elsewhere`: how

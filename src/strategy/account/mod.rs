@@ -27,6 +27,7 @@ mod refusals;
 mod refused;
 mod reservation;
 mod reserved;
+mod small;
 #[cfg(ctxalloc_whole)]
 mod whole;
 

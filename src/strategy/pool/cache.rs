@@ -106,13 +106,47 @@ pub(super) struct Cache {
     home: Weak<dyn Home>,
 }
 
-/// How many blocks of one class there are.
+/// Where the blocks of one class are among those of the cache.
 #[derive(Clone, Copy)]
 struct Bin {
-    length: u32,
-    /// How many it may hold now. Grows with use, within the thread's budget.
-    max: u32,
+    /// The first place, which never changes.
+    start: u32,
+    /// The place after the last block.
+    top: u32,
+    /// Where the room ends that it has now. That grows with use, within the thread's budget.
+    end: u32,
 }
+
+impl Bin {
+    const fn empty(class: usize) -> Self {
+        let start = STARTS[class];
+        Self { start, top: start, end: start }
+    }
+
+    /// How many blocks it has.
+    fn length(self) -> usize {
+        (self.top - self.start) as usize
+    }
+
+    /// How many it may hold now.
+    fn max(self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    fn set_max(&mut self, max: usize) {
+        self.end = self.start + max as u32;
+    }
+}
+
+const EMPTY: [Bin; classes::COUNT] = {
+    let mut bins = [Bin::empty(0); classes::COUNT];
+    let mut class = 0;
+    while class < classes::COUNT {
+        bins[class] = Bin::empty(class);
+        class += 1;
+    }
+    bins
+};
 
 /// What takes blocks back from a thread.
 pub(super) trait Home: Send + Sync {
@@ -122,86 +156,79 @@ pub(super) trait Home: Send + Sync {
 
 impl Cache {
     pub(super) fn new() -> Box<Self> {
-        Box::new(Self {
-            serial: 0,
-            bins: [Bin { length: 0, max: 0 }; classes::COUNT],
-            blocks: [NonNull::dangling(); PLACES],
-            home: Weak::<Nowhere>::new(),
-        })
+        Box::new(Self { serial: 0, bins: EMPTY, blocks: [NonNull::dangling(); PLACES], home: Weak::<Nowhere>::new() })
     }
 
     /// Takes the most recently used block of `class`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let bin = &mut self.bins[class];
-        bin.length = bin.length.checked_sub(1)?;
-        self.blocks.get((STARTS[class] + bin.length) as usize).copied()
+        let bin = self.bins.get_mut(class)?;
+        if bin.top == bin.start {
+            return None;
+        }
+        bin.top -= 1;
+        self.blocks.get(bin.top as usize).copied()
     }
 
     /// Keeps a block; false if the bin is full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, class: usize, block: NonNull<u8>) -> bool {
-        let bin = &mut self.bins[class];
-        if bin.length >= bin.max {
-            return false;
-        }
-        let Some(place) = self.blocks.get_mut((STARTS[class] + bin.length) as usize) else { return false };
+        let Some(bin) = self.bins.get_mut(class).filter(|bin| bin.top < bin.end) else { return false };
+        let Some(place) = self.blocks.get_mut(bin.top as usize) else { return false };
         *place = block;
-        bin.length += 1;
+        bin.top += 1;
         true
     }
 
     /// Keeps as many of these blocks as the bin has room for, from the end; returns how many are left at the front.
     pub(super) fn fill(&mut self, class: usize, blocks: &[NonNull<u8>]) -> usize {
         let bin = &mut self.bins[class];
-        let from = bin.length as usize;
-        let count = blocks.len().min((bin.max as usize).saturating_sub(from));
+        let count = blocks.len().min(bin.max().saturating_sub(bin.length()));
         let left = blocks.len() - count;
-        let start = STARTS[class] as usize + from;
+        let start = bin.top as usize;
         for (place, block) in self.blocks[start..start + count].iter_mut().zip(blocks[left..].iter().rev()) {
             *place = *block;
         }
-        bin.length += count as u32;
+        bin.top += count as u32;
         left
     }
 
     /// Takes out the half of a bin that was not used for longest, or a batch if that is less; returns how many blocks.
     pub(super) fn spill(&mut self, class: usize, batch: &mut Batch) -> usize {
-        let half = (self.bins[class].length as usize).div_ceil(2);
+        let half = self.bins[class].length().div_ceil(2);
         self.take_out(class, half, batch)
     }
 
     /// Takes out up to a batch of the blocks of `class`; returns how many, 0 when there are no more. The cache keeps
     /// its room.
     pub(super) fn empty(&mut self, class: usize, batch: &mut Batch) -> usize {
-        self.take_out(class, self.bins[class].length as usize, batch)
+        self.take_out(class, self.bins[class].length(), batch)
     }
 
     /// How many blocks of `class` to fetch from the central free list at a time.
     pub(super) fn batch(&self, class: usize) -> usize {
-        (self.bins[class].max as usize / 2).clamp(1, BATCH)
+        (self.bins[class].max() / 2).clamp(1, BATCH)
     }
 
     /// Takes out the `count` blocks that were not used for longest, or a batch if that is less; returns how many.
     fn take_out(&mut self, class: usize, count: usize, batch: &mut Batch) -> usize {
         let bin = &mut self.bins[class];
         let count = count.min(BATCH);
-        let start = STARTS[class] as usize;
-        let kept = &mut self.blocks[start..start + bin.length as usize];
+        let kept = &mut self.blocks[bin.start as usize..bin.top as usize];
         batch[..count].copy_from_slice(&kept[..count]);
         kept.copy_within(count.., 0);
-        bin.length -= count as u32;
+        bin.top -= count as u32;
         count
     }
 
     /// Lowers the room of a bin to `kept`, or as far as a batch of blocks allows; returns the blocks for which there is
     /// no room then.
-    fn shrink(&mut self, class: usize, kept: u32) -> Taken {
+    fn shrink(&mut self, class: usize, kept: usize) -> Taken {
         let mut taken = Taken { home: self.home.clone(), class, count: 0, blocks: NO_BLOCKS };
-        let surplus = self.bins[class].length.saturating_sub(kept) as usize;
+        let surplus = self.bins[class].length().saturating_sub(kept);
         taken.count = self.take_out(class, surplus, &mut taken.blocks);
         let bin = &mut self.bins[class];
-        bin.max = kept.max(bin.length);
+        bin.set_max(kept.max(bin.length()));
         taken
     }
 }
@@ -297,8 +324,8 @@ impl Caches {
         // The blocks of the previous pool are gone with that pool.
         let mut room_bytes = 0;
         for (class, bin) in cache.bins.iter_mut().enumerate() {
-            room_bytes += bin.max as usize * classes::bytes(class);
-            (bin.length, bin.max) = (0, 0);
+            room_bytes += bin.max() * classes::bytes(class);
+            *bin = Bin::empty(class);
         }
         cache.serial = number.serial;
         std::mem::swap(&mut cache.home, home);
@@ -318,7 +345,7 @@ impl Caches {
     /// it.
     pub(super) fn grow(&mut self, number: &Number, class: usize) -> Option<Taken> {
         let bytes = classes::bytes(class);
-        let max = self.get(number)?.bins[class].max as usize;
+        let max = self.get(number)?.bins[class].max();
         let wanted = (max * 2).clamp(2, max_cached(class));
         let mut taken = None;
         if self.room_bytes + (wanted - max) * bytes > BUDGET {
@@ -326,7 +353,7 @@ impl Caches {
         }
         let wanted = wanted.min(max + BUDGET.saturating_sub(self.room_bytes) / bytes);
         self.room_bytes += (wanted - max) * bytes;
-        self.get(number)?.bins[class].max = wanted as u32;
+        self.get(number)?.bins[class].set_max(wanted);
         taken
     }
 
@@ -340,10 +367,10 @@ impl Caches {
                 continue;
             }
             let Some(cache) = self.at(at_place) else { continue };
-            let max = cache.bins[at_class].max;
+            let max = cache.bins[at_class].max();
             if max > 0 {
                 let taken = cache.shrink(at_class, max / 2);
-                let room = (max - cache.bins[at_class].max) as usize * classes::bytes(at_class);
+                let room = (max - cache.bins[at_class].max()) * classes::bytes(at_class);
                 self.room_bytes -= room;
                 return Some(taken);
             }
@@ -360,10 +387,10 @@ impl Caches {
                 *hand = (place + 1) * classes::COUNT;
                 continue;
             };
-            let max = cache.bins[class].max;
+            let max = cache.bins[class].max();
             if max > 0 {
                 let taken = cache.shrink(class, 0);
-                let room = (max - cache.bins[class].max) as usize * classes::bytes(class);
+                let room = (max - cache.bins[class].max()) * classes::bytes(class);
                 self.room_bytes -= room;
                 return Some(taken);
             }

@@ -26,18 +26,18 @@ pub(super) struct Member {
     previous: Cell<*const Member>,
     /// The last pass that looked at it, or that was under way when it joined.
     pass: Cell<u64>,
-    /// The last `own.uses()` that was new, and when that was seen.
-    seen: Cell<(u32, Duration)>,
+    /// When it was last seen that the thread had used its caches.
+    used: Cell<Duration>,
 }
 
 /// What only the thread itself uses, but for visits.
 pub(super) struct Own {
     /// From Box::into_raw, or NULL.
     caches: *mut Caches,
-    /// The serial number and the address of the cache that was used last. The number is 0, which no pool has, if there
-    /// is none.
-    pub(super) serial: u64,
-    pub(super) latest: *mut Cache,
+    /// The serial number and the address of the cache that was used last. The number is 0, which no pool has, and the
+    /// address NULL, if there is none.
+    serial: u64,
+    latest: *mut Cache,
     /// The thread's shard of the central free lists, once it has one.
     pub(super) shard: Option<usize>,
 }
@@ -50,6 +50,25 @@ impl Own {
     pub(super) fn caches(&mut self) -> Option<&mut Caches> {
         // SAFETY: NULL, or a box that this value owns. The reference borrows `self`, so there is only one.
         unsafe { self.caches.as_mut() }
+    }
+
+    /// The cache of the pool with this number, if it is the one that was used last.
+    #[inline(always)]
+    pub(super) fn latest_of(&mut self, serial: u64) -> Option<&mut Cache> {
+        if self.serial != serial {
+            return None;
+        }
+        // SAFETY: with a number that a pool has, it is one of our caches (`set_latest`), which nobody else has while
+        // `self` is borrowed.
+        Some(unsafe { &mut *self.latest })
+    }
+
+    /// Notes which cache was used last.
+    ///
+    /// # Safety
+    /// - `latest` is one of this value's caches, of the pool with this number.
+    pub(super) unsafe fn set_latest(&mut self, serial: u64, latest: *mut Cache) {
+        (self.serial, self.latest) = (serial, latest);
     }
 
     /// Stores the caches if there are none yet; else returns them.
@@ -76,17 +95,16 @@ impl Member {
         let own = Biased::new(Own { caches: null_mut(), serial: 0, latest: null_mut(), shard: None });
         let (next, previous) = (Cell::new(null()), Cell::new(null()));
         let (process, thread, pass) = (Cell::new(0), Cell::new(0), Cell::new(0));
-        Self { own, process, thread, next, previous, pass, seen: Cell::new((0, Duration::ZERO)) }
+        Self { own, process, thread, next, previous, pass, used: Cell::new(Duration::ZERO) }
     }
 
     /// Whether it was not used for [`IDLE`].
     fn is_idle(&self, now: Duration) -> bool {
-        let uses = self.own.uses();
-        let (seen, since) = self.seen.get();
-        if uses != seen {
-            self.seen.set((uses, now));
+        let is_used = self.own.take_used();
+        if is_used {
+            self.used.set(now);
         }
-        uses == seen && now.saturating_sub(since) >= IDLE
+        !is_used && now.saturating_sub(self.used.get()) >= IDLE
     }
 }
 

@@ -8,6 +8,7 @@
 use super::cache::{Cache, Caches, Home, NO_BLOCKS, Number};
 use super::idle::{Member, Own};
 use super::{classes, idle};
+use crate::sync::Inside;
 use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -50,10 +51,16 @@ pub(super) fn do_without() {
 }
 
 /// `None` under loom, whose atomics must not outlive the model they were made in: no thread has caches there.
-#[inline]
+#[inline(always)]
 fn with_member<R>(work: impl FnOnce(&Member) -> R) -> Option<R> {
     #[cfg(not(ctxalloc_loom))]
-    return Some(MEMBER.with(work));
+    return {
+        // Not `MEMBER.with(work)`: the compiler makes that a call, with all that `work` has captured in memory.
+        let member: *const Member = MEMBER.with(std::ptr::from_ref);
+        // SAFETY: a thread-local without a destructor is there until its thread ends, and `work` runs on this thread
+        // and cannot keep the reference.
+        Some(work(unsafe { &*member }))
+    };
     #[cfg(ctxalloc_loom)]
     return {
         drop(work);
@@ -73,21 +80,83 @@ fn own<R>(work: impl FnOnce(&mut Own) -> R) -> Option<R> {
 #[inline]
 pub(super) fn with<R>(number: &Number, work: impl FnOnce(&mut Cache) -> R) -> Option<R> {
     own(|own| {
-        let cache = if own.serial == number.serial() { own.latest } else { find(own, number) };
-        // SAFETY: NULL, or one of this thread's caches, which nobody else has while `own` is borrowed.
-        unsafe { cache.as_mut() }.map(work)
+        if own.latest_of(number.serial()).is_none() {
+            find(own, number);
+        }
+        own.latest_of(number.serial()).map(work)
     })
     .flatten()
 }
 
-/// Finds the cache of a pool that is not the one used last.
+/// Takes the block of `class` that this thread used last of the pool, if it keeps one.
+///
+/// A function of its own, as [`push`] is: in another crate, where generic code of a pool is compiled, a thread-local is
+/// reached by a call. It calls nothing but at its end, and so needs no registers saved.
 #[inline(never)]
-fn find(own: &mut Own, number: &Number) -> *mut Cache {
-    let Some(found) = own.caches().map(|caches| caches.find(number)) else { return std::ptr::null_mut() };
-    if !found.is_null() {
-        (own.serial, own.latest) = (number.serial(), found);
+pub(super) fn pop(number: &Number, class: usize) -> Option<NonNull<u8>> {
+    match take_latest(number.serial(), class) {
+        Some(block) => Some(block),
+        None => pop_slowly(number, class),
     }
-    found
+}
+
+#[cold]
+#[inline(never)]
+fn pop_slowly(number: &Number, class: usize) -> Option<NonNull<u8>> {
+    with(number, |cache| cache.pop(class)).flatten()
+}
+
+/// Keeps a block of `class`; false if this thread has no room for it.
+#[inline(never)]
+pub(super) fn push(number: &Number, class: usize, block: NonNull<u8>) -> bool {
+    keep_latest(number.serial(), class, block) || push_slowly(number, class, block)
+}
+
+#[cold]
+#[inline(never)]
+fn push_slowly(number: &Number, class: usize, block: NonNull<u8>) -> bool {
+    with(number, |cache| cache.push(class, block)) == Some(true)
+}
+
+/// [`pop`] where the pool with this number is the one that this thread used last, and nobody visits.
+#[inline(always)]
+pub(super) fn take_latest(serial: u64, class: usize) -> Option<NonNull<u8>> {
+    let inside = enter()?;
+    inside.value.latest_of(serial)?.pop(class)
+}
+
+/// [`push`] where the pool with this number is the one that this thread used last, and nobody visits.
+#[inline(always)]
+pub(super) fn keep_latest(serial: u64, class: usize, block: NonNull<u8>) -> bool {
+    let Some(inside) = enter() else { return false };
+    match inside.value.latest_of(serial) {
+        Some(cache) => cache.push(class, block),
+        None => false,
+    }
+}
+
+/// What this thread has, unless somebody visits. Until it is dropped, nothing else in this file is called.
+#[cfg(not(ctxalloc_loom))]
+#[inline(always)]
+fn enter() -> Option<Inside<'static, Own>> {
+    let member: *const Member = MEMBER.with(std::ptr::from_ref);
+    // SAFETY: a thread-local without a destructor is there until its thread ends, and the two callers, which run on
+    // this thread, drop what they get before they return, and call nothing in this file.
+    unsafe { (*member).own.enter() }
+}
+
+#[cfg(ctxalloc_loom)]
+fn enter() -> Option<Inside<'static, Own>> {
+    None
+}
+
+/// Makes the cache of a pool that is not the one used last the one used last, if there is one.
+#[inline(never)]
+fn find(own: &mut Own, number: &Number) {
+    if let Some(found) = own.caches().map(|caches| caches.find(number)).filter(|found| !found.is_null()) {
+        // SAFETY: `Caches::find` returns the cache of the pool with this number, one of `own`'s.
+        unsafe { own.set_latest(number.serial(), found) };
+    }
 }
 
 /// This thread's shard of the central free lists; the first for a thread without caches.

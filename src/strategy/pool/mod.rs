@@ -22,6 +22,7 @@ mod extents;
 mod geometry;
 mod heap;
 mod idle;
+mod kept;
 mod large;
 mod local;
 mod options;
@@ -34,6 +35,7 @@ mod turn;
 pub use arena::Arena;
 #[cfg(feature = "python")]
 pub(crate) use decay::restart as restart_decay;
+pub(crate) use kept::{Kept, Small};
 pub use options::PoolOptions;
 pub(super) use options::allow;
 
@@ -114,9 +116,13 @@ impl Pool {
     }
 
     /// The process's pool, behind the handler `pool`. Requests and their arenas take their memory from it.
+    #[inline]
     pub fn shared() -> &'static Self {
         static SHARED: Made<Pool> = Made::new();
-        SHARED.get_or_make(Self::new)
+        match SHARED.get() {
+            Some(shared) => shared,
+            None => SHARED.get_or_make(Self::new),
+        }
     }
 }
 
@@ -200,8 +206,7 @@ impl<P: Pages> Pool<P> {
 
     #[inline]
     fn release_small(&self, class: usize, block: NonNull<u8>) {
-        let kept = local::with(&self.inner.number, |cache| cache.push(class, block));
-        if kept != Some(true) {
+        if !local::push(&self.inner.number, class, block) {
             self.release_small_slowly(class, block);
         }
     }
@@ -209,7 +214,7 @@ impl<P: Pages> Pool<P> {
     #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let class = classes::of(size_bytes);
-        match local::with(&self.inner.number, |cache| cache.pop(class)).flatten() {
+        match local::pop(&self.inner.number, class) {
             Some(block) => Some(block),
             None => self.allocate_small_slowly(class),
         }

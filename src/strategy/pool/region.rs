@@ -110,6 +110,17 @@ impl Region {
         true
     }
 
+    /// [`note_small`](Self::note_small) where the table is mapped; else false.
+    #[inline(always)]
+    pub(super) fn note_again(&self, address: usize, size_bytes: usize) -> bool {
+        // Acquire pairs with the Release in `map_requested`.
+        let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return false };
+        // SAFETY: the table is mapped as long as the region, in which a live block lies.
+        let table = unsafe { table.as_ref() };
+        table[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
+        true
+    }
+
     /// The last note for the live block that starts at this address; zero if there is none.
     #[inline]
     pub(super) fn requested_at(&self, address: usize) -> usize {
@@ -120,7 +131,7 @@ impl Region {
     }
 
     /// [`requested_at`](Self::requested_at) for a small block.
-    #[inline]
+    #[inline(always)]
     pub(super) fn requested_small(&self, address: usize) -> usize {
         // Acquire pairs with the Release in `map_requested`.
         let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return 0 };
@@ -180,7 +191,7 @@ impl Region {
     }
 
     /// The class of the small block at this address; `None` if the block is large.
-    #[inline]
+    #[inline(always)]
     pub(super) fn class_at(&self, address: usize) -> Option<usize> {
         match self.classes[page_of(address)].load(Ordering::Relaxed) {
             LARGE => None,
@@ -229,7 +240,7 @@ static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROO
 ///
 /// # Safety
 /// - `address` is that of a live block of some pool, or lies in a region that was inserted and is still mapped.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn find(address: usize) -> &'static Region {
     let index = address / REGION;
     // Acquire pairs with the Release stores in `insert`.

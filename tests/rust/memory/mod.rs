@@ -9,3 +9,5 @@ mod global_scoped;
 mod other_containers;
 #[cfg(feature = "allocator-api2")]
 mod scratch;
+#[cfg(feature = "allocator-api2")]
+mod small;

@@ -1,0 +1,142 @@
+//! Charges of small blocks by the thread that has the chain's accounts to itself: no lock, no call, no reservation to
+//! look at. Whatever is not so simple is left to `chain`.
+//!
+//! Only for the chain of a request, as `take_block` and `give_block_back` are. Most requests have one account, to which
+//! the functions of [`Account`] are reduced; they do the same as those of [`Chain`].
+
+use super::{Account, Chain, RELAXED, count};
+use crate::sync::{Section, enter_all_owned};
+
+impl Account {
+    /// `take`, where there is room and the number of blocks does not overflow: they are made one by one.
+    #[inline(always)]
+    fn take_small(&self, bytes: usize, blocks: usize) {
+        let live = self.live_bytes.load(RELAXED).wrapping_add(bytes);
+        self.live_bytes.store(live, RELAXED);
+        if live > self.peak_bytes.load(RELAXED) {
+            self.peak_bytes.store(live, RELAXED);
+        }
+        count(&self.total_bytes, bytes as u64); // what comes from elsewhere may be charged in any size
+        self.live_blocks.store(self.live_blocks.load(RELAXED).wrapping_add(blocks), RELAXED);
+        self.total_blocks.store(self.total_blocks.load(RELAXED).wrapping_add(blocks as u64), RELAXED);
+    }
+
+    #[inline(always)]
+    fn give_small(&self, bytes: usize) {
+        let (before, blocks) = (self.live_bytes.load(RELAXED), self.live_blocks.load(RELAXED));
+        debug_assert!(before >= bytes && blocks > 0, "an account was given back more than it had");
+        let live = before.wrapping_sub(bytes);
+        self.live_bytes.store(live, RELAXED);
+        if self.floor_bytes.load(RELAXED) > live {
+            self.floor_bytes.store(live, RELAXED);
+        }
+        self.live_blocks.store(blocks.wrapping_sub(1), RELAXED);
+    }
+
+    /// Begins to charge a small block, where this is the only account: the section in which
+    /// [`charged`](Self::charged) may follow, if there is room and this thread owns the account. As
+    /// [`Chain::charge_small`], and without closures, since the compiler is not sure to inline those.
+    #[inline(always)]
+    pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Section> {
+        let section = self.lock.enter_owned()?;
+        if self.has_room_for(bytes) { Some(section) } else { None }
+    }
+
+    /// Charges the block for which `_section` was begun. Whether it is the only one of a request that has ended.
+    #[inline(always)]
+    pub(crate) fn charged(&self, bytes: usize, _section: &Section) -> bool {
+        self.take_small(bytes, 1);
+        self.add_one()
+    }
+
+    /// [`Chain::give_small_back`] where this is the only account.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
+        let _section = self.lock.enter_owned()?;
+        if self.is_wanted() {
+            return None;
+        }
+        self.give_small(bytes);
+        Some(self.remove_own())
+    }
+}
+
+impl Chain {
+    /// Whether charges go the short way, as far as that never changes.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.covers.is_none()
+    }
+
+    /// The account, if it is the only one.
+    #[inline(always)]
+    pub(crate) fn alone(&self) -> Option<&Account> {
+        self.all.is_empty().then_some(&self.own)
+    }
+
+    /// Charges the block that `make` makes, if this thread owns all accounts and each has room; `None` if not, or where
+    /// `make` has none: then nothing has changed. `make` is short and takes none of these locks. `first` is called
+    /// under the lock if the request has ended and this is its only block.
+    ///
+    /// Only where [`is_plain`](Self::is_plain), as for all functions here.
+    #[inline(always)]
+    pub(crate) fn charge_small<R>(
+        &self,
+        bytes: usize,
+        make: impl FnOnce() -> Option<R>,
+        first: impl FnOnce(),
+    ) -> Option<R> {
+        self.grow_by(bytes, 1, make, || self.own.add_own(first))
+    }
+
+    /// [`charge_small`](Self::charge_small) for what a block grows by.
+    #[inline]
+    pub(crate) fn charge_growth<R>(&self, bytes: usize, make: impl FnOnce() -> Option<R>) -> Option<R> {
+        self.grow_by(bytes, 0, make, || ())
+    }
+
+    #[inline(always)]
+    fn grow_by<R>(
+        &self,
+        bytes: usize,
+        blocks: usize,
+        make: impl FnOnce() -> Option<R>,
+        last: impl FnOnce(),
+    ) -> Option<R> {
+        debug_assert!(self.is_plain());
+        let accounts = self.accounts();
+        let _section = enter_all_owned(accounts)?;
+        if !accounts.iter().all(|account| account.has_room_for(bytes)) {
+            return None;
+        }
+        let made = make()?;
+        accounts.iter().for_each(|account| account.take_small(bytes, blocks));
+        last();
+        Some(made)
+    }
+
+    /// Gives the charge of a block back, if this thread owns all accounts and nobody waits for room; else `None`, and
+    /// nothing has changed. What it returns, and what follows, is as for `give_block_back`.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
+        match self.alone() {
+            Some(account) => account.give_small_back(bytes),
+            None => self.give_back_below_others(bytes),
+        }
+    }
+
+    /// The same where there are several.
+    #[inline(never)]
+    #[must_use]
+    pub(crate) fn give_back_below_others(&self, bytes: usize) -> Option<bool> {
+        debug_assert!(self.is_plain());
+        let accounts = self.accounts();
+        let _section = enter_all_owned(accounts)?;
+        if accounts.iter().any(|account| account.is_wanted()) {
+            return None;
+        }
+        accounts.iter().for_each(|account| account.give_small(bytes));
+        Some(self.own.remove_own())
+    }
+}

@@ -1,0 +1,109 @@
+//! `Kept`: the blocks that the running thread keeps of the shared pool, for those who make and free small blocks all
+//! the time. Nothing here takes a lock or calls anything, but for a bin that is full.
+
+use super::region::{self, Region};
+use super::{Pool, classes, local};
+use crate::survived::survived;
+use crate::trace;
+use crate::unattributed::unattributed;
+use std::ptr::NonNull;
+
+/// What threads keep of the shared pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept {
+    pool: &'static Pool,
+    serial: u64,
+}
+
+/// A small block as its record has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Small {
+    region: &'static Region,
+    class: usize,
+}
+
+impl Pool {
+    /// What threads keep of it.
+    #[inline]
+    pub(crate) fn kept(&'static self) -> Kept {
+        Kept { pool: self, serial: self.inner.number.serial() }
+    }
+}
+
+impl Small {
+    /// The record of a block; `None` for a large one.
+    ///
+    /// # Safety
+    /// - `block` is a live block of a pool.
+    #[inline(always)]
+    pub(crate) unsafe fn of(block: NonNull<u8>) -> Option<Self> {
+        let address = block.addr().get();
+        // SAFETY: the block is live (this function's contract), so its region is in the map.
+        let region = unsafe { region::find(address) };
+        Some(Self { region, class: region.class_at(address)? })
+    }
+
+    /// How many bytes were requested, if that was noted; else 0.
+    #[inline(always)]
+    pub(crate) fn requested_bytes(self, block: NonNull<u8>) -> usize {
+        self.region.requested_small(block.addr().get())
+    }
+}
+
+impl Kept {
+    /// A block that this thread keeps; `None` if it has none of the class, or last used another pool.
+    #[inline(always)]
+    pub(crate) fn take(self, size_bytes: usize) -> Option<NonNull<u8>> {
+        if size_bytes > classes::MAX {
+            return None;
+        }
+        local::take_latest(self.serial, classes::of(size_bytes))
+    }
+
+    /// [`take`](Self::take) that notes the requested size.
+    #[inline(always)]
+    pub(crate) fn take_sized(self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let block = self.take(size_bytes)?;
+        // SAFETY: the block was just taken, so its region is in the map.
+        let region = unsafe { region::find(block.addr().get()) };
+        if region.note_again(block.addr().get(), size_bytes) {
+            return Some(block);
+        }
+        self.spill(classes::of(size_bytes), block);
+        None
+    }
+
+    /// Takes a block back.
+    ///
+    /// # Safety
+    /// - `block` is a live block of the shared pool with this record, and not used again.
+    #[inline(always)]
+    pub(crate) unsafe fn keep(self, small: Small, block: NonNull<u8>) {
+        if !local::keep_latest(self.serial, small.class, block) {
+            self.spill(small.class, block);
+        }
+    }
+
+    /// As C's callers do it by the handler's functions: what goes to the system now may be of another pool, whose
+    /// source panics, and belongs to no request.
+    #[cold]
+    #[inline(never)]
+    fn spill(self, class: usize, block: NonNull<u8>) {
+        let _unattributed = unattributed();
+        if survived(|| self.pool.release_small(class, block)).is_none() {
+            trace::strategy_panicked("free");
+        }
+    }
+
+    /// The same block with the new size noted if it has room for it, else a larger one that this thread keeps.
+    ///
+    /// # Safety
+    /// - `block` is a live block of the shared pool with this record.
+    #[inline]
+    pub(crate) unsafe fn grow(self, block: NonNull<u8>, small: Small, size_bytes: usize) -> Option<NonNull<u8>> {
+        if size_bytes > classes::bytes(small.class) {
+            return self.take_sized(size_bytes);
+        }
+        small.region.note_again(block.addr().get(), size_bytes).then_some(block)
+    }
+}

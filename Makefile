@@ -87,8 +87,8 @@ $(DONE)/demo: $(DONE)/build-tools requirements/demo.txt
 	$(PY) $(pip_install) -r requirements/demo.txt
 	touch $@
 
-$(DONE)/tools: $(DONE)/demo requirements/test.txt requirements/lint.txt
-	$(PY) $(pip_install) -r requirements/test.txt -r requirements/lint.txt
+$(DONE)/tools: $(DONE)/demo requirements/test.txt requirements/once.txt requirements/lint.txt
+	$(PY) $(pip_install) -r requirements/test.txt -r requirements/once.txt -r requirements/lint.txt
 	touch $@
 
 # Editable: a change in python/ is there at once, only Rust needs a build.
@@ -143,7 +143,7 @@ lint-rust: $(DONE)/build-tools ## cargo fmt --check, and clippy for each set of 
 	$(CARGO) clippy --quiet --locked --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features capi -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets $(services) -- -D warnings
-	$(CARGO) clippy --quiet --locked --all-targets --features usm -- -D warnings
+	$(CARGO) clippy --quiet --locked --all-targets --features usm,cuda -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets --features abi3 -- -D warnings
 	$(CARGO) clippy --quiet --locked --all-targets -p ctxalloc-example -- -D warnings
 
@@ -177,6 +177,7 @@ test-rust: ## cargo test: with tokio and tracing, and the core alone
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
 	$(side_by_side) test-rust-services test-rust-core
 	$(CARGO) test --quiet --locked --no-default-features --features capi --lib draft
+	$(CARGO) test --quiet --locked --no-default-features --features cuda --test cuda
 	CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --quiet --release --locked --test optimized --target-dir target/optimized
 test-rust-services:
 	MAKEFLAGS= $(CARGO) test --quiet --locked $(services) -- $(test_threads)
@@ -226,7 +227,7 @@ demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one
 	$(PY) -m examples.tenants
 
 demo-whole: $(DONE)/package $(DONE)/demo ## the same with JSON, pictures and rows of SQLite, which no array shows: request(whole=True)
-	$(PY) -m examples.whole
+	$(PY) -m examples.tenants.whole
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service
@@ -250,7 +251,7 @@ test-grafana: $(DONE)/tools $(DONE)/package ## examples/grafana in a real Promet
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked $(services)
-	for script in $(filter-out benches/clusters.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
+	for script in $(filter-out benches/clusters.py benches/cuda.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 
 include ci.mk

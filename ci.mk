@@ -84,7 +84,7 @@ tsan:
 
 # CTXALLOC_STRESS multiplies the work that the same tests do in `make test`.
 stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, two million oracle programs (STRESS=...)
-	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model --test room
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model --test recording --test room
 	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k 'stress or whoever_reaches' $(PYTEST_ARGS)
 	$(PY) tests/oracle/run.py --profile release --programs $$(($(STRESS) * 4000)) --seed fresh
 
@@ -131,6 +131,12 @@ $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 	[ -x $(USM)/bin/python ] || $(PYTHON) -m venv $(USM)
 	$(USM)/bin/python $(pip_install) -r requirements/usm.txt -r requirements/test.txt
 	touch $@
+
+# Needs a CUDA device, and says which of CuPy, PyTorch, RMM and Numba it does not find; it installs none of them.
+.PHONY: bench-cuda
+CUDA_PYTHON ?= $(PY)
+bench-cuda: $(DONE)/package ## pinned against pageable copies, pools, the reuse hazard, on a CUDA device: docs/cuda.md's column
+	PYTHONPATH=$(CURDIR)/python $(CUDA_PYTHON) benches/cuda.py
 
 # Servers, frameworks and other event loops, in an environment of their own; CTXALLOC_REQUESTS says how many requests.
 .PHONY: test-services services-environment

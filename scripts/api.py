@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SURFACES = ROOT / "tests/api"
 # Modules whose libraries need not be there: read from their text.
 MODULES = [
-    "ctxalloc", "ctxalloc.asgi", "ctxalloc.celery", "ctxalloc.dask", "ctxalloc.django", "ctxalloc.fastapi",
-    "ctxalloc.metrics", "ctxalloc.opentelemetry", "ctxalloc.problems", "ctxalloc.prometheus", "ctxalloc.ray",
-    "ctxalloc.strategies", "ctxalloc.tracking", "ctxalloc.usm", "ctxalloc.wsgi",
+    "ctxalloc", "ctxalloc.asgi", "ctxalloc.celery", "ctxalloc.cuda", "ctxalloc.dask", "ctxalloc.django",
+    "ctxalloc.fastapi", "ctxalloc.metrics", "ctxalloc.opentelemetry", "ctxalloc.problems", "ctxalloc.prometheus",
+    "ctxalloc.ray", "ctxalloc.strategies", "ctxalloc.tracking", "ctxalloc.usm", "ctxalloc.wsgi",
 ]  # fmt: skip
 _HEADER = "# CHANGELOG.md, Unreleased, when this was written: "
 

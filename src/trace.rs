@@ -89,6 +89,16 @@ pub(crate) fn system_refused(strategy: &'static str, error: &std::io::Error, adv
     let _ = (strategy, error, advice);
 }
 
+/// The CUDA driver refused something that no return value can carry; nothing was freed.
+#[cold]
+#[cfg(feature = "cuda")]
+pub(crate) fn driver_refused(error: &crate::error::Error) {
+    #[cfg(feature = "tracing")]
+    told(|| tracing::error!(target: "ctxalloc", %error, "the CUDA driver refused"));
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
 /// A reclaimer of a budget failed, and was passed over.
 #[cold]
 pub(crate) fn reclaimer_failed(budget: &str, why: &'static str) {

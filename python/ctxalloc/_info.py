@@ -41,6 +41,15 @@ def _limit_text(which: int) -> str:
     return "none" if limit == resource.RLIM_INFINITY else size_text(limit)
 
 
+def _cuda_text() -> str:
+    known = _native.cuda_info()  # loads the driver, if there is one, and makes no context
+    if known["state"] != "ready":
+        return str(known["state"])
+    names = [_native.cuda_device(number)["name"] for number in range(known["device_count"])]
+    version = ".".join(map(str, known["version"]))
+    return f"{version}, {len(names)} device{'' if len(names) == 1 else 's'}: {', '.join(names)}"
+
+
 def print_info(out: TextIO, *, is_json: bool = False) -> None:
     """Prints all of it, as tables or as one JSON object."""
     advice: list[str] = []
@@ -80,6 +89,7 @@ def print_info(out: TextIO, *, is_json: bool = False) -> None:
             f"the handler locked has {size_text(lockable)}: raise `ulimit -l` (memlock in limits.conf, LimitMEMLOCK= "
             "of a systemd unit)"
         )
+    rows.append(["CUDA", _cuda_text()])
     rows.append(["address space", _limit_text(resource.RLIMIT_AS)])
     if is_json:
         print(json.dumps({**dict(rows), "advice": advice}, indent=1), file=out)

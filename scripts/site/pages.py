@@ -15,6 +15,7 @@ NAVIGATION = {
     "What do you want?": [
         ("Limit a service", "services"),
         ("Limit all that a request allocates", "whole"),
+        ("Record what requests ask of memory", "tune"),
         ("Limit tasks of Dask, Ray, Celery", "clusters"),
         ("Numbers first: see what takes memory", "observe"),
         ("See what is not counted", "coverage"),
@@ -24,6 +25,7 @@ NAVIGATION = {
         ("Use it from C", "c"),
         ("Share it with your extension module", "extension-modules"),
         ("Share memory with SYCL devices", "usm"),
+        ("Copy to CUDA devices without blocking", "cuda"),
     ],
     "Look it up": [
         ("Python reference", "reference/index"),

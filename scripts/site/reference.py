@@ -51,6 +51,7 @@ MODULES = {
     "strategies": "Strategies",
     "tracking": "Which blocks are alive",
     "usm": "SYCL's unified shared memory",
+    "cuda": "CUDA's pinned and managed memory",
 }
 
 # Where names of a module are explained, if it shares them with another one.

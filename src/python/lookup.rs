@@ -11,13 +11,20 @@ use pyo3::types::PyString;
 /// and is to learn it if dpctl is missing.
 const OF_USM: [&str; 3] = ["usm_shared", "usm_host", "usm_device"];
 
+/// The same for `ctxalloc.cuda`, the driver and a device.
+const OF_CUDA: [&str; 2] = ["cuda_host", "cuda_managed"];
+
 /// The handler with that name.
 ///
 /// # Errors
-/// UnknownHandlerError; for a handler over USM also ImportError without dpctl, and RuntimeError without a device.
+/// UnknownHandlerError; for a handler over USM also ImportError without dpctl, and RuntimeError without a device; for one
+/// over CUDA's memory RuntimeError without a driver or a device.
 pub(super) fn handler_named(py: Python<'_>, name: &str) -> PyResult<Handler> {
     if handler::handler(name).is_none() && OF_USM.contains(&name) {
         py.import("ctxalloc.usm")?.call_method1("_register_defaults", (name,))?;
+    }
+    if handler::handler(name).is_none() && OF_CUDA.contains(&name) {
+        py.import("ctxalloc.cuda")?.call_method1("_register_default", (name,))?;
     }
     Ok(handler::try_handler(name)?)
 }

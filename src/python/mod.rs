@@ -23,7 +23,10 @@ mod budget;
 mod callbacks;
 mod capi;
 mod capsule;
+mod cuda;
 mod errors;
+#[cfg(ctxalloc_whole)]
+mod eval_loop;
 mod events;
 mod exchange;
 mod exit;
@@ -47,6 +50,7 @@ mod pending;
 mod preloaded;
 mod profile;
 mod reclaimers;
+mod recording;
 mod request;
 mod scope;
 mod scope_type;

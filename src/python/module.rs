@@ -41,6 +41,11 @@ mod _native {
     #[pymodule_export]
     use super::super::budget::PyBudget;
     #[pymodule_export]
+    use super::super::cuda::{
+        cuda_address, cuda_capture, cuda_configure, cuda_device, cuda_info, cuda_keep, cuda_kind_of, cuda_load,
+        cuda_register, cuda_settle, cuda_wait,
+    };
+    #[pymodule_export]
     use super::super::events::set_event_hook;
     #[pymodule_export]
     use super::super::exchange::{PyExchange, PyExchanges, PyRouteTable};
@@ -54,6 +59,7 @@ mod _native {
     #[pymodule_export]
     use super::super::metrics::{
         all_budgets, all_waits, is_ready, limits, metrics, pool_bytes, pool_resident, present_requests, resident_bytes,
+        room_made,
     };
     #[pymodule_export]
     use super::super::overdraft::overdraft;
@@ -61,6 +67,8 @@ mod _native {
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]
     use super::super::reclaimers::PyReclaimer;
+    #[pymodule_export]
+    use super::super::recording::{PyRecorder, PyRecording, record, stop_recording};
     #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, note_ends, request,

@@ -2,6 +2,7 @@
 
 use super::budget::PyBudget;
 use super::callbacks::callbacks;
+use super::cuda;
 use super::options::{Options, no_bool};
 use super::text::{copied, in_python_syntax};
 use super::tracked::attribution;
@@ -65,6 +66,8 @@ impl PyStrategy {
             }
             "SharedMemory" => Arc::new(SharedMemory::new()?),
             "Usm" => Arc::new(options.usm_pool()?),
+            "Cuda" => cuda::strategy(py, &options, false)?,
+            "CudaArena" => cuda::strategy(py, &options, true)?,
             "UsmArena" => Arc::new(Arena::over(&options.usm_pool()?)),
             "Callbacks" => callbacks(&options)?,
             "Faulty" => faulty(&options)?,
@@ -200,7 +203,7 @@ impl Options<'_, '_> {
     }
 
     /// What every strategy over a pool takes.
-    fn of_pool(&self) -> PyResult<PoolOptions> {
+    pub(super) fn of_pool(&self) -> PyResult<PoolOptions> {
         let mut options = PoolOptions::default();
         options.warm_bytes = self.maybe_warm_bytes()?.unwrap_or(options.warm_bytes);
         options.decay = self.maybe_seconds("decay_seconds")?.unwrap_or(options.decay);

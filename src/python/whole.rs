@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
 use super::errors::with_cause;
+use super::eval_loop::eval_loop;
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
@@ -18,7 +19,7 @@ use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
-use crate::whole::{Allocator, Binding, Kind, Library, Profile, Python as Loop, Thread};
+use crate::whole::{Allocator, Binding, Kind, Library, Profile, Thread};
 use crate::whole::{attach, by_group, handler_of, word_of};
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::ffi;
@@ -210,7 +211,7 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
     ASKED.get_or_make(|| asked);
-    let python = symbol(c"_PyEval_EvalFrameDefault").and_then(Loop::at);
+    let python = eval_loop(py)?;
     overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python, profile })?;

@@ -1,12 +1,14 @@
 //! Layer 1: where bytes come from. One file per source, the only one that calls its system.
 //!
 //! A source hands out raw bytes and knows nothing of names, scopes or strategies: the C heap, mapped pages, SYCL
-//! queues.
+//! queues, the CUDA driver.
 #![allow(unsafe_code, reason = "sources hand out raw memory")]
 
 pub mod heap;
 pub mod pages;
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod huge;
 mod locked;
 #[cfg(target_os = "linux")]
@@ -17,6 +19,10 @@ mod numa;
 #[cfg(feature = "usm")]
 mod sycl;
 
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::Marks;
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaDevice, CudaDriver, CudaKind, CudaManaged, CudaPinned, CudaPinnedOptions, CudaSource, cuda_mapped};
 pub use huge::HugePages;
 pub use locked::LockedPages;
 #[cfg(target_os = "linux")]

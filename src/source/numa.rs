@@ -130,7 +130,7 @@ impl NumaPages {
     /// # Safety
     /// - `start` and `size_bytes` name whole pages of a mapping.
     #[cfg(all(target_os = "linux", not(miri)))]
-    unsafe fn bind(&self, start: NonNull<u8>, size_bytes: usize) -> io::Result<()> {
+    pub(super) unsafe fn bind(&self, start: NonNull<u8>, size_bytes: usize) -> io::Result<()> {
         // The kernel reads one bit less than it is told (mbind(2)).
         let bits = MAX_NODES + 1;
         let mode = self.policy.mode();
@@ -144,7 +144,7 @@ impl NumaPages {
 
     /// Miri has no nodes. On other systems [`new`](Self::new) has made no such source.
     #[cfg(not(all(target_os = "linux", not(miri))))]
-    unsafe fn bind(&self, _start: NonNull<u8>, _size_bytes: usize) -> io::Result<()> {
+    pub(super) unsafe fn bind(&self, _start: NonNull<u8>, _size_bytes: usize) -> io::Result<()> {
         Ok(())
     }
 }

@@ -8,6 +8,7 @@
 pub(crate) mod account;
 mod aligned;
 mod budget;
+mod budgeted;
 mod callbacks;
 mod fallback;
 mod faulty;
@@ -16,6 +17,8 @@ pub(crate) mod ledger;
 mod pool;
 mod prefixed;
 mod process;
+#[cfg(feature = "cuda")]
+mod quarantine;
 mod shared_memory;
 mod system;
 #[cfg(feature = "tracing")]
@@ -26,7 +29,8 @@ mod zeroing;
 pub mod conformance;
 
 pub use aligned::Aligned;
-pub use budget::{Budget, Budgeted, Charge, Reclaimer};
+pub use budget::{Budget, Charge, Reclaimer};
+pub use budgeted::Budgeted;
 pub use callbacks::{CallbackFunctions, Callbacks};
 pub use fallback::Fallback;
 pub use faulty::Faulty;
@@ -41,6 +45,10 @@ pub(crate) use prefixed::prefix_bytes;
 pub use process::ProcessLimit;
 #[cfg(feature = "python")]
 pub(crate) use process::system_limits;
+#[cfg(feature = "cuda")]
+pub use quarantine::{
+    Capturing, CudaWaiting, Quarantined, Reuse, capturing, cuda_waiting, set_quarantine_bytes, settle,
+};
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;
 #[cfg(feature = "tracing")]

@@ -99,7 +99,10 @@ fn name_of_own(python: Option<Python>) -> Option<Name> {
     let is_named = USUAL.get().is_some_and(|usual| *usual != given);
     let library = outermost();
     if library.is_some_and(|library| python.is_some_and(|python| python.file == library.file)) {
-        name.push(if is_named { pool(&given) } else { b"threads of Python" });
+        // From 3.14 on Python gives the system its threads' names: "Thread-7 (work)", one for each.
+        let is_counted =
+            given.strip_prefix(b"Thread-").is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_digit));
+        name.push(if is_named && !is_counted { pool(&given) } else { b"threads of Python" });
         return Some(name);
     }
     match (is_named, library) {

@@ -53,6 +53,7 @@ const MAX_FRAMES: u32 = 64;
 unsafe extern "C" {
     fn _Unwind_Backtrace(visit: extern "C" fn(*mut c_void, *mut c_void) -> c_int, walk: *mut c_void) -> c_int;
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
+    fn _Unwind_FindEnclosingFunction(return_address: *mut c_void) -> *mut c_void;
 }
 
 const GO_ON: c_int = 0;
@@ -75,17 +76,72 @@ struct Walk {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Python {
-    pub(crate) eval: usize,
-    pub(crate) eval_bytes: usize,
+    eval: usize,
+    eval_bytes: usize,
     pub(crate) file: usize,
+    /// Where other parts of the loop begin; the rest is 0. A compiler that knows what is seldom run puts that elsewhere,
+    /// without a symbol (Debian's Python 3.14).
+    parts: [usize; 8],
 }
 
 impl Python {
     /// The one whose loop begins here.
     pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
         let (size, file) = extent(eval)?;
-        Some(Self { eval: eval.addr(), eval_bytes: size, file })
+        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8] })
     }
+
+    /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing but
+    /// the loop: the part that runs it is one of the loop.
+    pub(crate) fn learn(&mut self, evaluate: (usize, usize)) {
+        let mut callee = Callee { of: evaluate, last: 0, found: None };
+        // SAFETY: `visit_callee` is given the struct, which lives until this returns.
+        unsafe { _Unwind_Backtrace(visit_callee, (&raw mut callee).cast()) };
+        let Some(ip) = callee.found.filter(|&ip| !self.runs(ip) && file_of(ip) == self.file) else { return };
+        if let Some(free) = self.parts.iter_mut().find(|part| **part == 0) {
+            *free = enclosing(ip);
+        }
+    }
+
+    /// Whether a call that returns here was made by the loop.
+    fn runs(&self, ip: usize) -> bool {
+        ip.wrapping_sub(self.eval) < self.eval_bytes
+            || self.parts[0] != 0 && file_of(ip) == self.file && {
+                let part = enclosing(ip);
+                part != 0 && self.parts.contains(&part)
+            }
+    }
+}
+
+/// Where the part of a function begins that a call returns to; 0: nobody knows.
+fn enclosing(ip: usize) -> usize {
+    // SAFETY: any address may be asked for.
+    unsafe { _Unwind_FindEnclosingFunction(std::ptr::without_provenance_mut(ip)) }.addr()
+}
+
+/// The start of the object file with this address; 0: of none.
+fn file_of(ip: usize) -> usize {
+    let mut info = empty();
+    // SAFETY: any address may be asked for; a place for the answer.
+    unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) };
+    info.dli_fbase.addr()
+}
+
+struct Callee {
+    of: (usize, usize),
+    last: usize,
+    found: Option<usize>,
+}
+
+extern "C" fn visit_callee(context: *mut c_void, callee: *mut c_void) -> c_int {
+    // SAFETY: the struct of `learn`, which waits for the end; and the context that the unwinder gave.
+    let (callee, ip) = unsafe { (&mut *callee.cast::<Callee>(), _Unwind_GetIP(context)) };
+    if ip.wrapping_sub(callee.of.0) < callee.of.1 {
+        callee.found = Some(callee.last);
+        return STOP;
+    }
+    callee.last = ip;
+    GO_ON
 }
 
 /// How long the function is that begins here, and the start of the object file that it is in.
@@ -126,7 +182,7 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     if walk.frames > MAX_FRAMES {
         return STOP;
     }
-    if ip.wrapping_sub(walk.python.eval) < walk.python.eval_bytes {
+    if walk.python.runs(ip) {
         walk.reached_python = true;
         return STOP;
     }
@@ -166,7 +222,7 @@ extern "C" fn search(context: *mut c_void, search: *mut c_void) -> c_int {
     // SAFETY: the search of `runs_outside_of`, which waits for the end; and the context that the unwinder gave.
     let (search, ip) = unsafe { (&mut *search.cast::<Search<'_>>(), _Unwind_GetIP(context)) };
     search.frames += 1;
-    search.reached_python = ip.wrapping_sub(search.python.eval) < search.python.eval_bytes;
+    search.reached_python = search.python.runs(ip);
     search.found = search.within.iter().any(|&(start, bytes)| ip.wrapping_sub(start) < bytes);
     if search.found || search.reached_python || search.frames > MAX_FRAMES { STOP } else { GO_ON }
 }

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 NEED_SYCL = {"usm_service.py", "usm.md"}
 # Those that need Dask or Ray are run by tests/clusters.
 NEED_CLUSTERS = {"dask_tasks.py", "ray_tasks.py", "clusters.md"}
-NOT_HERE = NEED_SYCL | NEED_CLUSTERS
+# Those that need the CUDA driver are run by test_cuda_states.py, on the tests' own.
+NEED_CUDA = {"cuda.md"}
+NOT_HERE = NEED_SYCL | NEED_CLUSTERS | NEED_CUDA
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in {"demo.py"} | NOT_HERE)
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 # A change log speaks of what was, also where it is no longer.

@@ -82,7 +82,7 @@ def test_modules_most_programs_do_not_use_are_imported_when_first_used() -> None
     printed = subprocesses.says(
         """
 import sys, ctxalloc
-later = {"asgi", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
+later = {"asgi", "cuda", "metrics", "opentelemetry", "problems", "prometheus", "strategies", "tracking", "usm", "wsgi"}
 print(*sorted(later & {name.removeprefix("ctxalloc.") for name in sys.modules}), later <= set(dir(ctxalloc)))
 print(*sorted(name for name in later if getattr(ctxalloc, name) is not sys.modules[f"ctxalloc.{name}"]))
 print(*sorted(name for name in ctxalloc.__all__ if getattr(ctxalloc, name) is not getattr(ctxalloc, name)))

@@ -10,7 +10,7 @@ import pytest
 from c_extensions import compiler
 from whole_programs import check, needs_library
 
-pytestmark = [pytest.mark.once, needs_library]
+pytestmark = needs_library
 
 
 def test_the_parts_at_the_peak_are_what_was_alive_then():
@@ -81,9 +81,10 @@ def test_small_blocks_of_nobody_are_estimated():
     check("""
         ctxalloc.request(whole=True)
         before = ctxalloc.coverage().nobodys_bytes
-        kept = [bytes(64) for _ in range(200_000)]
+        import itertools
+        kept = [bytes(64) for _ in itertools.repeat(None, 200_000)]  # range would make numbers, before Python 3.14
         made = ctxalloc.coverage().nobodys_bytes - before
-        assert 24 * MiB < made < 31 * MiB, made  # of 27.5, with the numbers that range makes
+        assert 19 * MiB < made < 26 * MiB, made  # of 21.4, and the list
     """)
 
 

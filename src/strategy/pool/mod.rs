@@ -52,6 +52,8 @@ use large::Large;
 use options::Retention;
 use region::Region;
 use resize::{cleared, resize_by};
+#[cfg(feature = "cuda")]
+pub(super) use resize::{room_bytes, stays};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};

@@ -14,9 +14,9 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 /// - `block` came from a pool and was not released.
-pub(super) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
+pub(in crate::strategy) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
     // SAFETY: the block is live (this function's contract).
-    let room = unsafe { room(block) };
+    let room = unsafe { room_bytes(block) };
     if room <= classes::MAX {
         new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
     } else {
@@ -28,7 +28,7 @@ pub(super) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
 ///
 /// # Safety
 /// - `block` came from a pool and was not released.
-unsafe fn room(block: NonNull<u8>) -> usize {
+pub(in crate::strategy) unsafe fn room_bytes(block: NonNull<u8>) -> usize {
     // SAFETY: the block is live (this function's contract), so its region is in the map.
     let region = unsafe { region::find(block.addr().get()) };
     match region.class_at(block.addr().get()) {
@@ -99,7 +99,7 @@ pub(super) unsafe fn resize_by(
         return Some(block);
     }
     // SAFETY: the block is live and cut from a region.
-    let room = unsafe { room(block) };
+    let room = unsafe { room_bytes(block) };
     let moved = strategy.allocate(new_size_bytes)?;
     // SAFETY: it was just made, and is not returned unless it is finished.
     let unfinished = unsafe { Unfinished::new(strategy, moved) };

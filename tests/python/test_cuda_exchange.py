@@ -1,0 +1,187 @@
+"""`cuda.as_cuda` and `cuda.asarray`: CUDA's array interface and DLPack, out and in."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cuda import Fake, fake
+
+from ctxalloc import cuda
+
+
+@pytest.fixture(autouse=True)
+def driver() -> Fake:
+    """The driver, as it is at first."""
+    fake().settle()
+    return fake()
+
+
+def pinned(*shape: int, kind: Any = "host", dtype: Any = np.float32) -> np.ndarray:
+    with cuda.use(kind):
+        return np.arange(np.prod(shape)).astype(dtype).reshape(shape).copy()
+
+
+class Interface:
+    """A foreign object with the interface."""
+
+    def __init__(self, array: np.ndarray, **change: Any) -> None:
+        self.array = array
+        interface = dict(cuda.as_cuda(array).__cuda_array_interface__) | change
+        self.__cuda_array_interface__ = {name: value for name, value in interface.items() if value != "absent"}
+
+
+def test_the_interface_has_version_3() -> None:
+    array = pinned(3, 4)
+    interface = cuda.as_cuda(array).__cuda_array_interface__
+    address = array.__array_interface__["data"][0]
+    assert interface == {
+        "shape": (3, 4),
+        "typestr": "<f4",
+        "data": (address, False),
+        "version": 3,
+        "strides": None,
+        "stream": None,
+    }
+    view = cuda.as_cuda(array)[1:, ::2]
+    assert (view.shape, view.__cuda_array_interface__["strides"]) == ((2, 2), (16, 8))
+    array.flags.writeable = False
+    assert cuda.as_cuda(array).__cuda_array_interface__["data"] == (address, True)
+    assert cuda.as_cuda(array)[:0].__cuda_array_interface__["data"][0] == 0, "an empty one has no address"
+
+
+def test_an_array_says_what_it_is() -> None:
+    array = pinned(3, 4)
+    over = cuda.as_cuda(array)
+    assert over.ndarray is array
+    assert (over.shape, over.strides, over.dtype, over.ndim, over.size, over.nbytes, len(over)) == (
+        (3, 4), (16, 4), np.float32, 2, 12, 48, 3,
+    )  # fmt: skip
+    assert (over.kind, over.device, over.readonly, repr(over)) == (
+        "host", 0, False, "<cuda.Array (3, 4) float32 in host memory>",
+    )  # fmt: skip
+    assert np.asarray(over) is array
+    assert over[1, 2].shape == ()
+    with pytest.raises(IndexError, match="lists and masks"):
+        over[[0, 1]]
+    with pytest.raises(TypeError, match="as_cuda"):
+        cuda.Array()
+
+
+def test_dlpack_names_the_memory() -> None:
+    for kind, device in (("host", (3, 0)), ("managed", (13, 0))):
+        array = pinned(3, 4, kind=kind)
+        over = cuda.as_cuda(array)
+        assert over.__dlpack_device__() == device
+        back = np.from_dlpack(over)
+        assert back.__array_interface__["data"][0] == array.__array_interface__["data"][0]
+        back[0, 0] = 42
+        assert array[0, 0] == 42
+        for stream in (None, -1, 1, 2, 77):
+            assert "dltensor" in repr(over.__dlpack__(stream=stream))
+        assert "dltensor_versioned" in repr(over.__dlpack__(max_version=(1, 0), dl_device=(1, 0)))
+        with pytest.raises(ValueError, match="stream=0"):
+            over.__dlpack__(stream=0)
+        with pytest.raises(BufferError, match=r"not on \(2, 0\)"):
+            over.__dlpack__(dl_device=(2, 0))
+        with pytest.raises(BufferError, match="no copies"):
+            over.__dlpack__(copy=True)
+
+
+def test_dlpack_refuses_what_it_cannot_describe() -> None:
+    with pytest.raises(BufferError, match="no dtype"):
+        cuda.as_cuda(pinned(4, dtype="M8[s]")).__dlpack__()
+    with pytest.raises(BufferError, match="no dtype"):
+        cuda.as_cuda(pinned(4, dtype=">f4")).__dlpack__()
+    fields = pinned(4, dtype=[("a", "i1"), ("b", "f4")])["b"]
+    with pytest.raises(BufferError, match="strides in elements"):
+        cuda.as_cuda(fields).__dlpack__()
+
+
+def test_what_kernels_do_not_reach_is_refused(driver: Fake) -> None:
+    with pytest.raises(ValueError, match=r"but pageable; make it inside of ctxalloc\.cuda\.use"):
+        cuda.as_cuda(np.ones(3))
+    with pytest.raises(TypeError, match="got 'list'"):
+        cuda.as_cuda([1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got 'object'"):
+        cuda.as_cuda(np.array([None]))
+    driver.set(same_pointers=0)
+    try:
+        with pytest.raises(ValueError, match="at another address"):
+            cuda.as_cuda(pinned(3))
+    finally:
+        driver.set(same_pointers=1)
+
+
+def test_memory_lives_as_long_as_whoever_has_it() -> None:
+    array = pinned(1000)
+    gone = weakref.ref(array)
+    capsule = cuda.as_cuda(array).__dlpack__()
+    del array
+    gc.collect()
+    assert gone() is not None
+    del capsule
+    gc.collect()
+    assert gone() is None
+    foreign = Interface(pinned(3, 4))
+    still = weakref.ref(foreign)
+    view = cuda.asarray(foreign)[1]
+    del foreign
+    gc.collect()
+    assert still() is not None
+    assert view.tolist() == [4, 5, 6, 7]
+    del view
+    gc.collect()
+    assert still() is None
+
+
+def test_arrays_of_others_come_in_without_a_copy(driver: Fake) -> None:
+    array = pinned(3, 4, kind="managed")
+    driver.set(progress=1)
+    for _ in range(3):
+        driver.copy(array)
+    for obj in (Interface(array), Interface(array, stream=77), cuda.as_cuda(array), Interface(array[::2, ::2])):
+        made = cuda.asarray(obj)
+        assert np.shares_memory(made, array)
+        assert made.tolist() == (array[::2, ::2] if made.shape == (2, 2) else array).tolist()
+    assert driver.get("running") == 0, "the stream was waited for"
+    array.flags.writeable = False
+    assert not cuda.asarray(Interface(array)).flags.writeable
+    assert cuda.asarray(Interface(array[:0])).shape == (0, 4)
+
+
+def test_dlpack_of_others_comes_in_without_a_copy(driver: Fake) -> None:
+    class Producer:
+        def __init__(self, array: np.ndarray, device: tuple[int, int] | None = None) -> None:
+            self.over, self.device, self.streams = cuda.as_cuda(array), device, []  # type: ignore[var-annotated]
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.device or self.over.__dlpack_device__()
+
+        def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> object:
+            self.streams.append(stream)
+            return self.over.__dlpack__(stream=stream, max_version=max_version)
+
+    for kind, streams in (("host", [None]), ("managed", [1])):
+        array = pinned(3, 4, kind=kind)[:, ::2]
+        producer = Producer(array)
+        made = cuda.asarray(producer)
+        assert np.shares_memory(made, array)
+        assert made.tolist() == array.tolist()
+        assert producer.streams == streams
+    with pytest.raises(BufferError, match=r"\(2, 0\), whose memory the host cannot read"):
+        cuda.asarray(Producer(pinned(3), (2, 0)))
+
+
+def test_what_is_no_array_is_told() -> None:
+    array = pinned(3)
+    for change, text in (
+        ({"typestr": "absent"}, "lacks data, version, shape or typestr"),
+        ({"mask": 1}, "has a mask"),
+        ({"stream": 0}, "stream 0"),
+    ):
+        with pytest.raises(BufferError, match=text):
+            cuda.asarray(Interface(array, **change))
+    with pytest.raises(TypeError, match="got 'int'"):
+        cuda.asarray(3)

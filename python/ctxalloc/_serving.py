@@ -390,6 +390,12 @@ class Serving(Served):
         if self.unadmitted is not None:
             raise self.unadmitted
 
+    def let_go_of_answered(self) -> None:
+        """Clear the frames of an exception that was answered inside, all of which are over as the call is."""
+        error, self.answered = self.answered, None
+        if error is not None and self.request is not None and self.request.stats.live_blocks:
+            clear_frames(error)
+
     def forget(self) -> None:
         """Let go of the scope and of exceptions, whose tracebacks hold arrays and may hold this."""
         self.scope = None

@@ -9,6 +9,7 @@ each step: the call, each ``next``, ``close``; what the server does between them
 the same options; docs/services.md is the guide.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,7 +75,7 @@ class AllocatorMiddleware:
         """The WSGI entry point."""
         if not self._is_checked:
             _frameworks.attach(self._service.routes, self._service.rows, self.app)
-            _note_what_flask_answers()
+            _note_what_flask_answers(self.app)
             self._is_checked = True  # now, for other threads
             if self._service.patterns:
                 _routing.warn_of_typos(self._service.patterns, self.app)
@@ -98,11 +99,28 @@ class AllocatorMiddleware:
         return body
 
 
-def _note_what_flask_answers() -> None:
-    """Have Flask tell the request of an exception of its own that it answers with 500."""
+def _note_what_flask_answers(app: _Application) -> None:
+    """Have Flask tell the request of an exception of its own that it answers: with 500, or as ``abort(404)`` asks.
+
+    Flask's own frames refer to an ``HTTPException`` that they answer, so what a view had at the ``abort`` would live
+    until Python collects garbage.
+    """
     flask: Any = sys.modules.get("flask")
-    if flask is not None:
-        flask.got_request_exception.connect(_note)  # again is as once
+    if flask is None:
+        return
+    flask.got_request_exception.connect(_note)  # again is as once
+    found = _frameworks.application_of(app)
+    answers = getattr(found, "handle_user_exception", None)
+    if answers is None or hasattr(answers, "_is_noted"):
+        return
+
+    @functools.wraps(answers)
+    def handle_user_exception(exception: Exception) -> Any:
+        _note(found, exception)
+        return answers(exception)
+
+    handle_user_exception._is_noted = True  # type: ignore[attr-defined] # noqa: SLF001 - ours
+    found.handle_user_exception = handle_user_exception
 
 
 def _note(_: object, exception: BaseException | None = None, **__: object) -> None:
@@ -136,6 +154,7 @@ class _Body:
             with Step(self._serving):
                 self._serving.check_admitted()
                 self._content = content = app(environ, self._start)
+            self._serving.let_go_of_answered()
         except BaseException as error:
             return self._failed(error)
         return content

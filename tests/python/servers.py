@@ -25,10 +25,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def served(command: Sequence[str], **environment: str) -> Iterator[int]:
+def served(command: Sequence[str], *, folders: Sequence[str] = (), **environment: str) -> Iterator[int]:
     """Start a server; `{port}` in its command is a free port, which is given when it answers. Ends all of it."""
     port = free_port()
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE), *folders, os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, *(word.format(port=port) for word in command)],

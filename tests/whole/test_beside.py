@@ -90,6 +90,17 @@ def test_an_allocator_that_is_named_before_it_is_an_error(tmp_path):
     assert "another library stands before it: name ctxalloc's first in LD_PRELOAD" in ended.stderr
 
 
+# jemalloc 5.3 and mimalloc 2.0.9 of Debian: LD_LIBRARY_PATH tells where they are, if they are not installed.
+@pytest.mark.parametrize("name", ["libjemalloc.so.2", "libmimalloc.so.2"])
+def test_jemalloc_and_mimalloc_serve_other_blocks_or_are_an_error(name):
+    if name[:8] not in run("print(open('/proc/self/maps').read())", preload=name).stdout:
+        pytest.skip(f"{name} is not there")
+    check(COUNTS + f"assert {name!r}[:8] in open('/proc/self/maps').read()", preload="{}:" + name)
+    ended = run("ctxalloc.request(whole=True)", preload=name + ":{}")
+    assert ended.returncode == 1
+    assert "another library stands before it: name ctxalloc's first in LD_PRELOAD" in ended.stderr
+
+
 @needs_compiler
 def test_a_library_of_another_version_is_an_error(tmp_path):
     other = compiled(tmp_path, "libctxalloc_whole-0", "unsigned ctxalloc_whole_version(void) { return 1; }")

@@ -227,7 +227,7 @@ demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one
 	$(PY) -m examples.tenants
 
 demo-whole: $(DONE)/package $(DONE)/demo ## the same with JSON, pictures and rows of SQLite, which no array shows: request(whole=True)
-	$(PY) -m examples.whole
+	$(PY) -m examples.tenants.whole
 
 demo-handlers: $(DONE)/demo $(DONE)/extension ## a picture service, each route under its own handler, each array checked
 	$(PY) -m examples.service

@@ -84,7 +84,7 @@ tsan:
 
 # CTXALLOC_STRESS multiplies the work that the same tests do in `make test`.
 stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, two million oracle programs (STRESS=...)
-	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model --test room
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model --test recording --test room
 	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k 'stress or whoever_reaches' $(PYTEST_ARGS)
 	$(PY) tests/oracle/run.py --profile release --programs $$(($(STRESS) * 4000)) --seed fresh
 

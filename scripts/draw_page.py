@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,7 @@ import httpx
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from examples.tenants import app, demo  # noqa: E402 - run as a script, from anywhere
+from examples.tenants import app, demo, load  # noqa: E402 - run as a script, from anywhere
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
@@ -45,18 +44,13 @@ def draw(program: str, address: str, target: Path) -> None:
 async def drawn(target: Path) -> None:
     """The demo's load, and the page meanwhile."""
     program = browser()
-    run = demo.Run("guarded")
+    run = load.Run("guarded")
     async with (
-        demo.started("guarded") as (_, address),
+        load.started("examples.tenants.app", "guarded") as (process, address),
         httpx.AsyncClient(base_url=address, timeout=60, trust_env=False) as http,
         asyncio.TaskGroup() as group,
     ):
-        until = time.monotonic() + 12
-        for _ in range(2):
-            group.create_task(demo.client(run, http, "patient", f"/smooth/{demo.SMALL_MIB}", until))
-        group.create_task(demo.client(run, http, "patient", f"/total/{demo.SMALL_MIB}", until))
-        for _ in range(8):
-            group.create_task(demo.client(run, http, "greedy", f"/smooth/{demo.LARGE_MIB}", until))
+        group.create_task(load.measured(run, process, http, demo.CLIENTS, seconds=12, rest=0))
         await asyncio.sleep(3)
         await asyncio.to_thread(draw, program, address, target)
 

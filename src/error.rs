@@ -1,76 +1,13 @@
 //! Every error of ctxalloc, with the numbers that a user needs. A leaf: imports no layer.
 
+mod messages;
 mod no_room;
 
 pub use no_room::NoRoom;
 
+use messages::{asked_for, chosen, no_block, no_room, request_called, shown};
 use no_room::no_reservation;
 use std::borrow::Cow;
-use std::fmt::{self, Display, Write};
-
-/// Text from outside, shown in one line whatever it contains: a NUL is `\\0`, an escape `\\u{1b}`.
-fn shown(text: &str) -> impl Display + '_ {
-    struct Shown<'a>(&'a str);
-    impl Display for Shown<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            self.0.chars().try_for_each(|character| match character.is_control() {
-                true => write!(f, "{}", character.escape_debug()),
-                false => f.write_char(character),
-            })
-        }
-    }
-    Shown(text)
-}
-
-/// Why a budget has no room; one without a limit refuses only what cannot be counted.
-fn no_room(limit_bytes: usize, in_use_bytes: usize, requested_bytes: usize) -> String {
-    if limit_bytes == usize::MAX {
-        return format!(
-            "has no limit, but cannot count {requested_bytes} more bytes: with the {in_use_bytes} in use the sum would \
-             be more than can be counted; ask for less"
-        );
-    }
-    format!(
-        "has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; free something, \
-         or give it a higher limit"
-    )
-}
-
-/// Why a request was refused that was chosen to make room.
-fn chosen(held_bytes: usize, chosen_for: &dyn Display) -> String {
-    format!(
-        "is full, and the request that holds {held_bytes} bytes of it was chosen to make room for {chosen_for}; it \
-         should give back what it can, and be tried again later"
-    )
-}
-
-/// A request by its name; one that was given none is called `request 7` already.
-fn request_called(name: &str) -> String {
-    let is_numbered = name.strip_prefix("request ").is_some_and(|number| number.parse::<u64>().is_ok());
-    match name {
-        "" => "the request".to_owned(),
-        _ if is_numbered => name.to_owned(),
-        _ => format!("request '{}'", shown(name)),
-    }
-}
-
-/// What was asked of a request, where that was memory.
-fn asked_for(requested_bytes: usize) -> String {
-    if requested_bytes == 0 { String::new() } else { format!(" ({requested_bytes} bytes were asked for)") }
-}
-
-/// What is not a block of `ctxalloc_new`.
-fn no_block(address: usize, size_bytes: usize) -> String {
-    if size_bytes == 0 {
-        return format!(
-            "no live block of ctxalloc_new() begins at {address:#x}: it was freed, or came from another allocator"
-        );
-    }
-    format!(
-        "{size_bytes} bytes from {address:#x} on lie in no live block of ctxalloc_new(): it was freed, came from another \
-         allocator, or is shorter"
-    )
-}
 
 /// What failed, with which value, and what to do about it.
 ///
@@ -489,6 +426,28 @@ pub enum Error {
         /// The directory.
         folder: String,
         /// What the system said.
+        reason: String,
+    },
+
+    /// A file is no recording, or a damaged one.
+    #[error("{}: at byte {offset}: {reason}; give a file that `ctxalloc run --record` or CTXALLOC_RECORD wrote", shown(.file))]
+    #[non_exhaustive]
+    BadRecording {
+        /// The file.
+        file: String,
+        /// Where, in bytes from its beginning.
+        offset: u64,
+        /// What is wrong there.
+        reason: &'static str,
+    },
+
+    /// A recording cannot be written or read.
+    #[error("no recording in {}: {reason}", shown(.file))]
+    #[non_exhaustive]
+    NoRecording {
+        /// The file.
+        file: String,
+        /// What the system said, or what stands in the way.
         reason: String,
     },
 

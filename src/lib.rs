@@ -40,6 +40,7 @@
 //! | a task, a thread | `task::spawn`, `spawn_blocking` and others, [`thread::spawn`], [`Context::wrap`] |
 //! | a request with memory, numbers and a limit of its own | [`request`](fn@request) |
 //! | a question: how much, under which name? | [`metrics`] |
+//! | what requests asked of memory, and when | [`recording`] |
 //! | a service of tower: axum, hyper, tonic | `tower::RequestLayer` (feature `tower`) |
 //! | bytes, containers | [`Buffer`], [`ContextAlloc`]; [`memory::DeviceBuffer`] if the host cannot read them |
 //! | Rust's own heap: `Box`, `Vec`, `String` | [`GlobalScoped`], a global allocator that attributes it to requests |
@@ -53,8 +54,8 @@
 //!
 //! `python` → `capi` → `tower` → `task` → `room` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and `rayon` beside `task`, and the
-//! leaves `answer`, `counters`, `error`, `layout`, `os`, `settings`, `sync`, `trace`, `unattributed` for all. A test
-//! reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one
+//! leaves `answer`, `counters`, `error`, `layout`, `os`, `recording`, `settings`, `sync`, `trace`, `unattributed` for
+//! all. A test reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks through one allocation and one
 //! selection.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -62,6 +63,7 @@
 pub mod handler;
 pub mod memory;
 pub mod metrics;
+pub mod recording;
 pub mod request;
 mod room;
 pub mod scope;

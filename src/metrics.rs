@@ -38,7 +38,7 @@ pub use publish::publish;
 pub use crate::counters::{Gauges, Histogram, OTHER, Process, Series, Snapshot, UNNAMED};
 pub use crate::handler::requests::{Present, RequestCounts, present, request_counts};
 pub use crate::room::{Waits, waits};
-pub use crate::strategy::account::{BudgetNumbers, budgets, ready};
+pub use crate::strategy::account::{BudgetNumbers, MadeRoom, budgets, made_room, ready};
 
 /// What all pools together have of the system: in use, and kept for later.
 #[must_use]

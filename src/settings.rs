@@ -31,6 +31,10 @@ pub struct Settings {
 pub(crate) const DECAY_SECONDS: &str = "CTXALLOC_DECAY_SECONDS";
 /// Bytes, as a whole number.
 pub(crate) const WARM_BYTES: &str = "CTXALLOC_WARM_BYTES";
+/// A file.
+const RECORD: &str = "CTXALLOC_RECORD";
+/// A whole number.
+const RECORD_ONE_IN: &str = "CTXALLOC_RECORD_ONE_IN";
 /// A directory.
 const METRICS_DIR: &str = "CTXALLOC_METRICS_DIR";
 
@@ -81,6 +85,7 @@ pub fn check_environment() -> Result<(), Error> {
     read();
     started_in();
     from_environment()?;
+    record_one_in()?;
     let expected = "a directory that exists";
     variable(METRICS_DIR, expected, |text| Path::new(text).is_dir().then_some(())).map(|_| ())
 }
@@ -93,6 +98,21 @@ pub(crate) fn metrics_dir() -> Option<PathBuf> {
     }
     // Servers change their directory after they have begun.
     Some(started_in().map_or_else(|| named.clone(), |folder| folder.join(&named)))
+}
+
+/// The file that the environment wants requests to be recorded in, and one in how many of them.
+pub(crate) fn recording() -> Option<(PathBuf, Option<u32>)> {
+    let named = std::env::var_os(RECORD).filter(|value| !value.is_empty()).map(PathBuf::from)?;
+    let one_in = record_one_in().ok().flatten();
+    match started_in() {
+        Some(folder) => Some((folder.join(named), one_in)),
+        None => Some((named, one_in)),
+    }
+}
+
+fn record_one_in() -> Result<Option<u32>, Error> {
+    let parse = |text: &str| text.parse().ok().filter(|&number| number > 0);
+    variable(RECORD_ONE_IN, "a whole number from 1 up: one request in so many is recorded", parse)
 }
 
 /// The directory in which the process was when the environment was first looked at.

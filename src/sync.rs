@@ -2,6 +2,7 @@
 //! A leaf: imports no layer.
 
 mod biased;
+mod called;
 mod fork;
 mod locked;
 #[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "as below"))]
@@ -11,6 +12,7 @@ mod owner;
 mod threads;
 
 pub(crate) use biased::Biased;
+pub(crate) use called::Called;
 #[cfg(ctxalloc_whole)]
 pub(crate) use fork::is_forking;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]

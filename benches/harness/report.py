@@ -293,6 +293,13 @@ def seeing() -> Iterator[Aim]:
     yield "`import numpy, ctxalloc` / `import numpy`", "1.1x", f"{both / alone:.2f}x", both / alone <= 1.1
 
 
+def recording() -> Iterator[Aim]:
+    """Issue: tune. What a service's requests take while one in ten is recorded."""
+    for service, rows in numbers("recording")["services"].items():
+        ratio = rows["one request in ten"]["median_ns"] / rows["not recording"]["median_ns"]
+        yield f"a request with {service}, one in ten recorded / none", "1.03x", f"{ratio:.2f}x", ratio <= 1.03
+
+
 def whole() -> Iterator[Aim]:
     """Issue: the whole request. Nothing where it cannot be had."""
     if not (OUT / "whole.json").exists():
@@ -337,6 +344,7 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
     waiting,
     rust_services,
     seeing,
+    recording,
     whole,
     clusters,
     blocks,

@@ -24,8 +24,10 @@ An array stays with the handler that made it, wherever it goes and however long 
 - watch: ``tracking``, with ``strategies.Tracked``; ``set_event_hook``; ``tracemalloc``, with ``tracemalloc_domain``
 - see: ``metrics``, counters by name of route, for ``ctxalloc.prometheus`` and ``ctxalloc.opentelemetry``; ``coverage``,
   what no handler has; ``python -m ctxalloc run --report``; docs/observe.md
+- tune: ``record``, what requests ask of memory, for ``ctxalloc trace``; docs/tune.md
 - set: ``configure`` for how much pools keep and how long, ``trim`` to give it back now; in the environment
-  ``CTXALLOC_HANDLER``, ``CTXALLOC_PROFILE_SIGNAL``, ``CTXALLOC_DECAY_SECONDS``, ``CTXALLOC_WARM_BYTES``
+  ``CTXALLOC_HANDLER``, ``CTXALLOC_PROFILE_SIGNAL``, ``CTXALLOC_RECORD``, ``CTXALLOC_DECAY_SECONDS``,
+  ``CTXALLOC_WARM_BYTES``
 - extend in C: ``get_include``
 
 For pytest, whose plugin comes with the package, and which may be run by ``ctxalloc run``: PYTEST_DONT_REWRITE.
@@ -54,6 +56,7 @@ from ctxalloc._native import (
     Escaped,
     Handler,
     Reclaimer,
+    Recorder,
     Request,
     RequestMetrics,
     Scope,
@@ -71,6 +74,7 @@ from ctxalloc._native import (
     handler_of,
     handlers,
     ready,
+    record,
     register,
     request,
     request_metrics,
@@ -104,6 +108,7 @@ __all__ = [
     "MiB",
     "NoRoom",
     "Reclaimer",
+    "Recorder",
     "RegistrationError",
     "Request",
     "RequestEnded",
@@ -141,6 +146,7 @@ __all__ = [
     "profile_on_signal",
     "prometheus",
     "ready",
+    "record",
     "register",
     "request",
     "request_metrics",
@@ -207,4 +213,5 @@ def __dir__() -> list[str]:
 
 _environment.select()
 _environment.listen()
+_environment.record()
 _environment.count_the_whole()

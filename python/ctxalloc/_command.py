@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _compare, _flame, _info, _report, _run, _whole
+from ctxalloc import _compare, _flame, _info, _report, _run, _trace, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, RefusedError, UsageError
 from ctxalloc._text import size_of
@@ -79,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run it with NumPy's default and with --handler in turn; print both",
     )
+    run.add_argument(
+        "--record",
+        metavar="FILE",
+        type=Path,
+        help="record what its requests ask of memory, for ctxalloc trace; the program itself is one",
+    )
     run.add_argument("--sites", metavar="N", type=_sites, help="how many sites --report shows (default: 10)")
     run.add_argument("--rounds", metavar="N", type=_rounds, help="how often --compare runs each (default: 3)")
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
@@ -97,6 +103,20 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("before", type=Path, help="the report of one run")
     compare.add_argument("after", type=Path, help="the report of another one")
     compare.add_argument("--sites", metavar="N", type=_sites, default=10, help="how many functions (default: 10)")
+    trace = commands.add_parser("trace", help="what a recording of run --record or CTXALLOC_RECORD says")
+    traces = trace.add_subparsers(dest="trace", required=True, metavar="what")
+    told = traces.add_parser("info", help="its requests by name: peaks, sizes, lifetimes, escapes")
+    told.add_argument("--json", action="store_true", help="print it for programs")
+    told.add_argument("recording", type=Path, help="the file; those beside it are read with it")
+    exported = traces.add_parser("export", help="write it for another tool")
+    exported.add_argument(
+        "--to",
+        choices=list(_trace.SUFFIXES),
+        required=True,
+        help="the log that RMM's REPLAY_BENCHMARK replays; pprof; the JSON that ui.perfetto.dev opens",
+    )
+    exported.add_argument("--output", metavar="FILE", type=Path, help="where; by default beside the recording")
+    exported.add_argument("recording", type=Path, help="the file; those beside it are read with it")
     info = commands.add_parser("info", help="what this machine and this Python offer, and what to change")
     info.add_argument("--json", action="store_true", help="print it for programs")
     return parser
@@ -128,7 +148,7 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return (words, [*rest]) if words[:1] == ["run"] else ([*words, *rest], [])
 
 
-_WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--rounds", "--sites"})
+_WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--record", "--rounds", "--sites"})
 
 
 def _printed(options: argparse.Namespace) -> int:
@@ -139,6 +159,10 @@ def _printed(options: argparse.Namespace) -> int:
             _report.compare(options.before, options.after, options.sites, out)
         elif options.command == "info":
             _info.print_info(out, is_json=options.json)
+        elif options.command == "trace" and options.trace == "info":
+            _trace.print_info(options.recording, out, is_json=options.json)
+        elif options.command == "trace":
+            print(_trace.export(options.recording, options.to, options.output), file=out)
         else:
             print(_whole.library(), file=out)
         out.flush()
@@ -160,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words, its_own = _separated(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     options.arguments = its_own
-    if options.command in ("info", "compare", "whole"):
+    if options.command in ("info", "compare", "trace", "whole"):
         return _printed(options)
     is_by_stack = options.kind is not None and _flame.has_format(Path(options.kind))
     for given, other, is_wrong in (
@@ -178,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("--sites", "does not go with --report=FILE, which has all", options.sites is not None and is_by_stack),
         ("--output", "goes with --report only", options.output is not None and not options.report),
         ("--sites", "goes with --report only", options.sites is not None and not options.report),
+        ("--record", "does not go with --compare: run it alone", options.record is not None and options.compare),
         ("--report", "does not go with --compare: run it once with each", options.report and options.compare),
     ):
         if is_wrong:
@@ -196,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.report:
             path = Path(options.kind) if is_by_stack else options.output
             wanted = _run.Wanted(options.kind == "json", path, options.sites or 10, is_by_stack)
-        return _run.run(program, options.handler, options.limit, report=wanted, whole=options.whole)
+        return _run.run(
+            program, options.handler, options.limit, report=wanted, whole=options.whole, record=options.record
+        )
     except RefusedError as refused:
         print(refused, file=sys.stderr)
         return refused.status

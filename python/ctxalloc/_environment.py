@@ -1,9 +1,10 @@
 """What the environment selects when the package is imported."""
 
+import atexit
 import os
 
 from ctxalloc._errors import UnknownHandlerError
-from ctxalloc._native import set_handler
+from ctxalloc._native import _stop_recording, set_handler
 
 #: The variable; its value is the name of a built-in handler.
 HANDLER = "CTXALLOC_HANDLER"
@@ -57,3 +58,11 @@ def listen() -> None:
         profile_on_signal(found, seconds=number, path=os.environ.get(FILE) or "ctxalloc.html")
     except (ValueError, OSError) as error:
         raise ImportError(f"the environment says {SIGNAL}={name!r}, but {error}") from None
+
+
+def record() -> None:
+    """Complete the recording that ``CTXALLOC_RECORD`` or the program began when the interpreter exits.
+
+    The first request begins what the environment asks for.
+    """
+    atexit.register(_stop_recording)

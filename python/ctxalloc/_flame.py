@@ -89,12 +89,17 @@ class _Numbers:
 
 
 def pprof(profile: Profile) -> bytes:
+    """The stacks of a profile: see ``pprof_of``."""
+    return pprof_of(profile.stacks)
+
+
+def pprof_of(stacks: Iterable[tuple[Sequence[Frame], Sums]]) -> bytes:
     """The message ``perftools.profiles.Profile``, compressed, as pprof's ``profile.proto`` describes it."""
     texts, functions, locations = _Numbers(0), _Numbers(1), _Numbers(1)
     texts.of("")  # the format wants it first
     kinds = ("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_space", "bytes"), ("peak_space", "bytes")
     message = [_field(1, _field(1, texts.of(kind)) + _field(2, texts.of(unit))) for kind, unit in kinds]
-    for frames, sums in profile.stacks:
+    for frames, sums in stacks:
         ids = [locations.of(frame) for frame in frames or [OUTSIDE]]
         values = (sums.arrays, sums.total_bytes, sums.live_bytes, sums.at_peak_bytes)
         message.append(_field(2, _packed(1, ids) + _packed(2, values)))

@@ -4,13 +4,12 @@ The queue is in Rust (``src/room``). Here is only what asyncio has: a future, wo
 """
 
 import asyncio
-import contextlib
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ctxalloc._native import Request
+    from ctxalloc._native import Request, _Admission
 
 
 async def enter(
@@ -28,26 +27,55 @@ async def enter(
     try:
         while True:
             turn = loop.create_future()
-            # Weak: the queue has this function, and the garbage collector does not see into the queue.
-            weak_turn, weak_loop = weakref.ref(turn), weakref.ref(loop)
-
-            def notify(
-                weak_turn: "weakref.ref[asyncio.Future[None]]" = weak_turn,
-                weak_loop: "weakref.ref[asyncio.AbstractEventLoop]" = weak_loop,
-            ) -> None:
-                loop = weak_loop()
-                if loop is not None:
-                    with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
-                        loop.call_soon_threadsafe(_settle, weak_turn)
-
-            if admission.enter(notify):
+            if admission.enter(_Call(loop, turn, admission)):
                 return request
             await (turn if until is None else until(turn))
     finally:
         admission.leave()
 
 
-def _settle(weak_turn: "weakref.ref[asyncio.Future[None]]") -> None:
-    turn = weak_turn()
-    if turn is not None and not turn.done():
-        turn.set_result(None)
+class _Call:
+    """Wakes a coroutine that waits, from whatever thread. Where its loop is closed, it leaves the queue in its place.
+
+    All weak: the queue has this, and the garbage collector does not see into the queue.
+    """
+
+    __slots__ = ("_admission", "_is_over", "_loop", "_turn")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: "asyncio.Future[None]", admission: "_Admission") -> None:
+        self._loop = weakref.ref(loop)
+        self._turn = weakref.ref(turn)
+        self._admission = weakref.ref(admission)
+        self._is_over = True  # it has asked nobody for anything yet
+
+    def __call__(self) -> None:
+        loop = self._loop()
+        if loop is None:
+            return
+        self._is_over = False
+        # One who ends its request in a step of the same loop, after which the loop looks at what is ready.
+        if loop is asyncio._get_running_loop() and asyncio.current_task(loop) is not None:  # noqa: SLF001 - for loops
+            self.settle()
+            return
+        try:
+            loop.call_soon_threadsafe(self.settle)
+        except RuntimeError:  # it is closed
+            self._leave()
+
+    def settle(self) -> None:
+        """On the loop's thread."""
+        self._is_over = True
+        turn = self._turn()
+        if turn is not None and not turn.done():
+            turn.set_result(None)
+
+    def _leave(self) -> None:
+        self._is_over = True
+        admission = self._admission()
+        if admission is not None:
+            admission.leave()
+
+    def __del__(self) -> None:
+        # The loop was closed before it came to this.
+        if not self._is_over:
+            self._leave()

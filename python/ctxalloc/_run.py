@@ -45,7 +45,13 @@ def check_handler(name: str) -> None:
 
 
 def run(
-    program: Program, handler: str | None, limit: int | None, *, report: "Wanted | None", whole: bool = False
+    program: Program,
+    handler: str | None,
+    limit: int | None,
+    *,
+    report: "Wanted | None",
+    whole: bool = False,
+    record: Path | None = None,
 ) -> int:
     """Runs it; its exit status. UsageError: it cannot be run as asked; RefusedError: ``python`` itself would not."""
     if handler is not None:
@@ -57,12 +63,17 @@ def run(
         except OSError as error:
             said = f"no file can be written there ({error.strerror}); give one in a folder that is yours"
             raise UsageError(f"{option}{report.path}: {said}") from None
-    if limit is not None and (handler or "default_allocator") not in STRATEGIES:
-        raise UsageError(f"--limit goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
+    if (limit is not None or record is not None) and (handler or "default_allocator") not in STRATEGIES:
+        option = "--record" if limit is None else "--limit"
+        raise UsageError(f"{option} goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
-    if limit is not None or whole:
+    if record is not None:
+        _record(record)
+    if limit is not None or whole or record is not None:
         strategy = None if whole and handler is None else STRATEGIES[handler or "default_allocator"]()
-        request = _begun(program, limit, strategy, whole=whole)
+        # A recording has names, and no paths.
+        name = program.name if record is None else Path(program.name).name
+        request = _begun(name, limit, strategy, whole=whole)
         _carry()
     elif handler is not None:
         _native.set_handler(handler)
@@ -79,6 +90,21 @@ def run(
         ending.status = status
     return status
 
+
+def _record(path: Path) -> None:
+    """Records this process, and those that it starts, until they end. UsageError: it cannot."""
+    if path.exists():
+        raise UsageError(f"--record {path}: it is there; remove it, or set CTXALLOC_RECORD={path} to add to it")
+    try:
+        # The first request is the program, which has all others inside of it: it must not be left out.
+        _RECORDING.append(_native.record(path, one_in=1))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--record: {error}") from None
+    os.environ["CTXALLOC_RECORD"], os.environ["CTXALLOC_RECORD_ONE_IN"] = str(path.absolute()), "1"
+
+
+_RECORDING: Final[list[_native.Recorder]] = []
+"""Until the process ends: ``_environment`` completes it."""
 
 _GROUPS_SHOWN: Final = 8
 """Groups of threads whose memory is nobody's."""
@@ -127,10 +153,10 @@ def _caller() -> Any:
     return sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001 - documented, for CPython
 
 
-def _begun(program: Program, limit: int | None, strategy: _native.Strategy | None, *, whole: bool) -> _native.Request:
+def _begun(name: str, limit: int | None, strategy: _native.Strategy | None, *, whole: bool) -> _native.Request:
     """The request around it. UsageError: the whole of it cannot be counted here."""
     try:
-        return _native.request(limit_bytes=limit, strategy=strategy, name=program.name, root=True, whole=whole)
+        return _native.request(limit_bytes=limit, strategy=strategy, name=name, root=True, whole=whole)
     except RuntimeError as error:
         raise UsageError(f"--whole: {error}") from None
 

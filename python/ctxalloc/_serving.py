@@ -28,11 +28,12 @@ from ctxalloc._native import (
     Request,
     Stats,
     _Sampler,
-    _ServingStep,
     _served_in,
+    _ServingStep,
     current,
     use,
 )
+from ctxalloc._recording import record_once
 from ctxalloc._sites import Sites, sites_of
 from ctxalloc._told_later import Before, runs_a_loop
 
@@ -105,6 +106,7 @@ class Service:
         retry_after_seconds: int,
         peak_header: str | None,
         sites: int | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         if sites is not None:
             if isinstance(sites, bool) or not isinstance(sites, int):
@@ -127,6 +129,8 @@ class Service:
         self.retry_after_seconds = retry_after_seconds
         self.peak_header = peak_header
         self.sampler = None if sites is None else _Sampler(sites)
+        if record is not None:
+            record_once(record)
 
     def begin(
         self,

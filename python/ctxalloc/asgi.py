@@ -15,6 +15,7 @@ what every request needs; docs/services.md is the guide.
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
@@ -74,6 +75,8 @@ class AllocatorMiddleware:
     ``sites``: of one in so many requests it is noted which code made the arrays of its peak, and what escaped: in the
     report, and by route in ``metrics.sites()``. The others pay nothing.
 
+    ``record``: a file that one request in ten is recorded in, as ``ctxalloc.record`` does; OSError: it cannot be.
+
     The application finds its Request in ``scope["ctxalloc.request"]``, and by ``ctxalloc.current_request()``.
     ``lifespan`` passes through. ValueError, TypeError: a route or a choice is not as it must be.
     """
@@ -92,6 +95,7 @@ class AllocatorMiddleware:
         retry_after_seconds: int = 1,
         peak_header: str | None = None,
         sites: int | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         if ends not in ("response", "application"):
             raise ValueError(f"AllocatorMiddleware(ends={ends!r}): give 'response' or 'application'")
@@ -108,6 +112,7 @@ class AllocatorMiddleware:
             # ASGI wants names in lower case.
             peak_header=peak_header.lower() if isinstance(peak_header, str) else peak_header,
             sites=sites,
+            record=record,
         )
         self._root_path = _routing.root_path_of(app)
         self._exchanges = Exchanges(

@@ -42,6 +42,7 @@ _OPTIONS = {
     "retry_after_seconds",
     "peak_header",
     "sites",
+    "record",
 }
 
 
@@ -78,6 +79,7 @@ class AllocatorMiddleware:
             retry_after_seconds=options.get("retry_after_seconds", 1),
             peak_header=options.get("peak_header"),
             sites=options.get("sites"),
+            record=options.get("record"),
         )
         self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)

@@ -26,6 +26,7 @@ from ctxalloc._sites import Site, Sites, sites
 __all__ = [
     "Budgets",
     "Histogram",
+    "MadeRoom",
     "Present",
     "Process",
     "Series",
@@ -34,6 +35,7 @@ __all__ = [
     "Snapshot",
     "Waiting",
     "budgets",
+    "made_room",
     "present",
     "sites",
     "snapshot",
@@ -190,6 +192,19 @@ class Budgets(NamedTuple):
     """How many requests wait for room in it, or in a budget below it."""
     max_waiting: int
     """How many may."""
+    victims: int
+    """How many requests were chosen to make room in it."""
+    reclaimed_bytes: int
+    """How many bytes came back to it while reclaimers ran: its own, and those of budgets below."""
+
+
+class MadeRoom(NamedTuple):
+    """What was done in this process to make room where somebody waited, or was refused."""
+
+    victims: int
+    """How many requests were chosen to give way."""
+    reclaimed_bytes: int
+    """How many bytes came back to full budgets while their reclaimers ran."""
 
 
 class Waiting(NamedTuple):
@@ -227,6 +242,11 @@ def present() -> list[Present]:
 def budgets() -> list[Budgets]:
     """The budgets of this process, the oldest first."""
     return [Budgets(*numbers) for numbers in _native._budgets()]  # noqa: SLF001
+
+
+def made_room() -> MadeRoom:
+    """What was done in this process to make room so far. A child of ``fork`` goes on from its parent's numbers."""
+    return MadeRoom(*_native._made_room())  # noqa: SLF001
 
 
 def waiting(count: int = 1000) -> list[Waiting]:

@@ -74,6 +74,12 @@ def instrument(
     def waiting(_options: Any) -> Iterable[Any]:
         yield api.Observation(sum(process.waiting_requests for process in metrics.snapshot().processes))
 
+    def victims(_options: Any) -> Iterable[Any]:
+        yield api.Observation(metrics.made_room().victims)
+
+    def reclaimed(_options: Any) -> Iterable[Any]:
+        yield api.Observation(metrics.made_room().reclaimed_bytes)
+
     def active(_options: Any) -> Iterable[Any]:
         yield api.Observation(sum(process.live_requests for process in metrics.snapshot().processes))
 
@@ -110,6 +116,8 @@ def instrument(
         ("request.memory.peak.sum", [peak_sum], "By", "The sum of the peaks of ended requests."),
         ("request.timed_out", by_name("timed_out"), "{request}", "Requests that waited until their time was over."),
         ("request.turned_away", by_name("turned_away"), "{request}", "Requests that could not wait."),
+        ("room.victims", [victims], "{request}", "Requests of this process chosen to make room for others."),
+        ("room.reclaimed", [reclaimed], "By", "Bytes that came back in this process while reclaimers ran."),
         ("request.wait.bucket", [waits], "{request}", "Requests that waited for at most `le` microseconds."),
         ("request.wait.sum", [wait_sum], "us", "The sum of the waits of requests that got their reservation."),
     )

@@ -63,7 +63,8 @@ def of(refused: BudgetExceeded, serving: "_serving.Served | None") -> Problem:
     """The answer to a refusal in a request; for the middlewares."""
     which = (refused.budget_id, refused.of_request, refused.limit_bytes)
     tenant = None if serving is None else serving.tenant
-    status, document, drain_seconds = _answer(which, refused.held_bytes, refused.requested_bytes, tenant)
+    held, asked = refused.held_bytes, refused.requested_bytes
+    status, document, drain_seconds = _answer(which, held, asked, tenant, refused.never_fits)
     body = document.encode()
     headers = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
     if status != 413:

@@ -188,6 +188,17 @@ class Collector:
         for thread, size_bytes in ((seen and seen.nobodys_by_thread) or {}).items():
             nobodys.add_metric([thread], size_bytes)
         yield nobodys
+        made = metrics.made_room()
+        yield core.CounterMetricFamily(
+            "ctxalloc_room_victims",
+            "Requests of the scraped process that were chosen to make room for others.",
+            value=made.victims,
+        )
+        yield core.CounterMetricFamily(
+            "ctxalloc_room_reclaimed_bytes",
+            "Bytes that came back in the scraped process while reclaimers ran.",
+            value=made.reclaimed_bytes,
+        )
         if self._budgets:
             in_use = core.GaugeMetricFamily(
                 "ctxalloc_budget_used_bytes", "Bytes charged to a budget.", labels=["budget"]
@@ -199,7 +210,17 @@ class Collector:
             waiting = core.GaugeMetricFamily(
                 "ctxalloc_budget_waiting", "Requests that wait for room in a budget.", labels=["budget"]
             )
+            victims = core.CounterMetricFamily(
+                "ctxalloc_budget_victims", "Requests that were chosen to make room in a budget.", labels=["budget"]
+            )
+            reclaimed = core.CounterMetricFamily(
+                "ctxalloc_budget_reclaimed_bytes",
+                "Bytes that came back to a budget while reclaimers ran.",
+                labels=["budget"],
+            )
             for budget in self._budgets:
+                victims.add_metric([budget.name], budget.victims)
+                reclaimed.add_metric([budget.name], budget.reclaimed_bytes)
                 reserved.add_metric([budget.name], budget.reserved_bytes)
                 waiting.add_metric([budget.name], budget.waiting)
                 in_use.add_metric([budget.name], budget.in_use_bytes)
@@ -209,6 +230,8 @@ class Collector:
             yield reserved
             yield waiting
             yield limit
+            yield victims
+            yield reclaimed
 
 
 def parts_of(series: metrics.Series) -> Sequence[tuple[str, int]]:

@@ -9,6 +9,7 @@ each step: the call, each ``next``, ``close``; what the server does between them
 the same options; docs/services.md is the guide.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -52,6 +53,7 @@ class AllocatorMiddleware:
         retry_after_seconds: int = 1,
         peak_header: str | None = None,
         sites: int | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         self.app = app
         self._answers = answers
@@ -64,6 +66,7 @@ class AllocatorMiddleware:
             retry_after_seconds=retry_after_seconds,
             peak_header=peak_header,
             sites=sites,
+            record=record,
         )
         self._is_checked = False
 

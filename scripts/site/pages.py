@@ -15,6 +15,7 @@ NAVIGATION = {
     "What do you want?": [
         ("Limit a service", "services"),
         ("Limit all that a request allocates", "whole"),
+        ("Record what requests ask of memory", "tune"),
         ("Limit tasks of Dask, Ray, Celery", "clusters"),
         ("Numbers first: see what takes memory", "observe"),
         ("See what is not counted", "coverage"),

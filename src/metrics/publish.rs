@@ -2,7 +2,7 @@
 //! collector.
 
 use super::ends::buckets;
-use super::{Series, snapshot};
+use super::{Series, made_room, snapshot};
 use crate::error::Error;
 use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
@@ -50,6 +50,8 @@ const COUNTERS: [Counter; 7] = [
 
 const PEAK_MAX: &str = "ctxalloc_request_memory_peak_max_bytes";
 const WAITING: &str = "ctxalloc_requests_waiting";
+const VICTIMS: &str = "ctxalloc_room_victims_total";
+const RECLAIMED: &str = "ctxalloc_room_reclaimed_bytes_total";
 const ACTIVE: &str = "ctxalloc_requests_active";
 const USED: &str = "ctxalloc_memory_used_bytes";
 const PROCESSES: &str = "ctxalloc_processes";
@@ -97,6 +99,9 @@ pub fn publish() -> Result<(), Error> {
         ]
     });
     gauge!(WAITING).set(waiting as f64);
+    let made = made_room();
+    counter!(VICTIMS).absolute(made.victims);
+    counter!(RECLAIMED).absolute(made.reclaimed_bytes);
     gauge!(ACTIVE).set(active as f64);
     gauge!(USED, "state" => "live").set(live as f64);
     gauge!(USED, "state" => "escaped").set(escaped as f64);
@@ -206,6 +211,8 @@ fn describe() {
         describe_counter!(metric, unit, text);
     }
     describe_gauge!(PEAK_MAX, Unit::Bytes, "The largest peak of one request.");
+    describe_counter!(VICTIMS, Unit::Count, "Requests of this process that were chosen to make room for others.");
+    describe_counter!(RECLAIMED, Unit::Bytes, "Bytes that came back in this process while reclaimers ran.");
     describe_gauge!(WAITING, Unit::Count, "Requests that wait for their reservation.");
     describe_gauge!(ACTIVE, Unit::Count, "Requests that have not ended.");
     describe_gauge!(USED, Unit::Bytes, "Bytes in live blocks of requests, by whether they have ended.");

@@ -144,6 +144,13 @@ impl PyBudget {
         self.budget.victims()
     }
 
+    /// How many bytes came back to it while reclaimers ran, its own and those of budgets below: of whatever was freed
+    /// meanwhile.
+    #[getter]
+    fn reclaimed_bytes(&self) -> u64 {
+        self.budget.reclaimed_bytes()
+    }
+
     /// The budget of the process: one, named ``process``, which is meant to be the parent of all others.
     ///
     /// ``limit``: ``"auto"``, or a number of bytes. With ``"auto"`` the limit is a ``share`` (0.8 by default) of the

@@ -3,7 +3,7 @@
 
 use super::text::type_name;
 use crate::error::Error;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use pyo3::{PyTypeInfo, import_exception};
@@ -125,6 +125,7 @@ impl From<Error> for PyErr {
             | Error::DraftChanged { .. } => RegistrationError::new_err(message),
             Error::BadAlignment { .. }
             | Error::BadOption { .. }
+            | Error::BadRecording { .. }
             | Error::BadSetting { .. }
             | Error::GuaranteesExceedLimit { .. }
             | Error::NoSuchNode { .. }
@@ -134,6 +135,7 @@ impl From<Error> for PyErr {
             | Error::NotHostAccessible { .. }
             | Error::Overlap { .. }
             | Error::TokenForeign => PyValueError::new_err(message),
+            Error::NoRecording { .. } => PyOSError::new_err(message),
             Error::TokenUsed
             | Error::NestedTooDeep { .. }
             | Error::SettingsInUse

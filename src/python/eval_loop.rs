@@ -1,5 +1,5 @@
-//! Python's loop, as a native stack shows it: for `request(whole=True)`, which asks whether all callers up to it survive
-//! a refusal.
+//! Python's loop, as a native stack shows it: for `request(whole=True)`, which asks whether all callers up to it
+//! survive a refusal.
 
 use super::symbol::symbol;
 use crate::whole::{Python as Loop, extent};

@@ -4,7 +4,7 @@ use super::request::PyWholeStats;
 use super::tracked;
 use crate::handler::requests::{Present, present};
 use crate::metrics::{
-    BudgetNumbers, Histogram, Series, Waits, budgets, pools, pools_resident_bytes, ready, snapshot, waits,
+    BudgetNumbers, Histogram, Series, Waits, budgets, made_room, pools, pools_resident_bytes, ready, snapshot, waits,
 };
 use crate::os;
 use crate::strategy::system_limits;
@@ -88,7 +88,7 @@ pub(super) fn present_requests(py: Python<'_>) -> PyResult<Vec<PresentNumbers<'_
     py.detach(present).into_iter().map(numbers).collect()
 }
 
-type BudgetTuple = (u64, Option<u64>, String, Option<usize>, usize, usize, u64, usize, usize, usize);
+type BudgetTuple = (u64, Option<u64>, String, Option<usize>, usize, usize, u64, usize, usize, usize, u64, u64);
 
 /// All budgets that there are, the oldest first.
 #[pyfunction]
@@ -97,9 +97,31 @@ pub(super) fn all_budgets(py: Python<'_>) -> Vec<BudgetTuple> {
     let numbers = |budget: BudgetNumbers| {
         let BudgetNumbers { id, parent, name, limit_bytes, in_use_bytes, peak_bytes, refused, .. } = budget;
         let (reserved_bytes, waiting, max_waiting) = (budget.reserved_bytes, budget.waiting, budget.max_waiting);
-        (id, parent, name, limit_bytes, in_use_bytes, peak_bytes, refused, reserved_bytes, waiting, max_waiting)
+        let (victims, reclaimed) = (budget.victims, budget.reclaimed_bytes);
+        (
+            id,
+            parent,
+            name,
+            limit_bytes,
+            in_use_bytes,
+            peak_bytes,
+            refused,
+            reserved_bytes,
+            waiting,
+            max_waiting,
+            victims,
+            reclaimed,
+        )
     };
     py.detach(budgets).into_iter().map(numbers).collect()
+}
+
+/// What was done in this process to make room: victims, and bytes that came back while reclaimers ran.
+#[pyfunction]
+#[pyo3(name = "_made_room")]
+pub(super) fn room_made() -> (u64, u64) {
+    let made = made_room();
+    (made.victims, made.reclaimed_bytes)
 }
 
 type WaitsNumbers = (Option<String>, usize, f64, Option<f64>, String, u64);

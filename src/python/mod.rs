@@ -50,6 +50,7 @@ mod pending;
 mod preloaded;
 mod profile;
 mod reclaimers;
+mod recording;
 mod request;
 mod scope;
 mod scope_type;

@@ -59,6 +59,7 @@ mod _native {
     #[pymodule_export]
     use super::super::metrics::{
         all_budgets, all_waits, is_ready, limits, metrics, pool_bytes, pool_resident, present_requests, resident_bytes,
+        room_made,
     };
     #[pymodule_export]
     use super::super::overdraft::overdraft;
@@ -66,6 +67,8 @@ mod _native {
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]
     use super::super::reclaimers::PyReclaimer;
+    #[pymodule_export]
+    use super::super::recording::{PyRecorder, PyRecording, record, stop_recording};
     #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, note_ends, request,

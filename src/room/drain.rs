@@ -34,7 +34,7 @@ impl Drain {
     }
 
     /// How long so many waiters will take; `None` where nobody got room lately.
-    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python's services wait"))]
+    #[cfg_attr(not(any(feature = "python", feature = "tower")), allow(dead_code, reason = "only services ask"))]
     pub(super) fn time_of(&self, waiters: usize, now: Instant) -> Option<Duration> {
         // Who comes steadily, `rate` a second, has the weight `rate * HALF / ln 2` in the end.
         let rate = self.weight(now) * std::f64::consts::LN_2 / HALF.as_secs_f64();

@@ -5,24 +5,32 @@
 //! the thread that looks at the queue when room came.
 
 mod drain;
+#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python ends requests so"))]
+mod ending;
+mod here;
+#[cfg(all(test, ctxalloc_loom))]
+mod loom_tests;
 mod queue;
 mod refusal;
 mod runner;
 mod turn;
 mod victims;
+mod waiter;
 
 use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::strategy::account::{Account, reclaimers, reclaiming};
-use queue::Waiter;
-pub use queue::Waits;
+#[cfg(feature = "python")]
+pub(crate) use ending::Ending;
+pub use here::Waits;
 use refusal::no_room;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use waiter::Waiter;
 
 /// A request that begins when there is room. Dropping it leaves the queue, and returns what was reserved.
 #[must_use = "it leaves the queue when it is dropped"]
@@ -54,13 +62,13 @@ impl Admission {
             Some(bytes) if reclaiming::is_inside() => {
                 Err(turned_away(&prepared, no_room(prepared.chain(), bytes, NoRoom::InsideOfReclaimer)))
             }
-            Some(bytes) => match queue::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
+            Some(bytes) => match here::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
                 .map_err(|error| turned_away(&prepared, error))?
             {
                 None => Ok(Self(State::Admitted(Some(prepared)))),
-                Some((waiter, next)) => {
+                Some((waiter, is_sooner)) => {
                     let waiting = Self(State::Waiting(Some(prepared), waiter));
-                    runner::there_is(next)?;
+                    runner::there_is(is_sooner)?;
                     Ok(waiting)
                 }
             },
@@ -117,15 +125,15 @@ fn turned_away(prepared: &Prepared, error: Error) -> Error {
 
 /// When one that this budget has no room for should come again, by how fast those get room who wait for it; `None`
 /// where nobody got any lately.
-#[cfg(feature = "python")]
+#[cfg(any(feature = "python", feature = "tower"))]
 pub(crate) fn retry_after(budget_id: u64) -> Option<Duration> {
-    queue::drain_time(budget_id)
+    here::drain_time(budget_id)
 }
 
 /// The first of those who wait for room, in the order in which they came, at most `count`. A moment's answer.
 #[must_use]
 pub fn waits(count: usize) -> Vec<Waits> {
-    queue::waits(count)
+    here::waits(count)
 }
 
 impl Future for Admission {
@@ -156,7 +164,7 @@ impl Drop for Admission {
         match &self.0 {
             State::Admitted(Some(prepared)) => prepared.chain().return_reservation(),
             State::Admitted(None) => {}
-            State::Waiting(_, waiter) => queue::leave(waiter),
+            State::Waiting(_, waiter) => here::leave(waiter),
         }
     }
 }

@@ -8,6 +8,7 @@
 pub(crate) mod account;
 mod aligned;
 mod budget;
+mod budgeted;
 mod callbacks;
 mod fallback;
 mod faulty;
@@ -28,7 +29,8 @@ mod zeroing;
 pub mod conformance;
 
 pub use aligned::Aligned;
-pub use budget::{Budget, Budgeted, Charge, Reclaimer};
+pub use budget::{Budget, Charge, Reclaimer};
+pub use budgeted::Budgeted;
 pub use callbacks::{CallbackFunctions, Callbacks};
 pub use fallback::Fallback;
 pub use faulty::Faulty;

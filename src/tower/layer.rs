@@ -3,7 +3,10 @@
 use super::future::{ResponseFuture, Unbegun};
 use super::problem;
 use super::serving::{Ended, Options, Serving, TenantId};
+use super::waiting::WaitingLayer;
+use crate::error::Error;
 use crate::request::{Builder, RequestHandle, request};
+use crate::room::retry_after;
 use crate::scope::{Context, current};
 use crate::strategy::Budget;
 use crate::trace;
@@ -15,6 +18,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -53,6 +57,7 @@ impl RequestLayer {
         Self {
             options: Arc::new(Options {
                 limit_bytes: None,
+                reserve_bytes: None,
                 budget: None,
                 tenant: None,
                 choose: None,
@@ -74,6 +79,18 @@ impl RequestLayer {
         self.with(|options| options.limit_bytes = Some(limit_bytes))
     }
 
+    /// How many bytes each request reserves of its budgets before the service is called. Where there is no room now it
+    /// is refused, with 413, 429 or 503; a [`waiting`](Self::waiting) layer waits for room.
+    pub fn reserve_bytes(self, reserve_bytes: usize) -> Self {
+        self.with(|options| options.reserve_bytes = Some(reserve_bytes))
+    }
+
+    /// A layer that does the same, and whose requests wait for room before the service is called. It takes services
+    /// that are `Clone`.
+    pub fn waiting(self) -> WaitingLayer {
+        WaitingLayer::new(self)
+    }
+
     /// A budget that all requests are charged to: the service's.
     pub fn budget(self, budget: &Budget) -> Self {
         self.with(|options| options.budget = Some(budget.clone()))
@@ -91,8 +108,8 @@ impl RequestLayer {
     /// Name it after its route, never after its path: strangers choose paths. In axum the route is in
     /// `parts.extensions.get::<axum::extract::MatchedPath>()`.
     ///
-    /// Terms with [`reserve_bytes`](Builder::reserve_bytes) do not wait here: where there is no room now, the request is
-    /// refused before the service is called, with 413, 429 or 503.
+    /// Terms with [`reserve_bytes`](Builder::reserve_bytes) wait in a [`waiting`](Self::waiting) layer only; in others
+    /// the request is refused where there is no room now, before the service is called, with 413, 429 or 503.
     pub fn terms(self, choose: impl Fn(&Parts, Builder) -> Option<Builder> + Send + Sync + 'static) -> Self {
         self.with(|options| options.choose = Some(Arc::new(choose)))
     }
@@ -146,8 +163,8 @@ impl<S> Layer<S> for RequestLayer {
 /// A service in a [`RequestLayer`].
 #[derive(Clone)]
 pub struct RequestService<S> {
-    inner: S,
-    options: Arc<Options>,
+    pub(super) inner: S,
+    pub(super) options: Arc<Options>,
 }
 
 impl<S: fmt::Debug> fmt::Debug for RequestService<S> {
@@ -156,45 +173,98 @@ impl<S: fmt::Debug> fmt::Debug for RequestService<S> {
     }
 }
 
+/// What the layer knows of one request before it begins.
+pub(super) struct Asked {
+    options: Arc<Options>,
+    tenant: Option<TenantId>,
+    is_grpc: bool,
+}
+
 /// What a request of the service gets.
-enum Begun {
+pub(super) enum Begun {
     Account(Serving),
-    Nothing,
     Failed(Unbegun),
 }
 
-fn begin(options: &Arc<Options>, parts: &Parts) -> Begun {
-    // Inside of another layer's request, if that one is selected. What else is selected here is there by accident.
-    let outer = parts.extensions.get::<RequestHandle>();
-    let is_inside = outer.is_some_and(|outer| outer.handler() == current());
-    let mut terms = if is_inside { request() } else { request().root() };
-    if let Some(limit_bytes) = options.limit_bytes {
-        terms = terms.limit_bytes(limit_bytes);
+impl Asked {
+    /// With the request's terms; `None` where it gets no account. `timeout`: how long it waits unless they say so.
+    pub(super) fn of(options: &Arc<Options>, parts: &Parts, timeout: Option<Duration>) -> Option<(Self, Builder)> {
+        // Inside of another layer's request, if that one is selected. What else is selected here is there by accident.
+        let outer = parts.extensions.get::<RequestHandle>();
+        let is_inside = outer.is_some_and(|outer| outer.handler() == current());
+        let mut terms = if is_inside { request() } else { request().root() };
+        if let Some(limit_bytes) = options.limit_bytes {
+            terms = terms.limit_bytes(limit_bytes);
+        }
+        if let Some(reserve_bytes) = options.reserve_bytes {
+            terms = terms.reserve_bytes(reserve_bytes);
+        }
+        if let Some(timeout) = timeout {
+            terms = terms.timeout(timeout);
+        }
+        let tenant = options.tenant.as_ref().and_then(|tenant| tenant(parts));
+        if let Some(budget) = tenant.as_ref().or(options.budget.as_ref()) {
+            terms = terms.budget(budget);
+        }
+        if let Some(choose) = &options.choose {
+            terms = choose(parts, terms)?;
+        }
+        let around = if is_inside { parts.extensions.get().copied() } else { None };
+        let tenant = tenant.map(|budget| TenantId(budget.id())).or(around);
+        let kind = parts.headers.get(CONTENT_TYPE);
+        let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        Some((Self { options: Arc::clone(options), tenant, is_grpc }, terms))
     }
-    let tenant = options.tenant.as_ref().and_then(|tenant| tenant(parts));
-    if let Some(budget) = tenant.as_ref().or(options.budget.as_ref()) {
-        terms = terms.budget(budget);
-    }
-    let terms = match &options.choose {
-        Some(choose) => choose(parts, terms),
-        None => Some(terms),
-    };
-    let Some(terms) = terms else { return Begun::Nothing };
-    let around = if is_inside { parts.extensions.get().copied() } else { None };
-    let tenant = tenant.map(|budget| TenantId(budget.id())).or(around);
-    let is_grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    match terms.begin() {
-        Ok(request) => Begun::Account(Serving::new(request, Arc::clone(options), tenant, is_grpc)),
-        Err(error) => {
-            trace::no_request(&error);
-            Begun::Failed(Unbegun {
-                answer: problem::answer_to(&error, tenant.map(|tenant| tenant.0)),
-                is_grpc,
-                is_head: parts.method == Method::HEAD,
-                retry_after_seconds: options.retry_after_seconds,
-            })
+
+    /// What it gets: the request, or an answer that says why not.
+    pub(super) fn begun(self, begun: Result<crate::Request, Error>, parts: &Parts) -> Begun {
+        let Self { options, tenant, is_grpc } = self;
+        match begun {
+            Ok(request) => Begun::Account(Serving::new(request, options, tenant, is_grpc)),
+            Err(error) => {
+                trace::no_request(&error);
+                Begun::Failed(Unbegun {
+                    answer: problem::answer_to(&error, tenant.map(|tenant| tenant.0)),
+                    is_grpc,
+                    is_head: parts.method == Method::HEAD,
+                    retry_after_seconds: retry_after_seconds(&error, options.retry_after_seconds),
+                })
+            }
         }
     }
+}
+
+/// When one without room should come again: as long as those will take who wait there now, by how fast they got room
+/// lately, and not less than the layer says.
+fn retry_after_seconds(error: &Error, min_seconds: u32) -> u32 {
+    const MAX_SECONDS: f64 = 120.0; // as in Python
+    let Error::NoRoom { budget_id, .. } = *error else { return min_seconds };
+    let drains_in = retry_after(budget_id).map_or(0.0, |time| time.as_secs_f64().ceil());
+    min_seconds.max(drains_in.min(MAX_SECONDS) as u32)
+}
+
+/// Calls the service, inside of its request; or answers in its place.
+pub(super) fn serve<S, A, B>(inner: &mut S, begun: Begun, mut parts: Parts, body: A) -> ResponseFuture<S::Future>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+{
+    let serving = match begun {
+        Begun::Account(serving) => serving,
+        Begun::Failed(unbegun) => return ResponseFuture::unbegun(unbegun),
+    };
+    parts.extensions.insert(serving.request().handle());
+    match serving.tenant() {
+        Some(tenant) => _ = parts.extensions.insert(tenant),
+        None => _ = parts.extensions.remove::<TenantId>(), // an outer one's: it is not around this request
+    }
+    let is_head = parts.method == Method::HEAD;
+    let request = Request::from_parts(parts, body);
+    let mut context = Context::with_handler(serving.request().handler());
+    let future = {
+        let _entered = serving.request().entered();
+        context.run(|| inner.call(request))
+    };
+    ResponseFuture::new(future, serving, context, is_head)
 }
 
 impl<S, A, B> Service<Request<A>> for RequestService<S>
@@ -213,24 +283,10 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let (mut parts, body) = request.into_parts();
-        let serving = match begin(&self.options, &parts) {
-            Begun::Account(serving) => serving,
-            Begun::Nothing => return ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body))),
-            Begun::Failed(unbegun) => return ResponseFuture::unbegun(unbegun),
-        };
-        parts.extensions.insert(serving.request().handle());
-        match serving.tenant() {
-            Some(tenant) => _ = parts.extensions.insert(tenant),
-            None => _ = parts.extensions.remove::<TenantId>(), // an outer one's: it is not around this request
+        let (parts, body) = request.into_parts();
+        match Asked::of(&self.options, &parts, None) {
+            None => ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body))),
+            Some((asked, terms)) => serve(&mut self.inner, asked.begun(terms.begin(), &parts), parts, body),
         }
-        let is_head = parts.method == Method::HEAD;
-        let request = Request::from_parts(parts, body);
-        let mut context = Context::with_handler(serving.request().handler());
-        let future = {
-            let _entered = serving.request().entered();
-            context.run(|| self.inner.call(request))
-        };
-        ResponseFuture::new(future, serving, context, is_head)
     }
 }

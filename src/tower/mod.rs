@@ -33,7 +33,8 @@
 //! ```
 //!
 //! The files from the bottom up: `problem` says how a refusal is answered, `serving` is one request from its
-//! beginning to its one end, `body` and `future` carry it, `layer` is what services are given.
+//! beginning to its one end, `body` and `future` carry it, `layer` is what services are given, and `waiting` one
+//! whose requests wait for room first.
 
 #[cfg(feature = "axum")]
 mod axum;
@@ -42,8 +43,10 @@ mod future;
 mod layer;
 mod problem;
 mod serving;
+mod waiting;
 
 pub use body::ResponseBody;
 pub use future::ResponseFuture;
 pub use layer::{RequestLayer, RequestService};
 pub use serving::{Ended, Outcome};
+pub use waiting::{WaitingFuture, WaitingLayer, WaitingService};

@@ -60,6 +60,7 @@ type OnEnd = dyn Fn(&Ended) + Send + Sync;
 #[derive(Clone)]
 pub(super) struct Options {
     pub(super) limit_bytes: Option<usize>,
+    pub(super) reserve_bytes: Option<usize>,
     pub(super) budget: Option<Budget>,
     pub(super) tenant: Option<Arc<FindTenant>>,
     pub(super) choose: Option<Arc<Choose>>,

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import pickle
+import signal
 import threading
 import time
 
@@ -142,6 +143,8 @@ def test_a_signal_interrupts_a_thread_that_waits():
         """
 import signal, threading, time
 import ctxalloc
+# Whatever started the tests: a shell without job control has its background jobs ignore it, and so do their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 budget = ctxalloc.Budget(1000, name="b")
 def wanting(size):
     return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, timeout=60)
@@ -162,6 +165,34 @@ print(budget.in_use_bytes, budget.reserved_bytes, budget.waiting)
 """
     )
     assert printed == "interrupted 0\n0 0 0"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of the process")
+def test_a_signal_is_heard_wherever_the_wait_stands():
+    # Every 3 ms of a wait that looks for signals each 50 ms: before it, in its sleep, and between a look and a sleep.
+    printed = subprocesses.says(
+        """
+import signal
+import ctxalloc
+class Rang(Exception):
+    pass
+def ring(number, frame):
+    raise Rang
+signal.signal(signal.SIGALRM, ring)
+budget = ctxalloc.Budget(1000, name="b")
+rang = 0
+with ctxalloc.request(budget=budget, reserve_bytes=500, root=True):
+    for number in range(1, 24):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, number * 0.003)
+            with ctxalloc.request(budget=budget, reserve_bytes=800, root=True, timeout=60):
+                print("there was no room")
+        except Rang:
+            rang += 1
+print(rang, budget.reserved_bytes, budget.waiting)
+"""
+    )
+    assert printed == "23 0 0"
 
 
 def test_a_thread_that_runs_an_event_loop_does_not_block():
@@ -250,6 +281,7 @@ def test_a_child_of_fork_has_none_of_the_waiters_and_can_wait_itself():
         if child == 0:
             code = 1
             try:
+                assert budget.waiting == 0  # before anything has looked at the queue
                 with pytest.raises(ctxalloc.NoRoom), wanting(budget, 600, timeout=0.05):
                     pass
                 assert budget.waiting == 0

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 SELECTION_TESTS = [
     "test_use.py",
     "test_use_generators.py",
+    "test_use_async_generators.py",
     "test_set_reset.py",
     "test_one_truth.py",
     "test_crossings.py",

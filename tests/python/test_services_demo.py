@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 # What is not installed was skipped above.
 from ctxalloc import MiB, request  # noqa: E402
-from examples.tenants import app, demo, figure  # noqa: E402
+from examples.tenants import app, demo, load  # noqa: E402
+from examples.tenants.figure import draw  # noqa: E402
 
 
 def ask(service: Any, tenant: str, path: str) -> int:
@@ -42,13 +43,13 @@ def test_a_run_is_measured_and_drawn(tmp_path: Path) -> None:
     run = asyncio.run(demo.measured("guarded", 1, 0))
     assert set(run.statuses["patient"]) == {200}
     assert "/total/{mib}" in run.peaks
-    figure.draw(tmp_path / "tenants.png", [run])
+    draw(tmp_path / "tenants.png", [run], demo.NAMES, demo.REFUSALS, demo.LIMIT_MIB)
     assert (tmp_path / "tenants.png").stat().st_size > 10_000
     assert "with the middleware" in demo.table([run])
 
 
 def test_the_verdict_is_1_where_nothing_was_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    run = demo.Run("guarded", memory=[(0.0, 50.0), (1.0, 200.0)])
+    run = load.Run("guarded", memory=[(0.0, 50.0), (1.0, 200.0)])
     run.statuses = {"patient": Counter({200: 5}), "greedy": Counter({200: 3, 503: 4})}
     assert demo.verdict([run]) == 0
     run.statuses["patient"][503] = 1

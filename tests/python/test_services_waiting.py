@@ -123,6 +123,19 @@ def test_one_that_gets_no_room_is_refused_and_told(whose):
     assert is_as_new(service_budget)
 
 
+def test_what_never_fits_beside_the_guarantees_of_others_is_413():
+    process = Budget(LENGTH)
+    promised = Budget(parent=process, guarantee_bytes=600)
+    tenant = Budget(LENGTH, parent=process)
+
+    async def app(scope, receive, send):
+        pytest.fail("it can never have as much")
+
+    client = asyncio.run(call(AllocatorMiddleware(app, routes={"/": terms(tenant, 500)}), http()))
+    assert (client.status, client.headers.get("retry-after")) == (413, None)
+    assert (promised.guarantee_bytes, tenant.reserved_bytes) == (600, 0)
+
+
 def test_without_answers_the_error_passes():
     budget = Budget(LENGTH)
     service = AllocatorMiddleware(answer, routes={"/": terms(budget, LENGTH + 1)}, answers=False)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ctxalloc
@@ -78,3 +79,27 @@ def test_exporters_and_the_page_show_who_waits_and_who_waited() -> None:
     provider.shutdown()
     route = next(one for one in _page.numbers()["routes"] if one["name"] == "shown waiting")
     assert (route["waited"], route["timed_out"]) == (1, 1)
+
+
+def test_exporters_and_the_page_show_what_was_done_to_make_room() -> None:
+    client = pytest.importorskip("prometheus_client")
+    process = ctxalloc.Budget(100_000, name="made room")
+    tenant = ctxalloc.Budget(parent=process, name="has a cache")
+    cache: list[object] = []
+    tenant.add_reclaimer(lambda _: cache.clear())
+    registry = client.CollectorRegistry()
+    registry.register(ctxalloc.prometheus.Collector(budgets=[process]))
+    before = ctxalloc.metrics.made_room()
+    with ctxalloc.request(budget=tenant, root=True):
+        cache.append(np.ones(5000))
+        assert process.reclaim(1) == 40_000
+    assert (process.reclaimed_bytes, process.victims, tenant.reclaimed_bytes) == (40_000, 0, 0)
+    assert ctxalloc.metrics.made_room() == (before.victims, before.reclaimed_bytes + 40_000)
+    [listed] = [one for one in ctxalloc.metrics.budgets() if one.id == process.id]
+    assert (listed.victims, listed.reclaimed_bytes) == (0, 40_000)
+    page = client.generate_latest(registry).decode()
+    assert 'ctxalloc_budget_reclaimed_bytes_total{budget="made room"} 40000.0' in page
+    assert 'ctxalloc_budget_victims_total{budget="made room"} 0.0' in page
+    assert f"ctxalloc_room_reclaimed_bytes_total {float(before.reclaimed_bytes + 40_000)}" in page
+    [shown] = [one for one in _page.numbers()["budgets"] if one["id"] == process.id]
+    assert shown["reclaimed_bytes"] == 40_000

@@ -1,4 +1,4 @@
-"""`examples/whole`, what `make demo-whole` shows: who is refused, who is served, and what is known of both."""
+"""`examples/tenants/whole.py`, what `make demo-whole` shows: who is refused, who is served, what is known of both."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_the_greedy_tenant_is_refused_memory_that_is_no_array():
         """
         sys.path[:0] = sys.argv[1:]
         from asgi_calls import call, http
-        from examples.whole import app
+        from examples.tenants import whole_app as app
         service = app.build(is_whole=True)
         def ask(tenant, path):
             return asyncio.run(call(service, http(path, "POST", headers=[(b"tenant", tenant)]))).status

@@ -20,8 +20,19 @@ const LAYERS: &[&[&str]] = &[
     &["source"],
 ];
 /// Open to all; they import no layer.
-const LEAVES: &[&str] =
-    &["answer", "counters", "error", "layout", "os", "settings", "survived", "sync", "trace", "unattributed"];
+const LEAVES: &[&str] = &[
+    "answer",
+    "counters",
+    "error",
+    "layout",
+    "os",
+    "recording",
+    "settings",
+    "survived",
+    "sync",
+    "trace",
+    "unattributed",
+];
 
 pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -2,6 +2,8 @@
 //! `room/model.rs` has the naive model that random programs are compared with.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "room/mixed.rs"]
+mod mixed;
 #[path = "room/model.rs"]
 mod model;
 #[path = "room/reclaimers.rs"]

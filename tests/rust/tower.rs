@@ -13,6 +13,8 @@ mod outcomes;
 mod refusals;
 #[path = "tower/support.rs"]
 mod support;
+#[path = "tower/waiting.rs"]
+mod waiting;
 
 /// Every test runs under it: attributing Rust's heap changes nothing for anybody.
 #[global_allocator]

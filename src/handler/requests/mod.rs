@@ -47,6 +47,7 @@ use super::process::table;
 use super::word::Handler;
 use crate::counters::{self, History, Sample};
 use crate::error::Error;
+use crate::recording::{Noted, Sums};
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::unattributed::{is_active, unattributed};
@@ -208,7 +209,15 @@ impl Begun {
         let state = Slot::behind(held.handler()).map(Slot::state);
         let refuses_late = state.is_some_and(|state| state.after_end == AfterEnd::Refuse);
         let refused_by_heap = state.and_then(|state| state.heap.as_ref()).map_or(0, HeapRecord::refusals);
-        let (stats, blocks_are_alive) = self.seen.chain.end(refuses_late, refused_by_heap);
+        let end = || self.seen.chain.end(refuses_late, refused_by_heap);
+        let (stats, blocks_are_alive) = match state.and_then(|state| state.memory.noted()) {
+            None => end(),
+            Some(noted) => noted.end(|| {
+                let (stats, blocks_are_alive) = end();
+                let sums = sums_of(&stats, self.seen.chain.refusals_so_far() - refused_by_heap);
+                ((stats, blocks_are_alive), sums)
+            }),
+        };
         self.seen.chain.end_the_whole();
         let sample = Sample {
             peak_bytes: stats.peak_bytes as u64,
@@ -234,6 +243,17 @@ impl Begun {
             std::mem::forget(held);
         }
         stats
+    }
+}
+
+/// What a recording says of a request that has ended. Refusals are those of the request itself, without its heap's.
+fn sums_of(stats: &Stats, refused: u64) -> Sums {
+    Sums {
+        peak_bytes: stats.peak_bytes as u64,
+        total_bytes: stats.total_bytes,
+        blocks: stats.total_blocks,
+        live_bytes: stats.live_bytes as u64,
+        refused,
     }
 }
 
@@ -453,16 +473,17 @@ impl RequestHandle {
             .map(Slot::state)
             .ok_or_else(|| Error::RequestEnded { request: self.name().into_owned(), requested_bytes: bytes })?;
         if bytes == 0 {
-            return Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.seen.chain), bytes });
+            return Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.seen.chain), bytes, noted: None });
         }
-        let is_counted = state.charge_external(bytes).map_err(|refused| {
-            self.seen.chain.remember(refused);
+        let (is_counted, number) = state.charge_external(bytes).map_err(|refused| {
+            state.remember(refused);
             self.seen.chain.error(refused)
         })?;
         Ok(ExternalCharge {
             _held: held,
             chain: Arc::clone(&self.seen.chain),
             bytes: if is_counted { bytes } else { 0 },
+            noted: state.memory.noted().filter(|_| number.is_some()).map(|noted| Box::new((noted.clone(), number))),
         })
     }
 }
@@ -481,6 +502,8 @@ pub struct ExternalCharge {
     chain: Arc<Chain>,
     /// 0: detached.
     bytes: usize,
+    /// Its number in a recording.
+    noted: Option<Box<(Noted, Option<u64>)>>,
 }
 
 impl ExternalCharge {
@@ -494,8 +517,10 @@ impl ExternalCharge {
 
 impl Drop for ExternalCharge {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.chain.give_back(self.bytes, 1);
+        match &self.noted {
+            Some(noted) => noted.0.clone().freed(noted.1, || self.chain.give_back(self.bytes, 1)),
+            None if self.bytes > 0 => self.chain.give_back(self.bytes, 1),
+            None => {}
         }
     }
 }

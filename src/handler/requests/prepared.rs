@@ -9,8 +9,9 @@ use crate::counters::{History, history_of};
 use crate::error::Error;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
+use crate::recording::{self, Choice};
 use crate::strategy::account::Chain;
-use crate::strategy::{Aligned, Budget};
+use crate::strategy::{Aligned, Budget, Pool, Strategy};
 use crate::unattributed::{is_active, unattributed};
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub(crate) struct Prepared {
     is_inside: bool,
     /// The request around it that counts native memory and objects of this one too.
     payer: Option<Held>,
+    /// What the request around it is to a recording.
+    around: Choice,
     /// What requests of its name needed, if that decides how much it reserves.
     history: Option<Arc<History>>,
 }
@@ -73,8 +76,9 @@ impl Prepared {
         )?;
         chain.count_parts(around, terms.is_whole);
         let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
+        let recorded = outer.as_ref().map(choice_of).unwrap_or_default();
         let is_inside = around.is_some_and(|around| !around.has_ended());
-        Ok(Self { terms, chain: Arc::new(chain), is_inside, payer, history })
+        Ok(Self { terms, chain: Arc::new(chain), is_inside, payer, around: recorded, history })
     }
 
     /// How many bytes it reserves.
@@ -99,12 +103,22 @@ impl Prepared {
     /// Begins the request. Its reservation, if it is to have one, was taken.
     #[must_use]
     pub(crate) fn begin(self) -> Begun {
-        let Self { terms, chain, is_inside, payer, history } = self;
+        let Self { terms, chain, is_inside, payer, around, history } = self;
         let _unattributed = unattributed(); // as above
         let outside = if terms.measure_unseen { Outside::before() } else { None };
         let is_counted = terms.is_whole || payer.is_some();
         let aside = |strategy| if is_counted { Arc::new(Aside(strategy)) as _ } else { strategy };
+        let (handler, align) = match &terms.strategy {
+            Some(strategy) => (Some(strategy), strategy.alignment()),
+            None => (None, Pool::shared().alignment()),
+        };
+        let choice = recording::begin(terms.name.as_deref(), || called(handler), align, &around);
         let memory = Memory::new(terms.strategy.map(aside));
+        let (memory, left_out_by) = match choice {
+            Choice::Recorded(noted) => (memory.recorded(noted), 0),
+            Choice::LeftOut(by) => (memory, by),
+            Choice::None => (memory, 0),
+        };
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
         let state = State {
             chain: Arc::clone(&chain),
@@ -116,6 +130,7 @@ impl Prepared {
             ticket: Default::default(),
             _budget: terms.budget,
             on_chosen: terms.on_chosen,
+            left_out_by,
         };
         let number = chain.own().number();
         let held = Slot::begin(terms.name.as_deref(), number, state);
@@ -123,4 +138,22 @@ impl Prepared {
         let seen = Seen { handler: held.handler(), chain };
         Begun { seen, held: Some(held), history, outside, unseen_growth_bytes: None }
     }
+}
+
+/// What a request is to a recording.
+fn choice_of(outer: &Held) -> Choice {
+    let Some(state) = Slot::behind(outer.handler()).map(Slot::state) else { return Choice::None };
+    match (state.memory.noted(), state.left_out_by) {
+        (Some(noted), _) => Choice::Recorded(noted.clone()),
+        (None, 0) => Choice::None,
+        (None, by) => Choice::LeftOut(by),
+    }
+}
+
+/// What a recording calls a strategy: its type, as its description begins.
+#[cold]
+fn called(strategy: Option<&Arc<dyn Strategy>>) -> String {
+    let Some(strategy) = strategy else { return "pool".to_owned() };
+    let text = format!("{strategy:?}");
+    text.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
 }

@@ -3,6 +3,7 @@
 use super::on_chosen::OnChosen;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
+use crate::recording::Noted;
 use crate::strategy::account::{Chain, Pending, Refused, TINY_BYTES, UNCOUNTED};
 #[cfg(feature = "python")]
 use crate::strategy::prefix_bytes;
@@ -55,6 +56,8 @@ pub(super) struct State {
     pub(super) _budget: Option<Budget>,
     /// What is called when the request is chosen to make room for others.
     pub(super) on_chosen: Option<OnChosen>,
+    /// The number of the recording that left it out when it began; 0: none did.
+    pub(super) left_out_by: u32,
 }
 
 /// Where blocks come from. The size that was asked for is recorded for each block; [`UNCOUNTED`] for one that no
@@ -64,6 +67,15 @@ pub(super) enum Memory {
     Shared(&'static Pool),
     /// Whatever the user chose, with a record before each block.
     Chosen(Prefixed<Arc<dyn Strategy>, usize>),
+    /// One of these, and each block is noted in a recording. Whoever asks where blocks come from asks this too: so a
+    /// request that is not recorded pays nothing for it.
+    Recorded(Box<Recorded>),
+}
+
+/// The memory of a request that is recorded.
+pub(super) struct Recorded {
+    memory: Memory,
+    noted: Noted,
 }
 
 // A block's size is never zero, which stands for `UNCOUNTED`: the handler layer turns a request for zero bytes into
@@ -83,11 +95,25 @@ impl Memory {
         }
     }
 
+    /// The same, recorded.
+    pub(super) fn recorded(self, noted: Noted) -> Self {
+        Self::Recorded(Box::new(Recorded { memory: self, noted }))
+    }
+
+    /// The request's recording, if it is recorded.
+    pub(super) fn noted(&self) -> Option<&Noted> {
+        match self {
+            Self::Recorded(recorded) => Some(&recorded.noted),
+            Self::Shared(_) | Self::Chosen(_) => None,
+        }
+    }
+
     #[inline]
     fn allocate(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         match self {
             Self::Shared(pool) => pool.allocate_sized(size_bytes, zeroed),
             Self::Chosen(blocks) => blocks.allocate(size_bytes, zeroed, size_bytes),
+            Self::Recorded(recorded) => recorded.memory.allocate(size_bytes, zeroed),
         }
     }
 
@@ -100,6 +126,8 @@ impl Memory {
             Self::Shared(_) => unsafe { Pool::requested_bytes(block) },
             // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::read(block) },
+            // SAFETY: the caller passes a live block of this memory, all of which are the inner one's.
+            Self::Recorded(recorded) => unsafe { recorded.memory.requested_bytes(block) },
         }
     }
 
@@ -111,6 +139,8 @@ impl Memory {
             Self::Shared(_) => unsafe { Pool::note_requested(block, UNCOUNTED) },
             // SAFETY: the caller passes a live block of this memory, so one with a record before it.
             Self::Chosen(_) => unsafe { Prefixed::<Arc<dyn Strategy>, usize>::write(block, UNCOUNTED) },
+            // SAFETY: the caller passes a live block of this memory, all of which are the inner one's.
+            Self::Recorded(recorded) => unsafe { recorded.memory.mark_as_uncounted(block) },
         }
     }
 
@@ -124,6 +154,8 @@ impl Memory {
             Self::Shared(pool) => unsafe { pool.resize(block, new_size_bytes) }?,
             // SAFETY: the caller passes a live block of this strategy.
             Self::Chosen(blocks) => unsafe { blocks.resize(block, new_size_bytes) }?,
+            // SAFETY: the caller passes a live block of this memory, all of which are the inner one's.
+            Self::Recorded(recorded) => return unsafe { recorded.memory.resize(block, new_size_bytes, is_counted) },
         };
         if is_counted {
             // SAFETY: the chosen strategy has just returned this block, with room for the record before it.
@@ -154,6 +186,8 @@ impl Memory {
                 }
                 size_bytes
             }
+            // SAFETY: the caller gives up a live block of this memory, all of which are the inner one's.
+            Self::Recorded(recorded) => unsafe { recorded.memory.release(block) },
         }
     }
 
@@ -161,6 +195,7 @@ impl Memory {
         match self {
             Self::Shared(_) => None,
             Self::Chosen(blocks) => blocks.live_blocks(),
+            Self::Recorded(recorded) => recorded.memory.live_blocks(),
         }
     }
 
@@ -168,6 +203,7 @@ impl Memory {
         match self {
             Self::Shared(_) => 0, // others use it too
             Self::Chosen(blocks) => blocks.upstream.trim(),
+            Self::Recorded(recorded) => recorded.memory.trim(),
         }
     }
 }
@@ -209,15 +245,31 @@ impl State {
         }
     }
 
-    /// Charges bytes that are not a block of the request's; returns whether they were counted.
-    pub(super) fn charge_external(&self, bytes: usize) -> Result<bool, Refused> {
-        let terms = self.terms(bytes)?;
-        match terms {
-            Counting::None => {}
-            Counting::Late => return Err(self.chain.refuse_after_end(bytes)),
-            Counting::Usual => self.chain.take(bytes, 1)?,
+    /// Charges bytes that are not a block of the request's; returns whether they were counted, and their number in a
+    /// recording.
+    pub(super) fn charge_external(&self, bytes: usize) -> Result<(bool, Option<u64>), Refused> {
+        match self.terms(bytes)? {
+            Counting::None => Ok((false, None)),
+            Counting::Late => Err(self.chain.refuse_after_end(bytes)),
+            Counting::Usual => {
+                let Some(noted) = self.memory.noted() else { return self.chain.take(bytes, 1).map(|()| (true, None)) };
+                let (taken, number) = noted.charged(bytes, || {
+                    let taken = self.chain.take(bytes, 1);
+                    let is_taken = taken.is_ok();
+                    (taken, is_taken)
+                });
+                taken.map(|()| (true, number))
+            }
         }
-        Ok(terms != Counting::None)
+    }
+
+    /// Counts a refusal, and remembers it for whoever asks.
+    #[cold]
+    pub(super) fn remember(&self, refused: Refused) {
+        match self.memory.noted() {
+            None => self.chain.remember(refused),
+            Some(noted) => noted.refused(refused.requested_bytes, || self.chain.remember(refused)),
+        }
     }
 
     /// Whether [`make`](Self::make) may run code of the user's: a strategy, or what the pool calls for large blocks.
@@ -240,7 +292,7 @@ impl State {
             Ok(Counting::Late) => true,
             Ok(Counting::None) => return self.make_uncounted(size_bytes, zeroed, hold),
             Err(refused) => {
-                self.chain.remember(refused);
+                self.remember(refused);
                 return None;
             }
         };
@@ -277,15 +329,18 @@ impl State {
     /// what could not be made changes no number.
     fn make_large(&self, size_bytes: usize, zeroed: bool, is_late: bool, hold: impl FnOnce()) -> Option<NonNull<u8>> {
         if let Err(refused) = self.chain.reserve(size_bytes, size_bytes, is_late) {
-            self.chain.remember(refused);
+            self.remember(refused);
             return None;
         }
         let pending = Pending::new(&self.chain, size_bytes);
         let block = self.memory.allocate(size_bytes, zeroed);
-        if block.is_some() {
-            pending.commit_block(hold);
-        } else {
+        let Some(made) = block else {
             self.chain.remember_no_memory(size_bytes);
+            return None;
+        };
+        match self.memory.noted() {
+            None => pending.commit_block(hold),
+            Some(noted) => noted.made(made.addr().get(), size_bytes, zeroed, || pending.commit_block(hold)),
         }
         block
     }
@@ -315,25 +370,43 @@ impl State {
                     // As a new one would be: from here on it is not counted.
                     // SAFETY: the caller passes a live block of this request.
                     let moved = unsafe { self.memory.resize(block, new_size_bytes, false) }?;
-                    self.chain.give_back(old_size_bytes, 1);
+                    match self.memory.noted() {
+                        None => self.chain.give_back(old_size_bytes, 1),
+                        Some(noted) => {
+                            let number = noted.lift(block.addr().get());
+                            noted.clone().freed(number, || self.chain.give_back(old_size_bytes, 1));
+                        }
+                    }
                     return Some(moved);
                 }
                 terms => terms.and_then(|terms| self.chain.reserve(growth, new_size_bytes, terms == Counting::Late)),
             };
             if let Err(refused) = reserved {
-                self.chain.remember(refused);
+                self.remember(refused);
                 return None;
             }
         }
         let pending = Pending::new(&self.chain, growth);
+        let noted = self.memory.noted().map(|noted| (noted, noted.lift(block.addr().get())));
         // SAFETY: the caller passes a live block of this request, which is counted.
         let Some(moved) = (unsafe { self.memory.resize(block, new_size_bytes, true) }) else {
+            if let Some((noted, number)) = noted {
+                noted.put_back(block.addr().get(), number);
+            }
             self.chain.remember_no_memory(growth);
             return None;
         };
-        pending.commit(0);
-        if new_size_bytes < old_size_bytes {
-            self.chain.give_back(old_size_bytes - new_size_bytes, 0);
+        let commit = || {
+            pending.commit(0);
+            if new_size_bytes < old_size_bytes {
+                self.chain.give_back(old_size_bytes - new_size_bytes, 0);
+            }
+        };
+        match noted {
+            None => commit(),
+            Some((noted, number)) => {
+                noted.resized(number, block.addr().get(), moved.addr().get(), new_size_bytes, commit);
+            }
         }
         Some(moved)
     }
@@ -344,9 +417,34 @@ impl State {
     /// - `block` is a live block of this request, and not used again.
     #[inline]
     pub(super) unsafe fn release(&self, block: NonNull<u8>) -> bool {
+        if let Memory::Recorded(recorded) = &self.memory {
+            // SAFETY: the caller gives up a live block of this request.
+            let (size_bytes, noted, number) = unsafe { recorded.release(block) };
+            let give_back = || self.chain.give_block_back(size_bytes);
+            return if size_bytes == UNCOUNTED {
+                self.chain.remove_uncounted()
+            } else {
+                noted.freed(number, give_back)
+            };
+        }
         // SAFETY: the caller gives up a live block of this request.
         let size_bytes = unsafe { self.memory.release(block) };
         if size_bytes == UNCOUNTED { self.chain.remove_uncounted() } else { self.chain.give_block_back(size_bytes) }
+    }
+}
+
+impl Recorded {
+    /// Takes a block back: how many bytes were asked for, and what notes it once that is counted.
+    ///
+    /// # Safety
+    /// - `block` is a live block of this memory, and not used again.
+    #[cold]
+    unsafe fn release(&self, block: NonNull<u8>) -> (usize, Noted, Option<u64>) {
+        // Before it goes: then another block may have its address.
+        let number = self.noted.lift(block.addr().get());
+        // SAFETY: the caller gives up a live block of this memory, all of which are the inner one's.
+        let size_bytes = unsafe { self.memory.release(block) };
+        (size_bytes, self.noted.clone(), number)
     }
 }
 

@@ -41,11 +41,21 @@ pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charg
     };
     let Some(slot) = slot.filter(|slot| slot.state().counts_whole()) else { return Charged::Nobody };
     let chain = &slot.state().chain;
+    let noted = slot.state().memory.noted();
     let is_in_reserve =
         || weight.is_sample && chain.refusals_so_far() > 0 && chain.has_reserve_for(weight.bytes, MIN_RESERVE_BYTES);
-    if is_forced || is_in_reserve() {
-        chain.take_whole_anyway(weight, is_forced, || slot.hold_again());
-    } else if !chain.take_whole(weight, || slot.hold_again()) {
+    let take = || {
+        if is_forced || is_in_reserve() {
+            chain.take_whole_anyway(weight, is_forced, || slot.hold_again());
+            return true;
+        }
+        chain.take_whole(weight, || slot.hold_again())
+    };
+    let is_taken = match noted {
+        None => take(),
+        Some(noted) => noted.weighed(weight.bytes, take),
+    };
+    if !is_taken {
         return Charged::Refused;
     }
     Charged::To(Payer(NonNull::from(slot)))
@@ -92,7 +102,11 @@ impl Payer {
     /// # Safety
     /// - a block that weighs `old` is charged to it.
     pub(crate) unsafe fn reweigh(self, old: Weight, new: Weight, force: Option<Force>) -> bool {
-        self.slot().state().chain.reweigh(old, new, force)
+        let state = self.slot().state();
+        match state.memory.noted() {
+            None => state.chain.reweigh(old, new, force),
+            Some(noted) => noted.reweighed(old.bytes, new.bytes, || state.chain.reweigh(old, new, force)),
+        }
     }
 
     /// Whether it is the request with this handler.
@@ -107,7 +121,12 @@ impl Payer {
     /// - a block of this weight is charged to it, which is over with this.
     pub(crate) unsafe fn release(self, weight: Weight) {
         let slot = self.slot();
-        if slot.state().chain.give_whole_back(weight) {
+        let state = slot.state();
+        let is_last = match state.memory.noted() {
+            None => state.chain.give_whole_back(weight),
+            Some(noted) => noted.clone().lightened(weight.bytes, || state.chain.give_whole_back(weight)),
+        };
+        if is_last {
             slot.let_go(); // the hold of its blocks; the state may go with it
         }
     }

@@ -63,7 +63,7 @@ fn poll(admission: &mut Admission, waker: &Waker) -> Poll<Result<Begun, crate::e
 }
 
 /// A request on its way in, for `async with`.
-#[pyclass(frozen, name = "_Admission", module = "ctxalloc")]
+#[pyclass(frozen, weakref, name = "_Admission", module = "ctxalloc")]
 pub(in crate::python) struct PyAdmission {
     admission: Mutex<Option<Admission>>,
     /// The Request.

@@ -13,6 +13,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -95,10 +96,17 @@ impl Left {
 
 /// The event loop of asyncio's kind that runs on this thread, if any.
 pub(super) fn running_loop(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-    let modules = py.import(intern!(py, "sys")).and_then(|sys| sys.getattr(intern!(py, "modules"))).ok()?;
-    // Where nobody has imported it, no loop runs.
-    let events = modules.cast_into::<PyDict>().ok()?.get_item(intern!(py, "asyncio.events")).ok()??;
-    events.call_method0(intern!(py, "_get_running_loop")).ok().filter(|found| !found.is_none())
+    static EVENTS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let events = match EVENTS.get(py) {
+        Some(events) => events,
+        None => {
+            let modules = py.import(intern!(py, "sys")).and_then(|sys| sys.getattr(intern!(py, "modules"))).ok()?;
+            // Where nobody has imported it, no loop runs.
+            let events = modules.cast_into::<PyDict>().ok()?.get_item(intern!(py, "asyncio.events")).ok()??.unbind();
+            EVENTS.get_or_init(py, || events)
+        }
+    };
+    events.bind(py).call_method0(intern!(py, "_get_running_loop")).ok().filter(|found| !found.is_none())
 }
 
 /// Looks a turn of the loop later whether anything of the request is left, and again some moments after that. Where the

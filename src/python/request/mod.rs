@@ -35,7 +35,7 @@ use super::whole::enable;
 use crate::handler::Handler;
 use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
-use crate::room::Admission;
+use crate::room::{Admission, Ending};
 use left::{Left, Settling, running_loop};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -297,11 +297,13 @@ impl PyRequest {
         };
         let mut phase = this.phase();
         let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) };
+        let ending = Ending::begin();
         *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
         let is_whole = begun.whole().is_some();
         let noted = noted::of(begun);
         drop(phase);
+        ending.look(); // who gets its room is woken by this thread, which has the GIL
         let noted = noted::tell(py, noted);
         let settled = match settling {
             Some(settling) => settling.begin(py),

@@ -2,7 +2,7 @@
 
 use super::cover::{add_above_reservations, covers_of};
 use super::refused::ENDED;
-use super::reserved::{Cover, Reservation, room_came};
+use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
@@ -65,7 +65,7 @@ pub(crate) struct Chain {
     /// All accounts, the youngest first; empty if `own` is the only one.
     all: Box<[Arc<Account>]>,
     /// What reservations mean to each of them, if there are any.
-    pub(super) covers: Option<Box<[Cover]>>,
+    pub(super) covers: Option<Covers>,
     /// What is not arrays, for a request that counts that too.
     pub(crate) whole: Option<Arc<Parts>>,
     /// The same of each account that does (its position among all), this one's own and those above.
@@ -121,7 +121,7 @@ impl Chain {
         };
         let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
         let mut own = Account::new(name, limit_bytes, kind, lock);
-        own.reservation = reserves.then(Box::<Reservation>::default);
+        own.reservation = reserves.then(Reservation::default);
         Ok(Self::with(Arc::new(own), above.into_vec()))
     }
 

@@ -1,6 +1,6 @@
 //! Which reservations a chain draws on, and who waits for room in an account. What it is all for: `reservation.rs`.
 
-use super::reserved::{Cover, NOBODY};
+use super::reserved::{Cover, Covers, NOBODY};
 use super::{Account, Kind, RELAXED};
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -72,24 +72,68 @@ pub(super) fn add_above_reservations(accounts: &mut Vec<Arc<Account>>) {
     accounts.append(&mut found);
 }
 
-/// What the reservations of these accounts, the youngest first, mean to each of them; `None` where there is none.
-pub(super) fn covers_of(accounts: &[Arc<Account>]) -> Option<Box<[Cover]>> {
-    if accounts.len() < 2 || accounts.iter().all(|account| account.reservation.is_none()) {
-        return None;
+/// What the reservations of these accounts, the youngest first, mean to each of them; `None` where there is none. The
+/// first is below all others.
+pub(super) fn covers_of(accounts: &[Arc<Account>]) -> Option<Covers> {
+    let (own, above) = accounts.split_first().filter(|(_, above)| !above.is_empty())?;
+    if above.iter().all(|account| account.reservation.is_none()) {
+        own.reservation.as_ref()?;
+        if let Some(covers) = Covers::own(accounts.len()) {
+            return Some(covers);
+        }
     }
+    let mut covers = vec![Cover { under: NOBODY, is_drawn_on: false }; accounts.len()];
     let mut drawn_on: Vec<usize> = Vec::new();
-    let cover = |(at, account): (usize, &Arc<Account>)| {
-        // The outermost first: of requests inside of each other that is the one just inside of this account, which is
-        // then among the first above it.
-        let under = drawn_on.iter().rev().copied().find(|&below| accounts[below].is_below(account));
+    for (at, account) in accounts.iter().enumerate().filter(|(_, account)| account.reservation.is_some()) {
         // Only those that are around each other: a block comes out of one reservation, not of two side by side.
-        let is_drawn_on = account.reservation.is_some() && under == drawn_on.last().copied();
-        if is_drawn_on {
+        if drawn_on.last().is_none_or(|&below| accounts[below].is_below(account)) {
+            covers[at].is_drawn_on = true;
             drawn_on.push(at);
         }
-        Cover { under: under.and_then(|below| u32::try_from(below).ok()).unwrap_or(NOBODY), is_drawn_on }
+    }
+    // The outermost first: of requests inside of each other it is the one just inside.
+    let mut left = accounts.len() - 1;
+    for &below in drawn_on.iter().rev() {
+        each_above(accounts, below, |at| {
+            if covers[at].under == NOBODY {
+                covers[at].under = u32::try_from(below).unwrap_or(NOBODY);
+                left -= 1;
+            }
+        });
+        if left == 0 {
+            break;
+        }
+    }
+    Some(Covers::Each(covers.into()))
+}
+
+/// The positions of the accounts above one of these. Both are in the same order, so it is one walk through them.
+fn each_above(accounts: &[Arc<Account>], below: usize, mut found: impl FnMut(usize)) {
+    let mut at = below + 1;
+    let mut look_for = |above: *const Account, number: &dyn Fn() -> Option<u64>| {
+        let is_it = |at: usize| accounts.get(at).is_some_and(|account| Arc::as_ptr(account) == above);
+        if !is_it(at)
+            && let Some(number) = number()
+        {
+            at += accounts[at..].iter().take_while(|account| account.id > number).count();
+        }
+        if is_it(at) {
+            found(at);
+            at += 1;
+        }
     };
-    Some(accounts.iter().enumerate().map(cover).collect())
+    match &accounts[below].kind {
+        Kind::Request { above, .. } => {
+            above.iter().for_each(|above| look_for(above.as_ptr(), &|| above.upgrade().map(|account| account.id)))
+        }
+        Kind::Budget { parent } => {
+            let parents = std::iter::successors(parent.as_ref(), |account| match &account.kind {
+                Kind::Budget { parent } => parent.as_ref(),
+                Kind::Request { .. } => None, // whose chain a budget below it has as its own
+            });
+            parents.for_each(|account| look_for(Arc::as_ptr(account), &|| Some(account.id)));
+        }
+    }
 }
 
 #[cfg(all(test, not(any(ctxalloc_loom, miri))))]

@@ -2,7 +2,7 @@
 //! (`docs/decisions/0041-a-guarantee-is-a-standing-reservation.md`).
 
 use super::chain::Chain;
-use super::reserved::room_came;
+use super::reserved::{Reservation, room_came};
 use super::{Account, Kind, RELAXED, add, subtract};
 use crate::error::{Error, NoRoom};
 use crate::sync::with_all;
@@ -28,7 +28,7 @@ impl Account {
         limit_bytes: Option<usize>,
         parent: Arc<Self>,
     ) -> Arc<Self> {
-        Self::listed_budget(name, limit_bytes, Some(parent), Some(Box::default()))
+        Self::listed_budget(name, limit_bytes, Some(parent), Some(Reservation::default()))
     }
 
     /// How many bytes its parent guarantees to it; `None` if it was not made so.

@@ -15,6 +15,7 @@ mod counted;
 mod cover;
 mod guarantee;
 mod known;
+mod made_room;
 #[cfg(any(ctxalloc_whole, test))]
 mod margin;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
@@ -32,6 +33,7 @@ mod whole;
 pub(crate) use chain::Chain;
 pub(crate) use chosen::Chosen;
 pub use known::{BudgetNumbers, budgets, ready};
+pub use made_room::{MadeRoom, made_room};
 use parts::Parts;
 #[cfg(ctxalloc_whole)]
 pub(crate) use parts::Weight;
@@ -104,7 +106,7 @@ pub(crate) struct Account {
     /// Whether it was full when somebody asked last: see [`is_ready`](Self::is_ready).
     was_full: AtomicBool,
     /// Of a request that was to have one, and of a budget to which its parent guarantees memory.
-    reservation: Option<Box<Reservation>>,
+    reservation: Option<Reservation>,
     /// What budgets directly below are guaranteed, or guarantee to others. Changed under the lock.
     promised_bytes: AtomicUsize,
     /// How many bytes it lacked lately, until reclaimers were asked for them.
@@ -114,8 +116,9 @@ pub(crate) struct Account {
     was_chosen: AtomicBool,
     /// How many milliseconds somebody waits for it before a request is chosen to make room; [`NEVER`].
     victims_after: AtomicU64,
-    /// How many were.
+    /// How many were, and how many bytes came back while reclaimers ran.
     victims: AtomicU64,
+    reclaimed_bytes: AtomicU64,
     /// How many reclaimers it has.
     pub(super) reclaimers: AtomicUsize,
     kind: Kind,
@@ -219,6 +222,7 @@ impl Account {
             was_chosen: AtomicBool::new(false),
             victims_after: AtomicU64::new(NEVER),
             victims: AtomicU64::new(0),
+            reclaimed_bytes: AtomicU64::new(0),
             reclaimers: AtomicUsize::new(0),
             kind,
             refusals: std::array::from_fn(|_| RefusalNote::default()),
@@ -226,7 +230,7 @@ impl Account {
     }
 
     /// An account for a budget.
-    pub(super) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
+    pub(crate) fn of_budget(name: &str, limit_bytes: Option<usize>, parent: Option<Arc<Self>>) -> Arc<Self> {
         Self::listed_budget(name, limit_bytes, parent, None)
     }
 
@@ -234,7 +238,7 @@ impl Account {
         name: &str,
         limit_bytes: Option<usize>,
         parent: Option<Arc<Self>>,
-        reservation: Option<Box<Reservation>>,
+        reservation: Option<Reservation>,
     ) -> Arc<Self> {
         let mut account = Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new());
         account.reservation = reservation;
@@ -308,15 +312,6 @@ impl Account {
         if after != NEVER && self.lock.with(|| self.is_wanted()) {
             reserved::room_came(); // whoever waits already
         }
-    }
-
-    /// How many requests were chosen to make room in it.
-    pub(super) fn victims(&self) -> u64 {
-        self.victims.load(RELAXED)
-    }
-
-    pub(crate) fn count_victim(&self) {
-        self.victims.fetch_add(1, RELAXED);
     }
 
     /// The next account that it is charged to: a budget's parent, or the nearest live one above a request.
@@ -470,6 +465,8 @@ impl Listed for Account {
             reserved_bytes: self.pending_bytes(),
             waiting: self.waiting.load(RELAXED),
             max_waiting: self.max_waiting.load(RELAXED),
+            victims: self.made_room().victims,
+            reclaimed_bytes: self.made_room().reclaimed_bytes,
         }
     }
 

@@ -145,6 +145,7 @@ fn present() -> Vec<Arc<Reclaimer>> {
 pub(in crate::strategy) fn reclaim(full: &Arc<Account>, wanted_bytes: usize) -> usize {
     trim_for(full);
     let before = given_back(full);
+    let mut has_asked = false;
     for reclaimer in present() {
         let freed = given_back(full) - before;
         if freed >= wanted_bytes {
@@ -155,9 +156,14 @@ pub(in crate::strategy) fn reclaim(full: &Arc<Account>, wanted_bytes: usize) -> 
         // What a budget gives back of its guarantee is kept for it: it would be asked in vain.
         if chain.reaches(full) && chain.gives_back(budget.live_bytes(), full) > 0 {
             reclaimer.ask(full, wanted_bytes - freed);
+            has_asked = true;
         }
     }
-    given_back(full) - before
+    let freed = given_back(full) - before;
+    if has_asked {
+        full.count_reclaimed(freed);
+    }
+    freed
 }
 
 /// Bytes of blocks that an account ever got back.

@@ -22,7 +22,7 @@ pub(crate) struct Refused {
     pub(super) in_use_bytes: usize,
     /// What the request that asked holds of it.
     pub(super) held_bytes: usize,
-    pub(super) requested_bytes: usize,
+    pub(crate) requested_bytes: usize,
     /// Whether it was refused because the request was chosen to make room.
     pub(super) is_chosen: bool,
 }

@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicUsize;
 /// How charges change the accounts of a chain. All of it under their locks.
 impl Chain {
     fn reservation(&self, at: usize) -> &Reservation {
-        self.accounts()[at].reservation.as_deref().expect("a chain draws on accounts that have one")
+        self.accounts()[at].reservation.as_ref().expect("a chain draws on accounts that have one")
     }
 
     /// What the account at this position changes by: after [`prepare`](Self::prepare).
@@ -126,12 +126,14 @@ impl Chain {
 
     /// The account that can never give so many bytes, however little is in use, if any.
     pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
-        let is_too_much = |account: &&Arc<Account>| bytes > account.limit_bytes() || bytes == UNLIMITED;
-        let promises = |account: &Arc<Account>| account.promised_bytes() > 0;
-        match self.accounts().iter().find(is_too_much) {
-            None if self.above().iter().any(promises) => self.never_fits_beside_promises(bytes),
-            found => found,
+        let mut promises = false;
+        for account in self.accounts() {
+            if bytes > account.limit_bytes() || bytes == UNLIMITED {
+                return Some(account);
+            }
+            promises |= account.promised_bytes() > 0;
         }
+        if promises { self.never_fits_beside_promises(bytes) } else { None }
     }
 
     /// Reserves `bytes` of all accounts above, or of none. `is_closed`: whether somebody waits there who comes first;
@@ -150,6 +152,9 @@ impl Chain {
             own.bytes.store(bytes, RELAXED); // nobody is above
             return true;
         };
+        if covers.is_own() && self.admit_at_once(own, bytes) {
+            return true;
+        }
         if let Some(full) = &mut full {
             full.reserve(covers.len()); // not under the locks
         }
@@ -177,6 +182,20 @@ impl Chain {
             own.bytes.store(bytes, RELAXED);
             self.change_above(covers, add);
             true
+        })
+    }
+
+    /// [`admit`](Self::admit) where each account above has room, and nobody waits there; else nothing has changed. Of
+    /// a chain in which no other account has a reservation.
+    fn admit_at_once(&self, own: &Reservation, bytes: usize) -> bool {
+        let above = self.above();
+        with_all(above, || {
+            let is_free = above.iter().all(|account| !account.is_wanted() && account.has_room_for(bytes));
+            if is_free {
+                own.bytes.store(bytes, RELAXED);
+                above.iter().for_each(|account| add(&account.pending_bytes, bytes));
+            }
+            is_free
         })
     }
 
@@ -242,9 +261,15 @@ impl Chain {
     pub(crate) fn return_reservation(&self) {
         let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return };
         let is_wanted = with_all(self.accounts(), || {
-            let (reserved, covered) = (own.bytes.swap(0, RELAXED), own.covered_bytes.load(RELAXED));
-            self.pass_on(covers, Change::Shrinkage, reserved.saturating_sub(covered));
-            self.change_above(covers, subtract);
+            let (reserved, covered) = (own.bytes.load(RELAXED), own.covered_bytes.load(RELAXED));
+            own.bytes.store(0, RELAXED);
+            let left = reserved.saturating_sub(covered);
+            if covers.is_own() {
+                self.above().iter().for_each(|account| subtract(&account.pending_bytes, left));
+            } else {
+                self.pass_on(covers, Change::Shrinkage, left);
+                self.change_above(covers, subtract);
+            }
             self.above().iter().any(|account| account.is_wanted())
         });
         if is_wanted {

@@ -2,6 +2,7 @@
 //! for: `reservation.rs`.
 
 use crate::sync::Made;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// What a request reserved. Changed under the locks of the accounts above, and under its own once it has begun.
@@ -31,6 +32,48 @@ pub(super) struct Cover {
 }
 
 pub(super) const NOBODY: u32 = u32::MAX;
+
+/// What reservations mean to each account of a chain.
+#[derive(Debug)]
+pub(super) enum Covers {
+    /// Only the own account has one, and so many are above it: what most requests with a reservation have. It needs no
+    /// memory of its own.
+    Own(u8),
+    Each(Box<[Cover]>),
+}
+
+impl Covers {
+    /// The most accounts of a chain that is an [`Own`](Self::Own).
+    pub(super) const MAX_OWN: usize = 16;
+
+    /// Where only the first of so many accounts has a reservation, if they are few.
+    pub(super) fn own(accounts: usize) -> Option<Self> {
+        let above = accounts.checked_sub(1).filter(|_| accounts <= Self::MAX_OWN)?;
+        u8::try_from(above).ok().map(Self::Own)
+    }
+
+    /// Whether the own account alone has a reservation: then each account above changes by what goes beyond that.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+}
+
+impl Deref for Covers {
+    type Target = [Cover];
+
+    #[inline]
+    fn deref(&self) -> &[Cover] {
+        const OWN: [Cover; Covers::MAX_OWN] = {
+            let mut covers = [Cover { under: 0, is_drawn_on: false }; Covers::MAX_OWN];
+            covers[0] = Cover { under: NOBODY, is_drawn_on: true };
+            covers
+        };
+        match self {
+            Self::Own(above) => &OWN[..=usize::from(*above)],
+            Self::Each(covers) => covers,
+        }
+    }
+}
 
 impl Reservation {
     /// What accounts above change by when the use below changes so.

@@ -50,8 +50,8 @@ function _shtab_ctxalloc_using
   test "$_shtab_ctxalloc_cmdpath" = "$argv"
 end
 
-set -g _shtab_ctxalloc_commands run whole compare info
-set -g _shtab_ctxalloc_opts_with_value --handler --limit --output --rounds --sites -c
+set -g _shtab_ctxalloc_commands run whole compare trace 'trace info' 'trace export' info
+set -g _shtab_ctxalloc_opts_with_value --handler --limit --output --record --rounds --sites --to -c
 
 complete -c ctxalloc -e
 complete -c ctxalloc -f
@@ -65,6 +65,7 @@ complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l limit -x -d 'the most byt
 complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l report -d 'print what the arrays took to standard error at the end; --report=json for programs; --report=FILE by stack: a flame graph in a .html, folded stacks in a .folded, pprof in a .pb.gz'
 complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l output -xka "(__fish_complete_path (commandline -ct))" -d 'write the report to this file'
 complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l compare -d 'run it with NumPy'"'"'s default and with --handler in turn; print both'
+complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l record -x -d 'record what its requests ask of memory, for ctxalloc trace; the program itself is one'
 complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l sites -x -d 'how many sites --report shows (default: 10)'
 complete -c ctxalloc -n '_shtab_ctxalloc_using run' -l rounds -x -d 'how often --compare runs each (default: 3)'
 complete -c ctxalloc -n '_shtab_ctxalloc_using run' -s m -d 'the program is a module'
@@ -78,6 +79,15 @@ complete -c ctxalloc -n '_shtab_ctxalloc_using compare' -s h -l help -d 'show th
 complete -c ctxalloc -n '_shtab_ctxalloc_using compare' -l sites -x -d 'how many functions (default: 10)'
 complete -c ctxalloc -n '_shtab_ctxalloc_using compare; and test $_shtab_ctxalloc_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the report of one run'
 complete -c ctxalloc -n '_shtab_ctxalloc_using compare; and test $_shtab_ctxalloc_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'the report of another one'
+complete -c ctxalloc -n '_shtab_ctxalloc_using; and test $_shtab_ctxalloc_npos -eq 0' -a trace -d 'what a recording of run --record or CTXALLOC_RECORD says'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace' -s h -l help -d 'show this help message and exit'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace; and test $_shtab_ctxalloc_npos -eq 0' -a info -d 'its requests by name: peaks, sizes, lifetimes, escapes'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace info' -s h -l help -d 'show this help message and exit'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace info' -l json -d 'print it for programs'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace; and test $_shtab_ctxalloc_npos -eq 0' -a export -d 'write it for another tool'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace export' -s h -l help -d 'show this help message and exit'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace export' -l to -xka "rmm.csv pprof perfetto" -d 'the log that RMM'"'"'s REPLAY_BENCHMARK replays; pprof; the JSON that ui.perfetto.dev opens'
+complete -c ctxalloc -n '_shtab_ctxalloc_using trace export' -l output -xka "(__fish_complete_path (commandline -ct))" -d 'where; by default beside the recording'
 complete -c ctxalloc -n '_shtab_ctxalloc_using; and test $_shtab_ctxalloc_npos -eq 0' -a info -d 'what this machine and this Python offer, and what to change'
 complete -c ctxalloc -n '_shtab_ctxalloc_using info' -s h -l help -d 'show this help message and exit'
 complete -c ctxalloc -n '_shtab_ctxalloc_using info' -l json -d 'print it for programs'

@@ -1,7 +1,7 @@
 """The service: Starlette, and routes that parse JSON, decode pictures and read rows of SQLite. It makes no array.
 
 ``SERVICE`` has 320 MiB. Half of it is the patient tenant's own; the other half is for whoever comes. ``arrays`` has
-requests count what ctxalloc counts by itself, ``whole`` everything. Run by ``demo``: says on standard output where it
+requests count what ctxalloc counts by itself, ``whole`` everything. Run by ``whole``: says on standard output where it
 listens, and ends when its standard input closes.
 """
 
@@ -140,7 +140,7 @@ async def serve(listening: socket.socket, *, is_whole: bool) -> None:
 
 
 def main() -> None:
-    """``python -m examples.whole.app whole`` or ``arrays``."""
+    """``python -m examples.tenants.whole_app whole`` or ``arrays``."""
     ctxalloc.configure(decay_seconds=1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(f"{os.getpid()} http://127.0.0.1:{listening.getsockname()[1]}", flush=True)

@@ -1,0 +1,148 @@
+//! Recordings, from Python: `ctxalloc.record`, and what `ctxalloc trace` reads.
+
+use crate::error::Error;
+use crate::recording::{Event, Options, Recorder, Recording, Sums, What, record as record_into, stop_any};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// Records what requests of this process ask of memory, whole requests by name, into a file for ``ctxalloc trace`` and
+/// ``ctxalloc replay``, until it is stopped::
+///
+///     with ctxalloc.record("service.trace"):
+///         serve()
+///
+/// ``one_in``: one request in so many, chosen at random, with all requests inside of it. ``share``: which part of one
+/// processor's time recording may take; where it takes more, fewer requests are recorded. 1: it is not looked at.
+/// ``max_bytes``: the most bytes of this process's files; at half of it the file is put aside (``service.trace.old``),
+/// in place of the one that was put aside before.
+///
+/// Requests that have begun already are not recorded. The file has names, sizes and times; no data and no addresses.
+/// If it is a recording already it is appended to; other processes that record below the same name, and children of
+/// ``fork``, have files of their own beside it (``service.trace.1``), which are read with it.
+///
+/// OSError: this process records already, or the file cannot be written. ValueError: a value is out of its range.
+#[pyfunction]
+#[pyo3(signature = (path, /, *, one_in=10, share=0.01, max_bytes=256 << 20))]
+pub(super) fn record(py: Python<'_>, path: PathBuf, one_in: i64, share: f64, max_bytes: i64) -> PyResult<PyRecorder> {
+    let max_bytes = u64::try_from(max_bytes).unwrap_or(0);
+    let options = Options { one_in: u32::try_from(one_in).unwrap_or(0), share, max_bytes };
+    if one_in > i64::from(u32::MAX) {
+        let (option, expected) = ("one_in", "less than 4294967296");
+        return Err(Error::BadOption { option, value: one_in.to_string(), expected }.into());
+    }
+    let recorder = py.detach(|| record_into(path, options))?;
+    Ok(PyRecorder(Mutex::new(Some(recorder))))
+}
+
+/// Ends the recording that runs, at the interpreter's exit: nothing of it is missing then.
+#[pyfunction]
+#[pyo3(name = "_stop_recording")]
+pub(super) fn stop_recording(py: Python<'_>) {
+    py.detach(stop_any);
+}
+
+/// A recording that runs: what ``record`` returns. ``with`` stops it at its end.
+#[pyclass(name = "Recorder", module = "ctxalloc", frozen)]
+pub(super) struct PyRecorder(Mutex<Option<Recorder>>);
+
+#[pymethods]
+impl PyRecorder {
+    /// Ends the recording; a second time does nothing. Requests that are open have no end in it.
+    ///
+    /// OSError: it had ended before, because its file could not be written.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        let recorder = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match recorder {
+            Some(recorder) => Ok(py.detach(|| recorder.stop())?),
+            None => Ok(()),
+        }
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (kind, error, trace, /))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let _ = (kind, error, trace);
+        self.stop(py)
+    }
+}
+
+/// The numbers of an event, after its time, thread, request and kind.
+type EventNumbers = (u64, u32, u64, &'static str, Vec<u64>);
+
+fn numbers(event: &Event) -> EventNumbers {
+    let (kind, numbers) = match event.what {
+        What::Begin { name, handler, parent } => ("begin", vec![u64::from(name), u64::from(handler), parent]),
+        What::Allocate { block, bytes, align, zeroed } => {
+            ("allocate", vec![block, bytes, u64::from(align), u64::from(zeroed)])
+        }
+        What::Resize { block, bytes, moved } => ("resize", vec![block, bytes, u64::from(moved)]),
+        What::Free { block } => ("free", vec![block]),
+        What::Refused { bytes } => ("refused", vec![bytes]),
+        What::End { sums } => {
+            let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
+            ("end", vec![peak_bytes, total_bytes, blocks, live_bytes, refused])
+        }
+    };
+    (event.at_ns, event.thread, event.request, kind, numbers)
+}
+
+type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64);
+
+/// A recording that was read.
+#[pyclass(name = "_Recording", module = "ctxalloc", frozen)]
+pub(super) struct PyRecording(Recording);
+
+#[pymethods]
+impl PyRecording {
+    /// OSError: there is none, or it cannot be read. ValueError: a file is something else, or damaged.
+    #[new]
+    #[pyo3(signature = (path, /))]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Ok(Self(py.detach(|| Recording::open(path))?))
+    }
+
+    #[getter]
+    fn names(&self) -> Vec<String> {
+        self.0.names().to_vec()
+    }
+
+    #[getter]
+    fn handlers(&self) -> Vec<String> {
+        self.0.handlers().to_vec()
+    }
+
+    #[getter]
+    fn header(&self) -> HeaderNumbers {
+        let header = self.0.header();
+        let (version, system) = (header.version.clone(), header.system.clone());
+        let (page_bytes, cores, began) = (header.page_bytes, header.cores, header.began_unix_ns);
+        let (one_in, highest) = (header.one_in, header.highest_one_in);
+        (version, system, page_bytes, cores, began, one_in, highest, header.share, header.processes, header.file_bytes)
+    }
+
+    #[getter]
+    fn is_cut_off(&self) -> bool {
+        self.0.is_cut_off()
+    }
+
+    #[getter]
+    fn skipped(&self) -> usize {
+        self.0.skipped()
+    }
+
+    /// Some events, from this one on.
+    #[pyo3(signature = (start, count, /))]
+    fn events(&self, start: usize, count: usize) -> Vec<EventNumbers> {
+        self.0.events().skip(start).take(count).map(numbers).collect()
+    }
+}

@@ -1,0 +1,298 @@
+//! The bodies of frames: a process that begins to record, names, the rate, and events.
+//!
+//! A body of events stands for itself: its first event gives time, thread, request and block as changes from zero, each
+//! further one as changes from the one before it.
+
+use super::event::{Event, Sums, What};
+use super::wire::{Bytes, put, put_change, put_text};
+
+/// The first byte of a body.
+pub(super) const PROCESS: u8 = 0;
+pub(super) const EVENTS: u8 = 1;
+pub(super) const NAME: u8 = 2;
+pub(super) const HANDLER: u8 = 3;
+/// From now on one request in so many is recorded.
+pub(super) const RATE: u8 = 4;
+/// The process records no more: nothing is missing.
+pub(super) const CLOSED: u8 = 5;
+
+/// The first byte of an event: what it is in the lowest four bits, and these.
+const OTHER_REQUEST: u8 = 0x10;
+const OTHER_THREAD: u8 = 0x20;
+/// Of an allocation: zeroed. Of a resize: moved.
+const FLAG: u8 = 0x40;
+const BEGIN: u8 = 0;
+const ALLOCATE: u8 = 1;
+const RESIZE: u8 = 2;
+const FREE: u8 = 3;
+const REFUSED: u8 = 4;
+const END: u8 = 5;
+
+/// What a process says when it begins to record into a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Process {
+    /// Its number in the system, and with `began_unix_ns` its name.
+    pub(super) pid: u64,
+    pub(super) version: String,
+    pub(super) system: String,
+    pub(super) page_bytes: u64,
+    pub(super) cores: u64,
+    /// Nanoseconds since 1970 when its clock was 0.
+    pub(super) began_unix_ns: u64,
+    pub(super) one_in: u64,
+    pub(super) share_ppm: u64,
+}
+
+impl Process {
+    pub(super) fn body(&self) -> Vec<u8> {
+        let mut bytes = vec![PROCESS];
+        put(&mut bytes, self.pid);
+        put_text(&mut bytes, &self.version);
+        put_text(&mut bytes, &self.system);
+        for number in [self.page_bytes, self.cores, self.began_unix_ns, self.one_in, self.share_ppm] {
+            put(&mut bytes, number);
+        }
+        bytes
+    }
+
+    /// From a body without its first byte. What a later release adds at its end is not read.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let mut bytes = Bytes { rest: body };
+        Some(Self {
+            pid: bytes.number()?,
+            version: bytes.text()?.to_owned(),
+            system: bytes.text()?.to_owned(),
+            page_bytes: bytes.number()?,
+            cores: bytes.number()?,
+            began_unix_ns: bytes.number()?,
+            one_in: bytes.number()?,
+            share_ppm: bytes.number()?,
+        })
+    }
+}
+
+/// The body that gives a name (or a handler) its number.
+pub(super) fn named(kind: u8, number: u32, name: &str) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    put(&mut bytes, u64::from(number));
+    put_text(&mut bytes, name);
+    bytes
+}
+
+/// The body that says how many requests there are for each that is recorded.
+pub(super) fn rate(one_in: u64) -> Vec<u8> {
+    let mut bytes = vec![RATE];
+    put(&mut bytes, one_in);
+    bytes
+}
+
+/// A body of events that grows.
+#[derive(Debug)]
+pub(super) struct Events {
+    bytes: Vec<u8>,
+    before: Before,
+}
+
+/// What the next event is told by.
+#[derive(Debug, Default)]
+struct Before {
+    at_ns: u64,
+    thread: u32,
+    request: u64,
+    block: u64,
+}
+
+impl Events {
+    pub(super) const fn new() -> Self {
+        Self { bytes: Vec::new(), before: Before { at_ns: 0, thread: 0, request: 0, block: 0 } }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The body, complete; the next event begins another one.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.before = Before::default();
+        std::mem::take(&mut self.bytes)
+    }
+
+    pub(super) fn push(&mut self, event: &Event) {
+        let Self { bytes, before } = self;
+        if bytes.is_empty() {
+            bytes.push(EVENTS);
+        }
+        let (kind, flag) = match event.what {
+            What::Begin { .. } => (BEGIN, false),
+            What::Allocate { zeroed, .. } => (ALLOCATE, zeroed),
+            What::Resize { moved, .. } => (RESIZE, moved),
+            What::Free { .. } => (FREE, false),
+            What::Refused { .. } => (REFUSED, false),
+            What::End { .. } => (END, false),
+        };
+        let (other_request, other_thread) = (event.request != before.request, event.thread != before.thread);
+        let flags = [(other_request, OTHER_REQUEST), (other_thread, OTHER_THREAD), (flag, FLAG)]
+            .map(|(is, bit)| u8::from(is) * bit);
+        bytes.push(flags.into_iter().fold(kind, |first, flag| first | flag));
+        put(bytes, event.at_ns.saturating_sub(before.at_ns));
+        if other_request {
+            put_change(bytes, before.request, event.request);
+        }
+        if other_thread {
+            put(bytes, u64::from(event.thread));
+        }
+        match event.what {
+            What::Begin { name, handler, parent } => {
+                put(bytes, u64::from(name));
+                put(bytes, u64::from(handler));
+                put(bytes, parent);
+            }
+            What::Allocate { block, bytes: size, align, .. } => {
+                put_change(bytes, before.block, block);
+                put(bytes, size);
+                put(bytes, if align == 0 { 0 } else { u64::from(align.ilog2()) + 1 });
+                before.block = block;
+            }
+            What::Resize { block, bytes: size, .. } => {
+                put_change(bytes, before.block, block);
+                put(bytes, size);
+                before.block = block;
+            }
+            What::Free { block } => {
+                put_change(bytes, before.block, block);
+                before.block = block;
+            }
+            What::Refused { bytes: size } => put(bytes, size),
+            What::End { sums } => {
+                let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
+                for number in [peak_bytes, total_bytes, blocks, live_bytes, refused] {
+                    put(bytes, number);
+                }
+            }
+        }
+        before.at_ns = event.at_ns.max(before.at_ns);
+        before.request = event.request;
+        before.thread = event.thread;
+    }
+}
+
+/// Reads events from a body without its first byte, and calls `each` with every one. False: something else is there.
+pub(super) fn read_events(body: &[u8], mut each: impl FnMut(Event)) -> bool {
+    let (mut bytes, mut before) = (Bytes { rest: body }, Before::default());
+    while !bytes.rest.is_empty() {
+        match read_event(&mut bytes, &mut before) {
+            Some(event) => each(event),
+            None => return false,
+        }
+    }
+    true
+}
+
+fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<Event> {
+    let first = bytes.byte()?;
+    before.at_ns = before.at_ns.checked_add(bytes.number()?)?;
+    if first & OTHER_REQUEST != 0 {
+        before.request = bytes.changed(before.request)?;
+    }
+    if first & OTHER_THREAD != 0 {
+        before.thread = bytes.small()?;
+    }
+    let flag = first & FLAG != 0;
+    let what = match first & 0x0f {
+        BEGIN => What::Begin { name: bytes.small()?, handler: bytes.small()?, parent: bytes.number()? },
+        ALLOCATE => {
+            before.block = bytes.changed(before.block)?;
+            let size = bytes.size()?;
+            let align = match bytes.number()? {
+                0 => 0,
+                log @ 1..=32 => 1 << (log - 1),
+                _ => return None,
+            };
+            What::Allocate { block: before.block, bytes: size, align, zeroed: flag }
+        }
+        RESIZE => {
+            before.block = bytes.changed(before.block)?;
+            What::Resize { block: before.block, bytes: bytes.size()?, moved: flag }
+        }
+        FREE => {
+            before.block = bytes.changed(before.block)?;
+            What::Free { block: before.block }
+        }
+        REFUSED => What::Refused { bytes: bytes.number()? },
+        END => {
+            let sums = Sums {
+                peak_bytes: bytes.number()?,
+                total_bytes: bytes.number()?,
+                blocks: bytes.number()?,
+                live_bytes: bytes.number()?,
+                refused: bytes.number()?,
+            };
+            What::End { sums }
+        }
+        _ => return None,
+    };
+    Some(Event { at_ns: before.at_ns, thread: before.thread, request: before.request, what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Events, Process, read_events};
+    use crate::recording::event::{Event, Sums, What};
+
+    #[test]
+    fn events_come_back_as_they_were() {
+        let sums = Sums { peak_bytes: 1 << 40, total_bytes: u64::MAX, blocks: 3, live_bytes: 0, refused: 9 };
+        let whats = [
+            What::Begin { name: 7, handler: 0, parent: 3 },
+            What::Allocate { block: 9, bytes: 800, align: 64, zeroed: true },
+            What::Allocate { block: 10, bytes: 1 << 40, align: 0, zeroed: false },
+            What::Resize { block: 9, bytes: 1 << 33, moved: true },
+            What::Refused { bytes: 12 },
+            What::Free { block: 9 },
+            What::End { sums },
+        ];
+        let numbers = (0..).map(|number: u64| (number * 1_000_007, number as u32 / 3, 5 - number / 2));
+        let events: Vec<_> =
+            whats.into_iter().zip(numbers).map(|(what, (at, thread, on))| Event::new(at, thread, on, what)).collect();
+        let mut body = Events::new();
+        events.iter().for_each(|event| body.push(event));
+        let body = body.take();
+        let mut found = Vec::new();
+        assert!(read_events(&body[1..], |event| found.push(event)));
+        assert_eq!(found, events);
+        for length in 2..body.len() {
+            let mut begun = 0;
+            let is_whole = read_events(&body[1..length], |event| {
+                assert_eq!(event, events[begun]);
+                begun += 1;
+            });
+            assert!(!is_whole || begun < events.len(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn an_event_has_few_bytes() {
+        let mut body = Events::new();
+        for number in 1..=1000_u64 {
+            let block = What::Allocate { block: number, bytes: 1 << 20, align: 64, zeroed: false };
+            body.push(&Event::new(number * 2000, 1, 1, block));
+            body.push(&Event::new(number * 2000 + 1000, 1, 1, What::Free { block: number }));
+        }
+        assert!(body.len() < 2000 * 8, "{} bytes", body.len());
+    }
+
+    #[test]
+    fn a_process_comes_back_as_it_was() {
+        let process = Process {
+            pid: 17,
+            version: "1.2.3".to_owned(),
+            system: "linux x86_64".to_owned(),
+            page_bytes: 4096,
+            cores: 2,
+            began_unix_ns: 1 << 60,
+            one_in: 10,
+            share_ppm: 10_000,
+        };
+        assert_eq!(Process::read(&process.body()[1..]), Some(process));
+    }
+}

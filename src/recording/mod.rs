@@ -1,0 +1,111 @@
+//! Recordings: what requests asked of memory, and when, to be replayed and to take advice from. A leaf: imports no
+//! layer.
+//!
+//! `event.rs` is the data; a recording is the events of all processes and threads in the order of time. The format of
+//! the files is in docs/tune.md.
+
+mod encoded;
+mod event;
+mod header;
+mod noted;
+mod options;
+mod output;
+mod read;
+mod recorder;
+mod shard;
+mod wire;
+
+pub use event::{Event, Sums, What};
+pub use header::Header;
+pub(crate) use noted::{Choice, Noted, begin};
+pub use options::Options;
+#[cfg(feature = "python")]
+pub(crate) use recorder::stop_any;
+pub use recorder::{Recorder, record};
+
+use crate::error::Error;
+use std::path::Path;
+
+/// What was recorded, in memory: at most some hundred bytes for each event.
+/// Requests of whom the end is missing were still open when it ended.
+#[derive(Debug, Clone, Default)]
+pub struct Recording {
+    names: Vec<String>,
+    handlers: Vec<String>,
+    events: Vec<Event>,
+    header: Header,
+    is_cut_off: bool,
+    skipped: usize,
+}
+
+impl Recording {
+    /// Reads the recording of this name: the file itself, and those of other processes and of older times beside it
+    /// (`FILE.1`, `FILE.old`).
+    ///
+    /// # Errors
+    /// [`Error::NoRecording`]: there is none, or the system does not let it be read. [`Error::BadRecording`] where a file
+    /// is something else, or was damaged. One that only lacks its end [`is_cut_off`](Self::is_cut_off).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let found = read::read(path.as_ref())?;
+        let mut header = Header {
+            highest_one_in: found.highest_one_in,
+            processes: found.processes.len(),
+            file_bytes: found.file_bytes,
+            ..Header::default()
+        };
+        if let Some(first) = found.processes.iter().min_by_key(|process| process.began_unix_ns) {
+            header.version = first.version.clone();
+            header.system = first.system.clone();
+            header.page_bytes = first.page_bytes;
+            header.cores = first.cores;
+            header.began_unix_ns = first.began_unix_ns;
+            header.one_in = first.one_in;
+            header.share = first.share_ppm as f64 / 1e6;
+        }
+        let read::Content { names, handlers, events, is_cut_off, skipped, .. } = found;
+        Ok(Self { names, handlers, events, header, is_cut_off, skipped })
+    }
+
+    /// A recording of these events, which are sorted by time: for tests, and for loads that nobody recorded. Its
+    /// requests were made with `default`, the handler of number 0.
+    #[must_use]
+    pub fn from_events(names: Vec<String>, mut events: Vec<Event>) -> Self {
+        events.sort_by_key(|event| event.at_ns);
+        Self { names, handlers: vec!["default".to_owned()], events, ..Self::default() }
+    }
+
+    /// The names of requests, routes for example, that [`What::Begin`] refers to.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The names of handlers that [`What::Begin`] refers to.
+    #[must_use]
+    pub fn handlers(&self) -> &[String] {
+        &self.handlers
+    }
+
+    /// How and where it was made; one that is made by hand says nothing.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// How many events were left out, since their request or their block began in a file that is there no more.
+    #[must_use]
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    /// All events, the oldest first; those of one request are in the order in which they happened.
+    pub fn events(&self) -> impl Iterator<Item = &Event> + '_ {
+        self.events.iter()
+    }
+
+    /// Whether something may be missing at its end: a process was killed, still records, or had no room on its disk.
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.is_cut_off
+    }
+}

@@ -1,0 +1,235 @@
+//! `Noted`: a request that is recorded. Its account changes, and its events are noted, under one lock: so their sums
+//! are those of the account at any time.
+
+use super::event::{Sums, What};
+use super::recorder::{Core, running};
+use super::shard::{Shard, next_block};
+use crate::unattributed::unattributed;
+use std::sync::Arc;
+
+/// A request that is recorded.
+#[derive(Debug, Clone)]
+pub(crate) struct Noted {
+    core: &'static Core,
+    shard: usize,
+    /// The recording: once it is over, nothing is noted.
+    session: u32,
+    request: u64,
+    /// The recorded requests around it, the nearest first.
+    around: Arc<[u64]>,
+    /// What its handler promises.
+    align: u32,
+}
+
+/// What a request is to a recording.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Choice {
+    /// Nothing was recorded when it began.
+    #[default]
+    None,
+    /// The recording of this number has left it out, with all requests inside of it.
+    LeftOut(u32),
+    Recorded(Noted),
+}
+
+/// Decides whether a request is recorded that begins now. `outer`: what the request around it is.
+#[inline]
+pub(crate) fn begin(name: Option<&str>, handler: impl FnOnce() -> String, align: usize, outer: &Choice) -> Choice {
+    match running() {
+        Some((core, session)) => begin_in(core, session, name, handler, align, outer),
+        None => Choice::None,
+    }
+}
+
+#[cold]
+fn begin_in(
+    core: &'static Core,
+    session: u32,
+    name: Option<&str>,
+    handler: impl FnOnce() -> String,
+    align: usize,
+    outer: &Choice,
+) -> Choice {
+    let outer = match outer {
+        Choice::LeftOut(by) if *by == session => return Choice::LeftOut(session),
+        Choice::Recorded(outer) if outer.session == session => Some(outer),
+        _ => None,
+    };
+    let around: Arc<[u64]> = match outer {
+        Some(outer) => core.shards[outer.shard].with(|shard| {
+            let all = [outer.request].into_iter().chain(outer.around.iter().copied());
+            all.filter(|request| shard.open.contains(request)).collect()
+        }),
+        None => Arc::default(),
+    };
+    if around.is_empty() && !core.chooses() {
+        return Choice::LeftOut(session);
+    }
+    let request = core.next_request();
+    let shard = match outer.filter(|_| !around.is_empty()) {
+        Some(outer) => outer.shard,
+        None => request as usize % core.shards.len(),
+    };
+    let name = core.number_of(false, name.unwrap_or(""));
+    let handler = core.number_of(true, &handler());
+    let align = u32::try_from(align).unwrap_or(0);
+    let noted = Noted { core, shard, session, request, around, align };
+    let parent = noted.around.first().copied().unwrap_or(0);
+    noted.change(
+        || (),
+        |shard, ()| {
+            shard.open.insert(request);
+            shard.note(request, What::Begin { name, handler, parent });
+        },
+    );
+    Choice::Recorded(noted)
+}
+
+impl Noted {
+    /// Runs `change` and, if that says so, notes it, with nothing in between for the requests of its shard.
+    fn change<R>(&self, change: impl FnOnce() -> R, note: impl FnOnce(&mut Shard, &R)) -> R {
+        self.change_and_write(change, note, false)
+    }
+
+    fn change_and_write<R>(&self, change: impl FnOnce() -> R, note: impl FnOnce(&mut Shard, &R), is_end: bool) -> R {
+        let _unattributed = unattributed(); // the buffers are nobody's
+        self.core.settle();
+        let (done, body) = self.core.shards[self.shard].with(|shard| {
+            let done = change();
+            if shard.session != self.session {
+                return (done, None);
+            }
+            note(shard, &done);
+            (done, shard.full(is_end))
+        });
+        self.core.write(body);
+        done
+    }
+
+    /// Its handler has made a block; `charge` counts it.
+    pub(crate) fn made(&self, address: usize, bytes: usize, zeroed: bool, charge: impl FnOnce()) {
+        self.change(charge, |shard, ()| {
+            let (block, bytes) = (next_block(), bytes as u64);
+            shard.blocks.insert(address, block);
+            shard.note(self.request, What::Allocate { block, bytes, align: self.align, zeroed });
+        });
+    }
+
+    /// The number of a block that is about to go or to move: from then on its address may be another block's.
+    pub(crate) fn lift(&self, address: usize) -> Option<u64> {
+        self.core.settle();
+        self.core.shards[self.shard]
+            .with(|shard| if shard.session == self.session { shard.blocks.remove(&address) } else { None })
+    }
+
+    /// The block did not go.
+    pub(crate) fn put_back(&self, address: usize, block: Option<u64>) {
+        let Some(block) = block else { return };
+        self.change(
+            || (),
+            |shard, ()| {
+                shard.blocks.insert(address, block);
+            },
+        );
+    }
+
+    /// A block is gone; `give_back` counts that. The request may be gone afterwards: this is a copy of its
+    /// own.
+    pub(crate) fn freed<R>(self, block: Option<u64>, give_back: impl FnOnce() -> R) -> R {
+        self.change(give_back, |shard, _| {
+            if let Some(block) = block {
+                shard.note(self.request, What::Free { block });
+            }
+        })
+    }
+
+    /// A block has another size; `charge` counts that.
+    pub(crate) fn resized(&self, block: Option<u64>, was: usize, is: usize, bytes: usize, charge: impl FnOnce()) {
+        self.change(charge, |shard, ()| {
+            if let Some(block) = block {
+                shard.blocks.insert(is, block);
+                shard.note(self.request, What::Resize { block, bytes: bytes as u64, moved: was != is });
+            }
+        });
+    }
+
+    /// The request is refused so many bytes; `count` counts it.
+    pub(crate) fn refused<R>(&self, bytes: usize, count: impl FnOnce() -> R) -> R {
+        self.change(count, |shard, _| shard.note(self.request, What::Refused { bytes: bytes as u64 }))
+    }
+
+    /// Bytes that its handler did not make are charged, if `charge` says so; their number.
+    pub(crate) fn charged<R>(&self, bytes: usize, charge: impl FnOnce() -> (R, bool)) -> (R, Option<u64>) {
+        let block = next_block();
+        let (done, is_charged) = self.change(charge, |shard, (_, is_charged)| {
+            if *is_charged {
+                shard.note(self.request, What::Allocate { block, bytes: bytes as u64, align: 0, zeroed: false });
+            }
+        });
+        (done, is_charged.then_some(block))
+    }
+
+    /// The request ends: `end` says so to its account.
+    pub(crate) fn end<R>(&self, end: impl FnOnce() -> (R, Sums)) -> R {
+        let (done, _) = self.change_and_write(
+            end,
+            |shard, (_, sums)| {
+                shard.open.remove(&self.request);
+                shard.note(self.request, What::End { sums: *sums });
+            },
+            true,
+        );
+        done
+    }
+}
+
+/// What a whole request counts beside arrays. Blocks of one size are not told apart, since nobody keeps their numbers.
+#[cfg(ctxalloc_whole)]
+impl Noted {
+    /// Something is charged, if `charge` says so.
+    pub(crate) fn weighed(&self, bytes: usize, charge: impl FnOnce() -> bool) -> bool {
+        self.change(charge, |shard, is_charged| {
+            if !is_charged {
+                return shard.note(self.request, What::Refused { bytes: bytes as u64 });
+            }
+            let (block, bytes) = (next_block(), bytes as u64);
+            shard.weights.entry((self.request, bytes)).or_default().push(block);
+            shard.note(self.request, What::Allocate { block, bytes, align: 0, zeroed: false });
+        })
+    }
+
+    /// Something weighs `new` bytes instead, if `charge` says so.
+    pub(crate) fn reweighed(&self, old: usize, new: usize, charge: impl FnOnce() -> bool) -> bool {
+        self.change(charge, |shard, is_charged| {
+            if !is_charged {
+                return shard.note(self.request, What::Refused { bytes: new.saturating_sub(old) as u64 });
+            }
+            if let Some(block) = unweighed(shard, self.request, old) {
+                let bytes = new as u64;
+                shard.weights.entry((self.request, bytes)).or_default().push(block);
+                shard.note(self.request, What::Resize { block, bytes, moved: false });
+            }
+        })
+    }
+
+    /// Something is gone; `give_back` counts that. The request may be gone afterwards.
+    pub(crate) fn lightened<R>(self, bytes: usize, give_back: impl FnOnce() -> R) -> R {
+        self.change(give_back, |shard, _| {
+            if let Some(block) = unweighed(shard, self.request, bytes) {
+                shard.note(self.request, What::Free { block });
+            }
+        })
+    }
+}
+
+/// The number of a block of so many bytes, which has that size no longer.
+#[cfg(ctxalloc_whole)]
+fn unweighed(shard: &mut Shard, request: u64, bytes: usize) -> Option<u64> {
+    let key = (request, bytes as u64);
+    let blocks = shard.weights.get_mut(&key)?;
+    let block = blocks.pop();
+    if blocks.is_empty() {
+        shard.weights.remove(&key);
+    }
+    block
+}

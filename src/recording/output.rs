@@ -1,0 +1,179 @@
+//! The files that a process records into.
+//!
+//! A process holds a lock on its file, which the system releases when the process ends: `FILE`, or `FILE.1`, `FILE.2`
+//! and so on where others record below the same name. The next process takes a file over and appends to it, so there
+//! are only as many files as processes recorded at one time. A file that has half of what it may have becomes
+//! `FILE.old`, in place of the one before.
+
+use super::encoded::{CLOSED, HANDLER, NAME, Process, named};
+use super::wire::{Found, HEAD_BYTES, MAGIC, frame, next_frame};
+use crate::os;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// How many processes may record below one name.
+const MAX_FILES: usize = 4096;
+
+/// Where this process records.
+#[derive(Debug)]
+pub(super) struct Output {
+    base: PathBuf,
+    path: PathBuf,
+    file: File,
+    length: u64,
+    max_bytes: u64,
+    process: Process,
+    /// What each new file begins with.
+    named: Vec<(u8, u32, String)>,
+}
+
+impl Output {
+    /// Takes a file that no process has, or a new one.
+    pub(super) fn take(base: &Path, max_bytes: u64, process: Process) -> io::Result<Self> {
+        let (path, file, length) = take_file(base)?;
+        let mut output = Self { base: base.to_owned(), path, file, length, max_bytes, process, named: Vec::new() };
+        output.begin()?;
+        Ok(output)
+    }
+
+    pub(super) fn base(&self) -> &Path {
+        &self.base
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        if self.length == 0 {
+            self.file.write_all(&MAGIC)?;
+            self.length = MAGIC.len() as u64;
+        }
+        self.write(&self.process.body())?;
+        for (kind, number, name) in std::mem::take(&mut self.named) {
+            self.write(&named(kind, number, &name))?;
+            self.named.push((kind, number, name));
+        }
+        Ok(())
+    }
+
+    /// Gives a name, or a handler's, its number.
+    pub(super) fn name(&mut self, is_handler: bool, number: u32, name: &str) -> io::Result<()> {
+        let kind = if is_handler { HANDLER } else { NAME };
+        self.append(&named(kind, number, name))?;
+        self.named.push((kind, number, name.to_owned()));
+        Ok(())
+    }
+
+    /// Appends a frame; where the file is full, to the next one.
+    pub(super) fn append(&mut self, body: &[u8]) -> io::Result<()> {
+        if self.length + (HEAD_BYTES + body.len()) as u64 > self.max_bytes / 2 {
+            let mut old = self.path.clone().into_os_string();
+            old.push(".old");
+            fs::rename(&self.path, old)?;
+            (self.path, self.file, self.length) = take_file(&self.base)?;
+            self.begin()?;
+        }
+        self.write(body)
+    }
+
+    /// All or nothing: where there is no room for all, what was written is taken back.
+    fn write(&mut self, body: &[u8]) -> io::Result<()> {
+        let bytes = frame(body);
+        if let Err(error) = self.file.write_all(&bytes) {
+            let _ = self.file.set_len(self.length); // if that fails too, it is as after a crash
+            return Err(error);
+        }
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Nothing follows.
+    pub(super) fn close(mut self) -> io::Result<()> {
+        self.append(&[CLOSED])
+    }
+}
+
+/// The file with the lowest number that no process has, locked, and its length.
+fn take_file(base: &Path) -> io::Result<(PathBuf, File, u64)> {
+    let mut number = 0;
+    while number < MAX_FILES {
+        let mut path = base.to_owned().into_os_string();
+        if number > 0 {
+            path.push(format!(".{number}"));
+        }
+        let path = PathBuf::from(path);
+        let mut options = OpenOptions::new();
+        os::only_for_its_owner(options.read(true).append(true).create(true));
+        let mut file = options.open(&path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "this is no plain file"));
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                number += 1;
+                continue;
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        if !is_there(&file, &path) {
+            continue; // it was put aside meanwhile: the next one has this name
+        }
+        let length = whole_bytes(&mut file)?;
+        return Ok((path, file, length));
+    }
+    Err(io::Error::other(format!("{MAX_FILES} processes record there already")))
+}
+
+/// Whether the file is the one of this name.
+#[cfg(unix)]
+fn is_there(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let names = |of: io::Result<fs::Metadata>| of.map(|of| (of.dev(), of.ino())).ok();
+    names(file.metadata()) == names(fs::metadata(path))
+}
+
+#[cfg(not(unix))]
+fn is_there(_file: &File, _path: &Path) -> bool {
+    true
+}
+
+/// The length of a file to be appended to: without the beginning of a frame that a process left which was killed.
+fn whole_bytes(file: &mut File) -> io::Result<u64> {
+    let length = file.metadata()?.len();
+    let refuse = |reason| io::Error::new(ErrorKind::InvalidData, reason);
+    let mut begin = [0; MAGIC.len()];
+    let is_short = length < MAGIC.len() as u64;
+    let begun = &mut begin[..length.min(MAGIC.len() as u64) as usize];
+    file.seek(SeekFrom::Start(0))?;
+    file.read_exact(begun)?;
+    if !MAGIC.starts_with(begun) {
+        return Err(refuse("it is there, and no recording of this version: give another name, or remove it"));
+    }
+    let mut end = MAGIC.len() as u64;
+    if is_short {
+        end = 0;
+    } else {
+        while end < length {
+            let mut head = [0; HEAD_BYTES];
+            let there = (length - end).min(HEAD_BYTES as u64) as usize;
+            file.seek(SeekFrom::Start(end))?;
+            file.read_exact(&mut head[..there])?;
+            match next_frame(&head[..there]) {
+                // The head alone: its body is not looked at.
+                Found::CutOff if there == HEAD_BYTES && head != [0; HEAD_BYTES] => {
+                    let body = u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+                    if end + HEAD_BYTES as u64 + body > length {
+                        break;
+                    }
+                    end += HEAD_BYTES as u64 + body;
+                }
+                Found::CutOff | Found::End => break,
+                Found::Body(_) => end += HEAD_BYTES as u64, // an empty one
+                Found::Damaged(_) => return Err(refuse("it is there, and damaged: give another name, or remove it")),
+            }
+        }
+    }
+    if end < length {
+        file.set_len(end)?;
+    }
+    Ok(end)
+}

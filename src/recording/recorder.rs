@@ -1,0 +1,397 @@
+//! `Recorder`: whether this process records, into what, and which requests.
+//!
+//! While nothing is recorded a request's beginning costs one load more, and its blocks cost nothing: only a recorded
+//! request's state has a [`Noted`](super::Noted). A recording never breaks the program: where a file cannot be written,
+//! it says so once on standard error and stops.
+
+use super::encoded::{Process, rate};
+use super::options::Options;
+use super::output::Output;
+use super::shard::Shard;
+use crate::error::Error;
+use crate::os;
+use crate::settings;
+use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
+use crate::unattributed::unattributed;
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Instant, SystemTime};
+
+/// Whether this process records.
+static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// The environment was not looked at.
+const UNKNOWN: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
+
+/// Requests write into so many buffers, so that threads seldom wait for one another.
+const SHARDS: usize = 8;
+/// So many names are told apart, of so many bytes; others are `(other)`.
+const MAX_NAMES: usize = 4096;
+const MAX_NAME_BYTES: usize = 256;
+const OTHER: &str = "(other)";
+/// How often it looks what recording takes: after so many requests, and not more often than this.
+const LOOKS_EACH: u64 = 64;
+const LOOKS_AFTER_NS: u64 = 100_000_000;
+const HIGHEST_ONE_IN: u64 = 1 << 20;
+
+/// What there is one of in a process.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) shards: [Locked<Shard>; SHARDS],
+    output: Locked<Option<Output>>,
+    names: Locked<[HashMap<String, u32>; 2]>,
+    session: Locked<Option<Session>>,
+    /// The number of the recording that runs; 0: none does. Numbers are never used twice.
+    current: AtomicU32,
+    sessions: AtomicU32,
+    /// As `forks()` was: another number means that this may be a child.
+    forks: AtomicU32,
+    one_in: AtomicU64,
+    /// Requests that could have been recorded, and those that were.
+    seen: AtomicU64,
+    requests: AtomicU64,
+    spent_ns: AtomicU64,
+    /// When it last looked, and what had been spent then.
+    looked: Locked<(u64, u64)>,
+}
+
+/// A recording of this process.
+#[derive(Debug, Clone)]
+struct Session {
+    path: PathBuf,
+    options: Options,
+    pid: u32,
+    began: Instant,
+    problem: Option<String>,
+}
+
+impl HeldAcrossFork for Core {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        self.shards.iter().for_each(|shard| visit(shard.lock()));
+        visit(self.output.lock());
+        visit(self.names.lock());
+        visit(self.session.lock());
+        visit(self.looked.lock());
+    }
+}
+
+pub(super) fn core() -> &'static Core {
+    static CORE: Made<Arc<Core>> = Made::new();
+    CORE.get_or_make(|| {
+        held_across_fork(Core {
+            shards: std::array::from_fn(|_| Locked::new(Shard::new())),
+            output: Locked::new(None),
+            names: Locked::new(Default::default()),
+            session: Locked::new(None),
+            current: AtomicU32::new(0),
+            sessions: AtomicU32::new(0),
+            forks: AtomicU32::new(forks()),
+            one_in: AtomicU64::new(1),
+            seen: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            spent_ns: AtomicU64::new(0),
+            looked: Locked::new((0, 0)),
+        })
+    })
+}
+
+/// A recording of this process, which ends when this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it ends the recording"]
+pub struct Recorder {
+    session: u32,
+}
+
+/// Records requests of this process from now on. Those that have begun already are not recorded.
+///
+/// The file is appended to if it is a recording already. Other processes may record below the same name: each has a
+/// file of its own (`FILE.1`, `FILE.2`), and [`Recording::open`](super::Recording::open) reads all of them. A child of
+/// `fork` goes on in a file of its own.
+///
+/// # Errors
+/// [`Error::NoRecording`]: this process records already, the file cannot be written, or is something else.
+/// [`Error::BadOption`].
+pub fn record(path: impl AsRef<Path>, options: Options) -> Result<Recorder, Error> {
+    let path = path.as_ref();
+    options.check()?;
+    let _unattributed = unattributed();
+    let fail = |reason: &dyn std::fmt::Display| Error::NoRecording {
+        file: path.display().to_string(),
+        reason: reason.to_string(),
+    };
+    let absolute = std::path::absolute(path).map_err(|error| fail(&error))?;
+    core().settle();
+    let session = core().start(&absolute, options).map_err(|error| fail(&error))?;
+    Ok(Recorder { session })
+}
+
+/// Begins the recording that the environment asks for, if it does.
+#[cold]
+pub(crate) fn start_by_environment() {
+    if STATE.compare_exchange(UNKNOWN, OFF, Relaxed, Relaxed).is_err() {
+        return;
+    }
+    let Some((path, one_in)) = settings::recording() else { return };
+    let options = Options { one_in: one_in.unwrap_or(Options::default().one_in), ..Options::default() };
+    match record(&path, options) {
+        Ok(recorder) => std::mem::forget(recorder), // until the process ends
+        Err(error) => say(&error),
+    }
+}
+
+fn say(error: &dyn std::fmt::Display) {
+    os::print_error(format!("ctxalloc: {error}; nothing is recorded\n").as_bytes());
+}
+
+/// The recording that runs, if a request may be recorded.
+#[inline]
+pub(super) fn running() -> Option<(&'static Core, u32)> {
+    match STATE.load(Relaxed) {
+        OFF => None,
+        _ => running_if_asked(),
+    }
+}
+
+#[cold]
+fn running_if_asked() -> Option<(&'static Core, u32)> {
+    let _unattributed = unattributed();
+    if STATE.load(Relaxed) == UNKNOWN {
+        start_by_environment();
+    }
+    if STATE.load(Relaxed) != ON {
+        return None;
+    }
+    let core = core();
+    core.settle();
+    let session = core.current.load(Relaxed);
+    (session != 0).then_some((core, session))
+}
+
+impl Core {
+    /// A child of `fork` begins a recording of its own.
+    pub(super) fn settle(&'static self) {
+        if self.forks.load(Relaxed) != forks() {
+            self.settle_after_fork();
+        }
+    }
+
+    #[cold]
+    fn settle_after_fork(&'static self) {
+        let now = forks();
+        let before = self.session.with(|session| session.clone());
+        if let Some(session) = before
+            && session.pid != std::process::id()
+            && self.current.swap(0, Relaxed) != 0
+        {
+            // What the buffers have is the parent's, and so is the file: it is closed here only.
+            self.shards.iter().for_each(|shard| drop(shard.with(|shard| shard.restart(0, None))));
+            drop(self.output.with(Option::take));
+            drop(self.session.with(Option::take));
+            if let Err(error) = self.start(&session.path, session.options) {
+                say(&error);
+            }
+        }
+        self.forks.store(now, Relaxed);
+    }
+
+    fn start(&'static self, path: &Path, options: Options) -> io::Result<u32> {
+        let (began, unix) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH));
+        let pid = std::process::id();
+        let process = Process {
+            pid: u64::from(pid),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            page_bytes: os::page_bytes() as u64,
+            cores: std::thread::available_parallelism().map_or(1, usize::from) as u64,
+            began_unix_ns: unix.map_or(0, |since| since.as_nanos() as u64),
+            one_in: u64::from(options.one_in),
+            share_ppm: (options.share * 1e6) as u64,
+        };
+        let session = Session { path: path.to_owned(), options, pid, began, problem: None };
+        let taken = self.session.with(|there| match there {
+            Some(there) => {
+                Err(io::Error::other(format!("this process records already, into {}", there.path.display())))
+            }
+            None => {
+                *there = Some(session);
+                Ok(())
+            }
+        });
+        taken?;
+        let output = match Output::take(path, options.max_bytes, process) {
+            Ok(output) => output,
+            Err(error) => {
+                drop(self.session.with(Option::take));
+                return Err(error);
+            }
+        };
+        let number = self.sessions.fetch_add(1, Relaxed) + 1;
+        drop(self.names.with(std::mem::take));
+        drop(self.output.with(|there| there.replace(output)));
+        self.one_in.store(u64::from(options.one_in), Relaxed);
+        self.spent_ns.store(0, Relaxed);
+        self.looked.with(|looked| *looked = (0, 0));
+        for shard in &self.shards {
+            drop(shard.with(|shard| shard.restart(number, Some(began))));
+        }
+        self.current.store(number, Relaxed);
+        STATE.store(ON, Relaxed);
+        Ok(number)
+    }
+
+    /// Ends a recording, if it is the one that runs; what went wrong while it ran.
+    fn stop(&'static self, number: u32) -> Option<String> {
+        self.settle();
+        if self.current.compare_exchange(number, 0, Relaxed, Relaxed).is_err() {
+            return None;
+        }
+        STATE.store(OFF, Relaxed);
+        for shard in &self.shards {
+            let mut before = shard.with(|shard| shard.restart(0, None));
+            self.write(before.rest());
+        }
+        let session = self.session.with(Option::take);
+        let closed = self.output.with(Option::take).map_or(Ok(()), Output::close);
+        session.and_then(|session| session.problem).or_else(|| closed.err().map(|error| error.to_string()))
+    }
+
+    /// Writes a body; where that is not possible, says so and records no more.
+    pub(super) fn write(&self, body: Option<Vec<u8>>) {
+        let Some(body) = body else { return };
+        let before = Instant::now();
+        self.output(|output| output.append(&body));
+        self.spent_ns.fetch_add(before.elapsed().as_nanos() as u64, Relaxed);
+    }
+
+    fn output(&self, work: impl FnOnce(&mut Output) -> io::Result<()>) {
+        let failed = self.output.with(|there| {
+            let error = there.as_mut().map(work)?.err()?;
+            there.take().map(|output| (error, output))
+        });
+        let Some((error, output)) = failed else { return };
+        STATE.store(OFF, Relaxed);
+        let said = format!("the recording in {} cannot be written: {error}", output.base().display());
+        say(&said);
+        self.session.with(|session| {
+            if let Some(session) = session {
+                session.problem = Some(said);
+            }
+        });
+    }
+
+    /// The number of a name, or of a handler's.
+    pub(super) fn number_of(&self, is_handler: bool, name: &str) -> u32 {
+        let mut end = name.len().min(MAX_NAME_BYTES);
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        let name = &name[..end];
+        let (number, name, is_new) = self.names.with(|names| {
+            let names = &mut names[usize::from(is_handler)];
+            if let Some(&number) = names.get(name) {
+                return (number, name, false);
+            }
+            let name = if names.len() < MAX_NAMES { name } else { OTHER };
+            let next = names.len() as u32;
+            let number = *names.entry(name.to_owned()).or_insert(next);
+            (number, name, number == next)
+        });
+        if is_new {
+            self.output(|output| output.name(is_handler, number, name));
+        }
+        number
+    }
+
+    /// A number for a request that is recorded.
+    pub(super) fn next_request(&self) -> u64 {
+        self.requests.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Whether a request is one of those that are recorded.
+    pub(super) fn chooses(&self) -> bool {
+        let seen = self.seen.fetch_add(1, Relaxed);
+        if seen % LOOKS_EACH == LOOKS_EACH - 1 {
+            self.look();
+        }
+        mixed(seen).is_multiple_of(self.one_in.load(Relaxed))
+    }
+
+    /// Records fewer requests where recording takes more than its share, and more where it takes far less.
+    #[cold]
+    fn look(&self) {
+        let Some((options, began)) = self.session.with(|session| session.as_ref().map(|it| (it.options, it.began)))
+        else {
+            return;
+        };
+        if options.share >= 1.0 {
+            return;
+        }
+        for shard in &self.shards {
+            self.spent_ns.fetch_add(shard.with(|shard| std::mem::take(&mut shard.spent_ns)), Relaxed);
+        }
+        let (now, spent) = (began.elapsed().as_nanos() as u64, self.spent_ns.load(Relaxed));
+        let since = self.looked.with(|looked| {
+            let (then, before) = *looked;
+            (now.saturating_sub(then) >= LOOKS_AFTER_NS).then(|| {
+                *looked = (now, spent);
+                (now - then, spent.saturating_sub(before))
+            })
+        });
+        let Some((time, spent)) = since else { return };
+        let (share, one_in) = (spent as f64 / time as f64, self.one_in.load(Relaxed));
+        let next = if share > options.share {
+            (one_in * 2).min(HIGHEST_ONE_IN)
+        } else if share < options.share / 4.0 {
+            (one_in / 2).max(u64::from(options.one_in))
+        } else {
+            one_in
+        };
+        if next != one_in {
+            self.one_in.store(next, Relaxed);
+            self.output(|output| output.append(&rate(next)));
+        }
+    }
+}
+
+/// Numbers in order become random ones: work that comes in turns is recorded evenly.
+fn mixed(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+impl Recorder {
+    /// Ends the recording. Requests that are open have no end in it.
+    ///
+    /// # Errors
+    /// [`Error::NoRecording`]: it ended before, since its file could not be written.
+    pub fn stop(self) -> Result<(), Error> {
+        let path = core().session.with(|session| session.as_ref().map(|session| session.path.clone()));
+        let problem = core().stop(self.session);
+        std::mem::forget(self);
+        let file = path.map_or_else(String::new, |path| path.display().to_string());
+        problem.map_or(Ok(()), |reason| Err(Error::NoRecording { file, reason }))
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        core().stop(self.session);
+    }
+}
+
+/// Ends the recording that the environment asked for, if it runs.
+#[cfg(feature = "python")]
+pub(crate) fn stop_any() {
+    if STATE.load(Relaxed) != UNKNOWN {
+        let number = core().current.load(Relaxed);
+        if number != 0 {
+            core().stop(number);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `Shard`: where recorded requests write their events, under its lock. A request and all that are inside of it use the
+//! same one, so that the order of their events is that in which their accounts changed.
+
+use super::encoded::Events;
+use super::event::{Event, What};
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A body is written when it has so many bytes,
+const FULL_BYTES: usize = 16 << 10;
+/// or its first event is so old when another one comes,
+const OLD_NS: u64 = 200_000_000;
+/// or so old when a request ends: what is read after a crash lacks little.
+const OLD_AT_END_NS: u64 = 20_000_000;
+
+/// One event in so many is timed, for the share of the time that recording takes.
+const TIMED_ONE_IN: u64 = 16;
+/// What an event takes beside that: the lock, and the clock itself.
+const BESIDE_NS: u64 = 60;
+
+/// The last block's number, which no other block of the process has.
+static BLOCKS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// This thread's number; 0: it has none yet. Without a destructor: a thread frees blocks until its very end.
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+fn thread() -> u32 {
+    static THREADS: AtomicU32 = AtomicU32::new(0);
+    if THREAD.get() == 0 {
+        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+    }
+    THREAD.get()
+}
+
+pub(super) fn next_block() -> u64 {
+    BLOCKS.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+#[derive(Debug)]
+pub(super) struct Shard {
+    /// The recording that it is for; 0: for none.
+    pub(super) session: u32,
+    began: Option<Instant>,
+    events: Events,
+    last_ns: u64,
+    first_ns: u64,
+    noted: u64,
+    /// The time that was spent, until the recorder takes it.
+    pub(super) spent_ns: u64,
+    /// The numbers of live blocks, by address.
+    pub(super) blocks: HashMap<usize, u64>,
+    /// Those of what a whole request counts beside arrays, by request and bytes.
+    #[cfg(ctxalloc_whole)]
+    pub(super) weights: HashMap<(u64, u64), Vec<u64>>,
+    /// Requests that have not ended.
+    pub(super) open: HashSet<u64>,
+}
+
+impl Shard {
+    pub(super) fn new() -> Self {
+        Self {
+            session: 0,
+            began: None,
+            events: Events::new(),
+            last_ns: 0,
+            first_ns: 0,
+            noted: 0,
+            spent_ns: 0,
+            blocks: HashMap::new(),
+            #[cfg(ctxalloc_whole)]
+            weights: HashMap::new(),
+            open: HashSet::new(),
+        }
+    }
+
+    /// Begins anew for a recording, or for none. What it had is returned, to be dropped without the lock.
+    pub(super) fn restart(&mut self, session: u32, began: Option<Instant>) -> Self {
+        std::mem::replace(self, Self { session, began, ..Self::new() })
+    }
+
+    pub(super) fn note(&mut self, request: u64, what: What) {
+        let Some(began) = self.began else { return };
+        let now = Instant::now();
+        // Never the same twice: the reader sorts by it.
+        let at_ns = (now.duration_since(began).as_nanos() as u64).max(self.last_ns + 1);
+        if self.events.len() == 0 {
+            self.first_ns = at_ns;
+        }
+        self.last_ns = at_ns;
+        self.events.push(&Event::new(at_ns, thread(), request, what));
+        self.noted += 1;
+        if self.noted.is_multiple_of(TIMED_ONE_IN) {
+            self.spent_ns += (now.elapsed().as_nanos() as u64 + BESIDE_NS) * TIMED_ONE_IN;
+        }
+    }
+
+    /// The body, if it is time to write it.
+    pub(super) fn full(&mut self, is_end: bool) -> Option<Vec<u8>> {
+        let age = self.last_ns - self.first_ns;
+        let is_due = self.events.len() >= FULL_BYTES || age >= if is_end { OLD_AT_END_NS } else { OLD_NS };
+        if is_due { self.rest() } else { None }
+    }
+
+    /// The body, if there is one.
+    pub(super) fn rest(&mut self) -> Option<Vec<u8>> {
+        (self.events.len() > 0).then(|| self.events.take())
+    }
+}

@@ -1,0 +1,276 @@
+"""Recordings: what is recorded by the API, the environment, the command and the middlewares, and told and exported."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from subprocesses import run, says
+from whole_programs import check, needs_library
+
+import ctxalloc
+from ctxalloc._command import main
+from ctxalloc._native import _Recording
+
+pytestmark = pytest.mark.any_numpy
+
+SERVES = """
+import numpy, ctxalloc
+def serve(name, count):
+    for _ in range(count):
+        with ctxalloc.request(name=name, root=True):
+            numpy.ones(1000)
+"""
+
+
+def told(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What ``ctxalloc trace info --json`` says."""
+    assert main(["trace", "info", "--json", str(path)]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def by_name(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in told(path, capsys)["requests"]}
+
+
+def test_a_recording_has_what_the_accounts_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        with ctxalloc.request(name="GET /a", limit_bytes=10_000_000) as outer:
+            kept = np.zeros(1000)
+            with ctxalloc.request(name="inner") as inner:
+                array = np.empty(50_000)
+                array.resize(80_000, refcheck=False)
+            with pytest.raises(MemoryError):
+                np.empty(20_000_000)
+        stats, within = outer.stats, inner.stats
+        del array
+    found = by_name(path, capsys)
+    of_a, of_inner = found["GET /a"], found["inner"]
+    assert of_a["peak_bytes"]["max"] == stats.peak_bytes
+    assert of_a["total_bytes"] + of_inner["total_bytes"] == stats.total_bytes
+    assert of_inner["total_bytes"] == within.total_bytes
+    assert of_inner["resizes"] == 1
+    assert of_a["refused"] == stats.refused == 1
+    assert of_a["zeroed_blocks"] == 1
+    assert of_a["escaped_bytes"] == stats.live_bytes
+    del kept
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    for wrong in ({"one_in": 0}, {"one_in": -1}, {"one_in": 1 << 40}, {"share": 0.0}, {"share": 2.0}, {"max_bytes": 5}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ctxalloc.record(tmp_path / "trace", **wrong)
+    with ctxalloc.record(tmp_path / "trace") as recorder:
+        with pytest.raises(OSError, match="records already"):
+            ctxalloc.record(tmp_path / "other")
+        recorder.stop()
+    with pytest.raises(OSError, match="No such file or directory"):
+        ctxalloc.record(tmp_path / "no" / "folder")
+    (tmp_path / "text").write_text("something else")
+    with pytest.raises(OSError, match="no recording of this version"):
+        ctxalloc.record(tmp_path / "text")
+    with pytest.raises(ValueError, match="at byte 0: this is no recording"):
+        _Recording(tmp_path / "text")
+
+
+@pytest.mark.once
+def test_the_environment_records_workers_and_their_children(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    program = SERVES + (
+        "import os, sys\n"
+        "os.chdir('/')\n"
+        "serve('parent', 5)\n"
+        "child = os.fork()\n"
+        "serve('both', 7)\n"
+        "if child: os.waitpid(child, 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "CTXALLOC_RECORD": "trace", "CTXALLOC_RECORD_ONE_IN": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b""), done
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trace", "trace.1"]
+    found = told(path, capsys)
+    assert (found["processes"], found["is_cut_off"]) == (2, False)
+    counts = {one["name"]: (one["requests"], one["ended"]) for one in found["requests"]}
+    assert counts == {"parent": (5, 5), "both": (14, 14)}
+
+
+@pytest.mark.once
+def test_what_was_flushed_is_there_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    program = SERVES + (
+        "import os, signal, sys, time\n"
+        f"recorder = ctxalloc.record({str(path)!r}, one_in=1, share=1.0)\n"
+        "begun = time.monotonic()\n"
+        "while time.monotonic() < begun + 0.5: serve('GET /', 100)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert run(program).code == -signal.SIGKILL
+    found = told(path, capsys)
+    assert found["is_cut_off"]
+    assert found["requests"][0]["ended"] >= 100
+    assert main(["trace", "info", str(path)]) == 0
+    assert "its end is missing" in capsys.readouterr().out
+
+
+@pytest.mark.once
+def test_a_disk_that_is_full_ends_the_recording_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    program = SERVES + (
+        "import resource\n"
+        f"recorder = ctxalloc.record({str(path)!r}, one_in=1, share=1.0)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "serve('GET /', 20_000)\n"
+        "try: recorder.stop()\n"
+        "except OSError as error: print('stopped:', error)\n"
+    )
+    code, out, err = run(program)
+    assert code == 0
+    assert out.count("cannot be written") == 1
+    assert err.count("cannot be written: File too large") == err.count("\n") == 1
+    assert found_whole(told(path, capsys))
+
+
+def found_whole(found: dict[str, Any]) -> bool:
+    """What could be written is sound, and its end is missing."""
+    return bool(found["is_cut_off"]) and found["requests"][0]["ended"] > 100
+
+
+@pytest.mark.once
+def test_run_records_the_program_and_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import numpy\nkept = numpy.ones(5000)\n{SERVES}\nserve('inside', 3)\n")
+    path = tmp_path / "trace"
+    command = [sys.executable, "-m", "ctxalloc", "run", "--record", str(path), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = by_name(path, capsys)
+    assert {name: one["requests"] for name, one in found.items()} == {"script.py": 1, "inside": 3}
+    assert found["script.py"]["peak_bytes"]["max"] >= 40_000
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "it is there; remove it" in again.stderr
+
+
+def test_middlewares_record_by_route(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import ctxalloc, numpy\n"
+        "from ctxalloc.wsgi import AllocatorMiddleware\n"
+        "def app(environ, start):\n"
+        "    numpy.ones(1000)\n"
+        "    start('200 OK', [])\n"
+        "    return [b'']\n"
+        f"path = {str(tmp_path / 'trace')!r}\n"
+        "routes = {'GET /items/{item}': ctxalloc.request()}\n"
+        "served = AllocatorMiddleware(app, routes=routes, record=path)\n"
+        "also = AllocatorMiddleware(app, record=path)\n"
+        "for number in range(300):\n"
+        "    environ = {'REQUEST_METHOD': 'GET', 'PATH_INFO': f'/items/{number}', 'SCRIPT_NAME': ''}\n"
+        "    list(served(environ, lambda *_: None))\n"
+    )
+    assert says(program) == ""
+    found = by_name(tmp_path / "trace", capsys)
+    assert list(found) == ["GET /items/{item}"]
+    assert 5 <= found["GET /items/{item}"]["requests"] <= 100
+
+
+def test_exports_say_what_other_tools_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        for number in range(4):
+            with ctxalloc.request(name=f"GET /{number % 2}"):
+                array = np.empty(10_000)
+                array.resize(20_000, refcheck=False)
+                del array
+    for kind in ("rmm.csv", "pprof", "perfetto"):
+        assert main(["trace", "export", "--to", kind, str(path)]) == 0
+    names = capsys.readouterr().out.split()
+    csv, pprof, perfetto = [Path(name) for name in names]
+    lines = csv.read_text().splitlines()
+    assert lines[0] == "Thread,Time,Action,Pointer,Size,Stream"
+    live: dict[str, str] = {}
+    for line in lines[1:]:
+        _thread, _time, action, pointer, size, _stream = line.split(",")
+        if action == "allocate":
+            assert pointer not in live
+            live[pointer] = size
+        else:
+            assert live.pop(pointer) == size
+    assert not live
+    assert b"GET /1" in gzip.decompress(pprof.read_bytes())
+    events = json.loads(perfetto.read_text())["traceEvents"]
+    counters = [event["args"]["live"] for event in events if event["name"] == "GET /1 bytes"]
+    assert max(counters) == 160_000
+    assert counters[-1] == 0
+    assert sum(event["ph"] == "b" for event in events) == sum(event["ph"] == "e" for event in events) == 4
+    assert main(["trace", "info", str(path)]) == 0
+    assert "GET /0" in capsys.readouterr().out
+
+
+def test_what_is_no_recording_is_said_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    with ctxalloc.record(path, one_in=1), ctxalloc.request(name="a"):
+        np.ones(1000)
+    content = bytearray(path.read_bytes())
+    content[40] ^= 0xFF
+    path.write_bytes(content)
+    assert main(["trace", "info", str(path)]) == 2
+    assert "at byte 8: the checksum of a frame is wrong" in capsys.readouterr().err
+    assert main(["trace", "info", str(tmp_path / "nothing")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+@needs_library
+@pytest.mark.once
+def test_what_a_whole_request_counts_is_recorded_with_its_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    program = f"""
+    with ctxalloc.record({str(path)!r}, one_in=1, share=1.0):
+        for turn in range(5):
+            with ctxalloc.request(name=f"whole {{turn}}", whole=True, root=True) as outer:
+                data = json.loads(json.dumps([{{"a": n, "b": "x" * (n % 100)}} for n in range(3000)]))
+                array, large = numpy.ones(100_000), bytes(1_000_000)
+                with ctxalloc.request(name="inner"):
+                    inner, more = numpy.ones(10_000), [bytes(2000) for _ in range(200)]
+            print(outer.stats.peak_bytes)
+        del data, array, large, inner, more
+    """
+    peaks = [int(line) for line in check(program).split()]
+    recording = _Recording(path)
+    live: dict[int, int] = {}
+    names, parents = {}, {}
+    found: list[int] = []
+    current: dict[int, int] = {}
+    peak: dict[int, int] = {}
+    total: dict[int, int] = {}
+    for _at, _thread, request, kind, numbers in recording.events(0, 1 << 30):
+        if kind == "begin":
+            names[request], parents[request] = recording.names[numbers[0]], numbers[2]
+            current[request] = peak[request] = total[request] = 0
+        elif kind in ("allocate", "resize", "free"):
+            before = live.pop(numbers[0], 0)
+            after = 0 if kind == "free" else numbers[1]
+            if after:
+                live[numbers[0]] = after
+            around = request
+            while around:
+                current[around] += after - before
+                total[around] += max(after - before, 0)
+                peak[around] = max(peak[around], current[around])
+                around = parents[around]
+        elif kind == "end":
+            sums = [peak[request], total[request], current[request]]
+            assert sums == [numbers[0], numbers[1], numbers[3]], names[request]
+            found += [peak[request]] if names[request] != "inner" else []
+    assert found == peaks

@@ -1,0 +1,95 @@
+"""Who wakes those who wait, where a request ends; and waiters whose event loop is closed."""
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+import ctxalloc
+
+
+def wanting(budget, size, **terms):
+    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+
+def is_as_new(budget):
+    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
+
+
+def test_an_end_in_a_task_wakes_the_next_one_of_its_loop_without_a_thread():
+    budget = ctxalloc.Budget(1000, name="b")
+    entered = []
+
+    async def work(number):
+        async with wanting(budget, 600):
+            entered.append(number)
+
+    async def main():
+        async with wanting(budget, 600):
+            tasks = [asyncio.create_task(work(number)) for number in range(3)]
+            await asyncio.sleep(0)
+            assert budget.waiting == 3
+        # Given in the end itself: the thread of the queue would have to come by first.
+        assert (budget.waiting, budget.reserved_bytes) == (2, 600)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert entered[:1] == [0]
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+
+    asyncio.run(main())
+    assert entered == [0, 1, 2]
+    assert is_as_new(budget)
+
+
+def test_an_end_on_a_thread_gives_its_room_at_once():
+    budget = ctxalloc.Budget(1000, name="b")
+    entered = threading.Event()
+
+    def work():
+        with wanting(budget, 600):
+            entered.set()
+
+    with wanting(budget, 600):
+        thread = threading.Thread(target=work)
+        thread.start()
+        until(lambda: budget.waiting == 1)
+    assert budget.waiting == 0  # whoever waited has the room, and may not know it yet
+    assert entered.wait(20)
+    thread.join(20)
+    assert is_as_new(budget)
+
+
+@pytest.mark.parametrize("is_given_before", [False, True])
+def test_a_waiter_of_a_closed_loop_that_is_kept_returns_its_room(is_given_before):
+    budget = ctxalloc.Budget(1000, name="b")
+    loop = asyncio.new_event_loop()
+
+    async def work():
+        async with wanting(budget, 800):
+            pytest.fail("its loop is closed")
+
+    first = wanting(budget, 500)
+    with first:
+        task = loop.create_task(work())
+        loop.run_until_complete(asyncio.sleep(0))
+        assert budget.waiting == 1
+        if not is_given_before:
+            loop.close()
+    # Given now. Where the loop is not closed yet it is asked to go on, and never does.
+    until(lambda: budget.waiting == 0)
+    loop.close()
+    until(lambda: budget.reserved_bytes == 0)
+    assert not task.done()
+    task._log_destroy_pending = False
+    del task
+    gc.collect()
+    assert is_as_new(budget)

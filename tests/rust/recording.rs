@@ -1,0 +1,435 @@
+//! Recordings: what is written is what happened, and what is read is never trusted. A process has one recorder: these
+//! tests take turns.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
+use ctxalloc::recording::{Event, Options, Recording, Sums, What, record};
+use ctxalloc::request::Stats;
+use ctxalloc::strategy::System;
+use ctxalloc::{Buffer, Error, Handler, request};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// xorshift: the same numbers everywhere.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % end
+    }
+}
+
+fn times() -> usize {
+    std::env::var("CTXALLOC_STRESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+fn in_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A folder of the test's own, removed at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ctxalloc-recording-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("trace")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn everything() -> Options {
+    let mut options = Options::default();
+    options.one_in = 1;
+    options.share = 1.0;
+    options
+}
+
+/// What the events of a recording add up to, by the name of the request; panics where a block is made or freed twice.
+struct Added {
+    sums: HashMap<String, Sums>,
+    said: HashMap<String, Sums>,
+    never_freed: usize,
+}
+
+fn added(recording: &Recording) -> Added {
+    #[derive(Default)]
+    struct Open {
+        name: String,
+        parent: u64,
+        live: u64,
+        sums: Sums,
+    }
+    let (mut open, mut live): (HashMap<u64, Open>, HashMap<u64, u64>) = Default::default();
+    let (mut made, mut ended, mut said) = (HashSet::new(), HashMap::new(), HashMap::new());
+    let mut last = 0;
+    for event in recording.events() {
+        assert!(event.at_ns >= last, "time goes forward");
+        last = event.at_ns;
+        let mut up = Vec::new();
+        let mut next = event.request;
+        while let Some(at) = open.get(&next) {
+            up.push(next);
+            next = at.parent;
+        }
+        let mut each = |work: &dyn Fn(&mut Open)| up.iter().for_each(|on| work(open.get_mut(on).unwrap()));
+        let grow = |open: &mut Open, bytes: u64| {
+            open.live += bytes;
+            open.sums.total_bytes += bytes;
+            open.sums.peak_bytes = open.sums.peak_bytes.max(open.live);
+        };
+        match event.what {
+            What::Begin { name, parent, .. } => {
+                let name = recording.names()[name as usize].clone();
+                let before = open.insert(event.request, Open { name, parent, ..Open::default() });
+                assert!(before.is_none(), "a request begins once");
+            }
+            What::Allocate { block, bytes, .. } => {
+                assert!(made.insert(block), "block {block} is made once");
+                live.insert(block, bytes);
+                each(&|open| {
+                    grow(open, bytes);
+                    open.sums.blocks += 1;
+                });
+            }
+            What::Resize { block, bytes, .. } => {
+                let before = live.insert(block, bytes).expect("a live block is resized");
+                each(&|open| {
+                    grow(open, bytes.saturating_sub(before));
+                    open.live -= before.saturating_sub(bytes);
+                });
+            }
+            What::Free { block } => {
+                let bytes = live.remove(&block).expect("a live block is freed");
+                each(&|open| open.live -= bytes);
+            }
+            What::Refused { .. } => open.get_mut(&event.request).unwrap().sums.refused += 1,
+            What::End { sums } => {
+                let open = &open[&event.request];
+                let mut own = open.sums;
+                own.live_bytes = open.live;
+                ended.insert(open.name.clone(), own);
+                said.insert(open.name.clone(), sums);
+            }
+            _ => unreachable!("all that may happen"),
+        }
+    }
+    Added { sums: ended, said, never_freed: live.len() }
+}
+
+fn of(stats: &Stats) -> [u64; 4] {
+    [stats.peak_bytes as u64, stats.total_bytes, stats.total_blocks, stats.live_bytes as u64]
+}
+
+/// Threads that allocate in requests of all depths, resize and free each other's blocks, and are refused, while the
+/// requests end.
+fn random_program(seed: u64) -> HashMap<String, Stats> {
+    const THREADS: usize = 3;
+    let mut stats = HashMap::new();
+    let shared: Mutex<Vec<Buffer>> = Mutex::default();
+    for round in 0..6 {
+        let limited = request().name(format!("{seed} outer {round}")).limit_bytes(3 << 20).begin().unwrap();
+        let inner = limited.run(|| request().name(format!("{seed} inner {round}")).strategy(System).begin()).unwrap();
+        let deep = inner.run(|| request().name(format!("{seed} deep {round}")).limit_bytes(250_000).begin()).unwrap();
+        let alone = request().root().name(format!("{seed} alone {round}")).begin().unwrap();
+        let handlers: [Handler; 4] = [limited.handler(), inner.handler(), deep.handler(), alone.handler()];
+        let handles = [limited.handle(), inner.handle(), deep.handle(), alone.handle()];
+        let begun = Barrier::new(THREADS + 1);
+        thread::scope(|scope| {
+            for number in 0..THREADS {
+                let (shared, begun, handles) = (&shared, &begun, &handles);
+                scope.spawn(move || {
+                    let mut random = Random::new(seed * 100 + round * 10 + number as u64);
+                    let (mut own, mut charges) = (Vec::new(), Vec::new());
+                    begun.wait();
+                    for _ in 0..200 {
+                        let on = random.below(4);
+                        match random.below(9) {
+                            0..=3 => {
+                                let bytes = [1 + random.below(3000), 300_000, 1 + random.below(100_000)];
+                                own.extend(Buffer::zeroed_in(handlers[on], bytes[random.below(3)]));
+                            }
+                            4 => own.extend(Buffer::with_capacity_in(handlers[on], 1 + random.below(5000))),
+                            5 if !own.is_empty() => {
+                                let at = random.below(own.len());
+                                let _ = own[at].resize(1 + random.below(400_000));
+                                if random.below(2) == 0 {
+                                    let _ = own[at].shrink_to_fit();
+                                }
+                            }
+                            6 if !own.is_empty() => {
+                                let buffer = own.swap_remove(random.below(own.len()));
+                                shared.lock().unwrap().push(buffer);
+                            }
+                            7 => {
+                                let mut shared = shared.lock().unwrap();
+                                if !shared.is_empty() {
+                                    let at = random.below(shared.len());
+                                    own.push(shared.swap_remove(at));
+                                }
+                            }
+                            8 => match random.below(2) {
+                                0 => charges.extend(handles[on].charge(random.below(50_000))),
+                                _ => drop(charges.pop()),
+                            },
+                            _ => drop(own.pop()),
+                        }
+                    }
+                    shared.lock().unwrap().extend(own.into_iter().step_by(2));
+                });
+            }
+            begun.wait();
+            for request in [deep, alone, limited, inner] {
+                let name = request.name().into_owned();
+                stats.insert(name, request.end().stats);
+            }
+        });
+    }
+    stats
+}
+
+#[test]
+fn a_recordings_events_add_up_to_what_the_accounts_say() {
+    let _turn = in_turn();
+    for seed in 0..4 * times() as u64 {
+        let folder = Folder::new("sums");
+        let recorder = record(folder.file(), everything()).unwrap();
+        let stats = random_program(seed);
+        recorder.stop().unwrap();
+        let recording = Recording::open(folder.file()).unwrap();
+        assert!(!recording.is_cut_off(), "seed {seed}");
+        assert_eq!(recording.skipped(), 0, "seed {seed}");
+        let added = added(&recording);
+        assert_eq!(added.never_freed, 0, "seed {seed}");
+        assert_eq!(added.sums.len(), stats.len(), "seed {seed}");
+        for (name, stats) in &stats {
+            let (sums, said) = (added.sums[name], added.said[name]);
+            assert_eq!(sums, said, "seed {seed}, request {name}");
+            let Sums { peak_bytes, total_bytes, blocks, live_bytes, .. } = said;
+            assert_eq!([peak_bytes, total_bytes, blocks, live_bytes], of(stats), "seed {seed}, request {name}");
+        }
+        let refused: u64 = added.sums.values().map(|sums| sums.refused).sum();
+        assert!(refused > 0, "seed {seed}: the limits refused something");
+    }
+}
+
+#[test]
+fn an_event_takes_few_bytes_of_the_file() {
+    let _turn = in_turn();
+    let folder = Folder::new("bytes");
+    let recorder = record(folder.file(), everything()).unwrap();
+    random_program(99);
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.file()).unwrap();
+    let events = recording.events().count() as u64;
+    assert!(recording.header().file_bytes < events * 16, "{} bytes, {events} events", recording.header().file_bytes);
+}
+
+#[test]
+fn escapes_are_noted_when_they_end_elsewhere() {
+    let _turn = in_turn();
+    let folder = Folder::new("escapes");
+    let recorder = record(folder.file(), everything()).unwrap();
+    let request = request().root().name("route").strategy(System).begin().unwrap();
+    let escaped = Buffer::zeroed_in(request.handler(), 5000).unwrap();
+    request.end();
+    thread::spawn(move || drop(escaped)).join().unwrap();
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.file()).unwrap();
+    let events: Vec<&Event> = recording.events().collect();
+    let [begin, made, end, freed] = events[..] else { panic!("{events:?}") };
+    let What::Begin { name, handler, parent: 0 } = begin.what else { panic!("{begin:?}") };
+    assert_eq!(recording.names()[name as usize], "route");
+    assert_eq!(recording.handlers()[handler as usize], "System");
+    let What::Allocate { block, bytes: 5000, align, zeroed: true } = made.what else { panic!("{made:?}") };
+    assert!(align >= 16);
+    let What::End { sums } = end.what else { panic!("{end:?}") };
+    assert_eq!((sums.live_bytes, sums.peak_bytes, sums.blocks), (5000, 5000, 1));
+    assert_eq!(freed.what, What::Free { block });
+    assert_eq!(freed.request, made.request);
+    assert_ne!(freed.thread, made.thread);
+}
+
+#[test]
+fn one_request_in_so_many_is_recorded_with_all_inside_of_it() {
+    let _turn = in_turn();
+    let folder = Folder::new("sampled");
+    let mut options = everything();
+    options.one_in = 10;
+    let recorder = record(folder.file(), options).unwrap();
+    for _ in 0..2000 {
+        let outer = request().root().name("outer").begin().unwrap();
+        let inner = outer.run(|| request().name("inner").begin()).unwrap();
+        drop(Buffer::zeroed_in(inner.handler(), 100).unwrap());
+        inner.end();
+        outer.end();
+    }
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.file()).unwrap();
+    let count = |wanted: &str| {
+        let is_it = |event: &&Event| match event.what {
+            What::Begin { name, parent, .. } => {
+                assert_eq!(parent > 0, recording.names()[name as usize] == "inner");
+                recording.names()[name as usize] == wanted
+            }
+            _ => false,
+        };
+        recording.events().filter(is_it).count()
+    };
+    assert_eq!(count("outer"), count("inner"));
+    assert!((120..300).contains(&count("outer")), "{} of 2000", count("outer"));
+    assert_eq!(recording.header().one_in, 10);
+}
+
+#[test]
+fn a_file_stays_below_its_limit_and_keeps_the_newest() {
+    let _turn = in_turn();
+    let folder = Folder::new("rotated");
+    let mut options = everything();
+    options.max_bytes = 128 << 10;
+    let recorder = record(folder.file(), options).unwrap();
+    for number in 0..8000 {
+        let request = request().root().name(format!("route {}", number % 7)).begin().unwrap();
+        let kept = [1000, 2000, 3000].map(|bytes| Buffer::zeroed_in(request.handler(), bytes).unwrap());
+        drop(kept);
+        request.end();
+    }
+    let last = request().root().name("the last").begin().unwrap();
+    drop(Buffer::zeroed_in(last.handler(), 77).unwrap());
+    last.end();
+    recorder.stop().unwrap();
+    let bytes: u64 = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes <= options.max_bytes, "{bytes} bytes");
+    let recording = Recording::open(folder.file()).unwrap();
+    assert!(recording.names().iter().any(|name| name == "the last"));
+    let added = added(&recording);
+    assert_eq!(added.said["the last"].peak_bytes, 77);
+    assert_eq!(added.sums["route 3"], added.said["route 3"], "names are known after the file was put aside");
+}
+
+#[test]
+fn a_recording_goes_on_in_its_file() {
+    let _turn = in_turn();
+    let folder = Folder::new("again");
+    for name in ["first", "second"] {
+        let recorder = record(folder.file(), everything()).unwrap();
+        let again = record(folder.file(), everything()).unwrap_err();
+        assert!(again.to_string().contains("records already"), "{again}");
+        let request = request().root().name(name).begin().unwrap();
+        drop(Buffer::zeroed_in(request.handler(), 10).unwrap());
+        request.end();
+        recorder.stop().unwrap();
+        // As a process leaves it that is killed while it writes.
+        let mut bytes = fs::read(folder.file()).unwrap();
+        let begin = bytes[8..15].to_vec();
+        bytes.extend_from_slice(&begin);
+        fs::write(folder.file(), bytes).unwrap();
+        assert!(Recording::open(folder.file()).unwrap().is_cut_off());
+    }
+    let recording = Recording::open(folder.file()).unwrap();
+    assert_eq!(recording.names(), ["first", "second"]);
+    assert_eq!(recording.header().processes, 2);
+    assert_eq!(added(&recording).said.len(), 2);
+}
+
+#[test]
+fn what_cannot_be_recorded_into_is_an_error() {
+    let _turn = in_turn();
+    let folder = Folder::new("errors");
+    let record_error = |path: &Path| record(path, everything()).unwrap_err();
+    assert!(matches!(record_error(&folder.0), Error::NoRecording { .. }), "a folder");
+    assert!(matches!(record_error(&folder.0.join("no/such/folder")), Error::NoRecording { .. }));
+    fs::write(folder.file(), "something else").unwrap();
+    let error = record_error(&folder.file());
+    assert!(error.to_string().contains("no recording of this version"), "{error}");
+    assert_eq!(fs::read(folder.file()).unwrap(), b"something else", "it is left alone");
+    let error = Recording::open(folder.file()).unwrap_err();
+    assert!(matches!(error, Error::BadRecording { offset: 0, .. }), "{error}");
+    let mut options = everything();
+    options.one_in = 0;
+    assert!(matches!(record(folder.0.join("a"), options), Err(Error::BadOption { option: "one_in", .. })));
+}
+
+#[test]
+fn blocks_of_a_recording_that_is_over_are_freed_as_ever() {
+    let _turn = in_turn();
+    let folder = Folder::new("over");
+    let recorder = record(folder.file(), everything()).unwrap();
+    let request = request().root().name("long").begin().unwrap();
+    let before = Buffer::zeroed_in(request.handler(), 100).unwrap();
+    recorder.stop().unwrap();
+    let after = Buffer::zeroed_in(request.handler(), 50).unwrap();
+    drop(before);
+    assert_eq!(request.stats().live_bytes, 50);
+    let recorder = record(folder.0.join("another"), everything()).unwrap();
+    drop(after);
+    assert_eq!(request.end().stats.live_bytes, 0);
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.0.join("another")).unwrap();
+    assert_eq!(recording.events().count(), 0, "it began before this one");
+}
+
+/// Bytes that were flipped, cut out, doubled and made up: an error that says where, or a recording.
+#[test]
+fn no_bytes_make_the_reader_fail() {
+    let _turn = in_turn();
+    let folder = Folder::new("mutated");
+    let recorder = record(folder.file(), everything()).unwrap();
+    random_program(7);
+    recorder.stop().unwrap();
+    let good = fs::read(folder.file()).unwrap();
+    let other = folder.0.join("mutated");
+    let (mut errors, mut read) = (0, 0);
+    for seed in 0..300 * times() as u64 {
+        let mut random = Random::new(seed);
+        let mut bytes = good.clone();
+        for _ in 0..=random.below(3) {
+            let (at, length) = (random.below(bytes.len().max(1)), random.below(64));
+            let end = (at + length).min(bytes.len());
+            match random.below(5) {
+                0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
+                1 => bytes.truncate(at),
+                2 => drop(bytes.drain(at..end)),
+                3 => {
+                    let part = bytes[at..end].to_vec();
+                    bytes.splice(at..at, part);
+                }
+                _ => bytes[at..end].iter_mut().for_each(|byte| *byte = random.below(256) as u8),
+            }
+        }
+        fs::write(&other, &bytes).unwrap();
+        match Recording::open(&other) {
+            Ok(recording) => {
+                read += 1;
+                added(&recording); // what it says is sound
+            }
+            Err(Error::BadRecording { offset, .. }) => {
+                errors += 1;
+                assert!(offset <= bytes.len() as u64, "seed {seed}");
+            }
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    assert!(errors > 50 && read > 50, "{errors} errors, {read} read");
+}

@@ -48,7 +48,8 @@ pub use process::ProcessLimit;
 pub(crate) use process::system_limits;
 #[cfg(feature = "cuda")]
 pub use quarantine::{
-    Capturing, CudaWaiting, Quarantined, Reuse, capturing, cuda_waiting, set_quarantine_bytes, settle,
+    CudaCapturing, CudaWaiting, Quarantined, Reuse, cuda_capturing, cuda_settle, cuda_waiting,
+    set_cuda_quarantine_bytes,
 };
 pub use shared_memory::{SharedBlock, SharedMemory};
 pub use system::System;

@@ -1,11 +1,12 @@
-//! CUDA's sources and the quarantine, against the driver of `driver.c`. Without the feature `cuda` there is nothing here.
+//! CUDA's sources and the quarantine, against the driver of `driver.c`. Without the feature `cuda` there is nothing
+//! here.
 
 mod fake;
 
 use ctxalloc::source::{CudaDevice, CudaKind, CudaManaged, CudaPinned, CudaPinnedOptions, CudaSource, cuda_mapped};
 use ctxalloc::strategy::{
-    Budget, Budgeted, PoolOptions, Quarantined, Reuse, Strategy, Tracked, Zeroing, capturing, conformance,
-    cuda_waiting, set_quarantine_bytes, settle,
+    Budget, Budgeted, PoolOptions, Quarantined, Reuse, Strategy, Tracked, Zeroing, conformance, cuda_capturing,
+    cuda_settle, cuda_waiting, set_cuda_quarantine_bytes,
 };
 use fake::{alone, copy, device, get, run, set};
 use std::ptr::NonNull;
@@ -41,7 +42,7 @@ fn filled(strategy: &impl Strategy, size_bytes: usize, byte: u8) -> NonNull<u8> 
 fn nothing_is_left() {
     run(1_000_000);
     for _ in 0..3 {
-        settle();
+        cuda_settle();
     }
     let waiting = cuda_waiting();
     assert_eq!((waiting.blocks, waiting.bytes), (0, 0));
@@ -108,7 +109,7 @@ fn a_block_is_not_handed_out_while_a_copy_reads_it() {
     let other = filled(&pool, 4 * MIB, 8);
     assert_ne!(other, block, "the device reads the first one");
     run(1); // finds the bytes as they were
-    settle();
+    cuda_settle();
     assert_eq!(cuda_waiting().blocks, 0);
     assert_eq!(filled(&pool, 4 * MIB, 9), block, "the device is done");
     release(&pool, other);
@@ -143,10 +144,10 @@ fn an_arena_that_ended_keeps_its_memory_until_the_device_is_done() {
     }
     drop(arena);
     drop(pool);
-    settle();
+    cuda_settle();
     assert!(get(c"registrations") > 0, "unregistering it would end the process");
     run(2);
-    settle();
+    cuda_settle();
     nothing_is_left();
 }
 
@@ -177,16 +178,16 @@ fn nothing_is_recorded_while_a_graph_is_captured() {
     let pool = pinned();
     let invalidated = get(c"invalidated");
     set(c"capturing", 1);
-    let guard = capturing();
+    let guard = cuda_capturing();
     let block = filled(&pool, 2 * MIB, 1);
     release(&pool, block);
     let other = filled(&pool, 2 * MIB, 2);
     assert_ne!(other, block, "nobody knows whether the device is done");
-    assert!(settle() == 0 && cuda_waiting().captures == 1);
+    assert!(cuda_settle() == 0 && cuda_waiting().captures == 1);
     set(c"capturing", 0);
     drop(guard);
     assert_eq!(get(c"invalidated"), invalidated, "no call broke the capture");
-    assert!(settle() >= 2 * MIB);
+    assert!(cuda_settle() >= 2 * MIB);
     release(&pool, other);
     drop(pool);
     nothing_is_left();
@@ -199,12 +200,12 @@ fn an_event_that_cannot_be_recorded_is_tried_again() {
     set(c"capturing", 1); // which nobody announced
     let block = filled(&pool, 2 * MIB, 1);
     release(&pool, block);
-    assert_eq!(settle(), 0);
+    assert_eq!(cuda_settle(), 0);
     assert_eq!(cuda_waiting().blocks, 1);
     let said = fake::driver().last_failure().expect("a call failed");
     assert!(said.contains("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)") && said.contains("capturing()"), "{said}");
     set(c"capturing", 0);
-    assert!(settle() >= 2 * MIB);
+    assert!(cuda_settle() >= 2 * MIB);
     drop(pool);
     nothing_is_left();
 }
@@ -256,7 +257,7 @@ fn more_than_may_wait_is_refused_after_a_while() {
     let pool = pinned();
     let max_bytes = cuda_waiting().max_bytes;
     set(c"progress", 0);
-    set_quarantine_bytes(4 * MIB);
+    set_cuda_quarantine_bytes(4 * MIB);
     let blocks = [(); 3].map(|()| filled(&pool, 2 * MIB, 1));
     copy(blocks[0], MIB);
     for block in blocks {
@@ -268,7 +269,7 @@ fn more_than_may_wait_is_refused_after_a_while() {
         release(&pool, block);
         true
     }));
-    set_quarantine_bytes(max_bytes);
+    set_cuda_quarantine_bytes(max_bytes);
     drop(pool);
     nothing_is_left();
 }

@@ -1,12 +1,12 @@
 /* A CUDA driver for tests: the functions that ctxalloc resolves, over mmap and malloc, without a device.
  *
- * It keeps its own record and ends the process, with a line on stderr, at what a real driver would let pass until memory
- * is corrupt: unregistering what is not registered, pages unregistered or freed under a running copy, bytes that change
- * under a running copy, a context popped that was not pushed, any call in a child of fork.
+ * It keeps its own record and ends the process, with a line on stderr, at what a real driver would let pass until
+ * memory is corrupt: unregistering what is not registered, pages unregistered or freed under a running copy, bytes that
+ * change under a running copy, a context popped that was not pushed, any call in a child of fork.
  *
- * Copies "run" in one queue. An event stands for all that was queued before it was recorded. Nothing is done until it is
- * asked for: each query completes `progress` copies first. `fake_set` and `fake_get` change and read the numbers below by
- * name; CTXALLOC_FAKE_CUDA="devices=2,init=34" sets them when the library is loaded.
+ * Copies "run" in one queue. An event stands for all that was queued before it was recorded. Nothing is done until it
+ * is asked for: each query completes `progress` copies first. `fake_set` and `fake_get` change and read the numbers
+ * below by name; CTXALLOC_FAKE_CUDA="devices=2,init=34" sets them when the library is loaded.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>

@@ -3,7 +3,7 @@
 use super::{device, keep};
 use crate::error::Error;
 use crate::source::{CudaDriver, cuda_mapped};
-use crate::strategy::{Capturing, capturing, cuda_waiting, set_quarantine_bytes, settle};
+use crate::strategy::{self, CudaCapturing, cuda_capturing, cuda_waiting, set_cuda_quarantine_bytes};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -123,7 +123,7 @@ pub(in crate::python) fn cuda_wait(py: Python<'_>, stream: usize, device: usize)
 /// Gives back what the devices are done with, and lets go of what is kept and done. Returns how many bytes went back.
 #[pyfunction]
 pub(in crate::python) fn cuda_settle(py: Python<'_>) -> usize {
-    let bytes = py.detach(settle);
+    let bytes = py.detach(strategy::cuda_settle);
     keep::release_done(py);
     bytes
 }
@@ -132,12 +132,12 @@ pub(in crate::python) fn cuda_settle(py: Python<'_>) -> usize {
 #[pyfunction]
 #[pyo3(signature = (quarantine_bytes, /))]
 pub(in crate::python) fn cuda_configure(quarantine_bytes: usize) {
-    set_quarantine_bytes(quarantine_bytes);
+    set_cuda_quarantine_bytes(quarantine_bytes);
 }
 
 /// Announces a capture, or its end. The package calls it in pairs.
 #[pyfunction]
 #[pyo3(signature = (begins, /))]
 pub(in crate::python) fn cuda_capture(py: Python<'_>, begins: bool) {
-    py.detach(|| if begins { std::mem::forget(capturing()) } else { drop(Capturing::forgotten()) });
+    py.detach(|| if begins { std::mem::forget(cuda_capturing()) } else { drop(CudaCapturing::forgotten()) });
 }

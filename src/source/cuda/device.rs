@@ -147,8 +147,8 @@ impl CudaDevice {
         self.has(Attribute::HostPointerForRegistered)
     }
 
-    /// Whether it has managed memory that host and device may use at the same time. Without that, a host that touches it
-    /// while a kernel runs gets a SIGSEGV.
+    /// Whether it has managed memory that host and device may use at the same time. Without that, a host that touches
+    /// it while a kernel runs gets a SIGSEGV.
     #[must_use]
     pub fn has_concurrent_managed_memory(&self) -> bool {
         self.has(Attribute::ManagedMemory) && self.has(Attribute::ConcurrentManagedAccess)

@@ -42,8 +42,8 @@ impl CudaDriver {
         Ok(marks)
     }
 
-    /// Marks all work that was queued on one stream so far: a `CUstream` of the device's primary context, or 0 and 1 for
-    /// its default stream, 2 for this thread's.
+    /// Marks all work that was queued on one stream so far: a `CUstream` of the device's primary context, or 0 and 1
+    /// for its default stream, 2 for this thread's.
     ///
     /// # Errors
     /// [`Error::Cuda`] if the stream is not one of that device, or captures.

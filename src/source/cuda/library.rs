@@ -78,7 +78,8 @@ macro_rules! functions {
             unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: the library is the driver (this function's contract), whose header declares this type.
+                        // SAFETY: the library is the driver (this function's contract), whose header declares this
+                        // type.
                         let symbol = unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) -> c_int>(concat!($name, "\0").as_bytes())
                         };
@@ -138,8 +139,8 @@ impl Drop for Call {
 }
 
 impl CudaDriver {
-    /// Loads the driver: `libcuda.so.1` as the system finds it, or the library at `path`. It is loaded once per process;
-    /// later calls return the one that is loaded. No context is made.
+    /// Loads the driver: `libcuda.so.1` as the system finds it, or the library at `path`. It is loaded once per
+    /// process; later calls return the one that is loaded. No context is made.
     ///
     /// # Errors
     /// [`Error::Cuda`] if there is no such library, or it cannot be used: the toolkit's stub, no device, a driver that
@@ -182,8 +183,8 @@ impl CudaDriver {
                 advice: "free something",
             });
         }
-        // Runs before the driver's own exit functions, which were registered when it was loaded. Racing threads may each
-        // register it; a second run does nothing.
+        // Runs before the driver's own exit functions, which were registered when it was loaded. Racing threads may
+        // each register it; a second run does nothing.
         // SAFETY: `end` takes nothing, and this code is never unloaded.
         let _ = unsafe { libc::atexit(end) };
         Ok(LOADED.get_or_make(|| Self {

@@ -42,9 +42,9 @@ impl Default for CudaPinnedOptions {
 
 /// Pinned memory of the host, for copies to and from a device that do not block. It is pinned for all devices.
 ///
-/// A mapping is pinned when the pool makes it, and until the pool unmaps it. In a child of `fork` new mappings are plain
-/// pages. Stack [`Quarantined`](crate::strategy::Quarantined) on the pool: without it a block is reused while a device
-/// reads it.
+/// A mapping is pinned when the pool makes it, and until the pool unmaps it. In a child of `fork` new mappings are
+/// plain pages. Stack [`Quarantined`](crate::strategy::Quarantined) on the pool: without it a block is reused while a
+/// device reads it.
 #[derive(Clone)]
 pub struct CudaPinned {
     device: CudaDevice,
@@ -130,8 +130,8 @@ impl CudaPinned {
         };
         driver.check("cuMemHostAlloc", code).ok()?;
         let raw = NonNull::new(raw.cast::<u8>())?;
-        // SAFETY: the allocation has `size_bytes + align` bytes, and the padding is less than `align`. Nobody else has it,
-        // and it is not zero when new.
+        // SAFETY: the allocation has `size_bytes + align` bytes, and the padding is less than `align`. Nobody else has
+        // it, and it is not zero when new.
         unsafe {
             let start = raw.add(layout::padding(raw.addr().get(), align));
             start.write_bytes(0, size_bytes);

@@ -9,7 +9,7 @@
 
 mod waiting;
 
-pub use waiting::{Capturing, CudaWaiting, capturing, cuda_waiting, set_quarantine_bytes, settle};
+pub use waiting::{CudaCapturing, CudaWaiting, cuda_capturing, cuda_settle, cuda_waiting, set_cuda_quarantine_bytes};
 
 use super::Strategy;
 use super::pool::{Arena, Pool, PoolOptions, room_bytes, stays};
@@ -61,8 +61,8 @@ impl<P: CudaSource + Clone> Quarantined<P> {
     /// A pool over `source`.
     ///
     /// # Errors
-    /// [`Error::Cuda`] if blocks are to be reused after events, and the driver is older than CUDA 12.5 and cannot record
-    /// one for all streams.
+    /// [`Error::Cuda`] if blocks are to be reused after events, and the driver is older than CUDA 12.5 and cannot
+    /// record one for all streams.
     pub fn pool(source: P, options: PoolOptions, reuse: Reuse) -> Result<Self, Error> {
         let driver = source.device().driver();
         if reuse == Reuse::AfterEvents && !driver.records_contexts() {
@@ -157,7 +157,7 @@ unsafe impl<P: CudaSource + Clone> Strategy for Quarantined<P> {
 
     /// Returns what waits and is done to the pool, and the pool's unused memory to the system.
     fn trim(&self) -> usize {
-        settle();
+        cuda_settle();
         self.upstream.trim()
     }
 }

@@ -105,7 +105,7 @@ impl Quarantine {
     fn mark(&self, batch: Batch) {
         let marks = Self::driver().and_then(|driver| {
             self.marking.with(|| {
-                // SeqCst, here and in `capturing`: who announces a capture sees that nobody records, or is seen.
+                // SeqCst, here and in `cuda_capturing`: who announces a capture sees that nobody records, or is seen.
                 (self.captures.load(Ordering::SeqCst) == 0).then(|| driver.mark().ok()).flatten()
             })
         });
@@ -167,8 +167,8 @@ impl Quarantine {
         self.blocks.fetch_sub(batch.blocks.len(), Ordering::Relaxed);
         self.bytes.fetch_sub(batch.bytes, Ordering::Relaxed);
         for (block, home) in batch.blocks {
-            // SAFETY: a block of that strategy, given up by its user (`take`), and released once: the batch was taken out
-            // of the store. A panic of the source must not cost the others.
+            // SAFETY: a block of that strategy, given up by its user (`take`), and released once: the batch was taken
+            // out of the store. A panic of the source must not cost the others.
             survived(|| unsafe { home.release(block) });
         }
     }
@@ -235,7 +235,7 @@ impl HeldAcrossFork for Quarantine {
 
 /// Gives back each freed block that the devices are done with, and records an event for those that have none yet.
 /// Returns how many bytes went back. Does not wait.
-pub fn settle() -> usize {
+pub fn cuda_settle() -> usize {
     let Some(quarantine) = QUARANTINE.get().filter(|_| Quarantine::driver().is_some()) else { return 0 };
     let released_bytes = quarantine.release_done();
     quarantine.mark_rest(true);
@@ -244,7 +244,7 @@ pub fn settle() -> usize {
 
 /// How many bytes of freed blocks may wait at most; by default an eighth of the machine's memory, and at least 256 MiB.
 /// An allocation beyond that waits for the devices, at most a second, and is then refused.
-pub fn set_quarantine_bytes(bytes: usize) {
+pub fn set_cuda_quarantine_bytes(bytes: usize) {
     Quarantine::get().max_bytes.store(bytes.max(1), Ordering::Relaxed);
 }
 
@@ -260,7 +260,7 @@ pub struct CudaWaiting {
     pub stuck_bytes: usize,
     /// The most bytes that may wait.
     pub max_bytes: usize,
-    /// How many captures are announced ([`capturing`]).
+    /// How many captures are announced ([`cuda_capturing`]).
     pub captures: usize,
 }
 
@@ -280,28 +280,28 @@ pub fn cuda_waiting() -> CudaWaiting {
 /// While it lives no event is recorded on any device, which would invalidate a graph that a stream captures. What is
 /// freed meanwhile waits.
 #[derive(Debug)]
-pub struct Capturing(());
+pub struct CudaCapturing(());
 
 /// Announces that a graph is captured, until the value is dropped.
 ///
 /// The graph's copies read their memory each time that it is launched: keep that memory as long as the graph.
 #[must_use = "events are recorded again when it is dropped"]
-pub fn capturing() -> Capturing {
+pub fn cuda_capturing() -> CudaCapturing {
     let quarantine = Quarantine::get();
     quarantine.captures.fetch_add(1, Ordering::SeqCst);
     quarantine.marking.with(|| ()); // whoever records an event now has ended then
-    Capturing(())
+    CudaCapturing(())
 }
 
 #[cfg(feature = "python")]
-impl Capturing {
-    /// One that was forgotten after [`capturing`] returned it: Python's announcements end in another call.
+impl CudaCapturing {
+    /// One that was forgotten after [`cuda_capturing`] returned it: Python's announcements end in another call.
     pub(crate) const fn forgotten() -> Self {
         Self(())
     }
 }
 
-impl Drop for Capturing {
+impl Drop for CudaCapturing {
     fn drop(&mut self) {
         let quarantine = Quarantine::get();
         if quarantine.captures.fetch_sub(1, Ordering::SeqCst) == 1 && Quarantine::driver().is_some() {

@@ -315,7 +315,12 @@ impl State {
         is_late: bool,
         hold: impl Fn(),
     ) -> Option<NonNull<u8>> {
-        let Some(block) = self.memory.allocate(size_bytes, zeroed) else {
+        // Here, where it is inlined: `Memory::allocate` calls itself for what is recorded.
+        let made = match &self.memory {
+            Memory::Shared(pool) => pool.allocate_sized(size_bytes, zeroed),
+            memory => memory.allocate(size_bytes, zeroed),
+        };
+        let Some(block) = made else {
             self.chain.remember_no_memory(size_bytes);
             return None;
         };
@@ -419,18 +424,20 @@ impl State {
     /// - `block` is a live block of this request, and not used again.
     #[inline]
     pub(super) unsafe fn release(&self, block: NonNull<u8>) -> bool {
-        if let Memory::Recorded(recorded) = &self.memory {
+        let size_bytes = match &self.memory {
+            // SAFETY: the caller gives up a live block of this request, whose memory is this pool.
+            Memory::Shared(pool) => unsafe { pool.release_sized(block) },
             // SAFETY: the caller gives up a live block of this request.
-            let (size_bytes, noted, number) = unsafe { recorded.release(block) };
-            let give_back = || self.chain.give_block_back(size_bytes);
-            return if size_bytes == UNCOUNTED {
-                self.chain.remove_uncounted()
-            } else {
-                noted.freed(number, give_back)
-            };
-        }
-        // SAFETY: the caller gives up a live block of this request.
-        let size_bytes = unsafe { self.memory.release(block) };
+            memory @ Memory::Chosen(_) => unsafe { memory.release(block) },
+            Memory::Recorded(recorded) => {
+                // SAFETY: the caller gives up a live block of this request.
+                let (size_bytes, noted, number) = unsafe { recorded.release(block) };
+                if size_bytes == UNCOUNTED {
+                    return self.chain.remove_uncounted();
+                }
+                return noted.freed(number, || self.chain.give_block_back(size_bytes));
+            }
+        };
         if size_bytes == UNCOUNTED { self.chain.remove_uncounted() } else { self.chain.give_block_back(size_bytes) }
     }
 }

@@ -55,9 +55,9 @@
 //!
 //! `python` → `capi` → `tower` → `task` → `room` → [`memory`] → [`scope`](mod@scope) → [`handler`](mod@handler) → [`strategy`] →
 //! [`source`], with [`tune`] beside `tower`, and [`thread`](mod@thread), [`request`](mod@request), [`metrics`] and
-//! `rayon` beside `task`, and the leaves `answer`, `counters`, `error`, `layout`, `os`, `recording`, `settings`, `sync`,
-//! `trace`, `unattributed` for all. A test reads the `use crate::` lines and checks the order. `ARCHITECTURE.md` walks
-//! through one allocation and one selection.
+//! `rayon` beside `task`, and the leaves `answer`, `counters`, `error`, `layout`, `os`, `recording`, `settings`,
+//! `sync`, `trace`, `unattributed` for all. A test reads the `use crate::` lines and checks the order.
+//! `ARCHITECTURE.md` walks through one allocation and one selection.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

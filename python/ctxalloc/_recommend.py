@@ -70,7 +70,7 @@ def advise(
         if decision is None:
             try:
                 _measure(path, name, strategies, rounds, into=rounds_of, shown=_behind(prefix, shown))
-            except StoppedError:
+            except (StoppedError, KeyboardInterrupt):
                 is_partial = True
             decision = _advice.decide(route, rounds_of)
         left.remove(name)

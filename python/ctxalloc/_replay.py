@@ -148,7 +148,7 @@ def replay(
         ):
             rounds_of[strategy].append(round_of(numbers))
             facts = numbers
-    except StoppedError:
+    except (StoppedError, KeyboardInterrupt):
         is_partial = True
     except FailedError as error:
         raise UsageError(str(error)) from None

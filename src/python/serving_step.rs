@@ -1,7 +1,7 @@
 //! A stretch of a server's request: its record is in the Context, and its handler is selected.
 //!
-//! What a signal's handler raises may come between any two bytecodes. Here entering is one call and leaving is one, so no
-//! exception of that kind leaves a thread selected in a request that has ended.
+//! What a signal's handler raises may come between any two bytecodes. Here entering is one call and leaving is one, so
+//! no exception of that kind leaves a thread selected in a request that has ended.
 
 use super::lookup::handler_for;
 use super::numpy::Numpy;

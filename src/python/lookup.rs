@@ -17,8 +17,8 @@ const OF_CUDA: [&str; 2] = ["cuda_host", "cuda_managed"];
 /// The handler with that name.
 ///
 /// # Errors
-/// UnknownHandlerError; for a handler over USM also ImportError without dpctl, and RuntimeError without a device; for one
-/// over CUDA's memory RuntimeError without a driver or a device.
+/// UnknownHandlerError; for a handler over USM also ImportError without dpctl, and RuntimeError without a device; for
+/// one over CUDA's memory RuntimeError without a driver or a device.
 pub(super) fn handler_named(py: Python<'_>, name: &str) -> PyResult<Handler> {
     if handler::handler(name).is_none() && OF_USM.contains(&name) {
         py.import("ctxalloc.usm")?.call_method1("_register_defaults", (name,))?;

@@ -1,7 +1,7 @@
 //! `Ending`: one who ends a request where it holds no lock may look at the queue itself, and wake those who got room.
 //!
-//! Whoever frees memory elsewhere only calls the runner: it may hold locks, and wakers are somebody's code. But a thread
-//! of Python that leaves a request has the GIL, which the runner would have to wait for.
+//! Whoever frees memory elsewhere only calls the runner: it may hold locks, and wakers are somebody's code. But a
+//! thread of Python that leaves a request has the GIL, which the runner would have to wait for.
 
 use super::kept::{self, When};
 use super::{here, runner};

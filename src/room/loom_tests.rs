@@ -1,7 +1,8 @@
 //! The queue's state and its wake-up in every interleaving: whoever enters, leaves, gives memory back or looks.
 //!
 //! What a model has are the locks of accounts, the queue's, those of answers, and the marks of threads that are called;
-//! each queue is the model's own. In each, once all threads are through, nobody may be left waiting where there is room.
+//! each queue is the model's own. In each, once all threads are through, nobody may be left waiting where there is
+//! room.
 
 use super::queue::{Later, Queue};
 use super::waiter::{Time, Waiter};

@@ -244,8 +244,8 @@ impl Budget {
         self.account.made_room().victims
     }
 
-    /// How many bytes came back to it while reclaimers ran ([`add_reclaimer`](Self::add_reclaimer)), its own and those of
-    /// budgets below: of whatever was freed meanwhile.
+    /// How many bytes came back to it while reclaimers ran ([`add_reclaimer`](Self::add_reclaimer)), its own and those
+    /// of budgets below: of whatever was freed meanwhile.
     #[must_use]
     pub fn reclaimed_bytes(&self) -> u64 {
         self.account.made_room().reclaimed_bytes

@@ -79,8 +79,8 @@ pub(crate) struct Python {
     eval: usize,
     eval_bytes: usize,
     pub(crate) file: usize,
-    /// Where other parts of the loop begin; the rest is 0. A compiler that knows what is seldom run puts that elsewhere,
-    /// without a symbol (Debian's Python 3.14).
+    /// Where other parts of the loop begin; the rest is 0. A compiler that knows what is seldom run puts that
+    /// elsewhere, without a symbol (Debian's Python 3.14).
     parts: [usize; 8],
 }
 
@@ -91,8 +91,8 @@ impl Python {
         Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8] })
     }
 
-    /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing but
-    /// the loop: the part that runs it is one of the loop.
+    /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing
+    /// but the loop: the part that runs it is one of the loop.
     pub(crate) fn learn(&mut self, evaluate: (usize, usize)) {
         let mut callee = Callee { of: evaluate, last: 0, found: None };
         // SAFETY: `visit_callee` is given the struct, which lives until this returns.

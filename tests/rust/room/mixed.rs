@@ -26,7 +26,8 @@ struct House {
     /// By number: the budget (0: the patient tenant), and the bytes that are reserved for one that has begun.
     live: Arc<Mutex<Vec<(usize, usize)>>>,
     done: Arc<AtomicUsize>,
-    /// What outlives its request, until another thread drops it: who keeps something while it waits may wait for itself.
+    /// What outlives its request, until another thread drops it: who keeps something while it waits may wait for
+    /// itself.
     escaped: Arc<Mutex<Vec<Buffer>>>,
 }
 

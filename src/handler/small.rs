@@ -28,8 +28,10 @@ pub(crate) fn allocate(handler: Handler, size_bytes: usize) -> Option<NonNull<u8
     } else if is_pool(handler) {
         Pool::shared().kept().take(size_bytes)
     } else {
-        // Where the C heap is watched, its blocks of a handler are told from others on the long way.
-        if is_system(handler) && !is_watched() { System.allocate(size_bytes) } else { None }
+        // Where the C heap is watched, its blocks of a handler are told from others on the long way; so is a size that
+        // no block can have.
+        let is_heap = is_system(handler) && !is_watched() && isize::try_from(size_bytes).is_ok();
+        if is_heap { System.allocate(size_bytes) } else { None }
     }
 }
 

@@ -10,6 +10,7 @@ use axum::body::{Body, to_bytes};
 use axum::routing::get;
 use tower::ServiceExt as _;
 
+#[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
 fn layer() -> RequestLayer {
     let hugepages = Pool::over(HugePages::transparent(), PoolOptions::default());
     let layer = RequestLayer::new().terms(move |parts, terms| {

@@ -105,6 +105,7 @@ class Program(NamedTuple):
             import runpy  # noqa: PLC0415
 
             if sys.flags.safe_path:  # which keeps away the current directory, and not what is asked for by name
+                _own_path.restore()
                 sys.path.insert(0, path)
             _first_on_path(path)
             code, found = _as_runpy_finds(lambda: runpy._get_main_module_details(runpy._Error))  # type: ignore[attr-defined] # noqa: SLF001

@@ -61,15 +61,15 @@ MUTANTS: Final = (
     Mutant(
         "a clone is called, not the ready one",
         LAYER,
-        "context.run(|| self.inner.call(request))",
-        "let mut clone = self.inner.clone();\n            context.run(|| clone.call(request))",
+        "context.run(|| inner.call(request))",
+        "let mut clone = inner.clone();\n        context.run(|| clone.call(request))",
     ),
     # the request is selected
     Mutant(
         "the service is called outside",
         LAYER,
-        "context.run(|| self.inner.call(request))",
-        "let _ = &mut context;\n            self.inner.call(request)",
+        "context.run(|| inner.call(request))",
+        "let _ = &mut context;\n        inner.call(request)",
     ),
     Mutant(
         "the future is polled outside",
@@ -111,7 +111,7 @@ MUTANTS: Final = (
         "survived(|| context.run(|| this.inner.set(None)));",
         "let _ = &mut context;",
     ),
-    Mutant("no handle in the extensions", LAYER, "        parts.extensions.insert(serving.request().handle());\n", ""),
+    Mutant("no handle in the extensions", LAYER, "    parts.extensions.insert(serving.request().handle());\n", ""),
     Mutant(
         "an inner layer is a root",
         LAYER,
@@ -127,16 +127,16 @@ MUTANTS: Final = (
     Mutant(
         "terms of none are terms",
         LAYER,
-        "let Some(terms) = terms else { return Begun::Nothing };",
-        "let terms = terms.unwrap_or_else(|| request().root());",
+        "terms = choose(parts, terms)?;",
+        "terms = choose(parts, terms).unwrap_or_else(|| request().root());",
     ),
     Mutant(
         "terms that cannot be kept are none",
         LAYER,
         "Begun::Failed(unbegun) => return ResponseFuture::unbegun(unbegun),",
-        "Begun::Failed(_) => return ResponseFuture::plain(self.inner.call(Request::from_parts(parts, body))),",
+        "Begun::Failed(_) => return ResponseFuture::plain(inner.call(Request::from_parts(parts, body))),",
     ),
-    Mutant("the terms are not asked", LAYER, "Some(choose) => choose(parts, terms),", "Some(_) => Some(terms),"),
+    Mutant("the terms are not asked", LAYER, "terms = choose(parts, terms)?;", "let _ = choose;"),
     # where it ends
     Mutant("HEAD is as GET", LAYER, "is_head = parts.method == Method::HEAD", "is_head = false"),
     Mutant(

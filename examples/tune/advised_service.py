@@ -1,6 +1,6 @@
 """Records a service, asks for advice, follows it, and measures the service again beside NumPy's default.
 
-    python examples/tune/service.py --requests 200 --rounds 5
+    python examples/tune/advised_service.py --requests 200 --rounds 5
 
 The service is an ASGI application of three routes, called without a network: pictures are scaled (blocks of some MiB),
 tables summed (many blocks below 256 KiB) and a token made (nothing to gain). Each measurement is a process of its own,

@@ -134,7 +134,9 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     try:
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            file.write(content)
+            rest = memoryview(content)
+            while rest:  # where the disk is nearly full, or a file has a limit, only a part is written
+                rest = rest[file.write(rest) :]
         Path(part).chmod(mode)
         Path(part).replace(path)
     except BaseException:

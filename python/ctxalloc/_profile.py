@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TextIO, TypeAlias
 import numpy as np
 
 from ctxalloc import _native
-from ctxalloc._text import counted, size_text, table
+from ctxalloc._text import counted, say, size_text, table
 
 FRAMES = 8
 """How deep a site is looked for: NumPy's own Python functions are not one."""
@@ -73,16 +73,16 @@ class Profile:
         """What all of it took."""
         for part, sums in (self.parts or {"arrays": self.all}).items():
             block, refused = ("array", f", {self.refused} refused") if part == "arrays" else ("block", "")
-            print(
+            say(
                 f"  {part}: {size_text(sums.peak_bytes)} at the peak, {size_text(sums.total_bytes)} in "
                 f"{counted(sums.arrays, block)}, {size_text(sums.live_bytes)} alive at the end{refused}",
                 file=out,
             )
         if self.parts:
             at_peak = ", ".join(f"{size_text(sums.at_peak_bytes)} of {part}" for part, sums in self.parts.items())
-            print(f"  together: {size_text(self.all.peak_bytes)} at the peak: {at_peak}", file=out)
+            say(f"  together: {size_text(self.all.peak_bytes)} at the peak: {at_peak}", file=out)
         if not self.is_complete:
-            print("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
+            say("  incomplete: the program set an event hook of its own (set_event_hook)", file=out)
 
     def print_handlers(self, out: TextIO) -> None:
         """A table of the handlers."""
@@ -120,7 +120,7 @@ class Profile:
         rest = largest[count:]
         if rest:
             more = sum(one.sums.at_peak_bytes for one in rest)
-            print(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
+            say(f"  and {len(rest)} more, {size_text(more)} at the peak: --sites shows them", file=out)
 
 
 def shown_handler(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _advice, _advice_page, _files, _native, _snippets
+from ctxalloc import _advice, _advice_page, _files, _native, _snippets, _trace
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._program import UsageError
 from ctxalloc._replay import BASE, FailedError, Measured, StoppedError, measured, progress_on, round_of
@@ -118,6 +118,7 @@ def recommend(
     """Prints the advice. The exit status. UsageError: it cannot be given."""
     target = None
     if output is not None:
+        _trace.check_output(output)
         try:
             target = _files.target_of(output)
         except OSError as error:

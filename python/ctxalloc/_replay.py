@@ -80,12 +80,12 @@ def measured(
 def _in_a_process(path: Path, strategy: str, route: str | None, *, on_one_thread: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc", "replay", "--one", strategy]
     command += ["--one-thread"] if on_one_thread else []
-    command += [] if route is None else [f"--route={route}"]
+    pipe = subprocess.PIPE
     process = subprocess.Popen(  # noqa: S603 - this program again
-        [*command, "--", os.fspath(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
+        [*command, "--", os.fspath(path)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
     )
     try:
-        out, said = process.communicate()
+        out, said = process.communicate(json.dumps(route).encode())  # a name may be no argument: too long, or with NUL
     except BaseException as error:
         process.kill()
         process.wait()
@@ -148,6 +148,10 @@ def replay(
         ):
             rounds_of[strategy].append(round_of(numbers))
             facts = numbers
+            if route is not None and not numbers["requests"]:
+                raise UsageError(
+                    f"--route {route!r}: no request of the recording has this name; `trace info` shows them"
+                )
     except (StoppedError, KeyboardInterrupt):
         is_partial = True
     except FailedError as error:

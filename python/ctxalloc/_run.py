@@ -21,7 +21,7 @@ from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._profile import FRAMES, Profile, profiled
 from ctxalloc._program import Program, UsageError
-from ctxalloc._text import counted, size_text, table
+from ctxalloc._text import counted, say, size_text, table
 
 STRATEGIES: Final[dict[str, Any]] = {
     "default_allocator": strategies.System,
@@ -190,7 +190,7 @@ class _Whole:
         parts = self.parts()
         if parts is None:
             return
-        print(
+        say(
             f"  the whole program: {size_text(parts.peak_bytes)} at the peak; alive at the end: "
             f"{size_text(parts.array_bytes)} of arrays, {size_text(parts.native_bytes)} of native memory, "
             f"{size_text(parts.object_bytes)} of objects, give or take {size_text(parts.error_bytes)}",
@@ -198,7 +198,7 @@ class _Whole:
         )
         by_thread = self.nobodys()
         shown = [f"{size_text(size_bytes)} by {thread}" for thread, size_bytes in by_thread.items()][:_GROUPS_SHOWN]
-        print(
+        say(
             f"  beside it, asked for and charged to nobody: {size_text(sum(by_thread.values()))}"
             f"{': ' if shown else ''}{', '.join(shown)}",
             file=out,
@@ -286,7 +286,7 @@ def _report_at_the_end(
             if wanted.is_json:
                 known = None if whole is None else whole.known()
                 text = _report.as_json(program, handler, limit, profile, usage, children.count, known)
-                print(text, file=out, flush=True)
+                say(text, file=out, flush=True)
             else:
                 _print(program, handler, limit, profile, usage, children, wanted.sites, whole, out)
                 out.flush()
@@ -296,7 +296,7 @@ def _report_at_the_end(
             if wanted.target is not None:
                 option = "--report=" if wanted.is_by_stack else "--output "
                 with contextlib.suppress(OSError):
-                    print(f"ctxalloc run: {option}{wanted.path}: {error.strerror}", file=errors.open() or io.StringIO())
+                    say(f"ctxalloc run: {option}{wanted.path}: {error.strerror}", file=errors.open() or io.StringIO())
             if wanted.target is not None or not isinstance(error, BrokenPipeError):  # else nobody reads on
                 ending.fail()
 
@@ -313,7 +313,7 @@ def _status_of(program: Program, request: _native.Request | None) -> int:
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
-        print(end.code, file=sys.stderr)
+        say(end.code, file=sys.stderr)
         return 1
     except BaseException as error:  # the program's: it ends here
         if isinstance(error, BudgetExceeded) and error.__cause__ is not None:
@@ -339,10 +339,10 @@ def _tell(error: BaseException) -> None:
     except SystemExit:
         raise
     except BaseException as worse:  # noqa: BLE001 - the hook's
-        print("Error in sys.excepthook:", file=sys.stderr)
+        say("Error in sys.excepthook:", file=sys.stderr)
         worse.__context__ = None
         sys.__excepthook__(type(worse), worse, worse.with_traceback(_of_the_program(worse.__traceback__)).__traceback__)
-        print("\nOriginal exception was:", file=sys.stderr)
+        say("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
@@ -392,8 +392,8 @@ def _print(  # noqa: PLR0917 - one call
     terms = [f"handler {handler or 'as the program selects'}"]
     if limit is not None:
         terms.append(f"limit {size_text(limit)}")
-    print(f"\nctxalloc: {' '.join([program.name, *program.arguments])} ({', '.join(terms)})", file=out)
-    print(
+    say(f"\nctxalloc: {' '.join([program.name, *program.arguments])} ({', '.join(terms)})", file=out)
+    say(
         f"  {wall:.2f} s, CPU {user:.2f} s + {system:.2f} s in the system, {faults} page faults, "
         f"process at most {size_text(process_peak_bytes)}",
         file=out,
@@ -402,7 +402,7 @@ def _print(  # noqa: PLR0917 - one call
     if whole is not None:
         whole.print(out)
     if children.count:
-        print(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
+        say(f"  not in this report: {counted(children.count, 'child process', 'es')} or more", file=out)
     profile.print_handlers(out)
     profile.print_sites(out, sites)
     series = sorted(metrics.snapshot().series.values(), key=lambda one: -one.max_peak_bytes)

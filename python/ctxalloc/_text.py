@@ -5,6 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
+say: Final = print
+"""``print`` as it was before the program began, which may have put its own in its place."""
+
 _UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _UNITS.update({"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30})
 
@@ -53,13 +56,13 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: 
         return
     texts = [list(heads), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
-    print(f"\n{title}", file=out)
+    say(f"\n{title}", file=out)
     for row in texts:
         cells = [
             cell.ljust(width) if column == 0 or heads[column] in _LEFT else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print(f"  {'  '.join(cells)}".rstrip(), file=out)
+        say(f"  {'  '.join(cells)}".rstrip(), file=out)
 
 
 def _rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:

@@ -16,6 +16,9 @@ from ctxalloc._text import counted, size_text, table
 SUFFIXES: Final = {"rmm.csv": ".rmm.csv", "pprof": ".pb.gz", "perfetto": ".perfetto.json"}
 """What a recording is exported to, and how the file's name ends."""
 
+_MAGIC: Final = b"\x89CTXREC"
+"""How a recording begins."""
+
 _AT_ONCE: Final = 50_000
 """How many events are in Python at one time."""
 
@@ -224,6 +227,7 @@ def export(path: Path, to: str, output: Path | None) -> Path:
     """Writes the recording in another format; where. UsageError: it cannot be read or written."""
     trace = Trace(path)
     target = output or path.with_name(path.name + SUFFIXES[to])
+    check_output(target)
     try:
         if to == "pprof":
             target.write_bytes(_pprof(trace))
@@ -233,6 +237,19 @@ def export(path: Path, to: str, output: Path | None) -> Path:
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}") from None
     return target
+
+
+def check_output(target: Path) -> None:
+    """UsageError: what is to be written would replace a recording."""
+    try:
+        if not target.is_file():
+            return
+        with target.open("rb") as file:
+            begun = file.read(len(_MAGIC))
+    except OSError:  # it cannot be read: whoever writes it sees
+        return
+    if begun == _MAGIC:
+        raise UsageError(f"{target} is a recording; name another file with --output")
 
 
 def _rmm(trace: Trace) -> Iterator[str]:

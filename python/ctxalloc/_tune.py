@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
                 out=out,
             )
         elif options.one is not None:
-            _replay.one(path, options.one, options.route, on_one_thread=options.one_thread, out=out)
+            _replay.one(path, options.one, json.load(sys.stdin), on_one_thread=options.one_thread, out=out)
             status = 0
         else:
             status = _replay.replay(

@@ -182,3 +182,29 @@ def test_an_unwritten_report_shows_in_the_status(end: str, status: int, program:
     assert done.returncode == status
     assert "ctxalloc run: --output folder/x: No such file or directory" in done.stderr
     assert "a report was not written" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["--report", "--report=json", "--report=it.html", "--report=it.pb.gz"])
+def test_a_report_that_only_partly_fits_leaves_the_one_before(kind: str, program: Path) -> None:
+    """As on a disk that is nearly full: the system writes a part, and says so by a number."""
+    named = kind.rpartition("it.")[1:] if "it." in kind else None
+    path = program.parent / ("".join(named) if named else "out")
+    output = () if named else ("--output", "out")
+    assert ctxalloc(kind, *output, program, cwd=program.parent).returncode == 0
+    before = path.read_bytes()
+    program.write_text(f"{PROGRAM}import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n")
+    done = ctxalloc(kind, *output, program, cwd=program.parent)
+    assert done.returncode == 120
+    assert "File too large" in done.stderr
+    assert path.read_bytes() == before
+    assert sorted(one.name for one in program.parent.iterdir()) == sorted([path.name, "program.py"])
+
+
+@pytest.mark.parametrize("printing", ["lambda *words, **options: None", "None"])
+def test_a_program_that_prints_in_its_own_way_has_its_report(printing: str, program: Path) -> None:
+    program.write_text(f"{PROGRAM}import builtins\nbuiltins.print = {printing}\n")
+    done = ctxalloc("--report", program, cwd=program.parent)
+    assert (done.returncode, done.stdout) == (0, "printed\n")
+    assert "arrays: 781 KiB at the peak" in done.stderr
+    done = ctxalloc("--report=json", "--output", "out", program, cwd=program.parent)
+    assert json.loads((program.parent / "out").read_text())["parts"] == {}, done.stderr

@@ -105,6 +105,7 @@ def test_stress_each_of_many_signals_comes_out_of_a_refusal() -> None:
     assert not lost
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="`with` hears signals between `__enter__` and its block there")
 def test_no_signal_leaves_a_thread_selected_in_a_request_of_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exception may come wherever the middleware has bytecodes: before, between and after its steps."""
     armed = False

@@ -142,3 +142,31 @@ def test_the_page_has_everything_in_it(tmp_path: Path) -> None:
     assert "https://" not in page
     for part in ("rests on", "keep warm", "# python", "# rust", "# dask", "rules:"):
         assert part in text
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300_000, "--json", ""])
+def test_any_name_of_a_route_gets_its_advice(name: str, tmp_path: Path) -> None:
+    made = recordings.Script()
+    for route in ("good", name):
+        for _ in range(30):
+            request = made.begin(route)
+            made.free(made.make(request, 1 << 20))
+            made.end(request)
+    path = made.write(tmp_path / "names.rec")
+    told = json.loads(command("recommend", path, "--rounds", "1", "--json").stdout)
+    assert {one["route"] for one in told["routes"]} == {"good", name}
+
+
+def test_a_route_that_nobody_recorded_is_an_error(tmp_path: Path) -> None:
+    path = recordings.one_size().write(tmp_path / "a.rec")
+    said = command("replay", path, "--route", "nope", "--rounds", "1", status=2).stderr
+    assert "--route 'nope': no request of the recording has this name" in said
+
+
+def test_what_is_written_never_replaces_a_recording(tmp_path: Path) -> None:
+    path = recordings.one_size().write(tmp_path / "a.rec")
+    before = path.read_bytes()
+    for words in (["trace", "export", path, "--to", "pprof"], ["recommend", path]):
+        said = command(*words, "--output", path, status=2).stderr
+        assert "is a recording; name another file with --output" in said
+    assert path.read_bytes() == before

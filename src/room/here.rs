@@ -83,26 +83,28 @@ pub(super) fn enter(
     timeout: Option<Duration>,
     max_waiting: Option<usize>,
 ) -> Result<Option<(Arc<Waiter>, bool)>, Error> {
-    let full =
-        chain.above().iter().find(|account| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed));
-    if let Some(full) = full {
-        return Err(no_room_in(full, bytes, NoRoom::QueueIsFull));
-    }
     let time = Time::from_now(timeout);
     let (placed, later) = with(|queue, later| {
+        let is_full = |account: &&Arc<Account>| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed);
+        if let Some(full) = chain.above().iter().find(is_full) {
+            return Err(Some(full));
+        }
         let name = chain.own().given_name().unwrap_or(UNNAMED);
         if max_waiting.is_some_and(|max| queue.names.get(name).copied().unwrap_or(0) >= max) {
-            return None;
+            return Err(None);
         }
         let waiter = Arc::new(Waiter::new(chain, bytes, queue.arrived, time, queue.process_id));
         queue.arrived += 1;
         queue.add(&waiter);
         queue.look(later);
         let is_sooner = queue.has(&waiter).then(|| queue.is_sooner());
-        Some((waiter, is_sooner))
+        Ok((waiter, is_sooner))
     });
     later.run();
-    let Some((waiter, is_sooner)) = placed else { return Err(no_room(chain, bytes, NoRoom::QueueIsFull)) };
+    let (waiter, is_sooner) = placed.map_err(|full| match full {
+        Some(full) => no_room_in(full, bytes, NoRoom::QueueIsFull),
+        None => no_room(chain, bytes, NoRoom::QueueIsFull),
+    })?;
     Ok(is_sooner.map(|is_sooner| (waiter, is_sooner)))
 }
 

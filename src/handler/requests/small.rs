@@ -4,7 +4,7 @@
 use super::slot::Slot;
 use super::state::{AfterEnd, Memory};
 use crate::strategy::account::{Chain, UNCOUNTED};
-use crate::strategy::{Kept, Small};
+use crate::strategy::{Kept, Over, Small};
 use std::ptr::NonNull;
 
 /// What threads keep of a request's blocks, if these come from the shared pool, are charged whether or not the request
@@ -24,7 +24,12 @@ impl Slot {
         let kept = state.kept?;
         let Some(account) = state.chain.alone() else { return self.allocate_below_others(kept, size_bytes) };
         let section = account.begin_charge(size_bytes)?;
-        let block = kept.take_sized(size_bytes)?;
+        let mut over = Over::default();
+        let Some(block) = kept.take_sized(size_bytes, &mut over) else {
+            drop(section); // before others may be called
+            kept.give_back(over);
+            return None;
+        };
         if account.charged(size_bytes, &section) {
             self.hold_first();
         }
@@ -33,7 +38,11 @@ impl Slot {
 
     #[inline(never)]
     fn allocate_below_others(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.state().chain.charge_small(size_bytes, || kept.take_sized(size_bytes), || self.hold_first())
+        let mut over = Over::default();
+        let chain = &self.state().chain;
+        let block = chain.charge_small(size_bytes, || kept.take_sized(size_bytes, &mut over), || self.hold_first());
+        kept.give_back(over);
+        block
     }
 
     /// For the first block after the end.
@@ -90,8 +99,11 @@ impl Slot {
         let small = unsafe { Small::of(block) }?;
         let old_bytes = Some(small.requested_bytes(block)).filter(|bytes| *bytes != UNCOUNTED)?;
         let growth = new_bytes.checked_sub(old_bytes)?;
+        let mut over = Over::default();
         // SAFETY: a live block of the pool with this record; it is charged for what it grows by.
-        let grown = state.chain.charge_growth(growth, || unsafe { kept.grow(block, small, new_bytes) })?;
+        let grown = state.chain.charge_growth(growth, || unsafe { kept.grow(block, small, new_bytes, &mut over) });
+        kept.give_back(over);
+        let grown = grown?;
         if grown != block {
             // SAFETY: two live blocks, the new one larger. The old one is given up.
             unsafe {

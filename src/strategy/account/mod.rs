@@ -287,7 +287,7 @@ impl Account {
     }
 
     pub(crate) fn live_bytes(&self) -> usize {
-        self.live_bytes.load(RELAXED)
+        self.live_bytes.load(Ordering::Acquire)
     }
 
     pub(crate) fn peak_bytes(&self) -> usize {
@@ -411,10 +411,11 @@ impl Account {
     #[inline]
     fn take(&self, bytes: usize, blocks: usize) {
         let live = self.live_bytes.load(RELAXED) + bytes;
-        self.live_bytes.store(live, RELAXED);
+        // First, and before the other: whoever reads the live bytes and then the peak, without the lock, finds it no less.
         if live > self.peak_bytes.load(RELAXED) {
             self.peak_bytes.store(live, RELAXED);
         }
+        self.live_bytes.store(live, Ordering::Release);
         count(&self.total_bytes, bytes as u64);
         if blocks > 0 {
             add(&self.live_blocks, blocks);

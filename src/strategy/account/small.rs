@@ -6,16 +6,17 @@
 
 use super::{Account, Chain, RELAXED, count};
 use crate::sync::{Section, enter_all_owned};
+use std::sync::atomic::Ordering;
 
 impl Account {
     /// `take`, where there is room and the number of blocks does not overflow: they are made one by one.
     #[inline(always)]
     fn take_small(&self, bytes: usize, blocks: usize) {
         let live = self.live_bytes.load(RELAXED).wrapping_add(bytes);
-        self.live_bytes.store(live, RELAXED);
         if live > self.peak_bytes.load(RELAXED) {
             self.peak_bytes.store(live, RELAXED);
         }
+        self.live_bytes.store(live, Ordering::Release); // as in `take`
         count(&self.total_bytes, bytes as u64); // what comes from elsewhere may be charged in any size
         self.live_blocks.store(self.live_blocks.load(RELAXED).wrapping_add(blocks), RELAXED);
         self.total_blocks.store(self.total_blocks.load(RELAXED).wrapping_add(blocks as u64), RELAXED);

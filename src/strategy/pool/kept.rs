@@ -1,5 +1,5 @@
 //! `Kept`: the blocks that the running thread keeps of the shared pool, for those who make and free small blocks all
-//! the time. Nothing here takes a lock or calls anything, but for a bin that is full.
+//! the time. Nothing here takes a lock or calls anything, but for `keep` where a bin is full, and `give_back`.
 
 use super::region::{self, Region};
 use super::{Pool, classes, local};
@@ -14,6 +14,11 @@ pub(crate) struct Kept {
     pool: &'static Pool,
     serial: u64,
 }
+
+/// A block that was taken from a thread's own and could not be used, of this class.
+#[derive(Default)]
+#[must_use = "the block leaks"]
+pub(crate) struct Over(Option<(usize, NonNull<u8>)>);
 
 /// A small block as its record has it.
 #[derive(Clone, Copy)]
@@ -60,17 +65,26 @@ impl Kept {
         local::take_latest(self.serial, classes::of(size_bytes))
     }
 
-    /// [`take`](Self::take) that notes the requested size.
+    /// [`take`](Self::take) that notes the requested size. A block for which that cannot be noted is left in `over`, for
+    /// [`give_back`](Self::give_back) once no lock of the caller's stands any more.
     #[inline(always)]
-    pub(crate) fn take_sized(self, size_bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn take_sized(self, size_bytes: usize, over: &mut Over) -> Option<NonNull<u8>> {
         let block = self.take(size_bytes)?;
         // SAFETY: the block was just taken, so its region is in the map.
         let region = unsafe { region::find(block.addr().get()) };
         if region.note_again(block.addr().get(), size_bytes) {
             return Some(block);
         }
-        self.spill(classes::of(size_bytes), block);
+        over.0 = Some((classes::of(size_bytes), block));
         None
+    }
+
+    /// Gives back what was taken for nothing. This may call the system, code of others and the program's allocator.
+    #[inline(always)]
+    pub(crate) fn give_back(self, over: Over) {
+        if let Some((class, block)) = over.0 {
+            self.spill(class, block);
+        }
     }
 
     /// Takes a block back.
@@ -100,10 +114,45 @@ impl Kept {
     /// # Safety
     /// - `block` is a live block of the shared pool with this record.
     #[inline]
-    pub(crate) unsafe fn grow(self, block: NonNull<u8>, small: Small, size_bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) unsafe fn grow(
+        self,
+        block: NonNull<u8>,
+        small: Small,
+        size_bytes: usize,
+        over: &mut Over,
+    ) -> Option<NonNull<u8>> {
         if size_bytes > classes::bytes(small.class) {
-            return self.take_sized(size_bytes);
+            return self.take_sized(size_bytes, over);
         }
         small.region.note_again(block.addr().get(), size_bytes).then_some(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Over, Pool};
+    use crate::strategy::Strategy as _;
+
+    #[test]
+    fn a_block_whose_size_cannot_be_noted_is_given_back_by_who_asked() {
+        let (pool, kept) = (Pool::shared(), Pool::shared().kept());
+        let mut blocks = Vec::new();
+        let mut over = Over::default();
+        // Until one lies in a region where nobody noted a size yet, as those of the handler `pool` do not.
+        while over.0.is_none() {
+            assert!(blocks.len() < 10_000, "each region has notes");
+            blocks.push(pool.allocate(32_000).expect("memory"));
+            let last = pool.allocate(32_000).expect("memory");
+            // SAFETY: made above, and given up.
+            unsafe { pool.release(last) };
+            if let Some(block) = kept.take_sized(31_000, &mut over) {
+                blocks.push(block);
+            }
+        }
+        let (_, block) = over.0.expect("the loop's end");
+        kept.give_back(over);
+        assert_eq!(kept.take(31_000), Some(block), "it is this thread's again");
+        // SAFETY: each was made above, and is given up.
+        blocks.into_iter().chain([block]).for_each(|block| unsafe { pool.release(block) });
     }
 }

@@ -35,7 +35,7 @@ mod turn;
 pub use arena::Arena;
 #[cfg(feature = "python")]
 pub(crate) use decay::restart as restart_decay;
-pub(crate) use kept::{Kept, Small};
+pub(crate) use kept::{Kept, Over, Small};
 pub use options::PoolOptions;
 pub(super) use options::allow;
 

@@ -14,6 +14,7 @@ from ctxalloc import _native
 
 LIBRARY = _native._whole_library()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="Linux with glibc, and the feature `whole`")
+pytestmark = pytest.mark.any_numpy
 
 START = """
 import asyncio, contextvars, ctypes, gc, io, json, os, pickle, random, re, sqlite3, threading, time, zlib

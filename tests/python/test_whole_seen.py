@@ -10,7 +10,7 @@ import pytest
 from c_extensions import compiler
 from whole_programs import check, needs_library
 
-pytestmark = needs_library
+pytestmark = [pytest.mark.any_numpy, needs_library]
 
 
 def test_the_parts_at_the_peak_are_what_was_alive_then():

@@ -6,6 +6,8 @@ import textwrap
 import pytest
 from test_whole import check, needs_library, run
 
+pytestmark = pytest.mark.any_numpy
+
 SERVICE = """
 text = json.dumps([{"a": n, "b": "x" * 50} for n in range(200_000)])
 terms = lambda: ctxalloc.request(whole=True, limit_bytes=16 * MiB)

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::idle;
+use super::{idle, recordings};
 use crate::os::resident_within;
 use crate::source::heap;
 use crate::survived::survived;
@@ -171,12 +171,13 @@ fn pass() -> Option<Duration> {
         CACHES.keep();
     }
     // One whose source panics is looked at again when it is next used. The last owner may be this thread.
+    let written = recordings::pass();
     let next = alive().into_iter().filter_map(|keeper| survived(move || keeper.decay(super::clock::now()))?).min();
     if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
         RELEASED.store(0, Ordering::Relaxed);
         heap::trim();
     }
-    [look_again, next].into_iter().flatten().min()
+    [look_again, written, next].into_iter().flatten().min()
 }
 
 /// Set when a thread got caches; see [`Noted`].
@@ -193,7 +194,7 @@ pub(super) fn note_caches() {
 pub(super) struct Noted(AtomicBool);
 
 impl Noted {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
@@ -234,6 +235,11 @@ fn wake() {
 
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 use timer::{is_awake, wake};
+
+/// A fork ends the thread from now on, if it did not before.
+pub(super) fn watched() {
+    with_keepers(|_| ());
+}
 
 /// Has the thread look at all keepers, of which one is new.
 pub(in crate::strategy) fn look() {

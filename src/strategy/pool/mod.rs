@@ -26,6 +26,7 @@ mod kept;
 mod large;
 mod local;
 mod options;
+mod recordings;
 mod region;
 mod resize;
 mod sized;
@@ -38,6 +39,7 @@ pub(crate) use decay::restart as restart_decay;
 pub(crate) use kept::{Kept, Small};
 pub use options::PoolOptions;
 pub(super) use options::allow;
+pub(crate) use recordings::flush_recordings;
 
 use super::Strategy;
 use crate::source::{Pages, PrivatePages, pages};

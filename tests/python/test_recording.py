@@ -205,12 +205,12 @@ def test_a_process_that_rests_has_written_all(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_recorder_with_nothing_to_write_sleeps(tmp_path: Path) -> None:
     program = SERVES + (
-        "import glob, time\n"
+        "import pathlib, time\n"
         f"recorder = ctxalloc.record({str(tmp_path / 'trace')!r}, one_in=1, share=1.0)\n"
         "serve('GET /', 50)\n"
         "time.sleep(1.5)\n"
         "def woken():\n"
-        "    said = [open(name).read() for name in glob.glob('/proc/self/task/*/status')]\n"
+        "    said = [file.read_text() for file in pathlib.Path('/proc/self/task').glob('*/status')]\n"
         "    decay, = [text for text in said if 'ctxalloc-decay' in text]\n"
         "    return int(decay.split('voluntary_ctxt_switches:')[1].split()[0])\n"
         "before = woken()\n"

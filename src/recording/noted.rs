@@ -2,7 +2,7 @@
 //! are those of the account at any time.
 
 use super::event::{Sums, What};
-use super::recorder::{Core, running};
+use super::recorder::{Core, Flusher, running};
 use super::shard::{Shard, next_block};
 use crate::unattributed::unattributed;
 use std::sync::Arc;
@@ -31,9 +31,6 @@ pub(crate) enum Choice {
     LeftOut(u32),
     Recorded(Noted),
 }
-
-/// Makes ready who calls [`flush`](super::flush) in time, and answers what tells them that there is something to write.
-pub(crate) type Flusher = fn() -> fn();
 
 /// Decides whether a request is recorded that begins now. `outer`: what the request around it is.
 #[inline]

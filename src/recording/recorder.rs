@@ -5,7 +5,6 @@
 //! it says so once on standard error and stops.
 
 use super::encoded::{Process, rate};
-use super::noted::Flusher;
 use super::options::Options;
 use super::output::Output;
 use super::shard::{self, Shard};
@@ -38,6 +37,9 @@ const OTHER: &str = "(other)";
 const LOOKS_EACH: u64 = 64;
 const LOOKS_AFTER_NS: u64 = 100_000_000;
 const HIGHEST_ONE_IN: u64 = 1 << 20;
+
+/// Makes ready who calls [`flush`] in time, and answers what tells them that there is something to write.
+pub(super) type Flusher = fn() -> fn();
 
 /// What there is one of in a process.
 #[derive(Debug)]

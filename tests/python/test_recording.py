@@ -167,7 +167,9 @@ def test_a_descriptor_that_is_another_files_is_left_alone(tmp_path: Path, capsys
     assert found_whole(told(path, capsys))
 
 
-RESTS = SERVES + """
+RESTS = (
+    SERVES
+    + """
 import os, sys
 recorder = ctxalloc.record(sys.argv[1], one_in=1, share=1.0)
 serve('GET /', 50)
@@ -177,6 +179,7 @@ if len(sys.argv) > 2 and os.fork() == 0:
 print('served', flush=True)
 sys.stdin.read()
 """
+)
 
 
 @pytest.mark.once

@@ -1,17 +1,17 @@
 //! The decay thread, `ctxalloc-decay`: one per process, which returns old memory to the system when no thread uses the
 //! pools.
 //!
-//! It starts when a thread first has a cache, or a pool first has unused memory. It takes the caches of idle threads,
-//! gives back memory that is old enough, and sleeps without a time limit while there is neither. A fork ends it first,
-//! so that it holds no lock in the child and the child has one thread. The parent starts it again at once, a child when
-//! it needs it. It blocks all signals, and the process does not wait for it at exit.
+//! It starts when a thread first has a cache, a pool first has unused memory, or a recording something to write. It
+//! takes the caches of idle threads, gives back memory that is old enough, writes what waits in a recording, and sleeps
+//! without a time limit while there is none of these. A fork ends it first, so that it holds no lock in the child and
+//! the child has one thread. The parent starts it again at once, a child when it needs it. It blocks all signals, and the process does not wait for it at exit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{idle, recordings};
+use super::idle;
 use crate::os::resident_within;
 use crate::source::heap;
 use crate::survived::survived;
@@ -171,7 +171,7 @@ fn pass() -> Option<Duration> {
         CACHES.keep();
     }
     // One whose source panics is looked at again when it is next used. The last owner may be this thread.
-    let written = recordings::pass();
+    let written = write_recordings();
     let next = alive().into_iter().filter_map(|keeper| survived(move || keeper.decay(super::clock::now()))?).min();
     if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
         RELEASED.store(0, Ordering::Relaxed);
@@ -188,13 +188,31 @@ pub(super) fn note_caches() {
     CACHES.note();
 }
 
+/// Set when an event of a recording waits to be written.
+static RECORDING: Noted = Noted::new();
+
+/// Makes the thread ready to write recordings; what tells it that something waits. That is called after each event: it
+/// is cheap, and allocates nothing.
+pub(crate) fn flush_recordings() -> fn() {
+    with_keepers(|_| ()); // a fork ends the thread from now on
+    || RECORDING.note()
+}
+
+/// Writes what waits long enough, though no event comes; when to do so again.
+fn write_recordings() -> Option<Duration> {
+    RECORDING.clear();
+    let after = survived(crate::recording::flush)??;
+    RECORDING.keep();
+    Some(super::clock::now() + after)
+}
+
 /// A keeper's flag: there is memory to give back, and the decay thread knows. Set when memory is freed and the thread
 /// was woken for it; cleared right before the thread looks.
 #[derive(Debug, Default)]
 pub(super) struct Noted(AtomicBool);
 
 impl Noted {
-    pub(super) const fn new() -> Self {
+    const fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
@@ -235,11 +253,6 @@ fn wake() {
 
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 use timer::{is_awake, wake};
-
-/// A fork ends the thread from now on, if it did not before.
-pub(super) fn watched() {
-    with_keepers(|_| ());
-}
 
 /// Has the thread look at all keepers, of which one is new.
 pub(in crate::strategy) fn look() {

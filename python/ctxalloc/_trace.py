@@ -108,6 +108,15 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
     routes: dict[int, _Route] = {}
     of: dict[int, tuple[_Route, int]] = {}
     live: dict[int, _Block] = {}
+    # A request's blocks are also those of the requests around it, as its bytes are.
+    parents: dict[int, int] = {}
+    alive: Counter[int] = Counter()
+
+    def add(request: int, blocks: int) -> None:
+        while request:
+            alive[request] += blocks
+            request = parents[request]
+
     handlers = trace.recording.handlers
     count = first = last = 0
     for event in trace.events():
@@ -117,6 +126,7 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
         if event.kind == "begin":
             route = routes.setdefault(numbers[0], _Route(trace.names[numbers[0]]))
             of[event.request] = route, event.at_ns
+            parents[event.request] = numbers[2]
             route.requests += 1
             route.handlers[handlers[numbers[1]]] += 1
             continue
@@ -124,6 +134,7 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
         if event.kind == "allocate":
             block, size, _align, zeroed = numbers
             live[block] = _Block(event.request, event.thread, event.at_ns, size)
+            add(event.request, 1)
             route.blocks += 1
             route.total_bytes += size
             route.zeroed += zeroed
@@ -137,6 +148,7 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
             live[block] = before._replace(size=size)
         elif event.kind == "free":
             gone = live.pop(numbers[0])
+            add(gone.request, -1)
             route.lifetimes.append((event.at_ns - gone.at_ns) / 1e9)
             route.freed_elsewhere += gone.thread != event.thread
         elif event.kind == "refused":
@@ -145,7 +157,7 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
             route.peaks.append(numbers[0])
             route.seconds.append((event.at_ns - begun) / 1e9)
             route.escaped_bytes += numbers[3]
-            route.escaped += numbers[3] > 0
+            route.escaped += alive[event.request]
     return [routes[name] for name in routes], count, last - first
 
 

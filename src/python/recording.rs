@@ -48,14 +48,12 @@ pub(super) struct PyRecorder(Mutex<Option<Recorder>>);
 
 #[pymethods]
 impl PyRecorder {
-    /// Ends the recording; a second time does nothing. Requests that are open have no end in it.
-    ///
-    /// OSError: it had ended before, because its file could not be written.
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ends the recording; a second time does nothing. Requests that are open have no end in it. Where its file could
+    /// not be written, a line on standard error has said so, and this does nothing.
+    fn stop(&self, py: Python<'_>) {
         let recorder = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match recorder {
-            Some(recorder) => Ok(py.detach(|| recorder.stop())?),
-            None => Ok(()),
+        if let Some(recorder) = recorder {
+            let _ = py.detach(|| recorder.stop());
         }
     }
 
@@ -64,15 +62,9 @@ impl PyRecorder {
     }
 
     #[pyo3(signature = (kind, error, trace, /))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: &Bound<'_, PyAny>,
-        error: &Bound<'_, PyAny>,
-        trace: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    fn __exit__(&self, py: Python<'_>, kind: &Bound<'_, PyAny>, error: &Bound<'_, PyAny>, trace: &Bound<'_, PyAny>) {
         let _ = (kind, error, trace);
-        self.stop(py)
+        self.stop(py);
     }
 }
 

@@ -10,6 +10,7 @@ mod header;
 mod noted;
 mod options;
 mod output;
+mod own_file;
 mod read;
 mod recorder;
 mod shard;
@@ -19,6 +20,7 @@ pub use event::{Event, Sums, What};
 pub use header::Header;
 pub(crate) use noted::{Choice, Noted, begin};
 pub use options::Options;
+pub(crate) use recorder::flush;
 #[cfg(feature = "python")]
 pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};

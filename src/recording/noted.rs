@@ -2,7 +2,7 @@
 //! are those of the account at any time.
 
 use super::event::{Sums, What};
-use super::recorder::{Core, running};
+use super::recorder::{Core, Flusher, running};
 use super::shard::{Shard, next_block};
 use crate::unattributed::unattributed;
 use std::sync::Arc;
@@ -34,9 +34,18 @@ pub(crate) enum Choice {
 
 /// Decides whether a request is recorded that begins now. `outer`: what the request around it is.
 #[inline]
-pub(crate) fn begin(name: Option<&str>, handler: impl FnOnce() -> String, align: usize, outer: &Choice) -> Choice {
+pub(crate) fn begin(
+    name: Option<&str>,
+    handler: impl FnOnce() -> String,
+    align: usize,
+    outer: &Choice,
+    flusher: Flusher,
+) -> Choice {
     match running() {
-        Some((core, session)) => begin_in(core, session, name, handler, align, outer),
+        Some((core, session)) => {
+            core.flushed_by(flusher);
+            begin_in(core, session, name, handler, align, outer)
+        }
         None => Choice::None,
     }
 }
@@ -94,15 +103,19 @@ impl Noted {
     fn change_and_write<R>(&self, change: impl FnOnce() -> R, note: impl FnOnce(&mut Shard, &R), is_end: bool) -> R {
         let _unattributed = unattributed(); // the buffers are nobody's
         self.core.settle();
-        let (done, body) = self.core.shards[self.shard].with(|shard| {
+        let (done, body, waits) = self.core.shards[self.shard].with(|shard| {
             let done = change();
             if shard.session != self.session {
-                return (done, None);
+                return (done, None, false);
             }
             note(shard, &done);
-            (done, shard.full(is_end))
+            let body = shard.full(is_end);
+            (done, body, shard.waits())
         });
         self.core.write(body);
+        if waits {
+            self.core.call_flusher();
+        }
         done
     }
 

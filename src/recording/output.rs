@@ -6,10 +6,11 @@
 //! `FILE.old`, in place of the one before.
 
 use super::encoded::{CLOSED, HANDLER, NAME, Process, named};
+use super::own_file::OwnFile;
 use super::wire::{Found, HEAD_BYTES, MAGIC, frame, next_frame};
 use crate::os;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// How many processes may record below one name.
@@ -20,7 +21,7 @@ const MAX_FILES: usize = 4096;
 pub(super) struct Output {
     base: PathBuf,
     path: PathBuf,
-    file: File,
+    file: OwnFile,
     length: u64,
     max_bytes: u64,
     process: Process,
@@ -43,7 +44,7 @@ impl Output {
 
     fn begin(&mut self) -> io::Result<()> {
         if self.length == 0 {
-            self.file.write_all(&MAGIC)?;
+            self.file.append(&MAGIC, 0)?;
             self.length = MAGIC.len() as u64;
         }
         self.write(&self.process.body())?;
@@ -65,6 +66,7 @@ impl Output {
     /// Appends a frame; where the file is full, to the next one.
     pub(super) fn append(&mut self, body: &[u8]) -> io::Result<()> {
         if self.length + (HEAD_BYTES + body.len()) as u64 > self.max_bytes / 2 {
+            self.file.check()?;
             let mut old = self.path.clone().into_os_string();
             old.push(".old");
             fs::rename(&self.path, old)?;
@@ -74,25 +76,22 @@ impl Output {
         self.write(body)
     }
 
-    /// All or nothing: where there is no room for all, what was written is taken back.
+    /// All or nothing.
     fn write(&mut self, body: &[u8]) -> io::Result<()> {
         let bytes = frame(body);
-        if let Err(error) = self.file.write_all(&bytes) {
-            let _ = self.file.set_len(self.length); // if that fails too, it is as after a crash
-            return Err(error);
-        }
+        self.file.append(&bytes, self.length)?;
         self.length += bytes.len() as u64;
         Ok(())
     }
 
     /// Nothing follows.
-    pub(super) fn close(mut self) -> io::Result<()> {
+    pub(super) fn close(&mut self) -> io::Result<()> {
         self.append(&[CLOSED])
     }
 }
 
 /// The file with the lowest number that no process has, locked, and its length.
-fn take_file(base: &Path) -> io::Result<(PathBuf, File, u64)> {
+fn take_file(base: &Path) -> io::Result<(PathBuf, OwnFile, u64)> {
     let mut number = 0;
     while number < MAX_FILES {
         let mut path = base.to_owned().into_os_string();
@@ -118,7 +117,7 @@ fn take_file(base: &Path) -> io::Result<(PathBuf, File, u64)> {
             continue; // it was put aside meanwhile: the next one has this name
         }
         let length = whole_bytes(&mut file)?;
-        return Ok((path, file, length));
+        return Ok((path, OwnFile::new(file)?, length));
     }
     Err(io::Error::other(format!("{MAX_FILES} processes record there already")))
 }

@@ -7,7 +7,7 @@
 use super::encoded::{Process, rate};
 use super::options::Options;
 use super::output::Output;
-use super::shard::Shard;
+use super::shard::{self, Shard};
 use crate::error::Error;
 use crate::os;
 use crate::settings;
@@ -18,7 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Whether this process records.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
@@ -38,9 +38,14 @@ const LOOKS_EACH: u64 = 64;
 const LOOKS_AFTER_NS: u64 = 100_000_000;
 const HIGHEST_ONE_IN: u64 = 1 << 20;
 
+/// Makes ready who calls [`flush`] in time, and answers what tells them that there is something to write.
+pub(super) type Flusher = fn() -> fn();
+
 /// What there is one of in a process.
 #[derive(Debug)]
 pub(super) struct Core {
+    /// Whoever takes from all buffers and writes; before their locks.
+    flushing: Locked<()>,
     pub(super) shards: [Locked<Shard>; SHARDS],
     output: Locked<Option<Output>>,
     names: Locked<[HashMap<String, u32>; 2]>,
@@ -57,6 +62,8 @@ pub(super) struct Core {
     spent_ns: AtomicU64,
     /// When it last looked, and what had been spent then.
     looked: Locked<(u64, u64)>,
+    /// Tells whoever calls [`flush`] that something waits.
+    flusher: Made<fn()>,
 }
 
 /// A recording of this process.
@@ -71,6 +78,7 @@ struct Session {
 
 impl HeldAcrossFork for Core {
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        visit(self.flushing.lock());
         self.shards.iter().for_each(|shard| visit(shard.lock()));
         visit(self.output.lock());
         visit(self.names.lock());
@@ -83,6 +91,7 @@ pub(super) fn core() -> &'static Core {
     static CORE: Made<Arc<Core>> = Made::new();
     CORE.get_or_make(|| {
         held_across_fork(Core {
+            flushing: Locked::new(()),
             shards: std::array::from_fn(|_| Locked::new(Shard::new())),
             output: Locked::new(None),
             names: Locked::new(Default::default()),
@@ -95,6 +104,7 @@ pub(super) fn core() -> &'static Core {
             requests: AtomicU64::new(0),
             spent_ns: AtomicU64::new(0),
             looked: Locked::new((0, 0)),
+            flusher: Made::new(),
         })
     })
 }
@@ -145,6 +155,15 @@ pub(crate) fn start_by_environment() {
 
 fn say(error: &dyn std::fmt::Display) {
     os::print_error(format!("ctxalloc: {error}; nothing is recorded\n").as_bytes());
+}
+
+/// Writes what waits long enough. Returns after how much time there is more to write; `None`: nothing waits.
+pub(crate) fn flush() -> Option<Duration> {
+    if STATE.load(Relaxed) != ON {
+        return None;
+    }
+    let _unattributed = unattributed();
+    core().flush()
 }
 
 /// The recording that runs, if a request may be recorded.
@@ -250,13 +269,44 @@ impl Core {
             return None;
         }
         STATE.store(OFF, Relaxed);
-        for shard in &self.shards {
-            let mut before = shard.with(|shard| shard.restart(0, None));
-            self.write(before.rest());
+        self.flushing.with(|()| {
+            for shard in &self.shards {
+                let mut before = shard.with(|shard| shard.restart(0, None));
+                self.write(before.rest());
+            }
+        });
+        self.output(Output::close);
+        drop(self.output.with(Option::take));
+        self.session.with(Option::take).and_then(|session| session.problem)
+    }
+
+    pub(super) fn flushed_by(&self, flusher: Flusher) {
+        self.flusher.get_or_make(flusher);
+    }
+
+    /// Something waits to be written.
+    pub(super) fn call_flusher(&self) {
+        if STATE.load(Relaxed) == ON
+            && let Some(call) = self.flusher.get()
+        {
+            call();
         }
-        let session = self.session.with(Option::take);
-        let closed = self.output.with(Option::take).map_or(Ok(()), Output::close);
-        session.and_then(|session| session.problem).or_else(|| closed.err().map(|error| error.to_string()))
+    }
+
+    fn flush(&self) -> Option<Duration> {
+        // In a child of `fork` the buffers are the parent's, until the child's first request.
+        let own = Some(std::process::id());
+        if self.session.with(|session| session.as_ref().map(|session| session.pid)) != own {
+            return None;
+        }
+        let waits = self.flushing.with(|()| {
+            self.shards.iter().fold(false, |waits, shard| {
+                let (old, is_left) = shard.with(|shard| (shard.old(), shard.waits()));
+                self.write(old);
+                waits || is_left
+            })
+        });
+        waits.then_some(shard::LOOKS_EACH)
     }
 
     /// Writes a body; where that is not possible, says so and records no more.
@@ -275,7 +325,7 @@ impl Core {
         let Some((error, output)) = failed else { return };
         STATE.store(OFF, Relaxed);
         let said = format!("the recording in {} cannot be written: {error}", output.base().display());
-        say(&said);
+        os::print_error(format!("ctxalloc: {said}; it has what was written before\n").as_bytes());
         self.session.with(|session| {
             if let Some(session) = session {
                 session.problem = Some(said);

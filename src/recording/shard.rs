@@ -6,14 +6,19 @@ use super::event::{Event, What};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A body is written when it has so many bytes,
 const FULL_BYTES: usize = 16 << 10;
 /// or its first event is so old when another one comes,
 const OLD_NS: u64 = 200_000_000;
-/// or so old when a request ends: what is read after a crash lacks little.
+/// or so old when a request ends: what is read after a crash lacks little;
 const OLD_AT_END_NS: u64 = 20_000_000;
+
+/// or so old when somebody looks who comes without an event.
+const OLD_UNASKED_NS: u64 = 80_000_000;
+/// Who comes so often while there is something: what waits is at most that much older then.
+pub(super) const LOOKS_EACH: Duration = Duration::from_millis(100);
 
 /// One event in so many is timed, for the share of the time that recording takes.
 const TIMED_ONE_IN: u64 = 16;
@@ -103,6 +108,17 @@ impl Shard {
         let age = self.last_ns - self.first_ns;
         let is_due = self.events.len() >= FULL_BYTES || age >= if is_end { OLD_AT_END_NS } else { OLD_NS };
         if is_due { self.rest() } else { None }
+    }
+
+    /// The body, if it is old, though no event comes.
+    pub(super) fn old(&mut self) -> Option<Vec<u8>> {
+        let age = (self.began?.elapsed().as_nanos() as u64).saturating_sub(self.first_ns);
+        if age >= OLD_UNASKED_NS { self.rest() } else { None }
+    }
+
+    /// Whether it has events that are not written.
+    pub(super) fn waits(&self) -> bool {
+        self.events.len() > 0
     }
 
     /// The body, if there is one.

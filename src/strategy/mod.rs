@@ -39,7 +39,7 @@ pub use guard::{Guard, GuardOptions};
 pub(crate) use pool::restart_decay;
 pub use pool::{Arena, Pool, PoolBytes, PoolOptions};
 pub(crate) use pool::{Kept, Over, Small};
-pub(crate) use pool::{pool_bytes, pool_resident_bytes, trim_pools};
+pub(crate) use pool::{flush_recordings, pool_bytes, pool_resident_bytes, trim_pools};
 pub(crate) use prefixed::Prefixed;
 #[cfg(feature = "python")]
 pub(crate) use prefixed::prefix_bytes;

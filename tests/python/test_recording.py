@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,17 +130,112 @@ def test_a_disk_that_is_full_ends_the_recording_only(tmp_path: Path, capsys: pyt
     path = tmp_path / "trace"
     program = SERVES + (
         "import resource\n"
-        f"recorder = ctxalloc.record({str(path)!r}, one_in=1, share=1.0)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "try:\n"
+        f"    with ctxalloc.record({str(path)!r}, one_in=1, share=1.0):\n"
+        "        serve('GET /', 20_000)\n"
+        "        raise KeyError('the body')\n"
+        "except KeyError as error: print(error)\n"
+        f"recorder = ctxalloc.record({str(tmp_path / 'again')!r}, one_in=1, share=1.0)\n"
         "serve('GET /', 20_000)\n"
-        "try: recorder.stop()\n"
-        "except OSError as error: print('stopped:', error)\n"
+        "recorder.stop()\n"
     )
     code, out, err = run(program)
-    assert code == 0
-    assert out.count("cannot be written") == 1
-    assert err.count("cannot be written: File too large") == err.count("\n") == 1
+    assert (code, out) == (0, "'the body'\n"), err
+    assert err.count("cannot be written: File too large") == err.count("\n") == 2
+    assert "nothing is recorded" not in err
     assert found_whole(told(path, capsys))
+
+
+@pytest.mark.once
+def test_a_descriptor_that_is_another_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, own = tmp_path / "trace", tmp_path / "own"
+    program = SERVES + (
+        "import os\n"
+        f"recorder = ctxalloc.record({str(path)!r}, one_in=1, share=1.0)\n"
+        "serve('GET /', 5000)\n"
+        "os.closerange(3, 256)\n"
+        f"files = [os.open({str(own)!r}, os.O_CREAT | os.O_RDWR | os.O_APPEND) for _ in range(20)]\n"
+        "serve('GET /', 20_000)\n"
+        "recorder.stop()\n"
+        "for file in files: os.fstat(file)\n"
+    )
+    code, _out, err = run(program)
+    assert code == 0, err
+    assert own.read_bytes() == b""
+    assert err.count("cannot be written: the program closed its descriptor") == err.count("\n") == 1
+    assert found_whole(told(path, capsys))
+
+
+RESTS = (
+    SERVES
+    + """
+import os, sys
+recorder = ctxalloc.record(sys.argv[1], one_in=1, share=1.0)
+serve('GET /', 50)
+if len(sys.argv) > 2 and os.fork() == 0:
+    serve('GET /child', 50)
+    os.set_blocking(0, True)
+print('served', flush=True)
+sys.stdin.read()
+"""
+)
+
+
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform == "win32", reason="only events write there")
+@pytest.mark.parametrize("kinds", [[], ["fork"]])
+def test_a_process_that_rests_has_written_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: list[str]
+) -> None:
+    path = tmp_path / "trace"
+    command = [sys.executable, "-c", RESTS, str(path), *kinds]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        served = [process.stdout.readline() for _ in range(1 + len(kinds))]
+        assert set(served) == {"served\n"}
+        expected = {"GET /": 50, **({"GET /child": 50} if kinds else {})}
+        ended: dict[str, int] = {}
+        until = time.monotonic() + 30
+        while ended != expected and time.monotonic() < until:
+            time.sleep(0.1)
+            ended = {one["name"]: one["ended"] for one in told(path, capsys)["requests"]}
+        process.kill()
+    assert ended == expected
+
+
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_recorder_with_nothing_to_write_sleeps(tmp_path: Path) -> None:
+    program = SERVES + (
+        "import pathlib, time\n"
+        f"recorder = ctxalloc.record({str(tmp_path / 'trace')!r}, one_in=1, share=1.0)\n"
+        "serve('GET /', 50)\n"
+        "time.sleep(1.5)\n"
+        "def woken():\n"
+        "    said = [file.read_text() for file in pathlib.Path('/proc/self/task').glob('*/status')]\n"
+        "    decay, = [text for text in said if 'ctxalloc-decay' in text]\n"
+        "    return int(decay.split('voluntary_ctxt_switches:')[1].split()[0])\n"
+        "before = woken()\n"
+        "time.sleep(1.5)\n"
+        "print(woken() - before)\n"
+    )
+    assert int(says(program)) <= 4
+
+
+def test_what_escaped_is_counted_in_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, kept = tmp_path / "trace", []
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        for _ in range(4):
+            with ctxalloc.request(name="outer"):
+                kept.append(np.ones(1000))
+                with ctxalloc.request(name="inner"):
+                    kept += [np.ones(1000) for _ in range(4)]
+                    np.ones(1000)
+        kept.clear()
+    found = by_name(path, capsys)
+    assert (found["outer"]["escaped_blocks"], found["outer"]["escaped_bytes"]) == (20, 160_000)
+    assert (found["inner"]["escaped_blocks"], found["inner"]["escaped_bytes"]) == (16, 128_000)
 
 
 def found_whole(found: dict[str, Any]) -> bool:

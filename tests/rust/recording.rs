@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// xorshift: the same numbers everywhere.
 struct Random(u64);
@@ -244,6 +245,40 @@ fn an_event_takes_few_bytes_of_the_file() {
     let recording = Recording::open(folder.file()).unwrap();
     let events = recording.events().count() as u64;
     assert!(recording.header().file_bytes < events * 16, "{} bytes, {events} events", recording.header().file_bytes);
+}
+
+#[test]
+#[cfg(not(windows))]
+fn what_a_process_did_before_it_rests_is_written() {
+    let _turn = in_turn();
+    let folder = Folder::new("rests");
+    let recorder = record(folder.file(), everything()).unwrap();
+    let request = request().root().name("route").begin().unwrap();
+    drop(Buffer::zeroed_in(request.handler(), 5000).unwrap());
+    request.end();
+    let until = Instant::now() + Duration::from_secs(30);
+    while Recording::open(folder.file()).unwrap().events().count() < 4 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(Recording::open(folder.file()).unwrap().events().count(), 4);
+    recorder.stop().unwrap();
+}
+
+/// The thread that writes may have taken events when the recording is stopped: they are in the file all the same.
+#[test]
+fn nothing_is_lost_where_a_recording_ends_while_it_is_written() {
+    let _turn = in_turn();
+    for round in 0..20 * times() as u64 {
+        let folder = Folder::new("ends");
+        let recorder = record(folder.file(), everything()).unwrap();
+        for _ in 0..8 {
+            request().root().name("route").begin().unwrap().end();
+        }
+        thread::sleep(Duration::from_millis(75 + round * 3));
+        recorder.stop().unwrap();
+        let recording = Recording::open(folder.file()).unwrap();
+        assert_eq!((recording.events().count(), recording.is_cut_off()), (16, false));
+    }
 }
 
 #[test]

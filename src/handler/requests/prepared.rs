@@ -12,7 +12,7 @@ use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
 use crate::recording::{self, Choice};
 use crate::strategy::account::Chain;
-use crate::strategy::{Aligned, Budget, Pool, Strategy};
+use crate::strategy::{Aligned, Budget, Pool, Strategy, flush_recordings};
 use crate::unattributed::{is_active, unattributed};
 use std::sync::Arc;
 
@@ -113,7 +113,7 @@ impl Prepared {
             Some(strategy) => (Some(strategy), strategy.alignment()),
             None => (None, Pool::shared().alignment()),
         };
-        let choice = recording::begin(terms.name.as_deref(), || called(handler), align, &around);
+        let choice = recording::begin(terms.name.as_deref(), || called(handler), align, &around, flush_recordings);
         let memory = Memory::new(terms.strategy.map(aside));
         let (memory, left_out_by) = match choice {
             Choice::Recorded(noted) => (memory.recorded(noted), 0),

@@ -411,7 +411,7 @@ impl Account {
     #[inline]
     fn take(&self, bytes: usize, blocks: usize) {
         let live = self.live_bytes.load(RELAXED) + bytes;
-        // First, and before the other: whoever reads the live bytes and then the peak, without the lock, finds it no less.
+        // Before the other: whoever reads the live bytes and then the peak, without the lock, finds that no less.
         if live > self.peak_bytes.load(RELAXED) {
             self.peak_bytes.store(live, RELAXED);
         }

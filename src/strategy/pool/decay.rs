@@ -1,10 +1,11 @@
 //! The decay thread, `ctxalloc-decay`: one per process, which returns old memory to the system when no thread uses the
 //! pools.
 //!
-//! It starts when a thread first has a cache, or a pool first has unused memory. It takes the caches of idle threads,
-//! gives back memory that is old enough, and sleeps without a time limit while there is neither. A fork ends it first,
-//! so that it holds no lock in the child and the child has one thread. The parent starts it again at once, a child when
-//! it needs it. It blocks all signals, and the process does not wait for it at exit.
+//! It starts when a thread first has a cache, a pool first has unused memory, or a recording something to write. It
+//! takes the caches of idle threads, gives back memory that is old enough, writes what waits in a recording, and sleeps
+//! without a time limit while there is none of these. A fork ends it first, so that it holds no lock in the child and
+//! the child has one thread. The parent starts it again at once, a child when it needs it. It blocks all signals, and
+//! the process does not wait for it at exit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -171,12 +172,13 @@ fn pass() -> Option<Duration> {
         CACHES.keep();
     }
     // One whose source panics is looked at again when it is next used. The last owner may be this thread.
+    let written = write_recordings();
     let next = alive().into_iter().filter_map(|keeper| survived(move || keeper.decay(super::clock::now()))?).min();
     if next.is_none() && RELEASED.load(Ordering::Relaxed) >= WORTH_A_TRIM {
         RELEASED.store(0, Ordering::Relaxed);
         heap::trim();
     }
-    [look_again, next].into_iter().flatten().min()
+    [look_again, written, next].into_iter().flatten().min()
 }
 
 /// Set when a thread got caches; see [`Noted`].
@@ -185,6 +187,24 @@ static CACHES: Noted = Noted::new();
 /// Called when a thread got caches: they are taken when it is idle.
 pub(super) fn note_caches() {
     CACHES.note();
+}
+
+/// Set when an event of a recording waits to be written.
+static RECORDING: Noted = Noted::new();
+
+/// Makes the thread ready to write recordings; what tells it that something waits. That is called after each event: it
+/// is cheap, and allocates nothing.
+pub(crate) fn flush_recordings() -> fn() {
+    with_keepers(|_| ()); // a fork ends the thread from now on
+    || RECORDING.note()
+}
+
+/// Writes what waits long enough, though no event comes; when to do so again.
+fn write_recordings() -> Option<Duration> {
+    RECORDING.clear();
+    let after = survived(crate::recording::flush)??;
+    RECORDING.keep();
+    Some(super::clock::now() + after)
 }
 
 /// A keeper's flag: there is memory to give back, and the decay thread knows. Set when memory is freed and the thread

@@ -47,7 +47,7 @@ use central::Central;
 use decay::Noted;
 pub use decay::PoolBytes;
 pub(super) use decay::{Keeper, Registration, look, register};
-pub(crate) use decay::{pool_bytes, pool_resident_bytes};
+pub(crate) use decay::{flush_recordings, pool_bytes, pool_resident_bytes};
 use geometry::PAGE;
 use heap::PageHeap;
 use large::Large;

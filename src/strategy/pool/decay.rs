@@ -2,9 +2,10 @@
 //! pools.
 //!
 //! It starts when a thread first has a cache, a pool first has unused memory, or a recording something to write. It
-//! takes the caches of idle threads, gives back memory that is old enough, writes what waits in a recording, and sleeps
-//! without a time limit while there is none of these. A fork ends it first, so that it holds no lock in the child and
-//! the child has one thread. The parent starts it again at once, a child when it needs it. It blocks all signals, and the process does not wait for it at exit.
+//! takes the caches of idle threads, gives back memory that is old enough, writes what waits in a recording, and
+//! sleeps without a time limit while there is none of these. A fork ends it first, so that it holds no lock in the
+//! child and the child has one thread. The parent starts it again at once, a child when it needs it. It blocks all
+//! signals, and the process does not wait for it at exit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -18,9 +18,9 @@ from ctxalloc import MiB
 
 from . import load
 from .app import PAGE as LIVE_PAGE
-from .app import SERVICE
 from .figure import draw
 from .load import Client, Run, step
+from .serving import SERVICE
 
 SMALL_MIB: Final = 4
 LARGE_MIB: Final = 24

@@ -20,7 +20,7 @@ from ctxalloc import MiB
 from . import load
 from .figure import draw
 from .load import Client, Run, step
-from .whole_app import SERVICE
+from .serving import SERVICE
 
 NAMES: Final = {"arrays": ("arrays counted", "arrays"), "whole": ("everything counted", "everything")}
 LIMIT_MIB: Final = (SERVICE.limit_bytes or 0) / MiB

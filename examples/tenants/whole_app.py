@@ -1,22 +1,17 @@
 """The service: Starlette, and routes that parse JSON, decode pictures and read rows of SQLite. It makes no array.
 
-``SERVICE`` has 320 MiB. Half of it is the patient tenant's own; the other half is for whoever comes. ``arrays`` has
-requests count what ctxalloc counts by itself, ``whole`` everything. Run by ``whole``: says on standard output where it
-listens, and ends when its standard input closes.
+Each request has its tenant's budget (``serving``). ``arrays`` has requests count what ctxalloc counts by itself,
+``whole`` everything. Run by ``whole``.
 """
 
-import asyncio
 import io
 import json
-import os
 import random
-import socket
 import sqlite3
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-import uvicorn
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,16 +19,10 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 import ctxalloc
-from ctxalloc import Budget, MiB
+from ctxalloc import MiB
 from ctxalloc.asgi import AllocatorMiddleware, Report, Scope
 
-SERVICE: Final = Budget(320 * MiB, name="service")
-GUESTS: Final = Budget(160 * MiB, parent=SERVICE, name="guests")
-TENANTS: Final = {
-    "patient": Budget(160 * MiB, parent=SERVICE, name="patient"),
-    "greedy": Budget(parent=GUESTS, name="greedy"),
-}
-OTHERS: Final = Budget(parent=GUESTS, name="others")
+from .serving import run, tenant_of
 
 ROWS: Final = {"small": 5_000, "large": 60_000}
 SIDES: Final = {"small": 500, "large": 3_000}
@@ -108,12 +97,6 @@ def on_end(_scope: Scope, report: Report) -> None:
         peaks.setdefault(report.route, []).append(found)
 
 
-def tenant_of(scope: Scope) -> Budget:
-    """Whose request it is."""
-    names = [value.decode("latin-1") for name, value in scope["headers"] if name == b"tenant"]
-    return TENANTS.get(names[0], OTHERS) if len(names) == 1 else OTHERS
-
-
 def build(*, is_whole: bool) -> Any:
     """The application, each request of which has its tenant's budget, for everything or for arrays."""
     work = {"/parse/{size}": parse, "/decode/{size}": decode, "/read/{size}": read}
@@ -127,24 +110,9 @@ def build(*, is_whole: bool) -> Any:
     return AllocatorMiddleware(app, routes={**routes, "/peaks": None}, tenant=tenant_of, on_end=on_end)
 
 
-async def serve(listening: socket.socket, *, is_whole: bool) -> None:
-    """Until standard input ends."""
-    server = uvicorn.Server(uvicorn.Config(build(is_whole=is_whole), log_level="warning", timeout_graceful_shutdown=2))
-
-    def stop() -> None:
-        asyncio.get_running_loop().remove_reader(sys.stdin)
-        server.should_exit = True
-
-    asyncio.get_running_loop().add_reader(sys.stdin, stop)
-    await server.serve(sockets=[listening])
-
-
 def main() -> None:
     """``python -m examples.tenants.whole_app whole`` or ``arrays``."""
-    ctxalloc.configure(decay_seconds=1)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        print(f"{os.getpid()} http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        asyncio.run(serve(listening, is_whole=sys.argv[1] == "whole"))
+    run(build(is_whole=sys.argv[1] == "whole"))
 
 
 if __name__ == "__main__":

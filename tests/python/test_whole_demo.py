@@ -18,12 +18,12 @@ def test_the_greedy_tenant_is_refused_memory_that_is_no_array():
         """
         sys.path[:0] = sys.argv[1:]
         from asgi_calls import call, http
-        from examples.tenants import whole_app as app
+        from examples.tenants import serving, whole_app as app
         service = app.build(is_whole=True)
         def ask(tenant, path):
             return asyncio.run(call(service, http(path, "POST", headers=[(b"tenant", tenant)]))).status
         assert ask(b"greedy", "/parse/small") == 200
-        with ctxalloc.request(whole=True, budget=app.TENANTS["greedy"]):
+        with ctxalloc.request(whole=True, budget=serving.TENANTS["greedy"]):
             held = bytearray(150 * MiB)
         assert ask(b"greedy", "/parse/large") == 503
         assert ask(b"greedy", "/read/large") == 503
@@ -37,7 +37,7 @@ def test_the_greedy_tenant_is_refused_memory_that_is_no_array():
         assert ask(b"greedy", "/decode/large") == 200
         arrays, native, objects = max(app.peaks["/decode/{size}"], key=sum)
         assert native > 20 * MiB, (arrays, native, objects)
-        assert app.SERVICE.in_use_bytes < 2 * MiB, app.SERVICE
+        assert serving.SERVICE.in_use_bytes < 2 * MiB, serving.SERVICE
         """,
         str(ROOT),
         str(Path(__file__).parent),

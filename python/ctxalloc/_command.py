@@ -155,8 +155,11 @@ _WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--record", 
 def _printed(options: argparse.Namespace) -> int:
     """A command that prints something and no more; its exit status."""
     out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
+    status = 0
     try:
-        if options.command == "compare":
+        if options.command in _tune.COMMANDS:
+            status = _tune.run(options, out)
+        elif options.command == "compare":
             _report.compare(options.before, options.after, options.sites, out)
         elif options.command == "info":
             _info.print_info(out, is_json=options.json)
@@ -176,7 +179,7 @@ def _printed(options: argparse.Namespace) -> int:
         if not isinstance(error, BrokenPipeError):  # else whoever reads it has read enough, as `head` does
             print(f"ctxalloc {options.command}: standard output: {error.strerror}", file=sys.stderr)
             return 1
-    return 0
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,10 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words, its_own = _separated(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     options.arguments = its_own
-    if options.command in ("info", "compare", "trace", "whole"):
+    if options.command != "run":
         return _printed(options)
-    if options.command in _tune.COMMANDS:
-        return _tune.run(options)
     is_by_stack = options.kind is not None and _flame.has_format(Path(options.kind))
     for given, other, is_wrong in (
         ("--rounds", "goes with --compare only", options.rounds is not None and not options.compare),

@@ -50,8 +50,11 @@ class FailedError(Exception):
 
 
 def one(path: Path, strategy: str, route: str | None, *, on_one_thread: bool, out: TextIO) -> None:
-    """A replay in this process; its numbers as JSON. What ``measure`` starts. RuntimeError, ValueError: it failed."""
-    numbers = _native._replay(path, strategy, route=route, on_one_thread=on_one_thread)  # noqa: SLF001 - made for this
+    """A replay in this process; its numbers as JSON. What ``measured`` starts. UsageError: it failed."""
+    try:
+        numbers = _native._replay(path, strategy, route=route, on_one_thread=on_one_thread)  # noqa: SLF001 - for this
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(str(error)) from None
     json.dump(numbers, out)
     print(file=out)
 

@@ -1,13 +1,12 @@
 """The commands ``replay`` and ``recommend`` of ``_command``: their options, and what they run."""
 
 import argparse
-import io
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from ctxalloc import _recommend, _replay
 from ctxalloc._program import UsageError
@@ -51,16 +50,14 @@ def add_to(commands: Any, rounds: Callable[[str], int]) -> None:
             command.add_argument("--output", metavar="FILE", type=Path, help="write a page, a .html")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs one of the two; its exit status."""
-    out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
+def run(options: argparse.Namespace, out: TextIO) -> int:
+    """Runs one of the two; its exit status. UsageError: it cannot be done."""
     path: Path = options.recording
     if not path.exists():
-        print(f"ctxalloc {options.command}: there is no recording {os.fspath(path)!r}", file=sys.stderr)
-        return 2
+        raise UsageError(f"there is no recording {os.fspath(path)!r}")
     try:
         if options.command == "recommend":
-            status = _recommend.recommend(
+            return _recommend.recommend(
                 path,
                 options.strategy,
                 options.rounds,
@@ -69,26 +66,17 @@ def run(options: argparse.Namespace) -> int:
                 output=options.output,
                 out=out,
             )
-        elif options.one is not None:
+        if options.one is not None:
             _replay.one(path, options.one, json.load(sys.stdin), on_one_thread=options.one_thread, out=out)
-            status = 0
-        else:
-            status = _replay.replay(
-                path,
-                options.strategy,
-                options.rounds,
-                route=options.route,
-                on_one_thread=options.one_thread,
-                is_json=options.json,
-                out=out,
-            )
-        out.flush()
-    except (UsageError, ValueError, RuntimeError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # whoever reads it has read enough, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        print(f"ctxalloc {options.command}: {error}", file=sys.stderr)
-        return 2
+        return _replay.replay(
+            path,
+            options.strategy,
+            options.rounds,
+            route=options.route,
+            on_one_thread=options.one_thread,
+            is_json=options.json,
+            out=out,
+        )
     except KeyboardInterrupt:
         return 130
-    return status

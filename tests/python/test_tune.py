@@ -170,3 +170,18 @@ def test_what_is_written_never_replaces_a_recording(tmp_path: Path) -> None:
         said = command(*words, "--output", path, status=2).stderr
         assert "is a recording; name another file with --output" in said
     assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("name", ["replay", "recommend"])
+def test_standard_output_that_is_full_is_told_as_by_the_other_commands(name: str, tmp_path: Path) -> None:
+    path = recordings.one_size().write(tmp_path / "a.rec")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ctxalloc", name, path, "--rounds", "1"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, f"ctxalloc {name}: standard output: No space left on device\n")

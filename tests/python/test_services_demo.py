@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 # What is not installed was skipped above.
 from ctxalloc import MiB, request  # noqa: E402
-from examples.tenants import app, demo, load  # noqa: E402
+from examples.tenants import app, demo, load, serving  # noqa: E402
 from examples.tenants.figure import draw  # noqa: E402
 
 
@@ -28,14 +28,14 @@ def ask(service: Any, tenant: str, path: str) -> int:
 
 def test_the_greedy_tenant_is_refused_while_the_patient_one_is_served() -> None:
     service = app.build(is_guarded=True)
-    with request(budget=app.TENANTS["greedy"]):
+    with request(budget=serving.TENANTS["greedy"]):
         held = np.empty(150 * MiB, np.uint8)
     assert ask(service, "greedy", "/smooth/24") == 503
     assert ask(service, "patient", "/smooth/24") == 200
     assert ask(service, "greedy", "/smooth/300") == 413
     del held
     assert ask(service, "greedy", "/smooth/24") == 200
-    assert app.SERVICE.in_use_bytes == 0
+    assert serving.SERVICE.in_use_bytes == 0
     assert max(app.peaks["/smooth/{mib}"]) >= 48 * MiB
 
 

@@ -6,7 +6,7 @@ use ctxalloc::{Buffer, Error, NoRoom, request};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What can be dropped.
 #[derive(Clone, Default)]

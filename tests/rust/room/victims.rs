@@ -5,7 +5,7 @@ use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, Request, request};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 

@@ -156,6 +156,8 @@ fn random_program(seed: u64) -> HashMap<String, Stats> {
         let alone = request().root().name(format!("{seed} alone {round}")).begin().unwrap();
         let handlers: [Handler; 4] = [limited.handler(), inner.handler(), deep.handler(), alone.handler()];
         let handles = [limited.handle(), inner.handle(), deep.handle(), alone.handle()];
+        // Certain, where the threads begin after the requests' ends.
+        assert!(Buffer::zeroed_in(deep.handler(), 300_000).is_err(), "beyond its limit");
         let begun = Barrier::new(THREADS + 1);
         thread::scope(|scope| {
             for number in 0..THREADS {

@@ -272,7 +272,7 @@ impl Model {
 /// What is in a cache, with the number of its request.
 type Cache = Arc<Mutex<Vec<(usize, Buffer)>>>;
 
-/// Whether one who came after these, and has to wait by the model, got room.
+/// Whether one of these who has to wait by the model got room.
 fn is_passed(waiting: &mut [(usize, Admitting)], model: &Model) -> bool {
     let mut waits = waiting.iter_mut().filter(|one| model.waiting.iter().any(|other| other.0 == one.0));
     waits.any(|(_, admitting)| polled(admitting).is_ready())
@@ -469,6 +469,9 @@ fn run_program(seed: u64, steps: usize) -> bool {
         }
         for (number, admitting) in &mut waiting {
             if let Poll::Ready(answer) = polled(admitting) {
+                if answer.is_ok() && model.waiting.iter().any(|other| other.0 < *number) {
+                    return true;
+                }
                 panic!("{what}: {number} must wait, and got {answer:?}:");
             }
         }
@@ -566,5 +569,5 @@ fn random_programs_agree_with_the_model() {
     let seed = |turn| number("CTXALLOC_SEED").unwrap_or(turn);
     let looked_meanwhile = (0..400 * times).filter(|&turn| run_program(seed(turn), 60)).count() as u64;
     println!("{looked_meanwhile} of {} programs ended where a look had gone on meanwhile", 400 * times);
-    assert!(looked_meanwhile <= 4 * times, "{looked_meanwhile}: a look takes a moment, so this is rare");
+    assert!(looked_meanwhile <= 2 + times / 4, "{looked_meanwhile}: a look takes a moment, so this is rare");
 }

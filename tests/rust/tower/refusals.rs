@@ -301,7 +301,7 @@ fn what_never_fits_beside_the_guarantees_of_others_is_413() {
     let tenant = process.child("tenant", None);
     let status = |bytes| {
         let of_tenant = tenant.clone();
-        let layer = RequestLayer::new().tenant(move |_: &Request<()>| Some(of_tenant.clone()));
+        let layer = RequestLayer::new().tenant(move |_| Some(of_tenant.clone()));
         let service = layer.layer(service_fn(move |_: Request<()>| async move {
             let _held = Buffer::zeroed(100)?;
             Buffer::zeroed(bytes)?;

@@ -101,9 +101,9 @@ def test_what_never_fits_beside_the_guarantees_of_others_is_413() -> None:
         others = np.empty(10 * MiB, np.uint8)
     client = asked(makes(10 * MiB, 10 * MiB), **options)
     assert (client.status, "retry-after" in client.headers) == (503, True)
-    with pytest.raises(BudgetExceeded, match=r"of which 41943040 are guaranteed to others; free") as raised:  # noqa: PT012
-        with request(budget=service):
-            np.empty(30 * MiB, np.uint8)
+    expected = pytest.raises(BudgetExceeded, match=r"of which 41943040 are guaranteed to others; free")
+    with expected as raised, request(budget=service):
+        np.empty(30 * MiB, np.uint8)
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
         assert (error.guaranteed_bytes, error.never_fits) == (40 * MiB, True)
         assert "guaranteed to others" in str(error)

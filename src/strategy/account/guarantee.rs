@@ -167,8 +167,8 @@ impl Chain {
         if bytes == 0 { None } else { self.refusing(bytes, usize::MAX, false) }
     }
 
-    /// Whether, and where, `bytes` more would not fit if nothing were in use but what is guaranteed, and reserved by the
-    /// requests around. For [`never_fits`](Self::never_fits), where something is guaranteed.
+    /// Whether, and where, `bytes` more would not fit if nothing were in use but what is guaranteed, and what the
+    /// requests around reserved. For [`never_fits`](Self::never_fits), where something is guaranteed.
     #[cold]
     pub(super) fn never_fits_beside_promises(&self, bytes: usize) -> Option<&Arc<Account>> {
         let find = |passed_on: &mut [usize]| {
@@ -201,8 +201,8 @@ impl Chain {
         kept.unwrap_or_default()
     }
 
-    /// For each account, the youngest first: what of `bytes` more reaches it if nothing is in use but what is guaranteed,
-    /// until `stop` returns something. `is_reserved`: what the requests of this chain reserved is in use too, and the
+    /// For each account, the youngest first: what of `bytes` more reaches it if nothing is in use but what is
+    /// guaranteed, until `stop` returns something. `is_reserved`: what the requests of this chain reserved is in use too, and the
     /// bytes come out of that; else it is a part of the bytes. `passed_on`: as long as there are accounts.
     fn each_step_when_idle<R>(
         &self,

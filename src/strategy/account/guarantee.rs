@@ -202,8 +202,8 @@ impl Chain {
     }
 
     /// For each account, the youngest first: what of `bytes` more reaches it if nothing is in use but what is
-    /// guaranteed, until `stop` returns something. `is_reserved`: what the requests of this chain reserved is in use too, and the
-    /// bytes come out of that; else it is a part of the bytes. `passed_on`: as long as there are accounts.
+    /// guaranteed, until `stop` returns something. `is_reserved`: what the requests of this chain reserved is in use
+    /// too, and the bytes come out of that; else it is a part of the bytes. `passed_on`: as long as there are accounts.
     fn each_step_when_idle<R>(
         &self,
         bytes: usize,

@@ -278,9 +278,10 @@ fn is_passed(waiting: &mut [(usize, Admitting)], model: &Model) -> bool {
     waits.any(|(_, admitting)| polled(admitting).is_ready())
 }
 
-/// Runs one; whether a look at the queue saw memory come back while it was under way. The thread of the queue looks
-/// whenever it is called: it may find no room for the first one in a tenant, and then, when a block has been given
-/// back, room for the second one in the process, for which the first one did not wait yet. The model looks in one moment.
+/// Runs one; whether a look at the queue saw memory come back while it was under way. The thread of the queue
+/// looks whenever it is called: it may find no room for the first one in a tenant, and then, when a block has
+/// been given back, room for the second one in the process, for which the first one did not wait yet. The model
+/// looks in one moment.
 fn run_program(seed: u64, steps: usize) -> bool {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model::default();

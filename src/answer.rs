@@ -28,8 +28,18 @@ impl Answer {
             Error::BudgetExceeded { budget_id, limit_bytes, chosen_for: Some(_), .. } => {
                 (budget_id, false, limit_bytes, 0, 0)
             }
-            Error::BudgetExceeded { budget_id, of_request, limit_bytes, held_bytes, requested_bytes, .. } => {
-                (budget_id, of_request, limit_bytes, held_bytes, requested_bytes)
+            Error::BudgetExceeded {
+                budget_id,
+                of_request,
+                limit_bytes,
+                held_bytes,
+                requested_bytes,
+                guaranteed_bytes,
+                ..
+            } => {
+                let is_limited = limit_bytes != usize::MAX;
+                let can_have_bytes = limit_bytes.saturating_sub(if is_limited { guaranteed_bytes } else { 0 });
+                (budget_id, of_request, can_have_bytes, held_bytes, requested_bytes)
             }
             Error::NoRoom { reason: crate::error::NoRoom::NeverFits, .. } => return Some(Self::TooLarge),
             // Before its beginning a request holds nothing.
@@ -126,6 +136,7 @@ mod tests {
                 held_bytes,
                 requested_bytes,
                 chosen_for: None,
+                guaranteed_bytes: 0,
             };
             assert_eq!(Answer::to(&error, Some(TENANT)), Some(expected), "{error:?}");
         }

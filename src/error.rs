@@ -276,7 +276,7 @@ pub enum Error {
     /// A [`Budget`](crate::strategy::Budget) has no room.
     #[error("budget '{}' {}", shown(.budget), match .chosen_for {
         Some(chosen_for) => chosen(*.held_bytes, &shown(chosen_for)),
-        None => no_room(*.limit_bytes, *.in_use_bytes, *.requested_bytes),
+        None => no_room(*.limit_bytes, *.in_use_bytes, *.requested_bytes, *.guaranteed_bytes),
     })]
     #[non_exhaustive]
     BudgetExceeded {
@@ -298,6 +298,8 @@ pub enum Error {
         /// For whom the request was chosen to make room in that budget, if that is why it was refused
         /// ([`Budget::set_victims_after`](crate::strategy::Budget::set_victims_after)).
         chosen_for: Option<String>,
+        /// How much of its limit is guaranteed to others, and is never this one's, however little they use.
+        guaranteed_bytes: usize,
     },
 
     /// A request could not begin: there was no room to reserve what it needs.
@@ -493,6 +495,7 @@ mod tests {
             held_bytes,
             requested_bytes,
             chosen_for: None,
+            guaranteed_bytes: 0,
         }
     }
 

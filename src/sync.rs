@@ -27,9 +27,9 @@ pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, with_all}
 pub(crate) use threads::Section;
 
 #[cfg(ctxalloc_loom)]
-pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 #[cfg(not(ctxalloc_loom))]
-pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 #[cfg(ctxalloc_loom)]
 use loom::thread::yield_now;

@@ -41,6 +41,7 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
     copied or unpickled, or not made by ctxalloc. ``of_request``: it is the limit of a request, and no budget that
     others share. ``held_bytes``: how much of what was in use the request itself had. ``chosen_for``: for whom it was
     chosen to make room in that budget (``Budget.victims_after``), if that is why it was refused; else None.
+    ``guaranteed_bytes``: how much of the limit is guaranteed to others, and is never this request's.
     """
 
     __module__ = "ctxalloc"
@@ -55,9 +56,11 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         budget_id: int | None = None,
         of_request: bool = False,  # noqa: FBT001, FBT002 - as above
         chosen_for: str | None = None,
+        guaranteed_bytes: int = 0,
     ) -> None:
         super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes)
         self.chosen_for = chosen_for
+        self.guaranteed_bytes = guaranteed_bytes
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.in_use_bytes = in_use_bytes
@@ -75,7 +78,9 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         """Whether the budget could not give as much even if the request were the only one that it is charged with."""
         if self.chosen_for is not None:
             return False
-        return self.held_bytes + self.requested_bytes > self.limit_bytes or self.limit_bytes == 2**64 - 1
+        if self.limit_bytes == 2**64 - 1:
+            return True
+        return self.held_bytes + self.requested_bytes + self.guaranteed_bytes > self.limit_bytes
 
     def __str__(self) -> str:
         if self.chosen_for is not None:
@@ -88,9 +93,10 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
                 f"budget {self.budget!r} has no limit, but cannot count {self.requested_bytes} more bytes: with the "
                 f"{self.in_use_bytes} in use the sum would be more than can be counted; ask for less"
             )
+        kept = f", of which {self.guaranteed_bytes} are guaranteed to others" if self.guaranteed_bytes else ""
         return (
             f"budget {self.budget!r} has no room for {self.requested_bytes} more bytes: {self.in_use_bytes} of its "
-            f"{self.limit_bytes} are in use; free something, or give it a higher limit"
+            f"{self.limit_bytes} are in use{kept}; free something, or give it a higher limit"
         )
 
 

@@ -53,6 +53,7 @@ def named(refused: BudgetExceeded, key: object, prefix: str) -> TaskBudgetExceed
         refused.budget, refused.limit_bytes, refused.in_use_bytes, refused.requested_bytes, key, prefix
     )
     error.held_bytes, error.budget_id, error.of_request = refused.held_bytes, refused.budget_id, refused.of_request
+    error.guaranteed_bytes = refused.guaranteed_bytes
     # The cause does not go through pickle; its traceback does, and says where in the task it was.
     return error.with_traceback((refused.__cause__ or refused).__traceback__)
 

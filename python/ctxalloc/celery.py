@@ -40,6 +40,7 @@ class RunRefused(RuntimeError):  # noqa: N818 - says what happened, like ctxallo
     prefix: str
     held_bytes: int
     of_request: bool
+    guaranteed_bytes: int
     budget_id: int | None
 
     def __init__(self, *about: Any) -> None:
@@ -49,14 +50,14 @@ class RunRefused(RuntimeError):  # noqa: N818 - says what happened, like ctxallo
     @classmethod
     def of(cls, refusal: TaskBudgetExceeded) -> "RunRefused":
         """The same refusal, as no MemoryError."""
-        made = cls(*refusal.args, refusal.held_bytes, refusal.of_request)
+        made = cls(*refusal.args, refusal.held_bytes, refusal.of_request, refusal.guaranteed_bytes)
         made.budget_id = refusal.budget_id
         return made
 
     def _refusal(self) -> TaskBudgetExceeded:
         budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix, *more = self.args
         refusal = TaskBudgetExceeded(budget, limit_bytes, in_use_bytes, requested_bytes, key, prefix)
-        refusal.held_bytes, refusal.of_request = more or (0, False)
+        refusal.held_bytes, refusal.of_request, refusal.guaranteed_bytes = (*more, 0, False, 0)[:3]
         return refusal
 
     @property

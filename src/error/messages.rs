@@ -17,16 +17,25 @@ pub(super) fn shown(text: &str) -> impl Display + '_ {
 }
 
 /// Why a budget has no room; one without a limit refuses only what cannot be counted.
-pub(super) fn no_room(limit_bytes: usize, in_use_bytes: usize, requested_bytes: usize) -> String {
+pub(super) fn no_room(
+    limit_bytes: usize,
+    in_use_bytes: usize,
+    requested_bytes: usize,
+    guaranteed_bytes: usize,
+) -> String {
     if limit_bytes == usize::MAX {
         return format!(
             "has no limit, but cannot count {requested_bytes} more bytes: with the {in_use_bytes} in use the sum would \
              be more than can be counted; ask for less"
         );
     }
+    let kept = match guaranteed_bytes {
+        0 => String::new(),
+        _ => format!(", of which {guaranteed_bytes} are guaranteed to others"),
+    };
     format!(
-        "has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use; free something, \
-         or give it a higher limit"
+        "has no room for {requested_bytes} more bytes: {in_use_bytes} of its {limit_bytes} are in use{kept}; free \
+         something, or give it a higher limit"
     )
 }
 

@@ -85,6 +85,7 @@ impl From<Error> for PyErr {
                 held_bytes,
                 requested_bytes,
                 chosen_for,
+                guaranteed_bytes,
             } => {
                 // The order of its `__init__`.
                 BudgetExceeded::new_err((
@@ -96,6 +97,7 @@ impl From<Error> for PyErr {
                     budget_id,
                     of_request,
                     chosen_for,
+                    guaranteed_bytes,
                 ))
             }
             Error::NoRoom { budget, budget_id, of_request, limit_bytes, in_use_bytes, requested_bytes, reason } => {

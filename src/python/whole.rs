@@ -31,6 +31,8 @@ use std::mem::transmute;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 type GetState = unsafe extern "C" fn() -> *const c_void;
 type VarGet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
@@ -83,8 +85,14 @@ pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
 #[pyfunction]
 #[pyo3(name = "_whole_enable")]
 pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
-    if IS_BEGUN.swap(true, Ordering::AcqRel) {
-        if IS_COUNTING.load(Ordering::Acquire) && !counts_objects() {
+    let since = Instant::now();
+    while IS_BEGUN.swap(true, Ordering::AcqRel) {
+        if !IS_COUNTING.load(Ordering::Acquire) {
+            // Another thread enables it, which lets others run meanwhile: a request that began now would miss blocks.
+            wait_for_another(py, since)?;
+            continue;
+        }
+        if !counts_objects() {
             return Err(PyRuntimeError::new_err(
                 "request(whole=True) cannot be had any more: a tool has put another allocator of Python's in the place \
                  of ctxalloc's, as memray --trace-python-allocators does at its end where it was started first; start \
@@ -94,6 +102,19 @@ pub(super) fn enable(py: Python<'_>) -> PyResult<()> {
         return Ok(());
     }
     begin(py).inspect_err(|_| IS_BEGUN.store(false, Ordering::Release)).map_err(|why| why.into_error(py))
+}
+
+/// Lets another thread enable it, for a moment; not for ever, since that one may not be there, in a child of `fork`.
+fn wait_for_another(py: Python<'_>, since: Instant) -> PyResult<()> {
+    const LONG: Duration = Duration::from_secs(10);
+    if since.elapsed() > LONG {
+        return Err(PyRuntimeError::new_err(
+            "request(whole=True) cannot be had: another thread has been making it ready for ten seconds; enable it \
+             before threads start and the process forks, by CTXALLOC_WHOLE=1 in the environment",
+        ));
+    }
+    py.detach(|| thread::sleep(Duration::from_millis(1)));
+    py.check_signals()
 }
 
 /// Why the library is not there, and what to do.

@@ -26,7 +26,7 @@ use crate::strategy::account::{Account, reclaimers, reclaiming};
 #[cfg(feature = "python")]
 pub(crate) use ending::Ending;
 pub use here::Waits;
-use refusal::no_room;
+use refusal::{no_room, no_room_in};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -112,8 +112,8 @@ pub(crate) fn take_now(prepared: &Prepared) -> Result<bool, Error> {
 fn reserve(prepared: &Prepared) -> Result<Option<usize>, Error> {
     let Some(bytes) = prepared.reserve_bytes() else { return Ok(None) };
     let chain = prepared.chain();
-    if chain.never_fits(bytes).is_some() {
-        return Err(turned_away(prepared, no_room(chain, bytes, NoRoom::NeverFits)));
+    if let Some(account) = chain.never_fits(bytes) {
+        return Err(turned_away(prepared, no_room_in(account, bytes, NoRoom::NeverFits)));
     }
     let is_taken = chain.admit(bytes, Account::is_wanted, None);
     Ok(if is_taken { None } else { Some(bytes) })

@@ -6,7 +6,7 @@
 //! the first of each is looked at.
 
 use super::drain::Drain;
-use super::refusal::no_room;
+use super::refusal::{no_room, no_room_in};
 use super::waiter::{ASKS_EVERY, Waiter};
 use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
@@ -220,9 +220,9 @@ impl Queue {
         while let Some((_, waiter)) = firsts.pop_first() {
             full.clear();
             let lane = waiter.lane();
-            if waiter.chain.never_fits(waiter.bytes).is_some() {
-                self.remove(&waiter, later); // a limit was lowered
-                let error = no_room(&waiter.chain, waiter.bytes, NoRoom::NeverFits);
+            if let Some(account) = waiter.chain.never_fits(waiter.bytes) {
+                let error = no_room_in(account, waiter.bytes, NoRoom::NeverFits);
+                self.remove(&waiter, later); // a limit was lowered, or something guaranteed
                 later.decide(waiter, Err(error));
             } else if waiter.chain.admit(
                 waiter.bytes,

@@ -4,11 +4,10 @@ use crate::error::{Error, NoRoom};
 use crate::strategy::account::{Account, Chain};
 use crate::unattributed::unattributed;
 
-/// The error, with the account that is the reason.
+/// The error, with the account that is the reason. Where it could never fit the caller knows which one that is.
 pub(super) fn no_room(chain: &Chain, bytes: usize, reason: NoRoom) -> Error {
-    let account = if reason == NoRoom::NeverFits { chain.never_fits(bytes) } else { chain.obstacle(bytes) };
     // Room may have come meanwhile: then the nearest one above stands for them.
-    no_room_in(account.or(chain.above().first()).unwrap_or(chain.own()), bytes, reason)
+    no_room_in(chain.obstacle(bytes).or(chain.above().first()).unwrap_or(chain.own()), bytes, reason)
 }
 
 /// The same, where it is known which account it is.

@@ -390,6 +390,7 @@ mod tests {
             held_bytes: 0,
             requested_bytes: 200,
             chosen_for: None,
+            guaranteed_bytes: 0,
         };
         assert_eq!(refused, expected);
         for budget in [&process, &tenant, &request] {

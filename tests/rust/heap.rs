@@ -10,6 +10,8 @@ mod books;
 #[cfg(all(unix, not(miri)))]
 #[path = "support/child.rs"]
 mod child;
+#[path = "heap/guarantees.rs"]
+mod guarantees;
 #[path = "heap/layouts.rs"]
 mod layouts;
 #[path = "heap/limits.rs"]

@@ -314,7 +314,8 @@ impl Program<'_> {
                         in_use_bytes: stats.live_bytes,
                         held_bytes: self.model.accounts[number].stats.live_bytes,
                         requested_bytes: size,
-                        chosen_for: None::<String>
+                        chosen_for: None::<String>,
+                        guaranteed_bytes: 0usize
                     });
                     assert_eq!(refusal(made), expected);
                 }

@@ -6,6 +6,8 @@
 mod mixed;
 #[path = "room/model.rs"]
 mod model;
+#[path = "room/promised.rs"]
+mod promised;
 #[path = "room/reclaimers.rs"]
 mod reclaimers;
 #[path = "room/victims.rs"]

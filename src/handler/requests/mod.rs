@@ -323,6 +323,7 @@ impl Seen {
             held_bytes: in_use_bytes,
             requested_bytes,
             chosen_for: None,
+            guaranteed_bytes: 0,
         })
     }
 

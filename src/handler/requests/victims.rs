@@ -48,6 +48,7 @@ pub(crate) fn choose(full: &Account, asker: &Chain, bytes: usize) -> Option<(Arc
         held_bytes: own.live_bytes(),
         requested_bytes: 0,
         chosen_for: Some(chosen.chosen_for.clone()),
+        guaranteed_bytes: 0,
     };
     own.choose(chosen).then(|| (own, state.on_chosen.clone(), error))
 }

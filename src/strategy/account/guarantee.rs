@@ -167,21 +167,61 @@ impl Chain {
         if bytes == 0 { None } else { self.refusing(bytes, usize::MAX, false) }
     }
 
-    /// For [`never_fits`](Self::never_fits) where a budget above has a guarantee, and so a part of the others' limits.
+    /// Whether, and where, `bytes` more would not fit if nothing were in use but what is guaranteed, and what the
+    /// requests around reserved. For [`never_fits`](Self::never_fits), where something is guaranteed.
     #[cold]
     pub(super) fn never_fits_beside_promises(&self, bytes: usize) -> Option<&Arc<Account>> {
-        let covers = self.covers.as_ref()?;
-        let mut passed_on = vec![bytes; covers.len()];
+        let find = |passed_on: &mut [usize]| {
+            self.each_step_when_idle(bytes, true, passed_on, |at, step| {
+                let account = &self.accounts()[at];
+                (step > 0 && account.promised_bytes().saturating_add(step) > account.limit_bytes()).then_some(at)
+            })
+        };
+        let mut passed_on = vec![bytes; self.accounts().len()]; // allocated under no lock
+        find(&mut passed_on)?;
+        // Somebody may be changing a guarantee, account by account, and take it back: what is said once and for all is
+        // looked at in one moment.
+        let at = with_all(self.accounts(), || find(&mut passed_on))?;
+        Some(&self.accounts()[at])
+    }
+
+    /// How much of the limit of one of its accounts is guaranteed to others, beside `bytes` of this chain's, which come
+    /// out of its own guarantees first. Under no lock.
+    pub(super) fn guaranteed_to_others(&self, at: usize, bytes: usize) -> usize {
+        if self.accounts()[at].promised_bytes() == 0 {
+            return 0;
+        }
+        let mut passed_on = vec![bytes; self.accounts().len()];
+        let kept = with_all(self.accounts(), || {
+            self.each_step_when_idle(bytes, false, &mut passed_on, |other, step| {
+                let own = bytes.saturating_sub(step);
+                (other == at).then(|| self.accounts()[at].promised_bytes().saturating_sub(own))
+            })
+        });
+        kept.unwrap_or_default()
+    }
+
+    /// For each account, the youngest first: what of `bytes` more reaches it if nothing is in use but what is
+    /// guaranteed, until `stop` returns something. `is_reserved`: what the requests of this chain reserved is in use
+    /// too, and the bytes come out of that; else it is a part of the bytes. `passed_on`: as long as there are accounts.
+    fn each_step_when_idle<R>(
+        &self,
+        bytes: usize,
+        is_reserved: bool,
+        passed_on: &mut [usize],
+        stop: impl Fn(usize, usize) -> Option<R>,
+    ) -> Option<R> {
         for (at, account) in self.accounts().iter().enumerate() {
-            let step = passed_on.get(covers[at].under as usize).copied().unwrap_or(bytes);
-            if step > 0 && account.promised_bytes().saturating_add(step) > account.limit_bytes() {
-                return Some(account);
+            let under = self.covers.as_ref().map_or(usize::MAX, |covers| covers[at].under as usize);
+            let step = passed_on.get(under).copied().unwrap_or(bytes);
+            if let Some(found) = stop(at, step) {
+                return Some(found);
             }
-            passed_on[at] = match account.kind {
+            passed_on[at] = match &account.kind {
                 Kind::Budget { .. } => account.passes_on_when_idle(step),
-                // What it reserved is in use while it is there.
                 Kind::Request { .. } => {
-                    step.saturating_sub(account.reservation.as_ref().map_or(0, |own| own.bytes.load(RELAXED)))
+                    let own = account.reservation.as_ref().filter(|_| is_reserved);
+                    step.saturating_sub(own.map_or(0, |own| own.bytes.load(RELAXED)))
                 }
             };
         }

@@ -8,6 +8,7 @@
 //!
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
 
+mod asking;
 mod chain;
 mod choice;
 mod chosen;
@@ -48,6 +49,7 @@ pub(crate) use whole::Force;
 
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};
+use asking::Missing;
 use known::Listed;
 use refused::{REMEMBERED, RefusalNote};
 use reserved::Reservation;
@@ -110,8 +112,8 @@ pub(crate) struct Account {
     reservation: Option<Reservation>,
     /// What budgets directly below are guaranteed, or guarantee to others. Changed under the lock.
     promised_bytes: AtomicUsize,
-    /// How many bytes it lacked lately, until reclaimers were asked for them.
-    missing_bytes: AtomicUsize,
+    /// How many bytes it lacked lately.
+    missing: Missing,
     /// Whether it is to be refused memory once, and whether it ever was.
     is_chosen: AtomicBool,
     was_chosen: AtomicBool,
@@ -218,7 +220,7 @@ impl Account {
             was_full: AtomicBool::new(false),
             reservation: None,
             promised_bytes: AtomicUsize::new(0),
-            missing_bytes: AtomicUsize::new(0),
+            missing: Missing::new(),
             is_chosen: AtomicBool::new(false),
             was_chosen: AtomicBool::new(false),
             victims_after: AtomicU64::new(NEVER),

@@ -5,6 +5,7 @@
 //! `reclaiming.rs`. It asks one after the other, under no lock. Where nobody has added any, a refusal is one load
 //! dearer, and nothing else is.
 
+use super::asking::Alone;
 use super::reclaiming;
 use super::{Account, Chain, RELAXED};
 use crate::strategy::pool::{clock, trim_pools};
@@ -12,8 +13,7 @@ use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::trace;
 use crate::unattributed::unattributed;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -45,8 +45,7 @@ struct Reclaimer {
     budget_id: u64,
     budget: Weak<Account>,
     reclaim: Box<dyn Reclaim>,
-    /// The process in which it is being asked; 0 if it is not. A child of `fork` has nobody who is asking.
-    asked_in: AtomicU32,
+    alone: Alone,
     /// Whether the last one to ask got nothing.
     gave_nothing: AtomicBool,
 }
@@ -90,7 +89,7 @@ pub(in crate::strategy) fn add(budget: &Arc<Account>, order: i32, reclaim: Box<d
         budget_id: budget.id,
         budget: Arc::downgrade(budget),
         reclaim,
-        asked_in: AtomicU32::new(0),
+        alone: Alone::new(),
         gave_nothing: AtomicBool::new(false),
     });
     budget.reclaimers.fetch_add(1, RELAXED);
@@ -187,18 +186,18 @@ fn trim_for(full: &Account) {
 impl Reclaimer {
     /// Asks it, after whoever is asking now. A reclaimer that asks others does not wait: they might wait for it.
     fn ask(&self, full: &Account, wanted_bytes: usize) {
-        // Acquire and Release: what it did for the one before is seen by its next call.
-        let here = process::id();
-        let asking = |before: u32| (before != here).then_some(here);
-        while self.asked_in.fetch_update(Ordering::Acquire, RELAXED, asking).is_err() {
-            if reclaiming::is_inside() {
-                return;
+        let waits = || {
+            let waits = !reclaiming::is_inside();
+            if waits {
+                thread::sleep(AGAIN);
             }
-            thread::sleep(AGAIN);
-        }
-        let before = given_back(full);
-        let answer = reclaiming::inside(|| catch_unwind(AssertUnwindSafe(|| self.reclaim.ask(wanted_bytes))));
-        self.asked_in.store(0, Ordering::Release);
+            waits
+        };
+        let asked = self.alone.ask(waits, || {
+            let before = given_back(full);
+            (before, reclaiming::inside(|| catch_unwind(AssertUnwindSafe(|| self.reclaim.ask(wanted_bytes)))))
+        });
+        let Some((before, answer)) = asked else { return };
         let freed_nothing = given_back(full) == before;
         let was_told = self.gave_nothing.swap(freed_nothing, RELAXED);
         if answer.is_err() {
@@ -214,10 +213,10 @@ fn ask_for_what_is_missing() {
     let mut full: Vec<Arc<Account>> = Vec::new();
     for budget in present().iter().filter_map(|reclaimer| reclaimer.budget.upgrade()) {
         let chain = Chain::of_budget(&budget);
-        full.extend(chain.accounts().iter().filter(|account| account.missing_bytes.load(RELAXED) > 0).cloned());
+        full.extend(chain.accounts().iter().filter(|account| account.missing.is_any()).cloned());
     }
     for account in full {
-        let wanted_bytes = account.missing_bytes.swap(0, RELAXED); // 0 where it is in the list once more
+        let wanted_bytes = account.missing.take(); // 0 where it is in the list once more
         if wanted_bytes > 0 {
             reclaim(&account, wanted_bytes);
         }
@@ -244,7 +243,7 @@ impl Chain {
     fn miss_slowly(&self, at: usize, bytes: usize) {
         let Some(account) = self.accounts().get(at) else { return };
         let missing = account.live_bytes().saturating_add(account.pending_bytes()).saturating_add(bytes);
-        account.missing_bytes.fetch_max(missing.saturating_sub(account.limit_bytes()), RELAXED);
+        account.missing.note(missing.saturating_sub(account.limit_bytes()));
         reclaiming::call();
     }
 

@@ -22,6 +22,7 @@ impl Chain {
                 held_bytes,
                 requested_bytes,
                 chosen_for: Some(chosen.chosen_for.clone()),
+                guaranteed_bytes: 0,
             };
         }
         match account {
@@ -34,6 +35,7 @@ impl Chain {
                 held_bytes,
                 requested_bytes,
                 chosen_for: None,
+                guaranteed_bytes: self.guaranteed_to_others(at, held_bytes.saturating_add(requested_bytes)),
             },
             None => Error::RequestEnded { request: self.own.name().into_owned(), requested_bytes },
         }

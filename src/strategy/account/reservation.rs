@@ -230,7 +230,7 @@ impl Chain {
                 let (account, step) = (&self.accounts()[at], self.step(covers, at, 0));
                 if step > 0 && !account.has_room_for(step) {
                     let wanted = account.live_bytes().saturating_add(account.pending_bytes()).saturating_add(step);
-                    account.missing_bytes.fetch_max(wanted.saturating_sub(account.limit_bytes()), RELAXED);
+                    account.missing.note(wanted.saturating_sub(account.limit_bytes()));
                     lacks = true;
                 }
             }

@@ -23,7 +23,8 @@ fn a_limit_refuses_and_the_report_says_whose_it_was() {
         in_use_bytes: 1500,
         held_bytes: 1500,
         requested_bytes: 501,
-        chosen_for: None::<String>
+        chosen_for: None::<String>,
+        guaranteed_bytes: 0usize
     });
     assert_eq!(format!("{:?}", report.refusal.unwrap()), expected);
     assert_eq!(report.stats.refused, 1);

@@ -293,3 +293,27 @@ fn a_reservation_without_room_is_refused_before_the_service_is_called() {
     drop(held);
     assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 0));
 }
+
+#[test]
+fn what_never_fits_beside_the_guarantees_of_others_is_413() {
+    let process = Budget::new("process", Some(1000));
+    let promised = process.guaranteed_child("promised", None, 600).unwrap();
+    let tenant = process.child("tenant", None);
+    let status = |bytes| {
+        let of_tenant = tenant.clone();
+        let layer = RequestLayer::new().tenant(move |_| Some(of_tenant.clone()));
+        let service = layer.layer(service_fn(move |_: Request<()>| async move {
+            let _held = Buffer::zeroed(100)?;
+            Buffer::zeroed(bytes)?;
+            Ok::<_, BoxError>(answer(Scripted::new([])).await?)
+        }));
+        let response = now(service.oneshot(get())).unwrap();
+        (response.status().as_u16(), response.headers().contains_key("retry-after"))
+    };
+    assert_eq!(status(301), (413, false), "with the 100 that it holds it is one more than is ever there for it");
+    assert_eq!(status(300), (200, false));
+    let borrowed = process.charge(200).unwrap();
+    assert_eq!(status(250), (503, true), "when the 200 come back there is room");
+    drop((borrowed, promised));
+    assert_eq!(status(900), (200, false), "nothing is guaranteed any more");
+}

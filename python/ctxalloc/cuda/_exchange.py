@@ -36,7 +36,7 @@ def _over(
     layout: tuple[tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]],
     device: int,
 ) -> Host:
-    """An ndarray over an address, read-only or not: its shape, strides in bytes and dtype. BufferError: it cannot be."""
+    """An ndarray over an address, read-only or not: its shape, strides in bytes and dtype. BufferError: it is none."""
     (address, readonly), (shape, strides, dtype) = memory, layout
     said = f"shape={shape}, strides={strides} in bytes, {dtype.itemsize} bytes an element"
     if math.prod(length or 1 for length in shape) * dtype.itemsize >= _MAX_BYTES:

@@ -11,7 +11,7 @@ use pyo3::types::PyString;
 /// and is to learn it if dpctl is missing.
 const OF_USM: [&str; 3] = ["usm_shared", "usm_host", "usm_device"];
 
-/// The same for `ctxalloc.cuda`, the driver and a device.
+/// The same for `ctxalloc.cuda`, the driver and a device; `cuda_host:1` is that of device 1.
 const OF_CUDA: [&str; 2] = ["cuda_host", "cuda_managed"];
 
 /// The handler with that name.
@@ -23,10 +23,21 @@ pub(super) fn handler_named(py: Python<'_>, name: &str) -> PyResult<Handler> {
     if handler::handler(name).is_none() && OF_USM.contains(&name) {
         py.import("ctxalloc.usm")?.call_method1("_register_defaults", (name,))?;
     }
-    if handler::handler(name).is_none() && OF_CUDA.contains(&name) {
+    if handler::handler(name).is_none() && is_of_cuda(name) {
         py.import("ctxalloc.cuda")?.call_method1("_register_default", (name,))?;
     }
     Ok(handler::try_handler(name)?)
+}
+
+fn is_of_cuda(name: &str) -> bool {
+    match name.split_once(':') {
+        None => OF_CUDA.contains(&name),
+        // As `cuda.handler` writes it: no zero before it, and no device 0.
+        Some((kind, number)) => {
+            OF_CUDA.contains(&kind)
+                && number.parse().is_ok_and(|ordinal: u16| ordinal > 0 && ordinal.to_string() == number)
+        }
+    }
 }
 
 /// What users may give where a handler is selected: a Handler, its name, or None for NumPy's default.

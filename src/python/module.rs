@@ -42,7 +42,7 @@ mod _native {
     use super::super::budget::PyBudget;
     #[pymodule_export]
     use super::super::cuda::{
-        cuda_address, cuda_capture, cuda_configure, cuda_device, cuda_info, cuda_keep, cuda_kind_of, cuda_load,
+        PyCapture, cuda_address, cuda_configure, cuda_device, cuda_info, cuda_keep, cuda_kind_of, cuda_load,
         cuda_register, cuda_settle, cuda_wait,
     };
     #[pymodule_export]

@@ -66,8 +66,8 @@ impl PyStrategy {
             }
             "SharedMemory" => Arc::new(SharedMemory::new()?),
             "Usm" => Arc::new(options.usm_pool()?),
-            "Cuda" => cuda::strategy(py, &options, false)?,
-            "CudaArena" => cuda::strategy(py, &options, true)?,
+            "cuda.Pool" => cuda::strategy(py, &options, false)?,
+            "cuda.Arena" => cuda::strategy(py, &options, true)?,
             "UsmArena" => Arc::new(Arena::over(&options.usm_pool()?)),
             "Callbacks" => callbacks(&options)?,
             "Faulty" => faulty(&options)?,

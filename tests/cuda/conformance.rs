@@ -88,7 +88,7 @@ fn whole_mappings_are_registered_and_blocks_lie_in_one_each() {
         let address = block.addr().get();
         assert_eq!(device.kind_of(address).expect("a context"), CudaKind::Host);
         assert_eq!(device.kind_of(address + size - 1).expect("a context"), CudaKind::Host);
-        assert_eq!(device.device_address(address), Some(address));
+        assert_eq!(device.device_address(address).expect("an answer"), Some(address));
     }
     let ever = get(c"registered_ever") - before;
     assert!(ever <= 4, "{ever} registrations for 4 blocks");

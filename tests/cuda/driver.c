@@ -43,6 +43,8 @@ static struct number {
 	{ "capturing", 0 },         /* whether a stream captures a graph */
 	{ "invalidated", 0 },       /* how many calls made that capture invalid */
 	{ "query_fails", 0 },       /* what cuEventQuery returns */
+	{ "attribute_fails", 0 },   /* what cuPointerGetAttribute returns */
+	{ "pointer_fails", 0 },     /* what cuMemHostGetDevicePointer returns */
 	{ "registrations", 0 },     /* how many there are now */
 	{ "registered_bytes", 0 },  /* their bytes */
 	{ "allocations", 0 },       /* the driver's own, now */
@@ -55,8 +57,8 @@ static struct number {
 
 enum name {
 	INIT, VERSION, COUNT, REGISTER, SAME_POINTERS, CONCURRENT, NUMA, REFUSE_REGISTER, REFUSE_ALLOC, PROGRESS, DEAD,
-	CAPTURING, INVALIDATED, QUERY_FAILS, REGISTRATIONS, REGISTERED_BYTES, ALLOCATIONS, REGISTERED_EVER, CONTEXTS, RECORDED,
-	QUERIES, RUNNING, NUMBERS
+	CAPTURING, INVALIDATED, QUERY_FAILS, ATTRIBUTE_FAILS, POINTER_FAILS, REGISTRATIONS, REGISTERED_BYTES, ALLOCATIONS,
+	REGISTERED_EVER, CONTEXTS, RECORDED, QUERIES, RUNNING, NUMBERS
 };
 
 struct range { char *start; size_t size; int kind; }; /* 1 registered, 2 allocated, 3 managed */
@@ -362,6 +364,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *found, void *address, unsigne
 {
 	(void)flags;
 	ENTER(1);
+	if (N(POINTER_FAILS))
+		return leave((CUresult)N(POINTER_FAILS));
 	struct range *range = range_at(address);
 	if (!range || range->kind == 3)
 		return leave(INVALID);
@@ -372,6 +376,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *found, void *address, unsigne
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
 {
 	ENTER(1);
+	if (N(ATTRIBUTE_FAILS))
+		return leave((CUresult)N(ATTRIBUTE_FAILS));
 	struct range *range = range_at((const char *)(uintptr_t)address);
 	if (!range)
 		return leave(INVALID);
@@ -383,6 +389,7 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
 	}
 }
 
+#ifndef WITHOUT_MANAGED
 CUresult cuMemAllocManaged(CUdeviceptr *start, size_t size, unsigned flags)
 {
 	ENTER(1);
@@ -397,6 +404,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *start, size_t size, unsigned flags)
 	N(ALLOCATIONS)++;
 	return leave(OK);
 }
+
+#endif
 
 CUresult cuMemFree_v2(CUdeviceptr start)
 {

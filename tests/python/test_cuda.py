@@ -1,7 +1,9 @@
 """`ctxalloc.cuda` on the driver of tests/cuda/driver.c: NumPy's arrays in pinned and managed memory."""
 
 import asyncio
+import gc
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -28,6 +30,11 @@ def driver() -> Iterator[Fake]:
     assert cuda.info()["kept"] == 0
 
 
+def kept_in(kind: cuda.CudaKind | str) -> np.ndarray:
+    with cuda.use(kind):  # type: ignore[arg-type]
+        return np.ones(3)
+
+
 def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
@@ -46,6 +53,7 @@ def test_arrays_of_a_scope_are_in_memory_of_its_kind(driver: Fake, kind: cuda.Cu
     assert not grown[10:].any()
     assert cuda.kind_of(np.empty(10)) is cuda.CudaKind.PAGEABLE
     assert cuda.kind_of(address(made[0])) == kind
+    assert cuda.kind_of(np.int64(address(made[0]))) == cuda.kind_of(np.uint64(address(made[0]))) == kind
 
 
 def test_the_handlers_are_found_by_name_and_registered_once(driver: Fake) -> None:
@@ -99,8 +107,23 @@ def test_streams_of_the_libraries_are_understood(driver: Fake) -> None:
     for wrong in ("7", None, True, 1.5):
         with pytest.raises(TypeError, match="is no stream"):
             cuda.keep(np.ones(3), stream=wrong)
+    with pytest.raises(TypeError, match="is no stream"):
+        cuda.keep(np.ones(3), stream=np.ones(2, int))
     with pytest.raises(ValueError, match="is no stream"):
         cuda.keep(np.ones(3), stream=-1)
+    for answer in (77, (9, 77), (0,), None):
+        odd = type("Stream", (), {"__cuda_stream__": lambda self, answer=answer: answer})()
+        with pytest.raises(TypeError, match=r"__cuda_stream__ of .* must be a tuple \(0, "):
+            cuda.keep(np.ones(3), stream=odd)
+
+
+def test_keep_takes_arrays_one_by_one(driver: Fake) -> None:
+    with pytest.raises(TypeError, match=r"keep\(stream=1\) has no array"):
+        cuda.keep(stream=1)
+    for wrong in ("abc", 3, [np.ones(3)], None):
+        with pytest.raises(TypeError, match=r"takes arrays, one by one, got"):
+            cuda.keep(np.ones(3), wrong, stream=1)
+    cuda.keep(np.ones(3), memoryview(b"abc"), cuda.as_cuda(kept_in("host")), stream=1)
 
 
 def test_a_capture_is_not_disturbed(driver: Fake) -> None:
@@ -116,6 +139,55 @@ def test_a_capture_is_not_disturbed(driver: Fake) -> None:
         assert cuda.info()["waiting_blocks"] > 0
         driver.set(capturing=0)
     assert driver.get("invalidated") == before
+    assert not cuda.info()["capturing"]
+
+
+def test_a_capture_ends_with_its_object_if_its_block_never_began(driver: Fake) -> None:
+    announced = cuda.capturing()
+    announced.__enter__()  # and then a signal's exception, before the block
+    assert cuda.info()["capturing"]
+    del announced
+    gc.collect()
+    assert not cuda.info()["capturing"]
+
+
+def test_signals_leave_no_capture_on(driver: Fake) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(500):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
+                while True:
+                    with cuda.capturing():
+                        pass
+            except KeyboardInterrupt:
+                pass
+            assert not cuda.info()["capturing"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_capture_is_used_again_and_not_entered_twice(driver: Fake) -> None:
+    again = cuda.capturing()
+    for _ in range(2):
+        with again:
+            assert cuda.info()["capturing"]
+            with pytest.raises(RuntimeError, match="entered already"):
+                again.__enter__()
+            with cuda.capturing():
+                pass
+            assert cuda.info()["capturing"]
+        assert not cuda.info()["capturing"]
+
+    @cuda.capturing()  # type: ignore[operator]
+    def count(left: int) -> bool:
+        return count(left - 1) if left else bool(cuda.info()["capturing"])
+
+    assert count(2)
     assert not cuda.info()["capturing"]
 
 
@@ -178,15 +250,22 @@ def test_wrong_arguments_are_told(driver: Fake) -> None:
             cuda.handler(device=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="an int from 0 up"):
         cuda.device(-1)
-    with pytest.raises(ValueError, match=r"reuse='later'.*'events' or 'unsafe'"):
+    with pytest.raises(ValueError, match=r"cuda\.Pool\(reuse='later'\).*'events' or 'unsafe'"):
         cuda.Pool(reuse="later")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"huge_pages=1.*True or False"):
         cuda.Pool(huge_pages=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"cuda\.Arena\(\) takes its options by name: give kind='host'"):
+        cuda.Arena("host")
     with pytest.raises(TypeError, match="an address or an array, got 'str'"):
         cuda.kind_of("a")
     with pytest.raises(ValueError, match="from 1 up"):
         cuda.configure(quarantine_bytes=0)
-    assert cuda.kind_of(1 << 70) == "pageable"
+    for out_of_range in (-1, 1 << 64, np.int64(-1)):
+        with pytest.raises(ValueError, match=r"from 0 up and below 2\*\*64, got"):
+            cuda.kind_of(out_of_range)
+    for scalar in (np.float64(3), np.bool_(True), np.str_("a")):  # they have an interface, to a copy of theirs
+        with pytest.raises(TypeError, match="an address or an array"):
+            cuda.kind_of(scalar)
 
 
 def test_what_is_said_of_driver_and_device(driver: Fake) -> None:

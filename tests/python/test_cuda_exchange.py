@@ -1,6 +1,9 @@
 """`cuda.as_cuda` and `cuda.asarray`: CUDA's array interface and DLPack, out and in."""
 
+import copy
+import ctypes
 import gc
+import pickle
 import weakref
 from typing import Any
 
@@ -87,6 +90,18 @@ def test_dlpack_names_the_memory() -> None:
             over.__dlpack__(dl_device=(2, 0))
         with pytest.raises(BufferError, match="no copies"):
             over.__dlpack__(copy=True)
+        for wrong in ({"stream": "x"}, {"stream": -2}, {"stream": True}, {"dl_device": 5}, {"max_version": 5}):
+            with pytest.raises(TypeError, match=rf"__dlpack__\({next(iter(wrong))}="):
+                over.__dlpack__(**wrong)
+
+
+def test_an_array_is_not_copied_or_pickled_as_pinned() -> None:
+    over = cuda.as_cuda(pinned(3))
+    for make, text in ((copy.copy, "makes no copies"), (copy.deepcopy, "makes no copies"), (pickle.dumps, "pickled")):
+        with pytest.raises(TypeError, match=text):
+            make(over)
+    with pytest.raises(TypeError, match="pickled"):
+        over.__reduce_ex__(2)
 
 
 def test_dlpack_refuses_what_it_cannot_describe() -> None:
@@ -176,12 +191,126 @@ def test_dlpack_of_others_comes_in_without_a_copy(driver: Fake) -> None:
 
 def test_what_is_no_array_is_told() -> None:
     array = pinned(3)
+    place = array.__array_interface__["data"][0]
     for change, text in (
-        ({"typestr": "absent"}, "lacks data, version, shape or typestr"),
+        ({"typestr": "absent"}, "lacks typestr"),
+        ({"version": "absent"}, "lacks version"),
         ({"mask": 1}, "has a mask"),
         ({"stream": 0}, "stream 0"),
+        ({"stream": "x"}, r"\['stream'\] is 'x'"),
+        ({"version": "3"}, r"\['version'\] is '3'"),
+        ({"version": None}, r"\['version'\] is None"),
+        ({"version": -1}, r"\['version'\] is -1; it must be an int from 0 to 3"),
+        ({"version": 4}, r"\['version'\] is 4"),
+        ({"typestr": "|O"}, r"\['typestr'\] is '\|O'; .* not of objects"),
+        ({"typestr": "|O8"}, "not of objects"),
+        ({"typestr": "f4,O"}, "not of objects"),
+        ({"typestr": "<f3"}, r"\['typestr'\] is '<f3'"),
+        ({"typestr": 4}, r"\['typestr'\] is 4"),
+        ({"typestr": "|V0"}, r"\['typestr'\] is '\|V0'"),
+        ({"typestr": "|V8", "descr": [("a", "|O")]}, r"\['descr'\] is .*without objects"),
+        ({"typestr": "|V4", "descr": [("a", "<f8")]}, r"\['descr'\] is .*describe 4 bytes"),
+        ({"typestr": "|V4", "descr": "f4"}, r"\['descr'\] is 'f4'"),
+        ({"shape": 3}, r"\['shape'\] is 3"),
+        ({"shape": (-1,)}, r"\['shape'\] is \(-1,\)"),
+        ({"shape": (1.5,)}, r"\['shape'\] is"),
+        ({"shape": (1,) * 65}, "65 axes"),
+        ({"strides": (4, 4)}, r"\['strides'\] is \(4, 4\); it must be None or a tuple of 1 ints"),
+        ({"data": 5}, r"\['data'\] is 5"),
+        ({"data": (None, False)}, r"\['data'\] is \(None, False\)"),
+        ({"data": (-8, False)}, r"\['data'\] is"),
+        ({"data": (place, "no")}, r"\['data'\] is"),
+        ({"data": (0, False)}, "where no memory is"),
+        ({"data": (1 << 64, False)}, "where no memory is"),
+        ({"shape": (1 << 40, 1 << 40)}, "2\\*\\*63 bytes and more"),
+        ({"shape": (1 << 62,)}, "2\\*\\*63 bytes and more"),
+        ({"shape": (1 << 40,)}, "the last in pageable memory"),
+        ({"shape": (2,), "strides": (1 << 63,)}, "strides of 2"),
+        ({"shape": (3,), "strides": (1 << 62,)}, "where no memory is"),
+        ({"shape": (3,), "strides": (-(1 << 62),)}, "where no memory is"),
+        ({"shape": (2,), "strides": (1 << 40,)}, "the last in pageable memory"),
+        ({"shape": (2,), "strides": (-(1 << 40),)}, "pageable"),
+        ({"data": (np.ones(3).__array_interface__["data"][0], False)}, "is pageable: .*numpy.asarray"),
     ):
         with pytest.raises(BufferError, match=text):
             cuda.asarray(Interface(array, **change))
     with pytest.raises(TypeError, match="got 'int'"):
         cuda.asarray(3)
+    with pytest.raises(BufferError, match="is 'str'; it must be a dict"):
+        cuda.asarray(type("Odd", (), {"__cuda_array_interface__": "x"})())
+    with pytest.raises(BufferError, match="is pageable"):
+        cuda.asarray(np.ones(3))
+
+
+def test_structures_come_back_with_their_fields() -> None:
+    for dtype in ([("a", "i1"), ("b", "<f4", (2,))], np.dtype([("a", "i1"), ("b", "f8")], align=True)):
+        array = pinned(4, dtype=dtype)
+        for given in (array, array[::2]):
+            made = cuda.asarray(Interface(given))
+            assert made.dtype == array.dtype
+            assert made.dtype.names == ("a", "b")
+            assert made["b"].tolist() == given["b"].tolist()
+            assert np.shares_memory(made, array)
+    assert cuda.asarray(Interface(pinned(4, dtype="M8[s]"))).dtype == "M8[s]"
+
+
+class Tensor(ctypes.Structure):
+    """A ``DLManagedTensor`` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class Wrong:
+    """A producer whose tensor and device are what is given."""
+
+    def __init__(self, data: int, device: object = (3, 0), **change: Any) -> None:
+        self.device = device
+        shape, strides = change.pop("shape", 3), change.pop("strides", 1)
+        self.numbers = (ctypes.c_int64 * 1)(shape), (ctypes.c_int64 * 1)(strides)
+        fields = {"device_type": 3, "ndim": 1, "code": 2, "bits": 32, "lanes": 1} | change
+        self.tensor = Tensor(data=data, shape=self.numbers[0], strides=self.numbers[1], **fields)
+
+    def __dlpack_device__(self) -> object:
+        return self.device
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def test_a_tensor_that_describes_no_such_memory_is_told() -> None:
+    array = pinned(3)
+    place = array.__array_interface__["data"][0]
+    assert cuda.asarray(Wrong(place)).tolist() == [0, 1, 2]
+    assert cuda.asarray(Wrong(place, device_type=1)).tolist() == [0, 1, 2], "as PyTorch's pinned tensors"
+    for producer, text in (
+        (Wrong(0), "where no memory is"),
+        (Wrong(place, byte_offset=1 << 63), "where no memory is"),
+        (Wrong(place, byte_offset=1 << 40), "is pageable"),
+        (Wrong(place, shape=1 << 40), "the last in pageable memory"),
+        (Wrong(place, shape=1 << 62), "bytes and more"),
+        (Wrong(place, strides=1 << 62), "bytes and more"),
+        (Wrong(place, strides=1 << 59), "pageable"),
+        (Wrong(place, bits=24), "not one of NumPy's"),
+        (Wrong(place, bits=0), "not one of NumPy's"),
+        (Wrong(place, device_type=2), r"is \(3, 0\), and the tensor's own device is \(2, 0\)"),
+        (Wrong(place, (13, 0)), r"is \(13, 0\), and the tensor's own device is \(3, 0\)"),
+        (Wrong(place, 5), "__dlpack_device__.* is 5; it must be a tuple of two ints"),
+        (Wrong(place, ("a", 0)), "must be a tuple of two ints"),
+    ):
+        with pytest.raises(BufferError, match=text):
+            cuda.asarray(producer)

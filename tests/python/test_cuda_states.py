@@ -30,7 +30,7 @@ def test_without_a_driver_the_error_says_what_to_install() -> None:
 import ctxalloc
 from ctxalloc import cuda
 for ask in (cuda.use, lambda: ctxalloc.use("cuda_host"), lambda: ctxalloc.handler("cuda_managed"), cuda.Pool,
-            cuda.Arena, lambda: cuda.kind_of(1), cuda.device, lambda: cuda.keep(1, stream=1)):
+            cuda.Arena, lambda: cuda.kind_of(1), cuda.device, lambda: cuda.keep(b"1", stream=1)):
     try:
         ask()
     except RuntimeError as error:
@@ -84,6 +84,61 @@ def test_no_device_at_all_is_that_state_too() -> None:
     folder = library().rsplit("/", 1)[0]
     asked = "from ctxalloc import cuda; print(cuda.info()['state'])"
     assert says(asked, CTXALLOC_FAKE_CUDA="devices=0", LD_LIBRARY_PATH=folder) == "no device"
+
+
+def test_a_library_without_a_function_is_told_by_its_name() -> None:
+    folder = library("WITHOUT_MANAGED").rsplit("/", 1)[0]
+    asked = "from ctxalloc import cuda; info = cuda.info(); print(info['state'], '|', info['error'])"
+    shown = says(asked, LD_LIBRARY_PATH=folder)
+    assert shown.startswith("driver too old | ")
+    assert "libcuda.so.1 has no function cuMemAllocManaged" in shown
+    assert "install a newer one" in shown
+
+
+def test_the_driver_s_own_error_is_told_of_an_address() -> None:
+    program = """
+with cuda.use():
+    array = np.ones(10)
+def said(**numbers):
+    driver.set(**numbers)
+    for ask in (cuda.kind_of, cuda.as_cuda):
+        try:
+            ask(array)
+        except RuntimeError as error:
+            print(str(error).split(": ")[1].split(";")[0])
+        else:
+            print("no error")
+    driver.set(**{name: 0 for name in numbers})
+said(attribute_fails=999)
+said(pointer_fails=2)
+assert cuda.kind_of(array) == "host"
+"""
+    assert with_driver(program).splitlines() == [
+        "cuPointerGetAttribute returned CUDA_ERROR_UNKNOWN (999)",
+        "cuPointerGetAttribute returned CUDA_ERROR_UNKNOWN (999)",
+        "no error",
+        "cuMemHostGetDevicePointer returned CUDA_ERROR_OUT_OF_MEMORY (2)",
+    ]
+
+
+def test_handlers_of_other_devices_are_found_by_name() -> None:
+    program = """
+assert ctxalloc.handler("cuda_host:1") is cuda.handler(device=1)
+with ctxalloc.use("cuda_managed:1"):
+    np.ones(10)
+for wrong in ("cuda_host:0", "cuda_host:01", "cuda_host:", "cuda_host:x", "cuda_other:1"):
+    try:
+        ctxalloc.handler(wrong)
+    except ctxalloc.UnknownHandlerError:
+        pass
+    else:
+        raise AssertionError(wrong)
+try:
+    ctxalloc.use("cuda_host:7")
+except RuntimeError as error:
+    print("no CUDA device 7; there are 2" in str(error))
+"""
+    assert with_driver(program, devices=2) == "True"
 
 
 def test_a_driver_before_12_5_needs_the_users_word() -> None:
@@ -230,9 +285,11 @@ assert info["mapped_bytes"] == before, "nothing was unmapped, and nothing counte
 assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in info["last_failure"], info
 assert info["waiting_bytes"] > 0 and cuda.settle() == 0
 try:
-    cuda.keep(1, stream=1)
+    cuda.keep(b"1", stream=1)
 except RuntimeError as error:
     print("700" in str(error))
+assert info["state"] == "context lost" and "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in info["error"], info
+assert not cuda.is_available() and info["devices"] == []
 """
     assert with_driver(program) == "True"
 

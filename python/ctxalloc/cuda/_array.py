@@ -1,6 +1,6 @@
 """`Array`: an ndarray's elements as CUDA's libraries take them, without a copy."""
 
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -106,6 +106,23 @@ class Array:
             raise IndexError(msg)
         return Array._over(view, self._kind, self._device)
 
+    def __reduce__(self) -> NoReturn:
+        msg = (
+            "a cuda.Array cannot be pickled: its memory is pinned in this process; pickle array.ndarray, and make it "
+            "again inside of ctxalloc.cuda.use()"
+        )
+        raise TypeError(msg)
+
+    def __copy__(self) -> NoReturn:
+        msg = (
+            "a cuda.Array makes no copies: array[:] is a view, and as_cuda(array.ndarray.copy()) inside of "
+            "ctxalloc.cuda.use() a copy in pinned memory"
+        )
+        raise TypeError(msg)
+
+    def __deepcopy__(self, memo: dict[int, Any], /) -> NoReturn:
+        self.__copy__()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Host:  # noqa: FBT001 - NumPy's protocol
         if copy:
             return np.array(self._array, dtype=dtype)
@@ -150,8 +167,15 @@ class Array:
 
         ``stream`` is the consumer's; nothing has to be waited for. BufferError: a dtype that DLPack does not have,
         strides that are no multiple of the element, a copy, or another device than the memory's or the host (1, 0).
-        ValueError: stream 0, which the protocol forbids.
+        ValueError: stream 0, which the protocol forbids. TypeError: an argument that the protocol does not have.
         """
+        if stream is not None and (not is_int(stream) or stream < -1):
+            msg = f"__dlpack__(stream={stream!r}): give None, -1, 1, 2, or the number of a CUstream"
+            raise TypeError(msg)
+        for name, pair in (("max_version", max_version), ("dl_device", dl_device)):
+            if pair is not None and not is_pair(pair):
+                msg = f"__dlpack__({name}={pair!r}): give None or a tuple of two ints"
+                raise TypeError(msg)
         if stream == 0 and stream is not None:
             msg = "__dlpack__(stream=0) is ambiguous: give 1 for the legacy default stream, 2 for this thread's"
             raise ValueError(msg)
@@ -182,14 +206,24 @@ class Array:
         return f"<cuda.Array {self.shape} {self.dtype} in {self._kind} memory>"
 
 
-def _bounds(array: Host) -> tuple[int, int]:
+def is_int(value: object) -> bool:
+    """Whether it is an int, of Python's or NumPy's; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_pair(value: object) -> bool:
+    """Whether it is a tuple (or list) of two ints."""
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_int, value))
+
+
+def bounds(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> tuple[int, int]:
     """The address of the first byte, and the address after the last."""
-    low = behind = int(array.__array_interface__["data"][0])
-    if array.size:
-        for length, stride in zip(array.shape, array.strides, strict=True):
+    low = behind = address
+    if all(shape):
+        for length, stride in zip(shape, strides, strict=True):
             reach = (length - 1) * stride
             low, behind = low + min(reach, 0), behind + max(reach, 0)
-        behind += array.itemsize
+        behind += item_bytes
     return low, behind
 
 
@@ -206,7 +240,7 @@ def as_cuda(array: Host, /, *, device: int = 0) -> Array:
         kind_text = subject.dtype if isinstance(subject, np.ndarray) else type(subject).__qualname__
         msg = f"as_cuda() takes an ndarray of numbers, got '{kind_text}'"
         raise TypeError(msg)
-    low, behind = _bounds(array)
+    low, behind = bounds(int(array.__array_interface__["data"][0]), array.shape, array.strides, array.itemsize)
     kinds = {CudaKind(_native.cuda_kind_of(low, number)), CudaKind(_native.cuda_kind_of(max(low, behind - 1), number))}
     kind = kinds.pop()
     if kinds or kind not in (CudaKind.HOST, CudaKind.MANAGED):

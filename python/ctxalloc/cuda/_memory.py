@@ -4,6 +4,8 @@ import enum
 import threading
 from typing import Any, Literal, Self, TypeAlias
 
+import numpy as np
+
 from ctxalloc import _native
 
 
@@ -67,8 +69,9 @@ def handler(kind: Kind = "host", *, device: int = 0) -> _native.Handler:
 
 
 def register_default(wanted: str) -> None:
-    """Registers ``cuda_host`` or ``cuda_managed``."""
-    handler("managed" if wanted == "cuda_managed" else "host")
+    """Registers ``cuda_host`` or ``cuda_managed``, or ``cuda_host:1``, which is that of device 1."""
+    name, _, number = wanted.partition(":")
+    handler("managed" if name == "cuda_managed" else "host", device=int(number or 0))
 
 
 def use(kind: Kind = "host", *, device: int = 0) -> _native.Scope:
@@ -86,29 +89,33 @@ def use(kind: Kind = "host", *, device: int = 0) -> _native.Scope:
 
 
 def address_of(subject: object) -> int:
-    """The address of an array's first element, or the address itself. TypeError: neither."""
+    """The address of an array's first element, or the address itself. TypeError: neither. ValueError: out of range."""
     address: object = subject
-    for name in ("__cuda_array_interface__", "__array_interface__"):
+    # NumPy's scalars have an interface too, to a copy that is gone at once: an int of NumPy's is an address.
+    names = () if isinstance(subject, np.generic) else ("__cuda_array_interface__", "__array_interface__")
+    for name in names:
         interface = getattr(subject, name, None)
         if isinstance(interface, dict):
             data = interface.get("data")
             address = data[0] if isinstance(data, tuple) and data else None
             break
-    if not isinstance(address, int) or isinstance(address, bool):
+    if not isinstance(address, (int, np.integer)) or isinstance(address, bool):
         msg = f"kind_of() takes an address or an array, got '{type(subject).__qualname__}'"
         raise TypeError(msg)
-    return address
+    if not 0 <= address < 1 << 64:
+        msg = f"kind_of() takes an address from 0 up and below 2**64, got {address}"
+        raise ValueError(msg)
+    return int(address)
 
 
 def kind_of(subject: object, /, *, device: int = 0) -> CudaKind:
     """The kind of memory at an address (an int) or of an array, according to the driver.
 
     The driver is asked in the primary context of ``device``, which is made if there is none. In a child of ``fork`` all
-    memory is pageable. RuntimeError: there is no driver, or no such device. TypeError: neither an int nor an array.
+    memory is pageable. RuntimeError: there is no driver, or no such device, or the driver does not answer. TypeError:
+    neither an int nor an array. ValueError: an int that is no address.
     """
     address, number = address_of(subject), device_meant(device)
-    if not 0 <= address < 1 << 64:
-        return CudaKind.PAGEABLE
     return CudaKind(_native.cuda_kind_of(address, number))
 
 
@@ -118,7 +125,7 @@ class _OverCuda(_native.Strategy):
 
     def __new__(
         cls,
-        *,
+        *wrong: object,
         kind: Kind = "host",
         device: int = 0,
         huge_pages: bool = False,
@@ -127,6 +134,9 @@ class _OverCuda(_native.Strategy):
         warm_bytes: int | None = None,
         decay_seconds: float | None = None,
     ) -> Self:
+        if wrong:
+            msg = f"{cls._NAME}() takes its options by name: give kind={wrong[0]!r}, not {wrong[0]!r}"
+            raise TypeError(msg)
         options: dict[str, Any] = {
             "kind": _kind_meant(kind),
             "device": device_meant(device),
@@ -154,7 +164,7 @@ class Pool(_OverCuda):
     """
 
     __slots__ = ()
-    _NAME = "Cuda"
+    _NAME = "cuda.Pool"
 
 
 class Arena(_OverCuda):
@@ -164,7 +174,7 @@ class Arena(_OverCuda):
     """
 
     __slots__ = ()
-    _NAME = "CudaArena"
+    _NAME = "cuda.Arena"
 
 
 for _public in (Pool, Arena, handler, kind_of, use):

@@ -3,7 +3,7 @@
 use super::{device, keep};
 use crate::error::Error;
 use crate::source::{CudaDriver, cuda_mapped};
-use crate::strategy::{self, CudaCapturing, cuda_capturing, cuda_waiting, set_cuda_quarantine_bytes};
+use crate::strategy::{self, cuda_waiting, set_cuda_quarantine_bytes};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -23,11 +23,13 @@ pub(in crate::python) fn cuda_load(py: Python<'_>, path: PathBuf) -> PyResult<()
 /// How it stands with the driver, in one word or two.
 fn state_of(outcome: &Result<&'static CudaDriver, Error>) -> &'static str {
     match outcome {
+        Ok(driver) if driver.is_usable() && driver.lost().is_some() => "context lost",
         Ok(driver) if driver.is_usable() => "ready",
         Ok(_) => "forked",
         Err(Error::Cuda { code: 0, .. }) => "no driver",
         Err(Error::Cuda { code: 34, .. }) => "stub library",
         Err(Error::Cuda { code: 100, .. }) => "no device",
+        Err(Error::Cuda { code: 500, .. }) => "driver too old",
         Err(Error::Cuda { code: 803, .. }) => "driver mismatch",
         Err(_) => "failed",
     }
@@ -41,7 +43,11 @@ pub(in crate::python) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>
     let outcome = py.detach(|| unsafe { CudaDriver::load(None) });
     let info = PyDict::new(py);
     info.set_item("state", state_of(&outcome))?;
-    info.set_item("error", outcome.as_ref().err().map(ToString::to_string))?;
+    let error = match &outcome {
+        Ok(driver) => driver.lost().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    info.set_item("error", error)?;
     let driver = outcome.ok();
     info.set_item("driver", driver.map(|driver| driver.path().to_string_lossy().into_owned()))?;
     info.set_item("version", driver.map(CudaDriver::version))?;
@@ -100,7 +106,7 @@ pub(in crate::python) fn cuda_address(
     device: usize,
 ) -> PyResult<(Option<usize>, Option<usize>)> {
     let device = super::device(py, device)?;
-    Ok(py.detach(|| (device.device_address(address), device.owner_of(address))))
+    Ok(py.detach(|| Ok::<_, Error>((device.device_address(address)?, device.owner_of(address)?)))?)
 }
 
 /// Waits until the work that was queued on a stream is done. A signal's handler runs meanwhile, and may end it.
@@ -133,11 +139,4 @@ pub(in crate::python) fn cuda_settle(py: Python<'_>) -> usize {
 #[pyo3(signature = (quarantine_bytes, /))]
 pub(in crate::python) fn cuda_configure(quarantine_bytes: usize) {
     set_cuda_quarantine_bytes(quarantine_bytes);
-}
-
-/// Announces a capture, or its end. The package calls it in pairs.
-#[pyfunction]
-#[pyo3(signature = (begins, /))]
-pub(in crate::python) fn cuda_capture(py: Python<'_>, begins: bool) {
-    py.detach(|| if begins { std::mem::forget(cuda_capturing()) } else { drop(CudaCapturing::forgotten()) });
 }

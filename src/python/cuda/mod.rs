@@ -1,12 +1,14 @@
 //! The Rust part of `ctxalloc.cuda`. Its only user is the package `python/ctxalloc/cuda`.
 
 mod ask;
+mod capture;
 mod keep;
 mod pools;
 
 pub(super) use ask::{
-    cuda_address, cuda_capture, cuda_configure, cuda_device, cuda_info, cuda_kind_of, cuda_load, cuda_settle, cuda_wait,
+    cuda_address, cuda_configure, cuda_device, cuda_info, cuda_kind_of, cuda_load, cuda_settle, cuda_wait,
 };
+pub(super) use capture::PyCapture;
 pub(super) use keep::cuda_keep;
 pub(super) use pools::{cuda_register, strategy};
 

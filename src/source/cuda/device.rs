@@ -1,6 +1,6 @@
 //! A device: its primary context, retained when first needed, and what can be asked of it.
 
-use super::failure::Failure;
+use super::failure::{Failure, INVALID_VALUE, NOT_REGISTERED};
 use super::library::{Call, CudaDriver, Ref};
 use crate::error::Error;
 use std::ffi::{CStr, c_int};
@@ -209,47 +209,72 @@ impl CudaDevice {
     /// What the driver says of an address. In a child of `fork` all memory is pageable.
     ///
     /// # Errors
-    /// [`Error::Cuda`] if the device's context cannot be made.
+    /// [`Error::Cuda`] if the device's context cannot be made, or the driver does not answer.
     pub fn kind_of(&self, address: usize) -> Result<CudaKind, Error> {
         if !self.driver.is_usable() || address == 0 {
             return Ok(CudaKind::Pageable);
         }
-        let _entered = self.enter().map_err(|failure| failure.while_doing("an address's kind cannot be asked"))?;
-        let ask = |attribute| self.ask(address, attribute);
-        // Memory that CUDA does not know is an invalid value.
-        Ok(match ask(MEMORY_TYPE) {
-            None => CudaKind::Pageable,
-            Some(_) if ask(IS_MANAGED).is_some_and(|managed| managed & 0xff != 0) => CudaKind::Managed,
-            Some(1) => CudaKind::Host,
-            Some(_) => CudaKind::Device,
+        let ask = || {
+            let _entered = self.enter()?;
+            Ok(match self.ask(address, MEMORY_TYPE)? {
+                None => CudaKind::Pageable,
+                Some(_) if self.ask(address, IS_MANAGED)?.is_some_and(|managed| managed & 0xff != 0) => {
+                    CudaKind::Managed
+                }
+                Some(1) => CudaKind::Host,
+                Some(_) => CudaKind::Device,
+            })
+        };
+        ask().map_err(|failure: Failure| {
+            failure.while_doing(&format!("the kind of memory at {address:#x} is not known"))
         })
     }
 
-    /// The number of the device whose memory an address is; of pinned memory, the one that it was pinned on.
-    #[must_use]
-    pub fn owner_of(&self, address: usize) -> Option<usize> {
-        let _entered = self.enter().ok()?;
-        self.ask(address, DEVICE_ORDINAL).map(|ordinal| ordinal as usize)
+    /// The number of the device whose memory an address is; of pinned memory, the one that it was pinned on. `None` if
+    /// CUDA does not know the address.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if the device's context cannot be made, or the driver does not answer.
+    pub fn owner_of(&self, address: usize) -> Result<Option<usize>, Error> {
+        let ask = || {
+            let _entered = self.enter()?;
+            Ok(self.ask(address, DEVICE_ORDINAL)?.map(|ordinal| ordinal as usize))
+        };
+        ask().map_err(|failure: Failure| failure.while_doing(&format!("the device of {address:#x} is not known")))
     }
 
-    /// An attribute of an address, in the current context.
-    fn ask(&self, address: usize, attribute: c_int) -> Option<u32> {
+    /// An attribute of an address, in the current context. `None`: memory that CUDA does not know, which the driver
+    /// calls an invalid value.
+    fn ask(&self, address: usize, attribute: c_int) -> Result<Option<u32>, Failure> {
         let mut value: u64 = 0; // the widest of the attributes asked for
         // SAFETY: the driver writes 1 or 4 bytes to the number; it reads nothing at the address.
         let code =
             unsafe { (self.driver.functions.pointer_attribute)((&raw mut value).cast(), attribute, address as u64) };
-        (code == 0).then_some(value as u32)
+        if code == INVALID_VALUE {
+            return Ok(None);
+        }
+        self.driver.check("cuPointerGetAttribute", code).map(|()| Some(value as u32))
     }
 
     /// The address at which kernels reach pinned memory; `None` if they do not.
-    #[must_use]
-    pub fn device_address(&self, address: usize) -> Option<usize> {
-        let _entered = self.enter().ok()?;
-        let mut found = 0;
-        let pointer: *mut u8 = std::ptr::without_provenance_mut(address);
-        // SAFETY: the number is ours to write to; the driver takes any address and does not read there.
-        let code = unsafe { (self.driver.functions.device_pointer)(&raw mut found, pointer.cast(), 0) };
-        (code == 0).then_some(found as usize)
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if the device's context cannot be made, or the driver does not answer.
+    pub fn device_address(&self, address: usize) -> Result<Option<usize>, Error> {
+        let ask = || {
+            let _entered = self.enter()?;
+            let mut found = 0;
+            let pointer: *mut u8 = std::ptr::without_provenance_mut(address);
+            // SAFETY: the number is ours to write to; the driver takes any address and does not read there.
+            let code = unsafe { (self.driver.functions.device_pointer)(&raw mut found, pointer.cast(), 0) };
+            if matches!(code, INVALID_VALUE | NOT_REGISTERED) {
+                return Ok(None);
+            }
+            self.driver.check("cuMemHostGetDevicePointer", code).map(|()| Some(found as usize))
+        };
+        ask().map_err(|failure: Failure| {
+            failure.while_doing(&format!("it is not known where kernels reach the memory at {address:#x}"))
+        })
     }
 }
 

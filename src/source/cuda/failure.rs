@@ -12,6 +12,12 @@ pub(crate) struct Failure {
     pub(crate) code: c_int,
 }
 
+/// `CUDA_ERROR_INVALID_VALUE`, also of an address that CUDA does not know.
+pub(super) const INVALID_VALUE: c_int = 1;
+/// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
+pub(super) const NOT_REGISTERED: c_int = 713;
+/// `CUDA_ERROR_NOT_FOUND`, also of a function of the driver's.
+pub(super) const NOT_FOUND: c_int = 500;
 /// Some work that the event stands for is not done (`CUDA_ERROR_NOT_READY`).
 pub(super) const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_DEINITIALIZED`: the driver shuts down with the process.
@@ -19,9 +25,11 @@ pub(super) const DEINITIALIZED: c_int = 4;
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: whatever ran in it has ended.
 pub(super) const CONTEXT_IS_DESTROYED: c_int = 709;
 
+const KERNEL_FAILED: &str = "a kernel failed, and the context is lost: begin the process anew";
+
 /// Code, name in cuda.h, and what to do.
 const KNOWN: &[(c_int, &str, &str)] = &[
-    (1, "CUDA_ERROR_INVALID_VALUE", "report it, with the output of ctxalloc.cuda.info()"),
+    (INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "report it, with the output of ctxalloc.cuda.info()"),
     (
         2,
         "CUDA_ERROR_OUT_OF_MEMORY",
@@ -43,12 +51,21 @@ const KNOWN: &[(c_int, &str, &str)] = &[
     ),
     (101, "CUDA_ERROR_INVALID_DEVICE", "give a number from 0 up, below the number of devices"),
     (201, "CUDA_ERROR_INVALID_CONTEXT", "the device was reset: begin the process anew"),
+    (214, "CUDA_ERROR_ECC_UNCORRECTABLE", "the device's memory is damaged, and the context is lost: see nvidia-smi -q"),
+    (220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "a link between devices failed, and the context is lost: see dmesg"),
     (400, "CUDA_ERROR_INVALID_HANDLE", "the stream is gone, or is another device's: name its device with device="),
     (700, "CUDA_ERROR_ILLEGAL_ADDRESS", "a kernel accessed what it must not, and the context is lost: restart"),
+    (702, "CUDA_ERROR_LAUNCH_TIMEOUT", "a kernel ran too long, and the context is lost: begin the process anew"),
     (CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "the device was reset: begin the process anew"),
+    (710, "CUDA_ERROR_ASSERT", "an assertion in a kernel failed, and the context is lost: begin the process anew"),
     (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "report it, with the output of ctxalloc.cuda.info()"),
-    (713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "report it, with the output of ctxalloc.cuda.info()"),
-    (719, "CUDA_ERROR_LAUNCH_FAILED", "a kernel failed, and the context is lost: begin the process anew"),
+    (NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "report it, with the output of ctxalloc.cuda.info()"),
+    (714, "CUDA_ERROR_HARDWARE_STACK_ERROR", KERNEL_FAILED),
+    (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", KERNEL_FAILED),
+    (716, "CUDA_ERROR_MISALIGNED_ADDRESS", KERNEL_FAILED),
+    (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", KERNEL_FAILED),
+    (718, "CUDA_ERROR_INVALID_PC", KERNEL_FAILED),
+    (719, "CUDA_ERROR_LAUNCH_FAILED", KERNEL_FAILED),
     (801, "CUDA_ERROR_NOT_SUPPORTED", "the device or the system does not have it: see ctxalloc.cuda.info()"),
     (802, "CUDA_ERROR_SYSTEM_NOT_READY", "the system's services for CUDA do not run: see nvidia-fabricmanager"),
     (
@@ -74,6 +91,11 @@ impl Failure {
     /// Its name in cuda.h; that of `CUDA_ERROR_UNKNOWN`'s kind for codes that are not known here.
     pub(crate) fn name(self) -> &'static str {
         self.known().map_or("an error that is not known here", |known| known.1)
+    }
+
+    /// Whether no call in that context succeeds any more: cuda.h says of these that the process must begin anew.
+    pub(super) fn loses_context(self) -> bool {
+        matches!(self.code, 214 | 220 | 700 | 702 | 710 | 714..=719)
     }
 
     fn known(self) -> Option<&'static (c_int, &'static str, &'static str)> {

@@ -1,7 +1,7 @@
 //! The driver's functions that this folder uses, each looked up once, and whether they may be called. The names with
 //! `_v2` are what cuda.h maps the plain ones to.
 
-use super::failure::Failure;
+use super::failure::{Failure, NOT_FOUND};
 use crate::error::Error;
 use crate::os;
 use crate::sync::Made;
@@ -34,6 +34,8 @@ pub struct CudaDriver {
     pub(super) contexts: [AtomicPtr<c_void>; MAX_DEVICES],
     pub(super) spare_events: Mutex<Vec<Spare>>,
     last_failure: Mutex<Option<Failure>>,
+    /// The first call that found a context lost. Never cleared.
+    lost: Mutex<Option<Failure>>,
 }
 
 /// An event of a device's primary context that nobody uses.
@@ -73,9 +75,12 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// # Errors
+            /// The name of a function that the library does not have.
+            ///
             /// # Safety
             /// - `library` is the CUDA driver, or has its symbols with their types.
-            unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
+            unsafe fn of(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
                         // SAFETY: the library is the driver (this function's contract), whose header declares this
@@ -83,7 +88,7 @@ macro_rules! functions {
                         let symbol = unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) -> c_int>(concat!($name, "\0").as_bytes())
                         };
-                        *symbol?
+                        *symbol.map_err(|_| $name)?
                     },)*
                     $($extra: {
                         // SAFETY: as for those above; a driver that is too old does not have the symbol.
@@ -161,7 +166,11 @@ impl CudaDriver {
         // SAFETY: the library is the driver (this function's contract), whose initialisers may run here.
         let (library, functions) = unsafe {
             let library = Library::new(path).map_err(failed)?;
-            let functions = Functions::of(&library).map_err(failed)?;
+            let functions = Functions::of(&library).map_err(|name| Error::Cuda {
+                what: format!("the CUDA driver in {} has no function {name}", path.display()),
+                code: NOT_FOUND,
+                advice: "it is no NVIDIA driver, or older than CUDA 7: install a newer one",
+            })?;
             (library, functions)
         };
         std::mem::forget(library); // never unloaded: its functions stay callable
@@ -196,6 +205,7 @@ impl CudaDriver {
             contexts: [const { AtomicPtr::new(null_mut()) }; MAX_DEVICES],
             spare_events: Mutex::new(Vec::new()),
             last_failure: Mutex::new(None),
+            lost: Mutex::new(None),
         }))
     }
 
@@ -263,6 +273,13 @@ impl CudaDriver {
         last.map(|failure| failure.while_doing("the last call that failed").to_string())
     }
 
+    /// The call that found a device's context lost, after which the process can only begin anew.
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "Python's `info` asks"))]
+    pub(crate) fn lost(&self) -> Option<Error> {
+        let lost = *self.lost.try_lock().ok()?;
+        lost.map(|failure| failure.while_doing("a CUDA context is lost"))
+    }
+
     /// Makes the exit of the process wait for a call, until the value is dropped. `None` if no call may begin any more.
     pub(super) fn begin_call(&self) -> Option<Call> {
         CALLS.fetch_add(1, Ordering::SeqCst);
@@ -277,6 +294,9 @@ impl CudaDriver {
         }
         let failure = Failure { call, code };
         *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        if failure.loses_context() {
+            self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        }
         Err(failure)
     }
 }

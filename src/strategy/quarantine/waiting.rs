@@ -293,14 +293,6 @@ pub fn cuda_capturing() -> CudaCapturing {
     CudaCapturing(())
 }
 
-#[cfg(feature = "python")]
-impl CudaCapturing {
-    /// One that was forgotten after [`cuda_capturing`] returned it: Python's announcements end in another call.
-    pub(crate) const fn forgotten() -> Self {
-        Self(())
-    }
-}
-
 impl Drop for CudaCapturing {
     fn drop(&mut self) {
         let quarantine = Quarantine::get();

@@ -1,12 +1,12 @@
 //! Who is asked to give memory back when a budget is full, and when.
 
-use super::{polled, ready, reason, soon, wanting};
+use super::{polled, ready, reason, soon, until, wanting};
 use ctxalloc::strategy::{Budget, Charge};
 use ctxalloc::{Buffer, Error, NoRoom, request};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What can be dropped.
 #[derive(Clone, Default)]
@@ -25,14 +25,6 @@ impl Cache {
 
     fn drop_all(&self) {
         drop(std::mem::take(&mut *self.0.lock().unwrap()));
-    }
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(10), "not in ten seconds: {what}");
-        thread::yield_now();
     }
 }
 

@@ -1,21 +1,13 @@
 //! Which request gives way when a budget is full and somebody waits for it, and who never does.
 
-use super::{polled, soon, wanting};
+use super::{polled, soon, until, wanting};
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, Request, request};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(10), "not in ten seconds: {what}");
-        thread::yield_now();
-    }
-}
 
 fn holding(budget: &Budget, name: &str, bytes: usize) -> (Request, Buffer) {
     let request = request().root().name(name).budget(budget).begin().unwrap();

@@ -132,6 +132,10 @@ unsafe impl Strategy for Sited {
         unsafe { self.upstream.release(block) }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.upstream.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.upstream.trim()
     }

@@ -154,7 +154,16 @@ fn zeroing(options: &Options<'_, '_>) -> PyResult<Arc<dyn Strategy>> {
     let reason = match options.kind_of("upstream")?.as_deref() {
         Some("Zeroing") => "upstream is a Zeroing, which wipes its blocks already",
         Some("Guard") => "nothing can be read in a block that a Guard took back: its memory is gone",
-        _ => return Ok(Arc::new(Zeroing::new(options.upstream()?))),
+        _ => {
+            let upstream = options.upstream()?;
+            if upstream.is_read_after_release() {
+                return Err(PyValueError::new_err(
+                    "Zeroing(): a device may read a block of upstream after it was freed, and would find it wiped; wipe the \
+                     array yourself when the device is done (a.fill(0)), or wrap a strategy without CUDA",
+                ));
+            }
+            return Ok(Arc::new(Zeroing::new(upstream)));
+        }
     };
     Err(PyValueError::new_err(format!("Zeroing(): {reason}; use upstream as it is")))
 }

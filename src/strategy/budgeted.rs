@@ -93,6 +93,10 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         unsafe { self.blocks.release(block) };
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.blocks.upstream.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.blocks.upstream.trim()
     }

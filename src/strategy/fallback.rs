@@ -132,6 +132,10 @@ unsafe impl<A: Strategy, B: Strategy> Strategy for Fallback<A, B> {
         }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.first().is_read_after_release() || self.second().is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.first().trim() + self.second().trim()
     }

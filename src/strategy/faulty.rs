@@ -108,6 +108,10 @@ unsafe impl<S: Strategy> Strategy for Faulty<S> {
         unsafe { self.upstream.release(block) }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.upstream.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.upstream.trim()
     }

@@ -153,6 +153,12 @@ pub unsafe trait Strategy: Debug + Send + Sync + 'static {
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         None
     }
+
+    /// Whether something else, a device, may go on reading a block after its release: nobody may write to it then,
+    /// until this strategy hands it out again. A wrapper passes the call on to its upstream.
+    fn is_read_after_release(&self) -> bool {
+        false
+    }
 }
 
 // SAFETY: every call goes unchanged to a strategy, which keeps these promises.
@@ -185,5 +191,9 @@ unsafe impl<S: Strategy + ?Sized> Strategy for Arc<S> {
 
     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
         (**self).live_blocks()
+    }
+
+    fn is_read_after_release(&self) -> bool {
+        (**self).is_read_after_release()
     }
 }

@@ -67,6 +67,10 @@ unsafe impl<S: Strategy> Strategy for Traced<S> {
         unsafe { self.upstream.release(block) }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.upstream.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.upstream.trim()
     }

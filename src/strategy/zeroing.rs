@@ -13,6 +13,9 @@ use std::ptr::NonNull;
 /// Wipes each block of `upstream` when it is released or moved, and its end when it shrinks. So neither the next user
 /// of the memory nor a later dump of it finds the contents.
 ///
+/// Over a strategy whose blocks are read after their release ([`Strategy::is_read_after_release`]: CUDA's, whose copies
+/// go on) it hands out nothing, because wiping a block would change what a device reads.
+///
 /// A release costs one more pass over the block. Each block costs 8 more bytes, rounded up to the upstream's alignment,
 /// for a record. Copies elsewhere, and pages that were swapped out, are not wiped.
 ///
@@ -35,6 +38,11 @@ impl<S: Strategy> Zeroing<S> {
     pub fn new(upstream: S) -> Self {
         Self { blocks: Prefixed::new(upstream) }
     }
+
+    /// Whether a released block is nobody else's to read.
+    fn may_wipe(&self) -> bool {
+        !self.blocks.upstream.is_read_after_release()
+    }
 }
 
 // SAFETY: the blocks are the upstream's, each behind a record (`Prefixed`). A resize copies to a new block before it
@@ -45,11 +53,11 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
     }
 
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.blocks.allocate(size_bytes, false, size_bytes)
+        self.may_wipe().then(|| self.blocks.allocate(size_bytes, false, size_bytes)).flatten()
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.blocks.allocate(size_bytes, true, size_bytes)
+        self.may_wipe().then(|| self.blocks.allocate(size_bytes, true, size_bytes)).flatten()
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
@@ -81,6 +89,10 @@ unsafe impl<S: Strategy> Strategy for Zeroing<S> {
             os::wipe(block, Prefixed::<S, usize>::read(block));
             self.blocks.release(block);
         }
+    }
+
+    fn is_read_after_release(&self) -> bool {
+        self.blocks.upstream.is_read_after_release()
     }
 
     fn trim(&self) -> usize {

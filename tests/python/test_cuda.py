@@ -14,7 +14,7 @@ from fake_cuda import Fake, fake
 
 import ctxalloc
 from ctxalloc import KiB, MiB, cuda
-from ctxalloc.strategies import Budgeted, Tracked
+from ctxalloc.strategies import Budgeted, Tracked, Zeroing
 
 pytestmark = pytest.mark.any_numpy
 
@@ -291,6 +291,29 @@ def test_too_much_that_waits_is_refused(driver: Fake) -> None:
             np.ones(MiB, np.uint8)
     finally:
         cuda.configure(quarantine_bytes=before)
+
+
+def test_a_strategy_that_wipes_is_refused_over_cuda(driver: Fake) -> None:
+    for upstream in (cuda.Pool(), cuda.Arena(), Tracked(cuda.Pool(kind="managed"))):
+        with pytest.raises(ValueError, match=r"Zeroing\(\): a device may read a block .* after it was freed"):
+            Zeroing(upstream)
+    with ctxalloc.use(ctxalloc.register("wiped", Zeroing(cuda.Pool(reuse="unsafe")))):
+        assert np.ones(1000).sum() == 1000
+
+
+def test_many_kept_arrays_do_not_make_the_next_one_dear(driver: Fake) -> None:
+    driver.set(progress=0)
+    with cuda.use():
+        array = np.ones(10)
+    for _ in range(1000):
+        driver.copy(array)
+        cuda.keep(array)
+    before = driver.get("queries")
+    assert cuda.keep(array) == 1001
+    assert driver.get("queries") - before <= 16
+    driver.run()
+    cuda.settle()
+    assert cuda.info()["kept"] == 0
 
 
 def test_random_programs_never_change_bytes_under_a_copy(driver: Fake) -> None:

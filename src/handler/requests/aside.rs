@@ -36,6 +36,10 @@ unsafe impl Strategy for Aside {
         unsafe { self.0.release(block) }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.0.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.0.trim()
     }

@@ -379,6 +379,10 @@ unsafe impl Strategy for Slot {
         }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.state().memory.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.state().memory.trim()
     }

@@ -201,6 +201,14 @@ impl Memory {
         }
     }
 
+    pub(super) fn is_read_after_release(&self) -> bool {
+        match self {
+            Self::Shared(_) => false,
+            Self::Chosen(blocks) => blocks.upstream.is_read_after_release(),
+            Self::Recorded(recorded) => recorded.memory.is_read_after_release(),
+        }
+    }
+
     pub(super) fn trim(&self) -> usize {
         match self {
             Self::Shared(_) => 0, // others use it too

@@ -5,10 +5,16 @@ use crate::strategy::cuda_waiting;
 use crate::unattributed::unattributed;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// What is kept, the oldest first. Not touched in a child of `fork`, which may find it held.
-static KEPT: Mutex<Vec<(Marks, Py<PyAny>)>> = Mutex::new(Vec::new());
+/// What is kept, those first that were not asked about for the longest time. Not touched in a child of `fork`, which
+/// may find it held.
+static KEPT: Mutex<VecDeque<(Marks, Py<PyAny>)>> = Mutex::new(VecDeque::new());
+
+/// How many [`cuda_keep`] asks about: each call adds one, so that all have their turn, and none costs more when many
+/// wait.
+const ASKED: usize = 16;
 
 /// Keeps arrays until the work that was queued on a stream of a device is done; returns how many are kept now. The
 /// stream is a `CUstream`, or 0 and 1 for the default one, 2 for this thread's.
@@ -27,19 +33,28 @@ pub(in crate::python) fn cuda_keep(py: Python<'_>, arrays: Py<PyAny>, stream: us
     #[allow(unsafe_code, reason = "a handle from Python")]
     let marks = py.detach(|| unsafe { device.driver().mark_stream(device, stream) })?;
     let _unattributed = unattributed();
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner).push((marks, arrays));
-    Ok(release_done(py))
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).push_back((marks, arrays));
+    Ok(release_some(py, ASKED))
 }
 
 /// Lets go of what is done; returns how many are left. An object whose event failed stays.
 pub(super) fn release_done(py: Python<'_>) -> usize {
+    release_some(py, usize::MAX)
+}
+
+/// The same of so many at most.
+fn release_some(py: Python<'_>, most: usize) -> usize {
     if !CudaDriver::loaded().is_some_and(CudaDriver::is_usable) {
         return 0;
     }
     let (done, left) = py.detach(|| {
         let _unattributed = unattributed();
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        let done: Vec<_> = kept.extract_if(.., |(marks, _)| marks.are_done().unwrap_or(false)).collect();
+        let mut done = Vec::new();
+        for _ in 0..kept.len().min(most) {
+            let Some(one) = kept.pop_front() else { break };
+            if one.0.are_done().unwrap_or(false) { done.push(one) } else { kept.push_back(one) }
+        }
         (done, kept.len())
     });
     drop(done); // without the lock: a destructor may call `keep`

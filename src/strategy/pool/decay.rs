@@ -210,7 +210,7 @@ fn write_recordings() -> Option<Duration> {
 /// A keeper's flag: there is memory to give back, and the decay thread knows. Set when memory is freed and the thread
 /// was woken for it; cleared right before the thread looks.
 #[derive(Debug, Default)]
-pub(super) struct Noted(AtomicBool);
+pub(in crate::strategy) struct Noted(AtomicBool);
 
 impl Noted {
     const fn new() -> Self {
@@ -219,7 +219,7 @@ impl Noted {
 
     /// Notes that there is something to give back. Cheap if it is noted already.
     #[inline]
-    pub(super) fn note(&self) {
+    pub(in crate::strategy) fn note(&self) {
         // SeqCst, here and in `clear`: either the thread, having cleared the flag, finds what was freed before this
         // call, or this call finds the flag cleared.
         if !self.0.load(Ordering::SeqCst) || !is_awake() {
@@ -229,12 +229,12 @@ impl Noted {
     }
 
     /// Called before the thread looks. Returns whether it was set.
-    pub(super) fn clear(&self) -> bool {
+    pub(in crate::strategy) fn clear(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }
 
     /// Called when the thread has found something and will look again by itself.
-    pub(super) fn keep(&self) {
+    pub(in crate::strategy) fn keep(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 }

@@ -155,6 +155,10 @@ unsafe impl<P: CudaSource + Clone> Strategy for Quarantined<P> {
         // At the end of the process it stays: a device may read it, and nobody can be asked any more.
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.reuse == Reuse::AfterEvents
+    }
+
     /// Returns what waits and is done to the pool, and the pool's unused memory to the system.
     fn trim(&self) -> usize {
         cuda_settle();

@@ -1,17 +1,18 @@
 //! The blocks that wait for the devices, all of the process together: one event then stands for blocks of many arenas.
 //!
 //! The driver is called under no lock but `marking`, whose holder records an event; blocks go back to their pools under
-//! none. In a child of `fork` nothing of this is used: what waited then stays where it is.
+//! none. The decay thread asks too, so that what waits goes back where nobody allocates. In a child of `fork` nothing of this is used: what waited then stays where it is.
 
 use crate::source::{CudaDriver, Marks, pages};
 use crate::strategy::Strategy;
+use crate::strategy::pool::{Keeper, Noted, Registration, register};
 use crate::survived::survived;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// How long an allocation waits for the devices before it is refused.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often the decay thread asks what is done, while something waits.
+const ASKS_EVERY: Duration = Duration::from_secs(1);
 
 /// A small block is allocated without asking for what is done, this many times out of as many plus one.
 const UNASKED: usize = 15;
@@ -59,6 +63,11 @@ pub(super) struct Quarantine {
     max_bytes: AtomicUsize,
     /// Small allocations since it was last asked what is done.
     unasked: AtomicUsize,
+    /// Whether the decay thread knows that something waits.
+    noted: Noted,
+    /// When it asks next, in nanoseconds of its clock; 0 if nothing waits. The decay thread's alone.
+    asks_at: AtomicU64,
+    registration: OnceLock<Registration>,
 }
 
 static QUARANTINE: Made<Arc<Quarantine>> = Made::new();
@@ -66,7 +75,7 @@ static QUARANTINE: Made<Arc<Quarantine>> = Made::new();
 impl Quarantine {
     pub(super) fn get() -> &'static Self {
         QUARANTINE.get_or_make(|| {
-            held_across_fork(Self {
+            let made = held_across_fork(Self {
                 store: Locked::new(Store::default()),
                 marking: ForkLock::new(),
                 captures: AtomicUsize::new(0),
@@ -75,7 +84,13 @@ impl Quarantine {
                 stuck_bytes: AtomicUsize::new(0),
                 max_bytes: AtomicUsize::new(0),
                 unasked: AtomicUsize::new(0),
-            })
+                noted: Noted::default(),
+                asks_at: AtomicU64::new(0),
+                registration: OnceLock::new(),
+            });
+            let keeper: Weak<dyn Keeper> = Arc::downgrade(&made) as _;
+            made.registration.get_or_init(|| register(keeper));
+            made
         })
     }
 
@@ -98,6 +113,17 @@ impl Quarantine {
         if let Some(batch) = full {
             self.mark(batch);
         }
+        self.noted.note();
+    }
+
+    /// Gives back what is done, and records an event for what has none yet. Returns how many bytes went back.
+    fn settle(&self) -> usize {
+        if Self::driver().is_none() {
+            return 0;
+        }
+        let released_bytes = self.release_done();
+        self.mark_rest(true);
+        released_bytes + self.release_done()
     }
 
     /// Records an event for a batch, whose blocks were all freed before. If that fails, the batch waits to be tried
@@ -226,6 +252,29 @@ impl Quarantine {
     }
 }
 
+impl Keeper for Quarantine {
+    /// Asks for what is done. While a graph is captured nothing is recorded; who ends the capture notes it again.
+    fn decay(&self, now: Duration) -> Option<Duration> {
+        self.noted.clear();
+        // Not at once: blocks come together meanwhile, and share an event.
+        let mut next = match self.asks_at.load(Ordering::Relaxed) {
+            0 => now + ASKS_EVERY,
+            nanos => Duration::from_nanos(nanos),
+        };
+        if now >= next {
+            self.settle();
+            next = now + ASKS_EVERY;
+        }
+        let is_idle = self.waiting_bytes() == 0 || self.captures.load(Ordering::SeqCst) > 0 || Self::driver().is_none();
+        let nanos = if is_idle { 0 } else { u64::try_from(next.as_nanos()).unwrap_or(u64::MAX) };
+        self.asks_at.store(nanos, Ordering::Relaxed);
+        (!is_idle).then(|| {
+            self.noted.keep();
+            next
+        })
+    }
+}
+
 impl HeldAcrossFork for Quarantine {
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
         visit(&self.marking);
@@ -236,10 +285,7 @@ impl HeldAcrossFork for Quarantine {
 /// Gives back each freed block that the devices are done with, and records an event for those that have none yet.
 /// Returns how many bytes went back. Does not wait.
 pub fn cuda_settle() -> usize {
-    let Some(quarantine) = QUARANTINE.get().filter(|_| Quarantine::driver().is_some()) else { return 0 };
-    let released_bytes = quarantine.release_done();
-    quarantine.mark_rest(true);
-    released_bytes + quarantine.release_done()
+    QUARANTINE.get().map_or(0, |quarantine| quarantine.settle())
 }
 
 /// How many bytes of freed blocks may wait at most; by default an eighth of the machine's memory, and at least 256 MiB.
@@ -298,6 +344,7 @@ impl Drop for CudaCapturing {
         let quarantine = Quarantine::get();
         if quarantine.captures.fetch_sub(1, Ordering::SeqCst) == 1 && Quarantine::driver().is_some() {
             quarantine.mark_rest(false);
+            quarantine.noted.note();
         }
     }
 }

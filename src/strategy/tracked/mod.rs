@@ -182,6 +182,10 @@ unsafe impl<S: Strategy> Strategy for Tracked<S> {
         }
     }
 
+    fn is_read_after_release(&self) -> bool {
+        self.inner.blocks.upstream.is_read_after_release()
+    }
+
     fn trim(&self) -> usize {
         self.inner.blocks.upstream.trim()
     }

@@ -1,7 +1,8 @@
 //! The blocks that wait for the devices, all of the process together: one event then stands for blocks of many arenas.
 //!
 //! The driver is called under no lock but `marking`, whose holder records an event; blocks go back to their pools under
-//! none. The decay thread asks too, so that what waits goes back where nobody allocates. In a child of `fork` nothing of this is used: what waited then stays where it is.
+//! none. The decay thread asks too, so that what waits goes back where nobody allocates. In a child of `fork` nothing
+//! of this is used: what waited then stays where it is.
 
 use crate::source::{CudaDriver, Marks, pages};
 use crate::strategy::Strategy;
@@ -12,7 +13,7 @@ use crate::unattributed::unattributed;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ pub(super) struct Quarantine {
     noted: Noted,
     /// When it asks next, in nanoseconds of its clock; 0 if nothing waits. The decay thread's alone.
     asks_at: AtomicU64,
-    registration: OnceLock<Registration>,
+    registration: Made<Registration>,
 }
 
 static QUARANTINE: Made<Arc<Quarantine>> = Made::new();
@@ -86,10 +87,10 @@ impl Quarantine {
                 unasked: AtomicUsize::new(0),
                 noted: Noted::default(),
                 asks_at: AtomicU64::new(0),
-                registration: OnceLock::new(),
+                registration: Made::new(),
             });
             let keeper: Weak<dyn Keeper> = Arc::downgrade(&made) as _;
-            made.registration.get_or_init(|| register(keeper));
+            made.registration.get_or_make(|| register(keeper));
             made
         })
     }

@@ -261,8 +261,8 @@ def test_a_threads_memory_is_the_requests_that_it_carries_or_nobodys():
     check("""
         held = []
         make = lambda: held.append(bytearray(5 * MiB))
-        def run(target):
-            thread = threading.Thread(target=target)
+        def run(target):  # in no request, also where threads inherit their context
+            thread = threading.Thread(target=contextvars.Context().run, args=(target,))
             thread.start()
             thread.join()
         before = ctxalloc._native._whole_nobodys_bytes()

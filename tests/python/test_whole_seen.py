@@ -57,7 +57,8 @@ def test_a_request_says_what_was_nobodys_while_it_ran():
     check("""
         before = bytearray(9 * MiB)
         def elsewhere(size):
-            thread = threading.Thread(target=lambda: bytearray(size))
+            import contextvars  # in no request, also where threads inherit their context
+            thread = threading.Thread(target=contextvars.Context().run, args=(lambda: bytearray(size),))
             thread.start()
             thread.join()
         with ctxalloc.request(whole=True) as request:

@@ -5,6 +5,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from ctxalloc import _native
+from ctxalloc._described import is_int, span
 from ctxalloc.cuda._memory import CudaKind, device_meant
 
 CUDA_HOST, CUDA_MANAGED = 3, 13
@@ -206,25 +207,9 @@ class Array:
         return f"<cuda.Array {self.shape} {self.dtype} in {self._kind} memory>"
 
 
-def is_int(value: object) -> bool:
-    """Whether it is an int, of Python's or NumPy's; True and False are none."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def is_pair(value: object) -> bool:
     """Whether it is a tuple (or list) of two ints."""
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_int, value))
-
-
-def bounds(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> tuple[int, int]:
-    """The address of the first byte, and the address after the last."""
-    low = behind = address
-    if all(shape):
-        for length, stride in zip(shape, strides, strict=True):
-            reach = (length - 1) * stride
-            low, behind = low + min(reach, 0), behind + max(reach, 0)
-        behind += item_bytes
-    return low, behind
 
 
 def as_cuda(array: Host, /, *, device: int = 0) -> Array:
@@ -240,7 +225,7 @@ def as_cuda(array: Host, /, *, device: int = 0) -> Array:
         kind_text = subject.dtype if isinstance(subject, np.ndarray) else type(subject).__qualname__
         msg = f"as_cuda() takes an ndarray of numbers, got '{kind_text}'"
         raise TypeError(msg)
-    low, behind = bounds(int(array.__array_interface__["data"][0]), array.shape, array.strides, array.itemsize)
+    low, behind = span(int(array.__array_interface__["data"][0]), array.shape, array.strides, array.itemsize)
     kinds = {CudaKind(_native.cuda_kind_of(low, number)), CudaKind(_native.cuda_kind_of(max(low, behind - 1), number))}
     kind = kinds.pop()
     if kinds or kind not in (CudaKind.HOST, CudaKind.MANAGED):

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ctxalloc import _native
-from ctxalloc.cuda._array import CUDA_HOST, CUDA_MANAGED, Array, Host, bounds, is_int, is_pair
+from ctxalloc._described import is_int, span
+from ctxalloc.cuda._array import CUDA_HOST, CUDA_MANAGED, Array, Host, is_pair
 from ctxalloc.cuda._memory import CudaKind, device_meant
 from ctxalloc.cuda._state import _handle_of
 
@@ -54,7 +55,7 @@ def _over(
         return np.empty(shape, dtype)
     if strides is None:
         strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
-    first, behind = bounds(address, shape, strides, dtype.itemsize)
+    first, behind = span(address, shape, strides, dtype.itemsize)
     if address == 0 or first <= 0 or behind >= _MAX_BYTES:
         msg = f"bytes from {first:#x} to {behind:#x} are described, where no memory is (data={address:#x}): {said}"
         raise BufferError(msg)

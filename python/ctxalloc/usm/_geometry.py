@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ctxalloc import _native
+from ctxalloc._described import span
 from ctxalloc.usm._runtime import UsmKind
 
 MAX_AXES = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
@@ -62,13 +63,8 @@ class Found(NamedTuple):
     @property
     def span(self) -> tuple[int, int]:
         """The address of the first byte, and the address after the last."""
-        if self.size == 0:
-            return self.address, self.address
-        reach = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
         item = self.dtype.itemsize
-        low = sum(step for step in reach if step < 0) * item
-        high = sum(step for step in reach if step > 0) * item
-        return self.address + low, self.address + high + item
+        return span(self.address, self.shape, tuple(stride * item for stride in self.strides), item)
 
 
 def row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ctxalloc._described import is_int
 from ctxalloc.usm._geometry import MAX_AXES, Found, check_dtype, row_strides
 from ctxalloc.usm._runtime import UsmKind, dpctl, native_queue, queue_in, queue_meant
 
@@ -18,12 +19,8 @@ def _wrong(field: str, value: object, wanted: str) -> ValueError:
     return ValueError(f"__sycl_usm_array_interface__[{field!r}] is {value!r}; it must be {wanted}")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _ints(field: str, value: object, wanted: str) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or not all(_is_int(part) for part in value):
+    if not isinstance(value, (tuple, list)) or not all(is_int(part) for part in value):
         raise _wrong(field, value, wanted)
     return tuple(int(part) for part in value)
 
@@ -88,7 +85,7 @@ def consume(obj: Any) -> Found:
         msg = f"__sycl_usm_array_interface__ has no {', '.join(map(repr, missing))}"
         raise ValueError(msg)
     version = interface["version"]
-    if not _is_int(version) or version != 1:
+    if not is_int(version) or version != 1:
         raise _wrong("version", version, "1, the only version there is")
     shape = _ints("shape", interface["shape"], "a tuple of ints from 0 up")
     if any(length < 0 for length in shape) or len(shape) > MAX_AXES:
@@ -97,7 +94,7 @@ def consume(obj: Any) -> Found:
     if math.prod(length or 1 for length in shape) * dtype.itemsize >= 1 << 63:
         raise _wrong("shape", interface["shape"], "of fewer bytes than 2**63")
     offset = interface.get("offset", 0)
-    if offset is None or not _is_int(offset):
+    if offset is None or not is_int(offset):
         raise _wrong("offset", offset, "an int, in elements")
     given = interface.get("strides")
     if given is None:
@@ -117,7 +114,7 @@ def consume(obj: Any) -> Found:
     if (
         not isinstance(data, tuple)
         or len(data) != 2
-        or not _is_int(data[0])
+        or not is_int(data[0])
         or not isinstance(data[1], (bool, np.bool_))
     ):
         raise _wrong("data", data, wanted)

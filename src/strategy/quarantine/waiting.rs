@@ -66,7 +66,7 @@ pub(super) struct Quarantine {
     unasked: AtomicUsize,
     /// Whether the decay thread knows that something waits.
     noted: Noted,
-    /// When it asks next, in nanoseconds of its clock; 0 if nothing waits. The decay thread's alone.
+    /// When the decay thread asks next, in nanoseconds of its clock; 0 if nothing waits.
     asks_at: AtomicU64,
     registration: Made<Registration>,
 }
@@ -192,7 +192,9 @@ impl Quarantine {
 
     fn release(&self, batch: Batch) {
         self.blocks.fetch_sub(batch.blocks.len(), Ordering::Relaxed);
-        self.bytes.fetch_sub(batch.bytes, Ordering::Relaxed);
+        if self.bytes.fetch_sub(batch.bytes, Ordering::Relaxed) == batch.bytes {
+            self.asks_at.store(0, Ordering::Relaxed); // what is freed next waits for its own time
+        }
         for (block, home) in batch.blocks {
             // SAFETY: a block of that strategy, given up by its user (`take`), and released once: the batch was taken
             // out of the store. A panic of the source must not cost the others.

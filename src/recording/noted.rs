@@ -2,7 +2,7 @@
 //! are those of the account at any time.
 
 use super::event::{Sums, What};
-use super::recorder::{Core, Flusher, running};
+use super::recorder::{Core, Flusher, Ready, running};
 use super::shard::{Shard, next_block};
 use crate::unattributed::unattributed;
 use std::sync::Arc;
@@ -103,16 +103,18 @@ impl Noted {
     fn change_and_write<R>(&self, change: impl FnOnce() -> R, note: impl FnOnce(&mut Shard, &R), is_end: bool) -> R {
         let _unattributed = unattributed(); // the buffers are nobody's
         self.core.settle();
-        let (done, body, waits) = self.core.shards[self.shard].with(|shard| {
+        let (done, is_ready, waits) = self.core.shards[self.shard].with(|shard| {
             let done = change();
             if shard.session != self.session {
-                return (done, None, false);
+                return (done, false, false);
             }
             note(shard, &done);
-            let body = shard.full(is_end);
-            (done, body, shard.waits())
+            let is_ready = self.core.make_ready(shard.full(is_end).map(Ready::Body));
+            (done, is_ready, shard.waits())
         });
-        self.core.write(body);
+        if is_ready {
+            self.core.write();
+        }
         if waits {
             self.core.call_flusher();
         }

@@ -56,10 +56,10 @@ impl Output {
     }
 
     /// Gives a name, or a handler's, its number.
-    pub(super) fn name(&mut self, is_handler: bool, number: u32, name: &str) -> io::Result<()> {
+    pub(super) fn name(&mut self, is_handler: bool, number: u32, name: String) -> io::Result<()> {
         let kind = if is_handler { HANDLER } else { NAME };
-        self.append(&named(kind, number, name))?;
-        self.named.push((kind, number, name.to_owned()));
+        self.append(&named(kind, number, &name))?;
+        self.named.push((kind, number, name));
         Ok(())
     }
 

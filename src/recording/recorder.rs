@@ -13,7 +13,7 @@ use crate::os;
 use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
 use crate::unattributed::unattributed;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +49,9 @@ pub(super) struct Core {
     pub(super) shards: [Locked<Shard>; SHARDS],
     output: Locked<Option<Output>>,
     names: Locked<[HashMap<String, u32>; 2]>,
+    /// What is to be written next. It is put there under the lock of the shard or of the names that it comes from: so
+    /// whoever comes after them, as [`stop`](Self::stop) does, finds it here or in the file.
+    ready: Locked<VecDeque<Ready>>,
     session: Locked<Option<Session>>,
     /// The number of the recording that runs; 0: none does. Numbers are never used twice.
     current: AtomicU32,
@@ -64,6 +67,13 @@ pub(super) struct Core {
     looked: Locked<(u64, u64)>,
     /// Tells whoever calls [`flush`] that something waits.
     flusher: Made<fn()>,
+}
+
+/// What waits for the file.
+#[derive(Debug)]
+pub(super) enum Ready {
+    Body(Vec<u8>),
+    Name { is_handler: bool, number: u32, name: String },
 }
 
 /// A recording of this process.
@@ -82,6 +92,7 @@ impl HeldAcrossFork for Core {
         self.shards.iter().for_each(|shard| visit(shard.lock()));
         visit(self.output.lock());
         visit(self.names.lock());
+        visit(self.ready.lock());
         visit(self.session.lock());
         visit(self.looked.lock());
     }
@@ -95,6 +106,7 @@ pub(super) fn core() -> &'static Core {
             shards: std::array::from_fn(|_| Locked::new(Shard::new())),
             output: Locked::new(None),
             names: Locked::new(Default::default()),
+            ready: Locked::new(VecDeque::new()),
             session: Locked::new(None),
             current: AtomicU32::new(0),
             sessions: AtomicU32::new(0),
@@ -209,6 +221,7 @@ impl Core {
             // What the buffers have is the parent's, and so is the file: it is closed here only.
             self.shards.iter().for_each(|shard| drop(shard.with(|shard| shard.restart(0, None))));
             drop(self.output.with(Option::take));
+            drop(self.ready.with(std::mem::take));
             drop(self.session.with(Option::take));
             if let Err(error) = self.start(&session.path, session.options) {
                 say(&error);
@@ -249,8 +262,11 @@ impl Core {
             }
         };
         let number = self.sessions.fetch_add(1, Relaxed) + 1;
-        drop(self.names.with(std::mem::take));
-        drop(self.output.with(|there| there.replace(output)));
+        // At once: a name that is known from now on is in this file.
+        drop(self.output.with(|there| {
+            let named = self.names.with(std::mem::take);
+            (there.replace(output), named, self.ready.with(std::mem::take))
+        }));
         self.one_in.store(u64::from(options.one_in), Relaxed);
         self.spent_ns.store(0, Relaxed);
         self.looked.with(|looked| *looked = (0, 0));
@@ -270,10 +286,13 @@ impl Core {
         }
         STATE.store(OFF, Relaxed);
         self.flushing.with(|()| {
-            for shard in &self.shards {
-                let mut before = shard.with(|shard| shard.restart(0, None));
-                self.write(before.rest());
+            let mut shards: Vec<Shard> = self.shards.iter().map(|it| it.with(|it| it.restart(0, None))).collect();
+            // Where the file is full, what comes last stays.
+            shards.sort_by_key(Shard::last_ns);
+            for shard in &mut shards {
+                self.make_ready(shard.rest().map(Ready::Body));
             }
+            self.write();
         });
         self.output(Output::close);
         drop(self.output.with(Option::take));
@@ -301,28 +320,48 @@ impl Core {
         }
         let waits = self.flushing.with(|()| {
             self.shards.iter().fold(false, |waits, shard| {
-                let (old, is_left) = shard.with(|shard| (shard.old(), shard.waits()));
-                self.write(old);
+                let is_left = shard.with(|shard| {
+                    self.make_ready(shard.old().map(Ready::Body));
+                    shard.waits()
+                });
                 waits || is_left
             })
         });
+        self.write();
         waits.then_some(shard::LOOKS_EACH)
     }
 
-    /// Writes a body; where that is not possible, says so and records no more.
-    pub(super) fn write(&self, body: Option<Vec<u8>>) {
-        let Some(body) = body else { return };
+    /// Whether there was something. For whoever holds the lock of what it comes from; [`write`](Self::write) writes it.
+    pub(super) fn make_ready(&self, next: Option<Ready>) -> bool {
+        next.map(|next| self.ready.with(|ready| ready.push_back(next))).is_some()
+    }
+
+    /// Writes what is ready; where that is not possible, says so and records no more.
+    pub(super) fn write(&self) {
         let before = Instant::now();
-        self.output(|output| output.append(&body));
+        self.output(|output| {
+            while let Some(next) = self.ready.with(VecDeque::pop_front) {
+                match next {
+                    Ready::Body(body) => output.append(&body)?,
+                    Ready::Name { is_handler, number, name } => output.name(is_handler, number, name)?,
+                }
+            }
+            Ok(())
+        });
         self.spent_ns.fetch_add(before.elapsed().as_nanos() as u64, Relaxed);
     }
 
     fn output(&self, work: impl FnOnce(&mut Output) -> io::Result<()>) {
         let failed = self.output.with(|there| {
-            let error = there.as_mut().map(work)?.err()?;
-            there.take().map(|output| (error, output))
+            let failed = match there {
+                Some(output) => work(output).err(),
+                None => None,
+            };
+            let failed = failed.and_then(|error| there.take().map(|output| (error, output)));
+            let lost = if there.is_none() { self.ready.with(std::mem::take) } else { VecDeque::new() };
+            (failed, lost)
         });
-        let Some((error, output)) = failed else { return };
+        let (Some((error, output)), _lost) = failed else { return };
         STATE.store(OFF, Relaxed);
         let said = format!("the recording in {} cannot be written: {error}", output.base().display());
         os::print_error(format!("ctxalloc: {said}; it has what was written before\n").as_bytes());
@@ -340,18 +379,19 @@ impl Core {
             end -= 1;
         }
         let name = &name[..end];
-        let (number, name, is_new) = self.names.with(|names| {
+        let (number, is_new) = self.names.with(|names| {
             let names = &mut names[usize::from(is_handler)];
             if let Some(&number) = names.get(name) {
-                return (number, name, false);
+                return (number, false);
             }
             let name = if names.len() < MAX_NAMES { name } else { OTHER };
             let next = names.len() as u32;
             let number = *names.entry(name.to_owned()).or_insert(next);
-            (number, name, number == next)
+            let name = (number == next).then(|| Ready::Name { is_handler, number, name: name.to_owned() });
+            (number, self.make_ready(name))
         });
         if is_new {
-            self.output(|output| output.name(is_handler, number, name));
+            self.write();
         }
         number
     }

@@ -103,6 +103,11 @@ impl Shard {
         }
     }
 
+    /// When its last event was.
+    pub(super) fn last_ns(&self) -> u64 {
+        self.last_ns
+    }
+
     /// The body, if it is time to write it.
     pub(super) fn full(&mut self, is_end: bool) -> Option<Vec<u8>> {
         let age = self.last_ns - self.first_ns;

@@ -9,6 +9,7 @@ use ctxalloc::{Buffer, Error, Handler, request};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -280,6 +281,43 @@ fn nothing_is_lost_where_a_recording_ends_while_it_is_written() {
         recorder.stop().unwrap();
         let recording = Recording::open(folder.file()).unwrap();
         assert_eq!((recording.events().count(), recording.is_cut_off()), (16, false));
+    }
+}
+
+/// A thread that has filled a buffer may not have written it yet: it is in the file before the recording ends.
+#[test]
+fn nothing_is_lost_where_a_recording_ends_while_threads_fill_it() {
+    let _turn = in_turn();
+    for round in 0..100 * times() as u64 {
+        let folder = Folder::new("filled");
+        let recorder = record(folder.file(), everything()).unwrap();
+        let shared = request().root().name("shared").strategy(System).begin().unwrap();
+        let (is_over, made) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                let (handler, is_over, made) = (shared.handler(), &is_over, &made);
+                scope.spawn(move || {
+                    while !is_over.load(Relaxed) {
+                        drop(Buffer::zeroed_in(handler, 100).unwrap());
+                        made.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            while made.load(Relaxed) < 3000 + 70 * round {
+                thread::yield_now();
+            }
+            recorder.stop().unwrap();
+            is_over.store(true, Relaxed);
+        });
+        let recording = Recording::open(folder.file()).unwrap();
+        // They are numbered in the order in which they are noted.
+        let made = recording.events().filter_map(|event| match event.what {
+            What::Allocate { block, .. } => Some(block),
+            _ => None,
+        });
+        let made: Vec<u64> = made.collect();
+        assert!(made.is_sorted_by(|one, next| next - one == 1), "a part is missing");
+        assert!(made.len() >= 3000 && !recording.is_cut_off());
     }
 }
 

@@ -303,7 +303,8 @@ pub enum Error {
     },
 
     /// A request could not begin: there was no room to reserve what it needs.
-    #[error("{}", no_reservation(&shown(.budget), *.limit_bytes, *.requested_bytes, .reason))]
+    #[error("{}", no_reservation(&shown(.budget), *.limit_bytes, *.requested_bytes, *.guaranteed_bytes, .reason))]
+    #[non_exhaustive]
     NoRoom {
         /// The name of the budget that has no room.
         budget: String,
@@ -317,6 +318,8 @@ pub enum Error {
         in_use_bytes: usize,
         /// How many bytes were to be reserved.
         requested_bytes: usize,
+        /// How much of its limit is guaranteed to others, and is never this one's, however little they use.
+        guaranteed_bytes: usize,
         /// Why it did not wait, or not longer.
         reason: NoRoom,
     },

@@ -114,10 +114,10 @@ class _Overdraft(BudgetExceeded):
 class NoRoom(BudgetExceeded):
     """A request with ``reserve_bytes=`` could not begin: a budget had no room, and it did not wait, or not longer.
 
-    ``reason`` says why: ``"never fits"`` (the limit is less than the reservation), ``"timed out"``, ``"queue is full"``
-    (as many wait as may), ``"inside of another"`` (a request inside of another one might wait for itself),
-    ``"inside of a reclaimer"``, ``"busy"`` (it was not to wait), ``"forked"`` (the process was forked meanwhile, and
-    this is the child).
+    ``reason`` says why: ``"never fits"`` (the limit, less ``guaranteed_bytes``, is less than the reservation),
+    ``"timed out"``, ``"queue is full"`` (as many wait as may), ``"inside of another"`` (a request inside of another one
+    might wait for itself), ``"inside of a reclaimer"``, ``"busy"`` (it was not to wait), ``"forked"`` (the process was
+    forked meanwhile, and this is the child).
     """
 
     __module__ = "ctxalloc"
@@ -132,8 +132,10 @@ class NoRoom(BudgetExceeded):
         reason: str,
         budget_id: int | None = None,
         of_request: bool = False,  # noqa: FBT001, FBT002 - as above
+        guaranteed_bytes: int = 0,
     ) -> None:
         super().__init__(budget, limit_bytes, in_use_bytes, requested_bytes, 0, budget_id, of_request)
+        self.guaranteed_bytes = guaranteed_bytes
         self.args = (budget, limit_bytes, in_use_bytes, requested_bytes, message, reason)
         self.message = message
         self.reason = reason

@@ -6,7 +6,7 @@ use std::fmt::Display;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NoRoom {
-    /// The limit is less than the reservation: it would wait for ever.
+    /// The limit, less what it guarantees to others, is less than the reservation: it would wait for ever.
     NeverFits,
     /// It was to begin at once ([`Builder::begin`](crate::request::Builder::begin)).
     Busy,
@@ -28,13 +28,18 @@ pub(super) fn no_reservation(
     budget: &dyn Display,
     limit_bytes: usize,
     requested_bytes: usize,
+    guaranteed_bytes: usize,
     reason: &NoRoom,
 ) -> String {
     let bytes = requested_bytes;
     match reason {
+        NoRoom::NeverFits if guaranteed_bytes > 0 => format!(
+            "{bytes} bytes can never be reserved of '{budget}': of its {limit_bytes}, {guaranteed_bytes} are guaranteed to \
+             others; reserve less, or give it a higher limit"
+        ),
         NoRoom::NeverFits => format!(
-            "{bytes} bytes can never be reserved of '{budget}', whose limit is {limit_bytes}, what it guarantees to others \
-             included; reserve less, or give it a higher limit"
+            "{bytes} bytes can never be reserved of '{budget}', whose limit is {limit_bytes}; reserve less, or give it a \
+             higher limit"
         ),
         NoRoom::Busy => {
             format!("'{budget}' has no room now for a reservation of {bytes} bytes; wait for it, or try again later")

@@ -100,7 +100,16 @@ impl From<Error> for PyErr {
                     guaranteed_bytes,
                 ))
             }
-            Error::NoRoom { budget, budget_id, of_request, limit_bytes, in_use_bytes, requested_bytes, reason } => {
+            Error::NoRoom {
+                budget,
+                budget_id,
+                of_request,
+                limit_bytes,
+                in_use_bytes,
+                requested_bytes,
+                guaranteed_bytes,
+                reason,
+            } => {
                 let reason = reason_of(reason);
                 // The order of its `__init__`.
                 NoRoom::new_err((
@@ -112,6 +121,7 @@ impl From<Error> for PyErr {
                     reason,
                     budget_id,
                     of_request,
+                    guaranteed_bytes,
                 ))
             }
             Error::RequestEnded { .. } => RequestEnded::new_err(message),

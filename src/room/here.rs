@@ -102,7 +102,7 @@ pub(super) fn enter(
     });
     later.run();
     let (waiter, is_sooner) = placed.map_err(|full| match full {
-        Some(full) => no_room_in(full, bytes, NoRoom::QueueIsFull),
+        Some(full) => no_room_in(chain, full, bytes, NoRoom::QueueIsFull),
         None => no_room(chain, bytes, NoRoom::QueueIsFull),
     })?;
     Ok(is_sooner.map(|is_sooner| (waiter, is_sooner)))

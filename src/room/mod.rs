@@ -113,7 +113,7 @@ fn reserve(prepared: &Prepared) -> Result<Option<usize>, Error> {
     let Some(bytes) = prepared.reserve_bytes() else { return Ok(None) };
     let chain = prepared.chain();
     if let Some(account) = chain.never_fits(bytes) {
-        return Err(turned_away(prepared, no_room_in(account, bytes, NoRoom::NeverFits)));
+        return Err(turned_away(prepared, no_room_in(chain, account, bytes, NoRoom::NeverFits)));
     }
     let is_taken = chain.admit(bytes, Account::is_wanted, None);
     Ok(if is_taken { None } else { Some(bytes) })

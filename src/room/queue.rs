@@ -221,7 +221,7 @@ impl Queue {
             full.clear();
             let lane = waiter.lane();
             if let Some(account) = waiter.chain.never_fits(waiter.bytes) {
-                let error = no_room_in(account, waiter.bytes, NoRoom::NeverFits);
+                let error = no_room_in(&waiter.chain, account, waiter.bytes, NoRoom::NeverFits);
                 self.remove(&waiter, later); // a limit was lowered, or something guaranteed
                 later.decide(waiter, Err(error));
             } else if waiter.chain.admit(

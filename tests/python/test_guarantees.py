@@ -44,9 +44,10 @@ def test_a_guarantee_that_does_not_fit_says_what_does_not():
         assert (busy.value.reason, busy.value.budget_id, first.guarantee_bytes) == ("busy", process.id, 700)
     first.guarantee_bytes = 800
     assert process.reserved_bytes == 800
-    with pytest.raises(ctxalloc.NoRoom, match="guarantees to others") as never:
+    with pytest.raises(ctxalloc.NoRoom, match=r"of its 1000, 800 are guaranteed to others") as never:
         ctxalloc.request(root=True, budget=process, reserve_bytes=201).__enter__()
-    assert never.value.never_fits
+    assert (never.value.never_fits, never.value.guaranteed_bytes) == (True, 800)
+    assert pickle.loads(pickle.dumps(never.value)).guaranteed_bytes == 800
     for arguments in ({"guarantee_bytes": 1}, {"limit_bytes": 1, "parent": process, "guarantee_bytes": 2}):
         with pytest.raises(ValueError, match="guarantee_bytes"):
             ctxalloc.Budget(**arguments)

@@ -2,6 +2,8 @@
 //! `room/model.rs` has the naive model that random programs are compared with.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "room/cancelled.rs"]
+mod cancelled;
 #[path = "room/mixed.rs"]
 mod mixed;
 #[path = "room/model.rs"]
@@ -322,95 +324,6 @@ fn tasks_that_wait_are_woken_and_cancelled_ones_leave_nothing() {
 }
 
 #[test]
-fn a_guarantee_is_there_whatever_others_take() {
-    let process = Budget::new("process", Some(1000));
-    let patient = process.guaranteed_child("patient", Some(600), 400).unwrap();
-    let greedy = process.child("greedy", None);
-    assert_eq!((process.reserved_bytes(), patient.guarantee_bytes(), greedy.guarantee_bytes()), (400, Some(400), None));
-    let taken = greedy.charge(600).unwrap();
-    greedy.charge(1).unwrap_err();
-    let request = request().root().budget(&patient).begin().unwrap();
-    let block = request.run(|| Buffer::zeroed(400)).unwrap();
-    assert!(request.run(|| Buffer::zeroed(1)).is_err(), "beyond it only while there is room");
-    drop(taken);
-    let borrowed = request.run(|| Buffer::zeroed(200)).unwrap();
-    assert!(request.run(|| Buffer::zeroed(1)).is_err(), "its own limit");
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (600, 0));
-    drop((block, borrowed));
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 400));
-    drop((request, patient));
-    assert_eq!(process.reserved_bytes(), 0, "it ends with its budget");
-}
-
-#[test]
-fn guarantees_that_do_not_fit_are_refused_with_what_does_not() {
-    let process = Budget::new("process", Some(1000));
-    let division = process.guaranteed_child("division", None, 500).unwrap();
-    let team = division.guaranteed_child("team", None, 400).unwrap();
-    assert_eq!(process.reserved_bytes(), 500, "the team's is part of the division's");
-    let too_much = process.guaranteed_child("other", None, 501).unwrap_err();
-    let text = "budget 'process' cannot guarantee 501 bytes more to budgets below it: 500 of its 1000 are guaranteed";
-    assert!(too_much.to_string().starts_with(text), "{too_much}");
-    let error = team.set_guarantee_bytes(1001).unwrap_err();
-    assert!(matches!(error, Error::GuaranteesExceedLimit { requested_bytes: 501, .. }), "{error:?}");
-    team.set_guarantee_bytes(1000).unwrap();
-    assert_eq!((division.reserved_bytes(), process.reserved_bytes()), (1000, 1000), "beyond the division's own");
-    team.set_guarantee_bytes(0).unwrap();
-    assert_eq!((division.reserved_bytes(), process.reserved_bytes()), (0, 500));
-    let borrowed = process.charge(300).unwrap();
-    let busy = team.set_guarantee_bytes(701).unwrap_err();
-    assert!(matches!(&busy, Error::NoRoom { budget, reason: NoRoom::Busy, .. } if budget == "process"), "{busy:?}");
-    drop(borrowed);
-    team.set_guarantee_bytes(701).unwrap();
-    for budget in [&process, &process.child("plain", None)] {
-        assert!(matches!(budget.set_guarantee_bytes(1), Err(Error::BadOption { .. })));
-    }
-    assert!(matches!(process.guaranteed_child("x", Some(1), 2), Err(Error::BadOption { .. })));
-    let request = request().root().budget(&process).begin().unwrap();
-    drop((division, team, request));
-    assert_eq!((process.reserved_bytes(), process.in_use_bytes()), (0, 0));
-}
-
-#[test]
-fn what_others_are_guaranteed_can_never_be_reserved() {
-    let process = Budget::new("process", Some(1000));
-    let tenant = process.guaranteed_child("tenant", None, 400).unwrap();
-    assert_eq!(reason(ready(&mut wanting(&process, 601))), NoRoom::NeverFits);
-    drop(ready(&mut wanting(&process, 600)).unwrap());
-    drop(ready(&mut wanting(&tenant, 1000)).unwrap());
-    let held = process.charge(600).unwrap();
-    let mut waits = wanting(&process, 600);
-    assert!(polled(&mut waits).is_pending());
-    drop(held);
-    drop(soon(&mut waits).unwrap());
-}
-
-#[test]
-fn nobody_of_its_own_tenant_passes_one_that_waits_beside_a_guarantee() {
-    let process = Budget::new("process", Some(100));
-    let tenant = process.guaranteed_child("tenant", None, 50).unwrap();
-    let others = process.charge(45).unwrap();
-    let mut large = wanting(&tenant, 60);
-    assert!(polled(&mut large).is_pending(), "50 of its own, and 5 of the 10 others");
-    let mut small = wanting(&tenant, 10);
-    assert!(polled(&mut small).is_pending(), "the guarantee has room, and somebody waits to draw on it");
-    drop(others);
-    drop((soon(&mut large).unwrap(), soon(&mut small).unwrap()));
-    assert_eq!((process.reserved_bytes(), process.waiting()), (50, 0));
-}
-
-#[test]
-fn a_guarantee_that_is_lowered_makes_room_for_those_who_wait() {
-    let process = Budget::new("process", Some(100));
-    let tenant = process.guaranteed_child("tenant", None, 60).unwrap();
-    let held = process.charge(30).unwrap();
-    let mut waits = wanting(&process, 40);
-    assert!(polled(&mut waits).is_pending());
-    tenant.set_guarantee_bytes(30).unwrap();
-    drop((soon(&mut waits).unwrap(), held));
-}
-
-#[test]
 fn a_reservation_by_history_falls_from_the_limit_to_what_is_needed() {
     let budget = Budget::new("budget", Some(100 * MIB));
     let one = || request().root().name("by history").budget(&budget).limit_bytes(40 * MIB).reserve_auto();
@@ -499,19 +412,6 @@ fn a_budget_is_ready_again_only_when_it_has_room() {
     drop(waiting);
     assert!(budget.is_ready());
     drop(most);
-}
-
-#[test]
-fn what_is_guaranteed_and_idle_makes_nobody_unready() {
-    let process = Budget::new("process", Some(100));
-    let division = process.guaranteed_child("division", None, 60).unwrap();
-    let team = division.guaranteed_child("team", None, 50).unwrap();
-    let other = process.guaranteed_child("other", None, 36).unwrap();
-    assert!(process.is_ready(), "96 are promised, and nothing is used");
-    let charges = [team.charge(50).unwrap(), division.charge(10).unwrap(), other.charge(36).unwrap()];
-    assert!(!process.is_ready());
-    drop(charges);
-    assert!(process.is_ready());
 }
 
 #[test]

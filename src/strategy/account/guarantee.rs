@@ -102,6 +102,7 @@ impl Account {
                     limit_bytes: account.limit_bytes(),
                     in_use_bytes: account.live_bytes().saturating_add(account.pending_bytes()),
                     requested_bytes,
+                    guaranteed_bytes: account.promised_bytes(),
                     reason: NoRoom::Busy,
                 });
             }
@@ -186,7 +187,7 @@ impl Chain {
     }
 
     /// How much of the limit of one of its accounts is guaranteed to others, beside `bytes` of this chain's, which come
-    /// out of its own guarantees first. Under no lock.
+    /// out of its own guarantees first. Under no lock of an account.
     pub(super) fn guaranteed_to_others(&self, at: usize, bytes: usize) -> usize {
         if self.accounts()[at].promised_bytes() == 0 {
             return 0;
@@ -199,6 +200,12 @@ impl Chain {
             })
         });
         kept.unwrap_or_default()
+    }
+
+    /// The same, of an account that is one of its own. Under no lock of an account.
+    pub(crate) fn kept_for_others(&self, account: &Account, bytes: usize) -> usize {
+        let at = self.accounts().iter().position(|own| own.number() == account.number());
+        at.map_or(0, |at| self.guaranteed_to_others(at, bytes))
     }
 
     /// For each account, the youngest first: what of `bytes` more reaches it if nothing is in use but what is

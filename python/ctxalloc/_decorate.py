@@ -32,12 +32,22 @@ class _How(NamedTuple):
 class _Steps:
     """A request for a generator, whose steps select its handler themselves."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_is_admitted", "_request")
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._is_admitted = False
+
+    async def wait(self) -> None:
+        """Wait for room, before it is entered: a thread that runs an event loop must not wait on entering."""
+        from ctxalloc import _room  # noqa: PLC0415 - it needs asyncio, and few generators wait
+
+        await _room.enter(self._request, selects=False)
+        self._is_admitted = True
 
     def __enter__(self) -> Handler:
+        if self._is_admitted:
+            return self._request.handler
         return self._request._begin()  # noqa: SLF001 - it exists for this call
 
     def __exit__(
@@ -148,7 +158,10 @@ def _generator(how: _How, function: Callable[..., Any]) -> Callable[..., Generat
 def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
     @functools.wraps(function)
     async def scoped(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        with how.steps() as handler:
+        steps = how.steps()
+        if how.waits and isinstance(steps, _Steps):
+            await steps.wait()
+        with steps as handler:
             selected = handler
             with use(selected):
                 body = function(*args, **kwargs)

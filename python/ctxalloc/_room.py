@@ -4,9 +4,10 @@ The queue is in Rust (``src/room``). Here is only what asyncio has: a future, wo
 """
 
 import asyncio
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ctxalloc._native import Request, _Admission
@@ -24,14 +25,62 @@ async def enter(
     """
     loop = asyncio.get_running_loop()
     admission = request._admission(selects=selects)  # noqa: SLF001 - made for this
+    watched: dict[int, weakref.ref[_Admission]] | None = None
     try:
         while True:
             turn = loop.create_future()
             if admission.enter(_Call(loop, turn, admission)):
                 return request
+            if watched is None:
+                watched = _watched(loop)
+                watched[id(admission)] = weakref.ref(admission)
             await (turn if until is None else until(turn))
     finally:
         admission.leave()
+        if watched is not None:
+            watched.pop(id(admission), None)
+
+
+class _Watch:
+    """Takes those out of the queue who wait in a loop that is closed, where nothing ever goes on.
+
+    A loop tells nobody that it is closed, but it lets go of its timers then. One of them has this, and nobody else has.
+    Without it a task that somebody refers to would stand before all others for ever.
+    """
+
+    __slots__ = ("__weakref__", "loop", "watched")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = weakref.ref(loop)
+        self.watched: dict[int, weakref.ref[_Admission]] = {}
+        loop.call_later(_WATCH_SECONDS, self)
+
+    def __call__(self) -> None:
+        """Its time is over: who waits still is watched once more."""
+        loop = self.loop()
+        if loop is not None and self.watched:
+            loop.call_later(_WATCH_SECONDS, self)
+
+    def __del__(self) -> None:
+        for admission in [known() for known in self.watched.values()]:
+            if admission is not None:
+                admission.leave()
+
+
+_WATCH_SECONDS: Final = 600.0
+
+_HERE = threading.local()
+"""``watch``: weak, the last _Watch of this thread."""
+
+
+def _watched(loop: asyncio.AbstractEventLoop) -> "dict[int, weakref.ref[_Admission]]":
+    """Those who wait in this loop."""
+    known: weakref.ref[_Watch] | None = getattr(_HERE, "watch", None)
+    watch = None if known is None else known()
+    if watch is None or watch.loop() is not loop:
+        watch = _Watch(loop)
+        _HERE.watch = weakref.ref(watch)
+    return watch.watched
 
 
 class _Call:

@@ -20,7 +20,12 @@ const SIGNALS: Duration = Duration::from_millis(50);
 
 /// Begins a request when there is room, and blocks this thread meanwhile. RuntimeError on a thread that runs an event
 /// loop; whatever a signal's handler raises.
-pub(super) fn begin_blocking(py: Python<'_>, terms: Terms, timeout: Option<Duration>, text: &str) -> PyResult<Begun> {
+pub(super) fn begin_blocking(
+    py: Python<'_>,
+    terms: Terms,
+    timeout: Option<Duration>,
+    text: impl Fn() -> String,
+) -> PyResult<Begun> {
     struct Unpark(Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -29,8 +34,9 @@ pub(super) fn begin_blocking(py: Python<'_>, terms: Terms, timeout: Option<Durat
     }
     if running_loop(py).is_some() {
         return Err(PyRuntimeError::new_err(format!(
-            "{text} reserves memory, and this thread runs an event loop, which would stand still while it waits; enter it \
-             with `async with`"
+            "{} reserves memory, and this thread runs an event loop, which would stand still while it waits; enter it with \
+             `async with`",
+            text()
         )));
     }
     let prepared = Prepared::new(terms)?;

@@ -56,7 +56,7 @@ impl Arguments {
         let (terms, timeout) = self.terms(py, on_chosen)?;
         match self.reserve {
             None => Ok(Prepared::new(terms)?.begin()),
-            Some(_) => begin_blocking(py, terms, timeout, &text()),
+            Some(_) => begin_blocking(py, terms, timeout, text),
         }
     }
 

@@ -89,7 +89,7 @@ def numbers() -> dict[str, Any]:
         "escapes_count": len(kept),
         "routes": routes,
         "waiting": [_cut(one._asdict()) for one in metrics.waiting(MAX_SHOWN)],
-        "waiting_count": sum(budget.waiting for budget in metrics.budgets() if budget.parent is None),
+        "waiting_count": sum(process.waiting_requests for process in snapshot.processes if process.pid == os.getpid()),
         "budgets": [_cut(budget._asdict()) for budget in metrics.budgets()[:MAX_SHOWN]],
         "sites": _sites(),
     }

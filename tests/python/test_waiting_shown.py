@@ -76,6 +76,7 @@ def test_exporters_and_the_page_show_who_waits_and_who_waited() -> None:
     }
     wanted = ("waiting", "timed_out", "turned_away", "wait.bucket", "wait.sum")
     assert {f"ctxalloc.request.{name}" for name in wanted} <= names
+    assert {"ctxalloc.room.victims", "ctxalloc.room.reclaimed"} <= names
     provider.shutdown()
     route = next(one for one in _page.numbers()["routes"] if one["name"] == "shown waiting")
     assert (route["waited"], route["timed_out"]) == (1, 1)
@@ -104,3 +105,26 @@ def test_exporters_and_the_page_show_what_was_done_to_make_room() -> None:
     assert float(line.split()[1]) >= before.reclaimed_bytes + 40_000
     [shown] = [one for one in _page.numbers()["budgets"] if one["id"] == process.id]
     assert shown["reclaimed_bytes"] == 40_000
+
+
+def test_the_page_counts_those_who_wait_for_a_part_of_a_request_too() -> None:
+    before = _page.numbers()["waiting_count"]
+    with ctxalloc.request(name="whole work", root=True) as outer:
+        part = ctxalloc.Budget(1000, parent=outer.budget, name="part")
+
+    async def work() -> None:
+        async with ctxalloc.request(budget=part, reserve_bytes=600, root=True):
+            pass
+
+    async def main() -> None:
+        async with ctxalloc.request(budget=part, reserve_bytes=600, root=True):
+            waiting = [asyncio.create_task(work()) for _ in range(3)]
+            while part.waiting < 3:  # noqa: ASYNC110 - the queue has no event
+                await asyncio.sleep(0)
+            shown = _page.numbers()
+            assert shown["waiting_count"] == before + 3
+            assert len([one for one in shown["waiting"] if one["budget"] == "part"]) == 3
+        await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+    assert _page.numbers()["waiting_count"] == before

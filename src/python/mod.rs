@@ -10,9 +10,10 @@
 //! | a Rust task attaches to Python | [`attach`], [`try_attach`] |
 //! | a Rust task awaits a Python awaitable | [`into_future`] |
 //!
-//! Nothing else carries a handler across. An extension calls [`init`] first in its `#[pymodule]`, so that it uses the
+//! Nothing else carries a handler across. [`admit`] is how a Rust task waits for room in Python's queue. An extension calls [`init`] first in its `#[pymodule]`, so that it uses the
 //! table of the package and not one of its own.
 
+mod admit;
 mod answer;
 mod asked;
 mod asyncgen;
@@ -75,6 +76,7 @@ mod whole;
 #[path = "no_whole.rs"]
 mod whole;
 
+pub use admit::{PythonAdmission, PythonRequest, admit};
 pub use asyncio::{PythonTask, future_into_py, into_future, into_future_with_locals};
 pub use bridge::{attach, current, scope, try_attach};
 pub use shared::init;

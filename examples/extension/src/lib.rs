@@ -87,6 +87,28 @@ fn await_python<'py>(py: Python<'py>, function: Py<PyAny>, name: Option<&str>) -
     ctxalloc::python::future_into_py(py, awaiting.with_handler(chosen))
 }
 
+/// Makes a Rust buffer of ``n`` bytes in ``request``, a ``ctxalloc.request(reserve_bytes=...)``, and says how many
+/// bytes the request holds then.
+///
+/// Awaitable. The Rust task waits for room in line with Python's tasks and threads: the place in it is taken by the
+/// call. ``begun`` is called when the request has begun. Cancelling it leaves the line.
+#[pyfunction]
+fn work_in<'py>(request: &Bound<'py, PyAny>, n: usize, begun: Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let waits = ctxalloc::python::admit(request)?;
+    let terms = request.clone().unbind();
+    ctxalloc::python::future_into_py(request.py(), async move {
+        let request = waits.await?;
+        ctxalloc::python::attach(|py| begun.call0(py).map(drop))?;
+        // Work of the request, on tokio's blocking pool.
+        let made = request.scope(async move { task::spawn_blocking(move || ctxalloc::Buffer::zeroed(n)).await });
+        let buffer = made.await.map_err(failed)??;
+        let held = ctxalloc::python::attach(|py| terms.bind(py).getattr("stats")?.getattr("live_bytes")?.extract());
+        drop(buffer);
+        request.end()?;
+        held.map(|bytes: usize| bytes)
+    })
+}
+
 /// Makes a Rust buffer of ``n`` bytes for the caller and says whose it is and how long. MemoryError if it cannot.
 #[pyfunction]
 fn buffer_of(py: Python<'_>, n: usize) -> PyResult<(Cow<'static, str>, usize)> {
@@ -146,7 +168,7 @@ mod ctxalloc_example {
     #[pymodule_export]
     use super::{
         KeptBuffer, array_made_in, await_python, box_blur, buffer_of, buffers_on_threads, call_in, copied_buffer,
-        handler_here, handlers_on_the_way,
+        handler_here, handlers_on_the_way, work_in,
     };
 
     use pyo3::prelude::*;

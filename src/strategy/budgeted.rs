@@ -138,6 +138,7 @@ mod tests {
     fn budgeted_keeps_the_strategy_contract_and_ends_with_nothing_in_use() {
         let budget = Budget::new("all", None);
         conformance::check(Budgeted::new(System, budget.clone()));
+        conformance::check_wrapper(|upstream| Budgeted::new(upstream, budget.clone()));
         assert_eq!(budget.in_use_bytes(), 0);
         assert!(budget.peak_bytes() > 0);
     }

@@ -192,6 +192,8 @@ mod tests {
     #[test]
     fn fallback_keeps_the_strategy_contract_whoever_serves() {
         conformance::check(Fallback::new(Pool::new(), System));
+        conformance::check_wrapper(|upstream| Fallback::new(upstream, System));
+        conformance::check_wrapper(|upstream| Fallback::new(System, upstream));
         conformance::check(Fallback::new(Faulty::every(System, 1).expect("a count"), Aligned::CACHE_LINE));
         conformance::check(Fallback::new(Faulty::every(Aligned::CACHE_LINE, 2).expect("a count"), Pool::new()));
         let little = Budgeted::new(Pool::new(), Budget::new("little", Some(10_000)));

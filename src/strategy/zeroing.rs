@@ -121,6 +121,7 @@ mod tests {
     fn zeroing_keeps_the_strategy_contract() {
         conformance::check(Zeroing::new(Pool::new()));
         conformance::check(Zeroing::new(System));
+        conformance::check_wrapper(Zeroing::new);
     }
 
     /// Keeps what is released to it, and looks into it. `Zeroing` has a prefix of at most 16 bytes in it.

@@ -132,7 +132,8 @@ impl<S: fmt::Debug> fmt::Debug for Budgeted<S> {
 #[cfg(test)]
 mod tests {
     use super::{Budget, Budgeted};
-    use crate::strategy::{Strategy, System, conformance};
+    use crate::strategy::live::Live;
+    use crate::strategy::{System, conformance};
 
     #[test]
     fn budgeted_keeps_the_strategy_contract_and_ends_with_nothing_in_use() {
@@ -147,18 +148,14 @@ mod tests {
     fn a_resize_charges_the_difference_and_a_refused_one_nothing() {
         let budget = Budget::new("b", Some(1000));
         let strategy = Budgeted::new(System, budget.clone());
-        let block = strategy.allocate(400).expect("room");
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        let block = unsafe { strategy.resize(block, 900) }.expect("room");
+        let mut block = Live::of(&strategy, 400);
+        assert!(block.resize(900));
         assert_eq!(budget.in_use_bytes(), 900);
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        assert!(unsafe { strategy.resize(block, 1001) }.is_none());
+        assert!(!block.resize(1001));
         assert_eq!(budget.in_use_bytes(), 900);
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        let block = unsafe { strategy.resize(block, 100) }.expect("smaller");
+        assert!(block.resize(100));
         assert_eq!(budget.in_use_bytes(), 100);
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        unsafe { strategy.release(block) };
+        block.release();
         assert_eq!(budget.in_use_bytes(), 0);
     }
 }

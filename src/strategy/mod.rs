@@ -14,6 +14,8 @@ mod fallback;
 mod faulty;
 mod guard;
 pub(crate) mod ledger;
+#[cfg(test)]
+mod live;
 mod pool;
 mod prefixed;
 mod process;

@@ -89,7 +89,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         // SAFETY: the block is live and from `blocks` (this function's contract).
         let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         let _given_back = GivenBack { chain: &self.chain, size_bytes };
-        // SAFETY: as above, and it is not used again.
+        // SAFETY: the block is live, from `blocks`, and not used again (this function's contract).
         unsafe { self.blocks.release(block) };
     }
 

@@ -20,6 +20,8 @@ import ctxalloc
 from ctxalloc import Budget, KiB, MiB, current, handler_of, request
 from ctxalloc.asgi import AllocatorMiddleware, Report
 
+pytestmark = pytest.mark.any_numpy
+
 # ---- what a request gets ----------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ import ctxalloc
 from ctxalloc import Budget, BudgetExceeded, MiB, current, request
 from ctxalloc.asgi import AllocatorMiddleware, Report
 
+pytestmark = pytest.mark.any_numpy
+
 # ---- refusals ---------------------------------------------------------------------------------------
 
 

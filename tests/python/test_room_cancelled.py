@@ -22,6 +22,8 @@ from asgi_calls import answer, http
 import ctxalloc
 from ctxalloc.asgi import AllocatorMiddleware
 
+pytestmark = pytest.mark.any_numpy
+
 LIMIT = 1000
 
 

@@ -18,6 +18,8 @@ from test_crossings import run  # noqa: F401  # the fixture: each test on each k
 import ctxalloc
 import ctxalloc_example as example
 
+pytestmark = pytest.mark.any_numpy
+
 
 def wanting(budget: ctxalloc.Budget, size: int, **terms: Any) -> ctxalloc.Request:
     return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)

@@ -3,6 +3,8 @@
 import pytest
 import subprocesses
 
+pytestmark = pytest.mark.any_numpy
+
 BEGIN = """
 import asyncio, sys, threading, time
 import ctxalloc

@@ -9,10 +9,20 @@ mod child;
 mod support;
 
 use child::{fate_in, fork_and, killed_after};
-use ctxalloc::{Buffer, Context, Handler, current, default_handler, handler, handlers, register, reset, scope, set};
+use ctxalloc::metrics::waits;
+use ctxalloc::request::Admitting;
+use ctxalloc::strategy::Budget;
+use ctxalloc::{
+    Buffer, Context, Error, Handler, NoRoom, current, default_handler, handler, handlers, register, request, reset,
+    scope, set,
+};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 use support::{Marked, marked};
 
 /// Longer than anything here takes; a child that hangs is killed by it, and that is its verdict.
@@ -62,6 +72,65 @@ fn child_first_use() {
         }
     }
     assert_eq!(handlers().filter(|handler| handler.name() == "system").count(), 1);
+}
+
+#[test]
+fn a_child_of_fork_has_none_of_those_who_wait_and_the_parent_has_all() {
+    in_a_process_of_its_own("child_that_forks_with_waiters", 0);
+}
+
+#[test]
+#[ignore = "a child of a_child_of_fork_has_none_of_those_who_wait_and_the_parent_has_all"]
+fn child_that_forks_with_waiters() {
+    killed_after(PATIENCE_SECONDS);
+    let poll = |admitting: &mut Admitting| Pin::new(admitting).poll(&mut TaskContext::from_waker(Waker::noop()));
+    let budget = Budget::new("waited for", Some(1000));
+    let wanting = |bytes| request().root().name("waits").budget(&budget).reserve_bytes(bytes);
+    let until = |waiting: usize| {
+        while budget.waiting() != waiting {
+            thread::yield_now();
+        }
+    };
+    let held = wanting(600).begin().expect("it is empty");
+    let mut task = wanting(800).admit();
+    assert!(poll(&mut task).is_pending());
+    thread::scope(|scope| {
+        scope.spawn(|| drop(wanting(300).admit_blocking().expect("it waits for its turn")));
+        until(2);
+        for _ in 0..10 {
+            let status = fork_and(|| {
+                let is_empty = (budget.waiting(), waits(10).len()) == (0, 0);
+                // What waited in the parent never gets anything here, and says so.
+                let told = poll(&mut task);
+                let is_told = matches!(told, Poll::Ready(Err(Error::NoRoom { reason: NoRoom::Forked, .. })));
+                drop(wanting(700).admit()); // leaves a queue, and a thread for it, of its own
+                // Nobody stands before it; and it stands before others.
+                let own = wanting(400).max_waiting(0).begin().expect("beside what was held");
+                let late = wanting(1).timeout(Duration::from_millis(20)).admit_blocking();
+                let is_late = matches!(late, Err(Error::NoRoom { reason: NoRoom::TimedOut, .. }));
+                let mut next = wanting(300).max_waiting(1).admit();
+                drop(own);
+                while poll(&mut next).is_pending() {
+                    thread::yield_now();
+                }
+                drop(next);
+                is_empty && is_told && is_late && (budget.waiting(), budget.reserved_bytes()) == (0, 600)
+            });
+            assert_eq!(status, 0);
+            assert_eq!((budget.waiting(), waits(10).len(), budget.reserved_bytes()), (2, 2, 600));
+            assert!(poll(&mut task).is_pending());
+        }
+        drop(held);
+        let first = loop {
+            if let Poll::Ready(first) = poll(&mut task) {
+                break first.expect("its turn");
+            }
+            thread::yield_now();
+        };
+        assert_eq!((budget.waiting(), budget.reserved_bytes()), (1, 800));
+        drop(first);
+    });
+    assert_eq!((budget.waiting(), budget.reserved_bytes()), (0, 0));
 }
 
 #[test]

@@ -36,6 +36,8 @@ if not settings.configured:
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.core.handlers.wsgi import WSGIHandler  # noqa: E402
 
+pytestmark = pytest.mark.any_numpy
+
 
 class Answer(NamedTuple):
     status: int

@@ -257,6 +257,7 @@ def test_what_was_selected_before_is_forgotten_when_a_request_is_left():
     )
 
 
+@needs_library
 def test_a_threads_memory_is_the_requests_that_it_carries_or_nobodys():
     check("""
         held = []

@@ -130,7 +130,7 @@ kept, measured, others = {}, {}, []
 async def app(scope, receive, send):
     if scope["path"] == "/other":
         while not kept.get("done"):
-            others.append(bytearray(100_000))
+            others.append(bytearray(5_000))
             del others[:-10]
             await asyncio.sleep(0.01)
         return

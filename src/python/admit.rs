@@ -20,8 +20,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// A Rust task begins a request of Python when there is room: `request` is a `ctxalloc.Request` that nobody has entered,
-/// made with or without `reserve_bytes=`.
+/// A Rust task begins a request of Python when there is room: `request` is a `ctxalloc.Request` that nobody has
+/// entered, made with or without `reserve_bytes=`.
 ///
 /// It takes its reservation, or its place in the queue, before this returns, behind everybody who waits already: tasks
 /// of asyncio and of tokio, threads, of all modules of the process. Dropping the future leaves the queue. No event loop

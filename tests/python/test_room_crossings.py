@@ -22,7 +22,8 @@ pytestmark = pytest.mark.any_numpy
 
 
 def wanting(budget: ctxalloc.Budget, size: int, **terms: Any) -> ctxalloc.Request:
-    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)
+    # Strict: a task that is cancelled may leave work behind, whose small blocks would be above the limit else.
+    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, strict=True, **terms)
 
 
 def is_as_new(budget: ctxalloc.Budget) -> bool:
@@ -161,8 +162,8 @@ def test_a_rust_task_that_is_cancelled_leaves_the_line_to_python(run: Any) -> No
     for turns in range(40):
         run(late(turns))
     assert is_as_new(budget)
-    gc.collect()
-    assert len(ctxalloc.metrics.present()) <= present
+    # The thread that runs the last future lets go of it in a moment.
+    run(until(lambda: gc.collect() >= 0 and len(ctxalloc.metrics.present()) <= present))
 
 
 def test_a_rust_task_hears_why_there_is_no_room(run: Any) -> None:  # noqa: F811
@@ -185,7 +186,7 @@ def test_a_rust_task_hears_why_there_is_no_room(run: Any) -> None:  # noqa: F811
         with pytest.raises(RuntimeError, match="was entered and left before"):
             example.work_in(own, 1, nobody)
         with pytest.raises(MemoryError):
-            await example.work_in(wanting(budget, 600, strict=True), 1001, lambda: None)
+            await example.work_in(wanting(budget, 600), 1001, lambda: None)
         assert await example.work_in(ctxalloc.request(budget=budget), 300, lambda: None) == 300, "without one"
         inner = ctxalloc.request(reserve_bytes=400)
         async with wanting(budget, 900):

@@ -10,8 +10,8 @@
 //! | a Rust task attaches to Python | [`attach`], [`try_attach`] |
 //! | a Rust task awaits a Python awaitable | [`into_future`] |
 //!
-//! Nothing else carries a handler across. [`admit`] is how a Rust task waits for room in Python's queue. An extension calls [`init`] first in its `#[pymodule]`, so that it uses the
-//! table of the package and not one of its own.
+//! Nothing else carries a handler across. [`admit`] is how a Rust task waits for room in Python's queue. An extension
+//! calls [`init`] first in its `#[pymodule]`, so that it uses the table of the package and not one of its own.
 
 mod admit;
 mod answer;

@@ -1,5 +1,5 @@
-//! A wait for room that is dropped at any of its await points: each test repeats one program for k = 0, 1, 2, ..., polls
-//! the future k times and drops it then, until it is ready before that.
+//! A wait for room that is dropped at any of its await points: each test repeats one program for k = 0, 1, 2, ...,
+//! polls the future k times and drops it then, until it is ready before that.
 //!
 //! Between two polls the world goes on by a step: others come, leave, and give back what the subject waits for.
 

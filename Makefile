@@ -178,6 +178,7 @@ test-rust: ## cargo test: with tokio and tracing, and the core alone
 	$(side_by_side) test-rust-services test-rust-core
 	$(CARGO) test --quiet --locked --no-default-features --features capi --lib draft
 	$(CARGO) test --quiet --locked --no-default-features --features cuda --test cuda
+	$(CARGO) test --quiet --locked --features whole,metrics --lib -- whole:: metrics::
 	CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --quiet --release --locked --test optimized --target-dir target/optimized
 test-rust-services:
 	MAKEFLAGS= $(CARGO) test --quiet --locked $(services) -- $(test_threads)

@@ -48,6 +48,12 @@ const COUNTERS: [Counter; 7] = [
     ),
 ];
 
+/// What whole requests have beside these. Whose processes have none has no such metrics.
+const WHOLE: &str = "ctxalloc_requests_whole_total";
+const PARTS: &str = "ctxalloc_request_memory_part_bytes_total";
+#[cfg(ctxalloc_whole)]
+const NOBODYS: &str = "ctxalloc_memory_nobodys_bytes";
+
 const PEAK_MAX: &str = "ctxalloc_request_memory_peak_max_bytes";
 const WAITING: &str = "ctxalloc_requests_waiting";
 const VICTIMS: &str = "ctxalloc_room_victims_total";
@@ -83,14 +89,14 @@ pub fn publish() -> Result<(), Error> {
     let snapshot = snapshot()?;
     describe();
     let pid = std::process::id();
-    for series in published().values.with(|published| published.add(pid, &snapshot.series)) {
-        publish_series(&series);
-    }
+    let all = published().values.with(|published| published.add(pid, &snapshot.series));
+    all.iter().for_each(publish_series);
+    publish_whole(&all);
     for series in &snapshot.series {
         gauge!(PEAK_MAX, "name" => series.name.clone()).set(series.max_peak_bytes as f64);
     }
-    let all = snapshot.processes.iter().map(|process| process.gauges);
-    let [active, live, escaped, waiting] = all.fold([0; 4], |[active, live, escaped, waiting], process| {
+    let gauges = snapshot.processes.iter().map(|process| process.gauges);
+    let [active, live, escaped, waiting] = gauges.fold([0; 4], |[active, live, escaped, waiting], process| {
         [
             active + process.live_requests,
             live + process.live_bytes,
@@ -141,6 +147,34 @@ fn publish_series(series: &Series) {
         counter!(bucket, "name" => series.name.clone(), "le" => "+Inf").absolute(histogram.count());
         counter!(sum, "name" => series.name.clone()).absolute(histogram.sum);
         counter!(count, "name" => series.name.clone()).absolute(histogram.count());
+    }
+}
+
+/// Of requests that counted native memory and Python objects too: how many, and what their peaks were made of.
+fn publish_whole(all: &[Series]) {
+    if all.iter().any(|series| series.whole_requests > 0) {
+        describe_whole();
+        for series in all {
+            counter!(WHOLE, "name" => series.name.clone()).absolute(series.whole_requests);
+        }
+    }
+    for series in all.iter().filter(|series| series.whole_requests > 0) {
+        for (part, bytes) in [
+            ("arrays", series.whole_array_bytes),
+            ("native", series.whole_native_bytes),
+            ("objects", series.whole_object_bytes),
+        ] {
+            counter!(PARTS, "name" => series.name.clone(), "part" => part).absolute(bytes);
+        }
+    }
+    #[cfg(ctxalloc_whole)]
+    for (thread, bytes) in crate::whole::by_group() {
+        describe_gauge!(
+            NOBODYS,
+            Unit::Bytes,
+            "Native memory and objects that this process asked for and that no request was charged, so far."
+        );
+        gauge!(NOBODYS, "thread" => thread).set(bytes as f64);
     }
 }
 
@@ -217,4 +251,56 @@ fn describe() {
     describe_gauge!(ACTIVE, Unit::Count, "Requests that have not ended.");
     describe_gauge!(USED, Unit::Bytes, "Bytes in live blocks of requests, by whether they have ended.");
     describe_gauge!(PROCESSES, Unit::Count, "Processes that count.");
+}
+
+fn describe_whole() {
+    describe_counter!(WHOLE, Unit::Count, "Ended requests that counted native memory and objects too.");
+    describe_counter!(
+        PARTS,
+        Unit::Bytes,
+        "What of the peaks of requests that counted it was arrays, native memory and objects."
+    );
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::*;
+    use crate::counters::{Sample, record};
+
+    fn rendered() -> String {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        ::metrics::with_local_recorder(&recorder, publish).expect("CTXALLOC_METRICS_DIR is not set");
+        recorder.handle().render()
+    }
+
+    /// Only the binding begins such requests. A program of Rust reads them where its process has one, and where
+    /// workers of Python share their counters with it.
+    #[test]
+    fn whole_requests_and_the_parts_of_their_peaks_are_published_as_in_python() {
+        record(Some("arrays only"), &Sample { peak_bytes: 700, ..Sample::default() });
+        for _ in 0..2 {
+            let whole = Some([100, 20, 3]);
+            record(Some("decode"), &Sample { peak_bytes: 123, whole, ..Sample::default() });
+        }
+        let page = rendered();
+        for line in [
+            "ctxalloc_requests_whole_total{name=\"decode\"} 2",
+            "ctxalloc_requests_whole_total{name=\"arrays only\"} 0",
+            "ctxalloc_request_memory_part_bytes_total{name=\"decode\",part=\"arrays\"} 200",
+            "ctxalloc_request_memory_part_bytes_total{name=\"decode\",part=\"native\"} 40",
+            "ctxalloc_request_memory_part_bytes_total{name=\"decode\",part=\"objects\"} 6",
+        ] {
+            assert!(page.lines().any(|found| found == line), "no line {line:?} in {page}");
+        }
+        assert!(!page.contains("part_bytes_total{name=\"arrays only\""), "it has no parts: {page}");
+    }
+
+    #[cfg(ctxalloc_whole)]
+    #[test]
+    fn what_is_nobodys_is_published_by_thread() {
+        crate::unattributed::NOBODYS_BYTES[0].fetch_add(5000, std::sync::atomic::Ordering::Relaxed);
+        let page = rendered();
+        let line = "ctxalloc_memory_nobodys_bytes{thread=\"other threads\"} 5000";
+        assert!(page.lines().any(|found| found == line), "no line {line:?} in {page}");
+    }
 }

@@ -45,6 +45,8 @@ mod overdraft;
 #[cfg(not(ctxalloc_whole))]
 #[path = "no_overdraft.rs"]
 mod overdraft;
+#[cfg(ctxalloc_whole)]
+mod own_context;
 mod pending;
 #[cfg(ctxalloc_whole)]
 mod preloaded;

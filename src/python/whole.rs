@@ -1,8 +1,8 @@
 //! `request(whole=True)`: who is selected on a thread, for `src/whole`; and Python's domains MEM and OBJ.
 //!
 //! The selection is NumPy's ContextVar, as everywhere. A copy of it is kept for each thread, with the version of the
-//! Context that CPython counts at each switch. Whoever has the GIL and finds another version reads the ContextVar anew:
-//! that allocates nothing, waits for nobody and runs no code. Without the GIL an old copy is nobody's.
+//! Context that CPython counts at each switch. Whoever finds another version reads the ContextVar anew: that allocates
+//! nothing, waits for nobody and runs no code. Without the GIL it reads what this thread's own Context has (`own_context`).
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
 use super::errors::with_cause;
@@ -10,6 +10,7 @@ use super::eval_loop::eval_loop;
 use super::exit;
 use super::numpy::Numpy;
 use super::overdraft;
+use super::own_context::{Reader, State};
 use super::preloaded::{Found, is_changing, look_at_selections, preloaded};
 use super::profile::placed;
 use super::selection::Selection;
@@ -47,6 +48,8 @@ struct Asked {
     version_at: usize,
     var: Py<PyAny>,
     get: VarGet,
+    /// How the variable is read without the GIL, if it can be.
+    reader: Option<Reader>,
 }
 
 static ASKED: Made<Asked> = Made::new();
@@ -230,7 +233,8 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
         )
     };
     let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
-    let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get };
+    let reader = Reader::tried(py, var.bind(py), State { own, context_at: version_at - size_of::<usize>() })?;
+    let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get, reader };
     ASKED.get_or_make(|| asked);
     let python = eval_loop(py)?;
     overdraft::prepare(py, python, is_attached)?;
@@ -262,7 +266,7 @@ fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
             // SAFETY: this thread's state. Its Context is among the first WORDS words in every version, and the search
             // ends there.
             let words = unsafe { own() }.cast::<usize>();
-            // SAFETY: see above.
+            // SAFETY: the search ends at this thread's own Context, which is among those words.
             let at = (1..WORDS).find(|&word| unsafe { words.add(word).read() } == address);
             to.store(at.unwrap_or(0), Ordering::Relaxed);
         })?;
@@ -291,11 +295,19 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
     if thread.state == own && thread.version == version {
         return handler_of(thread.account);
     }
-    if attached != own || is_changing() {
+    if is_changing() {
         return None;
     }
-    // SAFETY: this thread has the GIL.
-    let handler = unsafe { ask(asked) };
+    let handler = if attached == own {
+        // SAFETY: this thread has the GIL.
+        unsafe { ask(asked) }
+    } else {
+        // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
+        let reader = asked.reader.as_ref().filter(|reader| attached.is_null() || reader.is_of_any_thread())?;
+        // SAFETY: this thread's state, and Python runs. What the variable has lives as long as the Context, in which
+        // this thread is.
+        unsafe { reader.value(own).and_then(|value| handler_in(value.as_ptr())) }
+    };
     thread.state = own;
     thread.version = version;
     thread.account = handler.map_or(0, word_of);
@@ -315,18 +327,29 @@ fn is_attached() -> bool {
 unsafe fn ask(asked: &Asked) -> Option<Handler> {
     let mut capsule = null_mut();
     // SAFETY: the thread has the GIL. NumPy's variable has a default, so no exception is set; reading it allocates
-    // nothing and calls nobody. The capsule is in the Context, so this reference is not the last. A capsule of that
-    // name has NumPy's struct.
+    // nothing and calls nobody. The capsule is in the Context, so this reference is not the last.
     unsafe {
         if (asked.get)(asked.var.as_ptr(), null_mut(), &raw mut capsule) != 0 || capsule.is_null() {
             return None;
         }
+        let handler = handler_in(capsule);
+        ffi::Py_DECREF(capsule);
+        handler
+    }
+}
+
+/// The request's handler in what NumPy's variable has. Needs no GIL: both functions look only into a capsule that they
+/// find valid.
+///
+/// # Safety
+/// - `capsule` is an object that lives. If it is a capsule of NumPy's name, it has NumPy's struct.
+unsafe fn handler_in(capsule: *mut ffi::PyObject) -> Option<Handler> {
+    // SAFETY: this function's contract.
+    unsafe {
         let name = abi::CAPSULE_NAME.as_ptr();
         let is_valid = ffi::PyCapsule_IsValid(capsule, name) == 1;
         let c_struct = if is_valid { ffi::PyCapsule_GetPointer(capsule, name) } else { null_mut() };
-        let handler = NonNull::new(c_struct).and_then(|c_struct| handler_at(c_struct.cast()));
-        ffi::Py_DECREF(capsule);
-        handler
+        NonNull::new(c_struct).and_then(|c_struct| handler_at(c_struct.cast()))
     }
 }
 

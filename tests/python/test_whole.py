@@ -257,6 +257,7 @@ def test_what_was_selected_before_is_forgotten_when_a_request_is_left():
     )
 
 
+@needs_library
 def test_a_threads_memory_is_the_requests_that_it_carries_or_nobodys():
     check("""
         held = []
@@ -541,4 +542,52 @@ def test_a_service_answers_413_and_serves_the_next(tmp_path):
         answers = asyncio.run(main())
         assert answers[::2] == [(200, "True")] * 3, answers
         assert all(status in (413, 429, 503) for status, _ in answers[1::2]), answers
+    """)
+
+
+@needs_library
+def test_what_is_made_without_the_gil_first_in_a_context_is_its_requests():
+    """Nothing of Python's is made between the switch to the Context and the call, which lets go of the GIL."""
+    check("""
+        malloc, size = libc.malloc, 5 * MiB  # ctypes.CDLL lets go of the GIL
+        def called(context, function, *arguments):
+            thread = threading.Thread(target=context.run, args=(function, *arguments))
+            thread.start()
+            thread.join()
+        others = [contextvars.ContextVar(f"other {n}") for n in range(1000)]
+        expected = 0
+        with ctxalloc.request(whole=True) as request:
+            for count in 0, 1, 2, 5, 16, 17, 33, 100, 1000:
+                context = contextvars.copy_context()
+                for other in others[:count]:
+                    context.run(other.set, count)
+                for _ in range(3):
+                    called(context, malloc, size)
+                    expected += size
+                assert expected <= request.stats.whole.native_bytes < expected + MiB, (count, request.stats)
+            with ctxalloc.request(whole=True) as inner:
+                called(contextvars.copy_context(), malloc, size)
+            assert size <= inner.stats.whole.native_bytes < size + 100 * KiB, inner.stats
+            with ctxalloc.use("pool"):
+                called(contextvars.copy_context(), malloc, size)
+            called(contextvars.Context(), malloc, size)
+        before = request.stats.whole.native_bytes
+        assert before < expected + size + MiB
+        for count in 0, 1, 20, 500:
+            context = contextvars.Context()
+            for other in others[:count]:
+                context.run(other.set, count)
+            called(context, malloc, size)
+        assert request.stats.whole.native_bytes == before
+        context = contextvars.copy_context()
+        def switched():
+            # Both ways on one thread.
+            with ctxalloc.request(whole=True) as own:
+                inside = contextvars.copy_context()
+            for n in range(50):
+                inside.run(malloc, size)
+                context.run(malloc, size)
+            return own
+        own = switched()
+        assert 50 * size <= own.stats.whole.native_bytes < 51 * size + MiB, own.stats
     """)

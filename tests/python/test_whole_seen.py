@@ -322,3 +322,84 @@ for _ in range(10):
 print("fine")
 """)
     assert reported(script, "--report").stdout == "fine\n"
+
+
+# Of each part in each kind of code that has a line: the comment says how many KiB a line has at the peak.
+LINES = """
+import asyncio, ctypes
+import numpy
+libc = ctypes.PyDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+kept = []
+kept.append(bytearray(100 << 10))  # objects 100
+def function():
+    kept.append(
+        bytearray(200 << 10),  # objects 200
+    )
+    libc.malloc(300 << 10)  # native memory 300
+def comprehension():
+    return [
+        bytearray(10 << 10)  # objects 400
+        for _ in range(40)
+    ]
+def nested():
+    return {
+        key: [bytearray(5 << 10) for _ in range(10)]  # objects 500
+        for key in range(10)
+    }
+def generator():
+    for _ in range(6):
+        yield bytearray(100 << 10)  # objects 600
+def handled():
+    try:
+        {}["absent"]
+    except KeyError:
+        kept.append(bytearray(700 << 10))  # objects 700
+    finally:
+        libc.malloc(150 << 10)  # native memory 150
+class Body:
+    held = bytearray(800 << 10)  # objects 800
+    def __enter__(self):
+        kept.append(numpy.ones(900 << 10, "u1"))  # arrays 900
+    def __exit__(self, *error):
+        libc.malloc(250 << 10)  # native memory 250
+    @property
+    def value(self):
+        return bytearray(1000 << 10)  # objects 1000
+async def task():
+    await asyncio.sleep(0)
+    kept.append(bytearray(1100 << 10))  # objects 1100
+async def tasks():
+    await asyncio.gather(task(), asyncio.to_thread(threaded))
+def threaded():
+    kept.append(libc.malloc(1200 << 10))  # native memory 1200
+function(); kept += [comprehension(), nested(), list(generator())]; handled()
+with Body() as body:
+    pass
+kept.append(Body().value)
+kept.extend(map(lambda size: bytearray(size << 10), [1300]))  # objects 1300
+asyncio.run(tasks())
+"""
+
+
+def test_sites_have_the_line_of_python_that_made_them(script, tmp_path):
+    script.write_text(LINES)
+    reported(script, "--report=json", "--output", tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    found = {}
+    for site in report["sites"]:
+        file, _, line = site["where"].split()[0].rpartition(":")
+        if file.endswith("script.py"):
+            key = int(line), site["part"]
+            found[key] = found.get(key, 0) + site["at_peak_bytes"]
+    expected = {}
+    for number, text in enumerate(LINES.splitlines(), 1):
+        _, is_marked, mark = text.partition("  # ")
+        if is_marked:
+            part, _, size_kib = mark.rpartition(" ")
+            expected[number, part] = int(size_kib) << 10
+    assert len(expected) == 15
+    large = {key: size for key, size in found.items() if size > 80 << 10}
+    assert large.keys() == expected.keys(), (large, expected)
+    for key, size in expected.items():
+        assert size <= large[key] <= size + (60 << 10), (key, size, large[key])

@@ -1,7 +1,7 @@
 """How much of what a request makes its account shows: at least 90 % of what the process grows by, for each library.
 
-The growth is of anonymous resident memory, in a process of its own: in a block of code, and in a service's request. What
-is made once (imports, caches) is made before.
+The growth is of anonymous resident memory, in a process of its own: in a block of code, and in a service's request.
+What is made once (imports, caches) is made before.
 """
 
 import textwrap

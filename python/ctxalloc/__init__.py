@@ -36,10 +36,9 @@ For pytest, whose plugin comes with the package, and which may be run by ``ctxal
 # _own_path comes before any import. In a subinterpreter _main_interpreter raises, and nothing else is imported.
 from ctxalloc import _own_path, _main_interpreter  # noqa: F401, I001
 
-import importlib as _importlib
 import typing as _typing
 
-from ctxalloc import _environment
+from ctxalloc import _environment, _first_use
 from ctxalloc._errors import (
     BudgetExceeded,
     NoRoom,
@@ -186,10 +185,10 @@ _MEMBERS = {
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return _importlib.import_module(f"{__name__}.{name}")
+        return _first_use.imported(name)
     if name not in _MEMBERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(_importlib.import_module(f"{__name__}.{_MEMBERS[name]}"), name)
+    found = globals()[name] = getattr(_first_use.imported(_MEMBERS[name]), name)
     return found
 
 

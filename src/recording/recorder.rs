@@ -44,8 +44,6 @@ pub(super) type Flusher = fn() -> fn();
 /// What there is one of in a process.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// Whoever takes from all buffers and writes; before their locks.
-    flushing: Locked<()>,
     pub(super) shards: [Locked<Shard>; SHARDS],
     output: Locked<Option<Output>>,
     names: Locked<[HashMap<String, u32>; 2]>,
@@ -88,7 +86,6 @@ struct Session {
 
 impl HeldAcrossFork for Core {
     fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
-        visit(self.flushing.lock());
         self.shards.iter().for_each(|shard| visit(shard.lock()));
         visit(self.output.lock());
         visit(self.names.lock());
@@ -102,7 +99,6 @@ pub(super) fn core() -> &'static Core {
     static CORE: Made<Arc<Core>> = Made::new();
     CORE.get_or_make(|| {
         held_across_fork(Core {
-            flushing: Locked::new(()),
             shards: std::array::from_fn(|_| Locked::new(Shard::new())),
             output: Locked::new(None),
             names: Locked::new(Default::default()),
@@ -285,15 +281,13 @@ impl Core {
             return None;
         }
         STATE.store(OFF, Relaxed);
-        self.flushing.with(|()| {
-            let mut shards: Vec<Shard> = self.shards.iter().map(|it| it.with(|it| it.restart(0, None))).collect();
-            // Where the file is full, what comes last stays.
-            shards.sort_by_key(Shard::last_ns);
-            for shard in &mut shards {
-                self.make_ready(shard.rest().map(Ready::Body));
-            }
-            self.write();
-        });
+        let mut shards: Vec<Shard> = self.shards.iter().map(|it| it.with(|it| it.restart(0, None))).collect();
+        // Where the file is full, what comes last stays.
+        shards.sort_by_key(Shard::last_ns);
+        for shard in &mut shards {
+            self.make_ready(shard.rest().map(Ready::Body));
+        }
+        self.write();
         self.output(Output::close);
         drop(self.output.with(Option::take));
         self.session.with(Option::take).and_then(|session| session.problem)
@@ -318,14 +312,12 @@ impl Core {
         if self.session.with(|session| session.as_ref().map(|session| session.pid)) != own {
             return None;
         }
-        let waits = self.flushing.with(|()| {
-            self.shards.iter().fold(false, |waits, shard| {
-                let is_left = shard.with(|shard| {
-                    self.make_ready(shard.old().map(Ready::Body));
-                    shard.waits()
-                });
-                waits || is_left
-            })
+        let waits = self.shards.iter().fold(false, |waits, shard| {
+            let is_left = shard.with(|shard| {
+                self.make_ready(shard.old().map(Ready::Body));
+                shard.waits()
+            });
+            waits || is_left
         });
         self.write();
         waits.then_some(shard::LOOKS_EACH)

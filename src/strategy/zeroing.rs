@@ -179,6 +179,7 @@ mod tests {
     fn nothing_is_left_behind_by_a_release_nor_by_a_resize_either_way() {
         let zeroing = Zeroing::new(Dustbin::default());
         let mut block = Live::of(&zeroing, 1000);
+        block.fill(0x5E);
         let address = block.start().as_ptr().wrapping_sub(16).expose_provenance();
         assert_eq!(dirty(address), 1000, "this test sees a secret where there is one");
         assert!(block.resize(100));
@@ -196,6 +197,7 @@ mod tests {
         let budget = Budget::new("one block", Some(1016));
         let zeroing = Zeroing::new(Budgeted::new(System, budget));
         let mut block = Live::of(&zeroing, 1000);
+        block.fill(0x5E);
         let first = block.start();
         assert!(!block.resize(1001), "no room for a second one");
         assert!(block.resize(600));

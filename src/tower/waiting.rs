@@ -46,7 +46,7 @@ use tower_service::Service;
 /// # async fn main() -> Result<(), BoxError> {
 /// let process = Budget::new("process", Some(100 << 20));
 /// let layer = RequestLayer::new().budget(&process).reserve_bytes(60 << 20);
-/// let layer = layer.waiting().timeout(Duration::from_millis(5));
+/// let layer = layer.waiting().timeout(Duration::from_millis(500));
 /// let service = ServiceBuilder::new().layer(layer).service_fn(work);
 /// let held = process.charge(50 << 20)?;
 /// let late = service.clone().oneshot(http::Request::new(())).await?;

@@ -184,6 +184,34 @@ print("ends")
     assert printed == "ends"
 
 
+def test_a_fork_waits_for_what_a_thread_first_uses() -> None:
+    printed = subprocesses.says(
+        """
+import os, signal, sys, threading, time, ctxalloc
+begun = threading.Event()
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "ctxalloc.strategies":
+            begun.set()
+            time.sleep(0.3)
+sys.meta_path.insert(0, Slow())
+user = threading.Thread(target=lambda: ctxalloc.strategies)
+user.start()
+assert begun.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    ctxalloc.register("by the child", ctxalloc.strategies.System())
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+user.join()
+print("ends")
+""",
+        *FORK_IN_PEACE,
+    )
+    assert printed == "ends"
+
+
 def test_a_forked_child_refuses_rust_futures_if_its_parent_had_some() -> None:
     printed = subprocesses.says(
         """

@@ -62,9 +62,9 @@ pub fn check<S: Strategy>(strategy: S) {
 }
 
 /// A live block and the pattern that it was filled with. The checks below own their blocks through it.
-struct Filled {
-    block: NonNull<u8>,
-    size_bytes: usize,
+pub(super) struct Filled {
+    pub(super) block: NonNull<u8>,
+    pub(super) size_bytes: usize,
     seed: u8,
 }
 
@@ -72,7 +72,8 @@ struct Filled {
 unsafe impl Send for Filled {}
 
 impl Filled {
-    fn new(strategy: &impl Strategy, size_bytes: usize, seed: u8) -> Self {
+    #[track_caller]
+    pub(super) fn new(strategy: &impl Strategy, size_bytes: usize, seed: u8) -> Self {
         let Some(block) = strategy.allocate(size_bytes) else {
             panic!("{strategy:?} refused {size_bytes} bytes, which any machine has");
         };
@@ -102,8 +103,17 @@ impl Filled {
         );
     }
 
+    /// Whether the strategy had so many bytes. If not, the block stays as it is. Bytes that are new are not written.
+    pub(super) fn resize(&mut self, strategy: &impl Strategy, size_bytes: usize) -> bool {
+        // SAFETY: the block is live and from this strategy; after a success its old address is overwritten.
+        let Some(moved) = (unsafe { strategy.resize(self.block, size_bytes) }) else { return false };
+        (self.block, self.size_bytes) = (moved, size_bytes);
+        true
+    }
+
     /// Asserts that the first `length` bytes still hold the pattern.
-    fn assert_kept(&self, strategy: &impl Strategy, length: usize) {
+    #[track_caller]
+    pub(super) fn assert_kept(&self, strategy: &impl Strategy, length: usize) {
         // SAFETY: the block is live, and `new` wrote at least `length` bytes, which resizes keep.
         let bytes = unsafe { std::slice::from_raw_parts(self.block.as_ptr(), length) };
         for (index, &byte) in bytes.iter().enumerate() {
@@ -168,17 +178,12 @@ fn resizing_keeps_the_first_bytes(strategy: &impl Strategy) {
     for &from in targets {
         for &to in targets {
             let mut filled = Filled::new(strategy, from, 7);
-            // SAFETY: a live block of this strategy; the old pointer is overwritten on success.
-            let Some(moved) = (unsafe { strategy.resize(filled.block, to) }) else {
-                panic!("{strategy:?} refused to resize {from} bytes to {to}");
-            };
-            filled.block = moved;
-            filled.size_bytes = to;
+            assert!(filled.resize(strategy, to), "{strategy:?} refused to resize {from} bytes to {to}");
             filled.assert_aligned(strategy);
             filled.assert_kept(strategy, from.min(to));
             if to > 0 {
                 // SAFETY: the strategy promises `to` bytes now. Writing to the last one tests that.
-                unsafe { moved.add(to - 1).write(1) };
+                unsafe { filled.block.add(to - 1).write(1) };
             }
             filled.release(strategy);
         }
@@ -202,11 +207,10 @@ fn a_failed_resize_leaves_the_block(strategy: &impl Strategy) {
         return; // Miri's malloc ends the run where a real one returns NULL
     }
     for &size in &[0, 1, 100, 5000, LARGE] {
-        let filled = Filled::new(strategy, size, 99);
+        let mut filled = Filled::new(strategy, size, 99);
         for impossible in IMPOSSIBLE {
-            // SAFETY: a live block of this strategy. A failure must leave it alone, which is checked below.
-            let moved = unsafe { strategy.resize(filled.block, impossible) };
-            assert!(moved.is_none(), "{strategy:?} claims to have grown a block to {impossible} bytes");
+            let is_grown = filled.resize(strategy, impossible);
+            assert!(!is_grown, "{strategy:?} claims to have grown a block to {impossible} bytes");
             filled.assert_kept(strategy, size);
         }
         filled.release(strategy);
@@ -250,11 +254,7 @@ fn many_threads_may_work_at_once<S: Strategy>(strategy: &Arc<S>) {
                     let mut filled = Filled::new(strategy, size, (number * 40 + round) as u8);
                     if round % 3 == 0 {
                         let to = SIZES[(round * 5 + number) % SIZES.len()].min(size);
-                        // SAFETY: a live block of this strategy, shrunk; the old pointer is overwritten.
-                        if let Some(moved) = unsafe { strategy.resize(filled.block, to) } {
-                            filled.block = moved;
-                            filled.size_bytes = to;
-                        }
+                        filled.resize(strategy, to);
                     }
                     if let Some(sender) = &sender
                         && let Err(refused) = sender.send(filled)

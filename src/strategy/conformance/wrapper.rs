@@ -2,10 +2,11 @@
 
 use super::{Filled, SIZES, pattern};
 use crate::strategy::{LiveBlock, Strategy, System};
+use crate::sync::Locked;
 use std::collections::HashMap;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Checks what a strategy promises that wraps another one: that it passes on what it is asked, and that it writes to
 /// no block that a device may still read. `wrap` puts it around the strategy that it is given; it is called twice.
@@ -37,27 +38,32 @@ struct Upstream {
     is_read_after_release: bool,
     trims: AtomicUsize,
     /// The sizes of live blocks, by address.
-    sizes: Mutex<HashMap<usize, usize>>,
+    sizes: Locked<HashMap<usize, usize>>,
     /// What released blocks had in them when they came back.
-    released: Mutex<Vec<Vec<u8>>>,
+    released: Locked<Vec<Vec<u8>>>,
 }
 
-/// What the upstream says a trim returned: the bytes are told, so any number does.
+/// What the upstream says that a trim returned.
 const TRIMMED_BYTES: usize = 4096;
 
 impl Upstream {
     fn new(is_read_after_release: bool) -> Self {
-        Self { is_read_after_release, trims: AtomicUsize::new(0), sizes: Mutex::default(), released: Mutex::default() }
+        Self {
+            is_read_after_release,
+            trims: AtomicUsize::new(0),
+            sizes: Locked::new(HashMap::new()),
+            released: Locked::new(Vec::new()),
+        }
     }
 
     fn made(&self, block: Option<NonNull<u8>>, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = block?;
-        self.sizes.lock().unwrap_or_else(PoisonError::into_inner).insert(block.addr().get(), size_bytes);
+        self.sizes.with(|sizes| sizes.insert(block.addr().get(), size_bytes));
         Some(block)
     }
 
     fn gone(&self, block: NonNull<u8>) -> usize {
-        let size = self.sizes.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.addr().get());
+        let size = self.sizes.with(|sizes| sizes.remove(&block.addr().get()));
         size.unwrap_or_else(|| panic!("a wrapper gave back {block:?}, which is no live block of its upstream"))
     }
 }
@@ -74,9 +80,12 @@ unsafe impl Strategy for Upstream {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the block is the system's, and the caller promises of it what the system wants.
-        let moved = unsafe { System.resize(block, new_size_bytes) }?;
         let size = self.gone(block);
+        // SAFETY: the block was in the list, so it is the system's and live.
+        let Some(moved) = (unsafe { System.resize(block, new_size_bytes) }) else {
+            self.made(Some(block), size);
+            return None;
+        };
         if new_size_bytes > size {
             // SAFETY: the block has `new_size_bytes` now, and what was added is nobody's yet.
             unsafe { moved.add(size).write_bytes(0, new_size_bytes - size) };
@@ -88,7 +97,7 @@ unsafe impl Strategy for Upstream {
         let size = self.gone(block);
         // SAFETY: the block has `size` bytes, which `allocate` and `resize` made initialised; it is still live.
         let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), size) }.to_vec();
-        self.released.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+        self.released.with(|released| released.push(bytes));
         // SAFETY: the block is the system's, and the caller promises of it what the system wants.
         unsafe { System.release(block) }
     }
@@ -136,7 +145,7 @@ fn released_blocks_are_not_written_to(strategy: &impl Strategy, upstream: &Upstr
         }
     }
     // One that keeps blocks has not released all of them.
-    for block in upstream.released.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+    for block in upstream.released.with(std::mem::take) {
         let is_as_it_was = |&(size, seed): &(usize, u8)| {
             let filled: Vec<u8> = (0..size).map(|index| pattern(seed, index)).collect();
             block.windows(size).any(|part| part == filled)

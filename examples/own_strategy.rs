@@ -10,7 +10,7 @@
 
 #![allow(unsafe_code, reason = "a strategy deals in raw blocks; what it must promise is in the docs of `Strategy`")]
 
-use ctxalloc::strategy::{Aligned, Strategy};
+use ctxalloc::strategy::{Aligned, LiveBlock, Strategy};
 use ctxalloc::{Buffer, register, scope};
 use std::error::Error;
 use std::fmt;
@@ -70,6 +70,19 @@ unsafe impl<S: Strategy> Strategy for Counted<S> {
         unsafe { self.upstream.release(block) }
         self.alive.fetch_sub(1, Ordering::Relaxed);
     }
+
+    // What the upstream knows better than the trait's defaults, which are for strategies that wrap none.
+    fn trim(&self) -> usize {
+        self.upstream.trim()
+    }
+
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        self.upstream.live_blocks()
+    }
+
+    fn is_read_after_release(&self) -> bool {
+        self.upstream.is_read_after_release()
+    }
 }
 
 /// What users see of it: `repr(handler)` in Python, `Handler::description` in Rust.
@@ -111,6 +124,7 @@ mod tests {
     fn it_keeps_the_contract_of_strategies() {
         conformance::check(Counted::new(System));
         conformance::check(Counted::new(Aligned::CACHE_LINE));
+        conformance::check_wrapper(Counted::new);
     }
 
     #[test]

@@ -266,7 +266,7 @@ fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
             // SAFETY: this thread's state. Its Context is among the first WORDS words in every version, and the search
             // ends there.
             let words = unsafe { own() }.cast::<usize>();
-            // SAFETY: see above.
+            // SAFETY: the search ends at this thread's own Context, which is among those words.
             let at = (1..WORDS).find(|&word| unsafe { words.add(word).read() } == address);
             to.store(at.unwrap_or(0), Ordering::Relaxed);
         })?;

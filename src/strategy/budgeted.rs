@@ -89,7 +89,7 @@ unsafe impl<S: Strategy> Strategy for Budgeted<S> {
         // SAFETY: the block is live and from `blocks` (this function's contract).
         let size_bytes = unsafe { Prefixed::<S, usize>::read(block) };
         let _given_back = GivenBack { chain: &self.chain, size_bytes };
-        // SAFETY: as above, and it is not used again.
+        // SAFETY: the block is live, from `blocks`, and not used again (this function's contract).
         unsafe { self.blocks.release(block) };
     }
 
@@ -132,12 +132,14 @@ impl<S: fmt::Debug> fmt::Debug for Budgeted<S> {
 #[cfg(test)]
 mod tests {
     use super::{Budget, Budgeted};
-    use crate::strategy::{Strategy, System, conformance};
+    use crate::strategy::live::Live;
+    use crate::strategy::{System, conformance};
 
     #[test]
     fn budgeted_keeps_the_strategy_contract_and_ends_with_nothing_in_use() {
         let budget = Budget::new("all", None);
         conformance::check(Budgeted::new(System, budget.clone()));
+        conformance::check_wrapper(|upstream| Budgeted::new(upstream, budget.clone()));
         assert_eq!(budget.in_use_bytes(), 0);
         assert!(budget.peak_bytes() > 0);
     }
@@ -146,18 +148,14 @@ mod tests {
     fn a_resize_charges_the_difference_and_a_refused_one_nothing() {
         let budget = Budget::new("b", Some(1000));
         let strategy = Budgeted::new(System, budget.clone());
-        let block = strategy.allocate(400).expect("room");
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        let block = unsafe { strategy.resize(block, 900) }.expect("room");
+        let mut block = Live::of(&strategy, 400);
+        assert!(block.resize(900));
         assert_eq!(budget.in_use_bytes(), 900);
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        assert!(unsafe { strategy.resize(block, 1001) }.is_none());
+        assert!(!block.resize(1001));
         assert_eq!(budget.in_use_bytes(), 900);
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        let block = unsafe { strategy.resize(block, 100) }.expect("smaller");
+        assert!(block.resize(100));
         assert_eq!(budget.in_use_bytes(), 100);
-        // SAFETY: a live block of this strategy; its newest pointer is used.
-        unsafe { strategy.release(block) };
+        block.release();
         assert_eq!(budget.in_use_bytes(), 0);
     }
 }

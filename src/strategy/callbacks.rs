@@ -216,6 +216,7 @@ mod tests {
     use super::{CallbackFunctions, Callbacks};
     use crate::error::Error;
     use crate::source::heap;
+    use crate::strategy::live::Live;
     use crate::strategy::{Strategy, conformance};
     use crate::sync::Locked;
     use std::collections::BTreeMap;
@@ -354,13 +355,11 @@ mod tests {
     fn a_resize_that_fails_leaves_the_block_and_its_size() {
         let book = Book::new();
         let callbacks = callbacks(&book, 1);
-        let block = callbacks.allocate(100).expect("memory");
+        let mut block = Live::of(&callbacks, 100);
         book.refuses.store(true, Ordering::Relaxed);
-        // SAFETY: live; a failure leaves it.
-        assert!(unsafe { callbacks.resize(block, 200) }.is_none());
+        assert!(!block.resize(200));
         assert!(callbacks.allocate(10).is_none());
-        // SAFETY: live.
-        unsafe { callbacks.release(block) };
+        block.release();
         assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
     }
 
@@ -371,9 +370,7 @@ mod tests {
         assert!(callbacks(&book, 8).allocate(100).is_none());
         assert!(book.sizes.with(|sizes| sizes.is_empty()));
         let modest = callbacks(&book, 1);
-        let block = modest.allocate(100).expect("aligned to nothing, as declared");
-        // SAFETY: live.
-        unsafe { modest.release(block) };
+        Live::of(&modest, 100).release(); // aligned to nothing, as declared
         assert_eq!(book.wrong_sizes.load(Ordering::Relaxed), 0);
     }
 
@@ -381,9 +378,9 @@ mod tests {
     fn a_pointer_that_is_no_live_block_never_reaches_the_functions() {
         let book = Book::new();
         let callbacks = callbacks(&book, 1);
-        let block = callbacks.allocate(100).expect("memory");
-        // SAFETY: live.
-        unsafe { callbacks.release(block) };
+        let live = Live::of(&callbacks, 100);
+        let block = live.start();
+        live.release();
         // SAFETY: not live: the strategy finds no record and leaves it alone.
         unsafe { callbacks.release(block) };
         // SAFETY: not live: the strategy finds no record and leaves it alone.

@@ -162,8 +162,8 @@ impl<A: fmt::Debug, B: fmt::Debug> fmt::Debug for Fallback<A, B> {
 #[cfg(test)]
 mod tests {
     use super::{Fallback, Strategy};
+    use crate::strategy::live::Live;
     use crate::strategy::{Aligned, Budget, Budgeted, Faulty, Pool, System, conformance};
-    use std::ptr::NonNull;
 
     type Scarce = Fallback<Budgeted<System>, Budgeted<Pool>>;
 
@@ -174,24 +174,11 @@ mod tests {
         (strategy, first, second)
     }
 
-    fn filled(strategy: &Scarce, size_bytes: usize) -> NonNull<u8> {
-        let block = strategy.allocate(size_bytes).expect("within the budgets");
-        for index in 0..size_bytes {
-            // SAFETY: `index` is below the size of the live block.
-            unsafe { block.add(index).write(index as u8) };
-        }
-        block
-    }
-
-    fn assert_kept(block: NonNull<u8>, length: usize) {
-        // SAFETY: `filled` wrote at least `length` bytes, and the block is live.
-        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), length) };
-        assert!(bytes.iter().enumerate().all(|(index, &byte)| byte == index as u8));
-    }
-
     #[test]
     fn fallback_keeps_the_strategy_contract_whoever_serves() {
         conformance::check(Fallback::new(Pool::new(), System));
+        conformance::check_wrapper(|upstream| Fallback::new(upstream, System));
+        conformance::check_wrapper(|upstream| Fallback::new(System, upstream));
         conformance::check(Fallback::new(Faulty::every(System, 1).expect("a count"), Aligned::CACHE_LINE));
         conformance::check(Fallback::new(Faulty::every(Aligned::CACHE_LINE, 2).expect("a count"), Pool::new()));
         let little = Budgeted::new(Pool::new(), Budget::new("little", Some(10_000)));
@@ -201,34 +188,27 @@ mod tests {
     #[test]
     fn each_block_goes_back_to_the_one_that_made_it() {
         let (strategy, first, second) = scarce();
-        let blocks = [900, 900, 50].map(|size| filled(&strategy, size));
+        let blocks = [900, 900, 50].map(|size| Live::of(&strategy, size));
         // The prefix of `Budgeted` is not charged, that of `Fallback` is: 16 bytes, rounded up to 16 and 64.
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (900 + 50 + 32, 900 + 64));
-        for block in blocks {
-            // SAFETY: live, from this strategy, once.
-            unsafe { strategy.release(block) };
-        }
+        drop(blocks);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 0));
     }
 
     #[test]
     fn a_block_that_outgrows_its_maker_moves_and_a_refusal_of_both_leaves_it() {
         let (strategy, first, second) = scarce();
-        let block = filled(&strategy, 500);
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        let block = unsafe { strategy.resize(block, 2000) }.expect("the second has room");
-        assert_kept(block, 500);
+        let mut block = Live::of(&strategy, 500);
+        block.fill(7);
+        assert!(block.resize(2000), "the second has room");
+        assert_eq!(block.bytes()[..500], [7; 500]);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 2064));
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        assert!(unsafe { strategy.resize(block, 6000) }.is_none(), "neither has room");
-        assert_kept(block, 500);
+        assert!(!block.resize(6000), "neither has room");
+        assert_eq!(block.bytes()[..500], [7; 500]);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 2064));
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        let block = unsafe { strategy.resize(block, 100) }.expect("smaller");
-        assert_kept(block, 100);
+        assert!(block.resize(100));
+        assert_eq!(block.bytes(), [7; 100]);
         assert_eq!((first.in_use_bytes(), second.in_use_bytes()), (0, 164), "it stays where it is");
-        // SAFETY: live, from this strategy, once.
-        unsafe { strategy.release(block) };
     }
 
     #[test]
@@ -236,20 +216,14 @@ mod tests {
         let second = Budget::new("second", Some(1000));
         // The second request is the first one's last: what it refuses goes on to the second.
         let strategy = Fallback::new(Faulty::every(System, 2).expect("a count"), Budgeted::new(System, second.clone()));
-        let held = strategy.allocate(8).expect("the first");
-        let block = strategy.allocate(100).expect("the second");
-        assert_eq!(second.in_use_bytes(), 116);
-        // SAFETY: live, one hundred bytes.
-        unsafe { block.write_bytes(7, 100) };
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        let block = unsafe { strategy.resize(block, 4000) }.expect("the first");
-        // SAFETY: live, its first hundred bytes written.
-        assert_eq!(unsafe { std::slice::from_raw_parts(block.as_ptr(), 100) }, [7; 100]);
+        let held = Live::of(&strategy, 8);
+        let mut block = Live::of(&strategy, 100);
+        assert_eq!(second.in_use_bytes(), 116, "the second made it");
+        block.fill(7);
+        assert!(block.resize(4000), "the first has room");
+        assert_eq!(block.bytes()[..100], [7; 100]);
         assert_eq!(second.in_use_bytes(), 0);
-        for block in [held, block] {
-            // SAFETY: live, from this strategy, once.
-            unsafe { strategy.release(block) };
-        }
+        drop((held, block));
     }
 
     #[test]

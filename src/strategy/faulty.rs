@@ -144,6 +144,7 @@ mod tests {
     fn faulty_keeps_the_strategy_contract_while_it_does_not_fail() {
         conformance::check(Faulty::with_probability(System, 0.0, 1).expect("a probability"));
         conformance::check(Faulty::every(System, u64::MAX).expect("a count"));
+        conformance::check_wrapper(|upstream| Faulty::every(upstream, u64::MAX).expect("a count"));
     }
 
     fn failures(strategy: &Faulty<System>, requests: usize) -> Vec<usize> {

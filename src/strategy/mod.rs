@@ -14,6 +14,8 @@ mod fallback;
 mod faulty;
 mod guard;
 pub(crate) mod ledger;
+#[cfg(test)]
+mod live;
 mod pool;
 mod prefixed;
 mod process;
@@ -73,7 +75,7 @@ use std::sync::Arc;
 /// Python. Users see the [`Debug`] text as the handler's description (`Aligned { align: 64 }`).
 ///
 /// ```
-/// use ctxalloc::strategy::{Strategy, System, conformance};
+/// use ctxalloc::strategy::{LiveBlock, Strategy, System, conformance};
 /// use std::ptr::NonNull;
 ///
 /// /// Refuses blocks above a size.
@@ -99,9 +101,19 @@ use std::sync::Arc;
 ///         // SAFETY: the block is the upstream's, and the caller promises of it what the upstream wants.
 ///         unsafe { self.upstream.release(block) }
 ///     }
+///     fn trim(&self) -> usize {
+///         self.upstream.trim()
+///     }
+///     fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+///         self.upstream.live_blocks()
+///     }
+///     fn is_read_after_release(&self) -> bool {
+///         self.upstream.is_read_after_release()
+///     }
 /// }
 ///
 /// conformance::check(AtMost { upstream: System, max_bytes: 64 << 20 });
+/// conformance::check_wrapper(|upstream| AtMost { upstream, max_bytes: 64 << 20 });
 /// let careful = ctxalloc::register("careful", AtMost { upstream: System, max_bytes: 64 << 20 })?;
 /// assert!(careful.allocate(65 << 20).is_err());
 /// # Ok::<(), ctxalloc::Error>(())

@@ -166,6 +166,7 @@ fn unknown(operation: &str, block: NonNull<u8>) {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::SharedMemory;
+    use crate::strategy::live::Live;
     use crate::strategy::{Strategy, conformance};
 
     #[test]
@@ -175,8 +176,8 @@ mod tests {
 
     #[test]
     fn a_block_is_located_by_every_address_inside_of_it() {
-        let block = SharedMemory.allocate(10_000).expect("memory");
-        let start = block.addr().get();
+        let block = Live::of(&SharedMemory, 10_000);
+        let start = block.address();
         let whole = SharedMemory::locate(start).expect("a live block");
         assert_eq!((whole.offset_bytes, whole.size_bytes), (0, 10_000));
         for offset in [1, 4096, 9999] {
@@ -185,25 +186,21 @@ mod tests {
         }
         assert_eq!(SharedMemory::locate(start + 10_000), None);
         assert_eq!(SharedMemory::locate(&raw const start as usize), None, "the stack is not shared");
-        // SAFETY: live.
-        unsafe { SharedMemory.release(block) };
+        block.release();
         assert_eq!(SharedMemory::locate(start).map(|found| found.descriptor == whole.descriptor), None);
     }
 
     #[test]
     fn growing_keeps_the_descriptor_and_shrinking_far_gives_memory_back() {
-        let block = SharedMemory.allocate(5000).expect("memory");
-        let descriptor = |block: std::ptr::NonNull<u8>| SharedMemory::locate(block.addr().get()).expect("live");
-        let first = descriptor(block);
-        // SAFETY: live; the newest pointer is used from here on.
-        let block = unsafe { SharedMemory.resize(block, 1 << 20) }.expect("memory");
-        assert_eq!((descriptor(block).descriptor, descriptor(block).size_bytes), (first.descriptor, 1 << 20));
-        // SAFETY: live; the newest pointer is used from here on.
-        let block = unsafe { SharedMemory.resize(block, (1 << 20) - 100) }.expect("memory");
-        assert_eq!(descriptor(block).size_bytes, (1 << 20) - 100);
-        // SAFETY: live; the newest pointer is used from here on.
-        let block = unsafe { SharedMemory.resize(block, 100) }.expect("memory");
-        let file = descriptor(block).descriptor;
+        let mut block = Live::of(&SharedMemory, 5000);
+        let descriptor = |block: &Live<SharedMemory>| SharedMemory::locate(block.address()).expect("live");
+        let first = descriptor(&block);
+        assert!(block.resize(1 << 20));
+        assert_eq!((descriptor(&block).descriptor, descriptor(&block).size_bytes), (first.descriptor, 1 << 20));
+        assert!(block.resize((1 << 20) - 100));
+        assert_eq!(descriptor(&block).size_bytes, (1 << 20) - 100);
+        assert!(block.resize(100));
+        let file = descriptor(&block).descriptor;
         // SAFETY: zeros are a valid stat, which fstat overwrites.
         let (status, stat) = unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
@@ -211,33 +208,29 @@ mod tests {
         };
         assert_eq!(status, 0);
         assert_eq!(stat.st_size, 4096, "a file of its own, one page");
-        // SAFETY: live.
-        unsafe { SharedMemory.release(block) };
+        block.release();
     }
 
     #[test]
     fn nobody_can_shorten_the_file_under_the_block() {
-        let block = SharedMemory.allocate(10_000).expect("memory");
-        let file = SharedMemory::locate(block.addr().get()).expect("live").descriptor;
-        // SAFETY: a live descriptor.
+        let block = Live::of(&SharedMemory, 10_000);
+        let file = SharedMemory::locate(block.address()).expect("live").descriptor;
+        // SAFETY: the descriptor is open while the block lives, and the kernel refuses.
         assert_eq!(unsafe { libc::ftruncate(file, 0) }, -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EPERM));
-        // SAFETY: live.
-        unsafe { SharedMemory.release(block) };
+        block.release();
     }
 
     #[test]
     fn what_is_no_live_block_is_left_alone() {
-        let block = SharedMemory.allocate(100).expect("memory");
-        // SAFETY: inside of the block.
-        let inside = unsafe { block.add(8) };
+        let mut block = Live::of(&SharedMemory, 100);
+        // SAFETY: the eighth of a hundred bytes.
+        let inside = unsafe { block.start().add(8) };
         // SAFETY: no block starts there: the strategy finds no record and leaves it alone.
         unsafe { SharedMemory.release(inside) };
         // SAFETY: no block starts there: the strategy finds no record and leaves it alone.
         assert!(unsafe { SharedMemory.resize(inside, 10) }.is_none());
-        // SAFETY: live still.
-        unsafe { block.write_bytes(1, 100) };
-        // SAFETY: live.
-        unsafe { SharedMemory.release(block) };
+        block.fill(1); // it is live still
+        block.release();
     }
 }

@@ -88,5 +88,6 @@ mod tests {
     #[test]
     fn traced_keeps_the_strategy_contract() {
         conformance::check(Traced::new(Pool::new()));
+        conformance::check_wrapper(Traced::new);
     }
 }

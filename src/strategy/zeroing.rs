@@ -113,6 +113,7 @@ impl<S: fmt::Debug> fmt::Debug for Zeroing<S> {
 #[cfg(test)]
 mod tests {
     use super::{Strategy, Zeroing};
+    use crate::strategy::live::Live;
     use crate::strategy::{Budget, Budgeted, Pool, System, conformance};
     use std::ptr::NonNull;
     use std::sync::Mutex;
@@ -121,6 +122,7 @@ mod tests {
     fn zeroing_keeps_the_strategy_contract() {
         conformance::check(Zeroing::new(Pool::new()));
         conformance::check(Zeroing::new(System));
+        conformance::check_wrapper(Zeroing::new);
     }
 
     /// Keeps what is released to it, and looks into it. `Zeroing` has a prefix of at most 16 bytes in it.
@@ -173,29 +175,18 @@ mod tests {
         }
     }
 
-    fn secret(strategy: &impl Strategy, size_bytes: usize) -> NonNull<u8> {
-        let block = strategy.allocate(size_bytes).expect("memory");
-        // SAFETY: that many bytes.
-        unsafe { block.write_bytes(0x5E, size_bytes) };
-        block
-    }
-
     #[test]
     fn nothing_is_left_behind_by_a_release_nor_by_a_resize_either_way() {
         let zeroing = Zeroing::new(Dustbin::default());
-        let block = secret(&zeroing, 1000);
-        let address = block.as_ptr().wrapping_sub(16).expose_provenance();
+        let mut block = Live::of(&zeroing, 1000);
+        let address = block.start().as_ptr().wrapping_sub(16).expose_provenance();
         assert_eq!(dirty(address), 1000, "this test sees a secret where there is one");
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        let block = unsafe { zeroing.resize(block, 100) }.expect("memory");
+        assert!(block.resize(100));
         assert_eq!(zeroing.blocks.upstream.left_behind(), 0);
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        let block = unsafe { zeroing.resize(block, 500) }.expect("memory");
+        assert!(block.resize(500));
         assert_eq!(zeroing.blocks.upstream.left_behind(), 0);
-        // SAFETY: live, a hundred bytes written.
-        assert_eq!(unsafe { std::slice::from_raw_parts(block.as_ptr(), 100) }, [0x5E; 100]);
-        // SAFETY: live, from this strategy, once.
-        unsafe { zeroing.release(block) };
+        assert_eq!(block.bytes()[..100], [0x5E; 100]);
+        block.release();
         let upstream = &zeroing.blocks.upstream;
         assert_eq!((upstream.left_behind(), upstream.given_back.lock().expect("no panic").len()), (0, 3));
     }
@@ -204,16 +195,14 @@ mod tests {
     fn a_block_shrinks_in_place_where_there_is_no_other_and_its_end_is_wiped() {
         let budget = Budget::new("one block", Some(1016));
         let zeroing = Zeroing::new(Budgeted::new(System, budget));
-        let block = secret(&zeroing, 1000);
-        // SAFETY: live, from this strategy.
-        assert!(unsafe { zeroing.resize(block, 1001) }.is_none(), "no room for a second one");
-        // SAFETY: live, from this strategy; the old pointer is not used again.
-        let same = unsafe { zeroing.resize(block, 600) }.expect("in place");
-        assert_eq!(same, block);
+        let mut block = Live::of(&zeroing, 1000);
+        let first = block.start();
+        assert!(!block.resize(1001), "no room for a second one");
+        assert!(block.resize(600));
+        assert_eq!(block.start(), first, "in place");
         // SAFETY: its upstream's block still has a thousand bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), 1000) };
+        let bytes = unsafe { std::slice::from_raw_parts(first.as_ptr(), 1000) };
         assert!(bytes[..600].iter().all(|&byte| byte == 0x5E) && bytes[600..].iter().all(|&byte| byte == 0));
-        // SAFETY: live, from this strategy, once.
-        unsafe { zeroing.release(block) };
+        block.release();
     }
 }

@@ -215,7 +215,7 @@ mod tests {
             });
             assert_eq!(count.visit(|count| *count += 1), Some(()), "the last visitor is still announced");
         }
-        // SAFETY: as above.
+        // SAFETY: this thread alone is the owner, and `work` does not call `own`.
         unsafe { count.own(|count| *count += 1) };
         assert!(!count.is_in_use());
     }
@@ -260,7 +260,7 @@ mod loom_tests {
                 inside.value.with_mut(|count| unsafe { *count += 1 });
                 2
             });
-            // SAFETY: as above.
+            // SAFETY: this thread alone is the owner, and the first work inside has ended.
             unsafe { counted.own(|count| count.with_mut(|count| *count += 1)) };
             let visits: usize = visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum();
             // SAFETY: this thread alone is the owner, and the visitors have ended.

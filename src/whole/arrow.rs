@@ -49,7 +49,7 @@ struct Arrow {
 
 // SAFETY: the pools are Arrow's, for all threads, and live as long as the process; the rest is never changed.
 unsafe impl Send for Arrow {}
-// SAFETY: as above.
+// SAFETY: the pools are for all threads at once, and nothing here is ever changed.
 unsafe impl Sync for Arrow {}
 
 /// The first Arrow that asked for a pool. `None`: it is not as expected.

@@ -10,8 +10,10 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import built_in  # noqa: F401  # first: it looks at the table before any test changes it
+import c_extensions
 import numpy as np
 import pytest
 
@@ -82,3 +84,31 @@ def pytest_collection_finish() -> None:
 
 def pytest_report_header() -> str:
     return f"ctxalloc {ctxalloc.__version__} selects by {ctxalloc._native.selection}, numpy {np.__version__}"
+
+
+@pytest.fixture(scope="module")
+def final() -> ModuleType:
+    module = c_extensions.built("final_nep49")
+    assert module.register() == "headed, final"
+    assert module.register() == "headed, final"  # the same struct, the same handler
+    return module
+
+
+@pytest.fixture(scope="module")
+def draft1() -> ModuleType:
+    return c_extensions.built("first_draft")
+
+
+@pytest.fixture(scope="module")
+def draft2() -> ModuleType:
+    return c_extensions.built("second_draft")
+
+
+@pytest.fixture
+def all_is_in_order(final: ModuleType, draft1: ModuleType, draft2: ModuleType) -> Iterator[None]:
+    """Each of the three allocators finds its blocks as it left them, with the GIL held at each call."""
+    before = [module.counts()["alive"] for module in (final, draft1, draft2)]
+    yield
+    gc.collect()
+    for module, alive in zip((final, draft1, draft2), before, strict=True):
+        assert module.counts() == {"alive": alive, "wrong_sizes": 0, "not_ours": 0, "without_gil": 0}

@@ -54,6 +54,15 @@ def test_the_interface_has_version_3() -> None:
     assert cuda.as_cuda(array)[:0].__cuda_array_interface__["data"][0] == 0, "an empty one has no address"
 
 
+def test_fields_that_overlap_have_no_interface() -> None:
+    dtype = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]})
+    over = cuda.as_cuda(pinned(16, dtype="i1").view("V4").view(dtype))
+    assert not hasattr(over, "__cuda_array_interface__")
+    with pytest.raises(AttributeError, match="cannot describe dtype"):
+        _ = over.__cuda_array_interface__
+    assert cuda.as_cuda(over.ndarray["b"]).__cuda_array_interface__["typestr"] == "<i2"
+
+
 def test_an_array_says_what_it_is() -> None:
     array = pinned(3, 4)
     over = cuda.as_cuda(array)

@@ -15,6 +15,8 @@ from ctxalloc import _exemplars, _native, request
 from ctxalloc.asgi import AllocatorMiddleware
 from ctxalloc.prometheus import Collector
 
+pytestmark = pytest.mark.any_numpy
+
 client = pytest.importorskip("prometheus_client")
 trace = pytest.importorskip("opentelemetry.trace")
 sdk = pytest.importorskip("opentelemetry.sdk.trace")

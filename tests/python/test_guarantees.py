@@ -12,6 +12,8 @@ import pytest
 
 import ctxalloc
 
+pytestmark = pytest.mark.any_numpy
+
 
 def test_a_guarantee_is_there_whatever_others_take():
     process = ctxalloc.Budget(10_000, name="process")

@@ -15,6 +15,8 @@ from asgi_calls import call, http
 import ctxalloc
 from ctxalloc import metrics
 
+pytestmark = pytest.mark.any_numpy
+
 # Its number is the layout's version.
 METRICS_FILE = re.findall(
     r'PREFIX: &str = "(.*)"', (Path(__file__).parents[2] / "src/counters/place.rs").read_text("utf-8")

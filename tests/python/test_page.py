@@ -19,6 +19,8 @@ import ctxalloc
 from ctxalloc._page import numbers
 from ctxalloc.asgi import debug_app
 
+pytestmark = pytest.mark.any_numpy
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 HOST = (b"host", b"127.0.0.1:8000")
 

@@ -16,6 +16,8 @@ import ctxalloc
 from ctxalloc import _profile, _sites, metrics
 from ctxalloc.asgi import debug_app
 
+pytestmark = pytest.mark.any_numpy
+
 TOKEN = "a token of many characters"
 HOST = (b"host", b"127.0.0.1:8000")
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)

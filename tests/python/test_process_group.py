@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.any_numpy
+
 MIB = 1 << 20
 ROOT = Path("/sys/fs/cgroup")
 

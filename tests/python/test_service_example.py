@@ -34,6 +34,8 @@ sys.path.insert(0, str(ROOT))
 from examples.service import app, audit, client, demo, launch, pictures, pipelines, processing, routes  # noqa: E402
 from examples.service import reference as references  # noqa: E402
 
+pytestmark = pytest.mark.any_numpy
+
 
 def png(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()

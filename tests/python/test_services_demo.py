@@ -21,6 +21,8 @@ from ctxalloc import MiB, request  # noqa: E402
 from examples.tenants import app, demo, load, serving  # noqa: E402
 from examples.tenants.figure import draw  # noqa: E402
 
+pytestmark = pytest.mark.any_numpy
+
 
 def ask(service: Any, tenant: str, path: str) -> int:
     return asyncio.run(call(service, http(path, "POST", headers=[(b"tenant", tenant.encode())]))).status

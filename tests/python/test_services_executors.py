@@ -15,6 +15,8 @@ import ctxalloc
 from ctxalloc import current, current_request, request
 from ctxalloc.asgi import AllocatorMiddleware
 
+pytestmark = pytest.mark.any_numpy
+
 USER: ContextVar[str] = ContextVar("user", default="nobody")
 
 

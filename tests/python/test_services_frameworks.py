@@ -378,6 +378,8 @@ from django.core.handlers.wsgi import WSGIHandler  # noqa: E402
 from django.http import HttpResponse, StreamingHttpResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 
+pytestmark = pytest.mark.any_numpy
+
 
 def view(request: Any) -> HttpResponse:
     account = request.META["ctxalloc.request"]

@@ -14,6 +14,8 @@ import ctxalloc
 from ctxalloc import Budget, BudgetExceeded, MiB, problems, request
 from ctxalloc.asgi import AllocatorMiddleware
 
+pytestmark = pytest.mark.any_numpy
+
 UNLIMITED = 2**64 - 1
 
 # Whose budget, whether it is a request's limit, its limit, what the request holds, what it asked for, the status. The

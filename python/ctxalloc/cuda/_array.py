@@ -149,7 +149,11 @@ class Array:
             "stream": None,
         }
         if array.dtype.names is not None:
-            interface["descr"] = array.dtype.descr
+            try:
+                interface["descr"] = array.dtype.descr
+            except ValueError as error:  # fields that overlap or are out of order
+                msg = f"the CUDA array interface cannot describe dtype {array.dtype}: {error}"
+                raise AttributeError(msg) from error
         return interface
 
     def __dlpack_device__(self) -> tuple[int, int]:

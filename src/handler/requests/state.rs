@@ -182,7 +182,7 @@ impl Memory {
                 // SAFETY: the caller gives up a live block of this strategy. Its record is read before it goes.
                 let size_bytes = unsafe { self.requested_bytes(block) };
                 // Its user has given it up, so it is charged no more, also where the user's strategy panics.
-                // SAFETY: as above.
+                // SAFETY: the caller gives up a live block of this strategy, which is released once, here.
                 if survived(|| unsafe { blocks.release(block) }).is_none() {
                     trace::strategy_panicked("free");
                 }

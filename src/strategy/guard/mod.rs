@@ -348,6 +348,7 @@ impl fmt::Debug for Guard {
 #[cfg(test)]
 mod tests {
     use super::{Error, Guard, GuardOptions};
+    use crate::strategy::live::Live;
     use crate::strategy::{Strategy, System, conformance};
     use std::ptr::NonNull;
 
@@ -383,9 +384,9 @@ mod tests {
     #[test]
     fn a_second_free_is_counted_and_does_nothing() {
         let guard = guard(64);
-        let block = guard.allocate(100).expect("memory");
-        // SAFETY: live.
-        unsafe { guard.release(block) };
+        let live = Live::of(&guard, 100);
+        let block = live.start();
+        live.release();
         assert_eq!(guard.misuses(), 0);
         // SAFETY: not live: Guard looks at its records and accesses nothing.
         unsafe { guard.release(block) };
@@ -393,32 +394,27 @@ mod tests {
         // SAFETY: not live: Guard looks at its records and accesses nothing.
         assert!(unsafe { guard.resize(block, 10) }.is_none());
         assert_eq!(guard.misuses(), 2);
-        // SAFETY: live.
-        guard.allocate(100).map(|block| unsafe { guard.release(block) }).expect("memory");
+        Live::of(&guard, 100).release();
         assert_eq!(guard.misuses(), 2, "what came after is as it must be");
     }
 
     #[test]
     fn foreign_and_inner_pointers_are_counted_and_left_alone() {
         let (guard, other) = (guard(64), guard(64));
-        let block = guard.allocate(100).expect("memory");
-        // SAFETY: inside of the block.
-        let inner = unsafe { block.add(8) };
-        let foreign = System.allocate(100).expect("memory");
-        for pointer in [inner, foreign, NonNull::<u64>::dangling().cast()] {
+        let (mut block, foreign) = (Live::of(&guard, 100), Live::of(&System, 100));
+        // SAFETY: the eighth of a hundred bytes.
+        let inner = unsafe { block.start().add(8) };
+        for pointer in [inner, foreign.start(), NonNull::<u64>::dangling().cast()] {
             // SAFETY: no block starts there: Guard looks at its records and accesses nothing.
             unsafe { guard.release(pointer) };
         }
         assert_eq!(guard.misuses(), 3);
-        // SAFETY: live, but another Guard's; left alone.
-        unsafe { other.release(block) };
+        // SAFETY: another Guard's block: this one finds no record and accesses nothing.
+        unsafe { other.release(block.start()) };
         assert_eq!((guard.misuses(), other.misuses()), (3, 1));
-        // SAFETY: live.
-        unsafe { block.write_bytes(7, 100) };
-        // SAFETY: live.
-        unsafe { guard.release(block) };
-        // SAFETY: live.
-        unsafe { System.release(foreign) };
+        block.fill(7);
+        block.release();
+        foreign.release();
         assert_eq!(guard.misuses(), 3);
     }
 
@@ -427,11 +423,10 @@ mod tests {
         let guard = guard(64);
         let noticed = |size_bytes: usize, at: isize| {
             let before = guard.misuses();
-            let block = guard.allocate(size_bytes).expect("memory");
+            let block = Live::of(&guard, size_bytes);
             // SAFETY: in the pages of the block's own mapping, which are writable.
-            unsafe { block.offset(at).write(0) };
-            // SAFETY: live.
-            unsafe { guard.release(block) };
+            unsafe { block.start().offset(at).write(0) };
+            block.release();
             guard.misuses() - before
         };
         assert_eq!((noticed(100, 99), noticed(100, 0)), (0, 0), "the block's own bytes");
@@ -444,11 +439,9 @@ mod tests {
         let page = crate::source::pages::page_bytes();
         // Two small blocks: a page and its guard each.
         let guard = Guard::new(options(64, false, 4 * page)).expect("in range");
-        let blocks: Vec<_> = (0..5).map(|_| guard.allocate(100).expect("memory")).collect();
-        for &block in &blocks {
-            // SAFETY: live.
-            unsafe { guard.release(block) };
-        }
+        let live: Vec<_> = (0..5).map(|_| Live::of(&guard, 100)).collect();
+        let blocks: Vec<_> = live.iter().map(Live::start).collect();
+        drop(live);
         let kept =
             guard.inner.quarantine.with(|quarantine| quarantine.blocks.iter().map(|kept| kept.0).collect::<Vec<_>>());
         assert_eq!(kept, blocks[3..], "the oldest went first");

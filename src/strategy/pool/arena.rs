@@ -434,6 +434,7 @@ impl<P: Pages> fmt::Debug for Arena<P> {
 mod tests {
     use super::{Arena, Pool, Strategy};
     use crate::strategy::conformance;
+    use crate::strategy::live::Live;
 
     #[test]
     fn arena_keeps_the_strategy_contract_and_resets_after_it() {
@@ -447,50 +448,39 @@ mod tests {
     #[test]
     fn a_temporary_that_comes_back_is_used_again_inside() {
         let arena = Arena::over(&Pool::new());
-        let first = arena.allocate(5000).expect("memory");
-        // SAFETY: live, from this arena.
-        unsafe { arena.release(first) };
-        assert_eq!(arena.allocate(5000), Some(first));
+        let first = Live::of(&arena, 5000);
+        let start = first.start();
+        first.release();
+        assert_eq!(Live::of(&arena, 5000).start(), start);
     }
 
     #[test]
     fn after_a_reset_the_same_pages_serve_other_sizes() {
         let arena = Arena::over(&Pool::new());
-        let first = arena.allocate(100).expect("memory");
+        let first = Live::of(&arena, 100);
+        let start = first.start();
         assert!(!arena.reset(), "a block is alive");
-        // SAFETY: live, from this arena.
-        unsafe { arena.release(first) };
+        first.release();
         assert!(arena.reset());
-        assert_eq!(arena.allocate(700), Some(first), "the page that was kept");
+        assert_eq!(Live::of(&arena, 700).start(), start, "the page that was kept");
     }
 
     #[test]
     fn dead_pages_around_an_escape_go_back_and_the_escape_stays() {
         let pool = Pool::new();
         let arena = Arena::over(&pool);
-        let blocks: Vec<_> = (0..1000).map(|_| arena.allocate(4096).expect("memory")).collect();
-        let escape = blocks[500];
-        for &block in &blocks {
-            // SAFETY: live, 4096 bytes.
-            unsafe { block.write_bytes(7, 4096) };
-        }
-        for &block in blocks.iter().filter(|&&block| block != escape) {
-            // SAFETY: live, from this arena, once.
-            unsafe { arena.release(block) };
-        }
+        let mut blocks: Vec<_> = (0..1000).map(|_| Live::of(&arena, 4096)).collect();
+        blocks.iter_mut().for_each(|block| block.fill(7));
+        let escape = blocks.swap_remove(500);
+        drop(blocks);
         arena.release_dead_pages();
         assert!(pool.trim() > 990 * 4096, "only the span of the escape stays");
         assert_eq!(arena.trim(), 15 * 4096, "what lies around the escape in its span");
         assert_eq!(arena.trim(), 0, "once");
-        // SAFETY: live, 4096 bytes, initialised.
-        let kept = unsafe { std::slice::from_raw_parts(escape.as_ptr(), 4096) };
-        assert!(kept.iter().all(|&byte| byte == 7));
-        let next = arena.allocate(4096).expect("it goes on");
-        assert_ne!(next, escape);
-        for block in [escape, next] {
-            // SAFETY: live, from this arena, once.
-            unsafe { arena.release(block) };
-        }
+        assert!(escape.bytes().iter().all(|&byte| byte == 7));
+        let next = Live::of(&arena, 4096);
+        assert_ne!(next.start(), escape.start());
+        drop((escape, next));
         assert!(arena.reset());
         drop(arena);
         assert_eq!(pool.regions_after_trim(), 0, "no page was lost");

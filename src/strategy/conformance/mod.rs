@@ -6,6 +6,12 @@
 //! ```
 //! ctxalloc::strategy::conformance::check(ctxalloc::strategy::System);
 //! ```
+//!
+//! A strategy that wraps another one passes [`check_wrapper`] too.
+
+mod wrapper;
+
+pub use wrapper::check_wrapper;
 
 use super::Strategy;
 use std::hint::black_box;
@@ -70,6 +76,11 @@ impl Filled {
         let Some(block) = strategy.allocate(size_bytes) else {
             panic!("{strategy:?} refused {size_bytes} bytes, which any machine has");
         };
+        Self::of(strategy, block, size_bytes, seed)
+    }
+
+    /// A block that the strategy has just made.
+    fn of(strategy: &impl Strategy, block: NonNull<u8>, size_bytes: usize, seed: u8) -> Self {
         let filled = Self { block, size_bytes, seed };
         filled.assert_aligned(strategy);
         // SAFETY: the strategy promises `size_bytes` writable bytes that nobody else has.

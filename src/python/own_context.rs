@@ -27,7 +27,8 @@ const VARS: usize = 3;
 const ROOT: usize = 2;
 /// `PyHamtNode_Array.a_array`.
 const CHILDREN: usize = 2;
-/// `PyHamtNode_Bitmap.b_bitmap`, behind the head of a `PyVarObject`; and `b_array`: a key and its value, or 0 and a node.
+/// `PyHamtNode_Bitmap.b_bitmap`, behind the head of a `PyVarObject`; and `b_array`: a key and its value, or 0 and a
+/// node.
 const BITMAP: usize = 3;
 const PAIRS: usize = 4;
 
@@ -141,8 +142,8 @@ impl Reader {
     /// # Safety
     /// - `state` is this thread's own thread state, and Python runs.
     pub(super) unsafe fn value(&self, state: *const c_void) -> Option<NonNull<ffi::PyObject>> {
-        // SAFETY: only this thread changes which Context it is in, and what that has, and it is here. So all of these are
-        // alive; the places of the words were tried.
+        // SAFETY: only this thread changes which Context it is in, and what that has, and it is here. So all of these
+        // are alive; the places of the words were tried.
         unsafe {
             let context = state.byte_add(self.context_at).cast::<*const c_void>().read();
             if context.is_null() {
@@ -162,8 +163,8 @@ impl Reader {
             if node.is_null() {
                 return None;
             }
-            // SAFETY: a node that lives (this function's contract, and children live with it), of the kind that its type
-            // says: `b_array` has a pair for each bit that is set, `a_array` 32 nodes.
+            // SAFETY: a node that lives (this function's contract, and children live with it), of the kind that its
+            // type says: `b_array` has a pair for each bit that is set, `a_array` 32 nodes.
             unsafe {
                 let kind = word(node, TYPE).addr();
                 if kind == self.nodes.array {

@@ -122,8 +122,8 @@ static void *early_memalign(size_t align, size_t size) {
 }
 static size_t early_usable(void *block) { return find() && next.usable != early_usable ? next.usable(block) : 0; }
 
-/* Where the loader is. It makes a thread's table of thread-locals by malloc and resizes it by realloc, at the first access
- * to one after libraries were opened. Rust has such thread-locals: asked about the loader's own block, it would have the
+/* Where the loader is. It makes a thread's table of thread-locals by malloc and resizes it by realloc, at the first
+ * access to one after libraries were opened. Rust has such thread-locals: asked about the loader's own block, it would have the
  * loader resize the table again, inside of that, and the old one would be freed twice. So these blocks are nobody's. */
 static uintptr_t loader, size_of_loader;
 

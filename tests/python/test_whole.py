@@ -597,8 +597,7 @@ def test_what_is_made_without_the_gil_first_in_a_context_is_its_requests():
 @needs_library
 @pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
 def test_many_libraries_with_thread_locals_are_opened(tmp_path):
-    """The loader resizes a thread's table of them inside of an access to one, also of Rust's: importing scikit-learn
-    ended one process in six."""
+    """The loader resizes a thread's table of them inside of an access to one, also of Rust's."""
     source, first = tmp_path / "one.c", tmp_path / "library-0.so"
     source.write_text("__thread int counted; int count(void) { return ++counted; }")
     subprocess.run([*compiler(), "-O1", "-shared", "-fPIC", "-o", first, source], check=True)

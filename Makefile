@@ -166,7 +166,7 @@ types-sources:
 	$(PY) -m mypy
 	$(PY) scripts/typed_documents.py README.md
 
-# The Python binding is tested from Python: a test binary with it would have to link libpython. The core alone has no
+# The Python binding is tested from Python: only what is tested of `whole` in Rust links libpython. The core alone has no
 # tokio and reports nothing to tracing (src/trace.rs): what takes long and touches neither is not run a second time.
 core_alone := --lib --test rust --test requests --test process --test events --test guard --test global
 # Many of them wait, for memory to be given back or for a child: so more at a time than there are processors.

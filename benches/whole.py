@@ -3,12 +3,16 @@
 Each turn starts three processes, one after the other: `bare` has no library, `none` has it and no request, `current`
 does the same in a request that counts everything. Each measures every loop by CPU time, the best of three; medians of
 the turns are compared. Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas,
-sqlite, lxml and scikit-learn (those that are installed: target/bench/whole.json says which). Then blocks of 64 bytes
-and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N, --quick.
+sqlite, lxml and scikit-learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service
+behind the middleware that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a
+server. Then blocks of 64 bytes and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N,
+--quick.
 """
 
+import asyncio
 import ctypes
 import importlib.util
+import io
 import json
 import os
 import shlex
@@ -102,6 +106,64 @@ LOOPS: Final[dict[str, Callable[[], Callable[[], object]]]] = {
 }
 
 
+SERVICE: Final = "starlette"
+
+
+def of_service(kind: str) -> Callable[[], object]:
+    """Each route once. The terms are whole in `current`; in the others they count arrays."""
+    import sqlite3  # noqa: PLC0415 - if it is installed
+
+    from PIL import Image  # noqa: PLC0415 - if it is installed
+    from starlette.applications import Starlette  # noqa: PLC0415 - if it is installed
+    from starlette.requests import Request  # noqa: PLC0415 - if it is installed
+    from starlette.responses import JSONResponse  # noqa: PLC0415 - if it is installed
+    from starlette.routing import Route  # noqa: PLC0415 - if it is installed
+
+    from ctxalloc.asgi import AllocatorMiddleware  # noqa: PLC0415 - if it is needed
+
+    file, base = io.BytesIO(), sqlite3.connect(":memory:")
+    Image.effect_noise((500, 500), 50).save(file, "JPEG")
+    base.execute("create table t(a integer, b text)")
+    base.executemany("insert into t values (?, ?)", [(n, f"text {n}") for n in range(ROWS)])
+
+    async def parse(request: Request) -> JSONResponse:
+        return JSONResponse(len(json.loads(await request.body())))
+
+    async def decode(request: Request) -> JSONResponse:
+        return JSONResponse(Image.open(io.BytesIO(await request.body())).convert("RGB").resize((100, 100)).size)
+
+    async def read(_request: Request) -> JSONResponse:
+        return JSONResponse(len(base.execute("select * from t").fetchall()))
+
+    text = json.dumps([{"number": n, "words": ["a", "few", str(n)]} for n in range(ROWS)]).encode()
+    bodies = {"/parse": text, "/decode": file.getvalue(), "/read": b""}
+    routes = [Route(f"/{route.__name__}", route, methods=["POST"]) for route in (parse, decode, read)]
+    service = AllocatorMiddleware(Starlette(routes=routes), default=ctxalloc.request(whole=kind == "current"))
+    loop = asyncio.new_event_loop()
+
+    async def ask() -> None:
+        for path, body in bodies.items():
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": path,
+                "root_path": "",
+                "query_string": b"",
+                "headers": [],
+            }
+
+            async def receive(body: bytes = body) -> dict[str, Any]:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            async def send(message: dict[str, Any]) -> None:
+                if message.get("status", 200) != 200:
+                    raise RuntimeError(f"the bench's own route answered {message['status']}")
+
+            await service(scope, receive, send)
+
+    return lambda: loop.run_until_complete(ask())
+
+
 def cpu_ns(work: Callable[[], object], seconds: float) -> float:
     """The processor's nanoseconds for one, the best of three."""
     work()
@@ -150,6 +212,10 @@ def measure_here(kind: str, library: Path, seconds: float) -> dict[str, float]:
             work()
             with ctxalloc.request(whole=True) if kind == "current" else nullcontext():
                 found[name] = cpu_ns(work, seconds)
+    if all(importlib.util.find_spec(name) for name in (SERVICE, "PIL", "sqlite3")):
+        work = of_service(kind)
+        work()
+        found["service"] = cpu_ns(work, seconds)
     with around:
         for size in (64, 65536):
             for threads in THREADS:

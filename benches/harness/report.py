@@ -309,7 +309,8 @@ def whole() -> Iterator[Aim]:
     loops = {name: found for name, found in ratios.items() if " B, " not in name}
     for kind, aim, title in (("none", 1.02, "nothing current"), ("current", 1.05, "in a whole request")):
         for name, found in loops.items():
-            yield f"`request(whole=True)`, {title}: {name}", f"{aim}x", f"{found[kind]:.2f}x", found[kind] <= aim
+            own = 1 / 0.97 if name == "service" else aim  # of its throughput
+            yield f"`request(whole=True)`, {title}: {name}", f"{own:.2f}x", f"{found[kind]:.2f}x", found[kind] <= own
 
 
 def clusters() -> Iterator[Aim]:

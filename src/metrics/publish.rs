@@ -276,7 +276,7 @@ mod tests {
     /// Only the binding begins such requests. A program of Rust reads them where its process has one, and where
     /// workers of Python share their counters with it.
     #[test]
-    fn whole_requests_and_the_parts_of_their_peaks_are_published_as_in_python() {
+    fn whole_requests_and_their_parts_are_published_as_in_python() {
         record(Some("arrays only"), &Sample { peak_bytes: 700, ..Sample::default() });
         for _ in 0..2 {
             let whole = Some([100, 20, 3]);

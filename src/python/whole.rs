@@ -2,7 +2,8 @@
 //!
 //! The selection is NumPy's ContextVar, as everywhere. A copy of it is kept for each thread, with the version of the
 //! Context that CPython counts at each switch. Whoever finds another version reads the ContextVar anew: that allocates
-//! nothing, waits for nobody and runs no code. Without the GIL it reads what this thread's own Context has (`own_context`).
+//! nothing, waits for nobody and runs no code. Without the GIL it reads what this thread's own Context has
+//! (`own_context`).
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
 use super::errors::with_cause;

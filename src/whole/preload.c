@@ -122,7 +122,28 @@ static void *early_memalign(size_t align, size_t size) {
 }
 static size_t early_usable(void *block) { return find() && next.usable != early_usable ? next.usable(block) : 0; }
 
-__attribute__((constructor)) static void find_early(void) { (void)find(); }
+/* Where the loader is. It makes a thread's table of thread-locals by malloc and resizes it by realloc, at the first
+ * access to one after libraries were opened. Rust has such thread-locals: asked about the loader's own block, it would have the
+ * loader resize the table again, inside of that, and the old one would be freed twice. So these blocks are nobody's. */
+static uintptr_t loader, size_of_loader;
+
+static void find_loader(void) {
+    const ElfW(Ehdr) *head = (const ElfW(Ehdr) *)_r_debug.r_ldbase;
+    if (!head) return;
+    const ElfW(Phdr) *part = (const ElfW(Phdr) *)((uintptr_t)head + head->e_phoff);
+    for (int n = 0; n < head->e_phnum; n++) {
+        uintptr_t end = part[n].p_vaddr + part[n].p_memsz;
+        if (part[n].p_type == PT_LOAD && end > size_of_loader) size_of_loader = end;
+    }
+    loader = (uintptr_t)head;
+}
+
+static inline bool is_loaders(const void *caller) { return (uintptr_t)caller - loader < size_of_loader; }
+
+__attribute__((constructor)) static void find_early(void) {
+    (void)find();
+    find_loader();
+}
 
 /* Rust decides about a block. NULL with PASS: it goes to the next allocator. */
 static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, bool zeroed, uint32_t *outcome) {
@@ -145,16 +166,16 @@ static inline bool is_due(size_t size) {
     return self.left < 0;
 }
 
-static __attribute__((noinline)) void *malloc_slowly(size_t size, bool zeroed) {
-    uint32_t outcome;
-    void *block = decide(NATIVE, size, 16, zeroed, &outcome);
+static __attribute__((noinline)) void *malloc_slowly(size_t size, bool zeroed, const void *caller) {
+    uint32_t outcome = PASS;
+    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, zeroed, &outcome);
     if (outcome != PASS) return block;
     return zeroed ? next.calloc(1, size) : next.malloc(size);
 }
 
 EXPORT void *malloc(size_t size) {
     if (LIKELY(!is_due(size))) return next.malloc(size);
-    return malloc_slowly(size, false);
+    return malloc_slowly(size, false, __builtin_return_address(0));
 }
 
 EXPORT void *calloc(size_t count, size_t each) {
@@ -164,7 +185,7 @@ EXPORT void *calloc(size_t count, size_t each) {
         return NULL;
     }
     if (LIKELY(!is_due(size))) return next.calloc(count, each);
-    return malloc_slowly(size, true);
+    return malloc_slowly(size, true, __builtin_return_address(0));
 }
 
 static __attribute__((noinline)) void free_placed(int kind, void *block) {
@@ -201,9 +222,9 @@ static void *resize_placed(int kind, void *block, size_t size) {
     return moved;
 }
 
-static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size) {
-    uint32_t outcome;
-    void *block = decide(NATIVE, size, 16, false, &outcome);
+static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size, const void *caller) {
+    uint32_t outcome = PASS;
+    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, false, &outcome);
     if (outcome == PASS) return next.realloc(old, size);
     if (block) {
         memcpy(block, old, old_size < size ? old_size : size);
@@ -229,7 +250,7 @@ EXPORT void *realloc(void *old, size_t size) {
         self.left -= (int64_t)(size - old_size);
         if (LIKELY(self.left >= 0)) return next.realloc(old, size);
     }
-    return realloc_slowly(old, old_size, size);
+    return realloc_slowly(old, old_size, size, __builtin_return_address(0));
 }
 
 EXPORT void *reallocarray(void *old, size_t count, size_t each) {

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -590,4 +591,29 @@ def test_what_is_made_without_the_gil_first_in_a_context_is_its_requests():
             return own
         own = switched()
         assert 50 * size <= own.stats.whole.native_bytes < 51 * size + MiB, own.stats
+    """)
+
+
+@needs_library
+@pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
+def test_many_libraries_with_thread_locals_are_opened(tmp_path):
+    """The loader resizes a thread's table of them inside of an access to one, also of Rust's."""
+    source, first = tmp_path / "one.c", tmp_path / "library-0.so"
+    source.write_text("__thread int counted; int count(void) { return ++counted; }")
+    subprocess.run([*compiler(), "-O1", "-shared", "-fPIC", "-o", first, source], check=True)
+    for number in range(1, 200):
+        shutil.copy(first, tmp_path / f"library-{number}.so")
+    check(f"""
+        def work():
+            for number in range(200):
+                libraries.append(ctypes.CDLL({str(tmp_path)!r} + f"/library-{{number}}.so"))
+                kept.append(bytearray(2000))
+                assert libraries[-1].count() >= 1
+        libraries, kept = [], []
+        with ctxalloc.request(whole=True) as request:
+            work()
+            threads = [threading.Thread(target=ctxalloc.wrap(work)) for _ in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+        assert request.stats.whole.object_bytes >= 5 * 200 * 2000
     """)

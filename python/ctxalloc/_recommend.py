@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _advice, _advice_page, _files, _native, _snippets, _trace
+from ctxalloc import _advice, _advice_page, _files, _gaps, _native, _snippets, _trace
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._program import UsageError
 from ctxalloc._replay import BASE, FailedError, Measured, StoppedError, measured, progress_on, round_of
+from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, printable, size_text
 
 ALL_ROUTES: Final = "all routes"
@@ -56,7 +57,8 @@ def advise(
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
     if only is not None:
-        routes = [route for route in routes if route["name"] == only]
+        wanted = [route for route in routes if route["name"] == only]
+        routes = wanted or [route for route in routes if not route["name"] and only == UNNAMED]
         if not routes:
             raise UsageError(f"--route {only!r}: no finished request of that name is in {path}")
     strategies = list(dict.fromkeys([BASE, *strategies]))
@@ -64,7 +66,7 @@ def advise(
     left = [route["name"] for route in routes]
     for number, route in enumerate(routes):
         name = route["name"]
-        prefix = f"route {number + 1} of {len(routes)}, {name}: "
+        prefix = f"route {number + 1} of {len(routes)}, {name or UNNAMED}: "
         rounds_of: Measured = {strategy: [] for strategy in strategies}
         decision, is_partial = _advice.needs_no_replay(route), False
         if decision is None:
@@ -102,7 +104,7 @@ def _measure(
         for strategy, numbers in measured(path, strategies, rounds, route=route, shown=shown):
             into[strategy].append(round_of(numbers))
     except FailedError as error:
-        raise UsageError(f"route {route!r}: {error}") from None
+        raise UsageError(f"route {route or UNNAMED!r}: {error}") from None
 
 
 def recommend(
@@ -130,6 +132,7 @@ def recommend(
         return 128 + signal.SIGINT
     finally:
         shown("")
+    _gaps.warn("recommend", found.whole["gaps"])
     is_partial = bool(found.left) or any(one.is_partial for one in found.advice)
     if is_json:
         json.dump(as_json(path, found), out, indent=2)
@@ -169,10 +172,11 @@ def as_json(path: Path, found: Found) -> dict[str, Any]:
     return {
         "recording": os.fspath(path),
         "is_partial": bool(found.left) or any(one.is_partial for one in found.advice),
-        "routes_left": found.left,
+        "routes_left": [name or UNNAMED for name in found.left],
         "requests": found.whole["requests"],
         "warm_bytes": found.kept.warm_bytes,
         "decay_seconds": found.kept.decay_seconds,
+        "gaps": _gaps.as_json(found.whole["gaps"]),
         "rules": list(_advice.RULES),
         "routes": [_route_as_json(one) for one in found.advice],
         "snippets": snippets_of(found),
@@ -183,7 +187,7 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
     peaks = sorted(one.facts["peak_bytes"])
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     return {
-        "route": one.route,
+        "route": one.route or UNNAMED,
         "requests": one.requests,
         "is_partial": one.is_partial,
         "verdict": one.decision.verdict,

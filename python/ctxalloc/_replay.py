@@ -5,6 +5,7 @@ memory, grown heaps and glibc's adapted thresholds behind. Rounds are interleave
 disturbs all strategies. ``src/tune`` replays; ``_recommend`` uses what is measured here too.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _native
+from ctxalloc import _gaps, _native
 from ctxalloc._program import UsageError
 from ctxalloc._text import counted, size_text, table
 
@@ -47,6 +48,35 @@ class StoppedError(Exception):
 
 class FailedError(Exception):
     """A replay failed: what its process said."""
+
+
+class Ending:
+    """SIGTERM's handler: ends this process, and with it the one that replays."""
+
+    def __init__(self) -> None:
+        self._is_held_back = False
+        self._number: int | None = None
+
+    def __call__(self, number: int, _frame: object) -> None:
+        """SystemExit: it is ended."""
+        self._number = number
+        if not self._is_held_back:
+            sys.exit(128 + number)
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """While a process begins: only once it is known can it be ended. SystemExit: this one was to be ended."""
+        self._is_held_back = True
+        try:
+            yield
+        finally:
+            self._is_held_back = False
+        if self._number is not None:
+            sys.exit(128 + self._number)
+
+
+ENDING: Final = Ending()
+"""There is one process that replays at a time."""
 
 
 def one(path: Path, strategy: str, route: str | None, *, on_one_thread: bool, out: TextIO) -> None:
@@ -84,14 +114,17 @@ def _in_a_process(path: Path, strategy: str, route: str | None, *, on_one_thread
     command = [sys.executable, "-m", "ctxalloc", "replay", "--one", strategy]
     command += ["--one-thread"] if on_one_thread else []
     pipe = subprocess.PIPE
-    process = subprocess.Popen(  # noqa: S603 - this program again
-        [*command, "--", os.fspath(path)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
-    )
+    process = None
     try:
+        with ENDING.held_back():
+            process = subprocess.Popen(  # noqa: S603 - this program again
+                [*command, "--", os.fspath(path)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+            )
         out, said = process.communicate(json.dumps(route).encode())  # a name may be no argument: too long, or with NUL
     except BaseException as error:
-        process.kill()
-        process.wait()
+        if process is not None:
+            process.kill()
+            process.wait()
         if isinstance(error, KeyboardInterrupt):
             raise StoppedError from None
         raise
@@ -161,6 +194,7 @@ def replay(
         raise UsageError(str(error)) from None
     finally:
         shown("")
+    _gaps.warn("replay", facts.get("gaps", ()))
     if is_json:
         json.dump(_as_json(path, facts, rounds_of, is_partial=is_partial), out, indent=2)
         print(file=out)
@@ -174,6 +208,7 @@ _FACTS: Final = (
     "threads",
     "requests",
     "unfinished",
+    "torn",
     "left_out",
     "unordered_peaks",
     "blocks",
@@ -201,6 +236,7 @@ def _as_json(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_parti
         "recording": os.fspath(path),
         "is_partial": is_partial,
         **{name: facts[name] for name in _FACTS if name in facts},
+        "gaps": _gaps.as_json(facts.get("gaps", ())),
         "strategies": {
             name: [{**one._asdict(), "waste_bytes": waste_bytes(one, live)} for one in rounds]
             for name, rounds in rounds_of.items()
@@ -253,6 +289,7 @@ def _print(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_partial
     print(f"  {counted(facts['compared'], 'account')} compared with the recording: the same", file=out)
     for count, what in (
         (facts["unfinished"], "without an end in the recording, not compared"),
+        (facts["torn"], "requests that were open where the recording has a gap, not compared"),
         (facts["left_out"], "events left out: what they belong to is not in the recording"),
         (facts["unordered_peaks"], "peaks made by several threads, whose order is only as good as the clock"),
     ):

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _flame
+from ctxalloc import _flame, _gaps
 from ctxalloc._native import _Recording
 from ctxalloc._profile import Frame, Sums
 from ctxalloc._program import UsageError
+from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, size_text, table
 
 SUFFIXES: Final = {"rmm.csv": ".rmm.csv", "pprof": ".pb.gz", "perfetto": ".perfetto.json"}
@@ -34,14 +35,14 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """A recording that was read. UsageError: there is none, or it is damaged."""
+    """A recording that was read. UsageError: there is none, or nothing of it can be read."""
 
     def __init__(self, path: Path) -> None:
         try:
             self.recording = _Recording(path)
         except (OSError, ValueError) as error:
             raise UsageError(str(error)) from None
-        self.names = [name or "(no name)" for name in self.recording.names]
+        self.names = [name or UNNAMED for name in self.recording.names]
 
     def events(self) -> Iterator[Event]:
         """All of them, the oldest first."""
@@ -191,6 +192,7 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
             "seconds": span_ns / 1e9,
             "is_cut_off": recording.is_cut_off,
             "skipped_events": recording.skipped,
+            "gaps": _gaps.as_json(recording.gaps),
             "requests": [route.known() for route in routes],
         }
         print(json.dumps(known, indent=2), file=out)
@@ -202,12 +204,15 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
         file=out,
     )
     rate = f"1 request in {one_in}" if highest == one_in else f"1 request in {one_in}, at times 1 in {highest}"
-    print(f"  recorded {rate}, by ctxalloc {version} on {system}, {cores} processors", file=out)
+    if version:
+        print(f"  recorded {rate}, by ctxalloc {version} on {system}, {cores} processors", file=out)
+    for text in _gaps.texts_of(recording.gaps):
+        print(f"  {text}", file=out)
     if recording.is_cut_off:
         print("  its end is missing: a process was killed, or still records", file=out)
     if recording.skipped:
         said = f"{counted(recording.skipped, 'event')} left out"
-        print(f"  {said}: what they belong to began in a file that is there no more", file=out)
+        print(f"  {said}: what they belong to began in a file that is there no more, or in a gap", file=out)
     heads = ("requests", "count", "peak p50", "p95", "max", "blocks", "bytes", "lifetime p50", "escaped", "refused")
     rows = [_row(route) for route in routes]
     table("by name", heads, rows, out)
@@ -238,6 +243,7 @@ def _row(route: _Route) -> tuple[str, ...]:
 def export(path: Path, to: str, output: Path | None) -> Path:
     """Writes the recording in another format; where. UsageError: it cannot be read or written."""
     trace = Trace(path)
+    _gaps.warn("trace", trace.recording.gaps)
     target = output or path.with_name(path.name + SUFFIXES[to])
     check_output(target)
     try:

@@ -1,7 +1,7 @@
 //! Recordings, from Python: `ctxalloc.record`, and what `ctxalloc trace` reads.
 
-use crate::error::Error;
-use crate::recording::{Event, Options, Recorder, Recording, Sums, What, record as record_into, stop_any};
+use super::options::{argument, no_bool};
+use crate::recording::{Event, Gap, Options, Recorder, Recording, Sums, What, record as record_into, stop_any};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -23,13 +23,29 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// OSError: this process records already, or the file cannot be written. ValueError: a value is out of its range.
 #[pyfunction]
-#[pyo3(signature = (path, /, *, one_in=10, share=0.01, max_bytes=268_435_456))]
-pub(super) fn record(py: Python<'_>, path: PathBuf, one_in: i64, share: f64, max_bytes: i64) -> PyResult<PyRecorder> {
-    let max_bytes = u64::try_from(max_bytes).unwrap_or(0);
-    let options = Options { one_in: u32::try_from(one_in).unwrap_or(0), share, max_bytes };
-    if one_in > i64::from(u32::MAX) {
-        let (option, expected) = ("one_in", "less than 4294967296");
-        return Err(Error::BadOption { option, value: one_in.to_string(), expected }.into());
+#[pyo3(
+    signature = (path, /, *, one_in=None, share=None, max_bytes=None),
+    text_signature = "(path, /, *, one_in=10, share=0.01, max_bytes=268435456)"
+)]
+pub(super) fn record<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    one_in: Option<&Bound<'py, PyAny>>,
+    share: Option<&Bound<'py, PyAny>>,
+    max_bytes: Option<&Bound<'py, PyAny>>,
+) -> PyResult<PyRecorder> {
+    let mut options = Options::default();
+    let expected = "1 or more, an int: one request in so many";
+    if let Some(number) = argument("record", "one_in", one_in, expected, |value| no_bool(value)?.extract())? {
+        options.one_in = number;
+    }
+    let expected = "a number above 0, and 1 at most";
+    if let Some(part) = argument("record", "share", share, expected, |value| no_bool(value)?.extract())? {
+        options.share = part;
+    }
+    let expected = "65536 or more, an int";
+    if let Some(bytes) = argument("record", "max_bytes", max_bytes, expected, |value| no_bool(value)?.extract())? {
+        options.max_bytes = bytes;
     }
     let recorder = py.detach(|| record_into(path, options))?;
     Ok(PyRecorder(Mutex::new(Some(recorder))))
@@ -90,13 +106,21 @@ fn numbers(event: &Event) -> EventNumbers {
 
 type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64);
 
+/// A gap: its file, offset, bytes, places and reason.
+type GapNumbers = (String, u64, u64, u64, String);
+
+pub(super) fn gaps_of(recording: &Recording) -> Vec<GapNumbers> {
+    let numbers = |gap: &Gap| (gap.file.clone(), gap.offset, gap.bytes, gap.places, gap.reason.clone());
+    recording.gaps().iter().map(numbers).collect()
+}
+
 /// A recording that was read.
 #[pyclass(name = "_Recording", module = "ctxalloc", frozen)]
 pub(super) struct PyRecording(Recording);
 
 #[pymethods]
 impl PyRecording {
-    /// OSError: there is none, or it cannot be read. ValueError: a file is something else, or damaged.
+    /// OSError: there is none, or it cannot be read. ValueError: it is something else, or nothing of it can be read.
     #[new]
     #[pyo3(signature = (path, /))]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
@@ -130,6 +154,11 @@ impl PyRecording {
     #[getter]
     fn skipped(&self) -> usize {
         self.0.skipped()
+    }
+
+    #[getter]
+    fn gaps(&self) -> Vec<GapNumbers> {
+        gaps_of(&self.0)
     }
 
     /// Some events, from this one on.

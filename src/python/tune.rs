@@ -1,5 +1,7 @@
 //! Replays and summaries of recordings, for `_replay.py` and `_recommend.py` of the package.
 
+use super::recording::gaps_of;
+use crate::counters::UNNAMED;
 use crate::recording::Recording;
 use crate::tune::{Choice, Plan, Route, replay, routes};
 use pyo3::prelude::*;
@@ -22,10 +24,13 @@ pub(super) fn replayed<'py>(
     route: Option<&str>,
     on_one_thread: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (facts, found) = py.detach(|| {
+    let (facts, found, gaps) = py.detach(|| {
         let choice = Choice::named(strategy)?;
-        let plan = Plan::new(&opened(&path)?, route, on_one_thread)?;
-        Ok::<_, PyErr>((plan.facts(), replay(&plan, &choice)?))
+        let recording = opened(&path)?;
+        let plan = Plan::new(&recording, route.map(|route| recorded_name(&recording, route)), on_one_thread)?;
+        let gaps = gaps_of(&recording);
+        drop(recording); // its memory is not the replay's
+        Ok::<_, PyErr>((plan.facts(), replay(&plan, &choice)?, gaps))
     })?;
     let numbers = PyDict::new(py);
     for (name, value) in [
@@ -39,6 +44,7 @@ pub(super) fn replayed<'py>(
         ("threads", facts.threads as u64),
         ("requests", facts.requests),
         ("unfinished", facts.unfinished),
+        ("torn", facts.torn),
         ("left_out", facts.left_out),
         ("unordered_peaks", facts.unordered_peaks),
         ("blocks", facts.blocks),
@@ -48,18 +54,32 @@ pub(super) fn replayed<'py>(
     ] {
         numbers.set_item(name, value)?;
     }
+    numbers.set_item("gaps", gaps)?;
     numbers.set_item("peak_resident_bytes", found.peak_resident_bytes)?;
     numbers.set_item("resident_bytes_after", found.resident_bytes_after)?;
     Ok(numbers)
 }
 
-/// What a recording says of each route, and of all together: the last one, without a name. ValueError: the file is no
+/// What a recording says of each route, and of all together: the last one, without a name and with the gaps. ValueError: the file is no
 /// recording.
 #[pyfunction]
 #[pyo3(name = "_recorded_routes", signature = (path, /))]
 pub(super) fn recorded_routes(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Bound<'_, PyDict>>> {
-    let found = py.detach(|| Ok::<_, PyErr>(routes(&opened(&path)?)))?;
-    found.into_iter().map(|route| numbers_of(py, route)).collect()
+    let (found, gaps) = py.detach(|| {
+        let recording = opened(&path)?;
+        Ok::<_, PyErr>((routes(&recording), gaps_of(&recording)))
+    })?;
+    let found: Vec<_> = found.into_iter().map(|route| numbers_of(py, route)).collect::<PyResult<_>>()?;
+    if let Some(all) = found.last() {
+        all.set_item("gaps", gaps)?;
+    }
+    Ok(found)
+}
+
+/// The name as it is recorded: requests without one are told as `unnamed`.
+fn recorded_name<'a>(recording: &Recording, route: &'a str) -> &'a str {
+    let is_none = route == UNNAMED && !recording.names().iter().any(|name| name == UNNAMED);
+    if is_none { "" } else { route }
 }
 
 fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {

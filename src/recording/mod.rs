@@ -6,7 +6,11 @@
 
 mod encoded;
 mod event;
+mod files;
+mod frames;
+mod gaps;
 mod header;
+mod join;
 mod noted;
 mod options;
 mod output;
@@ -17,6 +21,7 @@ mod shard;
 mod wire;
 
 pub use event::{Event, Sums, What};
+pub use gaps::Gap;
 pub use header::Header;
 pub(crate) use noted::{Choice, Noted, begin};
 pub use options::Options;
@@ -26,6 +31,8 @@ pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};
 
 use crate::error::Error;
+use join::Content;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// What was recorded, in memory: at most some hundred bytes for each event.
@@ -38,20 +45,22 @@ pub struct Recording {
     header: Header,
     is_cut_off: bool,
     skipped: usize,
+    gaps: Vec<Gap>,
+    torn: HashSet<u64>,
 }
 
 impl Recording {
     /// Reads the recording of this name: the file itself, and those of other processes and of older times beside it
-    /// (`FILE.1`, `FILE.old`).
+    /// (`FILE.1`, `FILE.old`). What cannot be read is passed over, and is one of the [`gaps`](Self::gaps).
     ///
     /// # Errors
-    /// [`Error::NoRecording`]: there is none, or the system does not let it be read. [`Error::BadRecording`] where a
-    /// file is something else, or was damaged. One that only lacks its end [`is_cut_off`](Self::is_cut_off).
+    /// [`Error::NoRecording`]: there is none, or the system does not let it be read. [`Error::BadRecording`]: the file
+    /// is something else, or nothing of it can be read. One that only lacks its end [`is_cut_off`](Self::is_cut_off).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let found = read::read(path.as_ref())?;
         let mut header = Header {
             highest_one_in: found.highest_one_in,
-            processes: found.processes.len(),
+            processes: found.process_count,
             file_bytes: found.file_bytes,
             ..Header::default()
         };
@@ -64,8 +73,8 @@ impl Recording {
             header.one_in = first.one_in;
             header.share = first.share_ppm as f64 / 1e6;
         }
-        let read::Content { names, handlers, events, is_cut_off, skipped, .. } = found;
-        Ok(Self { names, handlers, events, header, is_cut_off, skipped })
+        let Content { names, handlers, events, is_cut_off, skipped, gaps, torn, .. } = found;
+        Ok(Self { names, handlers, events, header, is_cut_off, skipped, gaps, torn })
     }
 
     /// A recording of these events, which are sorted by time: for tests, and for loads that nobody recorded. Its
@@ -94,7 +103,8 @@ impl Recording {
         &self.header
     }
 
-    /// How many events were left out, since their request or their block began in a file that is there no more.
+    /// How many events were left out, since their request or their block began in a file that is there no more, or in a
+    /// gap, or since they are there twice.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.skipped
@@ -109,5 +119,19 @@ impl Recording {
     #[must_use]
     pub fn is_cut_off(&self) -> bool {
         self.is_cut_off
+    }
+
+    /// What of its files cannot be read: damage, and files beside it that are none of its own. What follows each was
+    /// read.
+    #[must_use]
+    pub fn gaps(&self) -> &[Gap] {
+        &self.gaps
+    }
+
+    /// Whether events of a request that has an end may be missing, since it was open where a gap is. What its end says
+    /// is true all the same.
+    #[must_use]
+    pub fn is_torn(&self, request: u64) -> bool {
+        self.torn.contains(&request)
     }
 }

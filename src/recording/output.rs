@@ -6,6 +6,7 @@
 //! `FILE.old`, in place of the one before.
 
 use super::encoded::{CLOSED, HANDLER, NAME, Process, named};
+use super::frames::{Frames, Part};
 use super::own_file::OwnFile;
 use super::wire::{Found, HEAD_BYTES, MAGIC, frame, next_frame};
 use crate::os;
@@ -147,27 +148,23 @@ fn whole_bytes(file: &mut File) -> io::Result<u64> {
     if !MAGIC.starts_with(begun) {
         return Err(refuse("it is there, and no recording of this version: give another name, or remove it"));
     }
-    let mut end = MAGIC.len() as u64;
-    if is_short {
-        end = 0;
-    } else {
-        while end < length {
-            let mut head = [0; HEAD_BYTES];
-            let there = (length - end).min(HEAD_BYTES as u64) as usize;
-            file.seek(SeekFrom::Start(end))?;
-            file.read_exact(&mut head[..there])?;
-            match next_frame(&head[..there]) {
-                // The head alone: its body is not looked at.
-                Found::CutOff if there == HEAD_BYTES && head != [0; HEAD_BYTES] => {
-                    let body = u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
-                    if end + HEAD_BYTES as u64 + body > length {
-                        break;
-                    }
-                    end += HEAD_BYTES as u64 + body;
-                }
-                Found::CutOff | Found::End => break,
-                Found::Body(_) => end += HEAD_BYTES as u64, // an empty one
-                Found::Damaged(_) => return Err(refuse("it is there, and damaged: give another name, or remove it")),
+    let mut end = if is_short { 0 } else { MAGIC.len() as u64 };
+    while end < length && !is_short {
+        let mut head = [0; HEAD_BYTES];
+        let there = (length - end).min(HEAD_BYTES as u64) as usize;
+        file.seek(SeekFrom::Start(end))?;
+        file.read_exact(&mut head[..there])?;
+        // The head alone: its body is not looked at.
+        let body = match next_frame(&head[..there]) {
+            Found::Body(_) => Some(0),
+            Found::CutOff if there == HEAD_BYTES => Some(u32::from_le_bytes([head[0], head[1], head[2], head[3]])),
+            _ => None,
+        };
+        match body.map(|bytes| end + HEAD_BYTES as u64 + u64::from(bytes)) {
+            Some(next) if next <= length => end = next,
+            _ => {
+                end += whole_bytes_of_rest(file, end)?;
+                break;
             }
         }
     }
@@ -175,4 +172,18 @@ fn whole_bytes(file: &mut File) -> io::Result<u64> {
         file.set_len(end)?;
     }
     Ok(end)
+}
+
+/// How many bytes a file has from a place on that is no frame's, without a frame at its end that is not complete. What
+/// else cannot be read stays where it is: whole frames follow it, and readers pass it over and say so.
+#[cold]
+fn whole_bytes_of_rest(file: &mut File, from: u64) -> io::Result<u64> {
+    let mut rest = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.read_to_end(&mut rest)?;
+    let ends = Frames::new(&rest, 0).find_map(|part| match part {
+        Part::CutOff { offset } => Some(offset),
+        Part::Body { .. } | Part::Gap { .. } => None,
+    });
+    Ok(ends.unwrap_or(rest.len()) as u64)
 }

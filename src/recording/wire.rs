@@ -47,13 +47,18 @@ fn head_checksum(length: [u8; 4]) -> u32 {
     hasher.finalize()
 }
 
+/// What a frame of this length begins with; the checksum of the body follows.
+pub(super) fn head(length: u32) -> [u8; 8] {
+    let length = length.to_le_bytes();
+    let [[a, b, c, d], [e, f, g, h]] = [length, head_checksum(length).to_le_bytes()];
+    [a, b, c, d, e, f, g, h]
+}
+
 /// A frame with this body, of at most [`MAX_BODY_BYTES`].
 pub(super) fn frame(body: &[u8]) -> Vec<u8> {
     debug_assert!(body.len() <= MAX_BODY_BYTES, "a body is too long");
-    let length = (body.len() as u32).to_le_bytes();
     let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
-    bytes.extend_from_slice(&length);
-    bytes.extend_from_slice(&head_checksum(length).to_le_bytes());
+    bytes.extend_from_slice(&head(body.len() as u32));
     bytes.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
     bytes.extend_from_slice(body);
     bytes
@@ -68,8 +73,8 @@ pub(super) enum Found<'a> {
     End,
     /// The beginning of a frame whose rest is missing.
     CutOff,
-    /// Something else, and why.
-    Damaged(&'static str),
+    /// Something else, why, and how many bytes of a body were looked at to know it.
+    Damaged { reason: &'static str, vain_bytes: usize },
 }
 
 /// What begins where `bytes`, the rest of a file, begin.
@@ -77,21 +82,19 @@ pub(super) fn next_frame(bytes: &[u8]) -> Found<'_> {
     if bytes.is_empty() {
         return Found::End;
     }
-    // A file system may have made room for what it had no time to write.
-    if bytes.iter().all(|&byte| byte == 0) || bytes.len() < HEAD_BYTES {
-        return Found::CutOff;
+    let Some(&[a, b, c, d, ref checksums @ ..]) = bytes.first_chunk::<HEAD_BYTES>() else { return Found::CutOff };
+    let length = [a, b, c, d];
+    let word = |at: usize| [checksums[at], checksums[at + 1], checksums[at + 2], checksums[at + 3]];
+    let damaged = |reason, vain_bytes| Found::Damaged { reason, vain_bytes };
+    // First what is cheap: a search asks at each byte.
+    let is_possible = u32::from_le_bytes(length) as usize <= MAX_BODY_BYTES && (length, word(0)) != ([0; 4], [0; 4]);
+    if !is_possible || u32::from_le_bytes(word(0)) != head_checksum(length) {
+        return damaged("no frame begins here", 0);
     }
-    let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-    let length = u32::from_le_bytes(word(0)) as usize;
-    if u32::from_le_bytes(word(4)) != head_checksum(word(0)) {
-        return Found::Damaged("no frame begins here: the checksum of its length is wrong");
-    }
-    if length > MAX_BODY_BYTES {
-        return Found::Damaged("a frame says that it is longer than any may be");
-    }
+    let length = u32::from_le_bytes(length) as usize;
     let Some(body) = bytes.get(HEAD_BYTES..HEAD_BYTES + length) else { return Found::CutOff };
-    if u32::from_le_bytes(word(8)) != crc32fast::hash(body) {
-        return Found::Damaged("the checksum of a frame is wrong");
+    if u32::from_le_bytes(word(4)) != crc32fast::hash(body) {
+        return damaged("the checksum of a frame is wrong", length);
     }
     Found::Body(body)
 }
@@ -180,8 +183,8 @@ mod tests {
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x10;
-            assert!(matches!(next_frame(&damaged), Found::Damaged(_)), "byte {at}");
+            assert!(matches!(next_frame(&damaged), Found::Damaged { .. }), "byte {at}");
         }
-        assert_eq!(next_frame(&[0; 40]), Found::CutOff);
+        assert!(matches!(next_frame(&[0; 40]), Found::Damaged { .. }));
     }
 }

@@ -77,6 +77,8 @@ pub(super) struct Planned {
     pub(super) sums: Sums,
     /// Whether its end was recorded.
     has_ended: bool,
+    /// Whether its sums are those of its events only: some may be missing.
+    pub(super) is_torn: bool,
 }
 
 /// What the recording says of itself, before any replay.
@@ -91,8 +93,11 @@ pub struct Facts {
     pub requests: u64,
     /// Those whose end is not in the recording. Their sums are not compared.
     pub unfinished: u64,
+    /// Requests, inner ones too, that were open where a part of the recording cannot be read. Their sums are not
+    /// compared.
+    pub torn: u64,
     /// Events that cannot be replayed: of requests or blocks whose beginning is not in the recording, and blocks made
-    /// after their request's end.
+    /// after the end of their request and of all around it.
     pub left_out: u64,
     /// Requests whose blocks were made on several threads, and whose recorded peak differs from that of their events,
     /// whose order between threads is only as good as the clock.
@@ -129,7 +134,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads.
     pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
-        let mut planner = Planner::new(recording.names(), route, on_one_thread);
+        let mut planner = Planner::new(recording, route, on_one_thread);
         let mut events: Vec<&Event> = recording.events().collect();
         events.sort_by_key(|event| event.at_ns); // stable: those of one thread stay in their order
         for event in events {
@@ -175,7 +180,7 @@ struct LiveBlock {
 }
 
 struct Planner<'a> {
-    names: &'a [String],
+    recording: &'a Recording,
     route: Option<&'a str>,
     on_one_thread: bool,
     lanes: Vec<Lane>,
@@ -198,9 +203,9 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(names: &'a [String], route: Option<&'a str>, on_one_thread: bool) -> Self {
+    fn new(recording: &'a Recording, route: Option<&'a str>, on_one_thread: bool) -> Self {
         Self {
-            names,
+            recording,
             route,
             on_one_thread,
             lanes: Vec::new(),
@@ -289,6 +294,19 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// The request, or where it is over the nearest one around it that is not: what is made after its end is charged to
+    /// that.
+    fn nearest_open(&self, request: u64) -> Option<u64> {
+        let mut next = Some(request);
+        while let Some((id, found)) = next.and_then(|id| Some((id, self.requests.get(&id)?))) {
+            if !found.has_ended {
+                return Some(id);
+            }
+            next = found.parent;
+        }
+        None
+    }
+
     fn add(&mut self, event: &Event) -> Result<(), Error> {
         if self.others.contains(&event.request) {
             return Ok(());
@@ -319,7 +337,7 @@ impl<'a> Planner<'a> {
             found.has_inner = true;
             (found.index, found.root)
         });
-        let is_other = |route| self.names.get(name as usize).is_none_or(|name| name != route);
+        let is_other = |route| self.recording.names().get(name as usize).is_none_or(|name| name != route);
         if around.is_none() && (self.others.contains(&parent) || self.route.is_some_and(is_other)) {
             self.others.insert(event.request);
             return Ok(());
@@ -331,7 +349,8 @@ impl<'a> Planner<'a> {
         }
         let index = self.planned.len() as u32;
         let has_ended = false;
-        self.planned.push(Planned { parent: around.map(|(index, _)| index), sums: Sums::default(), has_ended });
+        let (parent_index, is_torn) = (around.map(|(index, _)| index), self.recording.is_torn(event.request));
+        self.planned.push(Planned { parent: parent_index, sums: Sums::default(), has_ended, is_torn });
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
         let last = self.push(lane, Act::Begin { request: index }, after);
@@ -346,7 +365,8 @@ impl<'a> Planner<'a> {
     /// `made`: whether it is zeroed; `None` for what is charged only.
     fn allocate(&mut self, event: &Event, block: u64, bytes: u64, made: Option<bool>) -> Result<(), Error> {
         let bytes = bytes.max(1); // as the handler makes them
-        let Some(found) = self.requests.get_mut(&event.request).filter(|found| !found.has_ended) else {
+        let charged = self.nearest_open(event.request);
+        let Some((charged, found)) = charged.and_then(|id| Some((id, self.requests.get_mut(&id)?))) else {
             self.facts.left_out += 1;
             return Ok(());
         };
@@ -359,7 +379,7 @@ impl<'a> Planner<'a> {
         if self.blocks.contains_key(&block) {
             return Err(contradicts(format!("block {block} is made twice")));
         }
-        self.for_each_around(event.request, |account| account.allocate(bytes));
+        self.for_each_around(charged, |account| account.allocate(bytes));
         self.facts.blocks += 1;
         if made.is_some() {
             self.grow(bytes);
@@ -375,7 +395,7 @@ impl<'a> Planner<'a> {
         let is_large = made.is_some() && bytes >= LARGE_BYTES;
         let last = if is_large { self.push_large(lane, act, after, true) } else { self.push(lane, act, after) };
         self.roots[root] = Some(last);
-        let (request, thread, is_made) = (event.request, event.thread, made.is_some());
+        let (request, thread, is_made) = (charged, event.thread, made.is_some());
         self.blocks.insert(block, LiveBlock { index, request, bytes, thread, last, is_made });
         Ok(())
     }
@@ -446,13 +466,15 @@ impl<'a> Planner<'a> {
         let has_several_makers = found.maker == Some(None) || found.has_inner;
         let is_same = |sums: Sums| (sums.total_bytes, sums.blocks, sums.live_bytes);
         let peaks_differ = sums.peak_bytes != recorded.peak_bytes;
-        if is_same(sums) != is_same(recorded) || (peaks_differ && !has_several_makers) {
+        let is_torn = self.planned[index as usize].is_torn;
+        if !is_torn && (is_same(sums) != is_same(recorded) || (peaks_differ && !has_several_makers)) {
             return Err(contradicts(format!(
                 "request {}: its events make {sums:?}, and its account said {recorded:?}",
                 event.request
             )));
         }
-        self.facts.unordered_peaks += u64::from(peaks_differ);
+        self.facts.torn += u64::from(is_torn);
+        self.facts.unordered_peaks += u64::from(peaks_differ && !is_torn);
         let planned = &mut self.planned[index as usize];
         (planned.sums, planned.has_ended) = (sums, true);
         let lane = self.lane(event.thread)?;

@@ -231,12 +231,12 @@ impl<'a> Stage<'a> {
     fn end(&self, number: u32) -> Result<(), String> {
         let ending = lock(&self.places[number as usize]).request.take().ok_or("a request ends that did not begin")?;
         let stats = ending.end().stats;
-        let Planned { parent, sums, .. } = &self.plan.requests[number as usize];
+        let Planned { parent, sums, is_torn, .. } = &self.plan.requests[number as usize];
         let found = sums_of(&stats);
         if !is_same(&found, sums) {
             return Err(format!("a request's account says {found:?}, and the recording {sums:?}"));
         }
-        self.compared.fetch_add(1, Ordering::Relaxed);
+        self.compared.fetch_add(u64::from(!is_torn), Ordering::Relaxed);
         if parent.is_none() && self.ended.fetch_add(1, Ordering::Relaxed) + 1 == self.plan.middle {
             *lock(&self.middle) = Some(Moment::now());
         }

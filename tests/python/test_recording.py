@@ -65,9 +65,14 @@ def test_a_recording_has_what_the_accounts_have(tmp_path: Path, capsys: pytest.C
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:
-    for wrong in ({"one_in": 0}, {"one_in": -1}, {"one_in": 1 << 40}, {"share": 0.0}, {"share": 2.0}, {"max_bytes": 5}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            ctxalloc.record(tmp_path / "trace", **wrong)
+    wrong: list[tuple[str, Any]] = [("one_in", 0), ("one_in", -1), ("one_in", 1 << 40), ("one_in", 1 << 100)]
+    wrong += [("share", 0), ("share", 2), ("max_bytes", 5), ("max_bytes", -5), ("max_bytes", 1 << 100)]
+    for option, value in wrong:
+        with pytest.raises(ValueError, match=f"{option}={value}"):
+            ctxalloc.record(tmp_path / "trace", **{option: value})
+    for option, what in (("one_in", "many"), ("one_in", True), ("share", "all"), ("max_bytes", 1e6)):
+        with pytest.raises(TypeError, match=f"{option}={what!r}"):
+            ctxalloc.record(tmp_path / "trace", **{option: what})
     with ctxalloc.record(tmp_path / "trace") as recorder:
         with pytest.raises(OSError, match="records already"):
             ctxalloc.record(tmp_path / "other")
@@ -314,13 +319,25 @@ def test_exports_say_what_other_tools_read(tmp_path: Path, capsys: pytest.Captur
     assert "GET /0" in capsys.readouterr().out
 
 
-def test_what_is_no_recording_is_said_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace"
     with ctxalloc.record(path, one_in=1), ctxalloc.request(name="a"):
         np.ones(1000)
     content = bytearray(path.read_bytes())
+    first = 12 + int.from_bytes(content[8:12], "little")
+    path.write_bytes(content + b"\0" * 100 + content[8 : 8 + first])
+    found = told(path, capsys)
+    (gap,) = found["gaps"]
+    assert (gap["file"], gap["offset"], gap["bytes"], gap["places"]) == (str(path), len(content), 100, 1)
+    assert found["processes"] == 1
     content[40] ^= 0xFF
     path.write_bytes(content)
+    assert main(["trace", "info", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"{path}: {first} bytes at offset 8 cannot be read: the checksum of a frame is wrong; what follows is" in text
+    assert f" {found['events']} events" in text
+    assert "by ctxalloc" not in text, "who made it cannot be read"
+    path.write_bytes(content[: 8 + first])
     assert main(["trace", "info", str(path)]) == 2
     assert "at byte 8: the checksum of a frame is wrong" in capsys.readouterr().err
     assert main(["trace", "info", str(tmp_path / "nothing")]) == 2

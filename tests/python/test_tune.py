@@ -1,5 +1,6 @@
 """``ctxalloc replay`` and ``recommend`` on recordings whose best answer is known."""
 
+import contextlib
 import json
 import os
 import signal
@@ -154,7 +155,84 @@ def test_any_name_of_a_route_gets_its_advice(name: str, tmp_path: Path) -> None:
             made.end(request)
     path = made.write(tmp_path / "names.rec")
     told = json.loads(command("recommend", path, "--rounds", "1", "--json").stdout)
-    assert {one["route"] for one in told["routes"]} == {"good", name}
+    assert {one["route"] for one in told["routes"]} == {"good", name or "unnamed"}
+
+
+def test_requests_without_a_name_are_called_the_same_everywhere(tmp_path: Path) -> None:
+    made = recordings.Script()
+    for _ in range(30):
+        request = made.begin("")
+        made.free(made.make(request, 1 << 20))
+        made.end(request)
+    path = made.write(tmp_path / "unnamed.rec")
+    output = tmp_path / "advice.html"
+    text = command("recommend", path, "--rounds", "1", "--strategy", "pool", "--output", output).stdout
+    assert "\nunnamed: " in text
+    assert "name=''" not in text
+    assert '""' not in text
+    assert "<bdi>unnamed</bdi>" in output.read_text()
+    assert json.loads(command("trace", "info", "--json", path).stdout)["requests"][0]["name"] == "unnamed"
+    for route in ("unnamed", ""):
+        told = json.loads(command("replay", path, "--rounds", "1", "--route", route, "--json").stdout)
+        assert told["requests"] == 30
+        advised = json.loads(command("recommend", path, "--rounds", "1", "--route", route, "--json").stdout)
+        assert [one["route"] for one in advised["routes"]] == ["unnamed"]
+    made.end(made.begin("unnamed"))
+    told = json.loads(command("replay", made.write(path), "--rounds", "1", "--route", "unnamed", "--json").stdout)
+    assert told["requests"] == 1, "that is a name here"
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_replayed(tmp_path: Path) -> None:
+    path = recordings.one_size(30).write(tmp_path / "gaps.rec")
+    content = bytearray(path.read_bytes())
+    place = len(content) // 2
+    content[place] ^= 0xFF
+    path.write_bytes(content)
+    (tmp_path / "gaps.rec.3").write_text("my own notes")
+    for name in ("replay", "recommend"):
+        done = command(name, path, "--rounds", "1", "--strategy", "default,pool")
+        broken, foreign = done.stderr.splitlines()
+        assert broken.startswith(f"ctxalloc {name}: warning: {path}: ")
+        assert "cannot be read: " in broken
+        assert broken.endswith("; what follows is")
+        assert foreign == f"ctxalloc {name}: warning: {path}.3 is passed over: this is no recording"
+        told = json.loads(command(name, path, "--rounds", "1", "--strategy", "default", "--json").stdout)
+        (gap, other) = told["gaps"]
+        assert gap["offset"] <= place < gap["offset"] + gap["bytes"] < len(content)
+        assert (other["file"], other["bytes"]) == (f"{path}.3", 12)
+    told = json.loads(command("replay", path, "--rounds", "1", "--json").stdout)
+    assert told["compared"] + told["torn"] + told["unfinished"] == told["requests"] == 30
+    assert told["compared"] >= 28
+    assert "warning: " in command("trace", "export", path, "--to", "pprof").stderr
+    said = command("replay", f"{path}.3", status=2).stderr
+    assert f"{path}.3: at byte 0: this is no recording" in said
+
+
+@pytest.mark.parametrize("name", ["replay", "recommend"])
+def test_what_ends_a_replay_ends_its_process(name: str, tmp_path: Path) -> None:
+    path = recordings.zeroed_giants(20).write(tmp_path / "long.rec")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ctxalloc", name, path, "--rounds", "1000", "--strategy", "pool"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def is_replaying(child: str) -> bool:
+        return b"--one" in Path(f"/proc/{child}/cmdline").read_bytes()
+
+    while not ((child := children.read_text().split()) and is_replaying(child[0])):
+        assert process.poll() is None, process.communicate()
+    os.kill(int(child[0]), signal.SIGSTOP)  # it does not end by itself
+    process.terminate()
+    try:
+        out, said = process.communicate(timeout=30)
+        assert (process.returncode, out, said) == (128 + signal.SIGTERM, b"", b"")
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(child[0]), 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child[0]), signal.SIGKILL)
 
 
 def test_a_route_that_nobody_recorded_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 //! tests take turns.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "recording/damage.rs"]
+mod damage;
+
 use ctxalloc::recording::{Event, Options, Recording, Sums, What, record};
 use ctxalloc::request::Stats;
 use ctxalloc::strategy::System;
@@ -463,48 +466,4 @@ fn blocks_of_a_recording_that_is_over_are_freed_as_ever() {
     recorder.stop().unwrap();
     let recording = Recording::open(folder.0.join("another")).unwrap();
     assert_eq!(recording.events().count(), 0, "it began before this one");
-}
-
-/// Bytes that were flipped, cut out, doubled and made up: an error that says where, or a recording.
-#[test]
-fn no_bytes_make_the_reader_fail() {
-    let _turn = in_turn();
-    let folder = Folder::new("mutated");
-    let recorder = record(folder.file(), everything()).unwrap();
-    random_program(7);
-    recorder.stop().unwrap();
-    let good = fs::read(folder.file()).unwrap();
-    let other = folder.0.join("mutated");
-    let (mut errors, mut read) = (0, 0);
-    for seed in 0..300 * times() as u64 {
-        let mut random = Random::new(seed);
-        let mut bytes = good.clone();
-        for _ in 0..=random.below(3) {
-            let (at, length) = (random.below(bytes.len().max(1)), random.below(64));
-            let end = (at + length).min(bytes.len());
-            match random.below(5) {
-                0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-                1 => bytes.truncate(at),
-                2 => drop(bytes.drain(at..end)),
-                3 => {
-                    let part = bytes[at..end].to_vec();
-                    bytes.splice(at..at, part);
-                }
-                _ => bytes[at..end].iter_mut().for_each(|byte| *byte = random.below(256) as u8),
-            }
-        }
-        fs::write(&other, &bytes).unwrap();
-        match Recording::open(&other) {
-            Ok(recording) => {
-                read += 1;
-                added(&recording); // what it says is sound
-            }
-            Err(Error::BadRecording { offset, .. }) => {
-                errors += 1;
-                assert!(offset <= bytes.len() as u64, "seed {seed}");
-            }
-            Err(error) => panic!("seed {seed}: {error}"),
-        }
-    }
-    assert!(errors > 50 && read > 50, "{errors} errors, {read} read");
 }

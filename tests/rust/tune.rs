@@ -99,6 +99,20 @@ fn a_recording_whose_sums_are_not_those_of_its_events_is_refused() {
     }
 }
 
+/// A task that goes on after its own request's end: what it makes is charged to the request around it.
+#[test]
+fn what_is_made_after_an_inner_end_is_the_outer_ones() {
+    let mut script = Script::default();
+    script.begin(0, 1, 0).begin(0, 2, 1).end(0, 2, sums(0, 0, 0, 0)).make(1, 2, 1, 100_000, false).free(0, 2, 1);
+    script.make(1, 2, 2, 50_000, false).end(0, 1, sums(100_000, 150_000, 2, 50_000)).make(1, 2, 3, 10, false);
+    for on_one_thread in [false, true] {
+        let plan = Plan::new(&script.recording(), None, on_one_thread).unwrap();
+        let facts = plan.facts();
+        assert_eq!((facts.requests, facts.blocks, facts.left_out, facts.peak_live_bytes), (1, 2, 1, 100_000));
+        assert_eq!(replayed(&plan, "pool").compared, 2);
+    }
+}
+
 #[test]
 fn what_makes_no_sense_is_an_error_or_left_out() {
     let mut twice = Script::default();

@@ -73,7 +73,7 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
             strategy = f"strategies.Aligned(align={align})"
         if line is not None and line not in lines:
             lines.append(line)
-        words = [] if is_pattern(one.route) else [f"name={one.route!r}"]
+        words = [] if is_pattern(one.route) or not one.route else [f"name={one.route!r}"]
         words += [] if one.limit_bytes is None else [f"limit_bytes={one.limit_bytes}"]
         words += [] if one.reserve_bytes is None else [f"reserve_bytes={one.reserve_bytes}"]
         words += [] if strategy is None else [f"strategy={strategy}"]
@@ -104,12 +104,12 @@ def _use(module: str, names: set[str]) -> str:
 
 
 def rust(sets: Sequence[Set]) -> str:
-    """The layer of tower: terms by route."""
+    """The layer of tower: terms by route. There is none without a name."""
     arms: list[str] = []
     names: set[str] = set()
     sources: set[str] = set()
     shared: list[str] = []
-    for one in sets:
+    for one in filter(lambda one: one.route, sets):
         strategy, needs = _RUST.get(one.strategy, ("", None))
         names |= set() if needs is None else set(needs.split(", "))
         if one.strategy in _RUST_HANDLERS:
@@ -149,9 +149,9 @@ def rust(sets: Sequence[Set]) -> str:
 
 
 def dask(sets: Sequence[Set]) -> str:
-    """The plugin of Dask: terms by the prefix of a task's key."""
+    """The plugin of Dask: terms by the prefix of a task's key, which is never empty."""
     rows = []
-    for one in sets:
+    for one in filter(lambda one: one.route, sets):
         if one.strategy in ("hugepages", "locked", "aligned64"):
             terms, why = f'{{"handler": "{one.strategy}"}}', "  # a handler has no account and no limit"
         elif one.limit_bytes is None:

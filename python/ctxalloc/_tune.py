@@ -1,10 +1,13 @@
 """The commands ``replay`` and ``recommend`` of ``_command``: their options, and what they run."""
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -56,27 +59,46 @@ def run(options: argparse.Namespace, out: TextIO) -> int:
     if not path.exists():
         raise UsageError(f"there is no recording {os.fspath(path)!r}")
     try:
-        if options.command == "recommend":
-            return _recommend.recommend(
-                path,
-                options.strategy,
-                options.rounds,
-                only=options.route,
-                is_json=options.json,
-                output=options.output,
-                out=out,
-            )
-        if options.one is not None:
+        if options.command == "replay" and options.one is not None:
             _replay.one(path, options.one, json.load(sys.stdin), on_one_thread=options.one_thread, out=out)
             return 0
-        return _replay.replay(
+        with _ending_its_replay():
+            return _run(options, path, out)
+    except KeyboardInterrupt:
+        return 130
+
+
+@contextlib.contextmanager
+def _ending_its_replay() -> Iterator[None]:
+    """SIGTERM raises SystemExit in here, where it would end this process: else the one that replays would outlive it."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _replay.ENDING)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run(options: argparse.Namespace, path: Path, out: TextIO) -> int:
+    if options.command == "recommend":
+        return _recommend.recommend(
             path,
             options.strategy,
             options.rounds,
-            route=options.route,
-            on_one_thread=options.one_thread,
+            only=options.route,
             is_json=options.json,
+            output=options.output,
             out=out,
         )
-    except KeyboardInterrupt:
-        return 130
+    return _replay.replay(
+        path,
+        options.strategy,
+        options.rounds,
+        route=options.route,
+        on_one_thread=options.one_thread,
+        is_json=options.json,
+        out=out,
+    )

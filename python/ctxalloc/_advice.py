@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ctxalloc._replay import BASE, Measured, Round, median_of
+from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, size_text
 
 MIN_REQUESTS: Final = 20
@@ -316,7 +317,10 @@ def confidence_of(route: dict[str, Any], measured: Measured) -> str:
 
 def would_change(route: dict[str, Any], decision: Decision) -> list[str]:
     """What would make the advice another one."""
-    found = []
+    found = [
+        f"a higher limit_bytes of {name or UNNAMED}, which refused {counted(times, 'time')}: raise it and record again"
+        for name, times in route["refused_by"].items()
+    ]
     if decision.verdict == "unknown":
         found.append(f"a recording of {10 * MIN_REQUESTS} requests and more, and 10 rounds on a quiet machine")
     if decision.verdict == "change":

@@ -153,7 +153,9 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
             route.lifetimes.append((event.at_ns - gone.at_ns) / 1e9)
             route.freed_elsewhere += gone.thread != event.thread
         elif event.kind == "refused":
-            route.refused += 1
+            # Where the limit was that is to be raised; if it was a budget's, where it was asked for.
+            limited = of.get(numbers[1])
+            (route if limited is None else limited[0]).refused += 1
         elif event.kind == "end":
             route.peaks.append(numbers[0])
             route.seconds.append((event.at_ns - begun) / 1e9)

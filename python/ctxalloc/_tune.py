@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, out: TextIO) -> int:
 
 @contextlib.contextmanager
 def _ending_its_replay() -> Iterator[None]:
-    """SIGTERM raises SystemExit in here, where it would end this process: else the one that replays would outlive it."""
+    """SIGTERM raises SystemExit in here, if it would end this process: the one that replays would outlive it."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

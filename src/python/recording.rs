@@ -95,7 +95,7 @@ fn numbers(event: &Event) -> EventNumbers {
         }
         What::Resize { block, bytes, moved } => ("resize", vec![block, bytes, u64::from(moved)]),
         What::Free { block } => ("free", vec![block]),
-        What::Refused { bytes } => ("refused", vec![bytes]),
+        What::Refused { bytes, by } => ("refused", vec![bytes, by]),
         What::End { sums } => {
             let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
             ("end", vec![peak_bytes, total_bytes, blocks, live_bytes, refused])

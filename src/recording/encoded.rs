@@ -19,7 +19,7 @@ pub(super) const CLOSED: u8 = 5;
 /// The first byte of an event: what it is in the lowest four bits, and these.
 const OTHER_REQUEST: u8 = 0x10;
 const OTHER_THREAD: u8 = 0x20;
-/// Of an allocation: zeroed. Of a resize: moved.
+/// Of an allocation: zeroed. Of a resize: moved. Of a refusal: whose limit it was follows.
 const FLAG: u8 = 0x40;
 const BEGIN: u8 = 0;
 const ALLOCATE: u8 = 1;
@@ -127,7 +127,7 @@ impl Events {
             What::Allocate { zeroed, .. } => (ALLOCATE, zeroed),
             What::Resize { moved, .. } => (RESIZE, moved),
             What::Free { .. } => (FREE, false),
-            What::Refused { .. } => (REFUSED, false),
+            What::Refused { by, .. } => (REFUSED, by > 0),
             What::End { .. } => (END, false),
         };
         let (other_request, other_thread) = (event.request != before.request, event.thread != before.thread);
@@ -162,7 +162,12 @@ impl Events {
                 put_change(bytes, before.block, block);
                 before.block = block;
             }
-            What::Refused { bytes: size } => put(bytes, size),
+            What::Refused { bytes: size, by } => {
+                put(bytes, size);
+                if by > 0 {
+                    put_change(bytes, event.request, by);
+                }
+            }
             What::End { sums } => {
                 let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
                 for number in [peak_bytes, total_bytes, blocks, live_bytes, refused] {
@@ -218,7 +223,10 @@ fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<Event> {
             before.block = bytes.changed(before.block)?;
             What::Free { block: before.block }
         }
-        REFUSED => What::Refused { bytes: bytes.number()? },
+        REFUSED => {
+            let size = bytes.number()?;
+            What::Refused { bytes: size, by: if flag { bytes.changed(before.request)? } else { 0 } }
+        }
         END => {
             let sums = Sums {
                 peak_bytes: bytes.number()?,
@@ -247,7 +255,8 @@ mod tests {
             What::Allocate { block: 9, bytes: 800, align: 64, zeroed: true },
             What::Allocate { block: 10, bytes: 1 << 40, align: 0, zeroed: false },
             What::Resize { block: 9, bytes: 1 << 33, moved: true },
-            What::Refused { bytes: 12 },
+            What::Refused { bytes: 12, by: 0 },
+            What::Refused { bytes: 13, by: 1 },
             What::Free { block: 9 },
             What::End { sums },
         ];

@@ -67,6 +67,8 @@ pub enum What {
     Refused {
         /// How many bytes were asked for.
         bytes: u64,
+        /// The request whose limit refused: itself, or a recorded one around it. 0: a budget's limit, or its own end.
+        by: u64,
     },
     /// The request ends.
     End {

@@ -66,6 +66,7 @@ pub(super) fn join(mut read: Content, mut runs: Vec<Run>) -> Result<Content, &'s
                     *block = block.checked_add(blocks).ok_or(TOO_HIGH)?;
                     highest_block = highest_block.max(*block);
                 }
+                What::Refused { by, .. } if *by > 0 => *by = by.checked_add(requests).ok_or(TOO_HIGH)?,
                 What::Refused { .. } | What::End { .. } => {}
             }
         }
@@ -107,6 +108,11 @@ fn keep_whole(events: &mut Vec<Event>) {
             return false;
         }
         *last = event.at_ns;
+        if let What::Refused { by, .. } = &mut event.what
+            && !begun.contains_key(by)
+        {
+            *by = 0;
+        }
         match event.what {
             What::Allocate { block, .. } => {
                 let is_new = made.insert(block);

@@ -14,11 +14,19 @@ pub(crate) struct Noted {
     shard: usize,
     /// The recording: once it is over, nothing is noted.
     session: u32,
-    request: u64,
+    it: Its,
     /// The recorded requests around it, the nearest first.
-    around: Arc<[u64]>,
+    around: Arc<[Its]>,
     /// What its handler promises.
     align: u32,
+}
+
+/// What numbers a request has.
+#[derive(Debug, Clone, Copy)]
+struct Its {
+    request: u64,
+    /// Its account, which no other request has.
+    account: u64,
 }
 
 /// What a request is to a recording.
@@ -32,19 +40,21 @@ pub(crate) enum Choice {
     Recorded(Noted),
 }
 
-/// Decides whether a request is recorded that begins now. `outer`: what the request around it is.
+/// Decides whether a request is recorded that begins now. `outer`: what the request around it is; `account`: its
+/// account's number.
 #[inline]
 pub(crate) fn begin(
     name: Option<&str>,
     handler: impl FnOnce() -> String,
     align: usize,
     outer: &Choice,
+    account: u64,
     flusher: Flusher,
 ) -> Choice {
     match running() {
         Some((core, session)) => {
             core.flushed_by(flusher);
-            begin_in(core, session, name, handler, align, outer)
+            begin_in(core, session, name, handler, align, outer, account)
         }
         None => Choice::None,
     }
@@ -58,16 +68,17 @@ fn begin_in(
     handler: impl FnOnce() -> String,
     align: usize,
     outer: &Choice,
+    account: u64,
 ) -> Choice {
     let outer = match outer {
         Choice::LeftOut(by) if *by == session => return Choice::LeftOut(session),
         Choice::Recorded(outer) if outer.session == session => Some(outer),
         _ => None,
     };
-    let around: Arc<[u64]> = match outer {
+    let around: Arc<[Its]> = match outer {
         Some(outer) => core.shards[outer.shard].with(|shard| {
-            let all = [outer.request].into_iter().chain(outer.around.iter().copied());
-            all.filter(|request| shard.open.contains(request)).collect()
+            let all = [outer.it].into_iter().chain(outer.around.iter().copied());
+            all.filter(|one| shard.open.contains(&one.request)).collect()
         }),
         None => Arc::default(),
     };
@@ -82,8 +93,8 @@ fn begin_in(
     let name = core.number_of(false, name.unwrap_or(""));
     let handler = core.number_of(true, &handler());
     let align = u32::try_from(align).unwrap_or(0);
-    let noted = Noted { core, shard, session, request, around, align };
-    let parent = noted.around.first().copied().unwrap_or(0);
+    let noted = Noted { core, shard, session, it: Its { request, account }, around, align };
+    let parent = noted.around.first().map_or(0, |one| one.request);
     noted.change(
         || (),
         |shard, ()| {
@@ -126,7 +137,7 @@ impl Noted {
         self.change(charge, |shard, ()| {
             let (block, bytes) = (next_block(), bytes as u64);
             shard.blocks.insert(address, block);
-            shard.note(self.request, What::Allocate { block, bytes, align: self.align, zeroed });
+            shard.note(self.it.request, What::Allocate { block, bytes, align: self.align, zeroed });
         });
     }
 
@@ -153,7 +164,7 @@ impl Noted {
     pub(crate) fn freed<R>(self, block: Option<u64>, give_back: impl FnOnce() -> R) -> R {
         self.change(give_back, |shard, _| {
             if let Some(block) = block {
-                shard.note(self.request, What::Free { block });
+                shard.note(self.it.request, What::Free { block });
             }
         })
     }
@@ -163,14 +174,21 @@ impl Noted {
         self.change(charge, |shard, ()| {
             if let Some(block) = block {
                 shard.blocks.insert(is, block);
-                shard.note(self.request, What::Resize { block, bytes: bytes as u64, moved: was != is });
+                shard.note(self.it.request, What::Resize { block, bytes: bytes as u64, moved: was != is });
             }
         });
     }
 
-    /// The request is refused so many bytes; `count` counts it.
-    pub(crate) fn refused<R>(&self, bytes: usize, count: impl FnOnce() -> R) -> R {
-        self.change(count, |shard, _| shard.note(self.request, What::Refused { bytes: bytes as u64 }))
+    /// The request is refused so many bytes by the account of this number; `count` counts it.
+    pub(crate) fn refused<R>(&self, bytes: usize, by: Option<u64>, count: impl FnOnce() -> R) -> R {
+        self.change(count, |shard, _| self.note_refusal(shard, bytes, by))
+    }
+
+    /// Beside the request that asked the one whose limit it was: that is the one to raise.
+    fn note_refusal(&self, shard: &mut Shard, bytes: usize, by: Option<u64>) {
+        let mut all = [self.it].into_iter().chain(self.around.iter().copied());
+        let by = all.find(|one| by == Some(one.account)).map_or(0, |one| one.request);
+        shard.note(self.it.request, What::Refused { bytes: bytes as u64, by });
     }
 
     /// Bytes that its handler did not make are charged, if `charge` says so; their number.
@@ -178,7 +196,7 @@ impl Noted {
         let block = next_block();
         let (done, is_charged) = self.change(charge, |shard, (_, is_charged)| {
             if *is_charged {
-                shard.note(self.request, What::Allocate { block, bytes: bytes as u64, align: 0, zeroed: false });
+                shard.note(self.it.request, What::Allocate { block, bytes: bytes as u64, align: 0, zeroed: false });
             }
         });
         (done, is_charged.then_some(block))
@@ -189,8 +207,8 @@ impl Noted {
         let (done, _) = self.change_and_write(
             end,
             |shard, (_, sums)| {
-                shard.open.remove(&self.request);
-                shard.note(self.request, What::End { sums: *sums });
+                shard.open.remove(&self.it.request);
+                shard.note(self.it.request, What::End { sums: *sums });
             },
             true,
         );
@@ -201,28 +219,39 @@ impl Noted {
 /// What a whole request counts beside arrays. Blocks of one size are not told apart, since nobody keeps their numbers.
 #[cfg(ctxalloc_whole)]
 impl Noted {
-    /// Something is charged, if `charge` says so.
-    pub(crate) fn weighed(&self, bytes: usize, charge: impl FnOnce() -> bool) -> bool {
+    /// Something is charged, if `charge` says so. `by`: the number of the account that refused last.
+    pub(crate) fn weighed(
+        &self,
+        bytes: usize,
+        charge: impl FnOnce() -> bool,
+        by: impl FnOnce() -> Option<u64>,
+    ) -> bool {
         self.change(charge, |shard, is_charged| {
             if !is_charged {
-                return shard.note(self.request, What::Refused { bytes: bytes as u64 });
+                return self.note_refusal(shard, bytes, by());
             }
             let (block, bytes) = (next_block(), bytes as u64);
-            shard.weights.entry((self.request, bytes)).or_default().push(block);
-            shard.note(self.request, What::Allocate { block, bytes, align: 0, zeroed: false });
+            shard.weights.entry((self.it.request, bytes)).or_default().push(block);
+            shard.note(self.it.request, What::Allocate { block, bytes, align: 0, zeroed: false });
         })
     }
 
-    /// Something weighs `new` bytes instead, if `charge` says so.
-    pub(crate) fn reweighed(&self, old: usize, new: usize, charge: impl FnOnce() -> bool) -> bool {
+    /// Something weighs `new` bytes instead, if `charge` says so. `by`: the number of the account that refused last.
+    pub(crate) fn reweighed(
+        &self,
+        old: usize,
+        new: usize,
+        charge: impl FnOnce() -> bool,
+        by: impl FnOnce() -> Option<u64>,
+    ) -> bool {
         self.change(charge, |shard, is_charged| {
             if !is_charged {
-                return shard.note(self.request, What::Refused { bytes: new.saturating_sub(old) as u64 });
+                return self.note_refusal(shard, new.saturating_sub(old), by());
             }
-            if let Some(block) = unweighed(shard, self.request, old) {
+            if let Some(block) = unweighed(shard, self.it.request, old) {
                 let bytes = new as u64;
-                shard.weights.entry((self.request, bytes)).or_default().push(block);
-                shard.note(self.request, What::Resize { block, bytes, moved: false });
+                shard.weights.entry((self.it.request, bytes)).or_default().push(block);
+                shard.note(self.it.request, What::Resize { block, bytes, moved: false });
             }
         })
     }
@@ -230,8 +259,8 @@ impl Noted {
     /// Something is gone; `give_back` counts that. The request may be gone afterwards.
     pub(crate) fn lightened<R>(self, bytes: usize, give_back: impl FnOnce() -> R) -> R {
         self.change(give_back, |shard, _| {
-            if let Some(block) = unweighed(shard, self.request, bytes) {
-                shard.note(self.request, What::Free { block });
+            if let Some(block) = unweighed(shard, self.it.request, bytes) {
+                shard.note(self.it.request, What::Free { block });
             }
         })
     }

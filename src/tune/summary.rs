@@ -14,6 +14,9 @@ pub struct Route {
     pub requests: u64,
     /// How many of them were refused memory. Their peaks say what they got, and are not among `peak_bytes`.
     pub refused_requests: u64,
+    /// How often a limit refused, by the name of the request whose limit it was: the route's own, or that of one inside
+    /// of it. Refusals by budgets are not among them.
+    pub refused_by: BTreeMap<String, u64>,
     /// The peak of each request, in bytes, in the order of their ends.
     pub peak_bytes: Vec<u64>,
     /// How long the requests took altogether, in nanoseconds.
@@ -49,6 +52,7 @@ pub struct Route {
 #[derive(Default)]
 struct Open {
     route: usize,
+    name: u32,
     /// The outermost request around it, or itself.
     root: u64,
     began_ns: u64,
@@ -116,7 +120,7 @@ impl Reader {
                     Some(open) => (open.route, open.root),
                     None => (self.route(name, names), request),
                 };
-                self.requests.insert(request, Open { route, root, began_ns: at_ns, ..Open::default() });
+                self.requests.insert(request, Open { route, name, root, began_ns: at_ns, ..Open::default() });
                 if !is_inside {
                     self.on_each(route, |route, now| now.begin(route, at_ns));
                 }
@@ -157,10 +161,14 @@ impl Reader {
                     }
                 });
             }
-            What::Refused { .. } => {
+            What::Refused { by, .. } => {
+                let limited = self.requests.get(&by).and_then(|open| names.get(open.name as usize)).cloned();
                 let root = self.requests.get(&request).map(|open| open.root);
-                if let Some(open) = root.and_then(|root| self.requests.get_mut(&root)) {
-                    open.refused = true;
+                let Some(open) = root.and_then(|root| self.requests.get_mut(&root)) else { return };
+                open.refused = true;
+                let route = open.route;
+                if let Some(name) = limited {
+                    self.on_each(route, |route, _| *route.refused_by.entry(name.clone()).or_default() += 1);
                 }
             }
             What::End { sums } => {

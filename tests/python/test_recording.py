@@ -334,7 +334,7 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, capsys: pyte
     path.write_bytes(content)
     assert main(["trace", "info", str(path)]) == 0
     text = capsys.readouterr().out
-    assert f"{path}: {first} bytes at offset 8 cannot be read: the checksum of a frame is wrong; what follows is" in text
+    assert f"{path}: {first} bytes at offset 8 cannot be read: the checksum of a frame is wrong; what follows" in text
     assert f" {found['events']} events" in text
     assert "by ctxalloc" not in text, "who made it cannot be read"
     path.write_bytes(content[: 8 + first])

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import recordings
+
+import ctxalloc
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
@@ -233,6 +236,21 @@ def test_what_ends_a_replay_ends_its_process(name: str, tmp_path: Path) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(child[0]), signal.SIGKILL)
+
+
+def test_the_limit_that_refused_is_the_one_to_raise(tmp_path: Path) -> None:
+    path = tmp_path / "refused.rec"
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        for _ in range(3):
+            with ctxalloc.request(name="outer", limit_bytes=2_000_000, root=True):
+                with pytest.raises(MemoryError), ctxalloc.request(name="inner"):
+                    np.ones(1_000_000)
+    counts = {
+        one["name"]: one["refused"] for one in json.loads(command("trace", "info", "--json", path).stdout)["requests"]
+    }
+    assert counts == {"outer": 3, "inner": 0}
+    text = command("recommend", path, "--rounds", "1").stdout
+    assert "a higher limit_bytes of outer, which refused 3 times: raise it and record again" in text
 
 
 def test_a_route_that_nobody_recorded_is_an_error(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def route(**changes: Any) -> dict[str, Any]:
         "name": "GET /",
         "requests": 100,
         "refused_requests": 0,
+        "refused_by": {},
         "peak_bytes": [5 * MiB] * 100,
         "duration_ns": 10**9,
         "blocks": 1000,

@@ -7,7 +7,8 @@ mod damage;
 
 use ctxalloc::recording::{Event, Options, Recording, Sums, What, record};
 use ctxalloc::request::Stats;
-use ctxalloc::strategy::System;
+use ctxalloc::strategy::{Budget, System};
+use ctxalloc::tune::routes;
 use ctxalloc::{Buffer, Error, Handler, request};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -347,6 +348,54 @@ fn escapes_are_noted_when_they_end_elsewhere() {
     assert_eq!(freed.what, What::Free { block });
     assert_eq!(freed.request, made.request);
     assert_ne!(freed.thread, made.thread);
+}
+
+/// A refusal is the asking request's, which counts it, and tells whose limit it was.
+#[test]
+fn a_refusal_tells_whose_limit_it_was() {
+    let _turn = in_turn();
+    let folder = Folder::new("refused");
+    let recorder = record(folder.file(), everything()).unwrap();
+    let budget = Budget::new("tenant", Some(2_000_000));
+    let outer = request().root().name("outer").limit_bytes(1_000_000).budget(&budget).begin().unwrap();
+    let middle = outer.run(|| request().name("middle").strategy(System).begin()).unwrap();
+    let inner = middle.run(|| request().name("inner").limit_bytes(500_000).begin()).unwrap();
+    let alone = request().root().name("alone").budget(&budget).begin().unwrap();
+    assert!(Buffer::zeroed_in(inner.handler(), 600_000).is_err(), "its own limit");
+    assert!(Buffer::zeroed_in(middle.handler(), 1_100_000).is_err(), "that of the outer one");
+    let full = Buffer::zeroed_in(outer.handler(), 900_000).unwrap();
+    assert!(inner.handle().charge(200_000).is_err(), "that of the outermost one");
+    assert!(Buffer::zeroed_in(alone.handler(), 1_200_000).is_err(), "the budget's");
+    drop(full);
+    for one in [inner, middle, outer, alone] {
+        one.end();
+    }
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.file()).unwrap();
+    let mut names = HashMap::from([(0, "none")]);
+    let mut found = Vec::new();
+    for event in recording.events() {
+        match event.what {
+            What::Begin { name, .. } => drop(names.insert(event.request, &recording.names()[name as usize])),
+            What::Refused { bytes, by } => found.push((names[&event.request], bytes, names[&by])),
+            _ => {}
+        }
+    }
+    let expected = [
+        ("inner", 600_000, "inner"),
+        ("middle", 1_100_000, "outer"),
+        ("inner", 200_000, "outer"),
+        ("alone", 1_200_000, "none"),
+    ];
+    assert_eq!(found, expected);
+    let added = added(&recording);
+    for (name, refused) in [("inner", 2), ("middle", 1), ("outer", 0), ("alone", 1)] {
+        assert_eq!((added.sums[name].refused, added.said[name].refused), (refused, refused), "{name}");
+    }
+    let routes = routes(&recording);
+    let of = |name: &str| routes.iter().find(|route| route.name == name).unwrap();
+    assert_eq!(of("outer").refused_by.iter().collect::<Vec<_>>(), [(&"inner".to_owned(), &1), (&"outer".into(), &2)]);
+    assert!(of("alone").refused_by.is_empty() && of("alone").refused_requests == 1);
 }
 
 #[test]

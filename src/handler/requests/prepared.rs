@@ -113,7 +113,8 @@ impl Prepared {
             Some(strategy) => (Some(strategy), strategy.alignment()),
             None => (None, Pool::shared().alignment()),
         };
-        let choice = recording::begin(terms.name.as_deref(), || called(handler), align, &around, flush_recordings);
+        let (name, account) = (terms.name.as_deref(), chain.own().number());
+        let choice = recording::begin(name, || called(handler), align, &around, account, flush_recordings);
         let memory = Memory::new(terms.strategy.map(aside));
         let (memory, left_out_by) = match choice {
             Choice::Recorded(noted) => (memory.recorded(noted), 0),

@@ -278,7 +278,10 @@ impl State {
     pub(super) fn remember(&self, refused: Refused) {
         match self.memory.noted() {
             None => self.chain.remember(refused),
-            Some(noted) => noted.refused(refused.requested_bytes, || self.chain.remember(refused)),
+            Some(noted) => {
+                let by = self.chain.account_of(refused);
+                noted.refused(refused.requested_bytes, by, || self.chain.remember(refused));
+            }
         }
     }
 

@@ -53,7 +53,7 @@ pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charg
     };
     let is_taken = match noted {
         None => take(),
-        Some(noted) => noted.weighed(weight.bytes, take),
+        Some(noted) => noted.weighed(weight.bytes, take, || chain.refused_last_by()),
     };
     if !is_taken {
         return Charged::Refused;
@@ -105,7 +105,10 @@ impl Payer {
         let state = self.slot().state();
         match state.memory.noted() {
             None => state.chain.reweigh(old, new, force),
-            Some(noted) => noted.reweighed(old.bytes, new.bytes, || state.chain.reweigh(old, new, force)),
+            Some(noted) => {
+                let change = || state.chain.reweigh(old, new, force);
+                noted.reweighed(old.bytes, new.bytes, change, || state.chain.refused_last_by())
+            }
         }
     }
 

@@ -61,6 +61,23 @@ impl Chain {
         });
     }
 
+    /// The number of the account whose limit refused; `None` where it was none.
+    #[cold]
+    pub(crate) fn account_of(&self, refused: Refused) -> Option<u64> {
+        self.accounts().get(refused.at).filter(|_| !refused.is_chosen).map(|account| account.number())
+    }
+
+    /// The same of the last refusal, unless that was taken.
+    #[cfg(ctxalloc_whole)]
+    #[cold]
+    pub(crate) fn refused_last_by(&self) -> Option<u64> {
+        let (at_plus_one, refused) = self.own.lock.with(|| {
+            let note = &self.own.refusals[0];
+            (note.at_plus_one.load(RELAXED), note.read())
+        });
+        self.account_of(Refused { at: at_plus_one.checked_sub(1)?, ..refused })
+    }
+
     /// Remembers a refusal.
     #[cold]
     pub(crate) fn remember(&self, refused: Refused) {

@@ -242,9 +242,9 @@ def test_the_limit_that_refused_is_the_one_to_raise(tmp_path: Path) -> None:
     path = tmp_path / "refused.rec"
     with ctxalloc.record(path, one_in=1, share=1.0):
         for _ in range(3):
-            with ctxalloc.request(name="outer", limit_bytes=2_000_000, root=True):
-                with pytest.raises(MemoryError), ctxalloc.request(name="inner"):
-                    np.ones(1_000_000)
+            outer = ctxalloc.request(name="outer", limit_bytes=2_000_000, root=True)
+            with outer, pytest.raises(MemoryError), ctxalloc.request(name="inner"):
+                np.ones(1_000_000)
     counts = {
         one["name"]: one["refused"] for one in json.loads(command("trace", "info", "--json", path).stdout)["requests"]
     }

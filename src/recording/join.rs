@@ -3,7 +3,7 @@
 use super::encoded::Process;
 use super::event::{Event, What};
 use super::gaps::Gap;
-use super::read::Run;
+use super::run::Run;
 use std::collections::{HashMap, HashSet};
 
 /// All that the files say.

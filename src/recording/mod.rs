@@ -17,6 +17,7 @@ mod output;
 mod own_file;
 mod read;
 mod recorder;
+mod run;
 mod shard;
 mod wire;
 

@@ -3,72 +3,16 @@
 //! What it keeps is bounded by what the files have: an event has three bytes there at least, and some hundred in
 //! memory. Numbers that they give (lengths, names, blocks) allocate nothing.
 
-use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, PROCESS, Process, RATE, read_events};
-use super::event::{Event, What};
+use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, PROCESS, Process, RATE};
 use super::files::{bytes_of, files_of};
 use super::frames::{Frames, Part};
 use super::gaps::Gaps;
 use super::join::{Content, join};
+use super::run::Run;
 use super::wire::{Bytes, MAGIC};
 use crate::error::Error;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
-
-/// What one process recorded, in its own numbers.
-#[derive(Debug, Default)]
-pub(super) struct Run {
-    /// `None`: what it said of itself cannot be read.
-    pub(super) process: Option<Process>,
-    pub(super) names: BTreeMap<u64, u32>,
-    pub(super) handlers: BTreeMap<u64, u32>,
-    pub(super) events: Vec<Event>,
-    pub(super) is_closed: bool,
-    /// Requests that ended behind a gap that they had begun before: events of theirs may be missing.
-    pub(super) torn: HashSet<u64>,
-    /// When each request began, and behind how many gaps.
-    begun: HashMap<u64, (u64, u32)>,
-    gaps: u32,
-}
-
-impl Run {
-    /// What its requests have before the next event that can be read.
-    fn note_gap(&mut self) {
-        self.gaps = self.gaps.saturating_add(1);
-    }
-
-    /// Adds the events of a body, all or none. False: something else is there.
-    fn add(&mut self, body: &[u8]) -> bool {
-        let Self { events, torn, begun, gaps, .. } = self;
-        let before = events.len();
-        let are_events = read_events(body, |event| {
-            match event.what {
-                What::Begin { .. } => {
-                    begun.entry(event.request).or_insert((event.at_ns, *gaps));
-                }
-                What::End { .. } if begun.get(&event.request).is_some_and(|&(_, behind)| behind != *gaps) => {
-                    torn.insert(event.request);
-                }
-                _ => {}
-            }
-            events.push(event);
-        });
-        if !are_events {
-            events.truncate(before);
-        }
-        are_events
-    }
-
-    /// Whether a body has a request with the number of another one of this process: so it is another process's.
-    fn is_anothers(&self, body: &[u8]) -> bool {
-        let mut is_anothers = false;
-        read_events(body, |event| {
-            if let What::Begin { .. } = event.what {
-                is_anothers |= self.begun.get(&event.request).is_some_and(|&(at_ns, _)| at_ns != event.at_ns);
-            }
-        });
-        is_anothers
-    }
-}
 
 /// Texts, each once, in the order in which they came.
 #[derive(Debug, Default)]
@@ -200,7 +144,7 @@ impl Reader {
     }
 
     fn new_run(&mut self, process: Option<Process>) -> usize {
-        self.runs.push(Run { process, ..Run::default() });
+        self.runs.push(Run::new(process));
         self.runs.len() - 1
     }
 
@@ -275,8 +219,9 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::super::encoded::{EVENTS, Events, HANDLER, NAME, Process, named};
+    use super::super::event::{Event, What};
     use super::super::wire::frame;
-    use super::{Content, Error, Event, MAGIC, Reader, What};
+    use super::{Content, Error, MAGIC, Reader};
     use std::path::Path;
 
     fn process() -> Process {

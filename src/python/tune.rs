@@ -60,8 +60,8 @@ pub(super) fn replayed<'py>(
     Ok(numbers)
 }
 
-/// What a recording says of each route, and of all together: the last one, without a name and with the gaps. ValueError: the file is no
-/// recording.
+/// What a recording says of each route, and of all together: the last one, without a name and with the gaps.
+/// ValueError: the file is no recording.
 #[pyfunction]
 #[pyo3(name = "_recorded_routes", signature = (path, /))]
 pub(super) fn recorded_routes(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Bound<'_, PyDict>>> {

@@ -5,8 +5,8 @@
 
 use super::wire::{Found, HEAD_BYTES, next_frame};
 
-/// The bytes of bodies whose checksum may turn out to be wrong: for each byte of the file, and beside that. A file whose
-/// every body is damaged has one for each byte; one that is made to be slow has many heads within one body.
+/// How many bytes of bodies may be looked at in vain: for each byte of the file, and beside that. If all bodies are
+/// damaged there is one for each byte; a file that is made to be slow has many heads within one body.
 const VAIN_FOR_EACH_BYTE: usize = 4;
 const VAIN_BESIDE: usize = 64 << 20;
 

@@ -227,7 +227,8 @@ fn a_process_whose_first_words_are_lost_is_another_one() {
     let read = Recording::open(written(&folder, "twice", &file(&twice))).unwrap();
     assert_eq!((read.header().processes, read.events().count()), (1, whole.events().count()));
     // Behind a process that was killed, and behind one that ended.
-    let one = |at_ns: u8| frame(&[1, 0x10, at_ns, 2, 0, 0, 0, 0x05, 9, at_ns, at_ns, 0, 0, 0]); // request 1, and its end
+    // Request 1, and its end.
+    let one = |at_ns: u8| frame(&[1, 0x10, at_ns, 2, 0, 0, 0, 0x05, 9, at_ns, at_ns, 0, 0, 0]);
     for is_closed in [false, true] {
         let end = if is_closed { vec![frame(&[5])] } else { Vec::new() };
         let both = [vec![process(1), one(7)], end, vec![vec![9; 30], one(3)]].concat();
@@ -441,7 +442,8 @@ fn hostile_files_take_no_long_time_and_memory_by_their_length() {
     let gaps = [first(), (0..many).map(|at| [name(0), vec![at as u8 | 1]].concat()).collect()].concat();
     let (read, times) = reading(&folder, "gaps", &gaps);
     assert!(times <= 1, "{times}");
-    assert_eq!((read.gaps().len(), read.gaps().iter().map(|gap| gap.places).sum::<u64>()), (1000, many - 1)); // the last one is cut off
+    let places: u64 = read.gaps().iter().map(|gap| gap.places).sum();
+    assert_eq!((read.gaps().len(), places), (1000, many - 1), "the last one is cut off");
     let garbage = [first(), vec![(0..20 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()]];
     let (read, times) = reading(&folder, "garbage", &garbage.concat());
     assert!(times <= 1 && read.gaps().len() == 1, "{times}");

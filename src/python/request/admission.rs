@@ -106,13 +106,15 @@ impl PyAdmission {
 
 #[pymethods]
 impl PyAdmission {
-    /// Enters the request if it is its turn, and says whether it did; else ``notify`` is called when it may be.
-    fn enter(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<bool> {
+    /// Enters the request if it is its turn, and says whether it did; else ``notify`` is called when it may be, and
+    /// without one nobody is.
+    #[pyo3(signature = (notify = None, /))]
+    fn enter(&self, py: Python<'_>, notify: Option<Py<PyAny>>) -> PyResult<bool> {
         let Some(mut admission) = self.take() else {
             return Err(PyRuntimeError::new_err("this request was admitted, or left the queue"));
         };
-        let waker = Waker::from(Arc::new(Notify(notify)));
-        match poll(&mut admission, &waker) {
+        let waker = notify.map(|notify| Waker::from(Arc::new(Notify(notify))));
+        match poll(&mut admission, waker.as_ref().unwrap_or(Waker::noop())) {
             Poll::Pending => {
                 *self.admission.lock().unwrap_or_else(PoisonError::into_inner) = Some(admission);
                 Ok(false)

@@ -6,6 +6,7 @@
 mod admission;
 mod cancelling;
 mod current;
+mod entering;
 mod left;
 mod noted;
 mod refusal;
@@ -34,8 +35,9 @@ use super::token_cell::TokenCell;
 use super::whole::enable;
 use crate::handler::Handler;
 use crate::handler::requests::on_chosen::OnChosen;
-use crate::handler::requests::{Begun, RequestHandle, Seen};
-use crate::room::{Admission, Ending};
+use crate::handler::requests::{Begun, Prepared, RequestHandle, Seen};
+use crate::room::{Admission, Ending, take_now};
+use entering::Entering;
 use left::{Left, Settling, running_loop};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -43,6 +45,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use terms::Arguments;
 
 /// A stretch of work with memory, numbers and a limit of its own: what ``ctxalloc.request()`` makes.
@@ -205,6 +208,48 @@ impl PyRequest {
         }
         *self.phase() = Phase::Begun { begun, left: None };
         Ok(())
+    }
+
+    /// What it begins with where it may have to wait, and how long it may. The caller need not be the one that enters.
+    fn prepare(&self, py: Python<'_>) -> PyResult<(Prepared, Option<Duration>)> {
+        let is_carried = match &*self.phase() {
+            Phase::New => None,
+            phase => Some(matches!(phase, Phase::Carried(_))),
+        };
+        if let Some(is_carried) = is_carried {
+            return Err(self.used(is_carried));
+        }
+        let (terms, timeout) = self.arguments.terms(py, self.on_chosen(py)?)?;
+        Ok((Prepared::new(terms)?, timeout))
+    }
+
+    /// Enters it if that needs no waiting; else its place in the queue.
+    fn enter_or_wait(slf: &Bound<'_, Self>, selects: bool) -> PyResult<Option<PyAdmission>> {
+        let (prepared, timeout) = slf.get().prepare(slf.py())?;
+        if !take_now(&prepared)? {
+            return Self::waiting(slf, prepared, timeout, selects).map(Some);
+        }
+        // Where it is entered elsewhere meanwhile, this one ends, and what it reserved goes back.
+        Self::enter_as(selects)(slf, prepared.begin()).map(|()| None)
+    }
+
+    fn waiting(
+        slf: &Bound<'_, Self>,
+        prepared: Prepared,
+        timeout: Option<Duration>,
+        selects: bool,
+    ) -> PyResult<PyAdmission> {
+        // Other Python code may run while wakers of others are called.
+        let admission = slf.py().detach(|| Admission::of(prepared, timeout))?;
+        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, Self::enter_as(selects)))
+    }
+
+    fn enter_as(selects: bool) -> Enter {
+        if selects {
+            |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)
+        } else {
+            |request, begun| request.cast::<Self>()?.get().keep_begun(begun)
+        }
     }
 
     fn enter_by<'py>(&self, select: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<()> {
@@ -496,9 +541,8 @@ impl PyRequest {
     }
 
     fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        static ENTER: Imported = Imported::new("ctxalloc._room", "enter");
-        if slf.get().arguments.reserve.is_some() {
-            return ENTER.get(slf.py())?.call1((slf,));
+        if slf.get().reserves() {
+            return Ok(Bound::new(slf.py(), Entering::new(slf.clone().unbind()))?.into_any());
         }
         let step = Step::new(slf.clone().unbind().into_any(), None, |request, _| {
             request.cast::<Self>()?.get().enter(request.py())?;
@@ -507,24 +551,19 @@ impl PyRequest {
         Ok(Bound::new(slf.py(), step)?.into_any())
     }
 
-    /// Takes the reservation, or a place in the queue, for `async with`. Unless it `selects`, the request is begun then
-    /// as by `_begin`.
+    /// Takes the reservation, or a place in the queue, for a Rust task (`admit`). Unless it `selects`, the request is
+    /// begun then as by `_begin`.
     #[pyo3(signature = (*, selects = true))]
     fn _admission(slf: &Bound<'_, Self>, selects: bool) -> PyResult<PyAdmission> {
-        let py = slf.py();
-        let request = slf.get();
-        match &*request.phase() {
-            Phase::New => {}
-            phase => return Err(request.used(matches!(phase, Phase::Carried(_)))),
-        }
-        let (terms, timeout) = request.arguments.terms(py, request.on_chosen(py)?)?;
-        let admission = py.detach(|| Admission::new(terms, timeout))?;
-        let enter: Enter = if selects {
-            |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)
-        } else {
-            |request, begun| request.cast::<Self>()?.get().keep_begun(begun)
-        };
-        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, enter))
+        let (prepared, timeout) = slf.get().prepare(slf.py())?;
+        Self::waiting(slf, prepared, timeout, selects)
+    }
+
+    /// Enters it if that needs no waiting, and returns None; else its place in the queue. Unless it `selects`, it is
+    /// begun as by `_begin`.
+    #[pyo3(signature = (selects, /))]
+    fn _enter_or_wait(slf: &Bound<'_, Self>, selects: bool) -> PyResult<Option<PyAdmission>> {
+        Self::enter_or_wait(slf, selects)
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]

@@ -5,7 +5,7 @@ use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
 use crate::python::budget::{budget_in, limit_in, name_in};
-use crate::python::options::{argument, no_bool};
+use crate::python::options::{argument, no_bool, plain_bytes, plain_seconds};
 use crate::python::strategies::PyStrategy;
 use crate::python::text::repr_of;
 use crate::strategy::{Budget, Strategy};
@@ -127,6 +127,9 @@ fn after_end_text(after_end: AfterEnd) -> &'static str {
 type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
+    if let Some(bytes) = plain_bytes(given) {
+        return Ok(Some(bytes));
+    }
     limit_in("request", given)
 }
 
@@ -142,6 +145,9 @@ const AUTO: &str = "auto";
 
 /// ValueError: also for "auto" without a limit, which is what is reserved at first.
 pub(super) fn reserve(given: Given<'_, '_>, limit_bytes: Option<usize>) -> PyResult<Option<Reserve>> {
+    if let Some(bytes) = plain_bytes(given) {
+        return Ok(Some(Reserve::Bytes(bytes)));
+    }
     if let Some(text) = given.and_then(|given| given.cast::<PyString>().ok())
         && text.to_string_lossy() == AUTO
     {
@@ -169,6 +175,9 @@ pub(super) fn max_waiting(given: Given<'_, '_>, reserves: bool) -> PyResult<Opti
 }
 
 pub(super) fn timeout(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<Duration>> {
+    if let Some(timeout) = plain_seconds(given).filter(|_| reserves) {
+        return Ok(Some(timeout));
+    }
     const WANTED: &str = "a time in seconds, a number from 0 up, together with reserve_bytes=";
     argument("request", "timeout", given, WANTED, |value| {
         let timeout = crate::settings::seconds(no_bool(value)?.extract()?).filter(|_| reserves);

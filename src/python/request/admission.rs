@@ -8,6 +8,7 @@ use crate::room::{Admission, take_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,16 +33,22 @@ pub(super) fn begin_blocking(
             self.0.unpark();
         }
     }
-    if running_loop(py).is_some() {
-        return Err(PyRuntimeError::new_err(format!(
+    let refused = || {
+        PyRuntimeError::new_err(format!(
             "{} reserves memory, and this thread runs an event loop, which would stand still while it waits; enter it with \
              `async with`",
             text()
-        )));
+        ))
+    };
+    if NoLoop::is_due() && NoLoop::is_wrong(py) {
+        return Err(refused());
     }
     let prepared = Prepared::new(terms)?;
     if take_now(&prepared)? {
         return Ok(prepared.begin());
+    }
+    if NoLoop::is_wrong(py) {
+        return Err(refused());
     }
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     // Other Python code may run while wakers of others are called.
@@ -61,6 +68,41 @@ pub(super) fn begin_blocking(
             py.detach(|| drop(admission));
             return Err(error);
         }
+    }
+}
+
+/// What is known of this thread: that no event loop runs here. To ask Python is dearer than the whole reservation.
+///
+/// One that has to wait asks each time. One that need not could only do harm the next time: so a thread asks before its
+/// first reservations, and where none found a loop, before each sixteenth. Where a loop is found it begins anew, so on
+/// a loop's thread each is refused, from the sixteenth at the latest.
+struct NoLoop;
+
+thread_local! {
+    /// How often this thread reserved since it last found a loop.
+    static RESERVED: Cell<u32> = const { Cell::new(0) };
+}
+
+impl NoLoop {
+    const FIRST: u32 = 64;
+    const EACH: u32 = 16;
+
+    /// Whether it is asked before this reservation, also if it need not wait.
+    fn is_due() -> bool {
+        let reserved = RESERVED.get();
+        // Goes round among the numbers of those that were not the first.
+        let next = if reserved < Self::FIRST + Self::EACH - 1 { reserved + 1 } else { Self::FIRST };
+        RESERVED.set(next);
+        reserved <= Self::FIRST
+    }
+
+    /// Whether an event loop runs here.
+    fn is_wrong(py: Python<'_>) -> bool {
+        let is_wrong = running_loop(py).is_some();
+        if is_wrong {
+            RESERVED.set(0);
+        }
+        is_wrong
     }
 }
 

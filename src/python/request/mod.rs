@@ -4,6 +4,7 @@
 //! (`scope.rs`). `refusal.rs` tells which MemoryErrors come from its limits.
 
 mod admission;
+pub(super) mod call;
 mod cancelling;
 mod current;
 mod entering;
@@ -140,6 +141,42 @@ pub(super) fn request(
     whole: Option<&Bound<'_, PyAny>>,
     cancel_if_chosen: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
+    made(&[
+        limit_bytes,
+        strategy,
+        name,
+        budget,
+        root,
+        after_end,
+        strict,
+        measure_unseen,
+        reserve_bytes,
+        timeout,
+        max_waiting,
+        whole,
+        cancel_if_chosen,
+    ])
+}
+
+/// What a Request is made of, each as it was given, in the order of [`request`].
+type Options<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; 13];
+
+fn made(options: &Options<'_, '_>) -> PyResult<PyRequest> {
+    let &[
+        limit_bytes,
+        strategy,
+        name,
+        budget,
+        root,
+        after_end,
+        strict,
+        measure_unseen,
+        reserve_bytes,
+        timeout,
+        max_waiting,
+        whole,
+        cancel_if_chosen,
+    ] = options;
     let is_whole = terms::flag("whole", whole)?;
     if let (true, Some(whole)) = (is_whole, whole) {
         enable(whole.py())?;

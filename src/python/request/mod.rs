@@ -247,27 +247,56 @@ impl PyRequest {
         Ok(())
     }
 
-    /// What it begins with where it may have to wait, and how long it may. The caller need not be the one that enters.
+    /// What it begins with where it may have to wait, and how long it may.
+    #[inline]
     fn prepare(&self, py: Python<'_>) -> PyResult<(Prepared, Option<Duration>)> {
-        let is_carried = match &*self.phase() {
-            Phase::New => None,
-            phase => Some(matches!(phase, Phase::Carried(_))),
-        };
-        if let Some(is_carried) = is_carried {
-            return Err(self.used(is_carried));
-        }
+        self.check_new()?;
         let (terms, timeout) = self.arguments.terms(py, self.on_chosen(py)?)?;
         Ok((Prepared::new(terms)?, timeout))
     }
 
+    /// RuntimeError: it was entered before, or another Request began it.
+    #[inline]
+    fn check_new(&self) -> PyResult<()> {
+        let is_carried = match &*self.phase() {
+            Phase::New => return Ok(()),
+            phase => matches!(phase, Phase::Carried(_)),
+        };
+        Err(self.used(is_carried))
+    }
+
     /// Enters it if that needs no waiting; else its place in the queue.
     fn enter_or_wait(slf: &Bound<'_, Self>, selects: bool) -> PyResult<Option<PyAdmission>> {
-        let (prepared, timeout) = slf.get().prepare(slf.py())?;
-        if !take_now(&prepared)? {
-            return Self::waiting(slf, prepared, timeout, selects).map(Some);
+        let (py, this) = (slf.py(), slf.get());
+        if !this.token.begin() {
+            return Err(entered_already(&this.text()));
         }
-        // Where it is entered elsewhere meanwhile, this one ends, and what it reserved goes back.
-        Self::enter_as(selects)(slf, prepared.begin()).map(|()| None)
+        let mut waits = None;
+        let entered = this.prepare(py).and_then(|(prepared, timeout)| {
+            if !take_now(&prepared)? {
+                waits = Some((prepared, timeout));
+                return Ok(None);
+            }
+            let begun = prepared.begin();
+            if selects {
+                return this.select_begun(py, begun).map(Some);
+            }
+            *this.phase() = Phase::Begun { begun, left: None };
+            Ok(None)
+        });
+        match (entered, waits) {
+            (Ok(Some(token)), _) => this.token.put(token),
+            (Ok(None), None) => {} // it is entered, without a token
+            (Ok(None), Some((prepared, timeout))) => {
+                this.token.clear();
+                return Self::waiting(slf, prepared, timeout, selects).map(Some);
+            }
+            (Err(error), _) => {
+                this.token.clear();
+                return Err(error);
+            }
+        }
+        Ok(None)
     }
 
     fn waiting(
@@ -313,13 +342,7 @@ impl PyRequest {
 
     /// Begins the request. The caller is the one that may enter.
     fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
-        let is_carried = match &*self.phase() {
-            Phase::New => None,
-            phase => Some(matches!(phase, Phase::Carried(_))),
-        };
-        if let Some(is_carried) = is_carried {
-            return Err(self.used(is_carried));
-        }
+        self.check_new()?;
         let begun = self.arguments.begin(py, self.on_chosen(py)?, || self.text())?;
         let handler = begun.handler();
         *self.phase() = Phase::Begun { begun, left: None };
@@ -339,13 +362,7 @@ impl PyRequest {
 
     fn select_begun<'py>(&self, py: Python<'py>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
         let capsule = capsule_of(py, begun.handler())?;
-        let before = match &*self.phase() {
-            Phase::New => None,
-            phase => Some(matches!(phase, Phase::Carried(_))),
-        };
-        if let Some(is_carried) = before {
-            return Err(self.used(is_carried));
-        }
+        self.check_new()?;
         *self.phase() = Phase::Begun { begun, left: None };
         Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
     }

@@ -35,7 +35,7 @@ async def wait(
     """Enter ``request`` when it is its turn."""
     watched: dict[int, weakref.ref[_Admission]] | None = None
     try:
-        loop = asyncio.get_running_loop()
+        loop = _running_loop(request)
         while True:
             turn = loop.create_future()
             if admission.enter(_Call(loop, turn, admission)):
@@ -50,6 +50,16 @@ async def wait(
         admission.leave()
         if watched is not None:
             watched.pop(id(admission), None)
+
+
+def _running_loop(request: "Request") -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            f"{request!r} has to wait for room, and `async with` waits in tasks of asyncio only, none of which runs "
+            "here; under trio enter it with `with` in a thread: `await trio.to_thread.run_sync(work)`"
+        ) from None
 
 
 class _Watch:

@@ -1,12 +1,14 @@
 //! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is
 //! in `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
 
-use super::left::running_loop;
+use super::left::{module, running_loop};
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::python::exit::{self, try_attach};
+use crate::python::imported::Imported;
 use crate::room::{Admission, take_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use std::cell::Cell;
 use std::future::Future;
@@ -33,22 +35,18 @@ pub(super) fn begin_blocking(
             self.0.unpark();
         }
     }
-    let refused = || {
-        PyRuntimeError::new_err(format!(
-            "{} reserves memory, and this thread runs an event loop, which would stand still while it waits; enter it with \
-             `async with`",
-            text()
-        ))
-    };
-    if NoLoop::is_due() && NoLoop::is_wrong(py) {
-        return Err(refused());
+    if NoLoop::is_due() {
+        NoLoop::check(py, &text)?;
     }
     let prepared = Prepared::new(terms)?;
     if take_now(&prepared)? {
         return Ok(prepared.begin());
     }
-    if NoLoop::is_wrong(py) {
-        return Err(refused());
+    NoLoop::check(py, &text)?;
+    if let Some(turn) = turn_of_gevent(py)? {
+        let begun = begin_in_greenlet(py, prepared, timeout, &turn);
+        turn.call_method0("close")?;
+        return begun;
     }
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     // Other Python code may run while wakers of others are called.
@@ -67,6 +65,35 @@ pub(super) fn begin_blocking(
         if let Err(error) = py.check_signals() {
             py.detach(|| drop(admission));
             return Err(error);
+        }
+    }
+}
+
+/// What wakes the greenlet that runs here, where gevent is there.
+fn turn_of_gevent(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    static TURN: Imported = Imported::new("ctxalloc._gevent", "turn");
+    if module(py, intern!(py, "gevent")).is_none() {
+        return Ok(None);
+    }
+    Ok(Some(TURN.get(py)?.call0()?).filter(|turn| !turn.is_none()))
+}
+
+/// Waits without blocking other greenlets.
+fn begin_in_greenlet(
+    py: Python<'_>,
+    prepared: Prepared,
+    timeout: Option<Duration>,
+    turn: &Bound<'_, PyAny>,
+) -> PyResult<Begun> {
+    let waker = Waker::from(Arc::new(Notify(turn.getattr("wake")?.unbind())));
+    let mut admission = py.detach(|| Admission::of(prepared, timeout))?;
+    loop {
+        if let Poll::Ready(begun) = py.detach(|| poll(&mut admission, &waker)) {
+            return Ok(begun?);
+        }
+        if let Err(error) = turn.call_method0("wait") {
+            py.detach(|| drop(admission));
+            return Err(error); // it was killed, or its time is over
         }
     }
 }
@@ -96,14 +123,28 @@ impl NoLoop {
         reserved <= Self::FIRST
     }
 
-    /// Whether an event loop runs here.
-    fn is_wrong(py: Python<'_>) -> bool {
-        let is_wrong = running_loop(py).is_some();
-        if is_wrong {
-            RESERVED.set(0);
-        }
-        is_wrong
+    /// RuntimeError: an event loop runs here.
+    fn check(py: Python<'_>, text: impl Fn() -> String) -> PyResult<()> {
+        let (what, instead) = if running_loop(py).is_some() {
+            ("an event loop", "enter it with `async with`")
+        } else if runs_trio(py) {
+            ("trio", "enter it in a thread: `await trio.to_thread.run_sync(work)`")
+        } else {
+            return Ok(());
+        };
+        RESERVED.set(0);
+        Err(PyRuntimeError::new_err(format!(
+            "{} reserves memory, and this thread runs {what}, which would stand still while it waits; {instead}",
+            text()
+        )))
     }
+}
+
+/// Whether trio runs on this thread.
+fn runs_trio(py: Python<'_>) -> bool {
+    let lowlevel = module(py, intern!(py, "trio.lowlevel"));
+    // The one question that all its versions answer; it is an error where trio does not run.
+    lowlevel.is_some_and(|lowlevel| lowlevel.call_method0(intern!(py, "current_trio_token")).is_ok())
 }
 
 fn poll(admission: &mut Admission, waker: &Waker) -> Poll<Result<Begun, crate::error::Error>> {

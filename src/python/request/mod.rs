@@ -196,6 +196,7 @@ fn made(options: &Options<'_, '_>) -> PyResult<PyRequest> {
         timeout: terms::timeout(timeout, reserve_bytes.is_some())?,
         max_waiting: terms::max_waiting(max_waiting, reserve_bytes.is_some())?,
         cancel_if_chosen: terms::flag("cancel_if_chosen", cancel_if_chosen)?,
+        is_uncounted: false,
     }))
 }
 
@@ -702,9 +703,11 @@ impl PyRequest {
         self.reserves()
     }
 
-    /// The same terms without a reservation, for a server whose request gets none: it has an account all the same.
+    /// The same terms without a reservation, for a server whose request gets none: it has an account all the same, but
+    /// is none of those that have ended, whose peaks say what a request needs.
     fn _unreserved(&self) -> Self {
-        Self::new(Arguments { reserve: None, timeout: None, max_waiting: None, ..self.arguments.clone() })
+        let arguments = self.arguments.clone();
+        Self::new(Arguments { reserve: None, timeout: None, max_waiting: None, is_uncounted: true, ..arguments })
     }
 
     /// The budget that the terms name.

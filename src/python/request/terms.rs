@@ -34,6 +34,8 @@ pub(super) struct Arguments {
     pub(super) is_whole: bool,
     /// Whether its task is cancelled when it is chosen to make room.
     pub(super) cancel_if_chosen: bool,
+    /// Whether metrics leave it out.
+    pub(super) is_uncounted: bool,
 }
 
 /// How much a request reserves.
@@ -80,6 +82,7 @@ impl Arguments {
             },
             reserves_by_history: self.reserve == Some(Reserve::Auto),
             max_waiting: self.max_waiting,
+            is_uncounted: self.is_uncounted,
             ..Terms::default()
         };
         Ok((terms, self.timeout))
@@ -178,7 +181,8 @@ pub(super) fn timeout(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<D
     if let Some(timeout) = plain_seconds(given).filter(|_| reserves) {
         return Ok(Some(timeout));
     }
-    const WANTED: &str = "a time in seconds, a number from 0 up, together with reserve_bytes=";
+    const WANTED: &str = "a time in seconds, a finite number from 0 up, together with reserve_bytes=; None waits \
+                          until there is room";
     argument("request", "timeout", given, WANTED, |value| {
         let timeout = crate::settings::seconds(no_bool(value)?.extract()?).filter(|_| reserves);
         timeout.ok_or_else(|| PyValueError::new_err(()))

@@ -43,7 +43,7 @@ pub(crate) use parts::Weight;
 pub(crate) use parts::WholeStats;
 pub(crate) use pending::Pending;
 pub(crate) use refused::{Refusal, Refused};
-pub(crate) use reserved::on_room;
+pub(crate) use reserved::{on_room, shrank};
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::Force;
 
@@ -54,7 +54,7 @@ use known::Listed;
 use refused::{REMEMBERED, RefusalNote};
 use reserved::Reservation;
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -274,18 +274,27 @@ impl Account {
 
     /// Changes the limit, from the next charge on.
     pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        let is_wanted = self.lock.with(|| {
+        let (is_wanted, is_lower) = self.lock.with(|| {
+            let is_lower = limit_bytes < self.limit_bytes.load(RELAXED);
             self.limit_bytes.store(limit_bytes, RELAXED);
             if !self.is_chosen() {
                 self.enforced_bytes.store(limit_bytes, RELAXED);
             }
             let live_bytes = self.live_bytes();
             self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
-            self.is_wanted()
+            (self.is_wanted(), is_lower)
         });
-        if is_wanted {
+        fence(Ordering::SeqCst); // whoever comes to wait sees the limit, or is seen here
+        if is_lower && self.is_waited_for() {
+            reserved::room_shrank();
+        } else if is_wanted {
             reserved::room_came();
         }
+    }
+
+    /// Whether somebody waits who would be charged to it, be it for its room or for another account's.
+    fn is_waited_for(&self) -> bool {
+        self.waiting.load(RELAXED) > 0
     }
 
     pub(crate) fn live_bytes(&self) -> usize {

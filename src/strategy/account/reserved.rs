@@ -3,7 +3,10 @@
 
 use crate::sync::Made;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 /// What a request reserved. Changed under the locks of the accounts above, and under its own once it has begun.
 #[derive(Debug, Default)]
@@ -93,6 +96,22 @@ static ON_ROOM: Made<fn()> = Made::new();
 /// Has `call` called, on whatever thread, when memory comes back to an account that is wanted. Only the first one is.
 pub(crate) fn on_room(call: fn()) {
     ON_ROOM.get_or_make(|| call);
+}
+
+/// Whether less can ever be had than before, since somebody asked.
+static SHRANK: AtomicBool = AtomicBool::new(false);
+
+/// For an account for which somebody waits, perhaps in vain from now on: its limit was lowered, or it has promised
+/// more.
+#[cold]
+pub(super) fn room_shrank() {
+    SHRANK.store(true, Release); // pairs with the Acquire in `shrank`
+    room_came();
+}
+
+/// Whether some who wait may wait in vain. Once.
+pub(crate) fn shrank() -> bool {
+    SHRANK.load(Relaxed) && SHRANK.swap(false, Acquire)
 }
 
 #[cold]

@@ -160,7 +160,6 @@ pub(super) fn look() -> (Next, Later) {
     })
 }
 
-#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python's ends look by themselves"))]
 /// Gives the room that came, and says whether the runner has to look sooner than it means to.
 pub(super) fn give() -> (bool, Later) {
     with(|queue, later| {

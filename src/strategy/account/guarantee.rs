@@ -83,7 +83,7 @@ impl Account {
         });
         fence(Ordering::SeqCst); // as in `set_limit_bytes`
         match changed {
-            Ok((true, _)) if above.accounts().iter().any(|account| account.is_waited_for()) => room_shrank(),
+            Ok((true, _)) if all.accounts().iter().any(|account| account.is_waited_for()) => room_shrank(),
             Ok((_, true)) => room_came(), // whoever waits may draw on it, or on what it no longer keeps
             Ok(_) => {}
             Err(Refusal::Promised(at, promised_bytes, more_bytes)) => {

@@ -43,7 +43,7 @@ pub(crate) use parts::Weight;
 pub(crate) use parts::WholeStats;
 pub(crate) use pending::Pending;
 pub(crate) use refused::{Refusal, Refused};
-pub(crate) use reserved::{on_room, shrank};
+pub(crate) use reserved::{OnRoom, on_room, shrank};
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::Force;
 

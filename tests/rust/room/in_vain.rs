@@ -75,3 +75,18 @@ fn who_waits_for_the_process_at_last_is_passed_by_nobody() {
     drop((soon(&mut large).unwrap(), soon(&mut small).unwrap()));
     drop(of_patient);
 }
+
+#[test]
+fn nobody_gets_in_by_a_guarantee_ahead_of_an_older_one_of_the_same_budget() {
+    let process = Budget::new("process", Some(1000));
+    let tenant = process.guaranteed_child("tenant", None, 0).unwrap();
+    let held = process.charge(600).unwrap();
+    let mut older = wanting(&tenant, 500);
+    assert!(polled(&mut older).is_pending());
+    tenant.set_guarantee_bytes(300).unwrap();
+    let mut newer = wanting(&tenant, 200); // fits into the guarantee
+    assert!(polled(&mut newer).is_pending(), "it would use up what the older one waits to draw on");
+    drop(held);
+    drop((soon(&mut older).unwrap(), soon(&mut newer).unwrap()));
+    assert_eq!((process.reserved_bytes(), process.waiting()), (300, 0), "what is guaranteed");
+}

@@ -197,8 +197,9 @@ pub(super) fn if_empty(work: impl FnOnce()) -> bool {
 pub(super) fn drain_time(account: u64) -> Option<Duration> {
     let (time, later) = with(|queue, _| {
         let waits = |waiter: &&Arc<Waiter>| waiter.chain.above().iter().any(|above| above.number() == account);
-        let waiting = queue.lanes.values().flatten().filter(waits).count();
-        queue.drains.get(&account)?.time_of(waiting + 1, Instant::now())
+        let (waiting, now) = (queue.lanes.values().flatten().filter(waits), Instant::now());
+        let (count, since) = waiting.fold((0, now), |(count, since), waiter| (count + 1, since.min(waiter.since)));
+        queue.drains.get(&account)?.time_of(count + 1, since, now)
     });
     later.run();
     time

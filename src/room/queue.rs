@@ -171,7 +171,8 @@ impl Queue {
         const KEPT: usize = 64;
         let now = Instant::now();
         for account in waiter.chain.above() {
-            self.drains.entry(account.number()).or_insert_with(|| Drain::new(now)).count(now);
+            let drain = self.drains.entry(account.number()).or_insert_with(|| Drain::new(waiter.since));
+            drain.count(waiter.since, now);
         }
         if self.drains.len() > KEPT && self.arrived.is_multiple_of(KEPT as u64) {
             self.drains.retain(|_, drain| !drain.has_faded(now));

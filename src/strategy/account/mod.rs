@@ -274,22 +274,36 @@ impl Account {
 
     /// Changes the limit, from the next charge on.
     pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        let (is_wanted, is_lower) = self.lock.with(|| {
-            let is_lower = limit_bytes < self.limit_bytes.load(RELAXED);
+        self.change_limit_bytes(|_| true, limit_bytes);
+    }
+
+    /// Changes the limit if it is `before`; whether it was.
+    pub(super) fn replace_limit_bytes(&self, before: usize, limit_bytes: usize) -> bool {
+        self.change_limit_bytes(|now| now == before, limit_bytes)
+    }
+
+    fn change_limit_bytes(&self, may_change: impl FnOnce(usize) -> bool, limit_bytes: usize) -> bool {
+        let changed = self.lock.with(|| {
+            let before = self.limit_bytes.load(RELAXED);
+            if !may_change(before) {
+                return None;
+            }
             self.limit_bytes.store(limit_bytes, RELAXED);
             if !self.is_chosen() {
                 self.enforced_bytes.store(limit_bytes, RELAXED);
             }
             let live_bytes = self.live_bytes();
             self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
-            (self.is_wanted(), is_lower)
+            Some((self.is_wanted(), limit_bytes < before))
         });
+        let Some((is_wanted, is_lower)) = changed else { return false };
         fence(Ordering::SeqCst); // whoever comes to wait sees the limit, or is seen here
         if is_lower && self.is_waited_for() {
             reserved::room_shrank();
         } else if is_wanted {
             reserved::room_came();
         }
+        true
     }
 
     /// Whether somebody waits who would be charged to it, be it for its room or for another account's.

@@ -126,14 +126,16 @@ impl Chain {
 
     /// The account that can never give so many bytes, however little is in use, if any.
     pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
-        let mut promises = false;
+        let (mut promises, mut draws) = (false, false);
         for account in self.accounts() {
-            if bytes > account.limit_bytes() || bytes == UNLIMITED {
+            // What comes out of a guarantee does not reach those above it.
+            if bytes > account.limit_bytes() && !draws || bytes == UNLIMITED {
                 return Some(account);
             }
             promises |= account.promised_bytes() > 0;
+            draws |= account.reservation.is_some() && !account.is_of_request();
         }
-        if promises { self.never_fits_beside_promises(bytes) } else { None }
+        if promises || draws { self.never_fits_beside_promises(bytes) } else { None }
     }
 
     /// Reserves `bytes` of all accounts above, or of none. `is_closed`: whether somebody waits there who comes first;

@@ -64,11 +64,13 @@ fn who_waits_for_the_process_at_last_is_passed_by_nobody() {
     let process = Budget::new("process", Some(150));
     let (flood, patient) = (process.child("flood", Some(50)), process.child("patient", None));
     let (of_flood, of_patient) = (flood.charge(40).unwrap(), patient.charge(85).unwrap());
+    let full = Budget::new("full", Some(1));
+    let _one = full.charge(1).unwrap();
     let mut large = wanting(&flood, 50);
     assert!(polled(&mut large).is_pending());
     let more = patient.charge(20).unwrap();
     drop(of_flood); // its tenant's limit is no obstacle any more, and 45 of the process are left
-    drop(wanting(&Budget::new("full", Some(1)), 0)); // who comes has the queue looked at
+    drop(wanting(&full, 1)); // who has to wait has the queue looked at
     let mut small = wanting(&patient, 1);
     assert!(polled(&mut large).is_pending() && polled(&mut small).is_pending());
     drop(more);
@@ -89,4 +91,14 @@ fn nobody_gets_in_by_a_guarantee_ahead_of_an_older_one_of_the_same_budget() {
     drop(held);
     drop((soon(&mut older).unwrap(), soon(&mut newer).unwrap()));
     assert_eq!((process.reserved_bytes(), process.waiting()), (300, 0), "what is guaranteed");
+}
+
+#[test]
+fn what_comes_out_of_a_guarantee_fits_although_the_limit_above_is_lower_now() {
+    let process = Budget::new("process", Some(100));
+    let tenant = process.guaranteed_child("tenant", None, 96).unwrap();
+    process.set_limit_bytes(Some(40));
+    let request = ready(&mut wanting(&tenant, 60)).unwrap();
+    assert_eq!(reason(ready(&mut wanting(&tenant, 97))), NoRoom::NeverFits);
+    drop(request);
 }

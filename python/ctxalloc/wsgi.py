@@ -60,7 +60,7 @@ class AllocatorMiddleware:
             if isinstance(terms, Request) and terms._cancels_if_chosen:  # noqa: SLF001 - made for this
                 raise ValueError(
                     f"the terms of {pattern!r} have cancel_if_chosen=True, which cancels a task of asyncio, and a WSGI "
-                    "server has none; leave it out: a request that is chosen is refused its next allocation all the same"
+                    "server has none; leave it out: a request that is chosen is refused its next allocation anyway"
                 )
         self.app = app
         self._answers = answers

@@ -2,8 +2,8 @@
 //! once, wherever it stands; and who waits for its tenant's limit holds up nobody of another tenant.
 
 use super::{polled, ready, reason, soon, wanting};
-use ctxalloc::NoRoom;
 use ctxalloc::strategy::Budget;
+use ctxalloc::{NoRoom, request};
 
 #[test]
 fn a_tenants_lowered_limit_tells_who_waits_for_the_process() {
@@ -101,4 +101,13 @@ fn what_comes_out_of_a_guarantee_fits_although_the_limit_above_is_lower_now() {
     let request = ready(&mut wanting(&tenant, 60)).unwrap();
     assert_eq!(reason(ready(&mut wanting(&tenant, 97))), NoRoom::NeverFits);
     drop(request);
+}
+
+#[test]
+fn a_reservation_by_history_is_no_more_than_its_budgets_can_ever_give() {
+    let process = Budget::new("process", Some(500_000));
+    let terms = || request().root().name("in vain").budget(&process).limit_bytes(1_000_000).reserve_auto();
+    let first = terms().admit_blocking().unwrap();
+    assert_eq!(process.reserved_bytes(), 500_000);
+    drop(first);
 }

@@ -42,6 +42,11 @@ pub(super) enum Act {
         before: u64,
         bytes: u64,
     },
+    /// Of what was charged.
+    Recharge {
+        block: u32,
+        bytes: u64,
+    },
     Free {
         block: u32,
     },
@@ -411,21 +416,24 @@ impl<'a> Planner<'a> {
             self.facts.left_out += 1;
             return Ok(());
         };
-        if !found.is_made {
-            return Err(contradicts(format!("block {block} is resized, and was charged only")));
-        }
+        let is_made = found.is_made;
         let before = std::mem::replace(&mut found.bytes, bytes);
         let (index, request, used) = (found.index, found.request, found.last);
         let root = self.requests[&request].root;
         let growth = bytes.saturating_sub(before);
         self.for_each_around(request, |account| account.grow(growth));
         self.for_each_around(request, |account| account.give_back(before.saturating_sub(bytes)));
-        self.grow(growth);
-        self.live_bytes -= before.saturating_sub(bytes).min(self.live_bytes);
+        if is_made {
+            self.grow(growth);
+            self.live_bytes -= before.saturating_sub(bytes).min(self.live_bytes);
+        }
         let lane = self.lane(event.thread)?;
         let after = [Some((used, true)), self.roots[root].map(|last| (last, false))];
-        let act = Act::Resize { block: index, before, bytes };
-        let is_large = before.max(bytes) >= LARGE_BYTES;
+        let act = match is_made {
+            true => Act::Resize { block: index, before, bytes },
+            false => Act::Recharge { block: index, bytes },
+        };
+        let is_large = is_made && before.max(bytes) >= LARGE_BYTES;
         let last = if is_large { self.push_large(lane, act, after, growth > 0) } else { self.push(lane, act, after) };
         self.roots[root] = Some(last);
         if let Some(found) = self.blocks.get_mut(&block) {

@@ -95,8 +95,8 @@ struct Place {
 /// What a recorded block is in a replay.
 enum Kept {
     Block(Block),
-    /// Held for its drop, which gives it back.
-    Charge(#[allow(dead_code, reason = "held for its drop")] ExternalCharge),
+    /// Its drop gives it back.
+    Charge(ExternalCharge),
 }
 
 /// What the threads share.
@@ -201,6 +201,12 @@ impl<'a> Stage<'a> {
                 halfway();
                 found.touch(usize::try_from(before.min(bytes)).unwrap_or(size));
                 Ok(())
+            }
+            Act::Recharge { block, bytes } => {
+                let mut held = lock(&self.blocks[block as usize]);
+                let Some(Kept::Charge(found)) = held.as_mut() else { return Err("a charge is not there".into()) };
+                let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
+                found.resize(size).map_err(|error| error.to_string())
             }
             Act::Free { block } => {
                 let held = lock(&self.blocks[block as usize]).take();

@@ -89,6 +89,26 @@ fn what_came_from_elsewhere_is_charged_and_not_made() {
     assert_eq!(routes(&script.recording())[0].total_bytes, 8);
 }
 
+/// As a whole request's lists and buffers do it: in place, elsewhere, after an inner end, on another thread.
+#[test]
+fn what_was_charged_is_resized_as_it_was() {
+    let mut script = Script::default();
+    let charge = |block, bytes| What::Allocate { block, bytes, align: 0, zeroed: false };
+    let resize = |block, bytes| What::Resize { block, bytes, moved: false };
+    script.begin(0, 1, 0).on(0, 1, charge(1, 1 << 40)).on(0, 1, resize(1, 3 << 40)).make(0, 1, 2, 8, false);
+    script.begin(0, 2, 1).on(0, 2, charge(3, 5000)).on(1, 2, resize(3, 9000)).on(1, 2, resize(3, 2000));
+    script.end(0, 2, sums(9000, 9000, 1, 2000)).on(1, 2, resize(3, 100_000)).on(0, 1, resize(1, 16));
+    script.free(1, 2, 3).on(0, 1, resize(1, 48)).end(0, 1, sums((3 << 40) + 100_008, (3 << 40) + 107_040, 3, 56));
+    script.on(0, 1, resize(1, 1 << 30)).free(1, 1, 1);
+    for name in ALL {
+        for on_one_thread in [false, true] {
+            let plan = Plan::new(&script.recording(), None, on_one_thread).unwrap();
+            assert_eq!((plan.facts().peak_live_bytes, plan.facts().live_at_end_bytes), (8, 8), "nothing else is made");
+            assert_eq!(replayed(&plan, name).compared, 2, "{name}");
+        }
+    }
+}
+
 #[test]
 fn a_recording_whose_sums_are_not_those_of_its_events_is_refused() {
     for (wrong, word) in [(sums(9, 8, 1, 8), "peak_bytes: 9"), (sums(8, 9, 1, 8), "total_bytes: 9")] {

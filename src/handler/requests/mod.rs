@@ -515,6 +515,31 @@ impl ExternalCharge {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Charges so many bytes instead. One that has none stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::BudgetExceeded`]; the charge is as it was.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let (before, chain) = (self.bytes, &self.chain);
+        let charge = || match bytes.checked_sub(before) {
+            Some(growth) => chain.take(growth, 0),
+            None => {
+                chain.give_back(before - bytes, 0);
+                Ok(())
+            }
+        };
+        let charged = match &self.noted {
+            Some(noted) => noted.0.recharged(noted.1, bytes, charge),
+            None => charge(),
+        };
+        charged.map_err(|refused| chain.error(refused))?;
+        self.bytes = bytes;
+        Ok(())
+    }
 }
 
 impl Drop for ExternalCharge {

@@ -56,6 +56,10 @@ RULES: Final = (
         f"between requests up to {LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
     ),
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
+    (
+        "withdrawn: all routes are replayed together, each as advised; advice is not given with which all rounds take "
+        "more processor time than the default's, or 5% and 1 MiB more memory"
+    ),
 )
 
 Verdict: TypeAlias = Literal["change", "leave", "unknown"]
@@ -215,7 +219,7 @@ def _second(one: Round) -> float:
     return one.cpu - one.cpu_first_half
 
 
-def _is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -> bool:
+def is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -> bool:
     """Whether each of these rounds takes more memory than each of those, by this share and so many bytes."""
     these, those = ([one.peak_bytes for one in part if one.peak_bytes is not None] for part in (rounds, than))
     if not these or not those:
@@ -224,11 +228,11 @@ def _is_larger(rounds: list[Round], than: list[Round], share: float, size: int) 
 
 
 def _is_much_larger(rounds: list[Round], base: list[Round]) -> bool:
-    return _is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
+    return is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
 
 
 def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
-    return _is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
+    return is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
 
 
 def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:

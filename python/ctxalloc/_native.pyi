@@ -588,7 +588,13 @@ def _pools_resident() -> int | None: ...
 def _resident_bytes() -> int: ...
 def _recorded_routes(path: str | os.PathLike[str], /) -> list[dict[str, Any]]: ...
 def _replay(
-    path: str | os.PathLike[str], strategy: str, /, *, route: str | None = None, on_one_thread: bool = False
+    path: str | os.PathLike[str],
+    strategy: str,
+    /,
+    *,
+    route: str | None = None,
+    by_route: dict[str, str] | None = None,
+    on_one_thread: bool = False,
 ) -> dict[str, Any]: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None, WholeStats | None]

@@ -12,7 +12,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -79,10 +79,13 @@ ENDING: Final = Ending()
 """There is one process that replays at a time."""
 
 
-def one(path: Path, strategy: str, route: str | None, *, on_one_thread: bool, out: TextIO) -> None:
+def one(path: Path, strategy: str, asked: dict[str, Any], *, on_one_thread: bool, out: TextIO) -> None:
     """A replay in this process; its numbers as JSON. What ``measured`` starts. UsageError: it failed."""
+    route, by_route = asked["route"], asked["by_route"]
     try:
-        numbers = _native._replay(path, strategy, route=route, on_one_thread=on_one_thread)  # noqa: SLF001 - for this
+        numbers = _native._replay(  # noqa: SLF001 - for this
+            path, strategy, route=route, by_route=by_route, on_one_thread=on_one_thread
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
     json.dump(numbers, out)
@@ -95,11 +98,13 @@ def measured(
     rounds: int,
     *,
     route: str | None = None,
+    by_route: Mapping[str, Mapping[str, str]] | None = None,
     on_one_thread: bool = False,
     shown: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The numbers of each replay, as they come: the name of its strategy, and what ``_native._replay`` says.
 
+    ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
     StoppedError: interrupted by the user; FailedError: a replay failed.
     """
     for number in range(rounds):
@@ -107,10 +112,13 @@ def measured(
         at = number % len(strategies)
         for strategy in (*strategies[at:], *strategies[:at]):
             shown(f"round {number + 1} of {rounds}: {strategy}")
-            yield strategy, _in_a_process(path, strategy, route, on_one_thread=on_one_thread)
+            routes = (by_route or {}).get(strategy)
+            asked = {"route": route, "by_route": None if routes is None else dict(routes)}
+            name = strategy if routes is None else BASE
+            yield strategy, _in_a_process(path, name, asked, on_one_thread=on_one_thread)
 
 
-def _in_a_process(path: Path, strategy: str, route: str | None, *, on_one_thread: bool) -> dict[str, Any]:
+def _in_a_process(path: Path, strategy: str, asked: dict[str, Any], *, on_one_thread: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc", "replay", "--one", strategy]
     command += ["--one-thread"] if on_one_thread else []
     pipe = subprocess.PIPE
@@ -120,7 +128,7 @@ def _in_a_process(path: Path, strategy: str, route: str | None, *, on_one_thread
             process = subprocess.Popen(  # noqa: S603 - this program again
                 [*command, "--", os.fspath(path)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
             )
-        out, said = process.communicate(json.dumps(route).encode())  # a name may be no argument: too long, or with NUL
+        out, said = process.communicate(json.dumps(asked).encode())  # a name may be no argument: too long, or with NUL
     except BaseException as error:
         if process is not None:
             process.kill()

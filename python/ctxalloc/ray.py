@@ -65,7 +65,7 @@ def runtime_env(
     - ``functions``: other terms by name, ``{"module.function": {"limit_bytes": n}, "Class.method": None}``. None is no
       request. What a script or a notebook defines is ``__main__.function``.
     - ``record``: a file on its own node that each worker records its tasks into, for ``ctxalloc trace`` and ``ctxalloc
-      recommend``; workers of one node share the name (docs/tune.md). In a worker that cannot, tasks fail with an OSError.
+      recommend``; workers of one node share the name (docs/tune.md). Where that cannot be, tasks fail with an OSError.
     - ``base``: a ``runtime_env`` to add all this to.
 
     A refused task fails with ``TaskBudgetExceeded``: the cause of Ray's RayTaskError, which is an instance of both. Its

@@ -3,34 +3,45 @@
 use super::recording::gaps_of;
 use crate::counters::UNNAMED;
 use crate::recording::Recording;
-use crate::tune::{Choice, Plan, Route, replay, routes};
+use crate::tune::{Choice, Plan, Route, replay_routes, routes};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 fn opened(path: &PathBuf) -> PyResult<Recording> {
     Ok(Recording::open(path)?)
 }
 
-/// Replays a recording, or one route of it, under a strategy: numbers by name, of which those of memory are None where
-/// the system does not say. For a process of its own. ValueError: there is no such strategy, or the file is no
+/// Replays a recording, or one route of it, under a strategy, with others for some routes: numbers by name, of which those
+/// of memory are None where the system does not say. For a process of its own. ValueError: there is no such strategy, or the file is no
 /// recording; RuntimeError: the replay failed.
 #[pyfunction]
-#[pyo3(name = "_replay", signature = (path, strategy, /, *, route=None, on_one_thread=false))]
+#[pyo3(name = "_replay", signature = (path, strategy, /, *, route=None, by_route=None, on_one_thread=false))]
 pub(super) fn replayed<'py>(
     py: Python<'py>,
     path: PathBuf,
     strategy: &str,
     route: Option<&str>,
+    by_route: Option<HashMap<String, String>>,
     on_one_thread: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let (facts, found, gaps) = py.detach(|| {
         let choice = Choice::named(strategy)?;
         let recording = opened(&path)?;
+        // One strategy for all routes that have it, as pasted advice does: they share its memory.
+        let mut named = HashMap::from([(strategy.to_owned(), choice.clone())]);
+        let mut routes = HashMap::new();
+        for (route, strategy) in by_route.unwrap_or_default() {
+            if !named.contains_key(&strategy) {
+                named.insert(strategy.clone(), Choice::named(&strategy)?);
+            }
+            routes.insert(recorded_name(&recording, &route).to_owned(), named[&strategy].clone());
+        }
         let plan = Plan::new(&recording, route.map(|route| recorded_name(&recording, route)), on_one_thread)?;
         let gaps = gaps_of(&recording);
         drop(recording); // its memory is not the replay's
-        Ok::<_, PyErr>((plan.facts(), replay(&plan, &choice)?, gaps))
+        Ok::<_, PyErr>((plan.facts(), replay_routes(&plan, &choice, &routes)?, gaps))
     })?;
     let numbers = PyDict::new(py);
     for (name, value) in [

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import work
 
-import ctxalloc
 from ctxalloc import MiB
 from ctxalloc._trace import Trace
 
@@ -36,7 +35,9 @@ def recorded(path: Path) -> tuple[Counter[str], Trace]:
 def workers() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=2, memory_limit="1GiB", dashboard_address=":0") as made,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=2, memory_limit="1GiB", dashboard_address=":0"
+        ) as made,
         distributed.Client(made) as client,
     ):
         yield client
@@ -56,8 +57,8 @@ def test_dasks_workers_record_their_tasks_by_prefix(workers: Any, tmp_path: Path
         assert 5 <= names["total"] <= TASKS / 2
         assert trace.recording.header[8] == 2, "both workers"
         assert not trace.recording.is_cut_off, "it is complete once the plugin is removed"
-        peaks = {event.numbers[0] for event in trace.events() if event.kind == "end"}
-        assert peaks == {MiB}
+        peaks = [event.numbers[0] for event in trace.events() if event.kind == "end"]
+        assert all(MiB <= peak < MiB + 100 for peak in peaks), "the array and its sum"
 
 
 def test_a_worker_that_cannot_record_fails_its_tasks(workers: Any, tmp_path: Path) -> None:

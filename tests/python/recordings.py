@@ -258,3 +258,17 @@ def two_halves(requests: int = 60) -> Script:
             script.free(block)
         script.end(request)
     return script
+
+
+def in_each_others_way(turns: int = 12) -> Script:
+    """Two routes that come in turns of some requests, with blocks that the one has no use for in the other's sizes."""
+    script = Script()
+    for _ in range(turns):
+        for name, sizes in (("POST /many", [400 * KiB] * 120), ("POST /few", [5 * MiB + 4096] * 9)):
+            for _at in range(4):
+                request = script.begin(name)
+                blocks = [script.make(request, size) for size in sizes]
+                for block in blocks:
+                    script.free(block)
+                script.end(request)
+    return script

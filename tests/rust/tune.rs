@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 use ctxalloc::recording::{Event, Recording, Sums, What};
-use ctxalloc::tune::{Choice, Plan, Replayed, replay, routes};
-use std::sync::{Mutex, PoisonError};
+use ctxalloc::tune::{Choice, Plan, Replayed, replay, replay_routes, routes};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ALL: [&str; 6] = ["default", "pool", "arena", "hugepages", "aligned64", "tracked"];
 
@@ -13,11 +14,16 @@ fn sums(peak_bytes: u64, total_bytes: u64, blocks: u64, live_bytes: u64) -> Sums
     sums
 }
 
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ctxalloc::trim();
+    alone
+}
+
 /// A replay at a time, each without what the one before left warm: what they take of the process is measured.
 fn replayed(plan: &Plan, name: &str) -> Replayed {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    ctxalloc::trim();
+    let _alone = alone();
     replay(plan, &Choice::named(name).unwrap()).unwrap()
 }
 
@@ -192,6 +198,31 @@ fn a_route_is_replayed_alone() {
     let plan = Plan::new(&script.recording(), Some("GET /other"), false).unwrap();
     assert_eq!((plan.facts().requests, plan.facts().peak_live_bytes, plan.facts().left_out), (5, 512, 0));
     assert_eq!(replayed(&plan, "pool").compared, 5);
+}
+
+#[test]
+fn routes_are_replayed_together_each_with_its_own_strategy() {
+    let mut script = Script::default();
+    for request in 1..=40 {
+        let is_outer = |name| What::Begin { name, handler: 0, parent: 0 };
+        script.on(0, 2 * request, is_outer(request as u32 % 2)).begin(0, 2 * request + 1, 2 * request);
+        script.make(0, 2 * request + 1, request, 10_000_000, false).free(0, 2 * request + 1, request);
+        let one = sums(10_000_000, 10_000_000, 1, 0);
+        script.end(0, 2 * request + 1, one).end(0, 2 * request, one);
+    }
+    let plan = Plan::new(&script.recording(), None, true).unwrap();
+    let choice = |name| Choice::named(name).unwrap();
+    let of = |name: &str| HashMap::from([("GET /other".to_owned(), choice(name))]);
+    let faults =
+        [of("default"), of("guard"), HashMap::from([("no route".to_owned(), choice("guard"))])].map(|routes| {
+            let _alone = alone();
+            let found = replay_routes(&plan, &choice("default"), &routes).unwrap();
+            assert_eq!(found.compared, 80);
+            found.faults
+        });
+    // A guard gives each block pages of its own, fresh ones: 2442 for each of twenty. Inner requests are the route's.
+    assert!(faults[1] > faults[0] + 20_000, "{faults:?}");
+    assert!(faults[2] < faults[0] + 20_000, "{faults:?}");
 }
 
 #[test]

@@ -146,29 +146,28 @@ def recommended(path: Path, *options: str, status: int = 0) -> tuple[dict[str, A
     return json.loads(done.stdout), done.stderr
 
 
-def test_two_routes_that_gain_alone_and_cost_together(tmp_path: Path) -> None:
-    """Each route is faster with the pool, which keeps warm what the other one has no use for."""
+def test_routes_that_gain_alone_and_cost_together(tmp_path: Path) -> None:
+    """Each route is faster with the pool, and no larger. Together it keeps warm what the others have no use for."""
     path = recordings.in_each_others_way().write(tmp_path / "both.rec")
     told, _ = recommended(path, "--strategy", "pool")
     routes = {one["route"]: one for one in told["routes"]}
-    alone = {name: json.loads(_replayed(path, name)) for name in routes}
-    for name, one in alone.items():
+    for name in routes:
+        one = json.loads(_replayed(path, name))
         base, pool = (min(part["peak_bytes"] for part in one["strategies"][arm]) for arm in ("default", "pool"))
         assert pool < 1.05 * base + MiB, f"{name}: by itself it is no larger"
-    withdrawn = [name for name, one in routes.items() if one["withdrawn"]]
-    known = [name for name, one in routes.items() if one["verdict"] != "unknown"]
-    if len(known) == 2:  # else the machine is too noisy to know a gain
-        assert len(withdrawn) == 1, routes
-        (name,) = withdrawn
-        assert (routes[name]["verdict"], routes[name]["strategy"], routes[name]["withdrawn"]) == (
-            "leave",
-            "default",
-            "pool",
-        )
-        assert "more at the peak" in one["reason"]
-        assert f"{name!r}: ctxalloc.request(limit_bytes" in told["snippets"]["python"]
-        assert "strategy=strategies.System()" in told["snippets"]["python"]
-        rounds = told["together"]["rounds"]
+    if "unknown" in {one["verdict"] for one in routes.values()}:
+        return  # the machine is too noisy to know a gain, which is never wrong
+    found = {name: (one["verdict"], one["strategy"], one["withdrawn"]) for name, one in routes.items()}
+    assert found["POST /large"] == found["POST /many"] == ("leave", "default", "pool")
+    assert found["POST /small"][2] is None, "what a pool keeps of it is too little to matter"
+    assert "MiB more at the peak (1." in routes["POST /large"]["reason"]
+    rows = {
+        line.split("'")[1]: line for line in told["snippets"]["python"].splitlines() if line.startswith("    'POST")
+    }
+    assert "strategies.System()" in rows["POST /large"]
+    assert ("strategy" in rows["POST /small"]) == (found["POST /small"][0] == "leave")
+    assert routes["POST /large"]["would_change"][0].startswith("a process that may hold so much more")
+    if rounds := told["together"]["rounds"]:
         peaks = {arm: [one["peak_bytes"] for one in part] for arm, part in rounds.items()}
         assert min(peaks["advised"]) <= 1.05 * max(peaks["default"]) + MiB
 
@@ -196,7 +195,7 @@ def test_the_page_and_the_text_say_what_was_withdrawn(
     assert advised(path, output) == 0
     text = capsys.readouterr().out
     for said in (text, output.read_text()):
-        assert said.count("it is withdrawn") == 2
+        assert said.count("it is withdrawn") == 3
         assert "nothing that is advised for one route is good for all together" in said
     machine.stops_at = len(machine.asked)
     assert advised(path, output) == 130

@@ -211,7 +211,7 @@ fn routes_are_replayed_together_each_with_its_own_strategy() {
         script.end(0, 2 * request + 1, one).end(0, 2 * request, one);
     }
     let plan = Plan::new(&script.recording(), None, true).unwrap();
-    let choice = |name| Choice::named(name).unwrap();
+    let choice = |name: &str| Choice::named(name).unwrap();
     let of = |name: &str| HashMap::from([("GET /other".to_owned(), choice(name))]);
     let faults =
         [of("default"), of("guard"), HashMap::from([("no route".to_owned(), choice("guard"))])].map(|routes| {

@@ -129,6 +129,8 @@ class Service(NamedTuple):
     middleware: str
     attribute: str | None
     """Of the application, which the middleware goes around; None: the application itself."""
+    routes: tuple[str, ...]
+    """The patterns of what is asked for: what the middleware is to know the requests by."""
     paths: Callable[[Path, random.Random], list[str]]
     """One request of each kind."""
 
@@ -158,8 +160,25 @@ def of_dtale(_folder: Path, rng: random.Random) -> list[str]:
 
 
 SERVICES = {
-    "titiler": Service(titiler, serve_asgi, "asgi", None, of_titiler),
-    "dtale": Service(dtale, serve_wsgi, "wsgi", "wsgi_app", of_dtale),
+    "titiler": Service(
+        titiler,
+        serve_asgi,
+        "asgi",
+        None,
+        ("GET /cog/tiles/{matrix}/{z}/{x}/{y}", "GET /cog/preview.png", "GET /cog/statistics"),
+        of_titiler,
+    ),
+    "dtale": Service(
+        dtale,
+        serve_wsgi,
+        "wsgi",
+        "wsgi_app",
+        tuple(
+            f"GET /dtale/{what}/{{table}}"
+            for what in ("data", "describe", "column-analysis", "correlations", "chart-data")
+        ),
+        of_dtale,
+    ),
 }
 
 
@@ -182,7 +201,8 @@ def serve(service: Service, kind: str, folder: Path) -> None:
         from ctxalloc import strategies
 
         middleware = import_module(f"ctxalloc.{service.middleware}").AllocatorMiddleware
-        outer = middleware(inner, default=ctxalloc.request(strategy=strategies.System()))
+        # As they are: the C heap, which NumPy's default takes its memory from.
+        outer = middleware(inner, routes=dict.fromkeys(service.routes, ctxalloc.request(strategy=strategies.System())))
         recording = ctxalloc.record(folder / "service.trace", one_in=1, share=1.0)
     with recording:
         if service.attribute is None:

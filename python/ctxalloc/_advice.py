@@ -319,7 +319,7 @@ def confidence_of(route: dict[str, Any], measured: Measured) -> str:
     return "; ".join(parts)
 
 
-def would_change(route: dict[str, Any], decision: Decision) -> list[str]:
+def would_change(route: dict[str, Any], decision: Decision, *, is_withdrawn: bool = False) -> list[str]:
     """What would make the advice another one."""
     found = [
         f"a higher limit_bytes of {name or UNNAMED}, which refused {counted(times, 'time')}: raise it and record again"
@@ -330,7 +330,9 @@ def would_change(route: dict[str, Any], decision: Decision) -> list[str]:
     if decision.verdict == "change":
         found.append(f"requests that take {decision.gain.share / WORTH:.0f} times as long" if decision.gain else "")
         found.append("blocks that outlive their requests for long" if not route["escaped_blocks"] else "")
-    if decision.verdict == "leave":
+    if is_withdrawn:
+        found.append("a process that may hold so much more, or take so much longer: then set it by hand")
+    elif decision.verdict == "leave":
         found.append("larger blocks, or more of them, in the same time")
     if route["escaped_blocks"]:
         found.append(f"if the {counted(route['escaped_blocks'], 'block')} that outlive their request did not")

@@ -126,9 +126,8 @@ def _withdrawn(one: Advice, why: str | None) -> Advice:
     if why is None:
         return one
     decision = one.decision._replace(verdict="leave", strategy=BASE, reason=why)
-    first = "a process that may hold so much more, or take so much longer: then set it by hand"
-    rest = _advice.would_change(one.facts, decision)[1:]
-    return one._replace(decision=decision, would_change=[first, *rest], withdrawn=one.decision.strategy)
+    change = _advice.would_change(one.facts, decision, is_withdrawn=True)
+    return one._replace(decision=decision, would_change=change, withdrawn=one.decision.strategy)
 
 
 def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:

@@ -64,6 +64,26 @@ def test_a_recording_has_what_the_accounts_have(tmp_path: Path, capsys: pytest.C
     del kept
 
 
+def test_names_that_have_no_room_are_one_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    with ctxalloc.record(path, one_in=1, share=1.0, max_bytes=65536):
+        for turn in range(2000):
+            with ctxalloc.request(name=f"{turn % 600:04} {'x' * 239}", root=True):
+                np.empty(1000)
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 65536
+    found = told(path, capsys)
+    others = next(one["requests"] for one in found["requests"] if one["name"] == "(other)")
+    assert 100 < others == found["other_requests"]
+    assert main(["trace", "info", str(path)]) == 0
+    assert f"{others} requests called (other), or with a handler that is: names take" in capsys.readouterr().out
+    few = tmp_path / "few"
+    with ctxalloc.record(few, one_in=1), ctxalloc.request(name="(other)"):
+        np.empty(1000)
+    assert told(few, capsys)["other_requests"] == 0, "a request of that name"
+    assert main(["trace", "info", str(few)]) == 0
+    assert "names take" not in capsys.readouterr().out
+
+
 def test_arguments_are_checked(tmp_path: Path) -> None:
     wrong: list[tuple[str, Any]] = [("one_in", 0), ("one_in", -1), ("one_in", 1 << 40), ("one_in", 1 << 100)]
     wrong += [("share", 0), ("share", 2), ("max_bytes", 5), ("max_bytes", -5), ("max_bytes", 1 << 100)]

@@ -112,7 +112,7 @@ mod tests {
                     bytes += told(new.as_ref());
                     known += u32::from(new.as_ref().is_some_and(|new| !new.is_other));
                     others += u32::from(new.as_ref().is_some_and(|new| new.is_other));
-                    assert_eq!(names.number_of(is_handler, &name).1.is_some(), false, "it is told once");
+                    assert!(names.number_of(is_handler, &name).1.is_none(), "it is told once");
                 }
             }
             assert!(bytes <= 8 << 10 && bytes > 7 << 10, "{length}: {bytes}");

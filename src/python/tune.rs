@@ -13,8 +13,8 @@ fn opened(path: &PathBuf) -> PyResult<Recording> {
     Ok(Recording::open(path)?)
 }
 
-/// Replays a recording, or one route of it, under a strategy, with others for some routes: numbers by name, of which those
-/// of memory are None where the system does not say. For a process of its own. ValueError: there is no such strategy, or the file is no
+/// Replays a recording, or one route of it, under a strategy, with others for some routes: numbers by name, of which
+/// those of memory are None where the system does not say. For a process of its own. ValueError: there is no such strategy, or the file is no
 /// recording; RuntimeError: the replay failed.
 #[pyfunction]
 #[pyo3(name = "_replay", signature = (path, strategy, /, *, route=None, by_route=None, on_one_thread=false))]

@@ -47,6 +47,7 @@ __all__ = [
     "_made_room",
     "_metrics",
     "_note_ends",
+    "_plan",
     "_pools",
     "_pools_resident",
     "_present_requests",
@@ -587,14 +588,16 @@ def _pools() -> tuple[int, int]: ...
 def _pools_resident() -> int | None: ...
 def _resident_bytes() -> int: ...
 def _recorded_routes(path: str | os.PathLike[str], /) -> list[dict[str, Any]]: ...
-def _replay(
+def _plan(
     path: str | os.PathLike[str],
-    strategy: str,
+    target: str | os.PathLike[str],
     /,
     *,
     route: str | None = None,
-    by_route: dict[str, str] | None = None,
     on_one_thread: bool = False,
+) -> dict[str, Any]: ...
+def _replay(
+    plan: str | os.PathLike[str], strategy: str, /, *, by_route: dict[str, str] | None = None
 ) -> dict[str, Any]: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None, WholeStats | None]

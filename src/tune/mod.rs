@@ -16,6 +16,7 @@ mod plan;
 mod progress;
 mod replay;
 mod steps;
+mod stored;
 mod summary;
 
 pub use choice::Choice;

@@ -26,7 +26,7 @@ pub(super) struct Planned {
     /// What its account says at its end.
     pub(super) sums: Sums,
     /// Whether its end was recorded.
-    has_ended: bool,
+    pub(super) has_ended: bool,
     /// Whether its sums are those of its events only: some may be missing.
     pub(super) is_torn: bool,
 }
@@ -72,7 +72,7 @@ pub struct Plan {
     pub(super) blocks: usize,
     /// The end of this many outermost requests is the middle of the replay.
     pub(super) middle: u64,
-    facts: Facts,
+    pub(super) facts: Facts,
 }
 
 /// The most threads of one replay.

@@ -10,7 +10,6 @@ use crate::handler::Handler;
 use crate::memory::Block;
 use crate::recording::Sums;
 use crate::request::{ExternalCharge, Request, Stats, request};
-use crate::source::heap;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -70,7 +69,6 @@ pub fn replay_routes(plan: &Plan, choice: &Choice, routes: &HashMap<String, Choi
                 break;
             }
         }
-        heap::trim(); // what the reader and the planner had is not the default's
         let resident = forget_peak().then(resident_bytes).flatten();
         let before = Moment::now();
         gate.publish(1);

@@ -21,6 +21,43 @@ fn alone() -> MutexGuard<'static, ()> {
     alone
 }
 
+/// Where a test writes a plan.
+struct Written(std::path::PathBuf);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_plan_that_was_written_is_replayed_as_it_was() {
+    let file = Written(std::env::temp_dir().join(format!("ctxalloc-plan-{}", std::process::id())));
+    for recording in [nested(), passed_on(5, 60, 20)] {
+        for on_one_thread in [false, true] {
+            let plan = Plan::new(&recording, None, on_one_thread).unwrap();
+            plan.write(&file.0).unwrap();
+            let read = Plan::read(&file.0).unwrap();
+            read.write(&file.0).unwrap();
+            assert_eq!(replayed(&read, "pool").compared, replayed(&plan, "pool").compared);
+            assert_eq!(format!("{:?}", Plan::read(&file.0).unwrap()), format!("{read:?}"), "nothing is lost");
+        }
+    }
+    let bytes = std::fs::read(&file.0).unwrap();
+    let says = |bytes: &[u8]| {
+        std::fs::write(&file.0, bytes).unwrap();
+        Plan::read(&file.0).unwrap_err().to_string()
+    };
+    assert!(says(&bytes[..bytes.len() / 2]).contains("this is no plan"));
+    assert!(says(b"").contains("this is no plan"));
+    for at in [0, 40, bytes.len() / 2, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 4;
+        assert!(says(&damaged).contains("this is no plan"), "byte {at}");
+    }
+    assert!(Plan::read("/no/such/plan").unwrap_err().to_string().contains("/no/such/plan"));
+}
+
 /// A replay at a time, each without what the one before left warm: what they take of the process is measured.
 fn replayed(plan: &Plan, name: &str) -> Replayed {
     let _alone = alone();

@@ -47,6 +47,7 @@ __all__ = [
     "_made_room",
     "_metrics",
     "_note_ends",
+    "_plan",
     "_pools",
     "_pools_resident",
     "_present_requests",
@@ -211,7 +212,7 @@ class _Recording:
     @property
     def handlers(self) -> list[str]: ...
     @property
-    def header(self) -> tuple[str, str, int, int, int, int, int, float, int, int]: ...
+    def header(self) -> tuple[str, str, int, int, int, int, int, float, int, int, int]: ...
     @property
     def is_cut_off(self) -> bool: ...
     @property
@@ -590,8 +591,16 @@ def _pools() -> tuple[int, int]: ...
 def _pools_resident() -> int | None: ...
 def _resident_bytes() -> int: ...
 def _recorded_routes(path: str | os.PathLike[str], /) -> list[dict[str, Any]]: ...
+def _plan(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    /,
+    *,
+    route: str | None = None,
+    on_one_thread: bool = False,
+) -> dict[str, Any]: ...
 def _replay(
-    path: str | os.PathLike[str], strategy: str, /, *, route: str | None = None, on_one_thread: bool = False
+    plan: str | os.PathLike[str], strategy: str, /, *, by_route: dict[str, str] | None = None
 ) -> dict[str, Any]: ...
 def _present_requests() -> list[
     tuple[str, float, bool, bool, int, int, int | None, str | None, list[Block] | None, WholeStats | None]

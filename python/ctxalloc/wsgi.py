@@ -152,6 +152,8 @@ class _Body:
         self._iterator: Iterator[bytes] | None = None
         self._is_sent = False
         """Something of the body: the headers are out."""
+        self._is_started = False
+        """The application has called ``start_response``."""
         self.is_whole = False
 
     def begin(self, app: _Application, environ: _Environ) -> Iterable[bytes]:
@@ -234,13 +236,16 @@ class _Body:
         self._serving.status = problem.status
         self.is_whole = True
         try:
-            self._start_response(f"{problem.status} {problems.phrase(problem.status)}", problem.headers, sys.exc_info())
+            # PEP 3333: with an exception only to replace what was said before. Without that, test clients raise it.
+            replaces = (sys.exc_info(),) if self._is_started else ()
+            self._start_response(f"{problem.status} {problems.phrase(problem.status)}", problem.headers, *replaces)
         finally:
             self._serving.end("refused", refused)
         return problem.body
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None) -> Any:
         """The application's ``start_response``."""
+        self._is_started = True
         serving = self._serving
         code = status[:3]
         serving.status = int(code) if code.isdecimal() else None

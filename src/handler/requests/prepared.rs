@@ -144,7 +144,8 @@ impl Prepared {
         let held = Slot::begin(terms.name.as_deref(), number, state);
         unseen::count(is_inside);
         let seen = Seen { handler: held.handler(), chain };
-        Begun { seen, held: Some(held), history, outside, unseen_growth_bytes: None }
+        let is_uncounted = terms.is_uncounted;
+        Begun { seen, held: Some(held), history, is_uncounted, outside, unseen_growth_bytes: None }
     }
 }
 

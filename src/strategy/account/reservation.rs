@@ -262,8 +262,13 @@ impl Chain {
 
     /// Returns what the own reservation has left: the request has ended, or never began. A second time does nothing.
     pub(crate) fn return_reservation(&self) {
-        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return };
-        let is_wanted = with_all(self.accounts(), || {
+        self.return_reservation_and(|| ());
+    }
+
+    /// The same, and `work`, all of it under the locks that it needs: at least the own account's.
+    pub(super) fn return_reservation_and<R>(&self, work: impl FnOnce() -> R) -> R {
+        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return self.own.lock.with(work) };
+        let (is_wanted, answer) = with_all(self.accounts(), || {
             let (reserved, covered) = (own.bytes.load(RELAXED), own.covered_bytes.load(RELAXED));
             own.bytes.store(0, RELAXED);
             let left = reserved.saturating_sub(covered);
@@ -273,11 +278,12 @@ impl Chain {
                 self.pass_on(covers, Change::Shrinkage, left);
                 self.change_above(covers, subtract);
             }
-            self.above().iter().any(|account| account.is_wanted())
+            (self.above().iter().any(|account| account.is_wanted()), work())
         });
         if is_wanted {
             room_came();
         }
+        answer
     }
 
     /// How many bytes are reserved for the request.

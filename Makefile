@@ -36,6 +36,7 @@ SERVICES := .venv-services
 LIBRARIES := .venv-libraries
 CLUSTERS := .venv-clusters
 OLDEST_CLUSTERS := .venv-oldest-clusters
+ADVISED := .venv-advised
 WHEEL_TOOLS := .venv-wheels
 WHEELS := target/wheels
 EXTENSION := examples/extension
@@ -252,7 +253,7 @@ test-grafana: $(DONE)/tools $(DONE)/package ## examples/grafana in a real Promet
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked $(services)
-	for script in $(filter-out benches/clusters.py benches/cuda.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
+	for script in $(filter-out benches/advised.py benches/clusters.py benches/cuda.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 
 .PHONY: bench-small
@@ -270,6 +271,6 @@ include release.mk
 .PHONY: clean
 clean: ## remove everything that these targets made
 	$(CARGO) clean
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_CLUSTERS) $(WHEEL_TOOLS) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(USM) $(DPEX) $(SERVICES) $(LIBRARIES) $(CLUSTERS) $(OLDEST_CLUSTERS) $(ADVISED) $(WHEEL_TOOLS) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples -name '*.so' -delete
 	find python examples tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

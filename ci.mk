@@ -202,6 +202,16 @@ $(DONE)/clusters: $(DONE)/venv requirements/clusters.txt requirements/clusters-o
 	$(OLDEST_CLUSTERS)/bin/python $(pip_install) -r requirements/clusters-oldest.txt
 	touch $@
 
+# Services of others' making, not in CI.
+.PHONY: bench-advised
+bench-advised: $(DONE)/package $(DONE)/advised ## two services of others' making, recorded, advised and measured as advised; docs/tune.md has the figures
+	PYTHONPATH=$(CURDIR)/python $(ADVISED)/bin/python benches/advised.py
+
+$(DONE)/advised: $(DONE)/venv requirements/advised.txt
+	[ -x $(ADVISED)/bin/python ] || $(PYTHON) -m venv $(ADVISED)
+	$(ADVISED)/bin/python $(pip_install) -r requirements/advised.txt
+	touch $@
+
 # numba-dpex ended in 2024 and needs the Numba, NumPy and dpctl of its time (CPython 3.11 or 3.12): 3 GB, not in CI.
 .PHONY: test-dpex
 dpex_runtime := LD_LIBRARY_PATH="$(CURDIR)/$(DPEX)/lib" OCL_ICD_FILENAMES="$(CURDIR)/$(DPEX)/lib/libintelocl.so"

@@ -56,6 +56,10 @@ RULES: Final = (
         f"between requests up to {LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
     ),
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
+    (
+        "withdrawn: all routes are replayed together, each as advised; advice is not given with which all rounds take "
+        "more processor time than the default's, or 5% and 1 MiB more memory"
+    ),
 )
 
 Verdict: TypeAlias = Literal["change", "leave", "unknown"]
@@ -215,7 +219,7 @@ def _second(one: Round) -> float:
     return one.cpu - one.cpu_first_half
 
 
-def _is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -> bool:
+def is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -> bool:
     """Whether each of these rounds takes more memory than each of those, by this share and so many bytes."""
     these, those = ([one.peak_bytes for one in part if one.peak_bytes is not None] for part in (rounds, than))
     if not these or not those:
@@ -224,11 +228,11 @@ def _is_larger(rounds: list[Round], than: list[Round], share: float, size: int) 
 
 
 def _is_much_larger(rounds: list[Round], base: list[Round]) -> bool:
-    return _is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
+    return is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
 
 
 def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
-    return _is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
+    return is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
 
 
 def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
@@ -315,7 +319,7 @@ def confidence_of(route: dict[str, Any], measured: Measured) -> str:
     return "; ".join(parts)
 
 
-def would_change(route: dict[str, Any], decision: Decision) -> list[str]:
+def would_change(route: dict[str, Any], decision: Decision, *, is_withdrawn: bool = False) -> list[str]:
     """What would make the advice another one."""
     found = [
         f"a higher limit_bytes of {name or UNNAMED}, which refused {counted(times, 'time')}: raise it and record again"
@@ -326,7 +330,9 @@ def would_change(route: dict[str, Any], decision: Decision) -> list[str]:
     if decision.verdict == "change":
         found.append(f"requests that take {decision.gain.share / WORTH:.0f} times as long" if decision.gain else "")
         found.append("blocks that outlive their requests for long" if not route["escaped_blocks"] else "")
-    if decision.verdict == "leave":
+    if is_withdrawn:
+        found.append("a process that may hold so much more, or take so much longer: then set it by hand")
+    elif decision.verdict == "leave":
         found.append("larger blocks, or more of them, in the same time")
     if route["escaped_blocks"]:
         found.append(f"if the {counted(route['escaped_blocks'], 'block')} that outlive their request did not")

@@ -42,12 +42,14 @@ pre {{ overflow: auto; border: 1px solid var(--line); padding: .6rem; font-size:
 """
 
 
-def page(name: str, told: dict[str, Any]) -> str:
+def page(name: str, told: dict[str, Any], together: str | None) -> str:
     """A page of what ``_recommend.as_json`` tells."""
     summary = (
         f"{told['requests']} requests were replayed under each strategy. For all routes together: keep "
         f"{size_text(told['warm_bytes'])} warm for {told['decay_seconds']:g} s."
     )
+    if together is not None:
+        summary += f" All in one process: {together}."
     partial = "<p class=partial>Interrupted: this is what was measured until then." if told["is_partial"] else ""
     left = "".join(f"<h2><bdi>{html.escape(one)}</bdi>: not measured</h2>" for one in told["routes_left"])
     return _PAGE.format(

@@ -21,6 +21,7 @@ from ctxalloc import _native
 from ctxalloc._coverage import coverage
 from ctxalloc._frames import clear_frames
 from ctxalloc._native import Budget, trim
+from ctxalloc._recording import recording
 from ctxalloc._tasks import Choice, NamedBlock
 from ctxalloc._terms import Terms
 
@@ -123,6 +124,7 @@ class Attached:
         terms: Terms,
         prefixes: Mapping[str, Terms | None],
         budget: int | Literal["auto"] | None,
+        record: str | None,
     ) -> None:
         self._worker = worker
         self._terms = terms
@@ -140,6 +142,8 @@ class Attached:
                 self._choice_of(one, "")
         self._was_busy = time.monotonic()
         self._undo = contextlib.ExitStack()
+        if record is not None:
+            self._undo.enter_context(recording(record))
         self._watch_memory()
         self._carry_to_actors()
         if self.budget is not None:

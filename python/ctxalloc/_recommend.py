@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _advice, _advice_page, _files, _gaps, _native, _snippets, _trace
+from ctxalloc import _advice, _advice_page, _files, _gaps, _native, _snippets, _together, _trace
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._program import UsageError
 from ctxalloc._replay import BASE, FailedError, Measured, StoppedError, measured, progress_on, round_of
 from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, printable, size_text
+from ctxalloc._together import Together
 
 ALL_ROUTES: Final = "all routes"
 
@@ -34,6 +35,8 @@ class Advice(NamedTuple):
     facts: dict[str, Any]
     is_partial: bool
     """Whether it was interrupted before all its rounds were measured."""
+    withdrawn: str | None = None
+    """What was advised for the route by itself, and is not."""
 
 
 class Found(NamedTuple):
@@ -46,6 +49,14 @@ class Found(NamedTuple):
     """What the process should keep warm, for all routes."""
     left: list[str]
     """Routes that were not reached before it was interrupted."""
+    together: Together | None = None
+    """Of all routes in one process; None where nothing is advised, or there is one route only."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it was interrupted."""
+        is_tried = self.together is None or not self.together.untried
+        return bool(self.left) or not is_tried or any(one.is_partial for one in self.advice)
 
 
 def advise(
@@ -56,6 +67,7 @@ def advise(
         *routes, whole = _native._recorded_routes(path)  # noqa: SLF001 - made for this
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
+    count = len(routes)
     if only is not None:
         wanted = [route for route in routes if route["name"] == only]
         routes = wanted or [route for route in routes if not route["name"] and only == UNNAMED]
@@ -84,7 +96,38 @@ def advise(
             break
     else:
         left = []
-    return Found(found, whole, _advice.sizes_of(whole), left)
+    told = Found(found, whole, _advice.sizes_of(whole), left)
+    return told if told.is_partial or count == 1 else _with_all_together(path, told, rounds, shown)
+
+
+def _with_all_together(path: Path, found: Found, rounds: int, shown: Callable[[str], None]) -> Found:
+    """Without the advice that makes the whole process worse."""
+    changed = [one for one in found.advice if one.decision.verdict == "change" and one.decision.gain is not None]
+    wanted = [
+        _together.Wanted(one.route, one.decision.strategy, one.decision.gain.cpu_seconds * one.requests)
+        for one in changed
+        if one.decision.gain is not None
+    ]
+    if not wanted:
+        return found
+    together = None
+    try:
+        for known in _together.tried(path, wanted, rounds, _behind("all routes together: ", shown)):
+            together = known
+    except (StoppedError, KeyboardInterrupt):
+        pass
+    except FailedError as error:
+        raise UsageError(f"all routes together: {error}") from None
+    withdrawn = {} if together is None else together.withdrawn
+    return found._replace(advice=[_withdrawn(one, withdrawn.get(one.route)) for one in found.advice], together=together)
+
+
+def _withdrawn(one: Advice, why: str | None) -> Advice:
+    if why is None:
+        return one
+    decision = one.decision._replace(verdict="leave", strategy=BASE, reason=why)
+    change = _advice.would_change(one.facts, decision, is_withdrawn=True)
+    return one._replace(decision=decision, would_change=change, withdrawn=one.decision.strategy)
 
 
 def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
@@ -133,19 +176,19 @@ def recommend(
     finally:
         shown("")
     _gaps.warn("recommend", found.whole["gaps"])
-    is_partial = bool(found.left) or any(one.is_partial for one in found.advice)
     if is_json:
         json.dump(as_json(path, found), out, indent=2)
         print(file=out)
     else:
         _print(path, found, out)
     if target is not None:
-        page = _advice_page.page(path.name, as_json(path, found))
+        told = as_json(path, found)
+        page = _advice_page.page(path.name, told, together_text(told))
         try:
             target.write(page.encode("utf-8", "backslashreplace"))
         except OSError as error:
             raise UsageError(f"--output {output}: {error.strerror}") from None
-    return 128 + signal.SIGINT if is_partial else 0
+    return 128 + signal.SIGINT if found.is_partial else 0
 
 
 def sets_of(found: Found) -> list[_snippets.Set]:
@@ -171,16 +214,34 @@ def as_json(path: Path, found: Found) -> dict[str, Any]:
     """All of it, for programs and for the page."""
     return {
         "recording": os.fspath(path),
-        "is_partial": bool(found.left) or any(one.is_partial for one in found.advice),
+        "is_partial": found.is_partial,
         "routes_left": [name or UNNAMED for name in found.left],
         "requests": found.whole["requests"],
         "warm_bytes": found.kept.warm_bytes,
         "decay_seconds": found.kept.decay_seconds,
         "gaps": _gaps.as_json(found.whole["gaps"]),
+        "together": _together_as_json(found.together),
         "rules": list(_advice.RULES),
         "routes": [_route_as_json(one) for one in found.advice],
         "snippets": snippets_of(found),
     }
+
+
+def _together_as_json(found: Together | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    rounds = {name: [one._asdict() for one in part] for name, part in found.rounds.items()}
+    return {"rounds": rounds, "untried": [name or UNNAMED for name in found.untried]}
+
+
+def together_text(told: dict[str, Any]) -> str | None:
+    """What all routes together take as advised. None: nothing was replayed together, or nothing is advised."""
+    if told["together"] is None:
+        return None
+    if told["together"]["untried"]:
+        return "interrupted before all routes were replayed together as advised, which may withdraw advice"
+    rounds = told["together"]["rounds"]
+    return _together.text_of(rounds) if rounds else "nothing that is advised for one route is good for all together"
 
 
 def _route_as_json(one: Advice) -> dict[str, Any]:
@@ -193,6 +254,7 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
         "verdict": one.decision.verdict,
         "strategy": one.decision.strategy,
         "reason": one.decision.reason,
+        "withdrawn": one.withdrawn,
         "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
         **one.sizes._asdict(),
         "confidence": one.confidence,
@@ -250,6 +312,8 @@ def _print(path: Path, found: Found, out: TextIO) -> None:
         print(f"\n{printable(name)}: not measured", file=out)
     warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
     print(f"\n{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)", file=out)
+    if (together := together_text(told)) is not None:
+        print(f"  {together}", file=out)
     for where, snippet in told["snippets"].items():
         print(f"\n# {where}", file=out)
         print("\n".join(printable(line) for line in snippet.splitlines()), file=out)

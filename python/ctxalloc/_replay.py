@@ -2,7 +2,8 @@
 
 A fresh process is the honest way to the peak of the resident memory and to page faults: an earlier replay leaves warm
 memory, grown heaps and glibc's adapted thresholds behind. Rounds are interleaved, so that what disturbs the machine
-disturbs all strategies. ``src/tune`` replays; ``_recommend`` uses what is measured here too.
+disturbs all strategies. That process reads a plan and not the recording, whose reader would leave such things behind
+too (``src/tune/stored.rs``). ``src/tune`` replays; ``_recommend`` uses what is measured here too.
 """
 
 import contextlib
@@ -12,7 +13,8 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -79,10 +81,10 @@ ENDING: Final = Ending()
 """There is one process that replays at a time."""
 
 
-def one(path: Path, strategy: str, route: str | None, *, on_one_thread: bool, out: TextIO) -> None:
+def one(plan: Path, strategy: str, by_route: dict[str, str] | None, *, out: TextIO) -> None:
     """A replay in this process; its numbers as JSON. What ``measured`` starts. UsageError: it failed."""
     try:
-        numbers = _native._replay(path, strategy, route=route, on_one_thread=on_one_thread)  # noqa: SLF001 - for this
+        numbers = _native._replay(plan, strategy, by_route=by_route)  # noqa: SLF001 - for this
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
     json.dump(numbers, out)
@@ -95,32 +97,42 @@ def measured(
     rounds: int,
     *,
     route: str | None = None,
+    by_route: Mapping[str, Mapping[str, str]] | None = None,
     on_one_thread: bool = False,
     shown: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The numbers of each replay, as they come: the name of its strategy, and what ``_native._replay`` says.
 
+    ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
     StoppedError: interrupted by the user; FailedError: a replay failed.
     """
-    for number in range(rounds):
-        # Each round in another order: nobody is always the first, or always behind the same one.
-        at = number % len(strategies)
-        for strategy in (*strategies[at:], *strategies[:at]):
-            shown(f"round {number + 1} of {rounds}: {strategy}")
-            yield strategy, _in_a_process(path, strategy, route, on_one_thread=on_one_thread)
+    with tempfile.TemporaryDirectory(prefix="ctxalloc-") as folder:
+        plan = Path(folder, "plan")
+        shown("reading the recording")
+        try:
+            facts = _native._plan(path, plan, route=route, on_one_thread=on_one_thread)  # noqa: SLF001 - for this
+        except (OSError, ValueError, RuntimeError) as error:
+            raise FailedError(str(error)) from None
+        for number in range(rounds):
+            # Each round in another order: nobody is always the first, or always behind the same one.
+            at = number % len(strategies)
+            for strategy in (*strategies[at:], *strategies[:at]):
+                shown(f"round {number + 1} of {rounds}: {strategy}")
+                routes = (by_route or {}).get(strategy)
+                yield strategy, {**facts, **_in_a_process(plan, strategy if routes is None else BASE, routes)}
 
 
-def _in_a_process(path: Path, strategy: str, route: str | None, *, on_one_thread: bool) -> dict[str, Any]:
+def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc", "replay", "--one", strategy]
-    command += ["--one-thread"] if on_one_thread else []
+    asked = None if by_route is None else dict(by_route)
     pipe = subprocess.PIPE
     process = None
     try:
         with ENDING.held_back():
             process = subprocess.Popen(  # noqa: S603 - this program again
-                [*command, "--", os.fspath(path)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+                [*command, "--", os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
             )
-        out, said = process.communicate(json.dumps(route).encode())  # a name may be no argument: too long, or with NUL
+        out, said = process.communicate(json.dumps(asked).encode())  # a name may be no argument: too long, or with NUL
     except BaseException as error:
         if process is not None:
             process.kill()

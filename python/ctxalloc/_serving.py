@@ -347,6 +347,12 @@ class Served:
             known |= {id(refused.__cause__): refused for refused in new}
             if new:
                 self._refusal = tuple(known.values())
+        for leaf in leaves:
+            if not isinstance(leaf, Exception) and id(leaf) not in known and self.request is not None:
+                chosen = self.request._chosen_of(leaf)  # noqa: SLF001 - made for this
+                if chosen is not None:
+                    known[id(leaf)] = chosen
+                    self._refusal = tuple(known.values())
         found = [leaf if isinstance(leaf, BudgetExceeded) else known.get(id(leaf)) for leaf in leaves]
         refusals = [refused for refused in found if refused is not None]
         if len(refusals) != len(leaves):

@@ -177,7 +177,7 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     recording = trace.recording
     routes, events, span_ns = _routes(trace)
     routes.sort(key=lambda route: -route.total_bytes)
-    version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes = recording.header
+    version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other = recording.header
     if is_json:
         known = {
             "version": version,
@@ -190,6 +190,7 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
             "share": share,
             "processes": processes,
             "file_bytes": file_bytes,
+            "other_requests": other,
             "events": events,
             "seconds": span_ns / 1e9,
             "is_cut_off": recording.is_cut_off,
@@ -212,6 +213,9 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
         print(f"  {text}", file=out)
     if recording.is_cut_off:
         print("  its end is missing: a process was killed, or still records", file=out)
+    if other:
+        said = f"{counted(other, 'request')} called (other), or with a handler that is"
+        print(f"  {said}: names take a quarter of a file at most, and 4096 are told apart", file=out)
     if recording.skipped:
         said = f"{counted(recording.skipped, 'event')} left out"
         print(f"  {said}: what they belong to began in a file that is there no more, or in a gap", file=out)

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, out: TextIO) -> int:
         raise UsageError(f"there is no recording {os.fspath(path)!r}")
     try:
         if options.command == "replay" and options.one is not None:
-            _replay.one(path, options.one, json.load(sys.stdin), on_one_thread=options.one_thread, out=out)
+            _replay.one(path, options.one, json.load(sys.stdin), out=out)
             return 0
         with _ending_its_replay():
             return _run(options, path, out)

@@ -9,6 +9,7 @@ Needs Celery (it is imported here and nowhere else). Neighbours: ``dask`` and ``
 """
 
 import functools
+import os
 import sys
 from typing import Any
 
@@ -19,6 +20,7 @@ except ImportError:
 
 from ctxalloc._errors import BudgetExceeded, TaskBudgetExceeded
 from ctxalloc._native import Budget, request
+from ctxalloc._recording import path_of, record_once
 from ctxalloc._tasks import named
 
 __all__ = ["RequestTask", "RunRefused"]
@@ -76,7 +78,9 @@ class RequestTask(Task):  # type: ignore[misc] # Celery has no types
     a Budget of the worker's process that the task is charged to. What a limit refuses fails the run with
     ``RunRefused``; ``autoretry_for=(RunRefused,)`` and ``retry`` apply, and the worker goes on. TypeError, ValueError,
     from a run: an option is not possible. RuntimeError, from a run: it is to be ``whole``, and its worker was not
-    started with the library for that (docs/whole.md).
+    started with the library for that (docs/whole.md). ``record``: a file that the worker's processes record all their
+    requests into from the task's first run on, for ``ctxalloc trace`` and ``ctxalloc recommend`` (docs/tune.md).
+    OSError, from a run: it cannot be recorded there, or another task has another file.
     """
 
     abstract = True
@@ -84,6 +88,7 @@ class RequestTask(Task):  # type: ignore[misc] # Celery has no types
     strict = False
     whole = False
     budget: Budget | None = None
+    record: str | os.PathLike[str] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make its ``run`` a request: Celery wraps that for ``autoretry_for``, which has to see what is refused."""
@@ -99,6 +104,8 @@ def _in_request(run: Any) -> Any:
 
     @functools.wraps(function)
     def in_request(self: RequestTask, /, *args: Any, **kwargs: Any) -> Any:
+        if (path := path_of(self.record, "RequestTask")) is not None:
+            record_once(path)
         block = request(
             limit_bytes=self.limit_bytes,
             strict=self.strict,

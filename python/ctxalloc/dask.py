@@ -15,6 +15,7 @@ guide.
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -31,6 +32,7 @@ except ImportError:
 
 from ctxalloc._dask import ANNOTATION, Attached, Failing
 from ctxalloc._native import Budget
+from ctxalloc._recording import path_of
 from ctxalloc._tasks import ProcessReport, Suggestion, Summary
 from ctxalloc._terms import Terms, TermsOf, by_name
 
@@ -61,11 +63,15 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
       less 5 % of its memory limit, and less what else is in the process, which is measured while it runs; no budget
       where the worker has no memory limit. A number of bytes: that limit. None: no budget.
 
+    - ``record``: a file that each worker records its tasks into, for ``ctxalloc trace`` and ``ctxalloc recommend``: on
+      its own machine, until the plugin is removed. Workers of one machine share the name (docs/tune.md). None: nothing.
+
     What a limit refuses fails its task with ``TaskBudgetExceeded``, and Dask's ``retries`` apply; the worker and its
     other tasks go on. The frames of every failed task are cleared, so its traceback has no local variables: what they
     held would stay charged until the garbage collector comes by. TypeError, ValueError: an option is not possible. On
     the worker, RuntimeError: this ``distributed`` is older than 2024.12.0, or differs from those that are known, or a
-    whole request cannot be had; its tasks fail with it too, until the plugin is removed.
+    whole request cannot be had; OSError: it cannot be recorded there. Its tasks fail with it too, until the plugin is
+    removed.
     """
 
     name = NAME
@@ -79,6 +85,7 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
         whole: bool = False,
         prefixes: Mapping[str, TermsOf] | None = None,
         budget: int | Literal["auto"] | None = "auto",
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         self.terms = Terms(limit_bytes, handler, strict, whole).checked("RequestPlugin")
         self.prefixes = {
@@ -91,6 +98,7 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
         else:
             Budget(budget)  # which says what is wrong with it
         self.budget = budget
+        self.record = path_of(record, "RequestPlugin")
         self._attached: Attached | None = None
         self._worker: Any = None
         self._broken: BaseException | None = None
@@ -114,7 +122,7 @@ class RequestPlugin(WorkerPlugin):  # type: ignore[misc] # distributed has no ty
         try:
             _look(worker)
             self._be_the_only_one(worker)
-            self._attached = Attached(worker, self.terms, self.prefixes, self.budget)
+            self._attached = Attached(worker, self.terms, self.prefixes, self.budget, self.record)
         except Exception as error:
             # A worker that joins later only logs the error, and keeps the plugin.
             self._broken = error

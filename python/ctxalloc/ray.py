@@ -22,6 +22,7 @@ from ctxalloc import _decorate, _whole
 from ctxalloc._errors import UnknownHandlerError
 from ctxalloc._native import Budget
 from ctxalloc._optional import need
+from ctxalloc._recording import path_of, record_once
 from ctxalloc._tasks import Choice, NamedBlock, NamedSteps, ProcessReport, Suggestion, Summary
 from ctxalloc._terms import Terms, TermsOf, by_name
 
@@ -45,6 +46,7 @@ def runtime_env(
     strict: bool = False,
     whole: bool = False,
     functions: Mapping[str, TermsOf] | None = None,
+    record: str | os.PathLike[str] | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A ``runtime_env`` for ``ray.init`` or ``.options`` whose workers run each task in a ``ctxalloc.request()``.
@@ -62,6 +64,8 @@ def runtime_env(
       names (docs/whole.md). In a worker that does not have it, tasks fail with a RuntimeError that says so.
     - ``functions``: other terms by name, ``{"module.function": {"limit_bytes": n}, "Class.method": None}``. None is no
       request. What a script or a notebook defines is ``__main__.function``.
+    - ``record``: a file on its own node that each worker records its tasks into, for ``ctxalloc trace`` and ``ctxalloc
+      recommend``; workers of one node share the name (docs/tune.md). Where that cannot be, tasks fail with an OSError.
     - ``base``: a ``runtime_env`` to add all this to.
 
     A refused task fails with ``TaskBudgetExceeded``: the cause of Ray's RayTaskError, which is an instance of both. Its
@@ -75,6 +79,7 @@ def runtime_env(
         "strict": strict,
         "whole": whole,
         "functions": {} if functions is None else functions,
+        "record": path_of(record, "runtime_env"),
     }
     wanted = _Wanted(options)
     if not isinstance(base, Mapping | None):
@@ -128,6 +133,7 @@ class _Wanted:
         if self.is_declared and terms.handler is not None:
             raise ValueError("runtime_env(limit_bytes='memory', handler=...): a handler has nothing to limit; give one")
         self.terms = terms.checked("runtime_env")
+        self.record = path_of(options.get("record"), "runtime_env")
         functions = by_name(options.get("functions", {}), "runtime_env(functions=...)")
         self.functions = {
             name: self.terms.changed(changes, f"runtime_env(functions={{{name!r}: ...}})")
@@ -153,7 +159,7 @@ def setup() -> None:
             "whose workers look functions up by get_execution_info; take such a release, or decorate the functions "
             "with @ctxalloc.request(...) below @ray.remote instead"
         )
-    wanted = _sent()
+    wanted = _recorded(_sent())
     _share_counters(internal)
     if not isinstance(getattr(manager.get_execution_info, "__self__", None), _LookUp):
         manager.get_execution_info = _LookUp(ray, manager.get_execution_info, wanted).get_execution_info
@@ -172,6 +178,17 @@ def _sent() -> "_Wanted | Exception":
         return TypeError(_not_ours(text, error))
     except ValueError as error:
         return ValueError(_not_ours(text, error))
+
+
+def _recorded(wanted: "_Wanted | Exception") -> "_Wanted | Exception":
+    """The options, once what they ask for is recorded; or why it cannot be, which fails the tasks."""
+    if isinstance(wanted, Exception) or wanted.record is None:
+        return wanted
+    try:
+        record_once(wanted.record)
+    except OSError as error:
+        return error
+    return wanted
 
 
 def _not_ours(text: str, why: object) -> str:

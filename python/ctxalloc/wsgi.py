@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from ctxalloc import _frameworks, _routing, _serving, problems
 from ctxalloc._choices import ACCOUNT, Choice, Unmatched
 from ctxalloc._errors import BudgetExceeded
-from ctxalloc._native import Budget
+from ctxalloc._native import Budget, Request
 from ctxalloc._serving import KEY, REQUEST_KEY, OnEnd, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
@@ -56,6 +56,12 @@ class AllocatorMiddleware:
         sites: int | None = None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
+        for pattern, terms in [*(routes or {}).items(), ("default", default)]:
+            if isinstance(terms, Request) and terms._cancels_if_chosen:  # noqa: SLF001 - made for this
+                raise ValueError(
+                    f"the terms of {pattern!r} have cancel_if_chosen=True, which cancels a task of asyncio, and a WSGI "
+                    "server has none; leave it out: a request that is chosen is refused its next allocation anyway"
+                )
         self.app = app
         self._answers = answers
         self._service = _serving.Service(

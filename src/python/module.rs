@@ -88,7 +88,7 @@ mod _native {
     #[pymodule_export]
     use super::super::tracked::{PyBlock, report};
     #[pymodule_export]
-    use super::super::tune::{recorded_routes, replayed};
+    use super::super::tune::{planned, recorded_routes, replayed};
     #[pymodule_export]
     use super::super::usm::{DlpackOwner, PyMemory, PyQueue, PyView, usm_dlpack, usm_from_dlpack};
     #[pymodule_export]

@@ -104,7 +104,7 @@ fn numbers(event: &Event) -> EventNumbers {
     (event.at_ns, event.thread, event.request, kind, numbers)
 }
 
-type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64);
+type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64, u64);
 
 /// A gap: its file, offset, bytes, places and reason.
 type GapNumbers = (String, u64, u64, u64, String);
@@ -142,8 +142,9 @@ impl PyRecording {
         let header = self.0.header();
         let (version, system) = (header.version.clone(), header.system.clone());
         let (page_bytes, cores, began) = (header.page_bytes, header.cores, header.began_unix_ns);
-        let (one_in, highest) = (header.one_in, header.highest_one_in);
-        (version, system, page_bytes, cores, began, one_in, highest, header.share, header.processes, header.file_bytes)
+        let (one_in, highest, share) = (header.one_in, header.highest_one_in, header.share);
+        let (processes, file_bytes, other) = (header.processes, header.file_bytes, header.other_requests);
+        (version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other)
     }
 
     #[getter]

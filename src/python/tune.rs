@@ -3,43 +3,36 @@
 use super::recording::gaps_of;
 use crate::counters::UNNAMED;
 use crate::recording::Recording;
-use crate::tune::{Choice, Plan, Route, replay, routes};
+use crate::tune::{Choice, Plan, Route, replay_routes, routes};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 fn opened(path: &PathBuf) -> PyResult<Recording> {
     Ok(Recording::open(path)?)
 }
 
-/// Replays a recording, or one route of it, under a strategy: numbers by name, of which those of memory are None where
-/// the system does not say. For a process of its own. ValueError: there is no such strategy, or the file is no
-/// recording; RuntimeError: the replay failed.
+/// Plans the replay of a recording, or of one route of it, and writes the plan to a file, for [`replayed`] in a process of
+/// its own. What the recording says, by name. ValueError: the file is no recording; RuntimeError: it contradicts itself,
+/// or the plan cannot be written.
 #[pyfunction]
-#[pyo3(name = "_replay", signature = (path, strategy, /, *, route=None, on_one_thread=false))]
-pub(super) fn replayed<'py>(
+#[pyo3(name = "_plan", signature = (path, target, /, *, route=None, on_one_thread=false))]
+pub(super) fn planned<'py>(
     py: Python<'py>,
     path: PathBuf,
-    strategy: &str,
+    target: PathBuf,
     route: Option<&str>,
     on_one_thread: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (facts, found, gaps) = py.detach(|| {
-        let choice = Choice::named(strategy)?;
+    let (facts, gaps) = py.detach(|| {
         let recording = opened(&path)?;
         let plan = Plan::new(&recording, route.map(|route| recorded_name(&recording, route)), on_one_thread)?;
-        let gaps = gaps_of(&recording);
-        drop(recording); // its memory is not the replay's
-        Ok::<_, PyErr>((plan.facts(), replay(&plan, &choice)?, gaps))
+        plan.write(&target)?;
+        Ok::<_, PyErr>((plan.facts(), gaps_of(&recording)))
     })?;
     let numbers = PyDict::new(py);
     for (name, value) in [
-        ("time_ns", found.time.as_nanos() as u64),
-        ("cpu_ns", found.cpu.as_nanos() as u64),
-        ("cpu_first_half_ns", found.cpu_first_half.as_nanos() as u64),
-        ("faults", found.faults),
-        ("faults_first_half", found.faults_first_half),
-        ("compared", found.compared),
         ("events", facts.events),
         ("threads", facts.threads as u64),
         ("requests", facts.requests),
@@ -55,6 +48,43 @@ pub(super) fn replayed<'py>(
         numbers.set_item(name, value)?;
     }
     numbers.set_item("gaps", gaps)?;
+    Ok(numbers)
+}
+
+/// Replays a plan under a strategy, with others for some routes: numbers by name, of which those of memory are None where
+/// the system does not say. ValueError: there is no such strategy; RuntimeError: the replay failed.
+#[pyfunction]
+#[pyo3(name = "_replay", signature = (plan, strategy, /, *, by_route=None))]
+pub(super) fn replayed<'py>(
+    py: Python<'py>,
+    plan: PathBuf,
+    strategy: &str,
+    by_route: Option<HashMap<String, String>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let found = py.detach(|| {
+        let choice = Choice::named(strategy)?;
+        // One strategy for all routes that have it, as pasted advice does: they share its memory.
+        let mut named = HashMap::from([(strategy.to_owned(), choice.clone())]);
+        let mut routes = HashMap::new();
+        for (route, strategy) in by_route.unwrap_or_default() {
+            if !named.contains_key(&strategy) {
+                named.insert(strategy.clone(), Choice::named(&strategy)?);
+            }
+            routes.insert(route, named[&strategy].clone());
+        }
+        Ok::<_, PyErr>(replay_routes(&Plan::read(&plan)?, &choice, &routes)?)
+    })?;
+    let numbers = PyDict::new(py);
+    for (name, value) in [
+        ("time_ns", found.time.as_nanos() as u64),
+        ("cpu_ns", found.cpu.as_nanos() as u64),
+        ("cpu_first_half_ns", found.cpu_first_half.as_nanos() as u64),
+        ("faults", found.faults),
+        ("faults_first_half", found.faults_first_half),
+        ("compared", found.compared),
+    ] {
+        numbers.set_item(name, value)?;
+    }
     numbers.set_item("peak_resident_bytes", found.peak_resident_bytes)?;
     numbers.set_item("resident_bytes_after", found.resident_bytes_after)?;
     Ok(numbers)

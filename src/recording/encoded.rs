@@ -15,6 +15,8 @@ pub(super) const HANDLER: u8 = 3;
 pub(super) const RATE: u8 = 4;
 /// The process records no more: nothing is missing.
 pub(super) const CLOSED: u8 = 5;
+/// The name before it (or the handler's: its kind follows) is that of all which have no room.
+pub(super) const OTHERS: u8 = 6;
 
 /// The first byte of an event: what it is in the lowest four bits, and these.
 const OTHER_REQUEST: u8 = 0x10;

@@ -18,6 +18,8 @@ pub(super) struct Content {
     pub(super) events: Vec<Event>,
     /// The highest number that was one in so many.
     pub(super) highest_one_in: u64,
+    /// Requests whose name, or whose handler's, stands for several.
+    pub(super) other_requests: u64,
     pub(super) is_cut_off: bool,
     /// Events whose request or block began in what was dropped.
     pub(super) skipped: usize,
@@ -50,6 +52,9 @@ pub(super) fn join(mut read: Content, mut runs: Vec<Run>) -> Result<Content, &'s
             highest_thread = highest_thread.max(event.thread);
             match &mut event.what {
                 What::Begin { name, handler, parent } => {
+                    let is_other = |number: u32, other| Some(u64::from(number)) == other;
+                    let is_one = is_other(*name, run.other_name) || is_other(*handler, run.other_handler);
+                    read.other_requests += u64::from(is_one);
                     *name = match run.names.get(&u64::from(*name)) {
                         Some(&known) => known,
                         None => *no_name.get_or_insert_with(|| unknown(&mut read.names)),

@@ -11,6 +11,7 @@ mod frames;
 mod gaps;
 mod header;
 mod join;
+mod names;
 mod noted;
 mod options;
 mod output;
@@ -61,6 +62,7 @@ impl Recording {
         let found = read::read(path.as_ref())?;
         let mut header = Header {
             highest_one_in: found.highest_one_in,
+            other_requests: found.other_requests,
             processes: found.process_count,
             file_bytes: found.file_bytes,
             ..Header::default()

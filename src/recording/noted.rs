@@ -202,6 +202,20 @@ impl Noted {
         (done, is_charged.then_some(block))
     }
 
+    /// What was [`charged`](Self::charged) has another size, if `charge` says so.
+    pub(crate) fn recharged<E>(
+        &self,
+        block: Option<u64>,
+        bytes: usize,
+        charge: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.change(charge, |shard, charged| {
+            if let (Some(block), Ok(())) = (block, charged) {
+                shard.note(self.it.request, What::Resize { block, bytes: bytes as u64, moved: false });
+            }
+        })
+    }
+
     /// The request ends: `end` says so to its account.
     pub(crate) fn end<R>(&self, end: impl FnOnce() -> (R, Sums)) -> R {
         let (done, _) = self.change_and_write(

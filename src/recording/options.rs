@@ -12,7 +12,7 @@ pub struct Options {
     /// recorded, and more again when it takes less. 1: it is not looked at.
     pub share: f64,
     /// The most bytes of this process's files, 256 MiB by default. At half of it the file is put aside (`FILE.old`),
-    /// in place of the one that was put aside before. At least 65,536.
+    /// in place of the one that was put aside before. Names may take a quarter of a file. At least 65,536.
     pub max_bytes: u64,
 }
 

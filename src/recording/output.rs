@@ -5,8 +5,9 @@
 //! are only as many files as processes recorded at one time. A file that has half of what it may have becomes
 //! `FILE.old`, in place of the one before.
 
-use super::encoded::{CLOSED, HANDLER, NAME, Process, named};
+use super::encoded::{CLOSED, Process};
 use super::frames::{Frames, Part};
+use super::names::Name;
 use super::own_file::OwnFile;
 use super::wire::{Found, HEAD_BYTES, MAGIC, frame, next_frame};
 use crate::os;
@@ -16,6 +17,14 @@ use std::path::{Path, PathBuf};
 
 /// How many processes may record below one name.
 const MAX_FILES: usize = 4096;
+
+/// What a file is not put aside for: what a process says of itself, and a body of events.
+const MIN_ROOM_BYTES: usize = 18 << 10;
+
+/// How many bytes one file may have: there are two, of which one was put aside.
+pub(super) const fn max_file_bytes(max_bytes: u64) -> u64 {
+    max_bytes / 2
+}
 
 /// Where this process records.
 #[derive(Debug)]
@@ -27,7 +36,7 @@ pub(super) struct Output {
     max_bytes: u64,
     process: Process,
     /// What each new file begins with.
-    named: Vec<(u8, u32, String)>,
+    named: Vec<Name>,
 }
 
 impl Output {
@@ -35,6 +44,9 @@ impl Output {
     pub(super) fn take(base: &Path, max_bytes: u64, process: Process) -> io::Result<Self> {
         let (path, file, length) = take_file(base)?;
         let mut output = Self { base: base.to_owned(), path, file, length, max_bytes, process, named: Vec::new() };
+        if !output.has_room(MIN_ROOM_BYTES) {
+            output.put_aside()?;
+        }
         output.begin()?;
         Ok(output)
     }
@@ -49,32 +61,59 @@ impl Output {
             self.length = MAGIC.len() as u64;
         }
         self.write(&self.process.body())?;
-        for (kind, number, name) in std::mem::take(&mut self.named) {
-            self.write(&named(kind, number, &name))?;
-            self.named.push((kind, number, name));
+        for name in std::mem::take(&mut self.named) {
+            self.write_name(&name)?;
+            self.named.push(name);
         }
         Ok(())
     }
 
     /// Gives a name, or a handler's, its number.
-    pub(super) fn name(&mut self, is_handler: bool, number: u32, name: String) -> io::Result<()> {
-        let kind = if is_handler { HANDLER } else { NAME };
-        self.append(&named(kind, number, &name))?;
-        self.named.push((kind, number, name));
+    pub(super) fn name(&mut self, name: Name) -> io::Result<()> {
+        let bytes = name.bodies().map(|body| HEAD_BYTES + body.len()).sum();
+        self.make_room(bytes)?;
+        self.write_name(&name)?;
+        self.named.push(name);
         Ok(())
+    }
+
+    fn write_name(&mut self, name: &Name) -> io::Result<()> {
+        name.bodies().try_for_each(|body| self.write(&body))
     }
 
     /// Appends a frame; where the file is full, to the next one.
     pub(super) fn append(&mut self, body: &[u8]) -> io::Result<()> {
-        if self.length + (HEAD_BYTES + body.len()) as u64 > self.max_bytes / 2 {
+        self.make_room(HEAD_BYTES + body.len())?;
+        self.write(body)
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.length + bytes as u64 <= max_file_bytes(self.max_bytes)
+    }
+
+    /// Goes on in the next file where this one has no room for so many bytes.
+    fn make_room(&mut self, bytes: usize) -> io::Result<()> {
+        if !self.has_room(bytes) {
+            self.put_aside()?;
+            self.begin()?;
+        }
+        Ok(())
+    }
+
+    /// Renames the file, and takes the next one that no process has: a new one, or one of a process that has gone and
+    /// left enough room.
+    fn put_aside(&mut self) -> io::Result<()> {
+        loop {
             self.file.check()?;
             let mut old = self.path.clone().into_os_string();
             old.push(".old");
             fs::rename(&self.path, old)?;
             (self.path, self.file, self.length) = take_file(&self.base)?;
-            self.begin()?;
+            let begins_with: usize = self.named.iter().flat_map(Name::bodies).map(|body| HEAD_BYTES + body.len()).sum();
+            if self.length == 0 || self.has_room(begins_with + MIN_ROOM_BYTES) {
+                return Ok(());
+            }
         }
-        self.write(body)
     }
 
     /// All or nothing.

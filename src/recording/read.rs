@@ -3,7 +3,7 @@
 //! What it keeps is bounded by what the files have: an event has three bytes there at least, and some hundred in
 //! memory. Numbers that they give (lengths, names, blocks) allocate nothing.
 
-use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, PROCESS, Process, RATE};
+use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE};
 use super::files::{bytes_of, files_of};
 use super::frames::{Frames, Part};
 use super::gaps::Gaps;
@@ -183,12 +183,18 @@ impl Reader {
                     _ => (&mut run.handlers, &mut self.handlers),
                 };
                 numbers.insert(number, texts.number_of(name).ok_or("there are too many names")?);
+                run.last_name = Some(number);
             }
             RATE => {
                 let one_in = Bytes { rest }.number().ok_or("a rate is not complete")?;
                 self.highest_one_in = self.highest_one_in.max(one_in);
             }
             CLOSED => run.is_closed = true,
+            OTHERS => match (rest.first(), run.last_name) {
+                (Some(&NAME), number) => run.other_name = number,
+                (Some(&HANDLER), number) => run.other_handler = number,
+                _ => return Err("what is not told apart is not complete"),
+            },
             _ => {} // of a later release
         }
         Ok(())

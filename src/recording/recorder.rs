@@ -5,15 +5,16 @@
 //! it says so once on standard error and stops.
 
 use super::encoded::{Process, rate};
+use super::names::{Name, Names};
 use super::options::Options;
-use super::output::Output;
+use super::output::{Output, max_file_bytes};
 use super::shard::{self, Shard};
 use crate::error::Error;
 use crate::os;
 use crate::settings;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, forks, held_across_fork};
 use crate::unattributed::unattributed;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,10 +30,6 @@ const ON: u8 = 2;
 
 /// Requests write into so many buffers, so that threads seldom wait for one another.
 const SHARDS: usize = 8;
-/// So many names are told apart, of so many bytes; others are `(other)`.
-const MAX_NAMES: usize = 4096;
-const MAX_NAME_BYTES: usize = 256;
-const OTHER: &str = "(other)";
 /// How often it looks what recording takes: after so many requests, and not more often than this.
 const LOOKS_EACH: u64 = 64;
 const LOOKS_AFTER_NS: u64 = 100_000_000;
@@ -46,7 +43,7 @@ pub(super) type Flusher = fn() -> fn();
 pub(super) struct Core {
     pub(super) shards: [Locked<Shard>; SHARDS],
     output: Locked<Option<Output>>,
-    names: Locked<[HashMap<String, u32>; 2]>,
+    names: Locked<Names>,
     /// What is to be written next. It is put there under the lock of the shard or of the names that it comes from: so
     /// whoever comes after them, as [`stop`](Self::stop) does, finds it here or in the file.
     ready: Locked<VecDeque<Ready>>,
@@ -71,7 +68,7 @@ pub(super) struct Core {
 #[derive(Debug)]
 pub(super) enum Ready {
     Body(Vec<u8>),
-    Name { is_handler: bool, number: u32, name: String },
+    Name(Name),
 }
 
 /// A recording of this process.
@@ -101,7 +98,7 @@ pub(super) fn core() -> &'static Core {
         held_across_fork(Core {
             shards: std::array::from_fn(|_| Locked::new(Shard::new())),
             output: Locked::new(None),
-            names: Locked::new(Default::default()),
+            names: Locked::new(Names::default()),
             ready: Locked::new(VecDeque::new()),
             session: Locked::new(None),
             current: AtomicU32::new(0),
@@ -260,7 +257,8 @@ impl Core {
         let number = self.sessions.fetch_add(1, Relaxed) + 1;
         // At once: a name that is known from now on is in this file.
         drop(self.output.with(|there| {
-            let named = self.names.with(std::mem::take);
+            let names = Names::new(max_file_bytes(options.max_bytes));
+            let named = self.names.with(|there| std::mem::replace(there, names));
             (there.replace(output), named, self.ready.with(std::mem::take))
         }));
         self.one_in.store(u64::from(options.one_in), Relaxed);
@@ -335,7 +333,7 @@ impl Core {
             while let Some(next) = self.ready.with(VecDeque::pop_front) {
                 match next {
                     Ready::Body(body) => output.append(&body)?,
-                    Ready::Name { is_handler, number, name } => output.name(is_handler, number, name)?,
+                    Ready::Name(name) => output.name(name)?,
                 }
             }
             Ok(())
@@ -366,21 +364,9 @@ impl Core {
 
     /// The number of a name, or of a handler's.
     pub(super) fn number_of(&self, is_handler: bool, name: &str) -> u32 {
-        let mut end = name.len().min(MAX_NAME_BYTES);
-        while !name.is_char_boundary(end) {
-            end -= 1;
-        }
-        let name = &name[..end];
         let (number, is_new) = self.names.with(|names| {
-            let names = &mut names[usize::from(is_handler)];
-            if let Some(&number) = names.get(name) {
-                return (number, false);
-            }
-            let name = if names.len() < MAX_NAMES { name } else { OTHER };
-            let next = names.len() as u32;
-            let number = *names.entry(name.to_owned()).or_insert(next);
-            let name = (number == next).then(|| Ready::Name { is_handler, number, name: name.to_owned() });
-            (number, self.make_ready(name))
+            let (number, name) = names.number_of(is_handler, name);
+            (number, self.make_ready(name.map(Ready::Name)))
         });
         if is_new {
             self.write();

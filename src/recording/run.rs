@@ -11,6 +11,10 @@ pub(super) struct Run {
     pub(super) process: Option<Process>,
     pub(super) names: BTreeMap<u64, u32>,
     pub(super) handlers: BTreeMap<u64, u32>,
+    /// The number that was given last, and those of all that have none of their own.
+    pub(super) last_name: Option<u64>,
+    pub(super) other_name: Option<u64>,
+    pub(super) other_handler: Option<u64>,
     pub(super) events: Vec<Event>,
     pub(super) is_closed: bool,
     /// Requests that ended behind a gap that they had begun before: events of theirs may be missing.

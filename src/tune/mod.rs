@@ -15,9 +15,11 @@ mod phases;
 mod plan;
 mod progress;
 mod replay;
+mod steps;
+mod stored;
 mod summary;
 
 pub use choice::Choice;
 pub use plan::{Facts, Plan};
-pub use replay::{Replayed, replay};
+pub use replay::{Replayed, replay, replay_routes};
 pub use summary::{Route, routes};

@@ -12,71 +12,21 @@
 
 use super::model::Account;
 use super::phases::{Last, Phases};
+use super::steps::{Act, Lane, Step, Wait};
 use crate::error::Error;
 use crate::recording::{Event, Recording, Sums, What};
 use std::collections::{HashMap, HashSet};
-
-/// What a thread does next.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Act {
-    Begin {
-        request: u32,
-    },
-    End {
-        request: u32,
-    },
-    Allocate {
-        request: u32,
-        block: u32,
-        bytes: u64,
-        zeroed: bool,
-    },
-    /// Bytes that the strategy does not make: an account only.
-    Charge {
-        request: u32,
-        block: u32,
-        bytes: u64,
-    },
-    Resize {
-        block: u32,
-        before: u64,
-        bytes: u64,
-    },
-    Free {
-        block: u32,
-    },
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
-    pub(super) act: Act,
-    /// Its waits: from here to those of the next step.
-    pub(super) waits: u32,
-    /// Whether another thread waits for it.
-    pub(super) is_awaited: bool,
-}
-
-/// Waits until a thread is as far as that (`progress.rs` says what it counts).
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Wait {
-    pub(super) thread: u32,
-    pub(super) done: u64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Lane {
-    pub(super) steps: Vec<Step>,
-    pub(super) waits: Vec<Wait>,
-}
 
 #[derive(Debug)]
 pub(super) struct Planned {
     /// The request that it is inside of.
     pub(super) parent: Option<u32>,
+    /// The name of the outermost request around it, or its own: an index into the plan's names.
+    pub(super) route: u32,
     /// What its account says at its end.
     pub(super) sums: Sums,
     /// Whether its end was recorded.
-    has_ended: bool,
+    pub(super) has_ended: bool,
     /// Whether its sums are those of its events only: some may be missing.
     pub(super) is_torn: bool,
 }
@@ -117,10 +67,12 @@ pub struct Facts {
 pub struct Plan {
     pub(super) lanes: Vec<Lane>,
     pub(super) requests: Vec<Planned>,
+    /// As the recording has them.
+    pub(super) names: Vec<String>,
     pub(super) blocks: usize,
     /// The end of this many outermost requests is the middle of the replay.
     pub(super) middle: u64,
-    facts: Facts,
+    pub(super) facts: Facts,
 }
 
 /// The most threads of one replay.
@@ -337,6 +289,7 @@ impl<'a> Planner<'a> {
             found.has_inner = true;
             (found.index, found.root)
         });
+        let route = around.map_or(name, |(index, _)| self.planned[index as usize].route);
         let is_other = |route| self.recording.names().get(name as usize).is_none_or(|name| name != route);
         if around.is_none() && (self.others.contains(&parent) || self.route.is_some_and(is_other)) {
             self.others.insert(event.request);
@@ -350,7 +303,7 @@ impl<'a> Planner<'a> {
         let index = self.planned.len() as u32;
         let has_ended = false;
         let (parent_index, is_torn) = (around.map(|(index, _)| index), self.recording.is_torn(event.request));
-        self.planned.push(Planned { parent: parent_index, sums: Sums::default(), has_ended, is_torn });
+        self.planned.push(Planned { parent: parent_index, route, sums: Sums::default(), has_ended, is_torn });
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
         let last = self.push(lane, Act::Begin { request: index }, after);
@@ -411,21 +364,24 @@ impl<'a> Planner<'a> {
             self.facts.left_out += 1;
             return Ok(());
         };
-        if !found.is_made {
-            return Err(contradicts(format!("block {block} is resized, and was charged only")));
-        }
+        let is_made = found.is_made;
         let before = std::mem::replace(&mut found.bytes, bytes);
         let (index, request, used) = (found.index, found.request, found.last);
-        let root = self.requests[&request].root;
+        let (owner, root) = (self.requests[&request].index, self.requests[&request].root);
         let growth = bytes.saturating_sub(before);
         self.for_each_around(request, |account| account.grow(growth));
         self.for_each_around(request, |account| account.give_back(before.saturating_sub(bytes)));
-        self.grow(growth);
-        self.live_bytes -= before.saturating_sub(bytes).min(self.live_bytes);
+        if is_made {
+            self.grow(growth);
+            self.live_bytes -= before.saturating_sub(bytes).min(self.live_bytes);
+        }
         let lane = self.lane(event.thread)?;
         let after = [Some((used, true)), self.roots[root].map(|last| (last, false))];
-        let act = Act::Resize { block: index, before, bytes };
-        let is_large = before.max(bytes) >= LARGE_BYTES;
+        let act = match is_made {
+            true => Act::Resize { request: owner, block: index, before, bytes },
+            false => Act::Recharge { block: index, bytes },
+        };
+        let is_large = is_made && before.max(bytes) >= LARGE_BYTES;
         let last = if is_large { self.push_large(lane, act, after, growth > 0) } else { self.push(lane, act, after) };
         self.roots[root] = Some(last);
         if let Some(found) = self.blocks.get_mut(&block) {
@@ -489,6 +445,8 @@ impl<'a> Planner<'a> {
         self.facts.threads = self.lanes.len();
         self.facts.live_at_end_bytes = self.live_bytes;
         let middle = (self.facts.requests / 2).max(1);
-        Ok(Plan { lanes: self.lanes, requests: self.planned, blocks: self.made as usize, middle, facts: self.facts })
+        let names = self.recording.names().to_vec();
+        let blocks = self.made as usize;
+        Ok(Plan { lanes: self.lanes, requests: self.planned, names, blocks, middle, facts: self.facts })
     }
 }

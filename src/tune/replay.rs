@@ -2,13 +2,15 @@
 
 use super::choice::Choice;
 use super::measure::{Moment, forget_peak, peak_resident_bytes, resident_bytes};
-use super::plan::{Act, Lane, Plan, Planned, Step};
+use super::plan::{Plan, Planned};
 use super::progress::Progress;
+use super::steps::{Act, Lane, Step};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::memory::Block;
 use crate::recording::Sums;
 use crate::request::{ExternalCharge, Request, Stats, request};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -43,7 +45,16 @@ pub struct Replayed {
 /// # Errors
 /// [`Error::Replay`] if a request's account differs from the recording's, or the strategy has no memory.
 pub fn replay(plan: &Plan, choice: &Choice) -> Result<Replayed, Error> {
-    let stage = Stage::new(plan, choice);
+    replay_routes(plan, choice, &HashMap::new())
+}
+
+/// As [`replay`], with a strategy of its own for each of these routes, by the name of the outermost request, and
+/// `choice` for all others: what they take of one process together.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_routes(plan: &Plan, choice: &Choice, routes: &HashMap<String, Choice>) -> Result<Replayed, Error> {
+    let stage = Stage::new(plan, choice, routes);
     let gate = Progress::default();
     let (before, resident) = thread::scope(|threads| {
         for number in 0..plan.lanes.len() {
@@ -95,13 +106,16 @@ struct Place {
 /// What a recorded block is in a replay.
 enum Kept {
     Block(Block),
-    /// Held for its drop, which gives it back.
-    Charge(#[allow(dead_code, reason = "held for its drop")] ExternalCharge),
+    /// Its drop gives it back.
+    Charge(ExternalCharge),
 }
 
 /// What the threads share.
 struct Stage<'a> {
     plan: &'a Plan,
+    /// By the plan's names.
+    choices: Vec<&'a Choice>,
+    /// Of names that the recording does not have.
     choice: &'a Choice,
     progress: Vec<Progress>,
     places: Vec<Mutex<Place>>,
@@ -118,9 +132,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'a> Stage<'a> {
-    fn new(plan: &'a Plan, choice: &'a Choice) -> Self {
+    fn new(plan: &'a Plan, choice: &'a Choice, routes: &'a HashMap<String, Choice>) -> Self {
         Self {
             plan,
+            choices: plan.names.iter().map(|name| routes.get(name).unwrap_or(choice)).collect(),
             choice,
             progress: plan.lanes.iter().map(|_| Progress::default()).collect(),
             places: plan.requests.iter().map(|_| Mutex::default()).collect(),
@@ -179,7 +194,7 @@ impl<'a> Stage<'a> {
                 *last = Some((request, handler));
                 let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
                 let made = if zeroed { Block::zeroed(handler, size) } else { Block::uninitialised(handler, size) };
-                let mut made = made.map_err(|error| self.refused(bytes, &error))?;
+                let mut made = made.map_err(|error| refused(self.choice_of(request), bytes, &error))?;
                 halfway();
                 made.touch(0);
                 *lock(&self.blocks[block as usize]) = Some(Kept::Block(made));
@@ -193,14 +208,20 @@ impl<'a> Stage<'a> {
                 *lock(&self.blocks[block as usize]) = Some(Kept::Charge(charge));
                 Ok(())
             }
-            Act::Resize { block, before, bytes } => {
+            Act::Resize { request, block, before, bytes } => {
                 let mut held = lock(&self.blocks[block as usize]);
                 let Some(Kept::Block(found)) = held.as_mut() else { return Err("a block is not there".into()) };
                 let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
-                found.resize_uninitialised(size).map_err(|error| self.refused(bytes, &error))?;
+                found.resize_uninitialised(size).map_err(|error| refused(self.choice_of(request), bytes, &error))?;
                 halfway();
                 found.touch(usize::try_from(before.min(bytes)).unwrap_or(size));
                 Ok(())
+            }
+            Act::Recharge { block, bytes } => {
+                let mut held = lock(&self.blocks[block as usize]);
+                let Some(Kept::Charge(found)) = held.as_mut() else { return Err("a charge is not there".into()) };
+                let size = usize::try_from(bytes).map_err(|error| error.to_string())?;
+                found.resize(size).map_err(|error| error.to_string())
             }
             Act::Free { block } => {
                 let held = lock(&self.blocks[block as usize]).take();
@@ -210,12 +231,13 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn refused(&self, bytes: u64, error: &Error) -> String {
-        format!("strategy {} gave no {bytes} bytes: {error}", self.choice.name())
+    fn choice_of(&self, request: u32) -> &'a Choice {
+        self.choices.get(self.plan.requests[request as usize].route as usize).copied().unwrap_or(self.choice)
     }
 
     fn begin(&self, number: u32) -> Result<(), String> {
-        let begin = |terms| self.choice.apply(terms).begin().map_err(|error| error.to_string());
+        let choice = self.choice_of(number);
+        let begin = |terms| choice.apply(terms).begin().map_err(|error| error.to_string());
         let begun = match self.plan.requests[number as usize].parent {
             None => begin(request().root()),
             Some(parent) => {
@@ -242,6 +264,10 @@ impl<'a> Stage<'a> {
         }
         Ok(())
     }
+}
+
+fn refused(choice: &Choice, bytes: u64, error: &Error) -> String {
+    format!("strategy {} gave no {bytes} bytes: {error}", choice.name())
 }
 
 fn sums_of(stats: &Stats) -> Sums {

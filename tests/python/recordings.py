@@ -258,3 +258,21 @@ def two_halves(requests: int = 60) -> Script:
             script.free(block)
         script.end(request)
     return script
+
+
+def in_each_others_way(turns: int = 6) -> Script:
+    """Three routes in turns: what a pool keeps of the first two stands beside what the other has alive."""
+    script = Script()
+    for _ in range(turns):
+        for name, times, sizes in (
+            ("POST /many", 4, [400 * KiB] * 60),
+            ("POST /large", 4, [34 * MiB]),
+            ("POST /small", 40, [300 * KiB] * 3),
+        ):
+            for _at in range(times):
+                request = script.begin(name)
+                blocks = [script.make(request, size) for size in sizes]
+                for block in blocks:
+                    script.free(block)
+                script.end(request)
+    return script

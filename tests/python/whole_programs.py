@@ -28,11 +28,11 @@ def library_path() -> str:
     return made.stdout.strip()
 
 
-def check(program: str, *arguments: str, timeout: float = 200) -> str:
+def check(program: str, *arguments: str, timeout: float = 200, **environment: str) -> str:
     """What the program prints. It must end well."""
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", START + textwrap.dedent(program), *arguments],
-        env={**os.environ, "PYTHONMALLOC": "", "LD_PRELOAD": library_path()},
+        env={**os.environ, "PYTHONMALLOC": "", "LD_PRELOAD": library_path(), **environment},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -4,15 +4,17 @@
 
 #[path = "recording/damage.rs"]
 mod damage;
+#[path = "recording/limits.rs"]
+mod limits;
 
 use ctxalloc::recording::{Event, Options, Recording, Sums, What, record};
 use ctxalloc::request::Stats;
 use ctxalloc::strategy::{Budget, System};
 use ctxalloc::tune::routes;
-use ctxalloc::{Buffer, Error, Handler, request};
+use ctxalloc::{Buffer, Handler, request};
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -427,75 +429,6 @@ fn one_request_in_so_many_is_recorded_with_all_inside_of_it() {
     assert_eq!(count("outer"), count("inner"));
     assert!((120..300).contains(&count("outer")), "{} of 2000", count("outer"));
     assert_eq!(recording.header().one_in, 10);
-}
-
-#[test]
-fn a_file_stays_below_its_limit_and_keeps_the_newest() {
-    let _turn = in_turn();
-    let folder = Folder::new("rotated");
-    let mut options = everything();
-    options.max_bytes = 128 << 10;
-    let recorder = record(folder.file(), options).unwrap();
-    for number in 0..8000 {
-        let request = request().root().name(format!("route {}", number % 7)).begin().unwrap();
-        let kept = [1000, 2000, 3000].map(|bytes| Buffer::zeroed_in(request.handler(), bytes).unwrap());
-        drop(kept);
-        request.end();
-    }
-    let last = request().root().name("the last").begin().unwrap();
-    drop(Buffer::zeroed_in(last.handler(), 77).unwrap());
-    last.end();
-    recorder.stop().unwrap();
-    let bytes: u64 = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
-    assert!(bytes <= options.max_bytes, "{bytes} bytes");
-    let recording = Recording::open(folder.file()).unwrap();
-    assert!(recording.names().iter().any(|name| name == "the last"));
-    let added = added(&recording);
-    assert_eq!(added.said["the last"].peak_bytes, 77);
-    assert_eq!(added.sums["route 3"], added.said["route 3"], "names are known after the file was put aside");
-}
-
-#[test]
-fn a_recording_goes_on_in_its_file() {
-    let _turn = in_turn();
-    let folder = Folder::new("again");
-    for name in ["first", "second"] {
-        let recorder = record(folder.file(), everything()).unwrap();
-        let again = record(folder.file(), everything()).unwrap_err();
-        assert!(again.to_string().contains("records already"), "{again}");
-        let request = request().root().name(name).begin().unwrap();
-        drop(Buffer::zeroed_in(request.handler(), 10).unwrap());
-        request.end();
-        recorder.stop().unwrap();
-        // As a process leaves it that is killed while it writes.
-        let mut bytes = fs::read(folder.file()).unwrap();
-        let begin = bytes[8..15].to_vec();
-        bytes.extend_from_slice(&begin);
-        fs::write(folder.file(), bytes).unwrap();
-        assert!(Recording::open(folder.file()).unwrap().is_cut_off());
-    }
-    let recording = Recording::open(folder.file()).unwrap();
-    assert_eq!(recording.names(), ["first", "second"]);
-    assert_eq!(recording.header().processes, 2);
-    assert_eq!(added(&recording).said.len(), 2);
-}
-
-#[test]
-fn what_cannot_be_recorded_into_is_an_error() {
-    let _turn = in_turn();
-    let folder = Folder::new("errors");
-    let record_error = |path: &Path| record(path, everything()).unwrap_err();
-    assert!(matches!(record_error(&folder.0), Error::NoRecording { .. }), "a folder");
-    assert!(matches!(record_error(&folder.0.join("no/such/folder")), Error::NoRecording { .. }));
-    fs::write(folder.file(), "something else").unwrap();
-    let error = record_error(&folder.file());
-    assert!(error.to_string().contains("no recording of this version"), "{error}");
-    assert_eq!(fs::read(folder.file()).unwrap(), b"something else", "it is left alone");
-    let error = Recording::open(folder.file()).unwrap_err();
-    assert!(matches!(error, Error::BadRecording { offset: 0, .. }), "{error}");
-    let mut options = everything();
-    options.one_in = 0;
-    assert!(matches!(record(folder.0.join("a"), options), Err(Error::BadOption { option: "one_in", .. })));
 }
 
 #[test]

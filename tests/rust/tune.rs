@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 use ctxalloc::recording::{Event, Recording, Sums, What};
-use ctxalloc::tune::{Choice, Plan, Replayed, replay, routes};
-use std::sync::{Mutex, PoisonError};
+use ctxalloc::tune::{Choice, Plan, Replayed, replay, replay_routes, routes};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ALL: [&str; 6] = ["default", "pool", "arena", "hugepages", "aligned64", "tracked"];
 
@@ -13,11 +14,53 @@ fn sums(peak_bytes: u64, total_bytes: u64, blocks: u64, live_bytes: u64) -> Sums
     sums
 }
 
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ctxalloc::trim();
+    alone
+}
+
+/// Where a test writes a plan.
+struct Written(std::path::PathBuf);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_plan_that_was_written_is_replayed_as_it_was() {
+    let file = Written(std::env::temp_dir().join(format!("ctxalloc-plan-{}", std::process::id())));
+    for recording in [nested(), passed_on(5, 60, 20)] {
+        for on_one_thread in [false, true] {
+            let plan = Plan::new(&recording, None, on_one_thread).unwrap();
+            plan.write(&file.0).unwrap();
+            let read = Plan::read(&file.0).unwrap();
+            read.write(&file.0).unwrap();
+            assert_eq!(replayed(&read, "pool").compared, replayed(&plan, "pool").compared);
+            assert_eq!(format!("{:?}", Plan::read(&file.0).unwrap()), format!("{read:?}"), "nothing is lost");
+        }
+    }
+    let bytes = std::fs::read(&file.0).unwrap();
+    let says = |bytes: &[u8]| {
+        std::fs::write(&file.0, bytes).unwrap();
+        Plan::read(&file.0).unwrap_err().to_string()
+    };
+    assert!(says(&bytes[..bytes.len() / 2]).contains("this is no plan"));
+    assert!(says(b"").contains("this is no plan"));
+    for at in [0, 40, bytes.len() / 2, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 4;
+        assert!(says(&damaged).contains("this is no plan"), "byte {at}");
+    }
+    assert!(Plan::read("/no/such/plan").unwrap_err().to_string().contains("/no/such/plan"));
+}
+
 /// A replay at a time, each without what the one before left warm: what they take of the process is measured.
 fn replayed(plan: &Plan, name: &str) -> Replayed {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    ctxalloc::trim();
+    let _alone = alone();
     replay(plan, &Choice::named(name).unwrap()).unwrap()
 }
 
@@ -87,6 +130,26 @@ fn what_came_from_elsewhere_is_charged_and_not_made() {
     assert_eq!(plan.facts().peak_live_bytes, 8);
     assert_eq!(replayed(&plan, "default").compared, 1);
     assert_eq!(routes(&script.recording())[0].total_bytes, 8);
+}
+
+/// As a whole request's lists and buffers do it: in place, elsewhere, after an inner end, on another thread.
+#[test]
+fn what_was_charged_is_resized_as_it_was() {
+    let mut script = Script::default();
+    let charge = |block, bytes| What::Allocate { block, bytes, align: 0, zeroed: false };
+    let resize = |block, bytes| What::Resize { block, bytes, moved: false };
+    script.begin(0, 1, 0).on(0, 1, charge(1, 1 << 40)).on(0, 1, resize(1, 3 << 40)).make(0, 1, 2, 8, false);
+    script.begin(0, 2, 1).on(0, 2, charge(3, 5000)).on(1, 2, resize(3, 9000)).on(1, 2, resize(3, 2000));
+    script.end(0, 2, sums(9000, 9000, 1, 2000)).on(1, 2, resize(3, 100_000)).on(0, 1, resize(1, 16));
+    script.free(1, 2, 3).on(0, 1, resize(1, 48)).end(0, 1, sums((3 << 40) + 100_008, (3 << 40) + 107_040, 3, 56));
+    script.on(0, 1, resize(1, 1 << 30)).free(1, 1, 1);
+    for name in ALL {
+        for on_one_thread in [false, true] {
+            let plan = Plan::new(&script.recording(), None, on_one_thread).unwrap();
+            assert_eq!((plan.facts().peak_live_bytes, plan.facts().live_at_end_bytes), (8, 8), "nothing else is made");
+            assert_eq!(replayed(&plan, name).compared, 2, "{name}");
+        }
+    }
 }
 
 #[test]
@@ -172,6 +235,31 @@ fn a_route_is_replayed_alone() {
     let plan = Plan::new(&script.recording(), Some("GET /other"), false).unwrap();
     assert_eq!((plan.facts().requests, plan.facts().peak_live_bytes, plan.facts().left_out), (5, 512, 0));
     assert_eq!(replayed(&plan, "pool").compared, 5);
+}
+
+#[test]
+fn routes_are_replayed_together_each_with_its_own_strategy() {
+    let mut script = Script::default();
+    for request in 1..=40 {
+        let is_outer = |name| What::Begin { name, handler: 0, parent: 0 };
+        script.on(0, 2 * request, is_outer(request as u32 % 2)).begin(0, 2 * request + 1, 2 * request);
+        script.make(0, 2 * request + 1, request, 10_000_000, false).free(0, 2 * request + 1, request);
+        let one = sums(10_000_000, 10_000_000, 1, 0);
+        script.end(0, 2 * request + 1, one).end(0, 2 * request, one);
+    }
+    let plan = Plan::new(&script.recording(), None, true).unwrap();
+    let choice = |name: &str| Choice::named(name).unwrap();
+    let of = |name: &str| HashMap::from([("GET /other".to_owned(), choice(name))]);
+    let faults =
+        [of("default"), of("guard"), HashMap::from([("no route".to_owned(), choice("guard"))])].map(|routes| {
+            let _alone = alone();
+            let found = replay_routes(&plan, &choice("default"), &routes).unwrap();
+            assert_eq!(found.compared, 80);
+            found.faults
+        });
+    // A guard gives each block pages of its own, fresh ones: 2442 for each of twenty. Inner requests are the route's.
+    assert!(faults[1] > faults[0] + 20_000, "{faults:?}");
+    assert!(faults[2] < faults[0] + 20_000, "{faults:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 mod aside;
 pub(super) mod chunks;
 pub(super) mod ended;
+mod external;
 mod list;
 pub(crate) mod on_chosen;
 mod prepared;
@@ -30,6 +31,7 @@ mod whole;
 
 #[cfg(feature = "python")]
 pub(crate) use crate::strategy::account::WholeStats;
+pub use external::ExternalCharge;
 pub(crate) use list::gauges;
 pub use list::{Present, present};
 pub(crate) use prepared::Prepared;
@@ -48,7 +50,7 @@ use super::process::table;
 use super::word::Handler;
 use crate::counters::{self, History, Sample};
 use crate::error::Error;
-use crate::recording::{Noted, Sums};
+use crate::recording::Sums;
 use crate::strategy::account::{Chain, Refusal, Stats};
 use crate::strategy::{Budget, LiveBlock, Strategy};
 use crate::unattributed::{is_active, unattributed};
@@ -471,68 +473,11 @@ impl RequestHandle {
     pub(crate) fn seen(&self) -> &Seen {
         &self.seen
     }
-
-    /// Charges bytes that come from elsewhere (memory of a device, a library's own) to it, until the charge is dropped.
-    ///
-    /// # Errors
-    /// [`Error::BudgetExceeded`]; it counts among the request's refusals. [`Error::RequestEnded`] where it has ended
-    /// and refuses what comes after ([`AfterEnd::Refuse`]).
-    pub fn charge(&self, bytes: usize) -> Result<ExternalCharge, Error> {
-        let held = Held::try_on(self.seen.handler);
-        let slot = held.as_ref().and_then(|held| Slot::behind(held.handler()));
-        let state = slot
-            .map(Slot::state)
-            .ok_or_else(|| Error::RequestEnded { request: self.name().into_owned(), requested_bytes: bytes })?;
-        if bytes == 0 {
-            return Ok(ExternalCharge { _held: held, chain: Arc::clone(&self.seen.chain), bytes, noted: None });
-        }
-        let (is_counted, number) = state.charge_external(bytes).map_err(|refused| {
-            state.remember(refused);
-            self.seen.chain.error(refused)
-        })?;
-        Ok(ExternalCharge {
-            _held: held,
-            chain: Arc::clone(&self.seen.chain),
-            bytes: if is_counted { bytes } else { 0 },
-            noted: state.memory.noted().filter(|_| number.is_some()).map(|noted| Box::new((noted.clone(), number))),
-        })
-    }
 }
 
 impl fmt::Debug for RequestHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RequestHandle").field("name", &self.name()).field("stats", &self.stats()).finish()
-    }
-}
-
-/// Bytes from elsewhere that a request is charged. Dropping it gives them back.
-#[derive(Debug)]
-#[must_use = "dropping it gives the bytes back"]
-pub struct ExternalCharge {
-    _held: Option<Held>,
-    chain: Arc<Chain>,
-    /// 0: detached.
-    bytes: usize,
-    /// Its number in a recording.
-    noted: Option<Box<(Noted, Option<u64>)>>,
-}
-
-impl ExternalCharge {
-    /// How many bytes are charged: none where the request had ended and lets go of what comes after
-    /// ([`AfterEnd::Detach`]).
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for ExternalCharge {
-    fn drop(&mut self) {
-        match &self.noted {
-            Some(noted) => noted.0.clone().freed(noted.1, || self.chain.give_back(self.bytes, 1)),
-            None if self.bytes > 0 => self.chain.give_back(self.bytes, 1),
-            None => {}
-        }
     }
 }
 

@@ -680,6 +680,26 @@ impl PyRequest {
         Self::close(slf)
     }
 
+    /// What it is refused for, if `error` is the cancellation of its task because it was chosen to make room: then the
+    /// task is cancelled no longer. For middlewares, which answer it.
+    #[pyo3(signature = (error, /))]
+    fn _chosen_of(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+        static REFUSED: Imported = Imported::new("ctxalloc._errors", "BudgetExceeded");
+        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, Some(error))) {
+            Err(refused) if refused.value(py).is_instance(REFUSED.get(py)?)? => {
+                Ok(Some(refused.into_value(py).into_any()))
+            }
+            other => other.map(|()| None),
+        }
+    }
+
+    /// Whether its task is to be cancelled when it is chosen to make room.
+    #[getter]
+    fn _cancels_if_chosen(&self) -> bool {
+        self.arguments.cancel_if_chosen
+    }
+
     /// Calls the function as soon as it is settled what has escaped: now, or a turn of the event loop later. One
     /// function only.
     #[pyo3(signature = (function, /))]

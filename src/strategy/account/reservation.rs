@@ -126,21 +126,24 @@ impl Chain {
 
     /// The account that can never give so many bytes, however little is in use, if any.
     pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
-        let mut promises = false;
+        let (mut promises, mut draws) = (false, false);
         for account in self.accounts() {
-            if bytes > account.limit_bytes() || bytes == UNLIMITED {
+            // What comes out of a guarantee does not reach those above it.
+            if bytes > account.limit_bytes() && !draws || bytes == UNLIMITED {
                 return Some(account);
             }
             promises |= account.promised_bytes() > 0;
+            draws |= account.reservation.is_some() && !account.is_of_request();
         }
-        if promises { self.never_fits_beside_promises(bytes) } else { None }
+        if promises || draws { self.never_fits_beside_promises(bytes) } else { None }
     }
 
     /// Reserves `bytes` of all accounts above, or of none. `is_closed`: whether somebody waits there who comes first;
-    /// such accounts, and those that have no room, are an obstacle if they would have to give anything. The positions
-    /// of those that have no room are added to `full`, and they become wanted, where it is given; also those of budgets
-    /// below an obstacle of whose guarantees it would have drawn, which others would use up meanwhile. Returns whether
-    /// it was taken.
+    /// such accounts, and those that have no room, are an obstacle if they would have to give anything. The position
+    /// of the youngest that has no room is added to `full`, and it becomes wanted, where that is given: while a
+    /// tenant's own limit stands in the way, nobody of another tenant waits behind it. So are those of budgets below an
+    /// obstacle of whose guarantees it would have drawn, which others would use up meanwhile. Returns whether it was
+    /// taken.
     pub(crate) fn admit(
         &self,
         bytes: usize,
@@ -174,9 +177,9 @@ impl Chain {
                 return false;
             }
             let is_full = |&at: &usize| gives(at) && !self.accounts()[at].has_room_for(self.step(covers, at, 0));
-            if let Some(highest) = above.clone().rev().find(is_full) {
-                above.filter(is_full).for_each(&mut want);
-                self.guarantees_below(covers, highest).for_each(want);
+            if let Some(youngest) = above.clone().find(is_full) {
+                want(youngest);
+                self.guarantees_below(covers, youngest).for_each(want);
                 return false;
             }
             own.bytes.store(bytes, RELAXED);

@@ -1,0 +1,222 @@
+"""All advice together: what is good for each route alone, and not for the process, is withdrawn and told."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recordings
+
+from ctxalloc import _recommend, _together
+from ctxalloc._replay import FailedError, Round, StoppedError
+from ctxalloc._together import ADVISED, Together, Wanted, tried
+
+pytestmark = pytest.mark.once
+MiB = 1 << 20
+WANTED = [Wanted("b", "hugepages", 2.0), Wanted("c", "arena", 1.0), Wanted("a", "pool", 3.0)]
+
+
+class Machine:
+    """Takes the place of replays: what the process takes, by the routes that are as advised."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.stops_at: int | None = None
+        monkeypatch.setattr(_together, "measured", self.measured)
+
+    def cpu(self, _routes: Mapping[str, str]) -> float:
+        return 1.0
+
+    def peak_bytes(self, _routes: Mapping[str, str]) -> int | None:
+        return 100 * MiB
+
+    def measured(
+        self, _path: Path, arms: list[str], rounds: int, *, by_route: Mapping[str, Mapping[str, str]], shown: Any
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self.stops_at == len(self.asked):
+            raise StoppedError
+        self.asked.append(dict(by_route[ADVISED]))
+        for number in range(rounds):
+            for arm in arms:
+                shown(arm)
+                routes = by_route.get(arm, {})
+                cpu, peak = self.cpu(routes) * (1 + 0.01 * number), self.peak_bytes(routes)
+                yield (
+                    arm,
+                    {
+                        "time_ns": cpu * 1e9,
+                        "cpu_ns": cpu * 1e9,
+                        "cpu_first_half_ns": cpu * 5e8,
+                        "faults": 1,
+                        "peak_resident_bytes": peak,
+                        "resident_bytes_after": peak,
+                    },
+                )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def answers(wanted: list[Wanted] = WANTED) -> list[Together]:
+    return list(tried(Path("none"), wanted, 3, lambda _: None))
+
+
+def test_what_is_no_worse_together_stays_as_it_is(machine: Machine) -> None:
+    first, last = answers()
+    assert first == Together({}, {}, ["a", "b", "c"])
+    assert (last.withdrawn, last.untried) == ({}, [])
+    assert machine.asked == [{"a": "pool", "b": "hugepages", "c": "arena"}], "they are measured once"
+    assert [len(part) for part in last.rounds.values()] == [3, 3]
+
+
+def test_the_advice_that_makes_the_process_larger_is_withdrawn(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (109 if {"a", "b"} <= set(routes) else 100) * MiB)
+    last = answers()[-1]
+    assert list(last.withdrawn) == ["b"], "of the two, a gains more"
+    assert last.withdrawn["b"] == (
+        "hugepages gains something by itself, but beside the other routes as advised all requests together then hold "
+        "9 MiB more at the peak (1.09 times as much): it is withdrawn"
+    )
+    assert machine.asked[-1] == {"a": "pool", "c": "arena"}
+    assert [one.peak_bytes for one in last.rounds[ADVISED]] == [100 * MiB] * 3, "of what is advised in the end"
+
+
+def test_the_advice_that_makes_the_process_slower_is_withdrawn(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cpu", lambda routes: 1.2 if "c" in routes else 0.9 if routes else 1.0)
+    last = answers()[-1]
+    assert list(last.withdrawn) == ["c"]
+    assert "take 202.0 ms more of processor time (1.20 times as much)" in last.withdrawn["c"]
+    # With the last one they are all, which were measured before.
+    assert machine.asked == [
+        {"a": "pool", "b": "hugepages", "c": "arena"},
+        {"a": "pool"},
+        {"a": "pool", "b": "hugepages"},
+    ]
+
+
+@pytest.mark.parametrize(("cpu", "more"), [(1.015, 0), (1.0, 4), (0.9, 4)])
+def test_a_difference_within_the_spread_withdraws_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, cpu: float, more: int
+) -> None:
+    monkeypatch.setattr(machine, "cpu", lambda routes: cpu if routes else 1.0)
+    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (100 + more * bool(routes)) * MiB)
+    assert answers()[-1].withdrawn == {}
+
+
+def test_memory_that_no_system_tells_is_no_reason(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "peak_bytes", lambda _: None)
+    last = answers()[-1]
+    assert last.withdrawn == {}
+    told = {name: [one._asdict() for one in part] for name, part in last.rounds.items()}
+    assert _together.text_of(told) == (
+        "as advised they take 1.00 of the processor time that they take as they are (3 rounds)"
+    )
+
+
+def test_what_an_interrupt_leaves_untried_is_known(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu", lambda routes: 2.0 if "a" in routes else 1.0)
+    machine.stops_at = 2
+    seen: list[Together] = []
+    with pytest.raises(StoppedError):
+        seen.extend(tried(Path("none"), WANTED, 3, lambda _: None))
+    assert (list(seen[-1].withdrawn), seen[-1].untried) == (["a"], ["b", "c"])
+
+
+# ---- as the command does it
+
+
+def recommended(path: Path, *options: str, status: int = 0) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ctxalloc", "recommend", str(path), "--json", "--rounds", "3", *options],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == status, done
+    return json.loads(done.stdout), done.stderr
+
+
+def test_routes_that_gain_alone_and_cost_together(tmp_path: Path) -> None:
+    """Each route is faster with the pool, and no larger. Together it keeps warm what the others have no use for."""
+    path = recordings.in_each_others_way().write(tmp_path / "both.rec")
+    told, _ = recommended(path, "--strategy", "pool")
+    routes = {one["route"]: one for one in told["routes"]}
+    for name in routes:
+        one = json.loads(_replayed(path, name))
+        base, pool = (min(part["peak_bytes"] for part in one["strategies"][arm]) for arm in ("default", "pool"))
+        assert pool < 1.05 * base + MiB, f"{name}: by itself it is no larger"
+    if "unknown" in {one["verdict"] for one in routes.values()}:
+        return  # the machine is too noisy to know a gain, which is never wrong
+    found = {name: (one["verdict"], one["strategy"], one["withdrawn"]) for name, one in routes.items()}
+    assert found["POST /large"] == found["POST /many"] == ("leave", "default", "pool")
+    assert found["POST /small"][2] is None, "what a pool keeps of it is too little to matter"
+    assert "MiB more at the peak (1." in routes["POST /large"]["reason"]
+    rows = {
+        line.split("'")[1]: line for line in told["snippets"]["python"].splitlines() if line.startswith("    'POST")
+    }
+    assert "strategies.System()" in rows["POST /large"]
+    assert ("strategy" in rows["POST /small"]) == (found["POST /small"][0] == "leave")
+    assert routes["POST /large"]["would_change"][0].startswith("a process that may hold so much more")
+    if rounds := told["together"]["rounds"]:
+        peaks = {arm: [one["peak_bytes"] for one in part] for arm, part in rounds.items()}
+        assert min(peaks["advised"]) <= 1.05 * max(peaks["default"]) + MiB
+
+
+def _replayed(path: Path, route: str) -> str:
+    words = ["replay", str(path), "--strategy", "default,pool", "--rounds", "3", "--json", "--route", route]
+    return subprocess.run(
+        [sys.executable, "-m", "ctxalloc", *words], capture_output=True, text=True, timeout=300, check=True
+    ).stdout
+
+
+def test_one_route_alone_is_not_replayed_again(tmp_path: Path) -> None:
+    told, _ = recommended(recordings.all_die_at_once().write(tmp_path / "one.rec"), "--strategy", "pool")
+    assert told["together"] is None
+    assert told["routes"][0]["withdrawn"] is None
+
+
+def test_the_page_and_the_text_say_what_was_withdrawn(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recordings.in_each_others_way().write(tmp_path / "both.rec")
+    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (100 + 9 * len(routes)) * MiB)
+    monkeypatch.setattr(_recommend, "_measure", _better)
+    output = tmp_path / "advice.html"
+    assert advised(path, output) == 0
+    text = capsys.readouterr().out
+    for said in (text, output.read_text()):
+        assert said.count("it is withdrawn") == 3
+        assert "nothing that is advised for one route is good for all together" in said
+    machine.stops_at = len(machine.asked)
+    assert advised(path, output) == 130
+    assert "interrupted before all routes were replayed together" in capsys.readouterr().out
+
+
+def _better(*_: Any, into: Any, **__: Any) -> None:
+    for name, cpu in (("default", 1.0), ("pool", 0.5)):
+        into[name] += [Round(cpu, cpu, cpu / 2, 1000, 100 * MiB, 0)] * 3
+
+
+def advised(path: Path, output: Path) -> int:
+    return _recommend.recommend(path, ["pool"], 3, only=None, is_json=False, output=output, out=sys.stdout)
+
+
+def test_a_replay_that_fails_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Iterator[Any]:
+        raise FailedError("the strategy has no memory")
+        yield
+
+    monkeypatch.setattr(machine, "measured", fails)
+    monkeypatch.setattr(_together, "measured", fails)
+    with pytest.raises(FailedError, match="no memory"):
+        answers()

@@ -1,0 +1,133 @@
+//! The files of a recording: how long they get, what they go on with, and what cannot be one.
+
+use super::{Folder, added, everything, in_turn};
+use ctxalloc::recording::{Recording, What, record};
+use ctxalloc::{Buffer, Error, request};
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn a_file_stays_below_its_limit_and_keeps_the_newest() {
+    let _turn = in_turn();
+    let folder = Folder::new("rotated");
+    let mut options = everything();
+    options.max_bytes = 128 << 10;
+    let recorder = record(folder.file(), options).unwrap();
+    for number in 0..8000 {
+        let request = request().root().name(format!("route {}", number % 7)).begin().unwrap();
+        let kept = [1000, 2000, 3000].map(|bytes| Buffer::zeroed_in(request.handler(), bytes).unwrap());
+        drop(kept);
+        request.end();
+    }
+    let last = request().root().name("the last").begin().unwrap();
+    drop(Buffer::zeroed_in(last.handler(), 77).unwrap());
+    last.end();
+    recorder.stop().unwrap();
+    assert!(bytes_in(&folder) <= options.max_bytes, "{} bytes", bytes_in(&folder));
+    let recording = Recording::open(folder.file()).unwrap();
+    assert!(recording.names().iter().any(|name| name == "the last"));
+    let added = added(&recording);
+    assert_eq!(added.said["the last"].peak_bytes, 77);
+    assert_eq!(added.sums["route 3"], added.said["route 3"], "names are known after the file was put aside");
+}
+
+/// The bytes of all files in the folder.
+fn bytes_in(folder: &Folder) -> u64 {
+    fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn names_are_no_way_around_the_limit() {
+    let _turn = in_turn();
+    let folder = Folder::new("names");
+    let mut options = everything();
+    options.max_bytes = 64 << 10;
+    let recorder = record(folder.file(), options).unwrap();
+    for number in 0..3000 {
+        let name = format!("{:04} {}", number % 600, "x".repeat(239));
+        let request = request().root().name(name).begin().unwrap();
+        let kept = [1000, 2000, 3000].map(|bytes| Buffer::zeroed_in(request.handler(), bytes).unwrap());
+        drop(kept);
+        request.end();
+        if number % 100 == 0 {
+            assert!(bytes_in(&folder) <= options.max_bytes, "{} bytes", bytes_in(&folder));
+        }
+    }
+    recorder.stop().unwrap();
+    assert!(bytes_in(&folder) <= options.max_bytes, "{} bytes", bytes_in(&folder));
+    let recording = Recording::open(folder.file()).unwrap();
+    let mut by_name: HashMap<&str, u64> = HashMap::new();
+    for event in recording.events() {
+        if let What::Begin { name, .. } = event.what {
+            *by_name.entry(&recording.names()[name as usize]).or_default() += 1;
+        }
+    }
+    assert!(by_name["(other)"] > 300 && by_name.len() > 10, "{by_name:?}");
+    assert_eq!(recording.header().other_requests, by_name["(other)"]);
+    let added = added(&recording);
+    assert!(added.said.keys().all(|name| added.sums[name] == added.said[name]));
+}
+
+/// A file that is full already, left by another process with a higher limit, is put aside at once.
+#[test]
+fn a_full_file_is_not_gone_on_with() {
+    let _turn = in_turn();
+    let folder = Folder::new("full");
+    let mut options = everything();
+    for max_bytes in [4 << 20, 64 << 10] {
+        options.max_bytes = max_bytes;
+        let recorder = record(folder.file(), options).unwrap();
+        for number in 0..3000 {
+            let request = request().root().name(format!("route {}", number % 7)).begin().unwrap();
+            drop(Buffer::zeroed_in(request.handler(), 1000).unwrap());
+            request.end();
+        }
+        recorder.stop().unwrap();
+    }
+    assert!(bytes_in(&folder) <= 64 << 10, "{} bytes", bytes_in(&folder));
+    assert_eq!(Recording::open(folder.file()).unwrap().header().other_requests, 0);
+}
+
+#[test]
+fn a_recording_goes_on_in_its_file() {
+    let _turn = in_turn();
+    let folder = Folder::new("again");
+    for name in ["first", "second"] {
+        let recorder = record(folder.file(), everything()).unwrap();
+        let again = record(folder.file(), everything()).unwrap_err();
+        assert!(again.to_string().contains("records already"), "{again}");
+        let request = request().root().name(name).begin().unwrap();
+        drop(Buffer::zeroed_in(request.handler(), 10).unwrap());
+        request.end();
+        recorder.stop().unwrap();
+        // As a process leaves it that is killed while it writes.
+        let mut bytes = fs::read(folder.file()).unwrap();
+        let begin = bytes[8..15].to_vec();
+        bytes.extend_from_slice(&begin);
+        fs::write(folder.file(), bytes).unwrap();
+        assert!(Recording::open(folder.file()).unwrap().is_cut_off());
+    }
+    let recording = Recording::open(folder.file()).unwrap();
+    assert_eq!(recording.names(), ["first", "second"]);
+    assert_eq!(recording.header().processes, 2);
+    assert_eq!(added(&recording).said.len(), 2);
+}
+
+#[test]
+fn what_cannot_be_recorded_into_is_an_error() {
+    let _turn = in_turn();
+    let folder = Folder::new("errors");
+    let record_error = |path: &Path| record(path, everything()).unwrap_err();
+    assert!(matches!(record_error(&folder.0), Error::NoRecording { .. }), "a folder");
+    assert!(matches!(record_error(&folder.0.join("no/such/folder")), Error::NoRecording { .. }));
+    fs::write(folder.file(), "something else").unwrap();
+    let error = record_error(&folder.file());
+    assert!(error.to_string().contains("no recording of this version"), "{error}");
+    assert_eq!(fs::read(folder.file()).unwrap(), b"something else", "it is left alone");
+    let error = Recording::open(folder.file()).unwrap_err();
+    assert!(matches!(error, Error::BadRecording { offset: 0, .. }), "{error}");
+    let mut options = everything();
+    options.one_in = 0;
+    assert!(matches!(record(folder.0.join("a"), options), Err(Error::BadOption { option: "one_in", .. })));
+}

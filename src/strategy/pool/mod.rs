@@ -52,7 +52,7 @@ use heap::PageHeap;
 use large::Large;
 use options::Retention;
 use region::Region;
-#[cfg(ctxalloc_whole)]
+#[cfg(any(ctxalloc_whole, feature = "cuda"))]
 pub(crate) use resize::room_bytes;
 #[cfg(feature = "cuda")]
 pub(super) use resize::stays;

@@ -105,9 +105,9 @@ class AllocatorMiddleware:
     async def _asynchronous(self, request: HttpRequest) -> HttpResponseBase:
         serving = self._begin(request, is_async=True)
         if isinstance(serving, Waiting):
-            serving, refused = await serving.begin()
-            if isinstance(refused, NoRoom):
-                return self._refused(serving, refused)
+            serving, unadmitted = await serving.begin()
+            if isinstance(unadmitted, NoRoom):
+                return self._refused(serving, unadmitted)
         if serving is None:
             return self._checked(await self.get_response(request))
         self._note(request, serving)

@@ -8,11 +8,16 @@ Memory is what arrays held at most at one time, by a budget without a limit that
 The reservations are what a route needs, so that the figures tell of queues, not of estimates. Numbers go to
 target/bench/overload.json, the picture beside it. Options: --seconds S, --quick, --picture PATH. It takes six times the
 seconds, and a few more.
+
+--group: each way runs in a control group that has room for the service's memory and Python's, every page is written,
+and it is told which ways are killed. Nothing is kept then. It needs a control group that this user may make.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -30,6 +35,8 @@ from ctxalloc import Budget, MiB
 from ctxalloc.asgi import AllocatorMiddleware
 
 CAPACITY: Final = 256 * MiB
+BESIDE: Final = 192 * MiB
+"""What a control group has for Python, NumPy and what the pool keeps warm."""
 GIVES_UP: Final = 3.0
 """Seconds until a client goes."""
 SEED: Final = 24
@@ -79,7 +86,7 @@ async def app(scope: MutableMapping[str, Any], _receive: Any, send: Callable[[An
     """Holds an array for a while."""
     kind = SMALL if scope["path"] == SMALL.path else LARGE
     held = np.empty(kind.size_bytes, np.uint8)
-    held[::MiB] = 1  # not each page: what is measured is admission, not page faults
+    held[:: 4096 if os.environ.get("EACH_PAGE") else MiB] = 1  # not each: what is measured is no page faults
     await asyncio.sleep(kind.hold_seconds)
     del held
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -240,12 +247,56 @@ def draw(path: Path, rows: dict[str, dict[str, float]], held: dict[str, list[tup
         figure.savefig(path, dpi=100)
 
 
+@contextlib.contextmanager
+def control_group() -> Iterator[Path]:
+    """One with a limit, by version 2 where it hands memory down, else by version 1."""
+    root = Path("/sys/fs/cgroup")
+    controllers = root / "cgroup.subtree_control"
+    is_second = controllers.exists() and "memory" in controllers.read_text("utf-8").split()
+    group = (root if is_second else root / "memory") / f"ctxalloc-overload-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = group / ("memory.max" if is_second else "memory.limit_in_bytes")
+        limit.write_text(str(CAPACITY + BESIDE), "utf-8")
+        yield group
+    finally:
+        for _ in range(100):  # the last process may still be about to leave it
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.05)
+
+
+def in_groups(seconds: float) -> int:
+    """Which ways are killed."""
+    print(f"{machine()}; {seconds:g} s of load each, a control group of {(CAPACITY + BESIDE) // MiB} MiB\n")
+    for way, text in WAYS.items():
+        with control_group() as group:
+            enter = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
+            command = ["sh", "-c", enter, "sh", sys.executable, __file__, "--way", way, "--seconds", str(seconds)]
+            environment = os.environ | {"EACH_PAGE": "yes"}
+            begun = time.perf_counter()
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds + 60, env=environment)
+            if done.returncode < 0:
+                print(
+                    f"{text:34} killed by signal {-done.returncode} after {time.perf_counter() - begun:.1f} s",
+                    flush=True,
+                )
+                continue
+            row = json.loads(done.stdout)["row"]
+            print(
+                f"{text:34} survived; patient {row['patient_served']:.0%}, flood {row['flood_served']:.0%}", flush=True
+            )
+    return 0
+
+
 def main() -> int:
     """Measures each way in a process of its own, prints, keeps and draws."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=12, help="of load for each way (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="two seconds: does it run?")
     parser.add_argument("--picture", type=Path, help="where the picture goes besides target/bench")
+    parser.add_argument("--group", action="store_true", help="which ways are killed in a control group?")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     seconds = 2.0 if options.quick else options.seconds
@@ -253,6 +304,8 @@ def main() -> int:
         answers, peak_bytes, held = asyncio.run(send_all(options.way, seconds))
         json.dump({"row": row_of(answers, peak_bytes, seconds), "held": held}, sys.stdout)
         return 0
+    if options.group:
+        return in_groups(seconds)
     print(f"{machine()}; {seconds:g} s of load each, {CAPACITY // MiB} MiB of capacity\n")
     print(f"{'':34}{'goodput':>10}{'of cap.':>9}{'patient':>9}{'p50 ms':>8}{'p99 ms':>8}{'flood':>7}", end="")
     print(f"{'refused':>9}{'gave up':>9}{'peak MiB':>10}")

@@ -23,10 +23,19 @@ async def enter(
 
     ``selects``: whether its handler is selected. ``until``: awaits the turn; what it raises is as a cancellation.
     """
-    loop = asyncio.get_running_loop()
-    admission = request._admission(selects=selects)  # noqa: SLF001 - made for this
+    admission = request._enter_or_wait(selects)  # noqa: SLF001 - made for this
+    return request if admission is None else await wait(request, admission, until)
+
+
+async def wait(
+    request: "Request",
+    admission: "_Admission",
+    until: "Callable[[asyncio.Future[None]], Awaitable[object]] | None" = None,
+) -> "Request":
+    """Enter ``request`` when it is its turn."""
     watched: dict[int, weakref.ref[_Admission]] | None = None
     try:
+        loop = _running_loop(request)
         while True:
             turn = loop.create_future()
             if admission.enter(_Call(loop, turn, admission)):
@@ -35,10 +44,22 @@ async def enter(
                 watched = _watched(loop)
                 watched[id(admission)] = weakref.ref(admission)
             await (turn if until is None else until(turn))
+            if admission.enter():  # woken for nothing it asks once more
+                return request
     finally:
         admission.leave()
         if watched is not None:
             watched.pop(id(admission), None)
+
+
+def _running_loop(request: "Request") -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            f"{request!r} has to wait for room, and `async with` waits in tasks of asyncio only, none of which runs "
+            "here; under trio enter it with `with` in a thread: `await trio.to_thread.run_sync(work)`"
+        ) from None
 
 
 class _Watch:

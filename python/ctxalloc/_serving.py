@@ -197,16 +197,23 @@ class Service:
         if around is not None:
             return made(asked._serve(not is_inside, name, tenant, sites))  # noqa: SLF001
         begun = asked._again(root=not is_inside, name=name, budget=tenant, sites=sites)  # noqa: SLF001
-        refused: NoRoom | None = None
+        refused: BaseException | None = None
         try:
             begun._begin()  # noqa: SLF001
-        except NoRoom as error:
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, NoRoom):
+                raise
             refused = error.with_traceback(None)
             begun = asked._unreserved()._again(root=not is_inside, name=name, budget=tenant)  # noqa: SLF001
             begun._begin()  # noqa: SLF001
         served = made(begun)
-        if refused is not None and isinstance(served, Serving):
+        if isinstance(refused, NoRoom) and isinstance(served, Serving):
             served.unadmitted = refused
+        elif refused is not None:  # the thread, or the greenlet, was interrupted while it waited
+            assert isinstance(served, Serving)  # noqa: S101 - `around` returned above
+            served.end_unanswered(refused)
+            served.forget()
+            raise refused
         return served
 
     def check_tenant(self, route: str | None, tenant: object, has_budget: bool) -> None:  # noqa: FBT001 - called from Rust
@@ -340,6 +347,12 @@ class Served:
             known |= {id(refused.__cause__): refused for refused in new}
             if new:
                 self._refusal = tuple(known.values())
+        for leaf in leaves:
+            if not isinstance(leaf, Exception) and id(leaf) not in known and self.request is not None:
+                chosen = self.request._chosen_of(leaf)  # noqa: SLF001 - made for this
+                if chosen is not None:
+                    known[id(leaf)] = chosen
+                    self._refusal = tuple(known.values())
         found = [leaf if isinstance(leaf, BudgetExceeded) else known.get(id(leaf)) for leaf in leaves]
         refusals = [refused for refused in found if refused is not None]
         if len(refusals) != len(leaves):

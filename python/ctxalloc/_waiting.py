@@ -43,13 +43,15 @@ class Waiting(Generic[_S]):
         self._make = make
         self._selects = selects
 
-    async def begin(self, client: "Client | None" = None) -> tuple[_S, NoRoom | Gone | None]:
-        """Begin it; and why it has no reservation, if it has none. Cancelled, it leaves no trace."""
-        refused: NoRoom | Gone | None = None
+    async def begin(self, client: "Client | None" = None) -> tuple[_S, BaseException | None]:
+        """Begin it; and why it has no reservation, if it has none: NoRoom, Gone, or what its task was cancelled by."""
+        refused: BaseException | None = None
         begun = self._again(self._terms)
         try:
             await _room.enter(begun, selects=self._selects, until=None if client is None else client.until)
-        except (NoRoom, Gone) as error:
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, (NoRoom, Gone)):
+                raise
             refused = error.with_traceback(None)
             terms = self._terms._unreserved()  # noqa: SLF001 - made for this
             if self._selects:

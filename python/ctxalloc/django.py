@@ -10,6 +10,7 @@ come from other Contexts. Neighbours: ``asgi`` has the same options; docs/servic
 """
 
 import sys
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -107,11 +108,22 @@ class AllocatorMiddleware:
             serving, refused = await serving.begin()
             if isinstance(refused, NoRoom):
                 return self._refused(serving, refused)
+            if refused is not None:
+                serving.end_unanswered(refused)
+                serving.forget()
+                raise refused
         if serving is None:
             return self._checked(await self.get_response(request))
         self._note(request, serving)
         with _Ends(serving), Step(serving):
-            response = self._checked(await self.get_response(request))
+            try:
+                response = self._checked(await self.get_response(request))
+            except CancelledError as error:  # which no `process_exception` sees
+                refused = serving.refusal_of(error) if self._answers else None
+                if refused is None:
+                    raise
+                serving.close_after(error)
+                response = self._problem(serving, refused)
         return self._answered(serving, response)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:

@@ -82,7 +82,7 @@ class Series(NamedTuple):
     name: str
     """Their name: the route, where a middleware began them."""
     requests: int
-    """How many have ended."""
+    """How many have ended: none of those that got no reservation (`timed_out`, `turned_away`)."""
     refused_requests: int
     """How many of them were refused memory at least once."""
     refused_allocations: int

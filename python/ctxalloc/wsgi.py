@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from ctxalloc import _frameworks, _routing, _serving, problems
 from ctxalloc._choices import ACCOUNT, Choice, Unmatched
 from ctxalloc._errors import BudgetExceeded
-from ctxalloc._native import Budget
+from ctxalloc._native import Budget, Request
 from ctxalloc._serving import KEY, REQUEST_KEY, OnEnd, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
@@ -56,6 +56,12 @@ class AllocatorMiddleware:
         sites: int | None = None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
+        for pattern, terms in [*(routes or {}).items(), ("default", default)]:
+            if isinstance(terms, Request) and terms._cancels_if_chosen:  # noqa: SLF001 - made for this
+                raise ValueError(
+                    f"the terms of {pattern!r} have cancel_if_chosen=True, which cancels a task of asyncio, and a WSGI "
+                    "server has none; leave it out: a request that is chosen is refused its next allocation anyway"
+                )
         self.app = app
         self._answers = answers
         self._service = _serving.Service(
@@ -146,6 +152,8 @@ class _Body:
         self._iterator: Iterator[bytes] | None = None
         self._is_sent = False
         """Something of the body: the headers are out."""
+        self._is_started = False
+        """The application has called ``start_response``."""
         self.is_whole = False
 
     def begin(self, app: _Application, environ: _Environ) -> Iterable[bytes]:
@@ -228,13 +236,16 @@ class _Body:
         self._serving.status = problem.status
         self.is_whole = True
         try:
-            self._start_response(f"{problem.status} {problems.phrase(problem.status)}", problem.headers, sys.exc_info())
+            # PEP 3333: with an exception only to replace what was said before. Without that, test clients raise it.
+            replaces = (sys.exc_info(),) if self._is_started else ()
+            self._start_response(f"{problem.status} {problems.phrase(problem.status)}", problem.headers, *replaces)
         finally:
             self._serving.end("refused", refused)
         return problem.body
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None) -> Any:
         """The application's ``start_response``."""
+        self._is_started = True
         serving = self._serving
         code = status[:3]
         serving.status = int(code) if code.isdecimal() else None

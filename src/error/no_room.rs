@@ -46,7 +46,7 @@ pub(super) fn no_reservation(
         }
         NoRoom::InsideOfAnother => format!(
             "'{budget}' has no room for a reservation of {bytes} bytes inside of a request, which would wait for itself if \
-             it waited; reserve these bytes with the request around it, or begin a root"
+             it waited, as would a root that begins in here; reserve these bytes with the request around it"
         ),
         NoRoom::InsideOfReclaimer => format!(
             "'{budget}' has no room for a reservation of {bytes} bytes, which a reclaimer asked for: others wait for what \

@@ -25,6 +25,7 @@ mod callbacks;
 mod capi;
 mod capsule;
 mod cuda;
+mod entry_points;
 mod errors;
 #[cfg(ctxalloc_whole)]
 mod eval_loop;

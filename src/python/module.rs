@@ -7,6 +7,7 @@ use super::exit;
 use super::foreign::keep;
 use super::interpreter;
 use super::numpy::{Numpy, struct_in};
+use super::request::call as request_call;
 use super::scope_type;
 use super::settings;
 use super::shared;
@@ -93,7 +94,9 @@ mod _native {
     #[pymodule_export]
     use super::super::whole::{enable, library, nobodys, nobodys_by_group};
 
-    use super::{Numpy, adopt_numpys_default, capi, errors, exit, interpreter, scope_type, settings, shared};
+    use super::{
+        Numpy, adopt_numpys_default, capi, errors, exit, interpreter, request_call, scope_type, settings, shared,
+    };
     use pyo3::prelude::*;
 
     #[pymodule_init]
@@ -106,6 +109,7 @@ mod _native {
         exit::close_at_exit(py)?;
         interpreter::announce(py)?;
         scope_type::add_to(module)?;
+        request_call::add_to(module)?;
         module.add(shared::ATTRIBUTE, shared::table_capsule(py)?)?;
         module.add("_C_API", capi::api(py)?)?;
         module.add("tracemalloc_domain", interpreter::DOMAIN)?;

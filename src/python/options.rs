@@ -5,7 +5,7 @@ use super::asked::asked;
 use super::text::repr_of;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
 use std::fmt;
 use std::time::Duration;
 
@@ -30,6 +30,18 @@ pub(super) fn argument<'py, T>(
     let message = format!("{function}({name}={}): give {expected}", repr_of(value)?);
     let is_wrong_type = error.is_instance_of::<PyTypeError>(value.py());
     Err(if is_wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) })
+}
+
+/// A number of bytes as most give it: an int itself, which fits. Anything else is left to [`argument`], which is slower.
+#[inline]
+pub(super) fn plain_bytes(given: Option<&Bound<'_, PyAny>>) -> Option<usize> {
+    given?.cast_exact::<PyInt>().ok()?.extract().ok().filter(|&bytes| bytes != usize::MAX)
+}
+
+/// A time in seconds as most give it, likewise.
+#[inline]
+pub(super) fn plain_seconds(given: Option<&Bound<'_, PyAny>>) -> Option<Duration> {
+    crate::settings::seconds(given?.cast_exact::<PyFloat>().ok()?.value())
 }
 
 /// Refuses True and False where a number is expected: they count as 1 and 0, and were most often meant for another

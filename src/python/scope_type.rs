@@ -11,7 +11,7 @@
 //! checked that `object` is a Scope. That is what the `# Safety` sections below state, and the proofs refer to.
 #![allow(unsafe_code, reason = "a type from CPython's C API")]
 
-use super::errors::RustPanic;
+use super::entry_points::{answer, borrowed, function_of, method};
 use super::lookup::handler_meant;
 use super::scope::Scope;
 use super::step::{Step, Work};
@@ -23,7 +23,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -43,15 +42,8 @@ static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("Scope", TYPE.get_or_try_init(py, || new_type(py))?)?;
-    let definition = method(c"use", ffi::METH_O, ffi::PyMethodDefPointer { PyCFunction: use_ }, USE_DOC);
-    let name = module.name()?;
-    let definition = Box::leak(Box::new(definition));
-    // SAFETY: attached; the definition lives for ever, and the function takes its own references to the other two. It
-    // is a new reference, or NULL with an exception set.
-    let function = unsafe {
-        let function = ffi::PyCFunction_NewEx(definition, module.as_ptr(), name.as_ptr());
-        Bound::from_owned_ptr_or_err(py, function)
-    }?;
+    let function =
+        function_of(module, method(c"use", ffi::METH_O, ffi::PyMethodDefPointer { PyCFunction: use_ }, USE_DOC))?;
     module.add("use", function)
 }
 
@@ -146,10 +138,6 @@ fn new_type(py: Python<'_>) -> PyResult<Py<PyType>> {
 /// These have only the signatures, which `inspect` reads.
 const LEAVING_DOC: [&CStr; 2] =
     [c"__exit__($self, kind, error, traceback, /)\n--\n\n", c"__aexit__($self, kind, error, traceback, /)\n--\n\n"];
-
-const fn method(name: &CStr, flags: c_int, function: ffi::PyMethodDefPointer, doc: &'static CStr) -> ffi::PyMethodDef {
-    ffi::PyMethodDef { ml_name: name.as_ptr(), ml_meth: function, ml_flags: flags, ml_doc: doc.as_ptr() }
-}
 
 const fn slot(number: c_int, value: *mut c_void) -> ffi::PyType_Slot {
     ffi::PyType_Slot { slot: number, pfunc: value }
@@ -318,40 +306,9 @@ unsafe extern "C" fn handler(object: *mut ffi::PyObject, _closure: *mut c_void) 
     answer(|| Ok(scope_in(&object).handler(object.py())?.into_ptr()))
 }
 
-/// # Safety
-/// - this thread is attached for `'py`; `object` is an object that is borrowed for this call.
-unsafe fn borrowed<'py>(object: *mut ffi::PyObject) -> Bound<'py, PyAny> {
-    // SAFETY: attached and an object, by contract; the `Bound` takes a reference of its own.
-    unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), object) }
-}
-
 fn check_count(method: &str, count: ffi::Py_ssize_t) -> PyResult<()> {
     if count == 3 {
         return Ok(());
     }
     Err(PyTypeError::new_err(format!("Scope.{method}() takes kind, error and traceback, 3 arguments; got {count}")))
-}
-
-/// What an entry point returns: the object, or NULL with an exception set. No panic gets past it.
-#[inline]
-fn answer(work: impl FnOnce() -> PyResult<*mut ffi::PyObject>) -> *mut ffi::PyObject {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(object)) => object,
-        Ok(Err(error)) => raise(error),
-        Err(_) => raise(RustPanic::new_err("ctxalloc panicked; please report it with the panic's message on stderr")),
-    }
-}
-
-/// Sets the exception. `try_attach` makes pyo3 know that this thread is attached, so that it releases at once what it
-/// drops.
-#[cold]
-fn raise(error: PyErr) -> *mut ffi::PyObject {
-    let mut error = Some(error);
-    Python::try_attach(|py| error.take().map(|error| error.restore(py)));
-    if let Some(error) = error {
-        // The interpreter is shutting down, when pyo3 attaches no thread any more.
-        // SAFETY: attached all the same: only the entry points call this.
-        error.restore(unsafe { Python::assume_attached() });
-    }
-    null_mut()
 }

@@ -235,12 +235,13 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     };
     let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
     let reader = Reader::tried(py, var.bind(py), State { own, context_at: version_at - size_of::<usize>() })?;
+    let remembers = reader.is_none();
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get, reader };
     ASKED.get_or_make(|| asked);
     let python = eval_loop(py)?;
     overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
-    attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, python, profile })?;
+    attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, remembers, python, profile })?;
     hook_domains(py, &preloaded.library)?;
     look_at_selections(|thread| {
         thread.version = STALE;

@@ -11,8 +11,10 @@ use crate::survived::survived;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use crate::unattributed::unattributed;
 use std::process;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
 use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 impl Later {
@@ -75,14 +77,21 @@ fn with<R>(work: impl FnOnce(&mut Queue, &mut Later) -> R) -> (R, Later) {
     (answer, later)
 }
 
-/// Gives a request a place in the queue, and says whether the runner has to look sooner than it means to; `None` where
-/// there was room for it after all. `max_waiting`: how many of its name may wait.
+/// What became of one that came.
+pub(super) enum Entered {
+    /// It has its answer: room came meanwhile, or a limit was lowered.
+    Answered(Result<(), Error>),
+    /// It waits, and the runner has to look sooner than it means to if the second says so.
+    Waits(Arc<Waiter>, bool),
+}
+
+/// Gives a request a place in the queue. `max_waiting`: how many of its name may wait.
 pub(super) fn enter(
     chain: &Arc<Chain>,
     bytes: usize,
     timeout: Option<Duration>,
     max_waiting: Option<usize>,
-) -> Result<Option<(Arc<Waiter>, bool)>, Error> {
+) -> Result<Entered, Error> {
     let time = Time::from_now(timeout);
     let (placed, later) = with(|queue, later| {
         let is_full = |account: &&Arc<Account>| account.waiting().load(Relaxed) >= account.max_waiting().load(Relaxed);
@@ -96,6 +105,12 @@ pub(super) fn enter(
         let waiter = Arc::new(Waiter::new(chain, bytes, queue.arrived, time, queue.process_id));
         queue.arrived += 1;
         queue.add(&waiter);
+        // Whoever lowers a limit from here on finds that it waits; whoever did so before is seen here.
+        fence(SeqCst);
+        if let Some(error) = waiter.never_fits() {
+            queue.remove(&waiter, later);
+            later.decide(Arc::clone(&waiter), Err(error));
+        }
         queue.look(later);
         let is_sooner = queue.has(&waiter).then(|| queue.is_sooner());
         Ok((waiter, is_sooner))
@@ -105,7 +120,13 @@ pub(super) fn enter(
         Some(full) => no_room_in(chain, full, bytes, NoRoom::QueueIsFull),
         None => no_room(chain, bytes, NoRoom::QueueIsFull),
     })?;
-    Ok(is_sooner.map(|is_sooner| (waiter, is_sooner)))
+    Ok(match is_sooner {
+        Some(is_sooner) => Entered::Waits(waiter, is_sooner),
+        None => match waiter.turn.ask(Waker::noop()) {
+            Poll::Ready(answer) => Entered::Answered(answer),
+            Poll::Pending => unreachable!("who is taken out of the queue has an answer"),
+        },
+    })
 }
 
 /// Takes a waiter out, who no longer wants what it waits for; if it has got it already, that is returned.
@@ -139,7 +160,6 @@ pub(super) fn look() -> (Next, Later) {
     })
 }
 
-#[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only Python's ends look by themselves"))]
 /// Gives the room that came, and says whether the runner has to look sooner than it means to.
 pub(super) fn give() -> (bool, Later) {
     with(|queue, later| {
@@ -177,8 +197,9 @@ pub(super) fn if_empty(work: impl FnOnce()) -> bool {
 pub(super) fn drain_time(account: u64) -> Option<Duration> {
     let (time, later) = with(|queue, _| {
         let waits = |waiter: &&Arc<Waiter>| waiter.chain.above().iter().any(|above| above.number() == account);
-        let waiting = queue.lanes.values().flatten().filter(waits).count();
-        queue.drains.get(&account)?.time_of(waiting + 1, Instant::now())
+        let (waiting, now) = (queue.lanes.values().flatten().filter(waits), Instant::now());
+        let (count, since) = waiting.fold((0, now), |(count, since), waiter| (count + 1, since.min(waiter.since)));
+        queue.drains.get(&account)?.time_of(count + 1, since, now)
     });
     later.run();
     time

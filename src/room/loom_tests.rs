@@ -7,7 +7,7 @@
 use super::queue::{Later, Queue};
 use super::waiter::{Time, Waiter};
 use crate::error::Error;
-use crate::strategy::account::{Account, Chain, on_room};
+use crate::strategy::account::{Account, Chain, OnRoom, on_room};
 use crate::sync::{Called, Locked};
 use loom::sync::Arc as LoomArc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ impl Wake for Woken {
 type Room = LoomArc<Locked<Queue>>;
 
 fn room() -> Room {
-    on_room(|| RUNNER.call());
+    on_room(OnRoom { came: || RUNNER.call(), changed: || RUNNER.call() });
     LoomArc::new(Locked::new(Queue::of_this_process()))
 }
 

@@ -25,6 +25,7 @@ use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::strategy::account::{Account, reclaimers, reclaiming};
 #[cfg(feature = "python")]
 pub(crate) use ending::Ending;
+use here::Entered;
 pub use here::Waits;
 use refusal::{no_room, no_room_in};
 use std::future::Future;
@@ -67,8 +68,8 @@ impl Admission {
             Some(bytes) => match here::enter(prepared.chain(), bytes, timeout, prepared.max_waiting())
                 .map_err(|error| turned_away(&prepared, error))?
             {
-                None => Ok(Self(State::Admitted(Some(prepared)))),
-                Some((waiter, is_sooner)) => {
+                Entered::Answered(answer) => answer.map(|()| Self(State::Admitted(Some(prepared)))),
+                Entered::Waits(waiter, is_sooner) => {
                     let waiting = Self(State::Waiting(Some(prepared), waiter));
                     runner::there_is(is_sooner)?;
                     Ok(waiting)

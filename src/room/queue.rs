@@ -1,16 +1,17 @@
 //! The queue: who waits, in which order, and who gets the room that came.
 //!
 //! The specification: waiters are looked at in the order in which they came. One that would need room of a closed
-//! account is passed over. One for which there is room gets it; another one closes the accounts that have none. Nothing
-//! else closes an account. This is repeated until nobody gets any. Waiters of one budget stand in a lane, so that only
+//! account is passed over. One for which there is room gets it; another one closes the first account, from its tenant
+//! upwards, that has none: what waits for its tenant's limit holds up nobody of another tenant. Nothing else closes an
+//! account. This is repeated until nobody gets any. Waiters of one budget stand in a lane, so that only
 //! the first of each is looked at.
 
 use super::drain::Drain;
-use super::refusal::{no_room, no_room_in};
+use super::refusal::no_room;
 use super::waiter::{ASKS_EVERY, Waiter};
 use crate::counters::{self, Admitted};
 use crate::error::{Error, NoRoom};
-use crate::strategy::account::{Account, reclaimers};
+use crate::strategy::account::{Account, reclaimers, shrank};
 use std::collections::{BTreeMap, VecDeque};
 use std::process;
 use std::sync::atomic::Ordering::Relaxed;
@@ -170,7 +171,8 @@ impl Queue {
         const KEPT: usize = 64;
         let now = Instant::now();
         for account in waiter.chain.above() {
-            self.drains.entry(account.number()).or_insert_with(|| Drain::new(now)).count(now);
+            let drain = self.drains.entry(account.number()).or_insert_with(|| Drain::new(waiter.since));
+            drain.count(waiter.since, now);
         }
         if self.drains.len() > KEPT && self.arrived.is_multiple_of(KEPT as u64) {
             self.drains.retain(|_, drain| !drain.has_faded(now));
@@ -202,7 +204,26 @@ impl Queue {
     /// Gives the room that there is. Once more after it gave some: one that found no room may stand behind another one
     /// since, and closes nothing then.
     pub(super) fn look(&mut self, later: &mut Later) {
+        if shrank() {
+            self.turn_away(later);
+        }
         while self.look_once(later) {}
+    }
+
+    /// Refuses those who wait in vain, wherever they stand: also one that waits for another account than that which has
+    /// become too small, with others behind it.
+    fn turn_away(&mut self, later: &mut Later) {
+        let waiters = self.lanes.values().flatten();
+        let mut in_vain: Vec<_> = waiters.filter(|waiter| waiter.never_fits().is_some()).cloned().collect();
+        in_vain.sort_unstable_by_key(|waiter| waiter.number);
+        for waiter in in_vain {
+            if let Some(error) = waiter.never_fits() {
+                self.remove(&waiter, later);
+                later.decide(waiter, Err(error));
+            } else {
+                later.dropped.push(waiter);
+            }
+        }
     }
 
     fn look_once(&mut self, later: &mut Later) -> bool {
@@ -220,9 +241,8 @@ impl Queue {
         while let Some((_, waiter)) = firsts.pop_first() {
             full.clear();
             let lane = waiter.lane();
-            if let Some(account) = waiter.chain.never_fits(waiter.bytes) {
-                let error = no_room_in(&waiter.chain, account, waiter.bytes, NoRoom::NeverFits);
-                self.remove(&waiter, later); // a limit was lowered, or something guaranteed
+            if let Some(error) = waiter.never_fits() {
+                self.remove(&waiter, later);
                 later.decide(waiter, Err(error));
             } else if waiter.chain.admit(
                 waiter.bytes,

@@ -5,7 +5,7 @@
 use super::queue::Next;
 use super::{here, kept};
 use crate::error::Error;
-use crate::strategy::account::on_room;
+use crate::strategy::account::{OnRoom, on_room};
 use crate::sync::{Called, Made, held_across_fork};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +25,15 @@ fn room_came() {
     }
 }
 
+/// Looks at the queue here. Called under no lock.
+fn changed() {
+    let (is_sooner, later) = here::give();
+    later.run();
+    if is_sooner {
+        call();
+    }
+}
+
 /// Has it look at the queue. It allocates nothing, and waits for nobody.
 pub(super) fn call() {
     runner().call();
@@ -33,7 +42,7 @@ pub(super) fn call() {
 /// Makes sure that it runs, and looks again in time: `is_sooner` than it means to. Somebody waits from now on.
 pub(super) fn there_is(is_sooner: bool) -> Result<(), Error> {
     let runner = runner(); // made before anybody calls it, who may not allocate
-    on_room(room_came);
+    on_room(OnRoom { came: room_came, changed });
     runner.start("ctxalloc-room", run).map_err(|error| Error::SystemRefused {
         call: "pthread_create",
         reason: error.to_string(),

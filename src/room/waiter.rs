@@ -1,6 +1,6 @@
 //! `Waiter`: one that stands in the queue.
 
-use super::refusal::no_room;
+use super::refusal::{no_room, no_room_in};
 use super::turn::Turn;
 use crate::counters::UNNAMED;
 use crate::error::{Error, NoRoom};
@@ -85,6 +85,12 @@ impl Waiter {
             return self.turn.ask(waker);
         }
         Poll::Ready(Err(no_room(&self.chain, self.bytes, NoRoom::Forked)))
+    }
+
+    /// The refusal, if it waits in vain: a limit is lower than when it came, or something was guaranteed to others.
+    pub(super) fn never_fits(&self) -> Option<Error> {
+        let account = self.chain.never_fits(self.bytes)?;
+        Some(no_room_in(&self.chain, account, self.bytes, NoRoom::NeverFits))
     }
 
     /// Its name, as metrics have it.

@@ -39,6 +39,8 @@ pub use faulty::Faulty;
 pub use guard::{Guard, GuardOptions};
 #[cfg(feature = "python")]
 pub(crate) use pool::restart_decay;
+#[cfg(ctxalloc_whole)]
+pub(crate) use pool::room_bytes;
 pub use pool::{Arena, Pool, PoolBytes, PoolOptions};
 pub(crate) use pool::{Kept, Over, Small};
 pub(crate) use pool::{flush_recordings, pool_bytes, pool_resident_bytes, trim_pools};

@@ -66,7 +66,8 @@ impl Budget {
     /// Called at the start of the program, it also has the pools keep an eighth of that memory warm at most, and not of
     /// the machine's (`CTXALLOC_WARM_BYTES`).
     ///
-    /// A later call returns the same budget, with the limit that it names. A child of `fork` has it too; in Rust it
+    /// A later call returns the same budget, with the limit that it names. One that is set by
+    /// [`set_limit_bytes`](Self::set_limit_bytes) stays too: it follows nothing. A child of `fork` has it too; in Rust it
     /// reads the limits again once it has called this, or given memory back to a pool.
     ///
     /// ```
@@ -121,6 +122,8 @@ struct Process {
 struct Followed {
     /// `None` where the limit is not the system's.
     share: Option<f64>,
+    /// The limit that was set by it; `None`: none yet.
+    limit_bytes: Option<usize>,
     /// What was read last, and when.
     seen: Option<(Memory, Duration)>,
     /// When memory was given back last.
@@ -144,7 +147,7 @@ impl Process {
             let expected = "a number of bytes: this system does not say how much memory there is";
             return Err(Error::BadOption { option: "limit", value: "auto".to_owned(), expected });
         }
-        self.followed.with(|followed| followed.share = share);
+        self.followed.with(|followed| (followed.share, followed.limit_bytes) = (share, None));
         self.read(clock::now());
         Ok(())
     }
@@ -153,20 +156,23 @@ impl Process {
     fn read(&self, now: Duration) -> bool {
         let memory = Memory::read(&self.root);
         let not_ours = not_ours_bytes();
-        let (limit, is_short) = self.followed.with(|followed| {
-            let Some(share) = followed.share else { return (None, false) };
+        let (limit, before, is_short) = self.followed.with(|followed| {
+            let Some(share) = followed.share else { return (None, None, false) };
             let before = followed.seen.replace((memory, now));
             let is_rested = followed.trimmed.is_none_or(|last| now.saturating_sub(last) >= TRIMS);
             let is_short = is_rested && before.is_some_and(|before| is_getting_short(before, (memory, now)));
             if is_short {
                 followed.trimmed = Some(now);
             }
-            (limit_bytes(&memory, share, not_ours), is_short)
+            let limit = limit_bytes(&memory, share, not_ours);
+            (limit, std::mem::replace(&mut followed.limit_bytes, limit), is_short)
         });
-        if let Some(limit) = limit
-            && self.budget.limit_bytes() != Some(limit)
-        {
-            self.budget.set_limit_bytes(Some(limit));
+        match (limit, before) {
+            (Some(limit), None) => self.budget.set_limit_bytes(Some(limit)),
+            (Some(limit), Some(before)) if !self.budget.account().replace_limit_bytes(before, limit) => {
+                self.followed.with(|followed| followed.share = None); // somebody has set it since
+            }
+            _ => {}
         }
         is_short
     }
@@ -289,6 +295,19 @@ mod tests {
         let process = Process::new(tree.root().to_owned());
         process.follow(None).expect("nothing is asked");
         assert_eq!((process.decay(Duration::from_secs(99)), process.budget.limit_bytes()), (None, None));
+    }
+
+    #[test]
+    fn a_limit_that_is_set_by_hand_stays_until_the_system_is_to_be_followed_again() {
+        let tree = tree();
+        let process = Process::new(tree.root().to_owned());
+        process.follow(Some(0.5)).expect("there is a machine");
+        process.budget.set_limit_bytes(Some(MIB));
+        process.read(super::clock::now());
+        assert_eq!(process.budget.limit_bytes(), Some(MIB));
+        assert_eq!(process.decay(Duration::from_secs(99)), None, "it follows nothing");
+        process.follow(Some(0.5)).expect("there is a machine");
+        assert!(process.budget.limit_bytes() > Some(GIB));
     }
 
     #[test]

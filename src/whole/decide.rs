@@ -21,6 +21,9 @@ pub(crate) struct Binding {
     pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
     /// Called when this thread was given a block beyond a limit of this request's. As `selected`.
     pub(crate) overdrawn: fn(&mut Thread, Payer),
+    /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
+    /// what it found the last time.
+    pub(crate) remembers: bool,
     /// Where Python's loop is. `None`: nobody is refused.
     pub(crate) python: Option<Python>,
     pub(crate) profile: Profile,
@@ -67,7 +70,7 @@ pub(super) const EXACT_FROM: usize = 1024;
 
 /// On average so many bytes of small blocks have one sample.
 const SAMPLE: f64 = 16.0 * 1024.0;
-/// A thread looks who is selected at least once in so many bytes of small blocks.
+/// A thread looks who is selected at least once in so many bytes of small blocks, where the binding remembers that.
 const LOOK: i64 = 2048;
 
 /// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
@@ -99,7 +102,8 @@ impl Thread {
         if is_due {
             self.sample_left = self.draw();
         }
-        self.granted = (self.sample_left + 1).min(LOOK);
+        let remembers = DECIDER.get().is_some_and(|decider| decider.binding.remembers);
+        self.granted = if remembers { (self.sample_left + 1).min(LOOK) } else { self.sample_left + 1 };
         self.left = self.granted;
         is_due
     }

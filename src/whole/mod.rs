@@ -42,12 +42,10 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     };
     unattributed::watch();
     nobodys::begin();
-    let bases = ranges.each_ref().map(Range::base);
+    let first = ranges[0].base();
     decide::begin(Places::over(ranges), binding);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
-    unsafe {
-        (library.attach)(bases.as_ptr(), [range::BYTES; 3].as_ptr(), decide::EXACT_FROM, &raw const decide::SLOW)
-    };
+    unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const decide::SLOW) };
     arrow::attach(library);
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::range::{self, Range};
 use super::shared::Kind;
 use crate::handler::requests::Payer;
 use crate::strategy::account::Weight;
-use crate::strategy::{Pool, PoolOptions, Strategy};
+use crate::strategy::{Pool, PoolOptions, Strategy, room_bytes};
 use std::ptr::NonNull;
 
 /// What is known of a placed block.
@@ -31,6 +31,8 @@ const _: () = assert!(size_of::<Record>() == 32);
 const RECORD: usize = size_of::<Record>();
 /// What the pool aligns blocks to, and a resize keeps.
 pub(super) const ALIGN: usize = 64;
+/// From so many bytes on a block that grows gets half as much again.
+const ROOM_FROM: usize = 8 << 10;
 /// The largest alignment: its offset has 24 bits.
 const MAX_ALIGN: usize = 64 << 20;
 
@@ -123,7 +125,9 @@ impl Places {
         }
     }
 
-    /// Resizes a block that is not aligned beyond the usual: what the pool's own resize keeps.
+    /// Resizes a block that is not aligned beyond the usual: what the pool's own resize keeps. A block that grew will
+    /// most likely grow again, as lists and buffers do: if it is of several pages it gets room for that, which takes
+    /// addresses, and no memory until it is written to.
     ///
     /// # Safety
     /// - `block` is a live one of [`allocate`](Self::allocate) of this kind; after `Some` it is not used again.
@@ -132,10 +136,52 @@ impl Places {
         unsafe {
             let old = Self::record(block);
             let offset = old.offset();
-            let whole = record.size_bytes.checked_add(offset)?;
-            let moved = self.pool(kind).resize(block.sub(offset), whole)?.add(offset);
+            let (start, whole) = (block.sub(offset), record.size_bytes.checked_add(offset)?);
+            let (pool, room) = (self.pool(kind), room_bytes(start));
+            let moved = if record.size_bytes < old.size_bytes || whole < ROOM_FROM {
+                pool.resize(start, whole)?.add(offset)
+            } else if whole <= room {
+                block
+            } else {
+                pool.resize(start, whole.saturating_add(whole / 2)).or_else(|| pool.resize(start, whole))?.add(offset)
+            };
             moved.sub(RECORD).cast::<Record>().write(Record { offset: old.offset, ..record });
             Some(moved)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, Places, Range, Record, room_bytes};
+
+    fn record(size_bytes: usize) -> Record {
+        Record { payer: 0, size_bytes, weight_bytes: 0, drawn_bytes: 0, is_object: false, offset: [0; 3] }
+    }
+
+    #[test]
+    fn a_block_that_grows_in_small_steps_moves_seldom_and_one_that_shrinks_gives_its_room_back() {
+        const KIB: usize = 1 << 10;
+        let places = Places::over(Range::reserve().expect("addresses"));
+        let mut block = places.allocate(Kind::Native, 16, false, record(8 * KIB)).expect("memory");
+        let (mut moves, mut end) = (0, 0);
+        for kib in 9..=1024 {
+            // SAFETY: a live block of these places, whose last bytes are written before they are read.
+            unsafe {
+                block.add(end).write(kib as u8);
+                let grown = places.resize(Kind::Native, block, record(kib * KIB)).expect("memory");
+                moves += usize::from(grown != block);
+                block = grown;
+                assert_eq!((block.add(end).read(), Places::record(block).size_bytes), (kib as u8, kib * KIB));
+            }
+            end = kib * KIB - 1;
+        }
+        assert!((2..20).contains(&moves), "{moves} moves of 1016 steps");
+        // SAFETY: as above; a block without alignment begins 32 bytes after the pool's.
+        unsafe {
+            let shrunk = places.resize(Kind::Native, block, record(9 * KIB)).expect("memory");
+            assert!(room_bytes(shrunk.sub(32)) < 12 * KIB);
+            places.release(Kind::Native, shrunk);
         }
     }
 }

@@ -50,20 +50,19 @@ struct slow {
 
 static __thread struct thread self __attribute__((tls_model("initial-exec")));
 
-/* The ranges. Empty until there are any: no address is in them then. */
-static uintptr_t base[KINDS], size_of_range[KINDS];
+/* The ranges, one behind the other: where the first begins, and the size of each (src/whole/range.rs has it too). No
+ * address is in them until there are any: they begin where no program's addresses are. */
+#define RANGE_BITS 38
+static uintptr_t base = (uintptr_t)1 << 63;
 static const struct slow *slow; /* NULL until attached */
 static size_t exact_from = SIZE_MAX;
 
 /* How many bytes a thread asks for before it looks whether somebody has attached. */
 #define UNATTACHED_LOOK (1 << 20)
 
-/* The three together: `free` asks once. */
-static uintptr_t base_of_all, size_of_all;
-
-static inline bool is_placed(int kind, const void *block) {
-    return (uintptr_t)block - __atomic_load_n(&base[kind], __ATOMIC_RELAXED) <
-           __atomic_load_n(&size_of_range[kind], __ATOMIC_RELAXED);
+/* Which range an address is in: a kind, or a larger number. */
+static inline uintptr_t range_of(const void *block) {
+    return ((uintptr_t)block - __atomic_load_n(&base, __ATOMIC_RELAXED)) >> RANGE_BITS;
 }
 
 /* The next allocator: glibc's, or another one that is preloaded behind this library. */
@@ -197,11 +196,8 @@ static __attribute__((noinline)) void free_placed(int kind, void *block) {
 /* Which range a block is in; KINDS: none. A block of Python's gets here too where a tool has put Python's own allocator
  * back, and our hooks are gone: that passes on what it does not know. */
 static inline int kind_of_placed(const void *block) {
-    uintptr_t start = __atomic_load_n(&base_of_all, __ATOMIC_RELAXED);
-    if (LIKELY((uintptr_t)block - start >= __atomic_load_n(&size_of_all, __ATOMIC_RELAXED))) return KINDS;
-    for (int kind = 0; kind < KINDS; kind++)
-        if (is_placed(kind, block)) return kind;
-    return KINDS;
+    uintptr_t range = range_of(block);
+    return LIKELY(range >= KINDS) ? KINDS : (int)range;
 }
 
 EXPORT void free(void *block) {
@@ -317,8 +313,6 @@ static struct allocator original[KINDS];
 /* What is larger goes from Python's allocator to malloc, which decides about it. */
 #define SMALL_OBJECT 512
 
-static inline int kind_of(const void *ctx) { return (int)(intptr_t)ctx; }
-
 static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool zeroed) {
     const struct allocator *own = &original[kind];
     if (size <= SMALL_OBJECT) {
@@ -334,27 +328,8 @@ static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool
     return block;
 }
 
-static void *object_malloc(void *ctx, size_t size) {
-    const struct allocator *own = &original[kind_of(ctx)];
-    if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0)) return own->malloc(own->ctx, size);
-    return object_slowly(kind_of(ctx), size, false);
-}
-
-static void *object_calloc(void *ctx, size_t count, size_t each) {
-    const struct allocator *own = &original[kind_of(ctx)];
-    size_t size;
-    if (__builtin_mul_overflow(count, each, &size)) return NULL;
-    if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))
-        return own->calloc(own->ctx, count, each);
-    return object_slowly(kind_of(ctx), size, true);
-}
-
-static void *object_realloc(void *ctx, void *old, size_t size) {
-    int kind = kind_of(ctx);
+static __attribute__((noinline)) void *large_object_resized(int kind, void *old, size_t size) {
     const struct allocator *own = &original[kind];
-    if (!old) return object_malloc(ctx, size);
-    if (is_placed(kind, old)) return resize_placed(kind, old, size ? size : 1);
-    if (LIKELY(size <= SMALL_OBJECT)) return own->realloc(own->ctx, old, size);
     uint32_t object = self.object, resize = self.resize;
     self.object = self.resize = 1;
     void *block = own->realloc(own->ctx, old, size);
@@ -363,20 +338,45 @@ static void *object_realloc(void *ctx, void *old, size_t size) {
     return block;
 }
 
-static void object_free(void *ctx, void *block) {
-    const struct allocator *own = &original[kind_of(ctx)];
-    if (LIKELY(!is_placed(kind_of(ctx), block))) own->free(own->ctx, block);
-    else free_placed(kind_of(ctx), block);
-}
+/* Functions of their own for each domain, whose number the compiler then knows: these are called for every object. */
+#define HOOKS(domain, kind)                                                                                             \
+    static void *domain##_malloc(void *ctx, size_t size) {                                                              \
+        (void)ctx;                                                                                                      \
+        if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))                                  \
+            return original[kind].malloc(original[kind].ctx, size);                                                     \
+        return object_slowly(kind, size, false);                                                                        \
+    }                                                                                                                   \
+    static void *domain##_calloc(void *ctx, size_t count, size_t each) {                                                \
+        (void)ctx;                                                                                                      \
+        size_t size;                                                                                                    \
+        if (__builtin_mul_overflow(count, each, &size)) return NULL;                                                    \
+        if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))                                  \
+            return original[kind].calloc(original[kind].ctx, count, each);                                              \
+        return object_slowly(kind, size, true);                                                                         \
+    }                                                                                                                   \
+    static void *domain##_realloc(void *ctx, void *old, size_t size) {                                                  \
+        if (!old) return domain##_malloc(ctx, size);                                                                    \
+        if (range_of(old) == kind) return resize_placed(kind, old, size ? size : 1);                                    \
+        if (LIKELY(size <= SMALL_OBJECT)) return original[kind].realloc(original[kind].ctx, old, size);                 \
+        return large_object_resized(kind, old, size);                                                                   \
+    }                                                                                                                   \
+    static void domain##_free(void *ctx, void *block) {                                                                 \
+        (void)ctx;                                                                                                      \
+        if (LIKELY(range_of(block) != kind)) original[kind].free(original[kind].ctx, block);                            \
+        else free_placed(kind, block);                                                                                  \
+    }
+HOOKS(mem, MEM)
+HOOKS(obj, OBJ)
 
 /* The functions that Python is to call for this domain in place of `own`. */
 EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, struct allocator *hook) {
     original[kind] = *own;
-    *hook = (struct allocator){(void *)(intptr_t)kind, object_malloc, object_calloc, object_realloc, object_free};
+    *hook = kind == MEM ? (struct allocator){NULL, mem_malloc, mem_calloc, mem_realloc, mem_free}
+                        : (struct allocator){NULL, obj_malloc, obj_calloc, obj_realloc, obj_free};
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 3
+#define VERSION 4
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 
@@ -414,22 +414,11 @@ EXPORT bool ctxalloc_whole_is_first(void) {
 }
 
 /* Once, and for ever: a placed block may live as long as the process. */
-EXPORT void ctxalloc_whole_attach(const uintptr_t bases[KINDS], const uintptr_t sizes[KINDS], size_t exact,
-                                  const struct slow *decider) {
+EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct slow *decider) {
     /* glibc merges its fast bins when a large block is asked for, and from now on none is. Without them it does not
      * need to. */
     (void)mallopt(M_MXFAST, 0);
-    uintptr_t start = UINTPTR_MAX, end = 0;
-    for (int kind = 0; kind < KINDS; kind++) {
-        if (bases[kind] < start) start = bases[kind];
-        if (bases[kind] + sizes[kind] > end) end = bases[kind] + sizes[kind];
-    }
-    __atomic_store_n(&base_of_all, start, __ATOMIC_RELAXED);
-    for (int kind = 0; kind < KINDS; kind++) {
-        __atomic_store_n(&base[kind], bases[kind], __ATOMIC_RELAXED);
-        __atomic_store_n(&size_of_range[kind], sizes[kind], __ATOMIC_RELAXED);
-    }
-    __atomic_store_n(&size_of_all, end - start, __ATOMIC_RELEASE);
+    __atomic_store_n(&base, first, __ATOMIC_RELAXED);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);
     __atomic_store_n(&exact_from, exact, __ATOMIC_RELAXED);
     self.left = 0;

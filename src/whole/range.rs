@@ -6,7 +6,7 @@ use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// The size of a range.
+/// The size of a range: `RANGE_BITS` of `preload.c`.
 pub(super) const BYTES: usize = 1 << 38;
 /// What a pool maps at a time is a multiple of this.
 const UNIT: usize = 4 << 20;

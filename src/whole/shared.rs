@@ -86,7 +86,7 @@ pub(crate) struct Library {
     pub(crate) thread: GetThread,
 }
 
-pub(crate) type Attach = unsafe extern "C" fn(*const usize, *const usize, usize, *const Slow);
+pub(crate) type Attach = unsafe extern "C" fn(usize, usize, *const Slow);
 pub(crate) type AttachArrow = unsafe extern "C" fn(GetPool);
 /// Gets an original `arrow::default_memory_pool` and its caller; NULL is for what that returns.
 pub(crate) type GetPool = unsafe extern "C" fn(*mut c_void, *mut c_void) -> *mut c_void;

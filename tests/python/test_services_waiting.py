@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from asgi_calls import Client, answer, http, websocket
 
@@ -197,9 +198,9 @@ def test_a_client_that_goes_away_leaves_the_line(scope):
     assert is_as_new(budget)
 
 
-def test_a_cancelled_one_leaves_no_trace_and_no_task():
-    budget = Budget(LENGTH)
-    service = AllocatorMiddleware(answer, routes={"/": terms(budget)})
+def test_a_cancelled_one_leaves_no_trace_and_no_task_and_is_told():
+    budget, reports = Budget(LENGTH), Reports()
+    service = AllocatorMiddleware(answer, routes={"/": terms(budget)}, on_end=reports)
 
     async def never():
         await asyncio.Event().wait()
@@ -214,9 +215,38 @@ def test_a_cancelled_one_leaves_no_trace_and_no_task():
             assert budget.waiting == 0
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) == 1
+        assert ctxalloc.current_request() is None
 
     asyncio.run(main())
+    assert reports.outcomes == ["cancelled"]
+    assert isinstance(reports[0].error, asyncio.CancelledError)
     assert is_as_new(budget)
+
+
+def test_one_without_a_reservation_is_none_of_those_that_have_ended():
+    """Its peak of 0 would say that requests of its route need nothing."""
+    budget, route = Budget(LENGTH), "/uncounted/{rest}"
+
+    def numbers():
+        series = ctxalloc.metrics.snapshot().series[route]
+        return series.requests, series.timed_out, series.peak_bytes.count, series.refused_peak_bytes.count
+
+    async def app(scope, receive, send):
+        await answer(send)
+
+    async def main():
+        service = AllocatorMiddleware(app, routes={route: terms(budget, timeout=0.001)})
+        assert (await call(service, http("/uncounted/1"))).status == 200
+        assert numbers() == (1, 0, 1, 0)
+        async with terms(budget, root=True):
+            assert (await call(service, http("/uncounted/2"))).status == 503
+        assert numbers() == (1, 1, 1, 0)
+
+    asyncio.run(main())
+    service = WsgiMiddleware(lambda *_: pytest.fail("no room"), routes={route: terms(budget, timeout=0)})
+    with terms(budget, root=True):
+        wsgi_call(service, "/uncounted/3")
+    assert numbers() == (1, 2, 1, 0)
 
 
 def test_what_a_client_says_meanwhile_reaches_the_application():
@@ -293,6 +323,31 @@ def test_a_thread_of_wsgi_waits_in_line():
     assert seen == [600] * 3
     assert reports.outcomes == ["completed"] * 3
     assert is_as_new(budget)
+
+
+def test_flasks_client_gets_the_answer_of_one_that_gets_no_room():
+    """PEP 3333: ``start_response`` gets an exception only to replace headers; a test client raises it."""
+    flask = pytest.importorskip("flask")
+    budget, app = Budget(LENGTH), flask.Flask(__name__)
+    app.add_url_rule("/", view_func=lambda: "ok")
+    app.wsgi_app = WsgiMiddleware(app.wsgi_app, routes={"/": terms(budget, timeout=0)})
+    with terms(budget, root=True):
+        answered = app.test_client().get("/")
+    assert (answered.status_code, answered.headers["retry-after"]) == (503, "1")
+    assert app.test_client().get("/").text == "ok"
+
+
+def test_what_replaces_headers_of_wsgi_has_the_exception():
+    told = []
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return [bytes(np.empty(100_000))]
+
+    service = WsgiMiddleware(app, default=request(limit_bytes=1000, strict=True))
+    service({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *given: told.append(given))
+    assert [len(given) for given in told] == [2, 3]
+    assert issubclass(told[1][2][0], MemoryError)
 
 
 def test_one_of_wsgi_that_gets_no_room_is_refused():

@@ -12,6 +12,9 @@ mod books;
 mod child;
 #[path = "heap/guarantees.rs"]
 mod guarantees;
+#[cfg(feature = "tracing")]
+#[path = "support/hearing.rs"]
+mod hearing;
 #[path = "heap/layouts.rs"]
 mod layouts;
 #[path = "heap/limits.rs"]

@@ -204,6 +204,8 @@ const MAY_WAIT: &[(&str, &str)] = &[
     ("python/imported.rs", "filled in one step, with a value that is there"),
     ("python/numpy.rs", "filled in one step, with a value that is there"),
     ("python/usm/queue.rs", "filled in one step, with a value that is there; SYCL is not used in a child of fork"),
+    ("python/request/call.rs", "filled in one step, with a value that is there"),
+    ("python/request/entering.rs", "filled in one step, with a value that is there"),
     ("python/request/current.rs", "filled in one step, with a value that is there"),
     ("python/scope_type.rs", "made while the module is imported, in one step that lets nobody else run"),
 ];

@@ -4,6 +4,8 @@
 
 #[path = "room/cancelled.rs"]
 mod cancelled;
+#[path = "room/in_vain.rs"]
+mod in_vain;
 #[path = "room/mixed.rs"]
 mod mixed;
 #[path = "room/model.rs"]

@@ -1,15 +1,19 @@
 //! What `tracing` hears of requests, refusals and blocks.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "support/hearing.rs"]
+mod hearing;
+
 use ctxalloc::strategy::{Arena, Pool, Traced};
 use ctxalloc::{Buffer, request};
+use hearing::hearing;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber, subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 /// What was said, and its fields.
 type Said = (String, BTreeMap<String, String>);
@@ -66,7 +70,7 @@ impl Subscriber for Heard {
 #[test]
 fn a_span_has_the_numbers_of_its_request_once_it_has_ended() {
     let heard = Heard::default();
-    subscriber::with_default(heard.clone(), || {
+    hearing(heard.clone(), || {
         let request = request().name("upload").limit_bytes(1000).begin().unwrap();
         let kept = request.run(|| Buffer::zeroed(600)).unwrap();
         assert!(heard.all("record").is_empty());
@@ -82,7 +86,7 @@ fn a_span_has_the_numbers_of_its_request_once_it_has_ended() {
 #[test]
 fn a_refusal_is_one_event_though_whoever_hears_it_is_refused_too() {
     let heard = Heard::default();
-    subscriber::with_default(heard.clone(), || {
+    hearing(heard.clone(), || {
         let request = request().name("upload").limit_bytes(50).begin().unwrap();
         assert!(request.run(|| Buffer::zeroed(600)).is_err());
     });
@@ -111,7 +115,7 @@ fn a_subscriber_that_panics_hears_of_the_next_refusal() {
         fn exit(&self, _: &Id) {}
     }
     let heard = Arc::new(AtomicUsize::new(0));
-    subscriber::with_default(Panicking(Arc::clone(&heard)), || {
+    hearing(Panicking(Arc::clone(&heard)), || {
         let request = request().limit_bytes(50).begin().unwrap();
         let refused = || request.run(|| Buffer::zeroed(600).is_err());
         assert!(refused() && refused() && refused(), "what it panics about is no caller's");
@@ -122,7 +126,7 @@ fn a_subscriber_that_panics_hears_of_the_next_refusal() {
 #[test]
 fn blocks_are_told_of_where_that_is_asked_for_and_nowhere_else() {
     let heard = Heard::default();
-    subscriber::with_default(heard.clone(), || {
+    hearing(heard.clone(), || {
         let silent = request().begin().unwrap();
         drop(silent.run(|| Buffer::zeroed(10)));
         assert!(heard.all("TRACE ctxalloc::blocks").is_empty());

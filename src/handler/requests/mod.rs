@@ -102,6 +102,8 @@ pub(crate) struct Terms {
     pub reserves_by_history: bool,
     /// How many of its name may wait.
     pub max_waiting: Option<usize>,
+    /// Whether metrics leave it out: it stands for one that got no reservation, and does nothing.
+    pub is_uncounted: bool,
 }
 
 /// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
@@ -116,6 +118,7 @@ pub(crate) struct Begun {
     seen: Seen,
     /// Where what it needed is added at the end.
     history: Option<Arc<History>>,
+    is_uncounted: bool,
     outside: Option<Outside>,
     /// From the end on.
     unseen_growth_bytes: Option<i64>,
@@ -156,6 +159,12 @@ fn payer_around(outer: &Held) -> Option<Held> {
 }
 
 impl Begun {
+    /// Whether metrics leave it out.
+    #[cfg(feature = "python")]
+    pub(crate) fn is_uncounted(&self) -> bool {
+        self.is_uncounted
+    }
+
     /// By how many bytes the process grew beside its pools from the beginning to the end: what the request's work
     /// allocated in other ways, less what was freed. `None` before the end, unless it was to be measured, or if another
     /// request was open, or a root was begun, meanwhile.
@@ -238,7 +247,7 @@ impl Begun {
             let limit_bytes = self.seen.chain.own().limit_bytes();
             history.add(if sample.refused > 0 { limit_bytes } else { stats.peak_bytes });
         }
-        if counters::record(self.seen.chain.own().given_name(), &sample) {
+        if !self.is_uncounted && counters::record(self.seen.chain.own().given_name(), &sample) {
             counters::set_gauges(gauges());
         }
         if blocks_are_alive {

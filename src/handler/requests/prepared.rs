@@ -76,6 +76,11 @@ impl Prepared {
             terms.reserve_bytes.is_some(),
         )?;
         chain.count_parts(around, terms.is_whole);
+        if terms.reserves_by_history {
+            // More than a budget has could never be had, and nothing would ever be learned.
+            let most = chain.above().iter().map(|account| account.limit_bytes()).min();
+            terms.reserve_bytes = terms.reserve_bytes.map(|bytes| most.map_or(bytes, |most| bytes.min(most)));
+        }
         let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };
         let recorded = outer.as_ref().map(choice_of).unwrap_or_default();
         let is_inside = around.is_some_and(|around| !around.has_ended());
@@ -139,7 +144,8 @@ impl Prepared {
         let held = Slot::begin(terms.name.as_deref(), number, state);
         unseen::count(is_inside);
         let seen = Seen { handler: held.handler(), chain };
-        Begun { seen, held: Some(held), history, outside, unseen_growth_bytes: None }
+        let is_uncounted = terms.is_uncounted;
+        Begun { seen, held: Some(held), history, is_uncounted, outside, unseen_growth_bytes: None }
     }
 }
 

@@ -14,7 +14,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long after each look the next one is, in seconds, while something is left: a thread that waits for the GIL gets
@@ -99,18 +99,21 @@ pub(super) fn running_loop(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
     // The names of modules, not their attributes: every request that reserves memory asks, and half of the time was
     // spent on looking for them. What replaces the function is found.
     static EVENTS: Imported = Imported::new("asyncio.events", "__dict__");
-    static MODULES: Imported = Imported::new("sys", "modules");
     let names = match EVENTS.known(py) {
         Some(names) => names,
         None => {
-            let modules = MODULES.get(py).ok()?.cast::<PyDict>().ok()?;
-            // Where nobody has imported it, no loop runs.
-            modules.get_item(intern!(py, "asyncio.events")).ok()??;
+            module(py, intern!(py, "asyncio.events"))?; // where nobody has imported it, no loop runs
             EVENTS.get(py).ok()?
         }
     };
     let function = names.cast::<PyDict>().ok()?.get_item(intern!(py, "_get_running_loop")).ok()??;
     function.call0().ok().filter(|found| !found.is_none())
+}
+
+/// A module that somebody has imported.
+pub(super) fn module<'py>(py: Python<'py>, name: &Bound<'py, PyString>) -> Option<Bound<'py, PyAny>> {
+    static MODULES: Imported = Imported::new("sys", "modules");
+    MODULES.get(py).ok()?.cast::<PyDict>().ok()?.get_item(name).ok()?
 }
 
 /// Looks a turn of the loop later whether anything of the request is left, and again some moments after that. Where the

@@ -4,8 +4,10 @@
 //! (`scope.rs`). `refusal.rs` tells which MemoryErrors come from its limits.
 
 mod admission;
+pub(super) mod call;
 mod cancelling;
 mod current;
+mod entering;
 mod left;
 mod noted;
 mod refusal;
@@ -34,8 +36,9 @@ use super::token_cell::TokenCell;
 use super::whole::enable;
 use crate::handler::Handler;
 use crate::handler::requests::on_chosen::OnChosen;
-use crate::handler::requests::{Begun, RequestHandle, Seen};
-use crate::room::{Admission, Ending};
+use crate::handler::requests::{Begun, Prepared, RequestHandle, Seen};
+use crate::room::{Admission, Ending, take_now};
+use entering::Entering;
 use left::{Left, Settling, running_loop};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -43,6 +46,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use terms::Arguments;
 
 /// A stretch of work with memory, numbers and a limit of its own: what ``ctxalloc.request()`` makes.
@@ -137,6 +141,42 @@ pub(super) fn request(
     whole: Option<&Bound<'_, PyAny>>,
     cancel_if_chosen: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyRequest> {
+    made(&[
+        limit_bytes,
+        strategy,
+        name,
+        budget,
+        root,
+        after_end,
+        strict,
+        measure_unseen,
+        reserve_bytes,
+        timeout,
+        max_waiting,
+        whole,
+        cancel_if_chosen,
+    ])
+}
+
+/// What a Request is made of, each as it was given, in the order of [`request`].
+type Options<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; 13];
+
+fn made(options: &Options<'_, '_>) -> PyResult<PyRequest> {
+    let &[
+        limit_bytes,
+        strategy,
+        name,
+        budget,
+        root,
+        after_end,
+        strict,
+        measure_unseen,
+        reserve_bytes,
+        timeout,
+        max_waiting,
+        whole,
+        cancel_if_chosen,
+    ] = options;
     let is_whole = terms::flag("whole", whole)?;
     if let (true, Some(whole)) = (is_whole, whole) {
         enable(whole.py())?;
@@ -156,6 +196,7 @@ pub(super) fn request(
         timeout: terms::timeout(timeout, reserve_bytes.is_some())?,
         max_waiting: terms::max_waiting(max_waiting, reserve_bytes.is_some())?,
         cancel_if_chosen: terms::flag("cancel_if_chosen", cancel_if_chosen)?,
+        is_uncounted: false,
     }))
 }
 
@@ -207,6 +248,77 @@ impl PyRequest {
         Ok(())
     }
 
+    /// What it begins with where it may have to wait, and how long it may.
+    #[inline]
+    fn prepare(&self, py: Python<'_>) -> PyResult<(Prepared, Option<Duration>)> {
+        self.check_new()?;
+        let (terms, timeout) = self.arguments.terms(py, self.on_chosen(py)?)?;
+        Ok((Prepared::new(terms)?, timeout))
+    }
+
+    /// RuntimeError: it was entered before, or another Request began it.
+    #[inline]
+    fn check_new(&self) -> PyResult<()> {
+        let is_carried = match &*self.phase() {
+            Phase::New => return Ok(()),
+            phase => matches!(phase, Phase::Carried(_)),
+        };
+        Err(self.used(is_carried))
+    }
+
+    /// Enters it if that needs no waiting; else its place in the queue.
+    fn enter_or_wait(slf: &Bound<'_, Self>, selects: bool) -> PyResult<Option<PyAdmission>> {
+        let (py, this) = (slf.py(), slf.get());
+        if !this.token.begin() {
+            return Err(entered_already(&this.text()));
+        }
+        let mut waits = None;
+        let entered = this.prepare(py).and_then(|(prepared, timeout)| {
+            if !take_now(&prepared)? {
+                waits = Some((prepared, timeout));
+                return Ok(None);
+            }
+            let begun = prepared.begin();
+            if selects {
+                return this.select_begun(py, begun).map(Some);
+            }
+            *this.phase() = Phase::Begun { begun, left: None };
+            Ok(None)
+        });
+        match (entered, waits) {
+            (Ok(Some(token)), _) => this.token.put(token),
+            (Ok(None), None) => {} // it is entered, without a token
+            (Ok(None), Some((prepared, timeout))) => {
+                this.token.clear();
+                return Self::waiting(slf, prepared, timeout, selects).map(Some);
+            }
+            (Err(error), _) => {
+                this.token.clear();
+                return Err(error);
+            }
+        }
+        Ok(None)
+    }
+
+    fn waiting(
+        slf: &Bound<'_, Self>,
+        prepared: Prepared,
+        timeout: Option<Duration>,
+        selects: bool,
+    ) -> PyResult<PyAdmission> {
+        // Other Python code may run while wakers of others are called.
+        let admission = slf.py().detach(|| Admission::of(prepared, timeout))?;
+        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, Self::enter_as(selects)))
+    }
+
+    fn enter_as(selects: bool) -> Enter {
+        if selects {
+            |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)
+        } else {
+            |request, begun| request.cast::<Self>()?.get().keep_begun(begun)
+        }
+    }
+
     fn enter_by<'py>(&self, select: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<()> {
         if !self.token.begin() {
             return Err(entered_already(&self.text()));
@@ -231,13 +343,7 @@ impl PyRequest {
 
     /// Begins the request. The caller is the one that may enter.
     fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
-        let is_carried = match &*self.phase() {
-            Phase::New => None,
-            phase => Some(matches!(phase, Phase::Carried(_))),
-        };
-        if let Some(is_carried) = is_carried {
-            return Err(self.used(is_carried));
-        }
+        self.check_new()?;
         let begun = self.arguments.begin(py, self.on_chosen(py)?, || self.text())?;
         let handler = begun.handler();
         *self.phase() = Phase::Begun { begun, left: None };
@@ -257,13 +363,7 @@ impl PyRequest {
 
     fn select_begun<'py>(&self, py: Python<'py>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
         let capsule = capsule_of(py, begun.handler())?;
-        let before = match &*self.phase() {
-            Phase::New => None,
-            phase => Some(matches!(phase, Phase::Carried(_))),
-        };
-        if let Some(is_carried) = before {
-            return Err(self.used(is_carried));
-        }
+        self.check_new()?;
         *self.phase() = Phase::Begun { begun, left: None };
         Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
     }
@@ -496,9 +596,8 @@ impl PyRequest {
     }
 
     fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        static ENTER: Imported = Imported::new("ctxalloc._room", "enter");
-        if slf.get().arguments.reserve.is_some() {
-            return ENTER.get(slf.py())?.call1((slf,));
+        if slf.get().reserves() {
+            return Ok(Bound::new(slf.py(), Entering::new(slf.clone().unbind()))?.into_any());
         }
         let step = Step::new(slf.clone().unbind().into_any(), None, |request, _| {
             request.cast::<Self>()?.get().enter(request.py())?;
@@ -507,24 +606,19 @@ impl PyRequest {
         Ok(Bound::new(slf.py(), step)?.into_any())
     }
 
-    /// Takes the reservation, or a place in the queue, for `async with`. Unless it `selects`, the request is begun then
-    /// as by `_begin`.
+    /// Takes the reservation, or a place in the queue, for a Rust task (`admit`). Unless it `selects`, the request is
+    /// begun then as by `_begin`.
     #[pyo3(signature = (*, selects = true))]
     fn _admission(slf: &Bound<'_, Self>, selects: bool) -> PyResult<PyAdmission> {
-        let py = slf.py();
-        let request = slf.get();
-        match &*request.phase() {
-            Phase::New => {}
-            phase => return Err(request.used(matches!(phase, Phase::Carried(_)))),
-        }
-        let (terms, timeout) = request.arguments.terms(py, request.on_chosen(py)?)?;
-        let admission = py.detach(|| Admission::new(terms, timeout))?;
-        let enter: Enter = if selects {
-            |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)
-        } else {
-            |request, begun| request.cast::<Self>()?.get().keep_begun(begun)
-        };
-        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, enter))
+        let (prepared, timeout) = slf.get().prepare(slf.py())?;
+        Self::waiting(slf, prepared, timeout, selects)
+    }
+
+    /// Enters it if that needs no waiting, and returns None; else its place in the queue. Unless it `selects`, it is
+    /// begun as by `_begin`.
+    #[pyo3(signature = (selects, /))]
+    fn _enter_or_wait(slf: &Bound<'_, Self>, selects: bool) -> PyResult<Option<PyAdmission>> {
+        Self::enter_or_wait(slf, selects)
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]
@@ -586,6 +680,26 @@ impl PyRequest {
         Self::close(slf)
     }
 
+    /// What it is refused for, if `error` is the cancellation of its task because it was chosen to make room: then the
+    /// task is cancelled no longer. For middlewares, which answer it.
+    #[pyo3(signature = (error, /))]
+    fn _chosen_of(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+        static REFUSED: Imported = Imported::new("ctxalloc._errors", "BudgetExceeded");
+        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, Some(error))) {
+            Err(refused) if refused.value(py).is_instance(REFUSED.get(py)?)? => {
+                Ok(Some(refused.into_value(py).into_any()))
+            }
+            other => other.map(|()| None),
+        }
+    }
+
+    /// Whether its task is to be cancelled when it is chosen to make room.
+    #[getter]
+    fn _cancels_if_chosen(&self) -> bool {
+        self.arguments.cancel_if_chosen
+    }
+
     /// Calls the function as soon as it is settled what has escaped: now, or a turn of the event loop later. One
     /// function only.
     #[pyo3(signature = (function, /))]
@@ -609,9 +723,11 @@ impl PyRequest {
         self.reserves()
     }
 
-    /// The same terms without a reservation, for a server whose request gets none: it has an account all the same.
+    /// The same terms without a reservation, for a server whose request gets none: it has an account all the same, but
+    /// is none of those that have ended, whose peaks say what a request needs.
     fn _unreserved(&self) -> Self {
-        Self::new(Arguments { reserve: None, timeout: None, max_waiting: None, ..self.arguments.clone() })
+        let arguments = self.arguments.clone();
+        Self::new(Arguments { reserve: None, timeout: None, max_waiting: None, is_uncounted: true, ..arguments })
     }
 
     /// The budget that the terms name.

@@ -23,7 +23,7 @@ pub(super) struct Ended(Option<String>, usize, bool);
 /// What is told of it; nothing where nobody asked.
 #[inline]
 pub(super) fn of(begun: &Begun) -> Option<Ended> {
-    IS_ASKED.load(Ordering::Relaxed).then(|| {
+    (IS_ASKED.load(Ordering::Relaxed) && !begun.is_uncounted()).then(|| {
         let stats = begun.stats();
         Ended(begun.given_name().map(str::to_owned), stats.peak_bytes, begun.was_refused())
     })

@@ -5,7 +5,7 @@ use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
 use crate::python::budget::{budget_in, limit_in, name_in};
-use crate::python::options::{argument, no_bool};
+use crate::python::options::{argument, no_bool, plain_bytes, plain_seconds};
 use crate::python::strategies::PyStrategy;
 use crate::python::text::repr_of;
 use crate::strategy::{Budget, Strategy};
@@ -34,6 +34,8 @@ pub(super) struct Arguments {
     pub(super) is_whole: bool,
     /// Whether its task is cancelled when it is chosen to make room.
     pub(super) cancel_if_chosen: bool,
+    /// Whether metrics leave it out.
+    pub(super) is_uncounted: bool,
 }
 
 /// How much a request reserves.
@@ -80,6 +82,7 @@ impl Arguments {
             },
             reserves_by_history: self.reserve == Some(Reserve::Auto),
             max_waiting: self.max_waiting,
+            is_uncounted: self.is_uncounted,
             ..Terms::default()
         };
         Ok((terms, self.timeout))
@@ -127,6 +130,9 @@ fn after_end_text(after_end: AfterEnd) -> &'static str {
 type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
+    if let Some(bytes) = plain_bytes(given) {
+        return Ok(Some(bytes));
+    }
     limit_in("request", given)
 }
 
@@ -142,6 +148,9 @@ const AUTO: &str = "auto";
 
 /// ValueError: also for "auto" without a limit, which is what is reserved at first.
 pub(super) fn reserve(given: Given<'_, '_>, limit_bytes: Option<usize>) -> PyResult<Option<Reserve>> {
+    if let Some(bytes) = plain_bytes(given) {
+        return Ok(Some(Reserve::Bytes(bytes)));
+    }
     if let Some(text) = given.and_then(|given| given.cast::<PyString>().ok())
         && text.to_string_lossy() == AUTO
     {
@@ -169,7 +178,11 @@ pub(super) fn max_waiting(given: Given<'_, '_>, reserves: bool) -> PyResult<Opti
 }
 
 pub(super) fn timeout(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<Duration>> {
-    const WANTED: &str = "a time in seconds, a number from 0 up, together with reserve_bytes=";
+    if let Some(timeout) = plain_seconds(given).filter(|_| reserves) {
+        return Ok(Some(timeout));
+    }
+    const WANTED: &str = "a time in seconds, a finite number from 0 up, together with reserve_bytes=; None waits \
+                          until there is room";
     argument("request", "timeout", given, WANTED, |value| {
         let timeout = crate::settings::seconds(no_bool(value)?.extract()?).filter(|_| reserves);
         timeout.ok_or_else(|| PyValueError::new_err(()))

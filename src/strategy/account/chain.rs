@@ -431,8 +431,7 @@ impl Chain {
         let Kind::Request { ended, own_blocks, refusals, .. } = &self.own.kind else {
             unreachable!("called on the chains of requests only")
         };
-        self.return_reservation();
-        self.own.lock.with(|| {
+        self.return_reservation_and(|| {
             ended.store(true, RELAXED);
             count(&self.own.refused, refused_elsewhere);
             count(refusals, refused_elsewhere);

@@ -2,12 +2,13 @@
 //! (`docs/decisions/0041-a-guarantee-is-a-standing-reservation.md`).
 
 use super::chain::Chain;
-use super::reserved::{Reservation, room_came};
+use super::reserved::{Reservation, room_came, room_shrank};
 use super::{Account, Kind, RELAXED, add, subtract};
 use crate::error::{Error, NoRoom};
 use crate::sync::with_all;
 use crate::unattributed::unattributed;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Why a guarantee was not changed. First the position of the account that is the reason.
 enum Refusal {
@@ -78,11 +79,13 @@ impl Account {
             above.add_pending_each(is.saturating_sub(was));
             above.subtract_pending_each(was.saturating_sub(is));
             own.bytes.store(bytes, RELAXED);
-            Ok(all.accounts().iter().any(|account| account.is_wanted()))
+            Ok((bytes > before, all.accounts().iter().any(|account| account.is_wanted())))
         });
+        fence(Ordering::SeqCst); // as in `set_limit_bytes`
         match changed {
-            Ok(true) => room_came(), // whoever waits may draw on it, or on what it no longer keeps
-            Ok(false) => {}
+            Ok((true, _)) if all.accounts().iter().any(|account| account.is_waited_for()) => room_shrank(),
+            Ok((_, true)) => room_came(), // whoever waits may draw on it, or on what it no longer keeps
+            Ok(_) => {}
             Err(Refusal::Promised(at, promised_bytes, more_bytes)) => {
                 let account = &above.accounts()[at];
                 return Err(Error::GuaranteesExceedLimit {

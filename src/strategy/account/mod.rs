@@ -43,7 +43,7 @@ pub(crate) use parts::Weight;
 pub(crate) use parts::WholeStats;
 pub(crate) use pending::Pending;
 pub(crate) use refused::{Refusal, Refused};
-pub(crate) use reserved::on_room;
+pub(crate) use reserved::{OnRoom, on_room, shrank};
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::Force;
 
@@ -54,7 +54,7 @@ use known::Listed;
 use refused::{REMEMBERED, RefusalNote};
 use reserved::Reservation;
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -274,18 +274,41 @@ impl Account {
 
     /// Changes the limit, from the next charge on.
     pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        let is_wanted = self.lock.with(|| {
+        self.change_limit_bytes(|_| true, limit_bytes);
+    }
+
+    /// Changes the limit if it is `before`; whether it was.
+    pub(super) fn replace_limit_bytes(&self, before: usize, limit_bytes: usize) -> bool {
+        self.change_limit_bytes(|now| now == before, limit_bytes)
+    }
+
+    fn change_limit_bytes(&self, may_change: impl FnOnce(usize) -> bool, limit_bytes: usize) -> bool {
+        let changed = self.lock.with(|| {
+            let before = self.limit_bytes.load(RELAXED);
+            if !may_change(before) {
+                return None;
+            }
             self.limit_bytes.store(limit_bytes, RELAXED);
             if !self.is_chosen() {
                 self.enforced_bytes.store(limit_bytes, RELAXED);
             }
             let live_bytes = self.live_bytes();
             self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
-            self.is_wanted()
+            Some((self.is_wanted(), limit_bytes < before))
         });
-        if is_wanted {
+        let Some((is_wanted, is_lower)) = changed else { return false };
+        fence(Ordering::SeqCst); // whoever comes to wait sees the limit, or is seen here
+        if is_lower && self.is_waited_for() {
+            reserved::room_shrank();
+        } else if is_wanted {
             reserved::room_came();
         }
+        true
+    }
+
+    /// Whether somebody waits who would be charged to it, be it for its room or for another account's.
+    fn is_waited_for(&self) -> bool {
+        self.waiting.load(RELAXED) > 0
     }
 
     pub(crate) fn live_bytes(&self) -> usize {

@@ -126,21 +126,24 @@ impl Chain {
 
     /// The account that can never give so many bytes, however little is in use, if any.
     pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
-        let mut promises = false;
+        let (mut promises, mut draws) = (false, false);
         for account in self.accounts() {
-            if bytes > account.limit_bytes() || bytes == UNLIMITED {
+            // What comes out of a guarantee does not reach those above it.
+            if bytes > account.limit_bytes() && !draws || bytes == UNLIMITED {
                 return Some(account);
             }
             promises |= account.promised_bytes() > 0;
+            draws |= account.reservation.is_some() && !account.is_of_request();
         }
-        if promises { self.never_fits_beside_promises(bytes) } else { None }
+        if promises || draws { self.never_fits_beside_promises(bytes) } else { None }
     }
 
     /// Reserves `bytes` of all accounts above, or of none. `is_closed`: whether somebody waits there who comes first;
-    /// such accounts, and those that have no room, are an obstacle if they would have to give anything. The positions
-    /// of those that have no room are added to `full`, and they become wanted, where it is given; also those of budgets
-    /// below an obstacle of whose guarantees it would have drawn, which others would use up meanwhile. Returns whether
-    /// it was taken.
+    /// such accounts, and those that have no room, are an obstacle if they would have to give anything. The position
+    /// of the youngest that has no room is added to `full`, and it becomes wanted, where that is given: while a
+    /// tenant's own limit stands in the way, nobody of another tenant waits behind it. So are those of budgets below an
+    /// obstacle of whose guarantees it would have drawn, which others would use up meanwhile. Returns whether it was
+    /// taken.
     pub(crate) fn admit(
         &self,
         bytes: usize,
@@ -174,9 +177,9 @@ impl Chain {
                 return false;
             }
             let is_full = |&at: &usize| gives(at) && !self.accounts()[at].has_room_for(self.step(covers, at, 0));
-            if let Some(highest) = above.clone().rev().find(is_full) {
-                above.filter(is_full).for_each(&mut want);
-                self.guarantees_below(covers, highest).for_each(want);
+            if let Some(youngest) = above.clone().find(is_full) {
+                want(youngest);
+                self.guarantees_below(covers, youngest).for_each(want);
                 return false;
             }
             own.bytes.store(bytes, RELAXED);
@@ -259,8 +262,13 @@ impl Chain {
 
     /// Returns what the own reservation has left: the request has ended, or never began. A second time does nothing.
     pub(crate) fn return_reservation(&self) {
-        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return };
-        let is_wanted = with_all(self.accounts(), || {
+        self.return_reservation_and(|| ());
+    }
+
+    /// The same, and `work`, all of it under the locks that it needs: at least the own account's.
+    pub(super) fn return_reservation_and<R>(&self, work: impl FnOnce() -> R) -> R {
+        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return self.own.lock.with(work) };
+        let (is_wanted, answer) = with_all(self.accounts(), || {
             let (reserved, covered) = (own.bytes.load(RELAXED), own.covered_bytes.load(RELAXED));
             own.bytes.store(0, RELAXED);
             let left = reserved.saturating_sub(covered);
@@ -270,11 +278,12 @@ impl Chain {
                 self.pass_on(covers, Change::Shrinkage, left);
                 self.change_above(covers, subtract);
             }
-            self.above().iter().any(|account| account.is_wanted())
+            (self.above().iter().any(|account| account.is_wanted()), work())
         });
         if is_wanted {
             room_came();
         }
+        answer
     }
 
     /// How many bytes are reserved for the request.

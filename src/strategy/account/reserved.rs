@@ -3,7 +3,10 @@
 
 use crate::sync::Made;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 /// What a request reserved. Changed under the locks of the accounts above, and under its own once it has begun.
 #[derive(Debug, Default)]
@@ -87,17 +90,43 @@ impl Reservation {
     }
 }
 
-/// Called when memory came back to an account that somebody waits for.
-static ON_ROOM: Made<fn()> = Made::new();
+/// Who is called, on whatever thread.
+pub(crate) struct OnRoom {
+    /// When memory came back to an account that is wanted.
+    pub(crate) came: fn(),
+    /// When less can be had of an account for which somebody waits, or a budget is guaranteed more: before whoever
+    /// changed that goes on, so that nobody gets in ahead of those who wait.
+    pub(crate) changed: fn(),
+}
 
-/// Has `call` called, on whatever thread, when memory comes back to an account that is wanted. Only the first one is.
-pub(crate) fn on_room(call: fn()) {
-    ON_ROOM.get_or_make(|| call);
+static ON_ROOM: Made<OnRoom> = Made::new();
+
+/// Has these called. Only the first ones are.
+pub(crate) fn on_room(calls: OnRoom) {
+    ON_ROOM.get_or_make(|| calls);
+}
+
+/// Whether less can ever be had than before, since somebody asked.
+static SHRANK: AtomicBool = AtomicBool::new(false);
+
+/// For an account for which somebody waits, perhaps in vain from now on: its limit was lowered, or it has promised
+/// more.
+#[cold]
+pub(super) fn room_shrank() {
+    SHRANK.store(true, Release); // pairs with the Acquire in `shrank`
+    if let Some(calls) = ON_ROOM.get() {
+        (calls.changed)();
+    }
+}
+
+/// Whether some who wait may wait in vain. Once.
+pub(crate) fn shrank() -> bool {
+    SHRANK.load(Relaxed) && SHRANK.swap(false, Acquire)
 }
 
 #[cold]
 pub(super) fn room_came() {
-    if let Some(call) = ON_ROOM.get() {
-        call();
+    if let Some(calls) = ON_ROOM.get() {
+        (calls.came)();
     }
 }

@@ -52,9 +52,11 @@ use heap::PageHeap;
 use large::Large;
 use options::Retention;
 use region::Region;
-use resize::{cleared, resize_by};
+#[cfg(ctxalloc_whole)]
+pub(crate) use resize::room_bytes;
 #[cfg(feature = "cuda")]
-pub(super) use resize::{room_bytes, stays};
+pub(super) use resize::stays;
+use resize::{cleared, resize_by};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};

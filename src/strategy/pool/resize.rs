@@ -28,7 +28,7 @@ pub(in crate::strategy) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usiz
 ///
 /// # Safety
 /// - `block` came from a pool and was not released.
-pub(in crate::strategy) unsafe fn room_bytes(block: NonNull<u8>) -> usize {
+pub(crate) unsafe fn room_bytes(block: NonNull<u8>) -> usize {
     // SAFETY: the block is live (this function's contract), so its region is in the map.
     let region = unsafe { region::find(block.addr().get()) };
     match region.class_at(block.addr().get()) {

@@ -304,11 +304,12 @@ fn what_the_limit_of_the_heap_refuses_is_among_the_metrics() {
 #[cfg(feature = "tracing")]
 mod events {
     use super::*;
+    use crate::hearing::hearing;
     use std::fmt::{Debug, Write};
     use std::sync::{Arc, Mutex};
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Level, Metadata, Subscriber, subscriber};
+    use tracing::{Event, Level, Metadata, Subscriber};
 
     /// Hears of warnings, and allocates under its lock, as one does that writes lines.
     #[derive(Clone, Default)]
@@ -343,7 +344,7 @@ mod events {
 
     fn lines_of(work: impl FnOnce()) -> Vec<String> {
         let heard = Heard::default();
-        subscriber::with_default(heard.clone(), work);
+        hearing(heard.clone(), work);
         heard.0.lock().unwrap().clone()
     }
 

@@ -123,7 +123,7 @@ fn errors_during(work: impl FnOnce()) -> usize {
     }
 
     let count = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::with_default(Counter(Arc::clone(&count)), work);
+    crate::support::hearing::hearing(Counter(Arc::clone(&count)), work);
     count.load(Ordering::SeqCst)
 }
 

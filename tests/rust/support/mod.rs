@@ -5,6 +5,8 @@
 pub(crate) mod c_heap;
 pub(crate) mod errors;
 mod executors;
+#[cfg(feature = "tracing")]
+pub(crate) mod hearing;
 #[cfg(ctxalloc_tsan)]
 mod mremap;
 mod probes;

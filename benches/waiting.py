@@ -10,9 +10,10 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from harness import Row, keep, loop, medians, rounds_asked, row_of, table
+from harness import Loop, Row, keep, loop, medians, rounds_asked, row_of, table
 
 import ctxalloc
 
@@ -31,10 +32,47 @@ def passing(rounds: int, title: str) -> dict[str, Row]:
     variants = {
         WITHOUT: loop(f"with request({terms}):\n    pass", **names),
         WITH: loop(f"with request({terms}, reserve_bytes=1000):\n    pass", **names),
+        "the same, with a timeout": loop(f"with request({terms}, reserve_bytes=1000, timeout=1.0):\n    pass", **names),
         "the same, by history": loop(f"with request({terms}, reserve_bytes='auto'):\n    pass", **names),
     }
     rows = medians(variants, rounds, 3000)
     table(title, rows, WITHOUT)
+    return rows
+
+
+def awaiting(rounds: int) -> dict[str, Row]:
+    """The same by ``async with``, in a coroutine that never suspends."""
+    tenant, request = ctxalloc.Budget(1 << 30, parent=ctxalloc.Budget(1 << 40)), ctxalloc.request
+
+    async def without(count: int) -> None:
+        for _ in range(count):
+            async with request(limit_bytes=100000, name="bench", budget=tenant):
+                pass
+
+    async def reserving(count: int) -> None:
+        for _ in range(count):
+            async with request(limit_bytes=100000, name="bench", budget=tenant, reserve_bytes=1000):
+                pass
+
+    async def patient(count: int) -> None:
+        for _ in range(count):
+            async with request(limit_bytes=100000, name="bench", budget=tenant, reserve_bytes=1000, timeout=1.0):
+                pass
+
+    def driven(enters: Callable[[int], Coroutine[Any, Any, None]]) -> Loop:
+        def run(count: int) -> float:
+            began = time.perf_counter()
+            try:
+                enters(count).send(None)
+            except StopIteration:
+                return (time.perf_counter() - began) / count * 1e9
+            raise AssertionError("there is room, so nobody waits")
+
+        return run
+
+    variants = {WITHOUT: driven(without), WITH: driven(reserving), "the same, with a timeout": driven(patient)}
+    rows = medians(variants, rounds, 3000)
+    table("the same by async with", rows, WITHOUT)
     return rows
 
 
@@ -117,18 +155,23 @@ def main() -> int:
     """Measures, prints, says what missed its aim, and keeps."""
     rounds = rounds_asked(__doc__)
     alone = passing(rounds, "a request that need not wait")
+    by_async = awaiting(rounds)
     crowded = asyncio.run(with_waiters(rounds))
     wake_up = asyncio.run(wake_ups(10 * rounds))
     costs = {
         text: rows[WITH]["median_ns"] - rows[WITHOUT]["median_ns"]
-        for text, rows in (("a reservation", alone), (f"a reservation beside {WAITERS} waiters", crowded))
+        for text, rows in (
+            ("a reservation", alone),
+            ("a reservation by async with", by_async),
+            (f"a reservation beside {WAITERS} waiters", crowded),
+        )
     }
     for text, cost in costs.items():
         print(f"{text:44}{cost:+9.1f} ns  {'kept' if cost <= AIM_RESERVATION_NS else 'MISSED'}")
     for text, row in wake_up.items():
         times = row["median_ns"]
         print(f"{'a wake-up ' + text:44}{times:9.1f} ns  {'kept' if times <= AIM_WAKE_UP_NS else 'MISSED'}")
-    keep("waiting", {"rounds": rounds, "alone": alone, "crowded": crowded, "wake_up": wake_up})
+    keep("waiting", {"rounds": rounds, "alone": alone, "by_async": by_async, "crowded": crowded, "wake_up": wake_up})
     return 0
 
 

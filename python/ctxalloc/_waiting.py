@@ -43,23 +43,33 @@ class Waiting(Generic[_S]):
         self._make = make
         self._selects = selects
 
-    async def begin(self, client: "Client | None" = None) -> tuple[_S, BaseException | None]:
-        """Begin it; and why it has no reservation, if it has none: NoRoom, Gone, or what its task was cancelled by."""
-        refused: BaseException | None = None
+    async def begin(self, client: "Client | None" = None) -> tuple[_S, NoRoom | Gone | None]:
+        """Begin it; and why it has no reservation, if it has none. Cancelled, it has ended, and leaves no trace."""
         begun = self._again(self._terms)
         try:
             await _room.enter(begun, selects=self._selects, until=None if client is None else client.until)
+        except (NoRoom, Gone) as error:
+            return self._unreserved(), error.with_traceback(None)
         except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, (NoRoom, Gone)):
-                raise
-            refused = error.with_traceback(None)
-            terms = self._terms._unreserved()  # noqa: SLF001 - made for this
-            if self._selects:
-                begun = terms._serve(self._is_root, self._name, self._tenant)  # noqa: SLF001
-            else:
-                begun = self._again(terms)
-                begun._begin()  # noqa: SLF001
-        return self._make(begun), refused
+            if not isinstance(error, Exception):
+                # Here, and not by the caller: a coroutine that is closed returns nothing.
+                served: Any = self._unreserved()
+                if self._selects:
+                    served.leave()
+                served.end_unanswered(error)
+                served.forget()
+                del served
+            raise
+        return self._make(begun), None
+
+    def _unreserved(self) -> _S:
+        """The record of one that got no reservation, begun all the same."""
+        terms = self._terms._unreserved()  # noqa: SLF001 - made for this
+        if self._selects:
+            return self._make(terms._serve(self._is_root, self._name, self._tenant))  # noqa: SLF001
+        begun = self._again(terms)
+        begun._begin()  # noqa: SLF001
+        return self._make(begun)
 
     def _again(self, terms: Request) -> Request:
         return terms._again(root=self._is_root, name=self._name, budget=self._tenant, sites=self._sites)  # noqa: SLF001

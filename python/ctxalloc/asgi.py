@@ -171,7 +171,7 @@ class AllocatorMiddleware:
 
     async def _admitted(self, waiting: "Waiting[Serving | _Exchange]", client: Client) -> "Serving | _Exchange | None":
         """Wait for the reservation. None: there was none, and all that is to be done was done."""
-        refused: BaseException | None = None
+        refused: NoRoom | Gone | None = None
         try:
             exchange, refused = await waiting.begin(client)
             if refused is None:
@@ -181,9 +181,6 @@ class AllocatorMiddleware:
                 exchange.leave()
                 if isinstance(refused, Gone):
                     exchange.end("disconnected")
-                elif not isinstance(refused, NoRoom):
-                    exchange.end_unanswered(refused)
-                    raise refused
                 else:
                     await self._failed(exchange, refused, client.receive)
             finally:

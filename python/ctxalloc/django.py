@@ -108,10 +108,6 @@ class AllocatorMiddleware:
             serving, refused = await serving.begin()
             if isinstance(refused, NoRoom):
                 return self._refused(serving, refused)
-            if refused is not None:
-                serving.end_unanswered(refused)
-                serving.forget()
-                raise refused
         if serving is None:
             return self._checked(await self.get_response(request))
         self._note(request, serving)

@@ -32,7 +32,8 @@ pub(super) fn argument<'py, T>(
     Err(if is_wrong_type { PyTypeError::new_err(message) } else { PyValueError::new_err(message) })
 }
 
-/// A number of bytes as most give it: an int itself, which fits. Anything else is left to [`argument`], which is slower.
+/// A number of bytes as most give it: an int itself, which fits. Anything else is left to [`argument`], which is
+/// slower.
 #[inline]
 pub(super) fn plain_bytes(given: Option<&Bound<'_, PyAny>>) -> Option<usize> {
     given?.cast_exact::<PyInt>().ok()?.extract().ok().filter(|&bytes| bytes != usize::MAX)

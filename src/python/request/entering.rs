@@ -1,7 +1,7 @@
 //! `async with` of a request that reserves memory: it is entered at once where there is room, and else
 //! `python/ctxalloc/_room.py` waits for it.
 
-use super::PyRequest;
+use super::admission::PyAdmission;
 use crate::python::imported::Imported;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -9,25 +9,29 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 
+/// Enters the Request if that needs no waiting; else its place in the queue.
+pub(super) type EnterOrWait = fn(request: &Bound<'_, PyAny>) -> PyResult<Option<PyAdmission>>;
+
 /// A coroutine that enters a Request in the Context of the task that awaits it, and suspends only if it has to wait.
 /// Unless it is awaited it does nothing.
 #[pyclass(frozen, name = "_Entering", module = "ctxalloc")]
 pub(super) struct Entering {
-    request: Py<PyRequest>,
+    request: Py<PyAny>,
+    enter_or_wait: EnterOrWait,
     /// The coroutine that waits, once it has to.
     waits: OnceLock<Py<PyAny>>,
 }
 
 impl Entering {
-    pub(super) fn new(request: Py<PyRequest>) -> Self {
-        Self { request, waits: OnceLock::new() }
+    pub(super) fn new(request: Py<PyAny>, enter_or_wait: EnterOrWait) -> Self {
+        Self { request, enter_or_wait, waits: OnceLock::new() }
     }
 
     /// Enters it, which is a StopIteration; or what the coroutine that waits yields first.
     fn begin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static WAIT: Imported = Imported::new("ctxalloc._room", "wait");
         let request = self.request.bind(py);
-        let Some(admission) = PyRequest::enter_or_wait(request, true)? else {
+        let Some(admission) = (self.enter_or_wait)(request)? else {
             return Err(PyStopIteration::new_err(self.request.clone_ref(py)));
         };
         // An admission that nobody takes over leaves the queue.

@@ -597,7 +597,10 @@ impl PyRequest {
 
     fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         if slf.get().reserves() {
-            return Ok(Bound::new(slf.py(), Entering::new(slf.clone().unbind()))?.into_any());
+            let entering = Entering::new(slf.clone().unbind().into_any(), |request| {
+                Self::enter_or_wait(request.cast::<Self>()?, true)
+            });
+            return Ok(Bound::new(slf.py(), entering)?.into_any());
         }
         let step = Step::new(slf.clone().unbind().into_any(), None, |request, _| {
             request.cast::<Self>()?.get().enter(request.py())?;

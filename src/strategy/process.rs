@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_set_by_hand_stays_until_the_system_is_to_be_followed_again() {
+    fn a_limit_that_is_set_by_hand_stays() {
         let tree = tree();
         let process = Process::new(tree.root().to_owned());
         process.follow(Some(0.5)).expect("there is a machine");

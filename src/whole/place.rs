@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_grows_in_small_steps_moves_seldom_and_one_that_shrinks_gives_its_room_back() {
+    fn a_block_that_grows_moves_seldom_and_shrunk_gives_room_back() {
         const KIB: usize = 1 << 10;
         let places = Places::over(Range::reserve().expect("addresses"));
         let mut block = places.allocate(Kind::Native, 16, false, record(8 * KIB)).expect("memory");

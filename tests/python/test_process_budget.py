@@ -62,6 +62,19 @@ except ctxalloc.BudgetExceeded as error:
     assert says(code) == "process"
 
 
+def test_a_limit_that_is_set_by_hand_stays():
+    code = """
+import ctxalloc, numpy, time
+process = ctxalloc.Budget.process("auto")
+with ctxalloc.request(budget=process):
+    held = numpy.ones(1000)
+    process.limit_bytes = 50_000
+    time.sleep(1)                         # what is followed is read every 250 ms
+print(process.limit_bytes)
+"""
+    assert says(code) == "50000"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_of_fork_has_it_and_follows_on():
     code = """
@@ -73,11 +86,12 @@ child = os.fork()
 if child == 0:
     with ctxalloc.request(budget=process):
         held = numpy.ones(1000)
-        process.limit_bytes = 5           # what follows sets it again
+        before = process.limit_bytes
+        theirs = b"x" * (256 << 20)       # in no pool: less is left for arrays
         deadline = time.monotonic() + 20
-        while process.limit_bytes == 5 and time.monotonic() < deadline:
+        while process.limit_bytes > before - (200 << 20) and time.monotonic() < deadline:
             time.sleep(0.01)
-        os._exit(0 if process.limit_bytes > 5 else 1)
+        os._exit(0 if process.limit_bytes <= before - (200 << 20) else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert says(code) == "0"

@@ -104,7 +104,7 @@ def test_rust_tasks_python_tasks_and_threads_are_served_in_order(run: Any, seed:
     assert is_as_new(budget)
 
 
-def test_a_small_one_of_either_side_does_not_pass_a_large_one_of_the_other(run: Any) -> None:  # noqa: F811
+def test_a_small_one_of_either_side_passes_no_large_one_of_the_other(run: Any) -> None:  # noqa: F811
     budget = ctxalloc.Budget(1000, name="b")
 
     async def main(*kinds: str) -> None:

@@ -109,7 +109,7 @@ finally:
     assert printed == "3\n0 600"
 
 
-def test_threads_that_python_waits_for_get_their_room_after_the_main_threads_end():
+def test_threads_that_python_waits_for_get_their_room_at_the_end():
     printed = subprocesses.says(
         BEGIN
         + """

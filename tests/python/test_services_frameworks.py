@@ -347,31 +347,37 @@ django_reports: list[Report] = []
 tenant_of_django = Budget(5 * MiB, name="tenant")
 
 
-def _configure() -> None:
-    settings.configure(
-        ROOT_URLCONF=__name__,
-        ALLOWED_HOSTS=["*"],
-        DEBUG=False,
-        SECRET_KEY="test",
-        LOGGING_CONFIG=None,
-        MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware", "django.middleware.common.CommonMiddleware"],
-        CTXALLOC={
-            "routes": {
-                "/named/{kind}": request(),
-                "/stream/{kind}": request(),
-                "/own/{kind}": request(limit_bytes=MiB),
-                "/pool": "pool",
-            },
-            "tenant": lambda _: tenant_of_django,
-            "on_end": lambda _, report: django_reports.append(report),
-            "peak_header": "X-Peak",
+SETTINGS: dict[str, Any] = {
+    "ROOT_URLCONF": __name__,
+    "ALLOWED_HOSTS": ["*"],
+    "DEBUG": False,
+    "LOGGING_CONFIG": None,
+    "MIDDLEWARE": ["ctxalloc.django.AllocatorMiddleware", "django.middleware.common.CommonMiddleware"],
+    "CTXALLOC": {
+        "routes": {
+            "/named/{kind}": request(),
+            "/stream/{kind}": request(),
+            "/own/{kind}": request(limit_bytes=MiB),
+            "/pool": "pool",
         },
-    )
+        "tenant": lambda _: tenant_of_django,
+        "on_end": lambda _, report: django_reports.append(report),
+        "peak_header": "X-Peak",
+    },
+}
+
+if not settings.configured:  # by another file of tests
+    settings.configure(SECRET_KEY="test")
     django.setup()
 
+from django.test import override_settings  # noqa: E402
 
-if not settings.configured:
-    _configure()
+
+@pytest.fixture(autouse=True)
+def _django() -> Iterator[None]:
+    with override_settings(**SETTINGS):
+        yield
+
 
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.core.handlers.wsgi import WSGIHandler  # noqa: E402
@@ -491,7 +497,6 @@ def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
 
 
 def test_djangos_setting_with_an_unknown_option_is_refused() -> None:
-    from django.test.utils import override_settings
 
     from ctxalloc.django import AllocatorMiddleware as DjangoMiddleware
 

@@ -187,7 +187,7 @@ fn one_that_waits_with_a_timeout_leaves_nothing_wherever_it_is_dropped() {
 }
 
 #[test]
-fn one_that_waits_with_another_inside_leaves_nothing_wherever_it_is_dropped() {
+fn one_that_waits_with_another_inside_leaves_nothing() {
     drop_at_each_point(|budget| {
         Box::pin(async move {
             a_moment().await;

@@ -46,7 +46,7 @@ fn what_is_guaranteed_to_others_tells_who_waits_for_its_own_tenant() {
 }
 
 #[test]
-fn who_waits_for_its_tenants_limit_holds_up_nobody_where_the_process_lacks_room_for_it_too() {
+fn who_waits_for_its_tenants_limit_holds_up_no_other_tenant() {
     let process = Budget::new("process", Some(150));
     let (flood, patient) = (process.child("flood", Some(50)), process.child("patient", None));
     let (of_flood, of_patient) = (flood.charge(40).unwrap(), patient.charge(85).unwrap());
@@ -79,7 +79,7 @@ fn who_waits_for_the_process_at_last_is_passed_by_nobody() {
 }
 
 #[test]
-fn nobody_gets_in_by_a_guarantee_ahead_of_an_older_one_of_the_same_budget() {
+fn nobody_gets_in_by_a_guarantee_ahead_of_an_older_one() {
     let process = Budget::new("process", Some(1000));
     let tenant = process.guaranteed_child("tenant", None, 0).unwrap();
     let held = process.charge(600).unwrap();
@@ -94,7 +94,7 @@ fn nobody_gets_in_by_a_guarantee_ahead_of_an_older_one_of_the_same_budget() {
 }
 
 #[test]
-fn what_comes_out_of_a_guarantee_fits_although_the_limit_above_is_lower_now() {
+fn what_comes_out_of_a_guarantee_fits_below_a_lower_limit() {
     let process = Budget::new("process", Some(100));
     let tenant = process.guaranteed_child("tenant", None, 96).unwrap();
     process.set_limit_bytes(Some(40));

@@ -13,9 +13,9 @@ fn opened(path: &PathBuf) -> PyResult<Recording> {
     Ok(Recording::open(path)?)
 }
 
-/// Plans the replay of a recording, or of one route of it, and writes the plan to a file, for [`replayed`] in a process of
-/// its own. What the recording says, by name. ValueError: the file is no recording; RuntimeError: it contradicts itself,
-/// or the plan cannot be written.
+/// Plans the replay of a recording, or of one route of it, and writes the plan to a file, for [`replayed`] in a process
+/// of its own. What the recording says, by name. ValueError: the file is no recording; RuntimeError: it contradicts
+/// itself, or the plan cannot be written.
 #[pyfunction]
 #[pyo3(name = "_plan", signature = (path, target, /, *, route=None, on_one_thread=false))]
 pub(super) fn planned<'py>(
@@ -51,8 +51,8 @@ pub(super) fn planned<'py>(
     Ok(numbers)
 }
 
-/// Replays a plan under a strategy, with others for some routes: numbers by name, of which those of memory are None where
-/// the system does not say. ValueError: there is no such strategy; RuntimeError: the replay failed.
+/// Replays a plan under a strategy, with others for some routes: numbers by name, of which those of memory are None
+/// where the system does not say. ValueError: there is no such strategy; RuntimeError: the replay failed.
 #[pyfunction]
 #[pyo3(name = "_replay", signature = (plan, strategy, /, *, by_route=None))]
 pub(super) fn replayed<'py>(

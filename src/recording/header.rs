@@ -23,8 +23,8 @@ pub struct Header {
     pub share: f64,
     /// How many processes recorded.
     pub processes: usize,
-    /// How many of its requests are called `(other)`, or have a handler that is: names may take a quarter of a file, and
-    /// 4096 are told apart.
+    /// How many of its requests are called `(other)`, or have a handler that is: names may take a quarter of a file,
+    /// and 4096 are told apart.
     pub other_requests: u64,
     /// The bytes of its files.
     pub file_bytes: u64,

@@ -1,5 +1,5 @@
-//! `Names`: what a recording's requests and their handlers are called, by number. A file begins with all that are known,
-//! so they may take a share of it only: those that come then are one name, `(other)`.
+//! `Names`: what a recording's requests and their handlers are called, by number. A file begins with all that are
+//! known, so they may take a share of it only: those that come then are one name, `(other)`.
 
 use super::encoded::{HANDLER, NAME, OTHERS, named};
 use super::wire::HEAD_BYTES;

@@ -1,7 +1,7 @@
 //! A plan as a file, for the process that replays it. Reading a recording and planning it free large blocks, and glibc
-//! learns from each of them to map fewer blocks: in a process that did so, the C heap keeps memory warm that it would give
-//! back in the service. Here nothing large is freed: each list is made at once, as long as it gets, and the file's bytes
-//! are never given back.
+//! learns from each of them to map fewer blocks: in a process that did so, the C heap keeps memory warm that it would
+//! give back in the service. Here nothing large is freed: each list is made at once, as long as it gets, and the file's
+//! bytes are never given back.
 //!
 //! Written and read by the same version, on the same machine: words of eight bytes, and their checksum at the end.
 

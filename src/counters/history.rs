@@ -14,8 +14,10 @@ use std::sync::Arc;
 const HALF: u32 = 64;
 /// Fewer say nothing yet.
 const COLD: f32 = 10.0;
-/// After so many it is worked out anew what was enough: that takes a microsecond.
+/// After so many it is worked out anew what was enough.
 const SOME: u32 = 8;
+/// Less than this of one request says nothing any more.
+const NOTHING: f32 = 1.0 / 1024.0;
 /// The part of the requests for which the reservation is to be enough, and what is added for those to come.
 const PART: f32 = 0.95;
 const HEADROOM: f64 = 1.2;
@@ -29,6 +31,9 @@ pub(crate) struct History(Locked<Peaks>);
 
 struct Peaks {
     counts: Vec<f32>,
+    /// Their sum, and the highest that is not zero: so it takes a few steps to find what was enough.
+    all: f32,
+    last: usize,
     /// Starts again at each half.
     since_half: u32,
     /// What was enough for [`PART`] of them, worked out again at some of the additions; `None` while they are too few,
@@ -39,11 +44,15 @@ struct Peaks {
 impl Peaks {
     fn add(&mut self, bucket: usize) {
         self.counts[bucket] += 1.0;
+        self.all += 1.0;
+        self.last = self.last.max(bucket);
         self.since_half += 1;
         let is_young = self.enough_bytes.is_none();
         if self.since_half == HALF {
             self.since_half = 0;
-            self.counts.iter_mut().for_each(|count| *count /= 2.0);
+            self.counts.iter_mut().for_each(|count| *count = if *count < NOTHING { 0.0 } else { *count / 2.0 });
+            self.all = self.counts.iter().sum();
+            self.last = self.counts.iter().rposition(|count| *count > 0.0).unwrap_or(0);
         }
         if is_young || self.since_half.is_multiple_of(SOME) {
             self.enough_bytes = self.enough();
@@ -51,15 +60,20 @@ impl Peaks {
     }
 
     fn enough(&self) -> Option<u64> {
-        let all: f32 = self.counts.iter().sum();
-        if all < COLD {
+        if self.all < COLD {
             return None;
         }
-        let mut below = 0.0;
-        let reached = self.counts.iter().position(|count| {
-            below += count;
-            *count > 0.0 && below >= all * PART
-        });
+        // The lowest bucket with which it is enough for that part, from the highest one on.
+        let (mut up_to, mut reached) = (self.all, None);
+        for (bucket, &count) in self.counts[..=self.last].iter().enumerate().rev() {
+            if up_to < self.all * PART {
+                break;
+            }
+            if count > 0.0 {
+                reached = Some(bucket);
+            }
+            up_to -= count;
+        }
         reached.filter(|&bucket| bucket < BUCKETS).map(end_of)
     }
 }
@@ -95,7 +109,13 @@ pub(crate) fn history_of(name: Option<&str>) -> Option<Arc<History>> {
 
 impl History {
     fn new() -> Self {
-        Self(Locked::new(Peaks { counts: vec![0.0; BUCKETS + 1], since_half: 0, enough_bytes: None }))
+        Self(Locked::new(Peaks {
+            counts: vec![0.0; BUCKETS + 1],
+            all: 0.0,
+            last: 0,
+            since_half: 0,
+            enough_bytes: None,
+        }))
     }
 
     /// Adds what a request needed, in bytes.
@@ -114,7 +134,7 @@ impl History {
 
 #[cfg(all(test, not(ctxalloc_loom)))]
 mod tests {
-    use super::{History, LEAST_BYTES, history_of};
+    use super::{COLD, History, LEAST_BYTES, PART, end_of, history_of};
     use std::sync::Arc;
 
     const MIB: usize = 1 << 20;
@@ -163,6 +183,25 @@ mod tests {
         assert_eq!(history.reserve_bytes(LIMIT), LEAST_BYTES);
         (0..200).for_each(|_| history.add(usize::MAX));
         assert_eq!(history.reserve_bytes(LIMIT), LIMIT, "what has no bucket is as large as may be");
+    }
+
+    #[test]
+    fn what_was_enough_is_found_from_above_as_by_adding_all_up() {
+        let (history, mut state) = (History::new(), 7_u32);
+        for number in 0..5000_u32 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            history.add(1 << (state >> 27) >> (number / 700));
+            history.0.with(|peaks| {
+                let all: f32 = peaks.counts.iter().sum();
+                let mut below = 0.0;
+                let reached = peaks.counts.iter().position(|count| {
+                    below += count;
+                    *count > 0.0 && below >= all * PART
+                });
+                assert!((peaks.all - all).abs() < 0.001, "{number}: {} {all}", peaks.all);
+                assert_eq!(peaks.enough(), reached.filter(|_| all >= COLD).map(end_of), "{number}");
+            });
+        }
     }
 
     #[test]

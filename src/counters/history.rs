@@ -50,9 +50,10 @@ impl Peaks {
         let is_young = self.enough_bytes.is_none();
         if self.since_half == HALF {
             self.since_half = 0;
-            self.counts.iter_mut().for_each(|count| *count = if *count < NOTHING { 0.0 } else { *count / 2.0 });
-            self.all = self.counts.iter().sum();
-            self.last = self.counts.iter().rposition(|count| *count > 0.0).unwrap_or(0);
+            let known = &mut self.counts[..=self.last];
+            known.iter_mut().for_each(|count| *count = if *count < NOTHING { 0.0 } else { *count / 2.0 });
+            self.all = known.iter().sum();
+            self.last = known.iter().rposition(|count| *count > 0.0).unwrap_or(0);
         }
         if is_young || self.since_half.is_multiple_of(SOME) {
             self.enough_bytes = self.enough();

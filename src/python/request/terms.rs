@@ -10,6 +10,7 @@ use crate::python::strategies::PyStrategy;
 use crate::python::text::repr_of;
 use crate::strategy::{Budget, Strategy};
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -152,7 +153,7 @@ pub(super) fn reserve(given: Given<'_, '_>, limit_bytes: Option<usize>) -> PyRes
         return Ok(Some(Reserve::Bytes(bytes)));
     }
     if let Some(text) = given.and_then(|given| given.cast::<PyString>().ok())
-        && text.to_string_lossy() == AUTO
+        && (text.is(intern!(text.py(), "auto")) || text.to_string_lossy() == AUTO)
     {
         if limit_bytes.is_none() {
             return Err(PyValueError::new_err(

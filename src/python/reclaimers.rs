@@ -42,14 +42,15 @@ impl Reclaim for Function {
         });
     }
 
-    fn freed_nothing(&self, budget: &str, wanted_bytes: usize) {
+    fn freed_nothing(&self, budget: &str, _wanted_bytes: usize) {
         if self.raised.load(Relaxed) {
             return;
         }
         try_attach_before_exit(|py| {
+            // Without the number, which is another one each time: Python shows equal warnings once.
             let message = format!(
-                "a reclaimer of the full budget '{budget}' was asked for {wanted_bytes} bytes, and nothing was given back; \
-                 this is told once until something is"
+                "a reclaimer of the full budget '{budget}' was asked for memory, and nothing was given back; this is told \
+                 once until something is"
             );
             let message = CString::new(message.replace('\0', "\\0")).unwrap_or_default();
             let category = py.get_type::<PyRuntimeWarning>();

@@ -126,7 +126,7 @@ def test_a_reclaimer_that_fails_is_reported_and_passed_over(monkeypatch):
     process.add_reclaimer(fails, order=-1)
     process.add_reclaimer(lambda wanted_bytes: None)
     process.add_reclaimer(lambda wanted_bytes: cache.clear(), order=2**31 - 1)
-    with pytest.warns(RuntimeWarning, match="'process' was asked for 1 bytes, and nothing"):
+    with pytest.warns(RuntimeWarning, match="'process' was asked for memory, and nothing"):
         assert process.reclaim(1) == 90_000
     assert raised == [(KeyError, fails)]
     for wrong in ("x", True):

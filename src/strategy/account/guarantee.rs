@@ -79,7 +79,8 @@ impl Account {
             above.add_pending_each(is.saturating_sub(was));
             above.subtract_pending_each(was.saturating_sub(is));
             own.bytes.store(bytes, RELAXED);
-            Ok((bytes > before, all.accounts().iter().any(|account| account.is_wanted())))
+            // Less of it, too, may be too little for one that waits to draw on it.
+            Ok((bytes != before, all.accounts().iter().any(|account| account.is_wanted())))
         });
         fence(Ordering::SeqCst); // as in `set_limit_bytes`
         match changed {

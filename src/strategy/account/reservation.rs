@@ -172,7 +172,7 @@ impl Chain {
                     full.push(at);
                 }
             };
-            if let Some(at) = above.clone().rev().find(|&at| gives(at) && is_closed(&self.accounts()[at])) {
+            if let Some(at) = above.clone().find(|&at| gives(at) && is_closed(&self.accounts()[at])) {
                 self.guarantees_below(covers, at).for_each(want);
                 return false;
             }

@@ -254,7 +254,7 @@ impl Model {
             let is_closed = |at: &usize| grows(*at) && closed.contains(&above[*at]);
             let is_full = |at: &usize| grows(*at) && after[*at].0 > self.budgets[above[*at]].limit;
             let all = 0..above.len();
-            let mut obstacles: Vec<usize> = all.clone().filter(is_closed).collect();
+            let mut obstacles: Vec<usize> = all.clone().filter(is_closed).take(1).collect();
             let is_passed_over = !obstacles.is_empty();
             if obstacles.is_empty() {
                 obstacles = all.filter(is_full).take(1).collect();

@@ -214,15 +214,12 @@ impl Queue {
     /// become too small, with others behind it.
     fn turn_away(&mut self, later: &mut Later) {
         let waiters = self.lanes.values().flatten();
-        let mut in_vain: Vec<_> = waiters.filter(|waiter| waiter.never_fits().is_some()).cloned().collect();
-        in_vain.sort_unstable_by_key(|waiter| waiter.number);
-        for waiter in in_vain {
-            if let Some(error) = waiter.never_fits() {
-                self.remove(&waiter, later);
-                later.decide(waiter, Err(error));
-            } else {
-                later.dropped.push(waiter);
-            }
+        let mut in_vain: Vec<_> =
+            waiters.filter_map(|waiter| Some((Arc::clone(waiter), waiter.never_fits()?))).collect();
+        in_vain.sort_unstable_by_key(|(waiter, _)| waiter.number);
+        for (waiter, error) in in_vain {
+            self.remove(&waiter, later);
+            later.decide(waiter, Err(error));
         }
     }
 
@@ -241,14 +238,7 @@ impl Queue {
         while let Some((_, waiter)) = firsts.pop_first() {
             full.clear();
             let lane = waiter.lane();
-            if let Some(error) = waiter.never_fits() {
-                self.remove(&waiter, later);
-                later.decide(waiter, Err(error));
-            } else if waiter.chain.admit(
-                waiter.bytes,
-                |account| closed.contains_key(&account.number()),
-                Some(&mut full),
-            ) {
+            if waiter.chain.admit(waiter.bytes, |account| closed.contains_key(&account.number()), Some(&mut full)) {
                 self.remove(&waiter, later);
                 self.count_drained(&waiter);
                 later.decide(waiter, Ok(()));

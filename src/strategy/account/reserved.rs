@@ -94,8 +94,8 @@ impl Reservation {
 pub(crate) struct OnRoom {
     /// When memory came back to an account that is wanted.
     pub(crate) came: fn(),
-    /// When less can be had of an account for which somebody waits, or a budget is guaranteed more: before whoever
-    /// changed that goes on, so that nobody gets in ahead of those who wait.
+    /// When a limit was lowered for which somebody waits, or a guarantee changed: before whoever changed that goes on,
+    /// so that nobody gets in ahead of those who wait.
     pub(crate) changed: fn(),
 }
 
@@ -106,11 +106,12 @@ pub(crate) fn on_room(calls: OnRoom) {
     ON_ROOM.get_or_make(|| calls);
 }
 
-/// Whether less can ever be had than before, since somebody asked.
+/// Whether less can ever be had than before, since somebody asked. Kept here, since the first one that waits stands in
+/// the queue before anybody is called.
 static SHRANK: AtomicBool = AtomicBool::new(false);
 
-/// For an account for which somebody waits, perhaps in vain from now on: its limit was lowered, or it has promised
-/// more.
+/// For an account for which somebody waits, perhaps in vain from now on: its limit was lowered, or a guarantee of it or
+/// to it changed.
 #[cold]
 pub(super) fn room_shrank() {
     SHRANK.store(true, Release); // pairs with the Acquire in `shrank`

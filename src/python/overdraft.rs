@@ -11,7 +11,7 @@ use super::imported::Imported;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
 use crate::handler::Handler;
-use crate::handler::requests::{Payer, RequestHandle};
+use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
 use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
@@ -75,7 +75,7 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
     let Some(raising) = RAISING.get() else { return };
     let is_guarded = thread.raising == 0 && thread.guard != 0 && thread.guard == thread.account;
     if !is_guarded
-        || !handler_of(thread.guard).is_some_and(|handler| payer.is_behind(handler))
+        || !handler_of(thread.guard).is_some_and(|handler| payer.pays_for(handler))
         || !(raising.is_attached)()
     {
         return;
@@ -165,7 +165,8 @@ pub(super) fn overdraft(py: Python<'_>) -> Py<PyAny> {
         thread.raising = 0;
         thread.guard
     });
-    let request = guard.and_then(handler_of).and_then(RequestHandle::from_handler);
+    // A request inside that counts its arrays only is not the one whose limit it was.
+    let request = guard.and_then(handler_of).and_then(payer_of).and_then(RequestHandle::from_handler);
     let error = match request.and_then(|request| request.seen().last_overdraft()) {
         Some(error) => PyErr::from(error),
         None => PyMemoryError::new_err("native code was given memory beyond the request's limit"),

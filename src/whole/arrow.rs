@@ -420,6 +420,9 @@ unsafe fn resize_placed(
         let (outcome, moved) = if align <= ALIGN as i64 {
             own(|thread| resize_for(thread, block, wanted)).unwrap_or((REFUSED, null_mut()))
         } else {
+            (PASS, null_mut())
+        };
+        if outcome == PASS {
             let mut moved = null_mut();
             allocate(status, pool, wanted as i64, align, &raw mut moved);
             if *status == 0 {
@@ -428,7 +431,7 @@ unsafe fn resize_placed(
                 free(pool, old, before as i64, align);
             }
             return status;
-        };
+        }
         if outcome != DONE {
             return arrow.refuse(status, wanted, align);
         }

@@ -3,10 +3,13 @@
 use super::nobodys;
 pub(super) use super::place::ALIGN;
 use super::place::{Places, Record};
+use super::range;
+pub(super) use super::sampling::EXACT_FROM;
+use super::sampling::{counted, taken, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Charged, Payer, charge};
+use crate::handler::requests::{Charged, Payer, charge, is_refused};
 use crate::strategy::account::{Force, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
@@ -61,58 +64,20 @@ static DECIDER: Made<Decider> = Made::new();
 
 pub(super) static SLOW: Slow = Slow { allocate, resize, release, usable };
 
+/// Whether the binding knows only what it found the last time.
+fn remembers() -> bool {
+    DECIDER.get().is_some_and(|decider| decider.binding.remembers)
+}
+
 pub(super) fn begin(places: Places, binding: Binding) {
     DECIDER.get_or_make(|| Decider { places, binding });
 }
-
-/// Blocks of so many bytes and more are charged each.
-pub(super) const EXACT_FROM: usize = 1024;
-
-/// On average so many bytes of small blocks have one sample.
-const SAMPLE: f64 = 16.0 * 1024.0;
-/// A thread looks who is selected at least once in so many bytes of small blocks, where the binding remembers that.
-const LOOK: i64 = 2048;
 
 /// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
 /// words. Whoever is next frees them.
 static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
 
 impl Thread {
-    /// An exponentially distributed number with the mean [`SAMPLE`]: then each byte is as likely as any other, whatever
-    /// the program's pattern.
-    fn draw(&mut self) -> i64 {
-        if self.random == 0 {
-            self.random = std::ptr::from_ref(self).addr() as u64 ^ 0x9E37_79B9_7F4A_7C15;
-        }
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let uniform = ((self.random >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        (-uniform.ln() * SAMPLE) as i64
-    }
-
-    /// Takes what was counted down off the sample's distance; whether a sample is due.
-    fn settle(&mut self) -> bool {
-        if self.granted == 0 {
-            self.sample_left = self.draw(); // this thread's first look
-        } else {
-            self.sample_left -= self.granted - self.left;
-        }
-        let is_due = self.sample_left < 0;
-        if is_due {
-            self.sample_left = self.draw();
-        }
-        let remembers = DECIDER.get().is_some_and(|decider| decider.binding.remembers);
-        self.granted = if remembers { (self.sample_left + 1).min(LOOK) } else { self.sample_left + 1 };
-        self.left = self.granted;
-        is_due
-    }
-
-    /// How many bytes it may ask for before its next look.
-    pub(crate) fn left(&self) -> i64 {
-        self.left
-    }
-
     /// Whether we, or somebody in our place, are at work on it.
     pub(super) fn is_busy(&self) -> bool {
         self.busy > 0
@@ -160,25 +125,6 @@ fn busy(thread: &mut Thread) -> Busy<'_> {
     Busy(thread)
 }
 
-/// What pymalloc or glibc takes for a small block.
-fn taken(kind: Kind, size_bytes: usize) -> usize {
-    match kind {
-        Kind::Native => (size_bytes + 8).next_multiple_of(16).max(32),
-        Kind::Mem | Kind::Obj => size_bytes.next_multiple_of(16).max(16),
-    }
-}
-
-/// How many bytes `preload.c` counts down for a small block.
-fn counted(kind: Kind, size_bytes: usize) -> u32 {
-    (size_bytes + if kind == Kind::Native { 8 } else { 0 }).max(1) as u32
-}
-
-/// What a sample that was drawn by so many bytes stands for.
-fn weight_of_sample(kind: Kind, size_bytes: usize, drawn_bytes: u32) -> usize {
-    let chance = 1.0 - (-f64::from(drawn_bytes) / SAMPLE).exp();
-    (taken(kind, size_bytes) as f64 / chance) as usize
-}
-
 /// # Safety
 /// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer.
 unsafe extern "C" fn allocate(
@@ -198,7 +144,7 @@ unsafe extern "C" fn allocate(
         unsafe { outcome.write(REFUSED) };
         return null_mut();
     }
-    let is_sample = size_bytes < EXACT_FROM && thread.settle();
+    let is_sample = size_bytes < EXACT_FROM && thread.settle(remembers());
     let (answer, block) = match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed: zeroed != 0, is_sample };
@@ -236,7 +182,7 @@ pub(super) fn allocate_for(
         if thread.left >= 0 {
             return (PASS, null_mut());
         }
-        is_sample = thread.settle();
+        is_sample = thread.settle(remembers());
     }
     match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
@@ -247,7 +193,7 @@ pub(super) fn allocate_for(
     }
 }
 
-/// Resizes a placed block of a pool of Arrow's.
+/// Resizes a placed block of a pool of Arrow's. `PASS`: it is to be a new one.
 ///
 /// # Safety
 /// - `block` is one, is aligned to no more than [`ALIGN`], and is not used again after `DONE`.
@@ -292,6 +238,11 @@ impl Decider {
         }
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
+        if !range::may_be_had(size_bytes) {
+            // Nobody makes it. It is in no number: a peak would have it for ever.
+            let is_refused = selected.is_some_and(|handler| is_refused(handler, bytes)) && may_refuse();
+            return if is_refused { (REFUSED, null_mut()) } else { PASSED };
+        }
         let Some(handler) = selected else {
             nobodys::add(bytes, self.binding.python);
             return PASSED;
@@ -323,6 +274,7 @@ impl Decider {
             None => {
                 // SAFETY: charged above, for this block.
                 unsafe { payer.release(weight) };
+                nobodys::add(bytes, self.binding.python);
                 PASSED
             }
         }
@@ -368,6 +320,8 @@ impl Decider {
         }
     }
 
+    /// `PASS`: its request has ended, and the block is to be a new one of whoever asks now.
+    ///
     /// # Safety
     /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
     unsafe fn resize(
@@ -382,6 +336,17 @@ impl Decider {
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { Places::record(block) };
         let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
+        let growth = size_bytes.saturating_sub(old.size_bytes);
+        // SAFETY: the block is charged to it.
+        if growth > 0 && size_bytes >= EXACT_FROM && unsafe { payer.has_ended() } {
+            // Its limit is not that of whoever goes on with it, and who lets it grow pays: for a new one.
+            return (PASS, null_mut());
+        }
+        if !range::may_be_had(growth) {
+            // SAFETY: the block is charged to it.
+            let _ = unsafe { payer.is_refused(growth) };
+            return (REFUSED, null_mut());
+        }
         // A small block that grows beyond what is sampled is charged as it is from then on.
         let is_sample = old.drawn_bytes > 0 && size_bytes < EXACT_FROM;
         let drawn_bytes = match kind {

@@ -17,6 +17,7 @@ mod decide;
 mod nobodys;
 mod place;
 mod range;
+mod sampling;
 mod shared;
 mod walk;
 

@@ -206,16 +206,25 @@ EXPORT void free(void *block) {
     else free_placed(kind, block);
 }
 
-static void *resize_placed(int kind, void *block, size_t size) {
+/* PASS: its request has ended, and the caller is to make a new one, for `replace_placed`. */
+static void *resize_placed(int kind, void *block, size_t size, uint32_t *outcome) {
+    *outcome = DONE;
     if (size == 0) {
         free_placed(kind, block);
         return NULL;
     }
-    uint32_t outcome;
     int saved = errno;
-    void *moved = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->resize(&self, kind, block, size, &outcome);
-    errno = outcome == DONE ? saved : ENOMEM;
+    void *moved = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->resize(&self, kind, block, size, outcome);
+    errno = *outcome == REFUSED ? ENOMEM : saved;
     return moved;
+}
+
+/* Moves what is in a placed block to one that is larger; NULL: there is none, and it stays. */
+static __attribute__((noinline)) void *replace_placed(int kind, void *block, void *larger) {
+    if (!larger) return NULL;
+    memcpy(larger, block, __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable(block));
+    free_placed(kind, block);
+    return larger;
 }
 
 static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size, const void *caller) {
@@ -236,7 +245,11 @@ static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size
 EXPORT void *realloc(void *old, size_t size) {
     if (!old) return malloc(size);
     int kind = kind_of_placed(old);
-    if (kind != KINDS) return resize_placed(kind, old, size);
+    if (kind != KINDS) {
+        uint32_t outcome;
+        void *moved = resize_placed(kind, old, size, &outcome);
+        return outcome == PASS ? replace_placed(kind, old, malloc(size)) : moved;
+    }
     if (!__atomic_load_n(&slow, __ATOMIC_RELAXED) || size == 0) return next.realloc(old, size);
     /* A block keeps its owner, so a large one that is not placed stays nobody's. One that was small and no sample may
      * become one by what it grows by. */
@@ -356,7 +369,11 @@ static __attribute__((noinline)) void *large_object_resized(int kind, void *old,
     }                                                                                                                   \
     static void *domain##_realloc(void *ctx, void *old, size_t size) {                                                  \
         if (!old) return domain##_malloc(ctx, size);                                                                    \
-        if (range_of(old) == kind) return resize_placed(kind, old, size ? size : 1);                                    \
+        if (range_of(old) == kind) {                                                                                    \
+            uint32_t outcome;                                                                                           \
+            void *moved = resize_placed(kind, old, size ? size : 1, &outcome);                                          \
+            return outcome == PASS ? replace_placed(kind, old, domain##_malloc(NULL, size)) : moved;                    \
+        }                                                                                                               \
         if (LIKELY(size <= SMALL_OBJECT)) return original[kind].realloc(original[kind].ctx, old, size);                 \
         return large_object_resized(kind, old, size);                                                                   \
     }                                                                                                                   \
@@ -376,7 +393,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, stru
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 4
+#define VERSION 5
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

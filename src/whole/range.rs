@@ -29,12 +29,26 @@ impl HeldAcrossFork for State {
     }
 }
 
-/// Maps addresses: in a place if there is one, for use or only reserved.
+/// Maps addresses: in a place if there is one, for use or only reserved. For use as malloc does, so that the system
+/// refuses what it would refuse that: a block larger than all memory.
 fn map(at: *mut u8, size_bytes: usize, protection: i32, flags: i32) -> Option<NonNull<u8>> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
+    let reserved = if protection == libc::PROT_NONE { libc::MAP_NORESERVE } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | reserved | flags;
     // SAFETY: a new mapping, or (MAP_FIXED) one in the place of units of a range that nobody uses.
     let start = unsafe { libc::mmap(at.cast(), size_bytes, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
+}
+
+/// Whether the system would give so many bytes in one piece, now. Smaller blocks are not asked about.
+pub(super) fn may_be_had(size_bytes: usize) -> bool {
+    const ASKED_FROM: usize = 64 << 20;
+    if size_bytes < ASKED_FROM {
+        return true;
+    }
+    let Some(start) = map(null_mut(), size_bytes, libc::PROT_READ | libc::PROT_WRITE, 0) else { return false };
+    // SAFETY: mapped above, and nobody has it.
+    unsafe { libc::munmap(start.as_ptr().cast(), size_bytes) };
+    true
 }
 
 impl Range {

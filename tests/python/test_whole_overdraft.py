@@ -43,6 +43,27 @@ def test_the_call_that_took_too_much_raises_in_a_with_block():
 
 
 @needs_library
+def test_a_request_of_arrays_inside_raises_what_the_one_around_it_lacks():
+    check(
+        GREEDY
+        + """
+    seen = []
+    def work():
+        with ctxalloc.request(whole=True, limit_bytes=12 * MiB) as around:
+            with ctxalloc.request(limit_bytes=100 * MiB) as inside:
+                seen.extend((around, inside))
+                held = orjson.loads(text)
+                for _ in range(10):
+                    seen.append(1)
+    error = refused(work)
+    assert type(error) is ctxalloc.BudgetExceeded and error.limit_bytes == 12 * MiB, error
+    around, inside = seen  # the block went no further
+    assert around.stats.whole.granted > 0 and inside.stats.refused == 0
+    """
+    )
+
+
+@needs_library
 def test_what_was_not_raised_is_taken_back_at_the_end_of_the_block():
     check(
         GREEDY

@@ -156,13 +156,17 @@ class Program:
         kind, block, old, owner, mark = self.blocks[at]
         new = self.size()
         if kind == "native":
-            above = owner.charged()
-            block = self.exactly(above, [new - old] * len(above), lambda: libc.realloc(block, new))
+            # Whoever lets a block of a request that has ended grow pays for it from then on.
+            payer = current if owner.has_ended and new > max(old, EXACT_FROM - 1) else owner
+            everybody = list(dict.fromkeys([*owner.charged(), *payer.charged()]))
+            changes = [new * (one in payer.charged()) - old * (one in owner.charged()) for one in everybody]
+            block = self.exactly(everybody, changes, lambda: libc.realloc(block, new))
             text = ctypes.string_at(block, min(old, new))
             assert text == bytes([mark]) * len(text), self.seed
             ctypes.memset(block, mark, new)
-            owner.add("native", new - old)
-            self.blocks[at] = [kind, block, new, owner, mark]
+            owner.add("native", -old)
+            payer.add("native", new)
+            self.blocks[at] = [kind, block, new, payer, mark]
         elif kind == "objects":
             new += EXACT_FROM
             # A bytearray that shrinks by less than half, or grows, has a rule of its own: replace it.

@@ -31,15 +31,47 @@ pub(crate) fn handler_at(c_struct: NonNull<PyDataMem_Handler>) -> Option<Handler
 /// and at least so much.
 const MIN_RESERVE_BYTES: usize = 256 << 10;
 
-/// Charges a block that is about to be made for `handler`. `is_forced`: whatever the limits say.
-pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charged {
-    let Some(held) = Held::try_on(handler) else { return Charged::Nobody };
-    let Some(selected) = Slot::behind(held.handler()) else { return Charged::Nobody };
+/// Who pays while this request is selected: itself, or the one around it that counts the whole of itself.
+fn paying(selected: &'static Slot) -> Option<&'static Slot> {
     let slot = match &selected.state().payer {
         Some(payer) => Slot::behind(payer.handler()),
         None => Some(selected),
     };
-    let Some(slot) = slot.filter(|slot| slot.state().counts_whole()) else { return Charged::Nobody };
+    slot.filter(|slot| slot.state().counts_whole())
+}
+
+/// The handler of the request that pays while this one is selected.
+pub(crate) fn payer_of(handler: Handler) -> Option<Handler> {
+    let held = Held::try_on(handler)?;
+    match &Slot::behind(held.handler())?.state().payer {
+        Some(payer) => Some(payer.handler()),
+        None => Some(handler),
+    }
+}
+
+/// Whether a limit has no room for so many bytes, which is remembered as a refusal. No other number changes: for blocks
+/// that nobody can make.
+pub(crate) fn is_refused(handler: Handler, bytes: usize) -> bool {
+    let Some(held) = Held::try_on(handler) else { return false };
+    Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| has_no_room(slot, bytes))
+}
+
+fn has_no_room(slot: &Slot, bytes: usize) -> bool {
+    let chain = &slot.state().chain;
+    match chain.reserve(bytes, bytes, false) {
+        Ok(()) => chain.cancel(bytes),
+        Err(refused) => {
+            chain.remember(refused);
+            return true;
+        }
+    }
+    false
+}
+
+/// Charges a block that is about to be made for `handler`. `is_forced`: whatever the limits say.
+pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charged {
+    let Some(held) = Held::try_on(handler) else { return Charged::Nobody };
+    let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Charged::Nobody };
     let chain = &slot.state().chain;
     let noted = slot.state().memory.noted();
     let is_in_reserve =
@@ -112,10 +144,26 @@ impl Payer {
         }
     }
 
-    /// Whether it is the request with this handler.
-    pub(crate) fn is_behind(self, handler: Handler) -> bool {
+    /// Whether it pays while the request with this handler is selected.
+    pub(crate) fn pays_for(self, handler: Handler) -> bool {
         let Some(held) = Held::try_on(handler) else { return false };
-        Slot::behind(held.handler()).is_some_and(|slot| NonNull::from(slot) == self.0)
+        Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| NonNull::from(slot) == self.0)
+    }
+
+    /// Whether its request has ended.
+    ///
+    /// # Safety
+    /// - a block is charged to it.
+    pub(crate) unsafe fn has_ended(self) -> bool {
+        self.slot().state().chain.has_ended()
+    }
+
+    /// Whether a limit has no room for so many bytes more, which is remembered as a refusal. No other number changes.
+    ///
+    /// # Safety
+    /// - a block is charged to it.
+    pub(crate) unsafe fn is_refused(self, bytes: usize) -> bool {
+        has_no_room(self.slot(), bytes)
     }
 
     /// Gives the charge of its block back.

@@ -1,0 +1,66 @@
+//! Which small blocks are samples, and what one of them stands for.
+
+use super::shared::{Kind, Thread};
+
+/// Blocks of so many bytes and more are charged each.
+pub(super) const EXACT_FROM: usize = 1024;
+
+/// On average so many bytes of small blocks have one sample.
+const SAMPLE: f64 = 16.0 * 1024.0;
+/// A thread looks who is selected at least once in so many bytes of small blocks, where the binding remembers that.
+const LOOK: i64 = 2048;
+
+impl Thread {
+    /// An exponentially distributed number with the mean [`SAMPLE`]: then each byte is as likely as any other, whatever
+    /// the program's pattern.
+    fn draw(&mut self) -> i64 {
+        if self.random == 0 {
+            self.random = std::ptr::from_ref(self).addr() as u64 ^ 0x9E37_79B9_7F4A_7C15;
+        }
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let uniform = ((self.random >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        (-uniform.ln() * SAMPLE) as i64
+    }
+
+    /// Takes what was counted down off the sample's distance; whether a sample is due. `remembers`: the binding does.
+    pub(super) fn settle(&mut self, remembers: bool) -> bool {
+        if self.granted == 0 {
+            self.sample_left = self.draw(); // this thread's first look
+        } else {
+            self.sample_left -= self.granted - self.left;
+        }
+        let is_due = self.sample_left < 0;
+        if is_due {
+            self.sample_left = self.draw();
+        }
+        self.granted = if remembers { (self.sample_left + 1).min(LOOK) } else { self.sample_left + 1 };
+        self.left = self.granted;
+        is_due
+    }
+
+    /// How many bytes it may ask for before its next look.
+    pub(crate) fn left(&self) -> i64 {
+        self.left
+    }
+}
+
+/// What pymalloc or glibc takes for a small block.
+pub(super) fn taken(kind: Kind, size_bytes: usize) -> usize {
+    match kind {
+        Kind::Native => (size_bytes + 8).next_multiple_of(16).max(32),
+        Kind::Mem | Kind::Obj => size_bytes.next_multiple_of(16).max(16),
+    }
+}
+
+/// How many bytes `preload.c` counts down for a small block.
+pub(super) fn counted(kind: Kind, size_bytes: usize) -> u32 {
+    (size_bytes + if kind == Kind::Native { 8 } else { 0 }).max(1) as u32
+}
+
+/// What a sample that was drawn by so many bytes stands for.
+pub(super) fn weight_of_sample(kind: Kind, size_bytes: usize, drawn_bytes: u32) -> usize {
+    let chance = 1.0 - (-f64::from(drawn_bytes) / SAMPLE).exp();
+    (taken(kind, size_bytes) as f64 / chance) as usize
+}

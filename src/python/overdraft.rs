@@ -73,11 +73,9 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() ->
 /// This thread was given a block beyond a limit of this request's. Called in the middle of an allocation.
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
     let Some(raising) = RAISING.get() else { return };
-    let is_guarded = thread.raising == 0 && thread.guard != 0 && thread.guard == thread.account;
-    if !is_guarded
-        || !handler_of(thread.guard).is_some_and(|handler| payer.pays_for(handler))
-        || !(raising.is_attached)()
-    {
+    // Its own code runs, or that of a request inside of it which counts its arrays only.
+    let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
+    if thread.raising != 0 || !pays_for(thread.guard) || !pays_for(thread.account) || !(raising.is_attached)() {
         return;
     }
     if !is_called_outside_of(raising.python, &raising.locked) {

@@ -307,7 +307,7 @@ impl Decider {
     /// - `block` is a placed block of this kind that was given up.
     unsafe fn release(&self, kind: Kind, block: NonNull<u8>) {
         // SAFETY: the block is placed (this function's contract), so it has a record.
-        let record = unsafe { Places::record(block) };
+        let record = unsafe { self.places.record(block) };
         let Some(payer) = record.payer() else { die("a block was freed twice") };
         if is_profiled() {
             (self.binding.profile.freed)(block.addr().get());
@@ -334,7 +334,7 @@ impl Decider {
     ) -> (u32, *mut u8) {
         let thread = busy(thread);
         // SAFETY: the block is live and placed (this function's contract).
-        let old = unsafe { Places::record(block) };
+        let old = unsafe { self.places.record(block) };
         let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
         let growth = size_bytes.saturating_sub(old.size_bytes);
         // SAFETY: the block is charged to it.
@@ -437,9 +437,9 @@ fn postpone(kind: u32, block: NonNull<u8>) {
 /// # Safety
 /// - `block` is a live placed block.
 unsafe extern "C" fn usable(block: *mut c_void) -> usize {
-    let Some(block) = NonNull::new(block.cast::<u8>()) else { return 0 };
+    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return 0 };
     // SAFETY: this function's contract.
-    unsafe { Places::record(block) }.size_bytes
+    unsafe { decider.places.record(block) }.size_bytes
 }
 
 /// Ends the process, as glibc does where a program misuses `free`.

@@ -1,10 +1,11 @@
-//! Placed blocks: each has a record before it, which says who pays and how much.
+//! Placed blocks: each has a record before it, which says who pays and how much, or has it apart ([`apart`]).
 //!
 //! ```text
 //!   pool's block                          the caller's block
 //!   |<--- for the alignment --->|<- Record ->|<---- size_bytes ---->|
 //! ```
 
+use super::apart::{self, Apart, Table};
 use super::range::{self, Range};
 use super::shared::Kind;
 use crate::handler::requests::Payer;
@@ -31,6 +32,8 @@ const _: () = assert!(size_of::<Record>() == 32);
 const RECORD: usize = size_of::<Record>();
 /// What the pool aligns blocks to, and a resize keeps.
 pub(super) const ALIGN: usize = 64;
+/// The pool has four classes to each doubling, and its largest blocks are multiples of 64 KiB.
+const MAX_QUARTER: u32 = 16;
 /// From so many bytes on a block that grows gets half as much again.
 const ROOM_FROM: usize = 8 << 10;
 /// The largest alignment: its offset has 24 bits.
@@ -58,6 +61,26 @@ impl Record {
         unsafe { Payer::from_address(self.payer) }
     }
 
+    /// That of a block whose record lies apart: no sample, which is charged what it was asked for.
+    fn of_apart(apart: Apart) -> Self {
+        let Apart { payer, size_bytes, is_object } = apart;
+        Self { payer, size_bytes, weight_bytes: size_bytes, drawn_bytes: 0, is_object, offset: [0; 3] }
+    }
+
+    fn apart(&self) -> Apart {
+        Apart { payer: self.payer, size_bytes: self.size_bytes, is_object: self.is_object }
+    }
+
+    /// Whether it is to lie apart: where it would not fit into the class that its block fits into, and where the block
+    /// is aligned as the pool's are, so that a record would take as much as the alignment.
+    fn lies_apart(&self, align: usize) -> bool {
+        if self.size_bytes < apart::FROM || self.drawn_bytes > 0 || align > apart::ALIGN {
+            return false;
+        }
+        let quarter = 1 << ((self.size_bytes - 1).ilog2().min(MAX_QUARTER + 2) - 2);
+        align == apart::ALIGN || self.size_bytes.next_multiple_of(quarter) - self.size_bytes < RECORD
+    }
+
     fn offset(&self) -> usize {
         let [low, middle, high] = self.offset.map(usize::from);
         (low | middle << 8 | high << 16) * 16
@@ -68,12 +91,14 @@ pub(super) struct Places {
     /// Where the ranges begin.
     bases: [usize; 3],
     pools: [Pool<Range>; 3],
+    table: Table,
 }
 
 impl Places {
     pub(super) fn over(ranges: [Range; 3]) -> Self {
         let bases = ranges.each_ref().map(Range::base);
-        Self { bases, pools: ranges.map(|range| Pool::over(range, PoolOptions::default())) }
+        let table = Table::of(bases[0], ranges[0].entries());
+        Self { bases, table, pools: ranges.map(|range| Pool::over(range, PoolOptions::default())) }
     }
 
     /// Whether a block is a placed one of this kind.
@@ -87,11 +112,17 @@ impl Places {
 
     /// A block with this record.
     pub(super) fn allocate(&self, kind: Kind, align: usize, zeroed: bool, record: Record) -> Option<NonNull<u8>> {
+        let pool = self.pool(kind);
+        let made = |bytes| if zeroed { pool.allocate_zeroed(bytes) } else { pool.allocate(bytes) };
+        if record.lies_apart(align) {
+            let block = made(record.size_bytes)?;
+            self.table.write(block.addr().get(), record.apart());
+            return Some(block);
+        }
         let spare = if align > RECORD { align } else { RECORD };
         let whole = record.size_bytes.checked_add(RECORD + spare).filter(|_| align <= MAX_ALIGN)?;
         let whole = if align <= RECORD { whole - RECORD } else { whole };
-        let pool = self.pool(kind);
-        let start = if zeroed { pool.allocate_zeroed(whole) } else { pool.allocate(whole) }?;
+        let start = made(whole)?;
         debug_assert!(start.addr().get() % ALIGN == 0);
         let offset = (start.addr().get() + RECORD).next_multiple_of(align) - start.addr().get();
         let [low, middle, high, ..] = (offset / 16).to_le_bytes();
@@ -99,6 +130,7 @@ impl Places {
         // The record's place is a multiple of 16, since `start` and `offset` are.
         unsafe {
             let block = start.add(offset);
+            self.table.forget(block.addr().get());
             block.sub(RECORD).cast::<Record>().write(Record { offset: [low, middle, high], ..record });
             Some(block)
         }
@@ -106,7 +138,10 @@ impl Places {
 
     /// # Safety
     /// - `block` is a live one of [`allocate`](Self::allocate).
-    pub(super) unsafe fn record(block: NonNull<u8>) -> Record {
+    pub(super) unsafe fn record(&self, block: NonNull<u8>) -> Record {
+        if self.table.has(block.addr().get()) {
+            return Record::of_apart(self.table.read(block.addr().get()));
+        }
         // SAFETY: `allocate` wrote it there.
         unsafe { block.sub(RECORD).cast::<Record>().read() }
     }
@@ -116,6 +151,12 @@ impl Places {
     /// # Safety
     /// - `block` is a live one of [`allocate`](Self::allocate) of this kind, and not used again.
     pub(super) unsafe fn release(&self, kind: Kind, block: NonNull<u8>) {
+        if self.table.has(block.addr().get()) {
+            self.table.free(block.addr().get());
+            // SAFETY: the block is live, and the pool's.
+            unsafe { self.pool(kind).release(block) };
+            return;
+        }
         // SAFETY: the block is live, so its record is there, and the pool's block begins where it says.
         unsafe {
             let place = block.sub(RECORD).cast::<Record>();
@@ -134,19 +175,35 @@ impl Places {
     pub(super) unsafe fn resize(&self, kind: Kind, block: NonNull<u8>, record: Record) -> Option<NonNull<u8>> {
         // SAFETY: the block is live. Its record comes along with it, and is then written anew.
         unsafe {
-            let old = Self::record(block);
+            let old = self.record(block);
+            let is_apart = self.table.has(block.addr().get());
+            if is_apart && record.size_bytes < apart::FROM {
+                let moved = self.allocate(kind, RECORD, false, record)?;
+                moved.copy_from_nonoverlapping(block, record.size_bytes);
+                self.release(kind, block);
+                return Some(moved);
+            }
             let offset = old.offset();
             let (start, whole) = (block.sub(offset), record.size_bytes.checked_add(offset)?);
             let (pool, room) = (self.pool(kind), room_bytes(start));
+            if is_apart {
+                self.table.free(block.addr().get()); // whoever gets its place may write there at once
+            }
             let moved = if record.size_bytes < old.size_bytes || whole < ROOM_FROM {
-                pool.resize(start, whole)?.add(offset)
+                pool.resize(start, whole)
             } else if whole <= room {
-                block
+                Some(start)
             } else {
-                pool.resize(start, whole.saturating_add(whole / 2)).or_else(|| pool.resize(start, whole))?.add(offset)
+                pool.resize(start, whole.saturating_add(whole / 2)).or_else(|| pool.resize(start, whole))
             };
-            moved.sub(RECORD).cast::<Record>().write(Record { offset: old.offset, ..record });
-            Some(moved)
+            let moved = moved.map(|start| start.add(offset));
+            match moved {
+                None if is_apart => self.table.write(block.addr().get(), old.apart()),
+                None => {}
+                Some(moved) if is_apart => self.table.write(moved.addr().get(), record.apart()),
+                Some(moved) => moved.sub(RECORD).cast::<Record>().write(Record { offset: old.offset, ..record }),
+            }
+            moved
         }
     }
 }
@@ -172,16 +229,86 @@ mod tests {
                 let grown = places.resize(Kind::Native, block, record(kib * KIB)).expect("memory");
                 moves += usize::from(grown != block);
                 block = grown;
-                assert_eq!((block.add(end).read(), Places::record(block).size_bytes), (kib as u8, kib * KIB));
+                assert_eq!((block.add(end).read(), places.record(block).size_bytes), (kib as u8, kib * KIB));
             }
             end = kib * KIB - 1;
         }
         assert!((2..20).contains(&moves), "{moves} moves of 1016 steps");
-        // SAFETY: as above; a block without alignment begins 32 bytes after the pool's.
+        // SAFETY: as above; the block began as one of 8 KiB, whose record lies apart.
         unsafe {
             let shrunk = places.resize(Kind::Native, block, record(9 * KIB)).expect("memory");
-            assert!(room_bytes(shrunk.sub(32)) < 12 * KIB);
+            assert!(room_bytes(shrunk) < 12 * KIB);
             places.release(Kind::Native, shrunk);
+        }
+    }
+
+    #[test]
+    fn a_block_of_a_power_of_two_takes_no_more_than_it_asks_for() {
+        let places = Places::over(Range::reserve().expect("addresses"));
+        for bits in 10..=20 {
+            let size = 1 << bits;
+            for align in [16, 32, 64] {
+                let block = places.allocate(Kind::Native, align, false, record(size)).expect("memory");
+                // SAFETY: a live block, which is the pool's if its record lies apart.
+                unsafe {
+                    assert_eq!(room_bytes(block), size, "aligned to {align}");
+                    places.release(Kind::Native, block);
+                }
+            }
+        }
+    }
+
+    /// Blocks of all sizes and alignments side by side, made, resized and freed at random: each keeps what is in it and
+    /// in its record, wherever that lies.
+    #[test]
+    fn records_before_blocks_and_apart_are_each_their_own() {
+        const STEPS: usize = if cfg!(miri) { 300 } else { 60_000 };
+        let places = Places::over(Range::reserve().expect("addresses"));
+        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut random = move |below: usize| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            (seed >> 20) as usize % below
+        };
+        let mut live: Vec<(std::ptr::NonNull<u8>, usize, usize)> = Vec::new();
+        for number in 1..=STEPS {
+            let size = match random(3) {
+                0 => 1 + random(1500),
+                1 => 1 << (4 + random(13)),
+                _ => 1024 + random(40_000),
+            };
+            // Twice as much as the number: a payer's address is even.
+            let made = Record { payer: 2 * number, weight_bytes: size, ..record(size) };
+            let (what, align) = (random(10), 1 << (4 + random(6)));
+            // SAFETY: live blocks of these places, which are not used after they are freed or moved; their first and last
+            // bytes were written.
+            unsafe {
+                let block = if what < 4 || live.is_empty() {
+                    let block = places.allocate(Kind::Native, align, false, made).expect("memory");
+                    assert_eq!(block.addr().get() % align, 0);
+                    block
+                } else {
+                    let (block, old_size, owner) = live.swap_remove(random(live.len()));
+                    let found = places.record(block);
+                    assert_eq!((found.payer, found.size_bytes, found.weight_bytes), (2 * owner, old_size, old_size));
+                    assert_eq!((block.read(), block.add(old_size - 1).read()), (owner as u8, owner as u8));
+                    if what >= 7 {
+                        places.release(Kind::Native, block);
+                        continue;
+                    }
+                    let moved = places.resize(Kind::Native, block, made).expect("memory");
+                    assert_eq!(moved.read(), owner as u8);
+                    moved
+                };
+                block.write(number as u8);
+                block.add(size - 1).write(number as u8);
+                live.push((block, size, number));
+            }
+        }
+        for (block, ..) in live {
+            // SAFETY: live blocks.
+            unsafe { places.release(Kind::Native, block) };
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Ranges of addresses that are reserved for ever, as a source of a pool's pages: whether a block is ours is a question
 //! about its address.
 
+use super::apart;
 use crate::source::{Pages, pages};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use std::ptr::{NonNull, null_mut};
@@ -11,11 +12,17 @@ pub(super) const BYTES: usize = 1 << 38;
 /// What a pool maps at a time is a multiple of this.
 const UNIT: usize = 4 << 20;
 const UNITS: usize = BYTES / UNIT;
+/// Of the table of records that lie apart: so many bytes for each KiB of the ranges.
+pub(super) const ENTRY_BYTES: usize = 16;
+/// And for a unit.
+const UNITS_ENTRIES: usize = UNIT / apart::FROM * ENTRY_BYTES;
 
 /// A range. Clones are the same one.
 #[derive(Debug, Clone)]
 pub(super) struct Range {
     base: usize,
+    /// Its part of the table.
+    entries: usize,
     state: Arc<State>,
 }
 
@@ -56,14 +63,28 @@ impl Range {
     pub(super) fn reserve<const COUNT: usize>() -> Option<[Self; COUNT]> {
         let start = map(null_mut(), BYTES * COUNT + UNIT, libc::PROT_NONE, 0)?;
         let base = start.as_ptr().expose_provenance().next_multiple_of(UNIT);
+        let table = map(null_mut(), UNITS * UNITS_ENTRIES * COUNT, libc::PROT_NONE, 0)?;
+        let table = table.as_ptr().expose_provenance();
         Some(std::array::from_fn(|number| {
             let state = held_across_fork(State(Locked::new(vec![false; UNITS].into())));
-            Self { base: base + number * BYTES, state }
+            Self { base: base + number * BYTES, entries: table + number * UNITS * UNITS_ENTRIES, state }
         }))
     }
 
     pub(super) fn base(&self) -> usize {
         self.base
+    }
+
+    /// Where its part of the table begins, which has memory for the units that are in use.
+    pub(super) fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Gives units memory and their part of the table, or takes both.
+    fn remap(&self, first: usize, units: usize, protection: i32) -> Option<NonNull<u8>> {
+        let entries = std::ptr::with_exposed_provenance_mut(self.entries + first * UNITS_ENTRIES);
+        let mapped = map(self.place(first), units * UNIT, protection, libc::MAP_FIXED)?;
+        map(entries, units * UNITS_ENTRIES, protection, libc::MAP_FIXED).map(|_| mapped)
     }
 
     fn place(&self, unit: usize) -> *mut u8 {
@@ -100,20 +121,19 @@ unsafe impl Pages for Range {
             used[first..first + units].fill(true);
             Some(first)
         })?;
-        let writable = libc::PROT_READ | libc::PROT_WRITE;
-        let mapped = map(self.place(first), units * UNIT, writable, libc::MAP_FIXED);
-        if mapped.is_none() {
+        let mapped = self.remap(first, units, libc::PROT_READ | libc::PROT_WRITE);
+        if mapped.is_none() && self.remap(first, units, libc::PROT_NONE).is_some() {
             self.set(first, units, false);
         }
         mapped
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-        let units = size_bytes.div_ceil(UNIT);
+        let (first, units) = ((start.addr().get() - self.base) / UNIT, size_bytes.div_ceil(UNIT));
         // Reserved again: the memory goes back, the addresses stay ours. Where the system does not, they stay mapped
         // and are never used again.
-        if map(start.as_ptr(), units * UNIT, libc::PROT_NONE, libc::MAP_FIXED).is_some() {
-            self.set((start.addr().get() - self.base) / UNIT, units, false);
+        if self.remap(first, units, libc::PROT_NONE).is_some() {
+            self.set(first, units, false);
         }
     }
 

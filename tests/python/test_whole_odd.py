@@ -1,5 +1,7 @@
 """Whole requests in odd shapes: blocks that outlive their request and grow, and blocks that nobody can make."""
 
+import sys
+
 import pytest
 from whole_programs import check, needs_library
 
@@ -138,4 +140,31 @@ def test_what_cannot_be_placed_is_shown_as_nobodys():
             assert request.stats.whole.nobodys_bytes - before >= 3 * MiB
         libc.free(block)
         assert request.stats.live_bytes < 200 * KiB
+    """)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own figures of a process")
+def test_blocks_of_a_power_of_two_take_no_more_than_without():
+    """With a record before it such a block would be the pool's next larger one: a quarter more memory."""
+    check("""
+        def anonymous():
+            with open("/proc/self/smaps_rollup") as file:
+                return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
+        def filled(size):
+            block = libc.malloc(size)
+            ctypes.memset(block, 1, size)
+            return block
+        with ctxalloc.request(whole=True) as request:
+            for size in (1 * KiB, 2 * KiB, 4 * KiB, 8 * KiB, 16 * KiB):
+                [libc.free(block) for block in [filled(size) for _ in range(64)]]
+                gc.collect()
+                blocks = [None] * (32 * MiB // size)
+                before, charged = anonymous(), request.stats.whole.native_bytes
+                for n in range(len(blocks)):
+                    blocks[n] = filled(size)
+                took = anonymous() - before - sys.getsizeof(blocks[0]) * len(blocks)
+                assert 0 <= request.stats.whole.native_bytes - charged - 32 * MiB < 200 * KiB, request.stats
+                assert 30 * MiB < took < 1.08 * 32 * MiB, (size, took / MiB)
+                [libc.free(block) for block in blocks]
+                ctxalloc.trim()
     """)

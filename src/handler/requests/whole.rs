@@ -58,6 +58,7 @@ pub(crate) fn is_refused(handler: Handler, bytes: usize) -> bool {
 
 fn has_no_room(slot: &Slot, bytes: usize) -> bool {
     let chain = &slot.state().chain;
+    let bytes = bytes.min(usize::MAX / 2); // more would be refused where there is no limit, too
     match chain.reserve(bytes, bytes, false) {
         Ok(()) => chain.cancel(bytes),
         Err(refused) => {

@@ -152,8 +152,21 @@ test-libraries: $(DONE)/package $(DONE)/libraries ## docs/coverage.md on pandas,
 	PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/libraries $(PYTEST_ARGS)
 
 .PHONY: test-whole
-test-whole: $(DONE)/package $(DONE)/libraries ## request(whole=True) with Arrow, and what a limit does to which library: docs/whole.md
-	PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/whole $(PYTEST_ARGS)
+test-whole: $(DONE)/package $(DONE)/libraries target/allocators ## request(whole=True) with Arrow, and what a limit does to which library: docs/whole.md
+	LD_LIBRARY_PATH=$(CURDIR)/target/allocators$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} PYTHONPATH=$(CURDIR)/python \
+		$(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/whole $(PYTEST_ARGS)
+
+# Allocators that people preload, unpacked and not installed; where there is no apt, those that the system has are tried.
+target/allocators: | target
+	rm -rf $@.new && mkdir -p $@.new
+	cd $@.new && if command -v apt-get dpkg >/dev/null && apt-get download --quiet --quiet libjemalloc2 libmimalloc2.0 \
+			libtcmalloc-minimal4; then for package in *.deb; do dpkg -x $$package .; done; \
+		cp -P usr/lib/*/lib{jemalloc,mimalloc,tcmalloc_minimal}.so* .; rm -rf usr *.deb; \
+		else echo 'test-whole: no apt, so only allocators that are installed stand beside it'; fi
+	mv $@.new $@
+
+target:
+	mkdir -p $@
 
 $(DONE)/libraries: $(DONE)/venv requirements/libraries.txt
 	[ -x $(LIBRARIES)/bin/python ] || $(PYTHON) -m venv $(LIBRARIES)

@@ -115,6 +115,26 @@ def test_a_buffer_outlives_its_request_and_is_taken_off_when_it_is_freed():
     """)
 
 
+def test_who_lets_a_buffer_of_an_ended_request_grow_pays():
+    checked("""
+        with ctxalloc.request(whole=True, limit_bytes=MiB) as first:
+            buffers = [pyarrow.allocate_buffer(size, resizable=True) for size in (5000, 64 * KiB, 300 * KiB)]
+            for buffer in buffers:
+                numpy.frombuffer(buffer, "u1")[:] = 7
+        with ctxalloc.request(whole=True) as second:
+            for buffer in buffers[:2]:
+                buffer.resize(4 * MiB)
+                assert set(numpy.frombuffer(buffer, "u1")[:5000]) == {7}
+        whole = second.stats.whole
+        assert 8 * MiB <= whole.native_bytes < 9 * MiB and first.stats.live_bytes < 400 * KiB, (whole, first.stats)
+        buffers[2].resize(2 * MiB)  # nobody's
+        assert set(numpy.frombuffer(buffers[2], "u1")[:5000]) == {7}
+        assert first.stats.live_bytes < 100 * KiB and first.stats.refused == 0, first.stats
+        del buffers, buffer
+        settled(lambda: second.stats.live_bytes, 100 * KiB)
+    """)
+
+
 def test_a_pool_of_a_request_that_is_gone_charges_no_other():
     checked("""
         with ctxalloc.request(whole=True):

@@ -89,10 +89,9 @@ ROWS = {
 
 # Rows with less than nine tenths. Of read_csv's table each byte is seen; the rest is what the heaps of Arrow's own
 # threads keep of their temporary memory (mimalloc's, which is nobody's). Of a forest's nodes too; the rest is what the
-# arrays had before they were shrunk, in place. Of 64 x 64 pixels, which are 16 KiB, each byte is seen too; the rest is
-# ctxalloc's: with the 32 bytes of its record such a block is the next size class's, of 20 KiB. In a service's thread
-# 2 MiB of pandas' row are Python's: of arenas whose other objects were freed, and the event loop's were not.
-REST = {"pyarrow read_csv": 0.6, "sklearn forest": 0.75, "PIL thumbnails": 0.8, "pandas str": 0.85}
+# arrays had before they were shrunk, in place. In a service's thread 2 MiB of pandas' row are Python's: of arenas whose
+# other objects were freed, and the event loop's were not.
+REST = {"pyarrow read_csv": 0.6, "sklearn forest": 0.75, "pandas str": 0.85}
 
 MEASURE = """
 def anonymous():

@@ -315,7 +315,7 @@ impl Decider {
         // SAFETY: the block was given up, and charged with this weight; its memory goes first, since the payer's end
         // may do anything.
         unsafe {
-            self.places.release(kind, block);
+            self.places.release(kind, block, &record);
             payer.release(record.weight());
         }
     }

@@ -23,20 +23,22 @@ pub(super) struct Record {
     weight_bytes: usize,
     /// For a sample: how many bytes it was drawn by. 0: it is no sample.
     pub(super) drawn_bytes: u32,
-    /// Whether it is for a Python object; and where the pool's block begins, in units of 16 bytes before this one.
-    is_object: bool,
-    offset: [u8; 3],
+    /// Where the pool's block begins, in units of 16 bytes before this one; and, in the lowest bit, whether it is for a
+    /// Python object.
+    place: u32,
 }
 
 const _: () = assert!(size_of::<Record>() == 32);
 const RECORD: usize = size_of::<Record>();
+/// Offsets are multiples of it.
+const UNIT: usize = 16;
 /// What the pool aligns blocks to, and a resize keeps.
 pub(super) const ALIGN: usize = 64;
 /// The pool has four classes to each doubling, and its largest blocks are multiples of 64 KiB.
 const MAX_QUARTER: u32 = 16;
 /// From so many bytes on a block that grows gets half as much again.
 const ROOM_FROM: usize = 8 << 10;
-/// The largest alignment: its offset has 24 bits.
+/// The largest alignment.
 const MAX_ALIGN: usize = 64 << 20;
 
 impl Record {
@@ -46,13 +48,12 @@ impl Record {
             size_bytes,
             weight_bytes: weight.bytes,
             drawn_bytes,
-            is_object: weight.is_object,
-            offset: [0; 3],
+            place: weight.is_object.into(),
         }
     }
 
     pub(super) fn weight(&self) -> Weight {
-        Weight { bytes: self.weight_bytes, is_object: self.is_object, is_sample: self.drawn_bytes > 0 }
+        Weight { bytes: self.weight_bytes, is_object: self.is_object(), is_sample: self.drawn_bytes > 0 }
     }
 
     /// Who pays; `None` if the block was freed.
@@ -64,26 +65,41 @@ impl Record {
     /// That of a block whose record lies apart: no sample, which is charged what it was asked for.
     fn of_apart(apart: Apart) -> Self {
         let Apart { payer, size_bytes, is_object } = apart;
-        Self { payer, size_bytes, weight_bytes: size_bytes, drawn_bytes: 0, is_object, offset: [0; 3] }
+        Self { payer, size_bytes, weight_bytes: size_bytes, drawn_bytes: 0, place: is_object.into() }
     }
 
     fn apart(&self) -> Apart {
-        Apart { payer: self.payer, size_bytes: self.size_bytes, is_object: self.is_object }
+        Apart { payer: self.payer, size_bytes: self.size_bytes, is_object: self.is_object() }
     }
 
     /// Whether it is to lie apart: where it would not fit into the class that its block fits into, and where the block
     /// is aligned as the pool's are, so that a record would take as much as the alignment.
+    #[inline]
     fn lies_apart(&self, align: usize) -> bool {
         if self.size_bytes < apart::FROM || self.drawn_bytes > 0 || align > apart::ALIGN {
             return false;
         }
-        let quarter = 1 << ((self.size_bytes - 1).ilog2().min(MAX_QUARTER + 2) - 2);
-        align == apart::ALIGN || self.size_bytes.next_multiple_of(quarter) - self.size_bytes < RECORD
+        let quarter = 1_usize << (((self.size_bytes - 1) | 1).ilog2().min(MAX_QUARTER + 2) - 2);
+        let rest = self.size_bytes.wrapping_neg() & (quarter - 1); // up to the class's size
+        rest < RECORD || align == apart::ALIGN
+    }
+
+    /// Whether it does: others are some bytes behind the beginning of the pool's block.
+    fn is_apart(&self) -> bool {
+        self.offset() == 0
+    }
+
+    fn is_object(&self) -> bool {
+        self.place & 1 > 0
     }
 
     fn offset(&self) -> usize {
-        let [low, middle, high] = self.offset.map(usize::from);
-        (low | middle << 8 | high << 16) * 16
+        (self.place >> 1) as usize * UNIT
+    }
+
+    /// The same with the pool's block so many bytes before it.
+    fn behind(self, offset: usize) -> Self {
+        Self { place: (offset / UNIT) as u32 * 2 | self.place & 1, ..self }
     }
 }
 
@@ -112,26 +128,27 @@ impl Places {
 
     /// A block with this record.
     pub(super) fn allocate(&self, kind: Kind, align: usize, zeroed: bool, record: Record) -> Option<NonNull<u8>> {
+        let is_apart = record.lies_apart(align);
+        let before = match align {
+            _ if is_apart => 0,
+            _ if align <= RECORD => RECORD,
+            _ => RECORD + align,
+        };
+        let whole = record.size_bytes.checked_add(before).filter(|_| align <= MAX_ALIGN)?;
         let pool = self.pool(kind);
-        let made = |bytes| if zeroed { pool.allocate_zeroed(bytes) } else { pool.allocate(bytes) };
-        if record.lies_apart(align) {
-            let block = made(record.size_bytes)?;
-            self.table.write(block.addr().get(), record.apart());
-            return Some(block);
+        let start = if zeroed { pool.allocate_zeroed(whole) } else { pool.allocate(whole) }?;
+        if is_apart {
+            self.table.write(start.addr().get(), record.apart());
+            return Some(start);
         }
-        let spare = if align > RECORD { align } else { RECORD };
-        let whole = record.size_bytes.checked_add(RECORD + spare).filter(|_| align <= MAX_ALIGN)?;
-        let whole = if align <= RECORD { whole - RECORD } else { whole };
-        let start = made(whole)?;
         debug_assert!(start.addr().get() % ALIGN == 0);
         let offset = (start.addr().get() + RECORD).next_multiple_of(align) - start.addr().get();
-        let [low, middle, high, ..] = (offset / 16).to_le_bytes();
         // SAFETY: the block has room for the record, what the alignment skips, and `size_bytes`; nobody else has it.
         // The record's place is a multiple of 16, since `start` and `offset` are.
         unsafe {
             let block = start.add(offset);
             self.table.forget(block.addr().get());
-            block.sub(RECORD).cast::<Record>().write(Record { offset: [low, middle, high], ..record });
+            block.sub(RECORD).cast::<Record>().write(record.behind(offset));
             Some(block)
         }
     }
@@ -149,20 +166,16 @@ impl Places {
     /// Takes a block back, whose charge is over.
     ///
     /// # Safety
-    /// - `block` is a live one of [`allocate`](Self::allocate) of this kind, and not used again.
-    pub(super) unsafe fn release(&self, kind: Kind, block: NonNull<u8>) {
-        if self.table.has(block.addr().get()) {
-            self.table.free(block.addr().get());
-            // SAFETY: the block is live, and the pool's.
-            unsafe { self.pool(kind).release(block) };
-            return;
-        }
+    /// - `block` is a live one of [`allocate`](Self::allocate) of this kind with this record, and not used again.
+    pub(super) unsafe fn release(&self, kind: Kind, block: NonNull<u8>, record: &Record) {
         // SAFETY: the block is live, so its record is there, and the pool's block begins where it says.
         unsafe {
-            let place = block.sub(RECORD).cast::<Record>();
-            let offset = place.as_ref().offset();
-            (*place.as_ptr()).payer = 0;
-            self.pool(kind).release(block.sub(offset));
+            if record.is_apart() {
+                self.table.free(block.addr().get());
+            } else {
+                (*block.sub(RECORD).cast::<Record>().as_ptr()).payer = 0;
+            }
+            self.pool(kind).release(block.sub(record.offset()));
         }
     }
 
@@ -176,11 +189,11 @@ impl Places {
         // SAFETY: the block is live. Its record comes along with it, and is then written anew.
         unsafe {
             let old = self.record(block);
-            let is_apart = self.table.has(block.addr().get());
+            let is_apart = old.is_apart();
             if is_apart && record.size_bytes < apart::FROM {
                 let moved = self.allocate(kind, RECORD, false, record)?;
                 moved.copy_from_nonoverlapping(block, record.size_bytes);
-                self.release(kind, block);
+                self.release(kind, block, &old);
                 return Some(moved);
             }
             let offset = old.offset();
@@ -201,7 +214,7 @@ impl Places {
                 None if is_apart => self.table.write(block.addr().get(), old.apart()),
                 None => {}
                 Some(moved) if is_apart => self.table.write(moved.addr().get(), record.apart()),
-                Some(moved) => moved.sub(RECORD).cast::<Record>().write(Record { offset: old.offset, ..record }),
+                Some(moved) => moved.sub(RECORD).cast::<Record>().write(record.behind(offset)),
             }
             moved
         }
@@ -213,7 +226,7 @@ mod tests {
     use super::{Kind, Places, Range, Record, room_bytes};
 
     fn record(size_bytes: usize) -> Record {
-        Record { payer: 0, size_bytes, weight_bytes: 0, drawn_bytes: 0, is_object: false, offset: [0; 3] }
+        Record { payer: 0, size_bytes, weight_bytes: 0, drawn_bytes: 0, place: 0 }
     }
 
     #[test]
@@ -238,7 +251,7 @@ mod tests {
         unsafe {
             let shrunk = places.resize(Kind::Native, block, record(9 * KIB)).expect("memory");
             assert!(room_bytes(shrunk) < 12 * KIB);
-            places.release(Kind::Native, shrunk);
+            places.release(Kind::Native, shrunk, &places.record(shrunk));
         }
     }
 
@@ -252,7 +265,7 @@ mod tests {
                 // SAFETY: a live block, which is the pool's if its record lies apart.
                 unsafe {
                     assert_eq!(room_bytes(block), size, "aligned to {align}");
-                    places.release(Kind::Native, block);
+                    places.release(Kind::Native, block, &places.record(block));
                 }
             }
         }
@@ -294,7 +307,7 @@ mod tests {
                     assert_eq!((found.payer, found.size_bytes, found.weight_bytes), (2 * owner, old_size, old_size));
                     assert_eq!((block.read(), block.add(old_size - 1).read()), (owner as u8, owner as u8));
                     if what >= 7 {
-                        places.release(Kind::Native, block);
+                        places.release(Kind::Native, block, &found);
                         continue;
                     }
                     let moved = places.resize(Kind::Native, block, made).expect("memory");
@@ -308,7 +321,7 @@ mod tests {
         }
         for (block, ..) in live {
             // SAFETY: live blocks.
-            unsafe { places.release(Kind::Native, block) };
+            unsafe { places.release(Kind::Native, block, &places.record(block)) };
         }
     }
 }

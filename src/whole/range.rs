@@ -47,11 +47,15 @@ fn map(at: *mut u8, size_bytes: usize, protection: i32, flags: i32) -> Option<No
 }
 
 /// Whether the system would give so many bytes in one piece, now. Smaller blocks are not asked about.
+#[inline]
 pub(super) fn may_be_had(size_bytes: usize) -> bool {
     const ASKED_FROM: usize = 64 << 20;
-    if size_bytes < ASKED_FROM {
-        return true;
-    }
+    size_bytes < ASKED_FROM || is_given(size_bytes)
+}
+
+#[cold]
+#[inline(never)]
+fn is_given(size_bytes: usize) -> bool {
     let Some(start) = map(null_mut(), size_bytes, libc::PROT_READ | libc::PROT_WRITE, 0) else { return false };
     // SAFETY: mapped above, and nobody has it.
     unsafe { libc::munmap(start.as_ptr().cast(), size_bytes) };

@@ -11,9 +11,11 @@ test-suites: $(DONE)/suites ## NumPy's, SciPy's and pandas' own tests in request
 test-suites-part: $(DONE)/suites ## a few minutes of it: each test in a request with a limit and a budget
 	$(PY) tests/suites/run.py --part --way limited $(SUITE_ARGS)
 
-test-suites-whole: $(DONE)/suites ## CPython's own tests, and a part of NumPy's, with everything counted: request(whole=True)
+test-suites-whole: $(DONE)/suites ## CPython's own tests, and parts of NumPy's and pandas', with everything counted: request(whole=True)
 	$(PY) tests/suites/whole.py
 	$(PY) tests/suites/run.py --suite numpy --part --way whole $(SUITE_ARGS)
+	$(PY) tests/suites/run.py --suite pandas --part --way whole $(SUITE_ARGS) \
+		$(foreach part,frame.methods io.parser strings,--package pandas.tests.$(part))
 
 test-crashes: $(DONE)/suites ## NumPy's tests while memory fails at random: each crash must be one that plain C has too
 	$(PY) tests/suites/run.py --suite numpy --package numpy._core $(foreach seed,1 2 3,--way faulty:$(seed)) $(SUITE_ARGS)

@@ -285,11 +285,17 @@ impl Decider {
         self.binding.python.is_some_and(|python| walk::caller_survives(python, size_bytes))
     }
 
+    #[inline]
     fn free_postponed(&self) {
+        if POSTPONED.iter().any(|list| !list.load(Ordering::Relaxed).is_null()) {
+            self.free_all_postponed();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_all_postponed(&self) {
         for (kind, list) in [Kind::Native, Kind::Mem, Kind::Obj].into_iter().zip(&POSTPONED) {
-            if list.load(Ordering::Relaxed).is_null() {
-                continue;
-            }
             // Acquire pairs with the Release in `postpone`.
             let mut next = NonNull::new(list.swap(null_mut(), Ordering::Acquire));
             while let Some(block) = next {

@@ -191,7 +191,7 @@ impl Places {
             let old = self.record(block);
             let is_apart = old.is_apart();
             if is_apart && record.size_bytes < apart::FROM {
-                let moved = self.allocate(kind, RECORD, false, record)?;
+                let moved = self.allocate(kind, ALIGN, false, record)?; // what it was aligned to is kept
                 moved.copy_from_nonoverlapping(block, record.size_bytes);
                 self.release(kind, block, &old);
                 return Some(moved);
@@ -223,7 +223,7 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, Places, Range, Record, room_bytes};
+    use super::{ALIGN, Kind, Places, Range, Record, room_bytes};
 
     fn record(size_bytes: usize) -> Record {
         Record { payer: 0, size_bytes, weight_bytes: 0, drawn_bytes: 0, place: 0 }
@@ -284,7 +284,7 @@ mod tests {
             seed ^= seed << 17;
             (seed >> 20) as usize % below
         };
-        let mut live: Vec<(std::ptr::NonNull<u8>, usize, usize)> = Vec::new();
+        let mut live: Vec<(std::ptr::NonNull<u8>, usize, usize, usize)> = Vec::new();
         for number in 1..=STEPS {
             let size = match random(3) {
                 0 => 1 + random(1500),
@@ -297,12 +297,12 @@ mod tests {
             // SAFETY: live blocks of these places, which are not used after they are freed or moved; their first and last
             // bytes were written.
             unsafe {
-                let block = if what < 4 || live.is_empty() {
+                let (block, align) = if what < 4 || live.is_empty() {
                     let block = places.allocate(Kind::Native, align, false, made).expect("memory");
                     assert_eq!(block.addr().get() % align, 0);
-                    block
+                    (block, align.min(ALIGN))
                 } else {
-                    let (block, old_size, owner) = live.swap_remove(random(live.len()));
+                    let (block, old_size, owner, align) = live.swap_remove(random(live.len()));
                     let found = places.record(block);
                     assert_eq!((found.payer, found.size_bytes, found.weight_bytes), (2 * owner, old_size, old_size));
                     assert_eq!((block.read(), block.add(old_size - 1).read()), (owner as u8, owner as u8));
@@ -311,12 +311,12 @@ mod tests {
                         continue;
                     }
                     let moved = places.resize(Kind::Native, block, made).expect("memory");
-                    assert_eq!(moved.read(), owner as u8);
-                    moved
+                    assert_eq!((moved.read(), moved.addr().get() % align), (owner as u8, 0));
+                    (moved, align)
                 };
                 block.write(number as u8);
                 block.add(size - 1).write(number as u8);
-                live.push((block, size, number));
+                live.push((block, size, number, align));
             }
         }
         for (block, ..) in live {

@@ -90,8 +90,8 @@ def test_an_allocator_that_is_named_before_it_is_an_error(tmp_path):
     assert "another library stands before it: name ctxalloc's first in LD_PRELOAD" in ended.stderr
 
 
-# jemalloc 5.3, mimalloc 2.0.9 and tcmalloc 2.10 of Debian: LD_LIBRARY_PATH tells where they are, if they are not installed
-# (`make target/allocators`).
+# jemalloc 5.3, mimalloc 2.0.9 and tcmalloc 2.10 of Debian: LD_LIBRARY_PATH tells where they are, if they are not
+# installed (`make target/allocators`).
 @pytest.mark.parametrize("name", ["libjemalloc.so.2", "libmimalloc.so.2", "libtcmalloc_minimal.so.4"])
 def test_an_allocator_that_people_preload_serves_other_blocks_or_is_told(name):
     if name[:8] not in run("print(open('/proc/self/maps').read())", preload=name).stdout:

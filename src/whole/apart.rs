@@ -8,11 +8,12 @@
 //! Such a block has a class of 1 KiB at least, so no two of them begin in the same KiB. The table is reserved with the
 //! ranges, and has memory where they have some.
 
-use super::range::ENTRY_BYTES;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// From so many bytes on a block may have its record apart: the part of a range that has one entry.
 pub(super) const FROM: usize = 1 << 10;
+/// Of the table: so many bytes for each part.
+pub(super) const ENTRY_BYTES: usize = 16;
 /// What its address is a multiple of. A block with a record before it, and no such alignment, is none of one.
 pub(super) const ALIGN: usize = 64;
 
@@ -57,8 +58,8 @@ impl Table {
     /// The entry for a block at this address, which is in a range that has memory there.
     fn at(&self, block: usize) -> &Entry {
         let address = self.entries + (block - self.base) / FROM * ENTRY_BYTES;
-        // SAFETY: the table has memory where the range has (`Range::map`), and zeros are an entry. It stays mapped while
-        // there is a block.
+        // SAFETY: the table has memory where the range has (`Range::map`), and zeros are an entry. It stays mapped
+        // while there is a block.
         unsafe { &*std::ptr::with_exposed_provenance(address) }
     }
 

@@ -294,8 +294,8 @@ mod tests {
             // Twice as much as the number: a payer's address is even.
             let made = Record { payer: 2 * number, weight_bytes: size, ..record(size) };
             let (what, align) = (random(10), 1 << (4 + random(6)));
-            // SAFETY: live blocks of these places, which are not used after they are freed or moved; their first and last
-            // bytes were written.
+            // SAFETY: live blocks of these places, which are not used after they are freed or moved; their first and
+            // last bytes were written.
             unsafe {
                 let (block, align) = if what < 4 || live.is_empty() {
                     let block = places.allocate(Kind::Native, align, false, made).expect("memory");

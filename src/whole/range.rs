@@ -12,10 +12,8 @@ pub(super) const BYTES: usize = 1 << 38;
 /// What a pool maps at a time is a multiple of this.
 const UNIT: usize = 4 << 20;
 const UNITS: usize = BYTES / UNIT;
-/// Of the table of records that lie apart: so many bytes for each KiB of the ranges.
-pub(super) const ENTRY_BYTES: usize = 16;
-/// And for a unit.
-const UNITS_ENTRIES: usize = UNIT / apart::FROM * ENTRY_BYTES;
+/// Of the table of records that lie apart: so many bytes for a unit.
+const UNITS_ENTRIES: usize = UNIT / apart::FROM * apart::ENTRY_BYTES;
 
 /// A range. Clones are the same one.
 #[derive(Debug, Clone)]

@@ -7,8 +7,8 @@
 //!                               the next allocator          free: is the address in a range? ──► release
 //! ```
 //! Blocks of 1 KiB and more are charged each; of smaller ones a sample is, which stands for the others.
-//! A charged block has a record before it ([`place`]), or apart from it ([`apart`]). Whose thread it is, the binding says
-//! ([`Binding`]): this layer knows no Python. Nothing here allocates by way of malloc while it holds a lock
+//! A charged block has a record before it ([`place`]), or apart from it ([`apart`]). Whose thread it is, the binding
+//! says ([`Binding`]): this layer knows no Python. Nothing here allocates by way of malloc while it holds a lock
 //! (`unattributed`).
 #![allow(unsafe_code, reason = "it makes and frees the blocks of malloc")]
 

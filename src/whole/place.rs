@@ -99,7 +99,7 @@ impl Record {
 
     /// The same with the pool's block so many bytes before it.
     fn behind(self, offset: usize) -> Self {
-        Self { place: (offset / UNIT) as u32 * 2 | self.place & 1, ..self }
+        Self { place: ((offset / UNIT) as u32 * 2) | (self.place & 1), ..self }
     }
 }
 

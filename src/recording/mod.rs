@@ -34,7 +34,7 @@ pub use recorder::{Recorder, record};
 
 use crate::error::Error;
 use join::Content;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 /// What was recorded, in memory: at most some hundred bytes for each event.
@@ -116,6 +116,11 @@ impl Recording {
     /// All events, the oldest first; those of one request are in the order in which they happened.
     pub fn events(&self) -> impl Iterator<Item = &Event> + '_ {
         self.events.iter()
+    }
+
+    /// When each thread had ended, as far as is known.
+    pub(crate) fn thread_ends(&self) -> HashMap<u32, u64> {
+        self.events.iter().map(|event| (event.thread, event.at_ns)).collect()
     }
 
     /// Whether something may be missing at its end: a process was killed, still records, or had no room on its disk.

@@ -92,11 +92,9 @@ impl Plan {
     /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads at one time.
     pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
         let mut planner = Planner::new(recording, route, on_one_thread);
-        let mut events: Vec<&Event> = recording.events().collect();
-        events.sort_by_key(|event| event.at_ns); // stable: those of one thread stay in their order
-        for event in events {
+        for event in recording.events() {
             planner.lives.end_before(event.at_ns);
-            planner.add(event)?;
+            planner.add(&event)?;
         }
         planner.finish()
     }

@@ -17,6 +17,8 @@ struct ModelBudget {
 }
 
 struct ModelRequest {
+    /// Grows from one that comes to the next, whether or not it has to wait then.
+    number: usize,
     outer: Option<usize>,
     budget: usize,
     reserved: usize,
@@ -35,6 +37,8 @@ struct ModelCache {
 
 #[derive(Default)]
 struct Model {
+    /// The next request's.
+    number: usize,
     caches: Vec<ModelCache>,
     budgets: Vec<ModelBudget>,
     requests: Vec<ModelRequest>,
@@ -102,8 +106,13 @@ impl Model {
             self.requests.pop();
             return;
         }
-        let has_ended = false;
-        self.requests.push(ModelRequest { outer: None, budget, reserved, limit: usize::MAX, own: 0, has_ended });
+        let (number, limit) = (self.next_number(), usize::MAX);
+        self.requests.push(ModelRequest { number, outer: None, budget, reserved, limit, own: 0, has_ended: false });
+    }
+
+    fn next_number(&mut self) -> usize {
+        self.number += 1;
+        self.number - 1
     }
 
     /// Changes a guarantee: what it is refused for, if it is.
@@ -158,7 +167,8 @@ impl Model {
         })
     }
 
-    /// Which request gives way to one that waits in a budget for so many bytes of another one: the last of the largest.
+    /// Which request gives way to one that waits in a budget for so many bytes of another one: of the largest the one
+    /// that came last.
     fn victim(&self, waits_in: usize, bytes: usize, full: usize) -> Option<usize> {
         let used = self.in_use(full);
         let mut with = Self { budgets: self.budgets.clone(), ..Self::default() };
@@ -188,8 +198,8 @@ impl Model {
             }))
         };
         let candidates = (0..self.requests.len()).filter(|&request| !self.requests[request].has_ended);
-        let all = candidates.filter_map(|request| Some((excess(request)?, request)));
-        all.filter(|&(excess, _)| excess > wanted).max().map(|(_, request)| request)
+        let all = candidates.filter_map(|request| Some((excess(request)?, self.requests[request].number, request)));
+        all.filter(|&(excess, ..)| excess > wanted).max().map(|(.., request)| request)
     }
 
     /// Which caches are dropped, in this order, when so much of a budget is wanted back.
@@ -245,7 +255,7 @@ impl Model {
     fn look_once(&mut self) -> Vec<(usize, usize, usize)> {
         let (mut closed, mut given): (Vec<usize>, _) = (Vec::new(), Vec::new());
         for waiter in self.waiting.clone() {
-            let (_, budget, bytes) = waiter;
+            let (number, budget, bytes) = waiter;
             let above = self.above(budget);
             let before: Vec<_> = above.iter().map(|&b| (self.in_use(b), self.budget_counts_as(b))).collect();
             self.change_request(true, budget, bytes);
@@ -260,6 +270,7 @@ impl Model {
                 obstacles = all.filter(is_full).take(1).collect();
             }
             let Some(&highest) = obstacles.last() else {
+                self.requests.last_mut().unwrap().number = number;
                 self.waiting.retain(|other| other != &waiter);
                 given.push(waiter);
                 continue;
@@ -312,7 +323,6 @@ fn run_program(seed: u64, steps: usize) -> bool {
     let mut waiting: Vec<(usize, Admitting)> = Vec::new();
     let mut caches: Vec<Cache> = Vec::new();
     let asked: Arc<Mutex<Vec<usize>>> = Arc::default();
-    let mut numbers = 0;
     let full = Budget::new("full", Some(1));
     let _one = full.charge(1).unwrap();
     for step in 0..steps {
@@ -325,9 +335,9 @@ fn run_program(seed: u64, steps: usize) -> bool {
                 if model.never_fits(budget, bytes) {
                     assert_eq!(reason(ready(&mut admitting)), NoRoom::NeverFits, "{what}");
                 } else {
-                    model.waiting.push((numbers, budget, bytes));
-                    waiting.push((numbers, admitting));
-                    numbers += 1;
+                    let number = model.next_number();
+                    model.waiting.push((number, budget, bytes));
+                    waiting.push((number, admitting));
                 }
             }
             3 if !live.is_empty() => {
@@ -346,7 +356,9 @@ fn run_program(seed: u64, steps: usize) -> bool {
                 let budget = model.requests[outer].budget;
                 let is_there = model.try_to(true, |model, adds| {
                     if adds {
+                        let number = model.next_number();
                         model.requests.push(ModelRequest {
+                            number,
                             outer: Some(outer),
                             budget,
                             reserved,

@@ -196,7 +196,7 @@ impl Events {
             bytes.push(EVENTS);
         }
         let is_other = thread != before.thread;
-        bytes.push(THREAD_END | u8::from(is_other) * OTHER_THREAD);
+        bytes.push(if is_other { THREAD_END | OTHER_THREAD } else { THREAD_END });
         put(bytes, at_ns.saturating_sub(before.at_ns));
         if is_other {
             put(bytes, u64::from(thread));

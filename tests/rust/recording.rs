@@ -4,6 +4,8 @@
 
 #[path = "recording/damage.rs"]
 mod damage;
+#[path = "recording/hostile.rs"]
+mod hostile;
 #[path = "recording/limits.rs"]
 mod limits;
 

@@ -54,6 +54,9 @@ pub(super) fn join(
             threads: next.threads.checked_add(highest.thread).ok_or(TOO_HIGH)?,
             ..Numbers::default()
         };
+        if after.requests > HIGHEST_REQUEST {
+            return Err(TOO_HIGH);
+        }
         let tells_ends = run.process.as_ref().is_some_and(|process| process.tells_ends);
         let other = |numbers: &std::collections::BTreeMap<u64, u32>, other: Option<u64>| {
             other.and_then(|number| numbers.get(&number).copied())
@@ -152,7 +155,7 @@ impl Joined {
 struct Sense {
     /// Of each request: [`BEGUN`], [`ENDED`], and above these behind how many gaps it began.
     requests: Pages<u32>,
-    /// Of each live block: whose it is, the lower half of the number, and one more; [`FREED`].
+    /// Of each live block: whose it is; [`FREED`].
     blocks: Pages<u32>,
     torn: Vec<u64>,
     last: Option<Event>,
@@ -162,9 +165,11 @@ const BEGUN: u32 = 1;
 const ENDED: u32 = 2;
 const FREED: u32 = u32::MAX;
 
-/// The requests of a block are told apart by this: enough where a number belongs to another process.
+/// Requests of all processes have numbers up to this: each is a mark, neither 0 nor [`FREED`].
+const HIGHEST_REQUEST: u64 = FREED as u64 - 1;
+
 fn mark(request: u64) -> u32 {
-    (request % u64::from(u32::MAX - 1)) as u32 + 1
+    request as u32
 }
 
 impl Sense {

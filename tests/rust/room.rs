@@ -1,5 +1,5 @@
 //! Reservations, guarantees and the queue for room: their rules one by one, and threads that all want the same room.
-//! `room/model.rs` has the naive model that random programs are compared with.
+//! `room/programs.rs` compares random programs with the naive model of `room/model.rs`.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 #[path = "room/cancelled.rs"]
@@ -10,6 +10,8 @@ mod in_vain;
 mod mixed;
 #[path = "room/model.rs"]
 mod model;
+#[path = "room/programs.rs"]
+mod programs;
 #[path = "room/promised.rs"]
 mod promised;
 #[path = "room/reclaimers.rs"]

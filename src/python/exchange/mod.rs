@@ -2,8 +2,9 @@
 //!
 //! It is in Rust because it has to be cheap. The few hundred bytecodes that it replaces take 3 us in a loop of their
 //! own, and 9 us behind a server, whose code has displaced them from the processor's caches. `asgi.py` has the rarer
-//! cases: a handler without an account, a middleware around another one, refusals, exceptions, WebSockets. `exchanges.rs`
-//! is how a request begins; here is what becomes of it.
+//! cases: a handler without an account, a middleware around another one, refusals, exceptions, WebSockets.
+//!
+//! `exchanges.rs` begins a request; here is what becomes of it.
 
 mod exchanges;
 mod fields;

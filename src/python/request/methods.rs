@@ -1,5 +1,5 @@
-//! What Python calls of a Request: first what everybody may, then what our middlewares, decorators and tasks of Rust call
-//! (`_...`). pyo3 wants all of it in one block.
+//! What Python calls of a Request: first what everybody may call, then what our middlewares, decorators and tasks of
+//! Rust do (`_...`). pyo3 wants all of it in one block.
 
 use super::admission::PyAdmission;
 use super::entering::Entering;

@@ -84,7 +84,8 @@ tsan:
 
 # CTXALLOC_STRESS multiplies the work that the same tests do in `make test`.
 stress: $(DONE)/tools $(DONE)/extension ## threads and tasks by the million, two million oracle programs (STRESS=...)
-	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model --test recording --test room
+	CTXALLOC_STRESS=$(STRESS) $(CARGO) test --release --locked --test stress --test requests_model --test recording
+	CTXALLOC_STRESS=$$(($(STRESS) * 5)) $(CARGO) test --release --locked --test room # a million of its programs
 	CTXALLOC_STRESS=$(STRESS) $(PY) -m pytest -k 'stress or whoever_reaches or known_answer' $(PYTEST_ARGS)
 	$(PY) tests/oracle/run.py --profile release --programs $$(($(STRESS) * 4000)) --seed fresh
 

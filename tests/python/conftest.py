@@ -32,6 +32,14 @@ def nothing_is_selected() -> Iterator[None]:
     assert left == "default_allocator", f"the test left {left!r} selected"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def names_are_left() -> Iterator[None]:
+    """Metrics have room for 128 names. A test that takes many runs Python anew; another one would not find its own."""
+    yield
+    taken = list(ctxalloc.metrics.snapshot().series)
+    assert len(taken) < 100, f"a test of this process took too many names: {taken}"
+
+
 @pytest.fixture
 def fresh_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     """Names that no handler has."""

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 import subprocesses
-from counted import counted, since
 
 import ctxalloc
 
@@ -336,7 +335,7 @@ def test_terms_of_waiting_that_are_none_are_refused(terms, error):
 
 
 def test_a_name_has_no_more_waiters_than_its_terms_say():
-    budget, before = ctxalloc.Budget(1000, name="b"), counted("crowded")
+    budget = ctxalloc.Budget(1000, name="b")
 
     async def work():
         async with wanting(budget, 600, name="crowded", max_waiting=1):
@@ -355,7 +354,8 @@ def test_a_name_has_no_more_waiters_than_its_terms_say():
 
     asyncio.run(main())
     assert is_as_new(budget)
-    assert since(before, "crowded")[1:4] == (1, 0, 1)
+    series = ctxalloc.metrics.snapshot().series["crowded"]
+    assert (series.waited_micros.count, series.timed_out, series.turned_away) == (1, 0, 1)
 
 
 def test_a_budget_says_how_many_may_wait():

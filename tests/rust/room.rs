@@ -10,6 +10,8 @@ mod in_vain;
 mod mixed;
 #[path = "room/model.rs"]
 mod model;
+#[path = "room/overtaking.rs"]
+mod overtaking;
 #[path = "room/programs.rs"]
 mod programs;
 #[path = "room/promised.rs"]

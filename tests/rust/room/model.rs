@@ -8,6 +8,8 @@ pub(super) struct ModelBudget {
 }
 
 pub(super) struct ModelRequest {
+    /// Grows from one that comes to the next, whether or not it has to wait then.
+    pub(super) number: usize,
     pub(super) outer: Option<usize>,
     pub(super) budget: usize,
     pub(super) reserved: usize,
@@ -26,6 +28,8 @@ pub(super) struct ModelCache {
 
 #[derive(Default)]
 pub(super) struct Model {
+    /// The next request's.
+    pub(super) number: usize,
     pub(super) caches: Vec<ModelCache>,
     pub(super) budgets: Vec<ModelBudget>,
     pub(super) requests: Vec<ModelRequest>,
@@ -93,8 +97,13 @@ impl Model {
             self.requests.pop();
             return;
         }
-        let has_ended = false;
-        self.requests.push(ModelRequest { outer: None, budget, reserved, limit: usize::MAX, own: 0, has_ended });
+        let (number, limit) = (self.next_number(), usize::MAX);
+        self.requests.push(ModelRequest { number, outer: None, budget, reserved, limit, own: 0, has_ended: false });
+    }
+
+    pub(super) fn next_number(&mut self) -> usize {
+        self.number += 1;
+        self.number - 1
     }
 
     /// Changes a guarantee: what it is refused for, if it is.
@@ -149,7 +158,8 @@ impl Model {
         })
     }
 
-    /// Which request gives way to one that waits in a budget for so many bytes of another one: the last of the largest.
+    /// Which request gives way to one that waits in a budget for so many bytes of another one: of the largest the one
+    /// that came last.
     pub(super) fn victim(&self, waits_in: usize, bytes: usize, full: usize) -> Option<usize> {
         let used = self.in_use(full);
         let mut with = Self { budgets: self.budgets.clone(), ..Self::default() };
@@ -179,8 +189,8 @@ impl Model {
             }))
         };
         let candidates = (0..self.requests.len()).filter(|&request| !self.requests[request].has_ended);
-        let all = candidates.filter_map(|request| Some((excess(request)?, request)));
-        all.filter(|&(excess, _)| excess > wanted).max().map(|(_, request)| request)
+        let all = candidates.filter_map(|request| Some((excess(request)?, self.requests[request].number, request)));
+        all.filter(|&(excess, ..)| excess > wanted).max().map(|(.., request)| request)
     }
 
     /// Which caches are dropped, in this order, when so much of a budget is wanted back.
@@ -236,7 +246,7 @@ impl Model {
     pub(super) fn look_once(&mut self) -> Vec<(usize, usize, usize)> {
         let (mut closed, mut given): (Vec<usize>, _) = (Vec::new(), Vec::new());
         for waiter in self.waiting.clone() {
-            let (_, budget, bytes) = waiter;
+            let (number, budget, bytes) = waiter;
             let above = self.above(budget);
             let before: Vec<_> = above.iter().map(|&b| (self.in_use(b), self.budget_counts_as(b))).collect();
             self.change_request(true, budget, bytes);
@@ -251,6 +261,7 @@ impl Model {
                 obstacles = all.filter(is_full).take(1).collect();
             }
             let Some(&highest) = obstacles.last() else {
+                self.requests.last_mut().unwrap().number = number;
                 self.waiting.retain(|other| other != &waiter);
                 given.push(waiter);
                 continue;

@@ -45,7 +45,6 @@ fn run_program(seed: u64, steps: usize) -> bool {
     let mut waiting: Vec<(usize, Admitting)> = Vec::new();
     let mut caches: Vec<Cache> = Vec::new();
     let asked: Arc<Mutex<Vec<usize>>> = Arc::default();
-    let mut numbers = 0;
     let full = Budget::new("full", Some(1));
     let _one = full.charge(1).unwrap();
     for step in 0..steps {
@@ -58,9 +57,9 @@ fn run_program(seed: u64, steps: usize) -> bool {
                 if model.never_fits(budget, bytes) {
                     assert_eq!(reason(ready(&mut admitting)), NoRoom::NeverFits, "{what}");
                 } else {
-                    model.waiting.push((numbers, budget, bytes));
-                    waiting.push((numbers, admitting));
-                    numbers += 1;
+                    let number = model.next_number();
+                    model.waiting.push((number, budget, bytes));
+                    waiting.push((number, admitting));
                 }
             }
             3 if !live.is_empty() => {
@@ -79,7 +78,9 @@ fn run_program(seed: u64, steps: usize) -> bool {
                 let budget = model.requests[outer].budget;
                 let is_there = model.try_to(true, |model, adds| {
                     if adds {
+                        let number = model.next_number();
                         model.requests.push(ModelRequest {
+                            number,
                             outer: Some(outer),
                             budget,
                             reserved,

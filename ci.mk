@@ -191,16 +191,16 @@ clusters_python := PYTHONPATH=$(CURDIR)/python $(CLUSTERS)/bin/python
 
 test-clusters: $(DONE)/package $(DONE)/clusters ## each task of Dask, Ray, joblib and Celery in a request of its own, on real workers
 	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters
-	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py \
-		tests/clusters/test_dask_workers.py tests/clusters/test_ray.py
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask*.py \
+		tests/clusters/test_ray.py
 
 # What ends within minutes: without the runs of minutes, and without those that fill the machine until something is killed.
 clusters_part := -k "not 20000 and not spilled and not guide and not kill_workers"
 
 test-clusters-part: $(DONE)/package $(DONE)/clusters ## the part of it that ends within minutes
 	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters $(clusters_part)
-	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py \
-		tests/clusters/test_dask_workers.py $(clusters_part)
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask*.py \
+		$(clusters_part)
 
 bench-clusters: $(DONE)/package $(DONE)/clusters ## what a request around each task of Dask costs; docs/clusters.md has the figures
 	$(clusters_python) benches/clusters.py

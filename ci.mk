@@ -2,7 +2,7 @@
 # file, so `make loom` works as `make test` does, and `make` lists the targets of both.
 
 .PHONY: miri miri-part minimal-versions loom shuffled sanitize asan tsan stress stress-part mutants \
-	mutants-rust test-numpy test-numpy-part
+	mutants-rust test-numpy test-numpy-part fuzz
 # Leaks are left to LeakSanitizer: handlers are immortal, and only tests/leaks.supp can say so.
 containers := --features allocator-api2,allocator-api2-02
 miri: MIRI := $(containers) --lib --test rust --test requests --test requests_model
@@ -16,6 +16,23 @@ else
 	$(CARGO) +$(NIGHTLY) miri --version || rustup component add --toolchain $(NIGHTLY) miri rust-src
 	MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance $(MIRIFLAGS)' \
 		$(CARGO) +$(NIGHTLY) miri test --quiet --locked --no-default-features $(MIRI) --target-dir target/miri
+endif
+
+# As cargo-fuzz builds it, which need not be there: libFuzzer comes with the crate libfuzzer-sys. What it finds, and the
+# corpus that grows, are in target/fuzz.
+FUZZ_SECONDS ?= 600
+FUZZ := target/fuzz/$(HOST)/release/recording
+coverage := -Cpasses=sancov-module $(foreach option,level=4 inline-8bit-counters pc-table trace-compares,\
+	-Cllvm-args=-sanitizer-coverage-$(option))
+fuzz: ## any bytes as a recording, for FUZZ_SECONDS, under AddressSanitizer (needs a nightly toolchain)
+ifeq ($(NIGHTLY),)
+	@echo '$@: skipped, there is no nightly toolchain'
+else
+	RUSTFLAGS='$(coverage) -Zsanitizer=address' $(CARGO) +$(NIGHTLY) build --quiet --release --locked \
+		--manifest-path fuzz/Cargo.toml --target $(HOST) --target-dir target/fuzz
+	mkdir -p target/fuzz/corpus
+	$(FUZZ) target/fuzz/corpus fuzz/seeds -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -rss_limit_mb=1024 -timeout=20 \
+		-artifact_prefix=target/fuzz/
 endif
 
 loom: ## the lock-free parts in every interleaving, under loom
@@ -54,7 +71,8 @@ may_fail := allocator_may_return_null=1
 # Left out under sanitizers: tests that use up all mappings (sanitizers need some), that check mlock (which they ignore), or
 # that measure memory (which they hold back).
 measured := memory_of_a_burst dropped_pools an_arena_ a_million_requests a_fork_costs an_idle_process trim_gives_back \
-	a_child_of_fork an_end_with_an_escape growth_beside_the_pools routes_are_replayed_together_each
+	a_child_of_fork an_end_with_an_escape growth_beside_the_pools routes_are_replayed_together_each \
+	a_thread_ends_before_those
 # Sanitizers also replace the signal stack that one of these tests measures, and need minutes for a million of anything.
 measured += signals_in_the_middle a_chain_of_successors budgets_a_million requests_nested forgotten_contexts limits_hold_after
 skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room $(measured),--skip $(test))
@@ -186,16 +204,16 @@ clusters_python := PYTHONPATH=$(CURDIR)/python $(CLUSTERS)/bin/python
 
 test-clusters: $(DONE)/package $(DONE)/clusters ## each task of Dask, Ray, joblib and Celery in a request of its own, on real workers
 	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters
-	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py \
-		tests/clusters/test_dask_workers.py tests/clusters/test_ray.py
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask*.py \
+		tests/clusters/test_ray.py
 
 # What ends within minutes: without the runs of minutes, and without those that fill the machine until something is killed.
 clusters_part := -k "not 20000 and not spilled and not guide and not kill_workers"
 
 test-clusters-part: $(DONE)/package $(DONE)/clusters ## the part of it that ends within minutes
 	$(clusters_python) -m pytest -p no:cacheprovider tests/clusters $(clusters_part)
-	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask.py \
-		tests/clusters/test_dask_workers.py $(clusters_part)
+	PYTHONPATH=$(CURDIR)/python $(OLDEST_CLUSTERS)/bin/python -m pytest -p no:cacheprovider tests/clusters/test_dask*.py \
+		$(clusters_part)
 
 bench-clusters: $(DONE)/package $(DONE)/clusters ## what a request around each task of Dask costs; docs/clusters.md has the figures
 	$(clusters_python) benches/clusters.py

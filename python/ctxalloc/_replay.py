@@ -218,6 +218,7 @@ def replay(
 _FACTS: Final = (
     "events",
     "threads",
+    "threads_at_once",
     "requests",
     "unfinished",
     "torn",
@@ -264,9 +265,12 @@ def _print(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_partial
     fewest, most = (pick(len(rounds) for rounds in rounds_of.values()) for pick in (min, max))
     often = f"{fewest} to {most} rounds" if fewest < most else counted(most, "round")
     partial = "; interrupted: these are the rounds until then" if is_partial else ""
+    threads = counted(facts["threads"], "thread")
+    if facts["threads_at_once"] < facts["threads"]:
+        threads += f" ({facts['threads_at_once']} at one time)"
     title = (
         f"{path.name}: {counted(facts['events'], 'event')} of {counted(facts['requests'], 'request')} on "
-        f"{counted(facts['threads'], 'thread')}; medians of {often}{partial}"
+        f"{threads}; medians of {often}{partial}"
     )
     live = facts["peak_live_bytes"]
     base = done.get(BASE)

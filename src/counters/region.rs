@@ -7,14 +7,22 @@
 //! the next owner makes it even.
 //!
 //! The buckets of a histogram are in chunks, which it gets as its values need them. A file has memory for the chunks
-//! that are in use, and a hole for the rest. (One file of 500 lines: the layout, its one writer and its readers.)
+//! that are in use, and a hole for the rest.
+//!
+//! Here are the layout and its one writer; `counters` writes a series, `read` has what readers do, `sequence` the lock.
+
+mod counters;
+mod read;
+mod sequence;
 
 use super::admitted::Admitted;
 use super::buckets::{BUCKETS, bucket_of};
-use super::snapshot::{Gauges, Histogram, Series};
+use super::snapshot::Gauges;
+pub(super) use read::Found;
+use sequence::{RELAXED, add, write};
 use std::mem::offset_of;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU64};
 
 /// Series in a region, with the two that stand for others. Fewer under Miri, which keeps the history of each atomic; no
 /// test that it runs asks for a name's numbers.
@@ -104,44 +112,6 @@ struct Buckets {
     /// Where its chunks are: one more than the number; 0 where it has none yet.
     parts: [AtomicU16; PARTS],
 }
-
-/// The versions order what must be ordered.
-const RELAXED: Ordering = Ordering::Relaxed;
-
-/// One writer, so no read-modify-write is needed.
-#[inline]
-fn add(number: &AtomicU64, change: u64) {
-    number.store(number.load(RELAXED).wrapping_add(change), RELAXED);
-}
-
-/// Runs `write` while the version is odd.
-#[inline]
-fn write<R>(version: &AtomicU64, write: impl FnOnce() -> R) -> R {
-    let before = version.load(RELAXED);
-    version.store(before.wrapping_add(1), RELAXED);
-    // Pairs with the fence in `read`: who sees a number of this write sees the odd version too.
-    fence(Ordering::Release);
-    let result = write();
-    // Release pairs with the Acquire in `read`: who sees the even version sees all numbers.
-    version.store(before.wrapping_add(2), Ordering::Release);
-    result
-}
-
-/// What `read` sees while nobody writes. After many tries, what it saw last: the writer may have died.
-fn read<R>(version: &AtomicU64, mut read: impl FnMut() -> R) -> R {
-    let mut tries = 0;
-    loop {
-        let before = version.load(Ordering::Acquire);
-        let seen = read();
-        fence(Ordering::Acquire);
-        tries += 1;
-        if before.is_multiple_of(2) && version.load(RELAXED) == before || tries == 1000 {
-            return seen;
-        }
-        std::hint::spin_loop();
-    }
-}
-
 #[allow(clippy::declare_interior_mutable_const, reason = "each use is a new zero")]
 const ZERO: AtomicU64 = AtomicU64::new(0);
 
@@ -290,232 +260,13 @@ impl Region {
         part.store(number as u16 + 1, RELAXED);
         Some(chunk)
     }
-
-    /// All series. `found` must have room for the [`used`](Self::used) chunks where nothing may be allocated.
-    pub(super) fn read_into(&self, found: &mut Found) {
-        for series in &self.series {
-            let begun = found.chunks.len();
-            let one = read(&series.version, || {
-                found.chunks.truncate(begun); // of a try that saw half of a write
-                series.read(&self.chunks, &mut found.chunks)
-            });
-            found.series.push(one);
-        }
-    }
-}
-
-/// What was read of a region. Fills without allocating if there is room.
-pub(super) struct Found {
-    series: Vec<Read>,
-    chunks: Vec<[u64; CHUNK]>,
-}
-
-impl Found {
-    pub(super) fn with_room_for(chunks: usize) -> Self {
-        Self { series: Vec::with_capacity(SERIES), chunks: Vec::with_capacity(chunks) }
-    }
-
-    pub(super) fn has_room_for(&self, chunks: usize) -> bool {
-        self.chunks.capacity() >= chunks
-    }
-
-    /// The series in which something was counted.
-    pub(super) fn into_series(self) -> impl Iterator<Item = Series> {
-        let Self { series, chunks } = self;
-        series.into_iter().map(move |one| one.series(&chunks)).filter(Series::has_counted)
-    }
-}
-
-/// A series as it was read: its name in bytes, and where its chunks are.
-struct Read {
-    name: [u8; MAX_NAME],
-    name_bytes: usize,
-    numbers: Series,
-    histograms: [ReadBuckets; HISTOGRAMS],
-}
-
-struct ReadBuckets {
-    sum: u64,
-    beyond: u64,
-    /// The first of its chunks, which are in one row.
-    first: usize,
-    /// Bit by bit, which of its parts are there.
-    parts: u64,
-}
-
-const _: () = assert!(PARTS <= u64::BITS as usize && CHUNKS < u16::MAX as usize);
-
-impl Read {
-    fn series(self, chunks: &[[u64; CHUNK]]) -> Series {
-        let name = String::from_utf8_lossy(&self.name[..self.name_bytes]).into_owned();
-        let [peak_bytes, refused_peak_bytes, total_bytes, waited_micros] =
-            self.histograms.map(|one| one.histogram(chunks));
-        Series { name, peak_bytes, refused_peak_bytes, total_bytes, waited_micros, ..self.numbers }
-    }
-}
-
-impl ReadBuckets {
-    fn histogram(self, chunks: &[[u64; CHUNK]]) -> Histogram {
-        let parts = (0..PARTS).filter(|part| self.parts >> part & 1 == 1);
-        let counts = parts
-            .zip(&chunks[self.first..])
-            .flat_map(|(part, chunk)| chunk.iter().enumerate().map(move |(at, count)| (part * CHUNK + at, *count)));
-        Histogram::new(counts.chain([(BUCKETS, self.beyond)]), self.sum)
-    }
-}
-
-impl Buckets {
-    const fn empty() -> Self {
-        Self { sum: ZERO, beyond: ZERO, parts: [const { AtomicU16::new(0) }; PARTS] }
-    }
-
-    fn clear(&self) {
-        self.sum.store(0, RELAXED);
-        self.beyond.store(0, RELAXED);
-        self.parts.iter().for_each(|part| part.store(0, RELAXED));
-    }
-
-    fn read(&self, chunks: &[Chunk], found: &mut Vec<[u64; CHUNK]>) -> ReadBuckets {
-        let (first, mut parts) = (found.len(), 0);
-        for (at, part) in self.parts.iter().enumerate() {
-            let number = usize::from(part.load(RELAXED));
-            // One that is out of bounds is in a file that somebody else wrote to.
-            if let Some(chunk) = number.checked_sub(1).and_then(|number| chunks.get(number)) {
-                parts |= 1 << at;
-                found.push(std::array::from_fn(|bucket| chunk[bucket].load(RELAXED)));
-            }
-        }
-        ReadBuckets { sum: self.sum.load(RELAXED), beyond: self.beyond.load(RELAXED), first, parts }
-    }
-}
-
-impl Counters {
-    const fn empty() -> Self {
-        Self {
-            version: ZERO,
-            name_bytes: ZERO,
-            name: [const { ZERO }; MAX_NAME / 8],
-            requests: ZERO,
-            refused_requests: ZERO,
-            refused_allocations: ZERO,
-            escaped_requests: ZERO,
-            escaped_blocks: ZERO,
-            escaped_bytes: ZERO,
-            max_peak_bytes: ZERO,
-            whole_requests: ZERO,
-            whole_bytes: [const { ZERO }; 3],
-            timed_out: ZERO,
-            turned_away: ZERO,
-            histograms: [const { Buckets::empty() }; HISTOGRAMS],
-        }
-    }
-
-    fn clear(&self) {
-        let numbers = [
-            &self.name_bytes,
-            &self.requests,
-            &self.refused_requests,
-            &self.refused_allocations,
-            &self.escaped_requests,
-            &self.escaped_blocks,
-            &self.escaped_bytes,
-            &self.max_peak_bytes,
-            &self.whole_requests,
-            &self.timed_out,
-            &self.turned_away,
-        ];
-        write(&self.version, || {
-            numbers.into_iter().chain(&self.whole_bytes).for_each(|number| number.store(0, RELAXED));
-            self.histograms.iter().for_each(Buckets::clear);
-        });
-    }
-
-    pub(super) fn set_name(&self, name: &[u8]) {
-        debug_assert!(name.len() <= MAX_NAME);
-        write(&self.version, || {
-            for (word, bytes) in self.name.iter().zip(name.chunks(8)) {
-                let mut padded = [0; 8];
-                padded[..bytes.len()].copy_from_slice(bytes);
-                word.store(u64::from_le_bytes(padded), RELAXED);
-            }
-            self.name_bytes.store(name.len() as u64, RELAXED);
-        });
-    }
-
-    pub(super) fn is_named(&self, name: &[u8]) -> bool {
-        self.name_bytes.load(RELAXED) == name.len() as u64
-            && self
-                .name
-                .iter()
-                .zip(name.chunks(8))
-                .all(|(word, bytes)| word.load(RELAXED).to_le_bytes().starts_with(bytes))
-    }
-
-    /// The name and its length, which is 0 where there is none.
-    fn name(&self) -> ([u8; MAX_NAME], usize) {
-        let mut name = [0; MAX_NAME];
-        name.chunks_mut(8).zip(&self.name).for_each(|(to, word)| to.copy_from_slice(&word.load(RELAXED).to_le_bytes()));
-        (name, (self.name_bytes.load(RELAXED) as usize).min(MAX_NAME))
-    }
-
-    /// Calls `work` with the name, if there is one.
-    pub(super) fn with_name<R>(&self, work: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        let (name, length) = self.name();
-        (length > 0).then(|| work(&name[..length]))
-    }
-
-    /// All but the histograms.
-    #[inline]
-    fn add(&self, sample: &Sample) {
-        add(&self.requests, 1);
-        if sample.peak_bytes > self.max_peak_bytes.load(RELAXED) {
-            self.max_peak_bytes.store(sample.peak_bytes, RELAXED);
-        }
-        if sample.refused > 0 {
-            add(&self.refused_requests, 1);
-            add(&self.refused_allocations, sample.refused);
-        }
-        if let Some(parts) = sample.whole {
-            add(&self.whole_requests, 1);
-            self.whole_bytes.iter().zip(parts).for_each(|(sum, part)| add(sum, part));
-        }
-        if sample.escaped_blocks > 0 {
-            self.add_escapes(sample.escaped_blocks, sample.escaped_bytes);
-        }
-    }
-
-    fn add_escapes(&self, blocks: u64, bytes: u64) {
-        add(&self.escaped_requests, 1);
-        add(&self.escaped_blocks, blocks);
-        add(&self.escaped_bytes, bytes);
-    }
-
-    fn read(&self, chunks: &[Chunk], found: &mut Vec<[u64; CHUNK]>) -> Read {
-        let (name, name_bytes) = self.name();
-        let numbers = Series {
-            requests: self.requests.load(RELAXED),
-            refused_requests: self.refused_requests.load(RELAXED),
-            refused_allocations: self.refused_allocations.load(RELAXED),
-            escaped_requests: self.escaped_requests.load(RELAXED),
-            escaped_blocks: self.escaped_blocks.load(RELAXED),
-            escaped_bytes: self.escaped_bytes.load(RELAXED),
-            max_peak_bytes: self.max_peak_bytes.load(RELAXED),
-            whole_requests: self.whole_requests.load(RELAXED),
-            whole_array_bytes: self.whole_bytes[0].load(RELAXED),
-            whole_native_bytes: self.whole_bytes[1].load(RELAXED),
-            whole_object_bytes: self.whole_bytes[2].load(RELAXED),
-            timed_out: self.timed_out.load(RELAXED),
-            turned_away: self.turned_away.load(RELAXED),
-            ..Series::default()
-        };
-        let histograms = std::array::from_fn(|at| self.histograms[at].read(chunks, found));
-        Read { name, name_bytes, numbers, histograms }
-    }
 }
 
 #[cfg(all(test, not(ctxalloc_loom)))]
 mod tests {
     use super::*;
+    use crate::counters::snapshot::Series;
+    use std::sync::atomic::Ordering;
     use std::thread;
 
     fn one(region: &Region) -> Series {

@@ -1,7 +1,9 @@
 //! Recordings, from Python: `ctxalloc.record`, and what `ctxalloc trace` reads.
 
 use super::options::{argument, no_bool};
-use crate::recording::{Event, Gap, Options, Recorder, Recording, Sums, What, record as record_into, stop_any};
+use crate::recording::{
+    Event, Gap, Options, Reading, Recorder, Recording, Sums, What, record as record_into, stop_any,
+};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -87,7 +89,7 @@ impl PyRecorder {
 /// The numbers of an event, after its time, thread, request and kind.
 type EventNumbers = (u64, u32, u64, &'static str, Vec<u64>);
 
-fn numbers(event: &Event) -> EventNumbers {
+fn numbers(event: Event) -> EventNumbers {
     let (kind, numbers) = match event.what {
         What::Begin { name, handler, parent } => ("begin", vec![u64::from(name), u64::from(handler), parent]),
         What::Allocate { block, bytes, align, zeroed } => {
@@ -116,7 +118,11 @@ pub(super) fn gaps_of(recording: &Recording) -> Vec<GapNumbers> {
 
 /// A recording that was read.
 #[pyclass(name = "_Recording", module = "ctxalloc", frozen)]
-pub(super) struct PyRecording(Recording);
+pub(super) struct PyRecording {
+    recording: Recording,
+    /// How many events were read last, and where that is: who goes on there need not begin anew.
+    read: Mutex<(usize, Reading)>,
+}
 
 #[pymethods]
 impl PyRecording {
@@ -124,22 +130,22 @@ impl PyRecording {
     #[new]
     #[pyo3(signature = (path, /))]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        Ok(Self(py.detach(|| Recording::open(path))?))
+        Ok(Self { recording: py.detach(|| Recording::open(path))?, read: Mutex::default() })
     }
 
     #[getter]
     fn names(&self) -> Vec<String> {
-        self.0.names().to_vec()
+        self.recording.names().to_vec()
     }
 
     #[getter]
     fn handlers(&self) -> Vec<String> {
-        self.0.handlers().to_vec()
+        self.recording.handlers().to_vec()
     }
 
     #[getter]
     fn header(&self) -> HeaderNumbers {
-        let header = self.0.header();
+        let header = self.recording.header();
         let (version, system) = (header.version.clone(), header.system.clone());
         let (page_bytes, cores, began) = (header.page_bytes, header.cores, header.began_unix_ns);
         let (one_in, highest, share) = (header.one_in, header.highest_one_in, header.share);
@@ -149,22 +155,35 @@ impl PyRecording {
 
     #[getter]
     fn is_cut_off(&self) -> bool {
-        self.0.is_cut_off()
+        self.recording.is_cut_off()
     }
 
     #[getter]
     fn skipped(&self) -> usize {
-        self.0.skipped()
+        self.recording.skipped()
     }
 
     #[getter]
     fn gaps(&self) -> Vec<GapNumbers> {
-        gaps_of(&self.0)
+        gaps_of(&self.recording)
     }
 
     /// Some events, from this one on.
     #[pyo3(signature = (start, count, /))]
     fn events(&self, start: usize, count: usize) -> Vec<EventNumbers> {
-        self.0.events().skip(start).take(count).map(numbers).collect()
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if read.0 > start {
+            *read = (0, Reading::default());
+        }
+        let begun = read.0;
+        let (at, reading) = &mut *read;
+        let mut next = || {
+            let event = self.recording.next_event(reading)?;
+            *at += 1;
+            Some(event)
+        };
+        let before = start - begun;
+        std::iter::from_fn(&mut next).take(before).for_each(drop);
+        std::iter::from_fn(&mut next).take(count).map(numbers).collect()
     }
 }

@@ -35,6 +35,7 @@ pub(super) fn planned<'py>(
     for (name, value) in [
         ("events", facts.events),
         ("threads", facts.threads as u64),
+        ("threads_at_once", facts.threads_at_once as u64),
         ("requests", facts.requests),
         ("unfinished", facts.unfinished),
         ("torn", facts.torn),

@@ -3,7 +3,7 @@
 //! A body of events stands for itself: its first event gives time, thread, request and block as changes from zero, each
 //! further one as changes from the one before it.
 
-use super::event::{Event, Sums, What};
+use super::event::{Event, Sums, Told, What};
 use super::wire::{Bytes, put, put_change, put_text};
 
 /// The first byte of a body.
@@ -29,6 +29,7 @@ const RESIZE: u8 = 2;
 const FREE: u8 = 3;
 const REFUSED: u8 = 4;
 const END: u8 = 5;
+const THREAD_END: u8 = 6;
 
 /// What a process says when it begins to record into a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub(super) struct Process {
     pub(super) began_unix_ns: u64,
     pub(super) one_in: u64,
     pub(super) share_ppm: u64,
+    /// Whether it says when threads end.
+    pub(super) tells_ends: bool,
 }
 
 impl Process {
@@ -51,7 +54,8 @@ impl Process {
         put(&mut bytes, self.pid);
         put_text(&mut bytes, &self.version);
         put_text(&mut bytes, &self.system);
-        for number in [self.page_bytes, self.cores, self.began_unix_ns, self.one_in, self.share_ppm] {
+        let flags = u64::from(self.tells_ends);
+        for number in [self.page_bytes, self.cores, self.began_unix_ns, self.one_in, self.share_ppm, flags] {
             put(&mut bytes, number);
         }
         bytes
@@ -69,6 +73,7 @@ impl Process {
             began_unix_ns: bytes.number()?,
             one_in: bytes.number()?,
             share_ppm: bytes.number()?,
+            tells_ends: bytes.number().is_some_and(|flags| flags & 1 != 0),
         })
     }
 }
@@ -96,8 +101,8 @@ pub(super) struct Events {
 }
 
 /// What the next event is told by.
-#[derive(Debug, Default)]
-struct Before {
+#[derive(Debug, Default, Clone)]
+pub(super) struct Before {
     at_ns: u64,
     thread: u32,
     request: u64,
@@ -183,19 +188,38 @@ impl Events {
     }
 }
 
+impl Events {
+    /// A thread ends.
+    pub(super) fn push_thread_end(&mut self, at_ns: u64, thread: u32) {
+        let Self { bytes, before } = self;
+        if bytes.is_empty() {
+            bytes.push(EVENTS);
+        }
+        let is_other = thread != before.thread;
+        bytes.push(if is_other { THREAD_END | OTHER_THREAD } else { THREAD_END });
+        put(bytes, at_ns.saturating_sub(before.at_ns));
+        if is_other {
+            put(bytes, u64::from(thread));
+        }
+        before.at_ns = at_ns.max(before.at_ns);
+        before.thread = thread;
+    }
+}
+
 /// Reads events from a body without its first byte, and calls `each` with every one. False: something else is there.
-pub(super) fn read_events(body: &[u8], mut each: impl FnMut(Event)) -> bool {
+pub(super) fn read_events(body: &[u8], mut each: impl FnMut(Told)) -> bool {
     let (mut bytes, mut before) = (Bytes { rest: body }, Before::default());
     while !bytes.rest.is_empty() {
         match read_event(&mut bytes, &mut before) {
-            Some(event) => each(event),
+            Some(told) => each(told),
             None => return false,
         }
     }
     true
 }
 
-fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<Event> {
+/// The next event of a body, or a thread's end.
+pub(super) fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<Told> {
     let first = bytes.byte()?;
     before.at_ns = before.at_ns.checked_add(bytes.number()?)?;
     if first & OTHER_REQUEST != 0 {
@@ -206,6 +230,7 @@ fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<Event> {
     }
     let flag = first & FLAG != 0;
     let what = match first & 0x0f {
+        THREAD_END => return Some(Told::ThreadEnd { at_ns: before.at_ns, thread: before.thread }),
         BEGIN => What::Begin { name: bytes.small()?, handler: bytes.small()?, parent: bytes.number()? },
         ALLOCATE => {
             before.block = bytes.changed(before.block)?;
@@ -241,13 +266,13 @@ fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<Event> {
         }
         _ => return None,
     };
-    Some(Event { at_ns: before.at_ns, thread: before.thread, request: before.request, what })
+    Some(Told::Event(Event { at_ns: before.at_ns, thread: before.thread, request: before.request, what }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Events, Process, read_events};
-    use crate::recording::event::{Event, Sums, What};
+    use crate::recording::event::{Event, Sums, Told, What};
 
     #[test]
     fn events_come_back_as_they_were() {
@@ -269,12 +294,15 @@ mod tests {
         events.iter().for_each(|event| body.push(event));
         let body = body.take();
         let mut found = Vec::new();
-        assert!(read_events(&body[1..], |event| found.push(event)));
+        assert!(read_events(&body[1..], |told| match told {
+            Told::Event(event) => found.push(event),
+            Told::ThreadEnd { .. } => unreachable!("none was told"),
+        }));
         assert_eq!(found, events);
         for length in 2..body.len() {
             let mut begun = 0;
-            let is_whole = read_events(&body[1..length], |event| {
-                assert_eq!(event, events[begun]);
+            let is_whole = read_events(&body[1..length], |told| {
+                assert_eq!(told, Told::Event(events[begun]));
                 begun += 1;
             });
             assert!(!is_whole || begun < events.len(), "{length} bytes");
@@ -303,6 +331,7 @@ mod tests {
             began_unix_ns: 1 << 60,
             one_in: 10,
             share_ppm: 10_000,
+            tells_ends: true,
         };
         assert_eq!(Process::read(&process.body()[1..]), Some(process));
     }

@@ -23,6 +23,26 @@ impl Event {
     }
 }
 
+/// What a body of a file tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Told {
+    Event(Event),
+    /// A thread that had events has ended; it may free blocks even then.
+    ThreadEnd {
+        at_ns: u64,
+        thread: u32,
+    },
+}
+
+impl Told {
+    /// When, and on which thread.
+    pub(super) fn at(&self) -> (u64, u32) {
+        match *self {
+            Self::Event(Event { at_ns, thread, .. }) | Self::ThreadEnd { at_ns, thread } => (at_ns, thread),
+        }
+    }
+}
+
 /// What may happen in a recorded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

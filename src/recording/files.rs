@@ -53,11 +53,11 @@ pub(super) fn files_of(path: &Path) -> Result<Vec<Named>, Error> {
     Ok(found.into_values().collect())
 }
 
-/// What the file has. One that is no plain file would be waited for.
+/// Appends what the file has. One that is no plain file would be waited for.
 ///
 /// # Errors
 /// [`Error::NoRecording`].
-pub(super) fn bytes_of(path: &Path) -> Result<Vec<u8>, Error> {
+pub(super) fn append_bytes_of(path: &Path, bytes: &mut Vec<u8>) -> Result<(), Error> {
     let fail = |error| no_recording(path, &error);
     let mut options = OpenOptions::new();
     let file = os::without_waiting(options.read(true)).open(path).map_err(fail)?;
@@ -65,10 +65,13 @@ pub(super) fn bytes_of(path: &Path) -> Result<Vec<u8>, Error> {
     if !metadata.is_file() {
         return Err(no_recording(path, &"this is no plain file"));
     }
-    let mut bytes = Vec::new();
     let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
     // Not as a number that the file gives: the system says how long it is.
     bytes.try_reserve_exact(length).map_err(|error| no_recording(path, &error))?;
-    file.take(metadata.len()).read_to_end(&mut bytes).map_err(fail)?;
-    Ok(bytes)
+    let before = bytes.len();
+    let read = file.take(metadata.len()).read_to_end(bytes);
+    if read.is_err() {
+        bytes.truncate(before);
+    }
+    read.map(drop).map_err(fail)
 }

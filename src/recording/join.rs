@@ -1,141 +1,223 @@
 //! Puts the events of all processes in the order of time, each request, block and thread with a number of its own.
 
+use super::bodies::{Bodies, Merge, Numbers};
 use super::encoded::Process;
-use super::event::{Event, What};
-use super::gaps::Gap;
+use super::event::{Event, Told, What};
+use super::pages::{Pages, Room, Scattered};
 use super::run::Run;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-/// All that the files say.
-#[derive(Debug, Default)]
-pub(super) struct Content {
-    /// Those of whom it can be read.
-    pub(super) processes: Vec<Process>,
-    /// How many recorded.
-    pub(super) process_count: usize,
-    pub(super) names: Vec<String>,
-    pub(super) handlers: Vec<String>,
-    pub(super) events: Vec<Event>,
-    /// The highest number that was one in so many.
-    pub(super) highest_one_in: u64,
+/// The events of a recording: those of the files that make sense.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Joined {
+    bodies: Bodies,
+    /// Two bits for each event of the files: [`DROPPED`], [`KEPT`], [`UNLINKED`].
+    verdicts: Vec<u8>,
+    pub(super) skipped: usize,
+    /// Requests whose events may not all be there, though their end is, in their order.
+    pub(super) torn: Vec<u64>,
     /// Requests whose name, or whose handler's, stands for several.
     pub(super) other_requests: u64,
-    pub(super) is_cut_off: bool,
-    /// Events whose request or block began in what was dropped.
-    pub(super) skipped: usize,
-    pub(super) gaps: Vec<Gap>,
-    /// Requests whose events may not all be there, though their end is.
-    pub(super) torn: HashSet<u64>,
-    pub(super) file_bytes: u64,
 }
 
-/// The events of all processes, each request, block and thread with a number that no other one has.
-pub(super) fn join(mut read: Content, mut runs: Vec<Run>) -> Result<Content, &'static str> {
+const DROPPED: u8 = 0;
+const KEPT: u8 = 1;
+/// Kept, but the request that it names did not begin.
+const UNLINKED: u8 = 2;
+
+/// How far somebody has read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Place {
+    merge: Merge,
+    seen: usize,
+}
+
+/// Joins what the processes recorded, and looks what of it makes sense.
+pub(super) fn join(
+    mut bodies: Bodies,
+    runs: Vec<Run>,
+    events: usize,
+    (names, handlers): (&mut Vec<String>, &mut Vec<String>),
+    room: &mut Room,
+) -> Result<(Joined, Vec<Process>), &'static str> {
     const TOO_HIGH: &str = "the numbers of its requests, blocks or times are too high";
     let began_of = |run: &Run| run.process.as_ref().map(|process| process.began_unix_ns);
     let began = runs.iter().filter_map(began_of).min().unwrap_or_default();
-    let unknown = |texts: &mut Vec<String>| {
-        texts.push("?".to_owned());
-        texts.len() as u32 - 1
-    };
-    let (mut no_name, mut no_handler) = (None, None);
-    let (mut requests, mut blocks, mut threads) = (0_u64, 0_u64, 0_u32);
-    for run in &mut runs {
-        read.is_cut_off |= !run.is_closed;
-        let later = began_of(run).unwrap_or(began) - began;
-        let (mut highest_request, mut highest_block, mut highest_thread) = (requests, blocks, threads);
-        for event in &mut run.events {
-            event.at_ns = event.at_ns.checked_add(later).ok_or(TOO_HIGH)?;
-            event.request = event.request.checked_add(requests).ok_or(TOO_HIGH)?;
-            event.thread = event.thread.checked_add(threads).ok_or(TOO_HIGH)?;
-            highest_request = highest_request.max(event.request);
-            highest_thread = highest_thread.max(event.thread);
-            match &mut event.what {
-                What::Begin { name, handler, parent } => {
-                    let is_other = |number: u32, other| Some(u64::from(number)) == other;
-                    let is_one = is_other(*name, run.other_name) || is_other(*handler, run.other_handler);
-                    read.other_requests += u64::from(is_one);
-                    *name = match run.names.get(&u64::from(*name)) {
-                        Some(&known) => known,
-                        None => *no_name.get_or_insert_with(|| unknown(&mut read.names)),
-                    };
-                    *handler = match run.handlers.get(&u64::from(*handler)) {
-                        Some(&known) => known,
-                        None => *no_handler.get_or_insert_with(|| unknown(&mut read.handlers)),
-                    };
-                    if *parent > 0 {
-                        *parent = parent.checked_add(requests).ok_or(TOO_HIGH)?;
-                    }
-                }
-                What::Allocate { block, .. } | What::Resize { block, .. } | What::Free { block } => {
-                    *block = block.checked_add(blocks).ok_or(TOO_HIGH)?;
-                    highest_block = highest_block.max(*block);
-                }
-                What::Refused { by, .. } if *by > 0 => *by = by.checked_add(requests).ok_or(TOO_HIGH)?,
-                What::Refused { .. } | What::End { .. } => {}
-            }
+    let (no_name, no_handler) = (names.len() as u32, handlers.len() as u32);
+    let (mut next, mut processes, mut others) = (Numbers::default(), Vec::new(), Vec::new());
+    for run in runs {
+        let (highest, later_ns) = (run.highest, began_of(&run).unwrap_or(began) - began);
+        let until_ns = highest.at_ns.checked_add(later_ns).ok_or(TOO_HIGH)?;
+        let after = Numbers {
+            requests: next.requests.checked_add(highest.request).ok_or(TOO_HIGH)?,
+            blocks: next.blocks.checked_add(highest.block).ok_or(TOO_HIGH)?,
+            threads: next.threads.checked_add(highest.thread).ok_or(TOO_HIGH)?,
+            ..Numbers::default()
+        };
+        if after.requests > HIGHEST_REQUEST {
+            return Err(TOO_HIGH);
         }
-        // Not copied where it is all there is.
-        if read.events.is_empty() {
-            read.events = std::mem::take(&mut run.events);
-        } else {
-            read.events.append(&mut run.events);
-        }
-        read.torn.extend(run.torn.iter().filter_map(|request| request.checked_add(requests)));
-        (requests, blocks, threads) = (highest_request, highest_block, highest_thread);
+        let tells_ends = run.process.as_ref().is_some_and(|process| process.tells_ends);
+        let other = |numbers: &std::collections::BTreeMap<u64, u32>, other: Option<u64>| {
+            other.and_then(|number| numbers.get(&number).copied())
+        };
+        others.push((other(&run.names, run.other_name), other(&run.handlers, run.other_handler)));
+        bodies.numbers.push(Numbers {
+            later_ns,
+            highest_request: highest.request,
+            until_ns: tells_ends.then_some(until_ns),
+            names: run.names,
+            handlers: run.handlers,
+            no_name,
+            no_handler,
+            ..next
+        });
+        processes.extend(run.process);
+        next = after;
     }
-    read.process_count = runs.len();
-    read.processes = runs.into_iter().filter_map(|run| run.process).collect();
-    read.events.sort_by_key(|event| event.at_ns);
-    let before = read.events.len();
-    keep_whole(&mut read.events);
-    read.skipped = before - read.events.len();
-    Ok(read)
+    for body in &mut bodies.all {
+        body.first_ns += bodies.numbers[body.run as usize].later_ns;
+    }
+    bodies.all.sort_unstable_by_key(|body| (body.first_ns, body.run, body.at));
+    bodies.all.shrink_to_fit();
+    let mut joined = Joined { bodies, verdicts: vec![0; events.div_ceil(4)], ..Joined::default() };
+    let (mut lacks_name, mut lacks_handler) = (false, false);
+    let mut sense = Sense::default();
+    let (mut merge, mut seen) = (Merge::default(), 0_usize);
+    while let Some(found) = merge.next(&joined.bodies) {
+        if merge.is_too_wide(&joined.bodies) {
+            return Err("more of its frames overlap in time than those of any recording");
+        }
+        let Told::Event(event) = found.told else { continue };
+        let verdict = sense.of(&event, found.gaps, room).map_err(|Scattered| Scattered::REASON)?;
+        joined.verdicts[seen / 4] |= verdict << (seen % 4 * 2);
+        seen += 1;
+        if verdict == DROPPED {
+            joined.skipped += 1;
+        } else if let What::Begin { name, handler, .. } = event.what {
+            let (other_name, other_handler) = others[found.run as usize];
+            joined.other_requests += u64::from(other_name == Some(name) || other_handler == Some(handler));
+            lacks_name |= name == no_name;
+            lacks_handler |= handler == no_handler;
+        }
+    }
+    if lacks_name {
+        names.push("?".to_owned());
+    }
+    if lacks_handler {
+        handlers.push("?".to_owned());
+    }
+    joined.torn = sense.torn;
+    joined.torn.sort_unstable();
+    Ok((joined, processes))
 }
 
-/// Drops events of requests and blocks whose beginning is not there (it was in a file that rotation removed, or in a
-/// gap), and those that are there twice: a request never has two at one time.
-fn keep_whole(events: &mut Vec<Event>) {
-    // When each request had its last event.
-    let mut begun: HashMap<u64, u64> = HashMap::new();
-    let (mut ended, mut live, mut made) = (HashSet::new(), HashMap::new(), HashSet::new());
-    events.retain_mut(|event| {
-        if let What::Begin { parent, .. } = &mut event.what {
-            if !begun.contains_key(parent) {
-                *parent = 0; // so nothing is inside of itself
+impl Joined {
+    /// The next event that makes sense.
+    pub(super) fn next(&self, place: &mut Place) -> Option<Event> {
+        loop {
+            let Told::Event(mut event) = place.merge.next(&self.bodies)?.told else { continue };
+            let verdict = self.verdicts[place.seen / 4] >> (place.seen % 4 * 2) & 3;
+            place.seen += 1;
+            if verdict == DROPPED {
+                continue;
             }
-            let is_new = !begun.contains_key(&event.request);
-            begun.entry(event.request).or_insert(event.at_ns);
-            return is_new;
+            if let (UNLINKED, What::Begin { parent: link, .. } | What::Refused { by: link, .. }) =
+                (verdict, &mut event.what)
+            {
+                *link = 0;
+            }
+            return Some(event);
         }
-        let Some(last) = begun.get_mut(&event.request) else { return false };
-        if *last == event.at_ns {
-            return false;
+    }
+
+    /// When each thread ended: as the recording says; where that does not tell ends, after its last event; and where
+    /// it tells them, but not this one, with the last event of its process.
+    pub(super) fn thread_ends(&self) -> HashMap<u32, u64> {
+        let mut ends: HashMap<u32, (u64, bool)> = HashMap::new();
+        let mut merge = Merge::default();
+        while let Some(found) = merge.next(&self.bodies) {
+            let (at_ns, thread) = found.told.at();
+            let is_told = matches!(found.told, Told::ThreadEnd { .. });
+            let until_ns = self.bodies.numbers[found.run as usize].until_ns;
+            let (end, was_told) = ends.entry(thread).or_insert((until_ns.unwrap_or(at_ns), false));
+            // What it does after its end, while its last variables go, is still its own.
+            *end = if is_told && !*was_told { at_ns } else { at_ns.max(*end) };
+            *was_told |= is_told;
         }
-        *last = event.at_ns;
-        if let What::Refused { by, .. } = &mut event.what
-            && !begun.contains_key(by)
-        {
-            *by = 0;
+        ends.into_iter().map(|(thread, (end, _))| (thread, end)).collect()
+    }
+}
+
+/// What makes sense: events of requests and blocks whose beginning is there (it may be in a file that rotation removed,
+/// or in a gap), and each once.
+#[derive(Default)]
+struct Sense {
+    /// Of each request: [`BEGUN`], [`ENDED`], and above these behind how many gaps it began.
+    requests: Pages<u32>,
+    /// Of each live block: whose it is; [`FREED`].
+    blocks: Pages<u32>,
+    torn: Vec<u64>,
+    last: Option<Event>,
+}
+
+const BEGUN: u32 = 1;
+const ENDED: u32 = 2;
+const FREED: u32 = u32::MAX;
+
+/// Requests of all processes have numbers up to this: each is a mark, neither 0 nor [`FREED`].
+const HIGHEST_REQUEST: u64 = FREED as u64 - 1;
+
+fn mark(request: u64) -> u32 {
+    request as u32
+}
+
+impl Sense {
+    fn of(&mut self, event: &Event, gaps: u32, room: &mut Room) -> Result<u8, Scattered> {
+        // The same resize twice: its file is there twice.
+        if self.last.as_ref() == Some(event) {
+            return Ok(DROPPED);
         }
-        match event.what {
+        self.last = Some(*event);
+        let state = self.requests.get(event.request);
+        let has_begun = |request| self.requests.get(request) & BEGUN != 0;
+        let is_kept = match event.what {
+            What::Begin { parent, .. } => {
+                if state & BEGUN != 0 || event.request == 0 {
+                    return Ok(DROPPED);
+                }
+                let is_linked = parent == 0 || has_begun(parent); // so nothing is inside of itself
+                self.requests.set(event.request, gaps << 2 | BEGUN, room)?;
+                return Ok(if is_linked { KEPT } else { UNLINKED });
+            }
+            _ if state & BEGUN == 0 => false,
+            What::Refused { by, .. } => return Ok(if by == 0 || has_begun(by) { KEPT } else { UNLINKED }),
             What::Allocate { block, .. } => {
-                let is_new = made.insert(block);
+                let is_new = self.blocks.get(block) == 0;
                 if is_new {
-                    live.insert(block, event.request);
+                    self.blocks.set(block, mark(event.request), room)?;
                 }
                 is_new
             }
-            What::Resize { block, .. } => live.get(&block) == Some(&event.request),
+            What::Resize { block, .. } => self.blocks.get(block) == mark(event.request),
             What::Free { block } => {
-                let is_its = live.get(&block) == Some(&event.request);
+                let is_its = self.blocks.get(block) == mark(event.request);
                 if is_its {
-                    live.remove(&block);
+                    self.blocks.set(block, FREED, room)?;
                 }
                 is_its
             }
-            What::End { .. } => ended.insert(event.request),
-            What::Begin { .. } | What::Refused { .. } => true,
-        }
-    });
+            What::End { .. } => {
+                let is_first = state & ENDED == 0;
+                if is_first {
+                    self.requests.set(event.request, state | ENDED, room)?;
+                    if state >> 2 != gaps {
+                        self.torn.push(event.request);
+                    }
+                }
+                is_first
+            }
+        };
+        Ok(if is_kept { KEPT } else { DROPPED })
+    }
 }

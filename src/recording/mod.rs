@@ -4,6 +4,7 @@
 //! `event.rs` is the data; a recording is the events of all processes and threads in the order of time. The format of
 //! the files is in docs/tune.md.
 
+mod bodies;
 mod encoded;
 mod event;
 mod files;
@@ -16,6 +17,7 @@ mod noted;
 mod options;
 mod output;
 mod own_file;
+mod pages;
 mod read;
 mod recorder;
 mod run;
@@ -33,22 +35,40 @@ pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};
 
 use crate::error::Error;
-use join::Content;
-use std::collections::HashSet;
+use join::{Joined, Place};
+use read::Content;
+use std::collections::HashMap;
 use std::path::Path;
 
-/// What was recorded, in memory: at most some hundred bytes for each event.
+/// What was recorded, in about as much memory as its files have.
 /// Requests of whom the end is missing were still open when it ended.
 #[derive(Debug, Clone, Default)]
 pub struct Recording {
     names: Vec<String>,
     handlers: Vec<String>,
-    events: Vec<Event>,
+    events: Events,
     header: Header,
     is_cut_off: bool,
-    skipped: usize,
     gaps: Vec<Gap>,
-    torn: HashSet<u64>,
+}
+
+#[derive(Debug, Clone)]
+enum Events {
+    Given(Vec<Event>),
+    Read(Joined),
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self::Given(Vec::new())
+    }
+}
+
+/// How far somebody has read its events.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reading {
+    given: usize,
+    place: Place,
 }
 
 impl Recording {
@@ -62,7 +82,7 @@ impl Recording {
         let found = read::read(path.as_ref())?;
         let mut header = Header {
             highest_one_in: found.highest_one_in,
-            other_requests: found.other_requests,
+            other_requests: found.joined.other_requests,
             processes: found.process_count,
             file_bytes: found.file_bytes,
             ..Header::default()
@@ -76,8 +96,8 @@ impl Recording {
             header.one_in = first.one_in;
             header.share = first.share_ppm as f64 / 1e6;
         }
-        let Content { names, handlers, events, is_cut_off, skipped, gaps, torn, .. } = found;
-        Ok(Self { names, handlers, events, header, is_cut_off, skipped, gaps, torn })
+        let Content { names, handlers, joined, is_cut_off, gaps, .. } = found;
+        Ok(Self { names, handlers, events: Events::Read(joined), header, is_cut_off, gaps })
     }
 
     /// A recording of these events, which are sorted by time: for tests, and for loads that nobody recorded. Its
@@ -85,7 +105,7 @@ impl Recording {
     #[must_use]
     pub fn from_events(names: Vec<String>, mut events: Vec<Event>) -> Self {
         events.sort_by_key(|event| event.at_ns);
-        Self { names, handlers: vec!["default".to_owned()], events, ..Self::default() }
+        Self { names, handlers: vec!["default".to_owned()], events: Events::Given(events), ..Self::default() }
     }
 
     /// The names of requests, routes for example, that [`What::Begin`] refers to.
@@ -110,12 +130,35 @@ impl Recording {
     /// gap, or since they are there twice.
     #[must_use]
     pub fn skipped(&self) -> usize {
-        self.skipped
+        match &self.events {
+            Events::Given(_) => 0,
+            Events::Read(joined) => joined.skipped,
+        }
     }
 
     /// All events, the oldest first; those of one request are in the order in which they happened.
-    pub fn events(&self) -> impl Iterator<Item = &Event> + '_ {
-        self.events.iter()
+    pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
+        let mut reading = Reading::default();
+        std::iter::from_fn(move || self.next_event(&mut reading))
+    }
+
+    /// The event behind those that were read.
+    pub(crate) fn next_event(&self, reading: &mut Reading) -> Option<Event> {
+        match &self.events {
+            Events::Given(events) => {
+                reading.given += 1;
+                events.get(reading.given - 1).copied()
+            }
+            Events::Read(joined) => joined.next(&mut reading.place),
+        }
+    }
+
+    /// When each thread of its events had ended: where that is not told, after the last of its events.
+    pub(crate) fn thread_ends(&self) -> HashMap<u32, u64> {
+        match &self.events {
+            Events::Given(events) => events.iter().map(|event| (event.thread, event.at_ns)).collect(),
+            Events::Read(joined) => joined.thread_ends(),
+        }
     }
 
     /// Whether something may be missing at its end: a process was killed, still records, or had no room on its disk.
@@ -135,6 +178,9 @@ impl Recording {
     /// is true all the same.
     #[must_use]
     pub fn is_torn(&self, request: u64) -> bool {
-        self.torn.contains(&request)
+        match &self.events {
+            Events::Given(_) => false,
+            Events::Read(joined) => joined.torn.binary_search(&request).is_ok(),
+        }
     }
 }

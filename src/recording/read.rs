@@ -1,18 +1,48 @@
 //! Reads the files of a recording. What is damaged is passed over and told.
 //!
-//! What it keeps is bounded by what the files have: an event has three bytes there at least, and some hundred in
-//! memory. Numbers that they give (lengths, names, blocks) allocate nothing.
+//! Files are read into memory once, and events stay there as they are (`bodies.rs`). Whatever else is kept is bounded by
+//! the files' bytes: numbers that they give (lengths, names, blocks) allocate nothing, and what would take more than it
+//! has in the file is damage (names, processes) or no recording (`pages.rs`).
 
+use super::bodies::{Bodies, Body};
 use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE};
-use super::files::{bytes_of, files_of};
+use super::files::{append_bytes_of, files_of};
 use super::frames::{Frames, Part};
-use super::gaps::Gaps;
-use super::join::{Content, join};
-use super::run::Run;
+use super::gaps::{Gap, Gaps};
+use super::join::{Joined, join};
+use super::pages::{Room, Scattered};
+use super::run::{Run, bodies_of, sound};
 use super::wire::{Bytes, MAGIC};
 use crate::error::Error;
 use std::collections::HashMap;
 use std::path::Path;
+
+/// So many names, and processes, have room beside those that have enough bytes in the files. A recorder tells 4096
+/// names apart.
+const NAMES: usize = 16 << 10;
+const BYTES_FOR_EACH_NAME: usize = 128;
+const HIGHEST_NUMBER_OF_A_NAME: u64 = 1 << 16;
+const PROCESSES: usize = 1024;
+const BYTES_FOR_EACH_PROCESS: usize = 512;
+/// What pages of numbers may take beside the files' own length.
+const ROOM_BYTES: usize = 1 << 20;
+
+/// All that the files say.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    /// Those of whom it can be read.
+    pub(super) processes: Vec<Process>,
+    /// How many recorded.
+    pub(super) process_count: usize,
+    pub(super) names: Vec<String>,
+    pub(super) handlers: Vec<String>,
+    pub(super) joined: Joined,
+    /// The highest number that was one in so many.
+    pub(super) highest_one_in: u64,
+    pub(super) is_cut_off: bool,
+    pub(super) gaps: Vec<Gap>,
+    pub(super) file_bytes: u64,
+}
 
 /// Texts, each once, in the order in which they came.
 #[derive(Debug, Default)]
@@ -21,11 +51,15 @@ struct Texts {
 }
 
 impl Texts {
-    fn number_of(&mut self, text: &str) -> Option<u32> {
+    /// `None`: there is no room for one more.
+    fn number_of(&mut self, text: &str, bytes: usize) -> Option<u32> {
         if let Some(&number) = self.numbers.get(text) {
             return Some(number);
         }
         let next = u32::try_from(self.numbers.len()).ok()?;
+        if self.numbers.len() >= NAMES + bytes / BYTES_FOR_EACH_NAME {
+            return None;
+        }
         self.numbers.insert(text.to_owned(), next);
         Some(next)
     }
@@ -40,6 +74,9 @@ impl Texts {
 /// What was read so far.
 #[derive(Debug, Default)]
 struct Reader {
+    bodies: Bodies,
+    events: usize,
+    room: Room,
     runs: Vec<Run>,
     /// By the process's number and its beginning.
     run_of: HashMap<(u64, u64), usize>,
@@ -69,8 +106,9 @@ pub(super) fn read(path: &Path) -> Result<Content, Error> {
     let mut reader = Reader::default();
     for file in files_of(path)? {
         let name = file.path.display().to_string();
-        let done = match bytes_of(&file.path) {
-            Ok(bytes) => reader.file(&name, &bytes),
+        let begin = reader.bodies.bytes.len();
+        let done = match append_bytes_of(&file.path, &mut reader.bodies.bytes) {
+            Ok(()) => reader.file(&name, begin),
             Err(error) => Err((0, error)),
         };
         match done {
@@ -83,39 +121,55 @@ pub(super) fn read(path: &Path) -> Result<Content, Error> {
 }
 
 impl Reader {
-    /// Reads a file. Where it is no recording at all: how long it is, and why.
-    fn file(&mut self, name: &str, bytes: &[u8]) -> Result<(), (u64, Error)> {
+    /// Reads a file, whose bytes are those from `begin` on. Where it is no recording at all: how long it is, and why.
+    fn file(&mut self, name: &str, begin: usize) -> Result<(), (u64, Error)> {
+        // Taken out, so that what is said in them can be noted meanwhile.
+        let all = std::mem::take(&mut self.bodies.bytes);
+        let done = self.file_in(name, &all, begin);
+        self.bodies.bytes = all;
+        if done.is_err() {
+            self.bodies.bytes.truncate(begin);
+        }
+        done
+    }
+
+    fn file_in(&mut self, name: &str, all: &[u8], begin: usize) -> Result<(), (u64, Error)> {
+        let bytes = &all[begin..];
         let length = bytes.len() as u64;
-        let bad = |offset, reason| Err((length, Error::BadRecording { file: name.to_owned(), offset, reason }));
+        let error_at = |offset, reason| (length, Error::BadRecording { file: name.to_owned(), offset, reason });
         self.file_bytes += length;
+        self.room.0 += bytes.len() + if begin == 0 { ROOM_BYTES } else { 0 };
         match bytes.get(..MAGIC.len()) {
-            Some(begin) if begin == MAGIC => {}
-            Some(begin) if begin[..MAGIC.len() - 1] == MAGIC[..MAGIC.len() - 1] => {
-                return bad(MAGIC.len() as u64 - 1, "another version of ctxalloc wrote it; read it with that one");
+            Some(start) if start == MAGIC => {}
+            Some(start) if start[..MAGIC.len() - 1] == MAGIC[..MAGIC.len() - 1] => {
+                let reason = "another version of ctxalloc wrote it; read it with that one";
+                return Err(error_at(MAGIC.len() as u64 - 1, reason));
             }
             None if MAGIC.starts_with(bytes) => {
                 self.is_cut_off = true; // its process came no further
                 return Ok(());
             }
-            _ => return bad(0, "this is no recording"),
+            _ => return Err(error_at(0, "this is no recording")),
         }
         let mut place = Place::default();
         for part in Frames::new(bytes, MAGIC.len()) {
-            let (offset, bytes, reason) = match part {
+            let (offset, gap_bytes, reason) = match part {
                 Part::CutOff { .. } => {
                     self.is_cut_off = true;
                     continue;
                 }
                 Part::Gap { offset, bytes, reason } => (offset, bytes, reason),
-                Part::Body { offset, body } => match self.body(body, &mut place) {
+                Part::Body { offset, body } => match self.body(all, begin + offset, body, &mut place) {
                     Ok(()) => continue,
                     Err(reason) => (offset, body.len(), reason),
                 },
             };
-            self.gap(name, offset as u64, bytes as u64, reason);
+            self.gap(name, offset as u64, gap_bytes as u64, reason);
             place.is_behind_gap = true;
             if let Some(run) = place.run {
-                self.runs[run].note_gap();
+                let its = bodies_of(all, &self.bodies.all, run as u32);
+                let noted = self.runs[run].note_gap(its, &mut self.room);
+                noted.map_err(|Scattered| error_at(offset as u64, Scattered::REASON))?;
             }
         }
         Ok(())
@@ -143,21 +197,27 @@ impl Reader {
         self.problem.get_or_insert(error);
     }
 
-    fn new_run(&mut self, process: Option<Process>) -> usize {
+    fn new_run(&mut self, process: Option<Process>, bytes: usize) -> Result<usize, &'static str> {
+        if self.runs.len() >= PROCESSES + bytes / BYTES_FOR_EACH_PROCESS {
+            return Err("there are too many processes for so few bytes");
+        }
         self.runs.push(Run::new(process));
-        self.runs.len() - 1
+        Ok(self.runs.len() - 1)
     }
 
-    fn body(&mut self, body: &[u8], place: &mut Place) -> Result<(), &'static str> {
+    /// Reads the body that begins at this place of all bytes.
+    fn body(&mut self, all: &[u8], at: usize, body: &[u8], place: &mut Place) -> Result<(), &'static str> {
         let Some((&kind, rest)) = body.split_first() else { return Err("a frame is empty") };
         if kind == PROCESS {
             let process = Process::read(rest).ok_or("what a process says of itself is not complete")?;
             self.highest_one_in = self.highest_one_in.max(process.one_in);
             let key = (process.pid, process.began_unix_ns);
             let known = self.run_of.get(&key).copied();
-            let run = known.unwrap_or_else(|| self.new_run(Some(process)));
+            let run = known.map_or_else(|| self.new_run(Some(process), all.len()), Ok);
+            // Those that follow are not the process's before it.
+            *place = Place { run: run.ok(), is_behind_gap: false };
+            let run = run?;
             self.run_of.insert(key, run);
-            *place = Place { run: Some(run), is_behind_gap: false };
             return Ok(());
         }
         if place.is_behind_gap {
@@ -166,13 +226,20 @@ impl Reader {
                 run.is_closed || (kind == EVENTS && run.is_anothers(rest))
             };
             if place.run.is_none_or(is_new) {
-                place.run = Some(self.new_run(None));
+                place.run = Some(self.new_run(None, all.len())?);
             }
         }
-        let run =
-            place.run.and_then(|at| self.runs.get_mut(at)).ok_or("there is something before any process begins")?;
+        let number = place.run.ok_or("there is something before any process begins")?;
+        let run = &mut self.runs[number];
         match kind {
-            EVENTS => run.add(rest).then_some(()).ok_or("a frame has something that is no event")?,
+            EVENTS => {
+                let found = sound(rest).ok_or("a frame has something that is no event")?;
+                let Some(first_ns) = found.first_ns else { return Ok(()) };
+                run.add(rest, &found, &mut self.room).map_err(|Scattered| Scattered::REASON)?;
+                self.events += found.events;
+                let (at, gaps) = (at as u64 + 1, run.gaps);
+                self.bodies.push(Body { first_ns, at, run: number as u32, gaps });
+            }
             NAME | HANDLER => {
                 let mut bytes = Bytes { rest };
                 let (Some(number), Some(name)) = (bytes.number(), bytes.text()) else {
@@ -182,7 +249,11 @@ impl Reader {
                     NAME => (&mut run.names, &mut self.names),
                     _ => (&mut run.handlers, &mut self.handlers),
                 };
-                numbers.insert(number, texts.number_of(name).ok_or("there are too many names")?);
+                if number > HIGHEST_NUMBER_OF_A_NAME {
+                    return Err("a name has a number that no recorder gives");
+                }
+                let text = texts.number_of(name, all.len());
+                numbers.insert(number, text.ok_or("there are too many names for so few bytes")?);
                 run.last_name = Some(number);
             }
             RATE => {
@@ -205,20 +276,25 @@ impl Reader {
         if let (true, Some(problem)) = (self.runs.is_empty(), self.problem) {
             return Err(problem);
         }
-        let content = Content {
+        let mut content = Content {
             names: self.names.into_vec(),
             handlers: self.handlers.into_vec(),
             highest_one_in: self.highest_one_in,
-            is_cut_off: self.is_cut_off,
+            is_cut_off: self.is_cut_off || self.runs.iter().any(|run| !run.is_closed),
             gaps: self.gaps.into_vec(),
             file_bytes: self.file_bytes,
+            process_count: self.runs.len(),
             ..Content::default()
         };
-        join(content, self.runs).map_err(|reason| Error::BadRecording {
-            file: path.display().to_string(),
-            offset: 0,
-            reason,
-        })
+        let (mut room, texts) = (self.room, (&mut content.names, &mut content.handlers));
+        match join(self.bodies, self.runs, self.events, texts, &mut room) {
+            Ok((joined, processes)) => (content.joined, content.processes) = (joined, processes),
+            Err(reason) => {
+                let file = path.display().to_string();
+                return Err(Error::BadRecording { file, offset: 0, reason });
+            }
+        }
+        Ok(content)
     }
 }
 
@@ -233,7 +309,8 @@ mod tests {
     fn process() -> Process {
         let (version, system) = ("1".to_owned(), "any".to_owned());
         let (page_bytes, cores, began_unix_ns, one_in, share_ppm) = (4096, 1, 5, 1, 10_000);
-        Process { pid: 1, version, system, page_bytes, cores, began_unix_ns, one_in, share_ppm }
+        let tells_ends = true;
+        Process { pid: 1, version, system, page_bytes, cores, began_unix_ns, one_in, share_ppm, tells_ends }
     }
 
     fn file(bodies: &[Vec<u8>]) -> Vec<u8> {
@@ -244,22 +321,28 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<Content, Error> {
         let mut reader = Reader::default();
-        reader.file("file", bytes).map_err(|(_, error)| error)?;
+        reader.bodies.bytes = bytes.to_vec();
+        reader.file("file", 0).map_err(|(_, error)| error)?;
         reader.content(Path::new("file"))
+    }
+
+    fn events(content: &Content) -> Vec<Event> {
+        let mut place = super::super::join::Place::default();
+        std::iter::from_fn(|| content.joined.next(&mut place)).collect()
     }
 
     /// Frames whose checksums are right, with anything inside.
     #[test]
     fn what_a_frame_says_is_not_believed() {
-        let mut events = Events::new();
+        let mut body = Events::new();
         for number in 1..40_u64 {
-            events.push(&Event::new(number * 9, 1, number, What::Begin { name: 0, handler: 0, parent: number - 1 }));
+            body.push(&Event::new(number * 9, 1, number, What::Begin { name: 0, handler: 0, parent: number - 1 }));
             let block = What::Allocate { block: number, bytes: 1 << number.min(40), align: 16, zeroed: false };
-            events.push(&Event::new(number * 9 + 1, 1, number, block));
-            events.push(&Event::new(number * 9 + 2, 2, number, What::Free { block: number }));
+            body.push(&Event::new(number * 9 + 1, 1, number, block));
+            body.push(&Event::new(number * 9 + 2, 2, number, What::Free { block: number }));
         }
-        let good = [process().body(), named(NAME, 0, "route"), named(HANDLER, 0, "pool"), events.take()];
-        assert_eq!(read(&file(&good)).expect("a recording").events.len(), 3 * 39);
+        let good = [process().body(), named(NAME, 0, "route"), named(HANDLER, 0, "pool"), body.take()];
+        assert_eq!(events(&read(&file(&good)).expect("a recording")).len(), 3 * 39);
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut below = |end: usize| {
             state ^= state << 13;
@@ -288,9 +371,11 @@ mod tests {
                 Ok(content) => {
                     found += 1;
                     with_gaps += usize::from(!content.gaps.is_empty());
-                    assert!(content.events.len() <= bytes.len() / 3, "an event has three bytes");
-                    let is_new = |at: usize, on: u64| content.events[..at].iter().all(|before| before.request != on);
-                    for (at, event) in content.events.iter().enumerate().filter(|_| found % 50 == 0) {
+                    let events = events(&content);
+                    assert!(events.len() <= bytes.len() / 3, "an event has three bytes");
+                    assert!(events.is_sorted_by_key(|event| event.at_ns));
+                    let is_new = |at: usize, on: u64| events[..at].iter().all(|before| before.request != on);
+                    for (at, event) in events.iter().enumerate().filter(|_| found % 50 == 0) {
                         if let What::Begin { parent, name, handler } = event.what {
                             assert!(is_new(at, event.request) && (parent == 0 || !is_new(at, parent)));
                             assert!((name as usize) < content.names.len());

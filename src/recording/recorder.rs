@@ -171,6 +171,14 @@ pub(crate) fn flush() -> Option<Duration> {
     core().flush()
 }
 
+/// A thread ends that has noted something for this recording.
+pub(super) fn thread_ends(thread: u32, session: u32) {
+    if STATE.load(Relaxed) == ON {
+        let _unattributed = unattributed();
+        core().note_thread_end(thread, session);
+    }
+}
+
 /// The recording that runs, if a request may be recorded.
 #[inline]
 pub(super) fn running() -> Option<(&'static Core, u32)> {
@@ -235,6 +243,7 @@ impl Core {
             began_unix_ns: unix.map_or(0, |since| since.as_nanos() as u64),
             one_in: u64::from(options.one_in),
             share_ppm: (options.share * 1e6) as u64,
+            tells_ends: true,
         };
         let session = Session { path: path.to_owned(), options, pid, began, problem: None };
         let taken = self.session.with(|there| match there {
@@ -289,6 +298,26 @@ impl Core {
         self.output(Output::close);
         drop(self.output.with(Option::take));
         self.session.with(Option::take).and_then(|session| session.problem)
+    }
+
+    fn note_thread_end(&self, thread: u32, session: u32) {
+        // In a child of `fork` the buffers are the parent's, until the child's first request.
+        if self.forks.load(Relaxed) != forks() {
+            return;
+        }
+        let (is_ready, waits) = self.shards[thread as usize % SHARDS].with(|shard| {
+            if shard.session != session {
+                return (false, false);
+            }
+            shard.note_thread_end(thread);
+            (self.make_ready(shard.full(false).map(Ready::Body)), shard.waits())
+        });
+        if is_ready {
+            self.write();
+        }
+        if waits {
+            self.call_flusher();
+        }
     }
 
     pub(super) fn flushed_by(&self, flusher: Flusher) {

@@ -1,8 +1,10 @@
 //! `Run`: what one process recorded, as its frames come.
 
+use super::bodies::{Body, events_at};
 use super::encoded::{Process, read_events};
-use super::event::{Event, What};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use super::event::{Told, What};
+use super::pages::{Pages, Room, Scattered};
+use std::collections::BTreeMap;
 
 /// What one process recorded, in its own numbers.
 #[derive(Debug, Default)]
@@ -15,13 +17,46 @@ pub(super) struct Run {
     pub(super) last_name: Option<u64>,
     pub(super) other_name: Option<u64>,
     pub(super) other_handler: Option<u64>,
-    pub(super) events: Vec<Event>,
     pub(super) is_closed: bool,
-    /// Requests that ended behind a gap that they had begun before: events of theirs may be missing.
-    pub(super) torn: HashSet<u64>,
-    /// When each request began, and behind how many gaps.
-    begun: HashMap<u64, (u64, u32)>,
-    gaps: u32,
+    pub(super) highest: Highest,
+    /// Behind how many gaps its frames are now.
+    pub(super) gaps: u32,
+    /// When each request began, and one more: kept from the first gap on.
+    begun: Option<Pages<u64>>,
+}
+
+/// The highest numbers, and the last time.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Highest {
+    pub(super) request: u64,
+    pub(super) block: u64,
+    pub(super) thread: u32,
+    pub(super) at_ns: u64,
+}
+
+/// A body that has events and nothing else.
+pub(super) struct Sound {
+    highest: Highest,
+    pub(super) first_ns: Option<u64>,
+    pub(super) events: usize,
+}
+
+/// What a body has. `None`: something that is no event.
+pub(super) fn sound(body: &[u8]) -> Option<Sound> {
+    let mut found = Sound { highest: Highest::default(), first_ns: None, events: 0 };
+    let Sound { highest, first_ns, events } = &mut found;
+    let are_events = read_events(body, |told| {
+        let (at_ns, thread) = told.at();
+        first_ns.get_or_insert(at_ns);
+        (highest.at_ns, highest.thread) = (at_ns, highest.thread.max(thread));
+        let Told::Event(event) = told else { return };
+        *events += 1;
+        highest.request = highest.request.max(event.request);
+        if let What::Allocate { block, .. } | What::Resize { block, .. } | What::Free { block } = event.what {
+            highest.block = highest.block.max(block);
+        }
+    });
+    are_events.then_some(found)
 }
 
 impl Run {
@@ -29,41 +64,64 @@ impl Run {
         Self { process, ..Self::default() }
     }
 
-    /// What its requests have before the next event that can be read.
-    pub(super) fn note_gap(&mut self) {
-        self.gaps = self.gaps.saturating_add(1);
+    /// What its requests have before the next event that can be read. `its`: its bodies so far.
+    pub(super) fn note_gap<'a>(
+        &mut self,
+        mut its: impl Iterator<Item = &'a [u8]>,
+        room: &mut Room,
+    ) -> Result<(), Scattered> {
+        self.gaps = self.gaps.saturating_add(1).min(u32::MAX >> 2);
+        if self.begun.is_none() {
+            self.begun = Some(Pages::default());
+            its.try_for_each(|body| self.note_begun(body, room))?;
+        }
+        Ok(())
     }
 
-    /// Adds the events of a body, all or none. False: something else is there.
-    pub(super) fn add(&mut self, body: &[u8]) -> bool {
-        let Self { events, torn, begun, gaps, .. } = self;
-        let before = events.len();
-        let are_events = read_events(body, |event| {
-            match event.what {
-                What::Begin { .. } => {
-                    begun.entry(event.request).or_insert((event.at_ns, *gaps));
-                }
-                What::End { .. } if begun.get(&event.request).is_some_and(|&(_, behind)| behind != *gaps) => {
-                    torn.insert(event.request);
-                }
-                _ => {}
+    fn note_begun(&mut self, body: &[u8], room: &mut Room) -> Result<(), Scattered> {
+        let Some(begun) = &mut self.begun else { return Ok(()) };
+        let mut done = Ok(());
+        read_events(body, |told| {
+            if let (Ok(()), Some((request, at_ns))) = (&done, begins(&told))
+                && begun.get(request) == 0
+            {
+                done = begun.set(request, at_ns.saturating_add(1), room);
             }
-            events.push(event);
         });
-        if !are_events {
-            events.truncate(before);
-        }
-        are_events
+        done
+    }
+
+    /// Adds a body.
+    pub(super) fn add(&mut self, body: &[u8], found: &Sound, room: &mut Room) -> Result<(), Scattered> {
+        let (all, new) = (&mut self.highest, &found.highest);
+        all.request = all.request.max(new.request);
+        all.block = all.block.max(new.block);
+        all.thread = all.thread.max(new.thread);
+        all.at_ns = all.at_ns.max(new.at_ns);
+        self.note_begun(body, room)
     }
 
     /// Whether a body has a request with the number of another one of this process: so it is another process's.
     pub(super) fn is_anothers(&self, body: &[u8]) -> bool {
+        let Some(begun) = &self.begun else { return false };
         let mut is_anothers = false;
-        read_events(body, |event| {
-            if let What::Begin { .. } = event.what {
-                is_anothers |= self.begun.get(&event.request).is_some_and(|&(at_ns, _)| at_ns != event.at_ns);
+        read_events(body, |told| {
+            if let Some((request, at_ns)) = begins(&told) {
+                is_anothers |= ![0, at_ns.saturating_add(1)].contains(&begun.get(request));
             }
         });
         is_anothers
     }
+}
+
+fn begins(told: &Told) -> Option<(u64, u64)> {
+    match told {
+        Told::Event(event) if matches!(event.what, What::Begin { .. }) => Some((event.request, event.at_ns)),
+        _ => None,
+    }
+}
+
+/// The bodies of a run.
+pub(super) fn bodies_of<'a>(bytes: &'a [u8], bodies: &'a [Body], run: u32) -> impl Iterator<Item = &'a [u8]> {
+    bodies.iter().filter(move |body| body.run == run).map(|body| events_at(bytes, body))
 }

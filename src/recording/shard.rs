@@ -3,6 +3,7 @@
 
 use super::encoded::Events;
 use super::event::{Event, What};
+use super::recorder::thread_ends;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,13 +32,28 @@ static BLOCKS: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// This thread's number; 0: it has none yet. Without a destructor: a thread frees blocks until its very end.
     static THREAD: Cell<u32> = const { Cell::new(0) };
+    /// The recording that has events of this thread.
+    static SESSION: Cell<u32> = const { Cell::new(0) };
+    /// Its destructor says that the thread ends.
+    static LEAVER: Leaver = const { Leaver };
 }
 
-fn thread() -> u32 {
+struct Leaver;
+
+impl Drop for Leaver {
+    fn drop(&mut self) {
+        thread_ends(THREAD.get(), SESSION.get());
+    }
+}
+
+/// This thread's number, for an event of this recording.
+fn thread(session: u32) -> u32 {
     static THREADS: AtomicU32 = AtomicU32::new(0);
     if THREAD.get() == 0 {
         THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+        let _ = LEAVER.try_with(|_| ());
     }
+    SESSION.set(session);
     THREAD.get()
 }
 
@@ -88,19 +104,31 @@ impl Shard {
     }
 
     pub(super) fn note(&mut self, request: u64, what: What) {
-        let Some(began) = self.began else { return };
         let now = Instant::now();
-        // Never the same twice: the reader sorts by it.
-        let at_ns = (now.duration_since(began).as_nanos() as u64).max(self.last_ns + 1);
-        if self.events.len() == 0 {
-            self.first_ns = at_ns;
-        }
-        self.last_ns = at_ns;
-        self.events.push(&Event::new(at_ns, thread(), request, what));
+        let Some(at_ns) = self.time(now) else { return };
+        self.events.push(&Event::new(at_ns, thread(self.session), request, what));
         self.noted += 1;
         if self.noted.is_multiple_of(TIMED_ONE_IN) {
             self.spent_ns += (now.elapsed().as_nanos() as u64 + BESIDE_NS) * TIMED_ONE_IN;
         }
+    }
+
+    /// A thread that has noted something ends.
+    pub(super) fn note_thread_end(&mut self, thread: u32) {
+        if let Some(at_ns) = self.time(Instant::now()) {
+            self.events.push_thread_end(at_ns, thread);
+        }
+    }
+
+    /// The time of an event that is noted now.
+    fn time(&mut self, now: Instant) -> Option<u64> {
+        // Never the same twice: the reader sorts by it.
+        let at_ns = (now.duration_since(self.began?).as_nanos() as u64).max(self.last_ns + 1);
+        if self.events.len() == 0 {
+            self.first_ns = at_ns;
+        }
+        self.last_ns = at_ns;
+        Some(at_ns)
     }
 
     /// When its last event was.

@@ -9,6 +9,7 @@
 //! ```
 
 mod choice;
+mod lives;
 mod measure;
 mod model;
 mod phases;

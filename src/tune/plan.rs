@@ -1,7 +1,7 @@
 //! `Plan`: a recording as the steps of threads, and which steps of other threads each waits for.
 //!
 //! What is kept of the recorded order, and nothing else:
-//! - each thread's own order;
+//! - each thread's own order, and that a thread begins after those that had ended before it (`lives.rs`);
 //! - the order of all beginnings and ends of requests, so that they overlap as they did;
 //! - large blocks that are freed after others were made, and made after others were freed: as much is alive at one time
 //!   as was (`phases.rs`);
@@ -10,9 +10,10 @@
 //!
 //! All of these point backward in the recording, so nobody waits for ever.
 
+use super::lives::Lives;
 use super::model::Account;
 use super::phases::{Last, Phases};
-use super::steps::{Act, Lane, Step, Wait};
+use super::steps::{Act, Lane, Step, Turn, Wait};
 use crate::error::Error;
 use crate::recording::{Event, Recording, Sums, What};
 use std::collections::{HashMap, HashSet};
@@ -39,6 +40,8 @@ pub struct Facts {
     pub events: u64,
     /// How many threads they were on.
     pub threads: usize,
+    /// How many of these there were at one time, at most.
+    pub threads_at_once: usize,
     /// The outermost requests.
     pub requests: u64,
     /// Those whose end is not in the recording. Their sums are not compared.
@@ -66,6 +69,8 @@ pub struct Facts {
 #[derive(Debug)]
 pub struct Plan {
     pub(super) lanes: Vec<Lane>,
+    /// The beginnings of lanes, and ends, in their order. A lane that has no end here ends last.
+    pub(super) turns: Vec<Turn>,
     pub(super) requests: Vec<Planned>,
     /// As the recording has them.
     pub(super) names: Vec<String>,
@@ -75,7 +80,7 @@ pub struct Plan {
     pub(super) facts: Facts,
 }
 
-/// The most threads of one replay.
+/// The most threads of a replay at one time.
 const MAX_THREADS: usize = 1024;
 
 impl Plan {
@@ -84,13 +89,12 @@ impl Plan {
     /// what threads cost each other.
     ///
     /// # Errors
-    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads.
+    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads at one time.
     pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
         let mut planner = Planner::new(recording, route, on_one_thread);
-        let mut events: Vec<&Event> = recording.events().collect();
-        events.sort_by_key(|event| event.at_ns); // stable: those of one thread stay in their order
-        for event in events {
-            planner.add(event)?;
+        for event in recording.events() {
+            planner.lives.end_before(event.at_ns);
+            planner.add(&event)?;
         }
         planner.finish()
     }
@@ -137,6 +141,7 @@ struct Planner<'a> {
     on_one_thread: bool,
     lanes: Vec<Lane>,
     lane_of: HashMap<u32, u32>,
+    lives: Lives,
     /// How far each lane knows others to be.
     known: Vec<HashMap<u32, u64>>,
     requests: HashMap<u64, OpenRequest>,
@@ -162,6 +167,7 @@ impl<'a> Planner<'a> {
             on_one_thread,
             lanes: Vec::new(),
             lane_of: HashMap::new(),
+            lives: if on_one_thread { Lives::default() } else { Lives::of(recording) },
             known: Vec::new(),
             requests: HashMap::new(),
             planned: Vec::new(),
@@ -181,14 +187,15 @@ impl<'a> Planner<'a> {
         if let Some(&lane) = self.lane_of.get(&thread) {
             return Ok(lane);
         }
-        if self.lanes.len() == MAX_THREADS {
+        if self.lives.count() == MAX_THREADS {
             return Err(Error::Replay {
-                what: format!("the recording has more than {MAX_THREADS} threads"),
+                what: format!("the recording has more than {MAX_THREADS} threads at one time"),
                 advice: "replay it on one thread, or one route of it",
             });
         }
         let lane = self.lanes.len() as u32;
         self.lane_of.insert(thread, lane);
+        self.lives.begin(lane, thread);
         self.lanes.push(Lane::default());
         self.known.push(HashMap::new());
         Ok(lane)
@@ -442,11 +449,12 @@ impl<'a> Planner<'a> {
 
     fn finish(mut self) -> Result<Plan, Error> {
         self.facts.unfinished = self.planned.iter().filter(|one| one.parent.is_none() && !one.has_ended).count() as u64;
-        self.facts.threads = self.lanes.len();
+        (self.facts.threads, self.facts.threads_at_once) = (self.lanes.len(), self.lives.most);
         self.facts.live_at_end_bytes = self.live_bytes;
         let middle = (self.facts.requests / 2).max(1);
         let names = self.recording.names().to_vec();
         let blocks = self.made as usize;
-        Ok(Plan { lanes: self.lanes, requests: self.planned, names, blocks, middle, facts: self.facts })
+        let turns = self.lives.into_turns();
+        Ok(Plan { lanes: self.lanes, turns, requests: self.planned, names, blocks, middle, facts: self.facts })
     }
 }

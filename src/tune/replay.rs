@@ -4,16 +4,17 @@ use super::choice::Choice;
 use super::measure::{Moment, forget_peak, peak_resident_bytes, resident_bytes};
 use super::plan::{Plan, Planned};
 use super::progress::Progress;
-use super::steps::{Act, Lane, Step};
+use super::steps::{Act, Lane, Step, Turn};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::memory::Block;
 use crate::recording::Sums;
 use crate::request::{ExternalCharge, Request, Stats, request};
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 /// What a replay took. Memory is what it added to what the process had before; `None` where the system does not say.
@@ -57,21 +58,25 @@ pub fn replay_routes(plan: &Plan, choice: &Choice, routes: &HashMap<String, Choi
     let stage = Stage::new(plan, choice, routes);
     let gate = Progress::default();
     let (before, resident) = thread::scope(|threads| {
-        for number in 0..plan.lanes.len() {
-            let (stage, gate) = (&stage, &gate);
-            let work = move || {
-                gate.wait(1);
-                stage.run(number);
-            };
-            let thread = thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES);
-            if let Err(error) = thread.spawn_scoped(threads, work) {
-                stage.fail(&format!("thread {number} could not be started: {error}"));
-                break;
+        let mut running: Vec<_> = plan.lanes.iter().map(|_| None).collect();
+        // In the recorded order: whatever a thread waits for before its end is the work of threads that began before.
+        let mut take = |turns: &[Turn]| {
+            for &Turn { lane, is_end } in turns {
+                let lane = lane as usize;
+                if !is_end {
+                    running[lane] = stage.start(threads, &gate, lane);
+                } else if let Some(Err(panicked)) = running[lane].take().map(ScopedJoinHandle::join) {
+                    resume_unwind(panicked);
+                }
             }
-        }
+        };
+        let first_end = plan.turns.iter().position(|turn| turn.is_end).unwrap_or(plan.turns.len());
+        let (first, others) = plan.turns.split_at(first_end);
+        take(first);
         let resident = forget_peak().then(resident_bytes).flatten();
         let before = Moment::now();
         gate.publish(1);
+        take(others);
         (before, resident)
     });
     let after = Moment::now();
@@ -151,6 +156,28 @@ impl<'a> Stage<'a> {
     fn fail(&self, what: &str) {
         lock(&self.failure).get_or_insert_with(|| what.to_owned());
         self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Starts one of the threads, which waits until the gate is open.
+    fn start<'scope>(
+        &'scope self,
+        threads: &'scope Scope<'scope, '_>,
+        gate: &'scope Progress,
+        lane: usize,
+    ) -> Option<ScopedJoinHandle<'scope, ()>> {
+        let work = move || {
+            gate.wait(1);
+            self.run(lane);
+        };
+        let thread = thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES);
+        match thread.spawn_scoped(threads, work) {
+            Ok(running) => Some(running),
+            Err(error) => {
+                self.fail(&format!("thread {lane} could not be started: {error}"));
+                self.progress[lane].publish(u64::MAX); // nobody waits for it
+                None
+            }
+        }
     }
 
     /// One thread's steps.

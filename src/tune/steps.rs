@@ -54,6 +54,13 @@ pub(super) struct Wait {
     pub(super) done: u64,
 }
 
+/// A thread begins, or has ended before those begin that follow.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    pub(super) lane: u32,
+    pub(super) is_end: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     pub(super) steps: Vec<Step>,

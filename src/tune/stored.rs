@@ -6,13 +6,13 @@
 //! Written and read by the same version, on the same machine: words of eight bytes, and their checksum at the end.
 
 use super::plan::{Facts, Plan, Planned};
-use super::steps::{Act, Lane, Step, Wait};
+use super::steps::{Act, Lane, Step, Turn, Wait};
 use crate::error::Error;
 use crate::recording::Sums;
 use std::fs;
 use std::path::Path;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan1");
+const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan2");
 
 impl Plan {
     /// Writes it to a file, for [`read`](Self::read) in another process.
@@ -46,6 +46,8 @@ impl Plan {
                 words.number(wait.done);
             }
         }
+        words.put(self.turns.len());
+        self.turns.iter().for_each(|turn| words.pair(turn.lane, u32::from(turn.is_end)));
         words.put(self.blocks);
         words.number(self.middle);
         let checksum = u64::from(crc32fast::hash(&words.0));
@@ -144,8 +146,9 @@ impl Rest {
         let requests = self.list(64, Self::request)?;
         let lanes =
             self.list(16, |rest| Some(Lane { steps: rest.list(32, Self::step)?, waits: rest.list(16, Self::wait)? }))?;
+        let turns = self.list(8, Self::turn)?;
         let (blocks, middle) = (usize::try_from(self.number()?).ok()?, self.number()?);
-        Some(Plan { lanes, requests, names, blocks, middle, facts: Facts::default() })
+        Some(Plan { lanes, turns, requests, names, blocks, middle, facts: Facts::default() })
     }
 
     fn name(&mut self) -> Option<String> {
@@ -183,6 +186,10 @@ impl Rest {
             _ => return None,
         };
         Some(Step { act, waits, is_awaited: kind & 0x100 != 0 })
+    }
+
+    fn turn(&mut self) -> Option<Turn> {
+        self.pair().map(|(lane, is_end)| Turn { lane, is_end: is_end != 0 })
     }
 
     fn wait(&mut self) -> Option<Wait> {

@@ -80,9 +80,7 @@ pub fn routes(recording: &Recording) -> Vec<Route> {
     let mut reader = Reader::default();
     reader.routes.push(Route::default());
     reader.now.push(Now::default());
-    let mut events: Vec<_> = recording.events().collect();
-    events.sort_by_key(|event| event.at_ns);
-    for event in events {
+    for event in recording.events() {
         reader.read(event.at_ns, event.thread, event.request, event.what, recording.names());
     }
     for live in reader.blocks.values() {

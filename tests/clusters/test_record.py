@@ -1,9 +1,7 @@
 """`record=` for the workers of Dask, Ray and Celery: tasks by name, a file for each worker, and errors that say why."""
 
 import os
-import subprocess
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 import work
+from celery_worker import lines_of_client
 
 from ctxalloc import MiB
 from ctxalloc._trace import Trace
@@ -140,25 +139,7 @@ for task in (wrong, no_path):
 
 def test_celerys_worker_records_its_runs_by_name(tmp_path: Path) -> None:
     pytest.importorskip("celery")
-    (tmp_path / "tasks.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{CELERY}")
-    for name in ("queue", "results", "control"):
-        (tmp_path / name).mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-c", "2", "--loglevel", "ERROR"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment) as worker:
-        try:
-            client = subprocess.run(
-                [sys.executable, "-c", textwrap.dedent(CLIENT)],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=150,
-                check=True,
-            )
-        finally:
-            worker.terminate()
-    lines = client.stdout.splitlines()
+    lines = lines_of_client(tmp_path, CELERY, CLIENT, processes=2)
     assert lines[0] == str(TASKS * MiB)
     assert lines[1].startswith("OSError"), lines
     assert "tasks.py" in lines[1]

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery_worker import lines_of_client
 
 import ctxalloc
 from ctxalloc import MiB, TaskBudgetExceeded, _native, process_initializer
@@ -167,26 +167,8 @@ for numbers in (10, 10_000_000, 10):
 @pytest.mark.parametrize("is_loaded", [True, False], ids=["loaded", "not loaded"])
 def test_a_run_of_celery_is_whole_in_a_worker_that_forks(tmp_path: Path, library: str, is_loaded: bool) -> None:
     pytest.importorskip("celery")
-    (tmp_path / "tasks.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{CELERY}")
-    for name in ("queue", "results", "control"):
-        (tmp_path / name).mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-c", "1", "--loglevel", "ERROR"]
     preload = {"LD_PRELOAD": library} if is_loaded else {}
-    with subprocess.Popen(command, cwd=tmp_path, env={**environment, **preload}) as worker:
-        try:
-            client = subprocess.run(
-                [sys.executable, "-c", textwrap.dedent(CLIENT)],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=150,
-                check=True,
-            )
-        finally:
-            worker.terminate()
-    lines = client.stdout.splitlines()
+    lines = lines_of_client(tmp_path, CELERY, CLIENT, processes=1, environ=preload)
     if is_loaded:
         assert [lines[0], lines[2]] == ["11", "11"]
         assert lines[1].startswith("RunRefused")

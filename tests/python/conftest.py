@@ -90,6 +90,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def earlier_modules_are_not_looked_at_again() -> None:
+    """The same for what the tests of earlier modules have imported; their garbage is collected first."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header() -> str:
     return f"ctxalloc {ctxalloc.__version__} selects by {ctxalloc._native.selection}, numpy {np.__version__}"
 

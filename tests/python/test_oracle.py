@@ -71,7 +71,8 @@ def test_every_mutant_finds_the_text_that_it_breaks() -> None:
 
 
 @pytest.mark.once
-def test_every_mutant_in_rust_finds_the_text_that_it_breaks() -> None:
+def test_every_mutant_in_rust_finds_the_text_that_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(mutants.TREE / "tests" / "rust")  # its tables
     in_rust = runpy.run_path(str(mutants.TREE / "tests" / "rust" / "mutants.py"), run_name="mutants_in_rust")
     assert len(in_rust["MUTANTS"]) > 80
     for mutant in in_rust["MUTANTS"]:

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,33 @@ def test_a_replay_prints_what_each_strategy_took(tmp_path: Path) -> None:
     told = json.loads(command("replay", path, "--rounds", "1", "--one-thread", "--json").stdout)
     assert (told["threads"], told["compared"], told["freed_elsewhere"]) == (1, 20, 240)
     assert set(told["strategies"]) == {"default", "pool", "arena", "hugepages"}
+
+
+def test_a_thread_for_each_request_is_replayed_as_it_was(tmp_path: Path) -> None:
+    """As threaded WSGI servers do it. If all threads stayed, each of the first had an arena of the C heap."""
+    path = tmp_path / "threads.rec"
+    kept = []
+
+    def serve() -> None:
+        with ctxalloc.request(name="GET /", strategy=ctxalloc.strategies.System()):
+            arrays = [np.ones(8000) for _ in range(100)]
+            kept.append(np.ones(2000))  # on top of the others
+            del arrays
+
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        for _ in range(60):
+            thread = threading.Thread(target=serve)
+            thread.start()
+            thread.join()
+    text = command("replay", path, "--rounds", "1", "--strategy", "default").stdout
+    assert re.search(r"of 60 requests on 60 threads \(\d+ at one time\); medians of 1 round", text), text
+    told = json.loads(command("replay", path, "--rounds", "1", "--strategy", "default", "--json").stdout)
+    assert (told["threads"], told["compared"]) == (60, 60)
+    # `join` returns before the system's thread has ended.
+    assert told["threads_at_once"] < 20
+    (one,) = told["strategies"]["default"]
+    assert told["peak_live_bytes"] < 8 << 20
+    assert one["peak_bytes"] < 32 << 20, one
 
 
 def test_a_recording_that_contradicts_its_sums_is_an_error(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@
 
 #[path = "recording/damage.rs"]
 mod damage;
+#[path = "recording/hostile.rs"]
+mod hostile;
 #[path = "recording/limits.rs"]
 mod limits;
 
 use ctxalloc::recording::{Event, Options, Recording, Sums, What, record};
 use ctxalloc::request::Stats;
 use ctxalloc::strategy::{Budget, System};
-use ctxalloc::tune::routes;
+use ctxalloc::tune::{Plan, routes};
 use ctxalloc::{Buffer, Handler, request};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -338,7 +340,7 @@ fn escapes_are_noted_when_they_end_elsewhere() {
     thread::spawn(move || drop(escaped)).join().unwrap();
     recorder.stop().unwrap();
     let recording = Recording::open(folder.file()).unwrap();
-    let events: Vec<&Event> = recording.events().collect();
+    let events: Vec<Event> = recording.events().collect();
     let [begin, made, end, freed] = events[..] else { panic!("{events:?}") };
     let What::Begin { name, handler, parent: 0 } = begin.what else { panic!("{begin:?}") };
     assert_eq!(recording.names()[name as usize], "route");
@@ -417,7 +419,7 @@ fn one_request_in_so_many_is_recorded_with_all_inside_of_it() {
     recorder.stop().unwrap();
     let recording = Recording::open(folder.file()).unwrap();
     let count = |wanted: &str| {
-        let is_it = |event: &&Event| match event.what {
+        let is_it = |event: &Event| match event.what {
             What::Begin { name, parent, .. } => {
                 assert_eq!(parent > 0, recording.names()[name as usize] == "inner");
                 recording.names()[name as usize] == wanted
@@ -448,4 +450,36 @@ fn blocks_of_a_recording_that_is_over_are_freed_as_ever() {
     recorder.stop().unwrap();
     let recording = Recording::open(folder.0.join("another")).unwrap();
     assert_eq!(recording.events().count(), 0, "it began before this one");
+}
+
+/// A thread that is gone is told: a replay of a server that has one for each request needs no more than there were.
+#[test]
+fn the_ends_of_threads_are_recorded() {
+    let _turn = in_turn();
+    let folder = Folder::new("threads");
+    let recorder = record(folder.file(), everything()).unwrap();
+    let serve = || {
+        let request = request().root().name("route").begin().unwrap();
+        drop(Buffer::zeroed_in(request.handler(), 100).unwrap());
+        request.end();
+    };
+    // One that serves once and stays, and many that come and go.
+    let (served, over) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            serve();
+            served.wait();
+            over.wait();
+        });
+        served.wait();
+        for _ in 0..50 {
+            thread::spawn(serve).join().unwrap();
+        }
+        over.wait();
+    });
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.file()).unwrap();
+    assert_eq!(recording.events().count(), 51 * 4, "an end is no event");
+    let facts = Plan::new(&recording, None, false).unwrap().facts();
+    assert_eq!((facts.threads, facts.threads_at_once), (51, 2));
 }

@@ -1,5 +1,5 @@
 //! Reservations, guarantees and the queue for room: their rules one by one, and threads that all want the same room.
-//! `room/model.rs` has the naive model that random programs are compared with.
+//! `room/programs.rs` compares random programs with the naive model of `room/model.rs`.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
 #[path = "room/cancelled.rs"]
@@ -12,6 +12,8 @@ mod mixed;
 mod model;
 #[path = "room/overtaking.rs"]
 mod overtaking;
+#[path = "room/programs.rs"]
+mod programs;
 #[path = "room/promised.rs"]
 mod promised;
 #[path = "room/reclaimers.rs"]

@@ -18,6 +18,12 @@ fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     ctxalloc::trim();
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[allow(unsafe_code, reason = "what the C heap keeps of an earlier test would be found warm")]
+    // SAFETY: any thread may call it at any time.
+    unsafe {
+        libc::malloc_trim(0)
+    };
     alone
 }
 
@@ -331,4 +337,58 @@ fn a_summary_says_how_requests_are_and_when_they_come() {
 fn an_unknown_strategy_is_named_with_those_that_there_are() {
     let error = Choice::named("best").unwrap_err().to_string();
     assert!(error.contains("strategy=best") && error.contains("hugepages"), "{error}");
+}
+
+/// As a server does it that has a thread for each request: requests one after the other, with blocks that stay in a
+/// thread's cache until it ends.
+fn a_thread_for_each(requests: u64, blocks: u64) -> Recording {
+    let mut script = Script::default();
+    for request in 1..=requests {
+        let thread = request as u32;
+        script.begin(thread, request, 0);
+        for block in 0..blocks {
+            script.make(thread, request, request * blocks + block, 1000, false);
+        }
+        for block in 0..blocks {
+            script.free(thread, request, request * blocks + block);
+        }
+        script.end(thread, request, sums(blocks * 1000, blocks * 1000, blocks, 0));
+    }
+    script.recording()
+}
+
+/// Threads that came one after the other do so again: each takes what the one before has given up.
+#[test]
+fn a_thread_ends_before_those_begin_that_came_after_it() {
+    let requests = 3000;
+    let plan = Plan::new(&a_thread_for_each(requests, 2), None, false).unwrap();
+    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (requests as usize, 1));
+    assert_eq!(replayed(&plan, "arena").compared, requests);
+    let plan = Plan::new(&a_thread_for_each(100, 1000), None, false).unwrap();
+    // 246 pages for the blocks of a thread. If all had pages of their own it would be a hundred times as many.
+    for name in ["default", "pool"] {
+        let found = replayed(&plan, name);
+        // A thread's own stack and record take some.
+        assert!(found.faults < 10_000, "{name}: {found:?}");
+    }
+    let plan = Plan::new(&a_thread_for_each(100, 1000), None, true).unwrap();
+    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (1, 1));
+}
+
+/// Some overlap, and some begin when others have ended: there are never more than there were.
+#[test]
+fn threads_overlap_as_they_did() {
+    let mut script = Script::default();
+    let three = 1500;
+    for thread in 0..three {
+        let request = u64::from(thread) + 1;
+        script.begin(thread, request, 0).make(thread, request, request, 1 << 20, false);
+        if let Some(earlier) = thread.checked_sub(2) {
+            let request = u64::from(earlier) + 1;
+            script.free(earlier, request, request).end(earlier, request, sums(1 << 20, 1 << 20, 1, 0));
+        }
+    }
+    let plan = Plan::new(&script.recording(), None, false).unwrap();
+    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (three as usize, 3));
+    assert_eq!(replayed(&plan, "pool").compared, u64::from(three) - 2);
 }

@@ -1,12 +1,13 @@
 //! `ctxalloc.request()` as Python calls it. Reading an option by its name takes pyo3 300 instructions, as it compares
 //! texts; the names in compiled code are interned, so here their addresses are compared. Whatever is called otherwise
-//! goes pyo3's way, `request` in `mod.rs`, which has the signature, the documentation and the errors.
+//! goes pyo3's way, `request` in `options.rs`, which has the signature, the documentation and the errors.
 //!
 //! Python calls the entry point attached, with borrowed references to its arguments: its `# Safety` section states
 //! that, and the proofs refer to it.
 #![allow(unsafe_code, reason = "a function from CPython's C API")]
 
-use super::{Options, PyRequest, made};
+use super::PyRequest;
+use super::options::{Options, made};
 use crate::python::entry_points::{answer, function_of, method};
 use pyo3::ffi;
 use pyo3::prelude::*;

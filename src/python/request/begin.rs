@@ -1,0 +1,194 @@
+//! How a Request begins: at once, or where it was admitted after waiting; with its handler selected, or without.
+
+use super::admission::{Enter, PyAdmission};
+use super::cancelling::Cancelling;
+use super::{Phase, PyRequest};
+use crate::handler::Handler;
+use crate::handler::requests::on_chosen::OnChosen;
+use crate::handler::requests::{Begun, Prepared};
+use crate::python::budget::PyBudget;
+use crate::python::handler::capsule_of;
+use crate::python::numpy::Numpy;
+use crate::python::scope::entered_already;
+use crate::python::sited::sited;
+use crate::room::{Admission, take_now};
+use pyo3::prelude::*;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+impl PyRequest {
+    /// Begins and selects a new request on the same terms, for a server: a root or not, with this name if the terms
+    /// have none, and charged to this budget if they name none; `by_site`: it is noted which code made what. `close`
+    /// ends it, and `leave` restores the selection, in either order: the request may end before the call that it
+    /// was begun for returns.
+    pub(in crate::python) fn served(
+        &self,
+        py: Python<'_>,
+        root: bool,
+        name: Option<Arc<str>>,
+        budget: Option<&PyBudget>,
+        by_site: bool,
+    ) -> PyResult<Self> {
+        let request = self.anew(py, Some(root), name, budget, by_site)?;
+        request.enter(py)?;
+        Ok(request)
+    }
+
+    pub(super) fn anew(
+        &self,
+        py: Python<'_>,
+        root: Option<bool>,
+        name: Option<Arc<str>>,
+        budget: Option<&PyBudget>,
+        by_site: bool,
+    ) -> PyResult<Self> {
+        let mut arguments = self.arguments.clone();
+        arguments.is_root = root.unwrap_or(arguments.is_root);
+        arguments.name = arguments.name.or(name);
+        arguments.budget = arguments.budget.or_else(|| budget.map(|budget| budget.budget().clone()));
+        if !by_site {
+            return Ok(Self::new(arguments));
+        }
+        let (strategy, seen) = sited(py, arguments.strategy.take())?;
+        arguments.strategy = Some(strategy);
+        Ok(Self { sited: Some(seen), ..Self::new(arguments) })
+    }
+
+    pub(super) fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        self.enter_by(|| self.select(py))
+    }
+
+    /// Enters it where it was admitted.
+    pub(super) fn enter_begun(&self, py: Python<'_>, begun: Begun) -> PyResult<()> {
+        self.enter_by(|| self.select_begun(py, begun))
+    }
+
+    /// Begins it, where it was admitted, without selecting its handler.
+    pub(super) fn keep_begun(&self, begun: Begun) -> PyResult<()> {
+        if !self.token.begin() {
+            return Err(entered_already(&self.text()));
+        }
+        *self.phase() = Phase::Begun { begun, left: None };
+        Ok(())
+    }
+
+    /// What it begins with where it may have to wait, and how long it may.
+    #[inline]
+    pub(super) fn prepare(&self, py: Python<'_>) -> PyResult<(Prepared, Option<Duration>)> {
+        self.check_new()?;
+        let (terms, timeout) = self.arguments.terms(py, self.on_chosen(py)?)?;
+        Ok((Prepared::new(terms)?, timeout))
+    }
+
+    /// RuntimeError: it was entered before, or another Request began it.
+    #[inline]
+    pub(super) fn check_new(&self) -> PyResult<()> {
+        let is_carried = match &*self.phase() {
+            Phase::New => return Ok(()),
+            phase => matches!(phase, Phase::Carried(_)),
+        };
+        Err(self.used(is_carried))
+    }
+
+    /// Enters it if that needs no waiting; else its place in the queue.
+    pub(super) fn enter_or_wait(slf: &Bound<'_, Self>, selects: bool) -> PyResult<Option<PyAdmission>> {
+        let (py, this) = (slf.py(), slf.get());
+        if !this.token.begin() {
+            return Err(entered_already(&this.text()));
+        }
+        let mut waits = None;
+        let entered = this.prepare(py).and_then(|(prepared, timeout)| {
+            if !take_now(&prepared)? {
+                waits = Some((prepared, timeout));
+                return Ok(None);
+            }
+            let begun = prepared.begin();
+            if selects {
+                return this.select_begun(py, begun).map(Some);
+            }
+            *this.phase() = Phase::Begun { begun, left: None };
+            Ok(None)
+        });
+        match (entered, waits) {
+            (Ok(Some(token)), _) => this.token.put(token),
+            (Ok(None), None) => {} // it is entered, without a token
+            (Ok(None), Some((prepared, timeout))) => {
+                this.token.clear();
+                return Self::waiting(slf, prepared, timeout, selects).map(Some);
+            }
+            (Err(error), _) => {
+                this.token.clear();
+                return Err(error);
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn waiting(
+        slf: &Bound<'_, Self>,
+        prepared: Prepared,
+        timeout: Option<Duration>,
+        selects: bool,
+    ) -> PyResult<PyAdmission> {
+        // Other Python code may run while wakers of others are called.
+        let admission = slf.py().detach(|| Admission::of(prepared, timeout))?;
+        Ok(PyAdmission::new(slf.clone().unbind().into_any(), admission, Self::enter_as(selects)))
+    }
+
+    pub(super) fn enter_as(selects: bool) -> Enter {
+        if selects {
+            |request, begun| request.cast::<Self>()?.get().enter_begun(request.py(), begun)
+        } else {
+            |request, begun| request.cast::<Self>()?.get().keep_begun(begun)
+        }
+    }
+
+    pub(super) fn enter_by<'py>(&self, select: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<()> {
+        if !self.token.begin() {
+            return Err(entered_already(&self.text()));
+        }
+        match select() {
+            Ok(token) => {
+                self.token.put(token);
+                Ok(())
+            }
+            Err(error) => {
+                self.token.clear();
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins the request and selects its handler. After an error nothing has changed.
+    pub(super) fn select<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let capsule = capsule_of(py, self.begin(py)?)?;
+        Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
+    }
+
+    /// Begins the request. The caller is the one that may enter.
+    pub(super) fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
+        self.check_new()?;
+        let begun = self.arguments.begin(py, self.on_chosen(py)?, || self.text())?;
+        let handler = begun.handler();
+        *self.phase() = Phase::Begun { begun, left: None };
+        Ok(handler)
+    }
+
+    /// What is called when it is chosen to make room, for the task that runs here.
+    pub(super) fn on_chosen(&self, py: Python<'_>) -> PyResult<Option<OnChosen>> {
+        if !self.arguments.cancel_if_chosen {
+            return Ok(None);
+        }
+        let cancelling = Cancelling::running(py, &self.text())?;
+        let on_chosen = cancelling.on_chosen();
+        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = Some(cancelling);
+        Ok(Some(on_chosen))
+    }
+
+    pub(super) fn select_begun<'py>(&self, py: Python<'py>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
+        let capsule = capsule_of(py, begun.handler())?;
+        self.check_new()?;
+        *self.phase() = Phase::Begun { begun, left: None };
+        Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
+    }
+}

@@ -1,0 +1,110 @@
+//! How a Request ends: the selection is restored, what has escaped is settled, and its refusals are told.
+
+use super::left::{Left, Settling, running_loop};
+use super::{Phase, PyRequest, noted, refusal};
+use crate::python::imported::Imported;
+use crate::python::scope::{deselect, not_entered};
+use crate::room::Ending;
+use pyo3::prelude::*;
+use std::sync::PoisonError;
+
+impl PyRequest {
+    /// Restores the selection. ValueError: this is another Context; nothing changes.
+    pub(in crate::python) fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(token) = self.token.take(py) else { return Err(not_entered(&self.text())) };
+        deselect(py, &self.token, token, &|| self.text())
+    }
+
+    /// Ends it, if it has not ended, and leaves the selection alone: this may be another task.
+    pub(in crate::python) fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::end(slf, None)
+    }
+
+    pub(super) fn exit(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (py, this) = (slf.py(), slf.get());
+        let Some(token) = this.token.take(py) else { return Err(not_entered(&this.text())) };
+        let left = deselect(py, &this.token, token, &|| this.text());
+        if this.token.is_in_use() {
+            return left; // still entered, in another Context
+        }
+        let over = if error.is_none() { this.overdraft(true) } else { Ok(()) };
+        let refused = Self::end(slf, error);
+        match (left.and(refused), over) {
+            (Err(raised), Err(over)) => Err(refusal::raised_during(py, raised, over)),
+            (refused, over) => refused.and(over),
+        }
+    }
+
+    /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
+    pub(super) fn end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (py, this) = (slf.py(), slf.get());
+        let has_blocks = match &*this.phase() {
+            Phase::Begun { begun, left: None } => begun.stats().live_blocks > 0,
+            _ => return Ok(()), // it has ended already
+        };
+        let settling = if has_blocks {
+            running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it))
+        } else {
+            None
+        };
+        let mut phase = this.phase();
+        let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) };
+        let ending = Ending::begin();
+        *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
+        let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
+        let is_whole = begun.whole().is_some();
+        let noted = noted::of(begun);
+        drop(phase);
+        ending.look(); // who gets its room is woken by this thread, which has the GIL
+        let noted = noted::tell(py, noted);
+        let settled = match settling {
+            Some(settling) => settling.begin(py),
+            None => Self::tell_sites(slf),
+        };
+        let cancelling = this.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let cancelled = cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, error));
+        let refused = match error {
+            Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, is_whole)),
+            None => cancelled,
+        };
+        match (noted.and(settled), refused) {
+            (Err(raised), Err(refused)) => Err(refusal::raised_during(py, raised, refused)),
+            (told, refused) => told.and(refused),
+        }
+    }
+
+    /// Settles what has escaped, unless that is done: see [`Left`].
+    ///
+    /// # Errors
+    /// What a signal's handler, or the function that was to be called, raised.
+    pub(super) fn settle(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let (is_fresh, told) = match &mut *slf.get().phase() {
+            Phase::Begun { begun, left: Some(left) } => left.settle(begun),
+            _ => (false, None),
+        };
+        let noted = if is_fresh { Self::tell_sites(slf) } else { Ok(()) };
+        let called = told.map_or(Ok(()), |told| told.call0(slf.py()).map(drop));
+        noted.and(called)
+    }
+
+    /// Adds what was seen of it to the sums of its name. After its end, once. What a signal's handler raised meanwhile.
+    pub(super) fn tell_sites(slf: &Bound<'_, Self>) -> PyResult<()> {
+        static NOTE: Imported = Imported::new("ctxalloc._sites", "note");
+        let Some(numbers) = slf.get()._sites() else { return Ok(()) };
+        let name = slf.get().if_begun(|request| request.given_name().map(str::to_owned)).flatten();
+        NOTE.get(slf.py())?.call1((name, numbers)).map(drop)
+    }
+
+    /// For [`Settling`]: the same; unless it `must`, only if nothing is alive that may have escaped. Whether it did.
+    pub(super) fn settle_if(object: &Bound<'_, PyAny>, must: bool) -> PyResult<bool> {
+        let Ok(request) = object.cast::<Self>() else { return Ok(true) };
+        let is_gone = match &*request.get().phase() {
+            Phase::Begun { begun, left: Some(left) } => left.is_gone(begun),
+            _ => true,
+        };
+        if is_gone || must {
+            Self::settle(request)?;
+        }
+        Ok(is_gone || must)
+    }
+}

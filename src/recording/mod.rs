@@ -22,6 +22,7 @@ mod read;
 mod recorder;
 mod run;
 mod shard;
+mod threads;
 mod wire;
 
 pub use event::{Event, Sums, What};

@@ -4,6 +4,7 @@
 use super::event::{Sums, What};
 use super::recorder::{Core, Flusher, Ready, running};
 use super::shard::{Shard, next_block};
+use super::threads::this_thread;
 use crate::unattributed::unattributed;
 use std::sync::Arc;
 
@@ -99,7 +100,7 @@ fn begin_in(
         || (),
         |shard, ()| {
             shard.open.insert(request);
-            shard.note(request, What::Begin { name, handler, parent });
+            shard.note(this_thread(shard.session), request, What::Begin { name, handler, parent });
         },
     );
     Choice::Recorded(noted)
@@ -137,7 +138,7 @@ impl Noted {
         self.change(charge, |shard, ()| {
             let (block, bytes) = (next_block(), bytes as u64);
             shard.blocks.insert(address, block);
-            shard.note(self.it.request, What::Allocate { block, bytes, align: self.align, zeroed });
+            self.note(shard, What::Allocate { block, bytes, align: self.align, zeroed });
         });
     }
 
@@ -164,7 +165,7 @@ impl Noted {
     pub(crate) fn freed<R>(self, block: Option<u64>, give_back: impl FnOnce() -> R) -> R {
         self.change(give_back, |shard, _| {
             if let Some(block) = block {
-                shard.note(self.it.request, What::Free { block });
+                self.note(shard, What::Free { block });
             }
         })
     }
@@ -174,7 +175,7 @@ impl Noted {
         self.change(charge, |shard, ()| {
             if let Some(block) = block {
                 shard.blocks.insert(is, block);
-                shard.note(self.it.request, What::Resize { block, bytes: bytes as u64, moved: was != is });
+                self.note(shard, What::Resize { block, bytes: bytes as u64, moved: was != is });
             }
         });
     }
@@ -184,11 +185,15 @@ impl Noted {
         self.change(count, |shard, _| self.note_refusal(shard, bytes, by))
     }
 
+    fn note(&self, shard: &mut Shard, what: What) {
+        shard.note(this_thread(shard.session), self.it.request, what);
+    }
+
     /// Beside the request that asked the one whose limit it was: that is the one to raise.
     fn note_refusal(&self, shard: &mut Shard, bytes: usize, by: Option<u64>) {
         let mut all = [self.it].into_iter().chain(self.around.iter().copied());
         let by = all.find(|one| by == Some(one.account)).map_or(0, |one| one.request);
-        shard.note(self.it.request, What::Refused { bytes: bytes as u64, by });
+        self.note(shard, What::Refused { bytes: bytes as u64, by });
     }
 
     /// Bytes that its handler did not make are charged, if `charge` says so; their number.
@@ -196,7 +201,7 @@ impl Noted {
         let block = next_block();
         let (done, is_charged) = self.change(charge, |shard, (_, is_charged)| {
             if *is_charged {
-                shard.note(self.it.request, What::Allocate { block, bytes: bytes as u64, align: 0, zeroed: false });
+                self.note(shard, What::Allocate { block, bytes: bytes as u64, align: 0, zeroed: false });
             }
         });
         (done, is_charged.then_some(block))
@@ -211,7 +216,7 @@ impl Noted {
     ) -> Result<(), E> {
         self.change(charge, |shard, charged| {
             if let (Some(block), Ok(())) = (block, charged) {
-                shard.note(self.it.request, What::Resize { block, bytes: bytes as u64, moved: false });
+                self.note(shard, What::Resize { block, bytes: bytes as u64, moved: false });
             }
         })
     }
@@ -222,7 +227,7 @@ impl Noted {
             end,
             |shard, (_, sums)| {
                 shard.open.remove(&self.it.request);
-                shard.note(self.it.request, What::End { sums: *sums });
+                self.note(shard, What::End { sums: *sums });
             },
             true,
         );
@@ -246,7 +251,7 @@ impl Noted {
             }
             let (block, bytes) = (next_block(), bytes as u64);
             shard.weights.entry((self.it.request, bytes)).or_default().push(block);
-            shard.note(self.it.request, What::Allocate { block, bytes, align: 0, zeroed: false });
+            self.note(shard, What::Allocate { block, bytes, align: 0, zeroed: false });
         })
     }
 
@@ -265,7 +270,7 @@ impl Noted {
             if let Some(block) = unweighed(shard, self.it.request, old) {
                 let bytes = new as u64;
                 shard.weights.entry((self.it.request, bytes)).or_default().push(block);
-                shard.note(self.it.request, What::Resize { block, bytes, moved: false });
+                self.note(shard, What::Resize { block, bytes, moved: false });
             }
         })
     }
@@ -274,7 +279,7 @@ impl Noted {
     pub(crate) fn lightened<R>(self, bytes: usize, give_back: impl FnOnce() -> R) -> R {
         self.change(give_back, |shard, _| {
             if let Some(block) = unweighed(shard, self.it.request, bytes) {
-                shard.note(self.it.request, What::Free { block });
+                self.note(shard, What::Free { block });
             }
         })
     }

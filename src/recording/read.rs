@@ -1,8 +1,8 @@
 //! Reads the files of a recording. What is damaged is passed over and told.
 //!
-//! Files are read into memory once, and events stay there as they are (`bodies.rs`). Whatever else is kept is bounded by
-//! the files' bytes: numbers that they give (lengths, names, blocks) allocate nothing, and what would take more than it
-//! has in the file is damage (names, processes) or no recording (`pages.rs`).
+//! Files are read into memory once, and events stay there as they are (`bodies.rs`). Whatever else is kept is bounded
+//! by the files' bytes: numbers that they give (lengths, names, blocks) allocate nothing, and what would take more than
+//! it has in the file is damage (names, processes) or no recording (`pages.rs`).
 
 use super::bodies::{Bodies, Body};
 use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE};

@@ -3,10 +3,8 @@
 
 use super::encoded::Events;
 use super::event::{Event, What};
-use super::recorder::thread_ends;
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A body is written when it has so many bytes,
@@ -28,34 +26,6 @@ const BESIDE_NS: u64 = 60;
 
 /// The last block's number, which no other block of the process has.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
-
-thread_local! {
-    /// This thread's number; 0: it has none yet. Without a destructor: a thread frees blocks until its very end.
-    static THREAD: Cell<u32> = const { Cell::new(0) };
-    /// The recording that has events of this thread.
-    static SESSION: Cell<u32> = const { Cell::new(0) };
-    /// Its destructor says that the thread ends.
-    static LEAVER: Leaver = const { Leaver };
-}
-
-struct Leaver;
-
-impl Drop for Leaver {
-    fn drop(&mut self) {
-        thread_ends(THREAD.get(), SESSION.get());
-    }
-}
-
-/// This thread's number, for an event of this recording.
-fn thread(session: u32) -> u32 {
-    static THREADS: AtomicU32 = AtomicU32::new(0);
-    if THREAD.get() == 0 {
-        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
-        let _ = LEAVER.try_with(|_| ());
-    }
-    SESSION.set(session);
-    THREAD.get()
-}
 
 pub(super) fn next_block() -> u64 {
     BLOCKS.fetch_add(1, Ordering::Relaxed) + 1
@@ -103,10 +73,11 @@ impl Shard {
         std::mem::replace(self, Self { session, began, ..Self::new() })
     }
 
-    pub(super) fn note(&mut self, request: u64, what: What) {
+    /// Notes what `thread` did ([`threads`](super::threads)).
+    pub(super) fn note(&mut self, thread: u32, request: u64, what: What) {
         let now = Instant::now();
         let Some(at_ns) = self.time(now) else { return };
-        self.events.push(&Event::new(at_ns, thread(self.session), request, what));
+        self.events.push(&Event::new(at_ns, thread, request, what));
         self.noted += 1;
         if self.noted.is_multiple_of(TIMED_ONE_IN) {
             self.spent_ns += (now.elapsed().as_nanos() as u64 + BESIDE_NS) * TIMED_ONE_IN;

@@ -155,8 +155,20 @@ pub(super) trait Home: Send + Sync {
 }
 
 impl Cache {
+    /// Made where it stays: on the stack it would take most of what a thread with a small one has.
     pub(super) fn new() -> Box<Self> {
-        Box::new(Self { serial: 0, bins: EMPTY, blocks: [NonNull::dangling(); PLACES], home: Weak::<Nowhere>::new() })
+        let mut fresh = Box::<Self>::new_uninit();
+        let cache = fresh.as_mut_ptr();
+        // SAFETY: `cache` has room for a `Cache`, and nobody else has it. Each field, and each place of `blocks`, is
+        // written before it counts as one.
+        unsafe {
+            (&raw mut (*cache).serial).write(0);
+            (&raw mut (*cache).bins).write(EMPTY);
+            let blocks: *mut NonNull<u8> = (&raw mut (*cache).blocks).cast();
+            (0..PLACES).for_each(|place| blocks.add(place).write(NonNull::dangling()));
+            (&raw mut (*cache).home).write(Weak::<Nowhere>::new());
+            fresh.assume_init()
+        }
     }
 
     /// Takes the most recently used block of `class`.
@@ -435,5 +447,22 @@ impl Taken {
         {
             home.give(self.class, &mut self.blocks[..self.count]);
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use crate::strategy::{Pool, Strategy as _};
+    use std::thread;
+
+    #[test]
+    fn a_thread_with_a_small_stack_has_caches_too() {
+        let makes_one = || {
+            let block = Pool::shared().allocate(100).expect("memory");
+            // SAFETY: made above, and given up.
+            unsafe { Pool::shared().release(block) };
+        };
+        let thread = thread::Builder::new().stack_size(48 << 10).spawn(makes_one).expect("a thread");
+        thread.join().expect("no panic");
     }
 }

@@ -1,0 +1,34 @@
+//! The numbers of the threads of which a recording has events, and the ends of those threads.
+
+use super::recorder::thread_ends;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+thread_local! {
+    /// This thread's number; 0: it has none yet. Without a destructor: a thread frees blocks until its very end.
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+    /// The recording that has events of this thread.
+    static SESSION: Cell<u32> = const { Cell::new(0) };
+    /// Its destructor says that the thread ends.
+    static LEAVER: Leaver = const { Leaver };
+}
+
+struct Leaver;
+
+impl Drop for Leaver {
+    fn drop(&mut self) {
+        thread_ends(THREAD.get(), SESSION.get());
+    }
+}
+
+/// This thread's number, for an event of this recording.
+#[inline]
+pub(super) fn this_thread(session: u32) -> u32 {
+    static THREADS: AtomicU32 = AtomicU32::new(0);
+    if THREAD.get() == 0 {
+        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+        let _ = LEAVER.try_with(|_| ());
+    }
+    SESSION.set(session);
+    THREAD.get()
+}

@@ -42,8 +42,8 @@ def test_parts_of_a_request_inside_are_parts_of_the_one_around_it():
                 whole = request.stats.whole
                 assert whole.array_bytes == 0, whole
                 assert 5 * MiB <= whole.object_bytes < 6 * MiB and 3 * MiB <= whole.native_bytes < 4 * MiB, whole
-            block = libc.realloc(block, 4 * MiB)
-            assert outer.stats.whole.native_bytes - inner.stats.whole.native_bytes < 200 * KiB
+            block = libc.realloc(block, 4 * MiB)  # of who lets it grow, since its own has ended
+            assert 4 * MiB <= outer.stats.whole.native_bytes < 5 * MiB and inner.stats.whole.native_bytes < 200 * KiB
             libc.free(block)
             del kept
             assert outer.stats.live_bytes < MiB and outer.stats.whole.native_at_peak_bytes >= 3 * MiB

@@ -17,6 +17,7 @@ use super::steps::{Act, Lane, Step, Turn, Wait};
 use crate::error::Error;
 use crate::recording::{Event, Recording, Sums, What};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 #[derive(Debug)]
 pub(super) struct Planned {
@@ -78,6 +79,18 @@ pub struct Plan {
     /// The end of this many outermost requests is the middle of the replay.
     pub(super) middle: u64,
     pub(super) facts: Facts,
+    pub(super) _file: ReadFrom,
+}
+
+/// The bytes of the file that a plan was read from, kept as long as the plan: from what is freed before a replay,
+/// `malloc` would learn.
+#[derive(Default)]
+pub(super) struct ReadFrom(pub(super) Vec<u8>);
+
+impl fmt::Debug for ReadFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
 }
 
 /// The most threads of a replay at one time.
@@ -455,6 +468,7 @@ impl<'a> Planner<'a> {
         let names = self.recording.names().to_vec();
         let blocks = self.made as usize;
         let turns = self.lives.into_turns();
-        Ok(Plan { lanes: self.lanes, turns, requests: self.planned, names, blocks, middle, facts: self.facts })
+        let (lanes, requests, facts, _file) = (self.lanes, self.planned, self.facts, ReadFrom::default());
+        Ok(Plan { lanes, turns, requests, names, blocks, middle, facts, _file })
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! Written and read by the same version, on the same machine: words of eight bytes, and their checksum at the end.
 
-use super::plan::{Facts, Plan, Planned};
+use super::plan::{Facts, Plan, Planned, ReadFrom};
 use super::steps::{Act, Lane, Step, Turn, Wait};
 use crate::error::Error;
 use crate::recording::Sums;
@@ -62,14 +62,11 @@ impl Plan {
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(|error| failed(path, &error, "replay the recording"))?;
-        // What is freed is learned from.
-        let bytes: &'static [u8] = bytes.leak();
-        let whole = || {
-            let (rest, checksum) = bytes.split_last_chunk::<8>()?;
-            (u64::from_le_bytes(*checksum) == u64::from(crc32fast::hash(rest))).then_some(rest)
-        };
-        whole()
-            .and_then(|rest| Rest(rest).plan())
+        let plan = bytes.split_last_chunk::<8>().and_then(|(rest, checksum)| {
+            let is_whole = u64::from_le_bytes(*checksum) == u64::from(crc32fast::hash(rest));
+            if is_whole { Rest(rest).plan() } else { None }
+        });
+        plan.map(|plan| Self { _file: ReadFrom(bytes), ..plan })
             .ok_or_else(|| failed(path, &"this is no plan, or one of another version", "replay the recording"))
     }
 }
@@ -111,9 +108,9 @@ impl Words {
     }
 }
 
-struct Rest(&'static [u8]);
+struct Rest<'a>(&'a [u8]);
 
-impl Rest {
+impl Rest<'_> {
     fn number(&mut self) -> Option<u64> {
         let (word, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
@@ -148,7 +145,16 @@ impl Rest {
             self.list(16, |rest| Some(Lane { steps: rest.list(32, Self::step)?, waits: rest.list(16, Self::wait)? }))?;
         let turns = self.list(8, Self::turn)?;
         let (blocks, middle) = (usize::try_from(self.number()?).ok()?, self.number()?);
-        Some(Plan { lanes, turns, requests, names, blocks, middle, facts: Facts::default() })
+        Some(Plan {
+            lanes,
+            turns,
+            requests,
+            names,
+            blocks,
+            middle,
+            facts: Facts::default(),
+            _file: ReadFrom::default(),
+        })
     }
 
     fn name(&mut self) -> Option<String> {

@@ -2,7 +2,7 @@
 //! are those of the account at any time.
 
 use super::event::{Sums, What};
-use super::recorder::{Core, Flusher, Ready, running};
+use super::recorder::{Core, Flusher, running};
 use super::shard::{Shard, next_block};
 use super::threads::this_thread;
 use crate::unattributed::unattributed;
@@ -115,22 +115,7 @@ impl Noted {
     fn change_and_write<R>(&self, change: impl FnOnce() -> R, note: impl FnOnce(&mut Shard, &R), is_end: bool) -> R {
         let _unattributed = unattributed(); // the buffers are nobody's
         self.core.settle();
-        let (done, is_ready, waits) = self.core.shards[self.shard].with(|shard| {
-            let done = change();
-            if shard.session != self.session {
-                return (done, false, false);
-            }
-            note(shard, &done);
-            let is_ready = self.core.make_ready(shard.full(is_end).map(Ready::Body));
-            (done, is_ready, shard.waits())
-        });
-        if is_ready {
-            self.core.write();
-        }
-        if waits {
-            self.core.call_flusher();
-        }
-        done
+        self.core.noting(self.shard, self.session, is_end, change, note)
     }
 
     /// Its handler has made a block; `charge` counts it.

@@ -66,7 +66,7 @@ pub(super) struct Core {
 
 /// What waits for the file.
 #[derive(Debug)]
-pub(super) enum Ready {
+enum Ready {
     Body(Vec<u8>),
     Name(Name),
 }
@@ -171,12 +171,9 @@ pub(crate) fn flush() -> Option<Duration> {
     core().flush()
 }
 
-/// A thread ends that has noted something for this recording.
-pub(super) fn thread_ends(thread: u32, session: u32) {
-    if STATE.load(Relaxed) == ON {
-        let _unattributed = unattributed();
-        core().note_thread_end(thread, session);
-    }
+/// What records, if it does. Not in a child of `fork`, whose buffers are the parent's until its first request.
+pub(super) fn at_work() -> Option<&'static Core> {
+    (STATE.load(Relaxed) == ON).then(core).filter(|core| core.forks.load(Relaxed) == forks())
 }
 
 /// The recording that runs, if a request may be recorded.
@@ -300,17 +297,24 @@ impl Core {
         self.session.with(Option::take).and_then(|session| session.problem)
     }
 
-    fn note_thread_end(&self, thread: u32, session: u32) {
-        // In a child of `fork` the buffers are the parent's, until the child's first request.
-        if self.forks.load(Relaxed) != forks() {
-            return;
-        }
-        let (is_ready, waits) = self.shards[thread as usize % SHARDS].with(|shard| {
+    /// Runs `change` and, if a shard is this recording's, notes it there, with nothing in between for the requests of
+    /// the shard; then what is full is written. `is_end`: of a request.
+    pub(super) fn noting<R>(
+        &self,
+        shard: usize,
+        session: u32,
+        is_end: bool,
+        change: impl FnOnce() -> R,
+        note: impl FnOnce(&mut Shard, &R),
+    ) -> R {
+        let (done, is_ready, waits) = self.shards[shard].with(|shard| {
+            let done = change();
             if shard.session != session {
-                return (false, false);
+                return (done, false, false);
             }
-            shard.note_thread_end(thread);
-            (self.make_ready(shard.full(false).map(Ready::Body)), shard.waits())
+            note(shard, &done);
+            let is_ready = self.make_ready(shard.full(is_end).map(Ready::Body));
+            (done, is_ready, shard.waits())
         });
         if is_ready {
             self.write();
@@ -318,6 +322,7 @@ impl Core {
         if waits {
             self.call_flusher();
         }
+        done
     }
 
     pub(super) fn flushed_by(&self, flusher: Flusher) {
@@ -325,7 +330,7 @@ impl Core {
     }
 
     /// Something waits to be written.
-    pub(super) fn call_flusher(&self) {
+    fn call_flusher(&self) {
         if STATE.load(Relaxed) == ON
             && let Some(call) = self.flusher.get()
         {
@@ -351,12 +356,12 @@ impl Core {
     }
 
     /// Whether there was something. For whoever holds the lock of what it comes from; [`write`](Self::write) writes it.
-    pub(super) fn make_ready(&self, next: Option<Ready>) -> bool {
+    fn make_ready(&self, next: Option<Ready>) -> bool {
         next.map(|next| self.ready.with(|ready| ready.push_back(next))).is_some()
     }
 
     /// Writes what is ready; where that is not possible, says so and records no more.
-    pub(super) fn write(&self) {
+    fn write(&self) {
         let before = Instant::now();
         self.output(|output| {
             while let Some(next) = self.ready.with(VecDeque::pop_front) {

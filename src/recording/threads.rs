@@ -1,6 +1,7 @@
 //! The numbers of the threads of which a recording has events, and the ends of those threads.
 
-use super::recorder::thread_ends;
+use super::recorder::at_work;
+use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,7 +18,12 @@ struct Leaver;
 
 impl Drop for Leaver {
     fn drop(&mut self) {
-        thread_ends(THREAD.get(), SESSION.get());
+        let _unattributed = unattributed();
+        if let Some(core) = at_work() {
+            let (thread, session) = (THREAD.get(), SESSION.get());
+            let shard = thread as usize % core.shards.len();
+            core.noting(shard, session, false, || (), |shard, ()| shard.note_thread_end(thread));
+        }
     }
 }
 

@@ -245,6 +245,15 @@ fn a_thread_of_the_queue_that_sleeps_is_woken_by_what_is_given_back() {
     drop(soon(&mut waits).unwrap());
 }
 
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().and_then(|number| number.parse().ok())
+}
+
+/// How often the work of `make test` is done.
+fn times() -> usize {
+    number("CTXALLOC_STRESS").map_or(1, |times| times as usize)
+}
+
 struct Random(u64);
 
 impl Random {

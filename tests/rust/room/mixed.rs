@@ -1,7 +1,7 @@
 //! Threads, tokio's tasks, a reclaimer and an operator who changes limits, all at one process's budgets at once. What
 //! each of them has is noted in a plain list, and after each step the sums of that list must fit.
 
-use super::{Random, polled, request, wanting};
+use super::{Random, polled, request, times, wanting};
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, NoRoom, Request};
@@ -267,7 +267,7 @@ fn run(seed: u64, lives: usize) {
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waits, and a runtime with threads")]
 fn threads_and_tasks_at_once_keep_to_the_sums_of_a_list() {
-    let times: usize = std::env::var("CTXALLOC_STRESS").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    let times = times();
     for round in 0..times.div_ceil(20) {
         run(round as u64 * 1000 + 7, 2000 * times.min(20));
     }

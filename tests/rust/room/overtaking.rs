@@ -1,6 +1,6 @@
 //! Nobody overtakes those who wait for the same budget, whatever other threads do to its limits meanwhile.
 
-use super::{polled, wanting};
+use super::{Random, polled, times, wanting};
 use ctxalloc::Request;
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;
@@ -8,18 +8,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::thread;
-
-/// Numbers of a seed (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
 
 /// Those of one budget who came and were not seen to be admitted yet, the oldest first; and those who are in.
 struct Line {
@@ -76,7 +64,6 @@ impl Line {
 
 #[test]
 fn nobody_overtakes_while_others_change_limits_and_hold_memory() {
-    let times: usize = std::env::var("CTXALLOC_STRESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let process = Budget::new("process", Some(1000));
     let tenants = [process.child("one", Some(600)), process.child("two", None)];
     let (is_over, seed) = (AtomicBool::new(false), 7);
@@ -103,7 +90,7 @@ fn nobody_overtakes_while_others_change_limits_and_hold_memory() {
                 scope.spawn(|| {
                     let (mut random, mut line) =
                         (Random(seed), Line { waiting: VecDeque::new(), inside: VecDeque::new(), waited: 0 });
-                    while line.waited < if cfg!(miri) { 5 } else { 500 * times.min(20) } {
+                    while line.waited < if cfg!(miri) { 5 } else { 500 * times().min(20) } {
                         line.step(tenant, &mut random, seed);
                     }
                 })

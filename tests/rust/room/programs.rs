@@ -1,7 +1,7 @@
 //! Random programs, which must agree with the model after each step.
 
 use super::model::{Model, ModelBudget, ModelCache, ModelRequest};
-use super::{Random, polled, ready, reason, wanting};
+use super::{Random, number, polled, ready, reason, times, wanting};
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, NoRoom, Request, request};
@@ -302,8 +302,7 @@ fn run_program(seed: u64, steps: usize) -> bool {
 #[test]
 #[cfg_attr(miri, ignore = "the thread of the queue takes long there")]
 fn random_programs_agree_with_the_model() {
-    let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
-    let times = number("CTXALLOC_STRESS").unwrap_or(1);
+    let times = times() as u64;
     // CTXALLOC_SEED=7 runs the program of that seed, and again as often.
     let seed = |turn| number("CTXALLOC_SEED").unwrap_or(turn);
     let looked_meanwhile = (0..400 * times).filter(|&turn| run_program(seed(turn), 60)).count() as u64;

@@ -13,6 +13,7 @@ from typing import Any, Final, TextIO
 
 from ctxalloc import _recommend, _replay
 from ctxalloc._program import UsageError
+from ctxalloc._text import says
 
 COMMANDS: Final = ("replay", "recommend")
 
@@ -30,7 +31,7 @@ def add_to(commands: Any, rounds: Callable[[str], int]) -> None:
         ("replay", "what a recording takes under each strategy"),
         ("recommend", "what each route of a recording should get, and why"),
     ):
-        command = commands.add_parser(name, help=said)
+        command = commands.add_parser(name, **says(said))
         command.add_argument("recording", type=Path, metavar="FILE", help="what was recorded")
         command.add_argument(
             "--strategy",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxalloc import _compare, _profile, _text
+from ctxalloc import _command, _compare, _profile, _text
 
 pytestmark = pytest.mark.any_numpy
 PROGRAM = """\
@@ -159,6 +159,17 @@ def test_the_console_script_is_the_same_command() -> None:
     )
     assert "run" in run.stdout
     assert "info" in run.stdout
+
+
+@pytest.mark.parametrize(
+    "words", ["run", "whole", "compare", "trace", "trace info", "trace export", "replay", "recommend"]
+)
+def test_each_commands_own_help_says_what_it_does(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _command.main([*words.split(), "--help"])
+    usage, said, *_ = capsys.readouterr().out.split("\n\n")
+    assert usage.startswith(f"usage: ctxalloc {words}")
+    assert re.fullmatch(r"[A-Z].*\.", said, re.DOTALL), said
 
 
 def test_sizes_are_read_and_written() -> None:

@@ -18,11 +18,11 @@ use child::fate_of;
 use ctxalloc::handler::abi::{Copies, PyDataMem_Handler, PyDataMemAllocator};
 use ctxalloc::handler::events::{Hook, MAX_WATCHED, set_event_hook, unwatched};
 use ctxalloc::handler::{Extras, Reach, adopt};
-use ctxalloc::{Buffer, Handler, handler, register, request, scope};
+use ctxalloc::{Buffer, Handler, handler, request, scope};
 use std::ffi::{c_char, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// `(inp, outp, size)`, addresses as numbers.

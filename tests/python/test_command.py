@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,27 @@ def test_each_commands_own_help_says_what_it_does(words: str, capsys: pytest.Cap
     usage, said, *_ = capsys.readouterr().out.split("\n\n")
     assert usage.startswith(f"usage: ctxalloc {words}")
     assert re.fullmatch(r"[A-Z].*\.", said, re.DOTALL), said
+
+
+COMPLETION = Path(__file__).parents[2] / "python/installed/data/share/bash-completion/completions/ctxalloc"
+COMPLETE = """
+source "$1"
+shift
+COMP_WORDS=(ctxalloc "$@") COMP_CWORD=$#
+_shtab_ctxalloc ctxalloc "${COMP_WORDS[$COMP_CWORD]}" "${COMP_WORDS[$COMP_CWORD - 1]}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    "words", ["run", "run --record", "compare", "trace info", "trace export", "replay", "recommend"]
+)
+def test_bash_completes_the_name_of_each_file(words: str, tmp_path: Path) -> None:
+    (tmp_path / "made.here").touch()
+    command = ["bash", "-c", COMPLETE, "bash", COMPLETION, *words.split(), "ma"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "made.here\n"
 
 
 def test_sizes_are_read_and_written() -> None:

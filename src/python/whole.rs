@@ -405,8 +405,8 @@ impl Domains {
     fn hook(self, _py: Python<'_>, library: &Library) {
         for (kind, domain, own) in self.own {
             let mut hook = own;
-            // SAFETY: called with the GIL, as the argument shows. The hooks pass on what they do not place, so blocks of
-            // before are freed by their maker.
+            // SAFETY: called with the GIL, as the argument shows. The hooks pass on what they do not place, so blocks
+            // of before are freed by their maker.
             unsafe {
                 (library.hook)(kind as u32, &raw const own, &raw mut hook);
                 (self.set)(domain, &raw mut hook);

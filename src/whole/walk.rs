@@ -25,8 +25,8 @@ const PACKAGES: &[(&str, usize)] = &[
 const FILES: &[&str] =
     &["libctxalloc_whole", "libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so", "libbz2.so", "libffi.so"];
 
-/// A module of the standard library that is none: what steps asyncio's tasks would lose a task whose next step it cannot
-/// note, and a waiter that it cannot wake.
+/// A module of the standard library that is none: what steps asyncio's tasks would lose a task whose next step it
+/// cannot note, and a waiter that it cannot wake.
 const ASYNCIO: &[u8] = b"_asyncio.";
 
 /// Whether the library in this file is one of them. Only what follows the folder of the packages counts: where that is,

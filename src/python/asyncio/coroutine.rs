@@ -152,7 +152,8 @@ struct Done {
 impl Done {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
         let Some(sender) = take(&self.sender) else { return };
-        let _ = sender.send(task.call_method0(intern!(task.py(), "result")).map(Bound::unbind)); // fails if nobody waits any more
+        let result = task.call_method0(intern!(task.py(), "result"));
+        let _ = sender.send(result.map(Bound::unbind)); // fails if nobody waits any more
     }
 }
 

@@ -9,8 +9,8 @@
 //! - Rust code raises this crate's own error, which names the handler and the size. It comes from a refusal of that
 //!   many bytes.
 //! - In a whole request any other MemoryError comes from the last refusal. So does the SystemError that CPython raises
-//!   where it finds that it failed without an exception: `compile` sets none, and the unwinding of deep recursion clears
-//!   the one that there was where it gets no memory for a frame.
+//!   where it finds that it failed without an exception: `compile` sets none, and the unwinding of deep recursion
+//!   clears the one that there was where it gets no memory for a frame.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! None of its code is run to find that out: `str(error)` of NumPy's is Python code, in which a signal's handler may

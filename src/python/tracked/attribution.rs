@@ -168,8 +168,8 @@ impl Table {
     }
 }
 
-/// Looks through this thread's Python stack, from the innermost call on, at the file and the qualified name of each, until
-/// `look` answers. It may be called inside of an allocation.
+/// Looks through this thread's Python stack, from the innermost call on, at the file and the qualified name of each,
+/// until `look` answers. It may be called inside of an allocation.
 #[cfg(ctxalloc_whole)]
 pub(crate) fn find_call<R>(py: Python<'_>, mut look: impl FnMut(&str, &str) -> Option<R>) -> Option<R> {
     const MAX_FRAMES: usize = 16;

@@ -7,6 +7,7 @@
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -173,6 +174,8 @@ def _printed(options: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"ctxalloc {options.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except OSError as error:
         # What is left in the stream would fail again as the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

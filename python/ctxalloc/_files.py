@@ -7,9 +7,11 @@ pytest plugin write by it.
 
 import errno
 import os
+import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,12 +31,17 @@ class Target(NamedTuple):
 
     def write(self, content: bytes) -> None:
         """Write it. OSError: it cannot be written."""
+        self.write_parts([content])
+
+    def write_parts(self, parts: Iterable[bytes]) -> None:
+        """Write them one after the other. OSError: they cannot be written."""
         if self.descriptor is None:
-            write(self.path, content)
+            write_parts(self.path, parts)
         elif identity_of(self.descriptor) != self.identity:
             raise OSError(errno.EBADF, "the program has closed it", str(self.path))
         else:
-            write_to(self.descriptor, content)
+            for part in parts:
+                write_to(self.descriptor, part)
 
 
 def target_of(path: Path) -> Target:
@@ -55,23 +62,24 @@ def target_of(path: Path) -> Target:
 
 def write(path: Path, content: bytes) -> None:
     """Write a file: as a whole, if it is a regular one or new. OSError: it cannot be written."""
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of these. OSError: it cannot be written."""
     found = _status_of(path)
     if found is not None and not stat.S_ISREG(found.st_mode):
         with path.open("wb", buffering=0) as file:
-            write_to(file.fileno(), content)
+            for part in parts:
+                write_to(file.fileno(), part)
         return
     real = Path(os.path.realpath(path))  # a link stays one
-    try:
-        _replace(real, content, 0o666 & ~_mask() if found is None else stat.S_IMODE(found.st_mode))
-    except OSError as error:
-        if found is None or error.errno != errno.EBUSY:
-            raise
-        real.write_bytes(content)  # a single file that is mounted there cannot be replaced
+    _replace(real, parts, 0o666 & ~_mask() if found is None else stat.S_IMODE(found.st_mode))
 
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a new file as a whole, for its owner only. A link of that name is replaced, and not followed."""
-    _replace(path, content, 0o600)
+    _replace(path, [content], 0o600)
 
 
 def write_to(descriptor: int, content: bytes) -> None:
@@ -129,18 +137,23 @@ def _descriptor_of(path: Path) -> int | None:
     return None
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Who reads the file sees this content or the one before."""
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+def _replace(path: Path, parts: Iterable[bytes], mode: int) -> None:
+    """Who reads the file sees what these are or what was before."""
+    descriptor, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     try:
-        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            rest = memoryview(content)
-            while rest:  # where the disk is nearly full, or a file has a limit, only a part is written
-                rest = rest[file.write(rest) :]
-        Path(part).chmod(mode)
-        Path(part).replace(path)
+        # Where the disk is nearly full, or a file has a limit, its buffer writes the rest, or fails.
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
+            file.writelines(parts)
+        Path(made).chmod(mode)
+        try:
+            Path(made).replace(path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            shutil.copyfile(made, path)  # a single file that is mounted there cannot be replaced
+            Path(made).unlink()
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        Path(made).unlink(missing_ok=True)
         raise
 
 

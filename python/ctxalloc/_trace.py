@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _flame, _gaps
+from ctxalloc import _files, _flame, _gaps
 from ctxalloc._native import _Recording
 from ctxalloc._profile import Frame, Sums
 from ctxalloc._program import UsageError
@@ -64,7 +64,8 @@ class _Route:
         self.lifetimes: list[float] = []
         self.sizes: Counter[int] = Counter()
         self.blocks = self.total_bytes = self.zeroed = self.resizes = self.moved = 0
-        self.refused = self.escaped = self.escaped_bytes = self.freed_elsewhere = 0
+        self.refused = self.refused_allocations = 0
+        self.escaped = self.escaped_bytes = self.freed_elsewhere = 0
 
     def known(self) -> dict[str, Any]:
         """For JSON."""
@@ -81,6 +82,7 @@ class _Route:
             "resizes": self.resizes,
             "moved": self.moved,
             "refused": self.refused,
+            "refused_allocations": self.refused_allocations,
             "escaped_blocks": self.escaped,
             "escaped_bytes": self.escaped_bytes,
             "freed_on_other_threads": self.freed_elsewhere,
@@ -153,7 +155,9 @@ def _routes(trace: Trace) -> tuple[list[_Route], int, int]:
             route.lifetimes.append((event.at_ns - gone.at_ns) / 1e9)
             route.freed_elsewhere += gone.thread != event.thread
         elif event.kind == "refused":
-            # Where the limit was that is to be raised; if it was a budget's, where it was asked for.
+            # `refused` as in `stats`: where the limit was that is to be raised; a budget's: where it was asked for. And
+            # `refused_allocations` as in the metrics, and in the request's end: where it was asked for.
+            route.refused_allocations += 1
             limited = of.get(numbers[1])
             (route if limited is None else limited[0]).refused += 1
         elif event.kind == "end":
@@ -212,16 +216,20 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     for text in _gaps.texts_of(recording.gaps):
         print(f"  {text}", file=out)
     if recording.is_cut_off:
-        print("  its end is missing: a process was killed, or still records", file=out)
+        print("  its end is missing: a process was killed, still records, or could not write to the file", file=out)
     if other:
         said = f"{counted(other, 'request')} called (other), or with a handler that is"
         print(f"  {said}: names take a quarter of a file at most, and 4096 are told apart", file=out)
     if recording.skipped:
         said = f"{counted(recording.skipped, 'event')} left out"
         print(f"  {said}: what they belong to began in a file that is there no more, or in a gap", file=out)
-    heads = ("requests", "count", "peak p50", "p95", "max", "blocks", "bytes", "lifetime p50", "escaped", "refused")
+    heads = ("requests", "count", "peak p50", "p95", "max", "escaped", "own blocks", "own bytes", "lifetime p50")
     rows = [_row(route) for route in routes]
-    table("by name", heads, rows, out)
+    table("by name", (*heads, "refused"), rows, out)
+    print(
+        "  peak and escaped are of accounts: with what requests inside made; refused: by the limits of these requests",
+        file=out,
+    )
     sizes: Counter[int] = sum((route.sizes for route in routes), Counter())
     table(
         "blocks by size",
@@ -238,10 +246,10 @@ def _row(route: _Route) -> tuple[str, ...]:
         route.name,
         str(route.requests),
         *peak,
+        size_text(route.escaped_bytes),
         str(route.blocks),
         size_text(route.total_bytes),
         "" if lifetimes is None else _seconds_text(lifetimes["p50"]),
-        size_text(route.escaped_bytes),
         str(route.refused),
     )
 
@@ -253,11 +261,11 @@ def export(path: Path, to: str, output: Path | None) -> Path:
     target = output or path.with_name(path.name + SUFFIXES[to])
     check_output(target)
     try:
+        where = _files.target_of(target)
         if to == "pprof":
-            target.write_bytes(_pprof(trace))
+            where.write(_pprof(trace))
         else:
-            with target.open("w", encoding="utf-8", newline="\n") as out:
-                out.writelines(_rmm(trace) if to == "rmm.csv" else _perfetto(trace))
+            where.write_parts(line.encode() for line in (_rmm(trace) if to == "rmm.csv" else _perfetto(trace)))
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}") from None
     return target

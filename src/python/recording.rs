@@ -1,10 +1,13 @@
 //! Recordings, from Python: `ctxalloc.record`, and what `ctxalloc trace` reads.
 
 use super::options::{argument, no_bool};
+use super::text::repr_of;
 use crate::recording::{
     Event, Gap, Options, Reading, Recorder, Recording, Sums, What, record as record_into, stop_any,
 };
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -31,13 +34,20 @@ use std::sync::{Mutex, PoisonError};
 )]
 pub(super) fn record<'py>(
     py: Python<'py>,
-    path: PathBuf,
+    path: &Bound<'py, PyAny>,
     one_in: Option<&Bound<'py, PyAny>>,
     share: Option<&Bound<'py, PyAny>>,
     max_bytes: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<PyRecorder> {
+    let named = py.import("os")?.call_method1("fspath", (path,))?;
+    if named.is_instance_of::<PyBytes>() {
+        let named = repr_of(&named)?;
+        let said = format!("record({named}): this is a path of bytes; give os.fsdecode({named})");
+        return Err(PyTypeError::new_err(said));
+    }
+    let path: PathBuf = named.extract()?;
     let mut options = Options::default();
-    let expected = "1 or more, an int: one request in so many";
+    let expected = format!("an int from 1 to {}: one request in so many", u32::MAX);
     if let Some(number) = argument("record", "one_in", one_in, expected, |value| no_bool(value)?.extract())? {
         options.one_in = number;
     }
@@ -45,7 +55,7 @@ pub(super) fn record<'py>(
     if let Some(part) = argument("record", "share", share, expected, |value| no_bool(value)?.extract())? {
         options.share = part;
     }
-    let expected = "65536 or more, an int";
+    let expected = format!("an int from 65536 to {}", u64::MAX);
     if let Some(bytes) = argument("record", "max_bytes", max_bytes, expected, |value| no_bool(value)?.extract())? {
         options.max_bytes = bytes;
     }

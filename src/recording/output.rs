@@ -3,7 +3,8 @@
 //! A process holds a lock on its file, which the system releases when the process ends: `FILE`, or `FILE.1`, `FILE.2`
 //! and so on where others record below the same name. The next process takes a file over and appends to it, so there
 //! are only as many files as processes recorded at one time. A file that has half of what it may have becomes
-//! `FILE.old`, in place of the one before.
+//! `FILE.old`, in place of the one before. Its name is never free meanwhile: another process would take it, and put its
+//! own file in the place of `FILE.old`.
 
 use super::encoded::{CLOSED, Process};
 use super::frames::{Frames, Part};
@@ -37,13 +38,16 @@ pub(super) struct Output {
     process: Process,
     /// What each new file begins with.
     named: Vec<Name>,
+    /// Whether it has said that its file was removed.
+    has_told: bool,
 }
 
 impl Output {
     /// Takes a file that no process has, or a new one.
     pub(super) fn take(base: &Path, max_bytes: u64, process: Process) -> io::Result<Self> {
         let (path, file, length) = take_file(base)?;
-        let mut output = Self { base: base.to_owned(), path, file, length, max_bytes, process, named: Vec::new() };
+        let (named, has_told) = (Vec::new(), false);
+        let mut output = Self { base: base.to_owned(), path, file, length, max_bytes, process, named, has_told };
         if !output.has_room(MIN_ROOM_BYTES) {
             output.put_aside()?;
         }
@@ -91,29 +95,61 @@ impl Output {
         self.length + bytes as u64 <= max_file_bytes(self.max_bytes)
     }
 
-    /// Goes on in the next file where this one has no room for so many bytes.
+    /// Goes on in the next file where this one has no room for so many bytes, or is not there any more.
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        if !self.has_room(bytes) {
-            self.put_aside()?;
-            self.begin()?;
+        let has_gone = !self.file.is_at(&self.path);
+        if has_gone {
+            self.tell_of_removal();
+            (self.path, self.file, self.length) = take_file(&self.base)?;
         }
-        Ok(())
+        let has_room = match has_gone {
+            true => self.length == 0 || self.has_room(self.begins_with() + MIN_ROOM_BYTES),
+            false => self.has_room(bytes),
+        };
+        if !has_room {
+            self.put_aside()?;
+        }
+        if has_gone || !has_room { self.begin() } else { Ok(()) }
     }
 
-    /// Renames the file, and takes the next one that no process has: a new one, or one of a process that has gone and
-    /// left enough room.
+    /// Once: who removes files while somebody records into them may do so each day.
+    #[cold]
+    fn tell_of_removal(&mut self) {
+        if !std::mem::replace(&mut self.has_told, true) {
+            let path = self.path.display();
+            let said =
+                format!("ctxalloc: the recording's file {path} was removed or renamed; it goes on in a new one\n");
+            os::print_error(said.as_bytes());
+        }
+    }
+
+    /// The bytes of what a file begins with.
+    fn begins_with(&self) -> usize {
+        self.named.iter().flat_map(Name::bodies).map(|body| HEAD_BYTES + body.len()).sum()
+    }
+
+    /// Makes the file `FILE.old`, and begins a new one of its name.
     fn put_aside(&mut self) -> io::Result<()> {
-        loop {
-            self.file.check()?;
-            let mut old = self.path.clone().into_os_string();
-            old.push(".old");
-            fs::rename(&self.path, old)?;
-            (self.path, self.file, self.length) = take_file(&self.base)?;
-            let begins_with: usize = self.named.iter().flat_map(Name::bodies).map(|body| HEAD_BYTES + body.len()).sum();
-            if self.length == 0 || self.has_room(begins_with + MIN_ROOM_BYTES) {
-                return Ok(());
+        self.file.check()?;
+        let (old, new) = (with_suffix(&self.path, ".old"), with_suffix(&self.path, ".new"));
+        let file = new_file(&new)?;
+        match fs::remove_file(&old) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        if fs::hard_link(&self.path, &old).is_ok() {
+            // At no time is there no file of this name.
+            fs::rename(&new, &self.path)?;
+        } else {
+            // There are no links on this file system.
+            fs::rename(&self.path, &old)?;
+            if let Err(error) = fs::rename(&new, &self.path) {
+                let _ = fs::remove_file(&new);
+                return Err(error);
             }
         }
+        (self.file, self.length) = (OwnFile::new(file)?, 0);
+        Ok(())
     }
 
     /// All or nothing.
@@ -134,14 +170,12 @@ impl Output {
 fn take_file(base: &Path) -> io::Result<(PathBuf, OwnFile, u64)> {
     let mut number = 0;
     while number < MAX_FILES {
-        let mut path = base.to_owned().into_os_string();
-        if number > 0 {
-            path.push(format!(".{number}"));
-        }
-        let path = PathBuf::from(path);
-        let mut options = OpenOptions::new();
-        os::only_for_its_owner(options.read(true).append(true).create(true));
-        let mut file = options.open(&path)?;
+        let path = if number > 0 { with_suffix(base, &format!(".{number}")) } else { base.to_owned() };
+        let file = for_its_owner().open(&path).map_err(|error| {
+            let is_link = path.symlink_metadata().is_ok_and(|of| of.is_symlink());
+            let reason = "this is a symbolic link; give the file that it leads to";
+            if is_link { io::Error::new(ErrorKind::InvalidInput, reason) } else { error }
+        })?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(ErrorKind::InvalidInput, "this is no plain file"));
         }
@@ -153,26 +187,38 @@ fn take_file(base: &Path) -> io::Result<(PathBuf, OwnFile, u64)> {
             }
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        if !is_there(&file, &path) {
+        let mut file = OwnFile::new(file)?;
+        if !file.is_at(&path) {
             continue; // it was put aside meanwhile: the next one has this name
         }
-        let length = whole_bytes(&mut file)?;
-        return Ok((path, OwnFile::new(file)?, length));
+        let length = whole_bytes(file.ours()?)?;
+        return Ok((path, file, length));
     }
     Err(io::Error::other(format!("{MAX_FILES} processes record there already")))
 }
 
-/// Whether the file is the one of this name.
-#[cfg(unix)]
-fn is_there(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let names = |of: io::Result<fs::Metadata>| of.map(|of| (of.dev(), of.ino())).ok();
-    names(file.metadata()) == names(fs::metadata(path))
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = path.to_owned().into_os_string();
+    path.push(suffix);
+    path.into()
 }
 
-#[cfg(not(unix))]
-fn is_there(_file: &File, _path: &Path) -> bool {
-    true
+fn for_its_owner() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    os::only_for_its_owner(options.read(true).append(true).create(true));
+    options
+}
+
+/// An empty file of this name, locked: whoever is to get its place has the lock from the beginning. One that is there
+/// was left by a process that was killed here.
+fn new_file(path: &Path) -> io::Result<File> {
+    let file = for_its_owner().open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "this is no plain file"));
+    }
+    file.lock()?;
+    file.set_len(0)?;
+    Ok(file)
 }
 
 /// The length of a file to be appended to: without the beginning of a frame that a process left which was killed.

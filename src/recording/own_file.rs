@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
 
 #[derive(Debug)]
 pub(super) struct OwnFile {
@@ -21,7 +22,7 @@ impl OwnFile {
     }
 
     /// The file; an error once its descriptor was closed or is another file's.
-    fn ours(&mut self) -> io::Result<&mut File> {
+    pub(super) fn ours(&mut self) -> io::Result<&mut File> {
         let is_ours = self.file.as_ref().is_some_and(|file| identity_of(file).ok() == Some(self.identity));
         if !is_ours {
             std::mem::forget(self.file.take());
@@ -32,6 +33,11 @@ impl OwnFile {
     /// Whether it can be written to.
     pub(super) fn check(&mut self) -> io::Result<()> {
         self.ours().map(drop)
+    }
+
+    /// Whether the file of this name is this one.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        is_at(self.identity, path)
     }
 
     /// All or nothing: where there is no room for all, what was written is taken back.
@@ -55,8 +61,20 @@ fn identity_of(file: &File) -> io::Result<Identity> {
     file.metadata().map(|of| Some((of.dev(), of.ino())))
 }
 
+#[cfg(unix)]
+fn is_at(identity: Identity, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|of| (of.dev(), of.ino())) == identity
+}
+
 /// Programs close no descriptors there that are not theirs.
 #[cfg(not(unix))]
 fn identity_of(_file: &File) -> io::Result<Identity> {
     Ok(None)
+}
+
+/// Nor can a file be removed there that is open.
+#[cfg(not(unix))]
+fn is_at(_identity: Identity, _path: &Path) -> bool {
+    true
 }

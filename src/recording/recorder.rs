@@ -34,6 +34,8 @@ const SHARDS: usize = 8;
 const LOOKS_EACH: u64 = 64;
 const LOOKS_AFTER_NS: u64 = 100_000_000;
 const HIGHEST_ONE_IN: u64 = 1 << 20;
+/// What may be spent beyond the share: a recording begins with requests, and its first ones are worth it.
+const AHEAD_NS: u64 = 2_000_000;
 
 /// Makes ready who calls [`flush`] in time, and answers what tells them that there is something to write.
 pub(super) type Flusher = fn() -> fn();
@@ -50,6 +52,8 @@ pub(super) struct Core {
     session: Locked<Option<Session>>,
     /// The number of the recording that runs; 0: none does. Numbers are never used twice.
     current: AtomicU32,
+    /// That of the [`Recorder`] which ends it: a child of `fork` goes on under the one of its parent.
+    recorder: AtomicU32,
     sessions: AtomicU32,
     /// As `forks()` was: another number means that this may be a child.
     forks: AtomicU32,
@@ -102,6 +106,7 @@ pub(super) fn core() -> &'static Core {
             ready: Locked::new(VecDeque::new()),
             session: Locked::new(None),
             current: AtomicU32::new(0),
+            recorder: AtomicU32::new(0),
             sessions: AtomicU32::new(0),
             forks: AtomicU32::new(forks()),
             one_in: AtomicU64::new(1),
@@ -114,11 +119,12 @@ pub(super) fn core() -> &'static Core {
     })
 }
 
-/// A recording of this process, which ends when this is dropped.
+/// A recording of this process, which ends when this is dropped. In a child of `fork` that ends the child's, and not
+/// that of its parent.
 #[derive(Debug)]
 #[must_use = "dropping it ends the recording"]
 pub struct Recorder {
-    session: u32,
+    number: u32,
 }
 
 /// Records requests of this process from now on. Those that have begun already are not recorded.
@@ -140,8 +146,8 @@ pub fn record(path: impl AsRef<Path>, options: Options) -> Result<Recorder, Erro
     };
     let absolute = std::path::absolute(path).map_err(|error| fail(&error))?;
     core().settle();
-    let session = core().start(&absolute, options).map_err(|error| fail(&error))?;
-    Ok(Recorder { session })
+    let number = core().start(&absolute, options, None).map_err(|error| fail(&error))?;
+    Ok(Recorder { number })
 }
 
 /// Begins the recording that the environment asks for, if it does.
@@ -211,24 +217,30 @@ impl Core {
     #[cold]
     fn settle_after_fork(&'static self) {
         let now = forks();
-        let before = self.session.with(|session| session.clone());
-        if let Some(session) = before
-            && session.pid != std::process::id()
-            && self.current.swap(0, Relaxed) != 0
+        if let Some(session) = self.leave_to_parent()
+            && let Err(error) = self.start(&session.path, session.options, Some(self.recorder.load(Relaxed)))
         {
-            // What the buffers have is the parent's, and so is the file: it is closed here only.
-            self.shards.iter().for_each(|shard| drop(shard.with(|shard| shard.restart(0, None))));
-            drop(self.output.with(Option::take));
-            drop(self.ready.with(std::mem::take));
-            drop(self.session.with(Option::take));
-            if let Err(error) = self.start(&session.path, session.options) {
-                say(&error);
-            }
+            say(&error);
         }
         self.forks.store(now, Relaxed);
     }
 
-    fn start(&'static self, path: &Path, options: Options) -> io::Result<u32> {
+    /// In a child of `fork`, the first time: what its parent recorded when it began. The child has none then.
+    fn leave_to_parent(&'static self) -> Option<Session> {
+        let session = self.session.with(|session| session.clone())?;
+        if session.pid == std::process::id() || self.current.swap(0, Relaxed) == 0 {
+            return None;
+        }
+        // What the buffers have is the parent's, and so is the file: it is closed here only.
+        self.shards.iter().for_each(|shard| drop(shard.with(|shard| shard.restart(0, None))));
+        drop(self.output.with(Option::take));
+        drop(self.ready.with(std::mem::take));
+        drop(self.session.with(Option::take));
+        Some(session)
+    }
+
+    /// Its number. `recorder`: whose end ends it, if that is another one.
+    fn start(&'static self, path: &Path, options: Options, recorder: Option<u32>) -> io::Result<u32> {
         let (began, unix) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH));
         let pid = std::process::id();
         let process = Process {
@@ -273,16 +285,27 @@ impl Core {
         for shard in &self.shards {
             drop(shard.with(|shard| shard.restart(number, Some(began))));
         }
+        self.recorder.store(recorder.unwrap_or(number), Relaxed);
         self.current.store(number, Relaxed);
         STATE.store(ON, Relaxed);
         Ok(number)
     }
 
-    /// Ends a recording, if it is the one that runs; what went wrong while it ran.
-    fn stop(&'static self, number: u32) -> Option<String> {
-        self.settle();
-        if self.current.compare_exchange(number, 0, Relaxed, Relaxed).is_err() {
+    /// Ends the recording of this recorder, if it is the one that runs; what went wrong while it ran.
+    fn stop(&'static self, recorder: u32) -> Option<String> {
+        let current = self.current.load(Relaxed);
+        if self.recorder.load(Relaxed) != recorder || current == 0 {
             return None;
+        }
+        let now = forks();
+        if self.forks.load(Relaxed) != now && self.leave_to_parent().is_some() {
+            // A child that has recorded nothing needs no file.
+            STATE.store(OFF, Relaxed);
+            self.forks.store(now, Relaxed);
+            return None;
+        }
+        if self.current.compare_exchange(current, 0, Relaxed, Relaxed).is_err() {
+            return None; // somebody else has just ended it
         }
         STATE.store(OFF, Relaxed);
         let mut shards: Vec<Shard> = self.shards.iter().map(|it| it.with(|it| it.restart(0, None))).collect();
@@ -419,7 +442,38 @@ impl Core {
         if seen % LOOKS_EACH == LOOKS_EACH - 1 {
             self.look();
         }
-        mixed(seen).is_multiple_of(self.one_in.load(Relaxed))
+        mixed(seen).is_multiple_of(self.one_in.load(Relaxed)) && self.can_afford_one()
+    }
+
+    /// Whether what was spent so far is within the share. It may be far beyond after one large request: nobody knows
+    /// how large a request gets, and it is recorded whole.
+    fn can_afford_one(&self) -> bool {
+        let Some((options, began)) = self.session.with(|session| session.as_ref().map(|it| (it.options, it.began)))
+        else {
+            return true; // it has just ended
+        };
+        if options.share >= 1.0 {
+            return true;
+        }
+        let spent = self.gather_spent();
+        let may = began.elapsed().as_nanos() as f64 * options.share + AHEAD_NS as f64;
+        if spent as f64 <= may {
+            return true;
+        }
+        let times = ((spent as f64 / may).ceil() as u64).next_power_of_two();
+        let least = u64::from(options.one_in).saturating_mul(times).min(HIGHEST_ONE_IN);
+        if self.one_in.fetch_max(least, Relaxed) < least {
+            self.output(|output| output.append(&rate(least)));
+        }
+        false
+    }
+
+    /// What recording has taken since it began.
+    fn gather_spent(&self) -> u64 {
+        for shard in &self.shards {
+            self.spent_ns.fetch_add(shard.with(|shard| std::mem::take(&mut shard.spent_ns)), Relaxed);
+        }
+        self.spent_ns.load(Relaxed)
     }
 
     /// Records fewer requests where recording takes more than its share, and more where it takes far less.
@@ -432,10 +486,7 @@ impl Core {
         if options.share >= 1.0 {
             return;
         }
-        for shard in &self.shards {
-            self.spent_ns.fetch_add(shard.with(|shard| std::mem::take(&mut shard.spent_ns)), Relaxed);
-        }
-        let (now, spent) = (began.elapsed().as_nanos() as u64, self.spent_ns.load(Relaxed));
+        let (now, spent) = (began.elapsed().as_nanos() as u64, self.gather_spent());
         let since = self.looked.with(|looked| {
             let (then, before) = *looked;
             (now.saturating_sub(then) >= LOOKS_AFTER_NS).then(|| {
@@ -443,11 +494,11 @@ impl Core {
                 (now - then, spent.saturating_sub(before))
             })
         });
-        let Some((time, spent)) = since else { return };
-        let (share, one_in) = (spent as f64 / time as f64, self.one_in.load(Relaxed));
+        let Some((time, spent_since)) = since else { return };
+        let (share, one_in) = (spent_since as f64 / time as f64, self.one_in.load(Relaxed));
         let next = if share > options.share {
             (one_in * 2).min(HIGHEST_ONE_IN)
-        } else if share < options.share / 4.0 {
+        } else if share < options.share / 4.0 && spent as f64 <= now as f64 * options.share {
             (one_in / 2).max(u64::from(options.one_in))
         } else {
             one_in
@@ -474,7 +525,7 @@ impl Recorder {
     /// [`Error::NoRecording`]: it ended before, since its file could not be written.
     pub fn stop(self) -> Result<(), Error> {
         let path = core().session.with(|session| session.as_ref().map(|session| session.path.clone()));
-        let problem = core().stop(self.session);
+        let problem = core().stop(self.number);
         std::mem::forget(self);
         let file = path.map_or_else(String::new, |path| path.display().to_string());
         problem.map_or(Ok(()), |reason| Err(Error::NoRecording { file, reason }))
@@ -483,7 +534,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        core().stop(self.session);
+        core().stop(self.number);
     }
 }
 
@@ -491,9 +542,6 @@ impl Drop for Recorder {
 #[cfg(feature = "python")]
 pub(crate) fn stop_any() {
     if STATE.load(Relaxed) != UNKNOWN {
-        let number = core().current.load(Relaxed);
-        if number != 0 {
-            core().stop(number);
-        }
+        core().stop(core().recorder.load(Relaxed));
     }
 }

@@ -95,6 +95,11 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     for option, value in wrong:
         with pytest.raises(ValueError, match=f"{option}={value}"):
             ctxalloc.record(tmp_path / "trace", **{option: value})
+    for option, most in (("one_in", 4294967295), ("max_bytes", 18446744073709551615)):
+        with pytest.raises(ValueError, match=f"{option}={most + 1}.: give an int from .* to {most}"):
+            ctxalloc.record(tmp_path / "trace", **{option: most + 1})
+    with pytest.raises(TypeError, match=r"this is a path of bytes; give os\.fsdecode"):
+        ctxalloc.record(bytes(tmp_path / "trace"))  # type: ignore[arg-type]
     for option, what in (("one_in", "many"), ("one_in", True), ("share", "all"), ("max_bytes", 1e6)):
         with pytest.raises(TypeError, match=f"{option}={what!r}"):
             ctxalloc.record(tmp_path / "trace", **{option: what})

@@ -71,6 +71,28 @@ fn names_are_no_way_around_the_limit() {
     assert!(added.said.keys().all(|name| added.sums[name] == added.said[name]));
 }
 
+/// Nobody knows how large a request gets that begins. Once one was too large, none is recorded until the share is kept.
+#[test]
+fn large_requests_are_few_from_the_start() {
+    let _turn = in_turn();
+    let folder = Folder::new("share");
+    let mut options = everything();
+    options.share = 1e-6;
+    let recorder = record(folder.file(), options).unwrap();
+    for _ in 0..20 {
+        let request = request().root().name("large").begin().unwrap();
+        for _ in 0..60_000 {
+            drop(Buffer::with_capacity_in(request.handler(), 100).unwrap());
+        }
+        request.end();
+    }
+    recorder.stop().unwrap();
+    let recording = Recording::open(folder.file()).unwrap();
+    let begun = recording.events().filter(|event| matches!(event.what, What::Begin { .. })).count();
+    assert_eq!(begun, 1);
+    assert!(recording.header().highest_one_in > 1, "and it says so");
+}
+
 /// A file that is full already, left by another process with a higher limit, is put aside at once.
 #[test]
 fn a_full_file_is_not_gone_on_with() {

@@ -10,17 +10,39 @@ use std::collections::binary_heap::{BinaryHeap, PeekMut};
 use std::fmt;
 use std::mem::replace;
 
-/// A body of events.
+/// A body of events. A file may be made of the smallest ones, so it is little.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Body {
+struct Body {
     /// Its first event's time, by the clock of its process until they are joined.
-    pub(super) first_ns: u64,
-    /// Where its events begin, behind a head and its first byte.
-    pub(super) at: u64,
+    first_ns: u64,
+    /// Where its events begin, behind a head and its first byte, and above that which stretch it is in.
+    place: u64,
+}
+
+impl Body {
+    fn at(self) -> u64 {
+        self.place & HIGHEST_PLACE
+    }
+
+    fn stretch(self) -> usize {
+        (self.place >> PLACE_BITS) as usize
+    }
+}
+
+const PLACE_BITS: u32 = 40;
+const HIGHEST_PLACE: u64 = (1 << PLACE_BITS) - 1;
+
+/// Bodies of one process one after the other, without a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stretch {
     pub(super) run: u32,
-    /// Behind how many gaps of its process it is.
+    /// Behind how many gaps of its process they are.
     pub(super) gaps: u32,
 }
+
+/// So many stretches have room beside those that have enough bytes in the files.
+const STRETCHES: usize = 1024;
+const BYTES_FOR_EACH_STRETCH: usize = 64;
 
 /// What makes the numbers of a process those of the recording.
 #[derive(Debug, Clone, Default)]
@@ -42,7 +64,8 @@ pub(super) struct Numbers {
 #[derive(Clone, Default)]
 pub(super) struct Bodies {
     pub(super) bytes: Vec<u8>,
-    pub(super) all: Vec<Body>,
+    all: Vec<Body>,
+    stretches: Vec<Stretch>,
     /// By run.
     pub(super) numbers: Vec<Numbers>,
 }
@@ -54,16 +77,50 @@ impl fmt::Debug for Bodies {
 }
 
 impl Bodies {
-    /// Adds one, without room for many more.
-    pub(super) fn push(&mut self, body: Body) {
+    /// Adds one of files that have so many bytes, without room for many more. False: there are too many stretches.
+    pub(super) fn push(&mut self, first_ns: u64, at: u64, stretch: Stretch, bytes: usize) -> bool {
+        if self.stretches.last() != Some(&stretch) {
+            let most = (STRETCHES + bytes / BYTES_FOR_EACH_STRETCH).min(1 << (u64::BITS - PLACE_BITS));
+            if self.stretches.len() >= most {
+                return false;
+            }
+            self.stretches.push(stretch);
+        }
         if self.all.len() == self.all.capacity() {
             self.all.reserve_exact(self.all.len() / 8 + 64);
         }
-        self.all.push(body);
+        self.all.push(Body { first_ns, place: (self.stretches.len() as u64 - 1) << PLACE_BITS | at & HIGHEST_PLACE });
+        true
+    }
+
+    /// Forgets a file, whose bytes are those from `begin` on.
+    pub(super) fn forget_from(&mut self, begin: usize) {
+        while self.all.pop_if(|body| body.at() >= begin as u64).is_some() {}
+        self.bytes.truncate(begin);
+    }
+
+    /// Gives all the recording's clock, and puts them in the order of their times.
+    pub(super) fn sort(&mut self) {
+        let Self { all, stretches, numbers, .. } = self;
+        for body in &mut *all {
+            body.first_ns += numbers[stretches[body.stretch()].run as usize].later_ns;
+        }
+        all.sort_unstable_by_key(|body| (body.first_ns, stretches[body.stretch()].run, body.at()));
+        all.shrink_to_fit();
+    }
+
+    fn stretch_of(&self, body: Body) -> Stretch {
+        self.stretches[body.stretch()]
+    }
+
+    /// The events of a run so far, body by body. `bytes`: those of the files.
+    pub(super) fn of_run<'a>(&'a self, bytes: &'a [u8], run: u32) -> impl Iterator<Item = &'a [u8]> {
+        let its = move |&&body: &&Body| self.stretch_of(body).run == run;
+        self.all.iter().filter(its).map(|&body| events_at(bytes, body))
     }
 
     /// Its events.
-    fn of(&self, body: &Body) -> &[u8] {
+    fn of(&self, body: Body) -> &[u8] {
         events_at(&self.bytes, body)
     }
 
@@ -102,8 +159,8 @@ impl Bodies {
 }
 
 /// The events of a body. The head before it, and before its first byte, says how long it is with that.
-pub(super) fn events_at<'a>(bytes: &'a [u8], body: &Body) -> &'a [u8] {
-    let at = body.at as usize;
+fn events_at(bytes: &[u8], body: Body) -> &[u8] {
+    let at = body.at() as usize;
     let head = &bytes[at - 1 - HEAD_BYTES..];
     let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize - 1;
     &bytes[at..at + length]
@@ -121,10 +178,10 @@ struct Rest {
 }
 
 impl Rest {
-    fn of(body: &Body, bodies: &Bodies) -> Self {
-        let next = body.at as usize;
+    fn of(body: Body, bodies: &Bodies) -> Self {
+        let (Stretch { run, gaps }, next) = (bodies.stretch_of(body), body.at() as usize);
         let end = next + bodies.of(body).len();
-        Self { run: body.run, gaps: body.gaps, body: body.at, next, end, before: Before::default() }
+        Self { run, gaps, body: body.at(), next, end, before: Before::default() }
     }
 
     /// The next event; `None` at the body's end.
@@ -179,7 +236,7 @@ impl Ord for Cursor {
 
 /// So many bodies may overlap: eight of each process that was there at one time. And more in larger files.
 const WIDTH: usize = 1024;
-const BYTES_FOR_EACH_MORE: usize = 256;
+const BYTES_FOR_EACH_MORE: usize = 512;
 
 /// Goes through all bodies in the order of time. Few are read at one time: those that overlap.
 #[derive(Debug, Clone, Default)]
@@ -202,7 +259,7 @@ impl Merge {
     }
 
     pub(super) fn next(&mut self, bodies: &Bodies) -> Option<Next> {
-        while let Some(body) = bodies.all.get(self.next)
+        while let Some(&body) = bodies.all.get(self.next)
             && !self.is_too_wide(bodies)
             && self.reading.peek().is_none_or(|Reverse(first)| body.first_ns <= first.told.at().0)
         {

@@ -75,11 +75,7 @@ pub(super) fn join(
         processes.extend(run.process);
         next = after;
     }
-    for body in &mut bodies.all {
-        body.first_ns += bodies.numbers[body.run as usize].later_ns;
-    }
-    bodies.all.sort_unstable_by_key(|body| (body.first_ns, body.run, body.at));
-    bodies.all.shrink_to_fit();
+    bodies.sort();
     let mut joined = Joined { bodies, verdicts: vec![0; events.div_ceil(4)], ..Joined::default() };
     let (mut lacks_name, mut lacks_handler) = (false, false);
     let mut sense = Sense::default();

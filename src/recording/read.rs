@@ -4,14 +4,14 @@
 //! by the files' bytes: numbers that they give (lengths, names, blocks) allocate nothing, and what would take more than
 //! it has in the file is damage (names, processes) or no recording (`pages.rs`).
 
-use super::bodies::{Bodies, Body};
+use super::bodies::{Bodies, Stretch};
 use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE};
 use super::files::{append_bytes_of, files_of};
 use super::frames::{Frames, Part};
 use super::gaps::{Gap, Gaps};
 use super::join::{Joined, join};
 use super::pages::{Room, Scattered};
-use super::run::{Run, bodies_of, sound};
+use super::run::{Run, sound};
 use super::wire::{Bytes, MAGIC};
 use crate::error::Error;
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const NAMES: usize = 16 << 10;
 const BYTES_FOR_EACH_NAME: usize = 128;
 const HIGHEST_NUMBER_OF_A_NAME: u64 = 1 << 16;
 const PROCESSES: usize = 1024;
-const BYTES_FOR_EACH_PROCESS: usize = 512;
+const BYTES_FOR_EACH_PROCESS: usize = 1024;
 /// What pages of numbers may take beside the files' own length.
 const ROOM_BYTES: usize = 1 << 20;
 
@@ -128,7 +128,7 @@ impl Reader {
         let done = self.file_in(name, &all, begin);
         self.bodies.bytes = all;
         if done.is_err() {
-            self.bodies.bytes.truncate(begin);
+            self.bodies.forget_from(begin);
         }
         done
     }
@@ -167,7 +167,7 @@ impl Reader {
             self.gap(name, offset as u64, gap_bytes as u64, reason);
             place.is_behind_gap = true;
             if let Some(run) = place.run {
-                let its = bodies_of(all, &self.bodies.all, run as u32);
+                let its = self.bodies.of_run(all, run as u32);
                 let noted = self.runs[run].note_gap(its, &mut self.room);
                 noted.map_err(|Scattered| error_at(offset as u64, Scattered::REASON))?;
             }
@@ -236,9 +236,11 @@ impl Reader {
                 let found = sound(rest).ok_or("a frame has something that is no event")?;
                 let Some(first_ns) = found.first_ns else { return Ok(()) };
                 run.add(rest, &found, &mut self.room).map_err(|Scattered| Scattered::REASON)?;
+                let stretch = Stretch { run: number as u32, gaps: run.gaps };
+                if !self.bodies.push(first_ns, at as u64 + 1, stretch, all.len()) {
+                    return Err("there are too many gaps between so few events");
+                }
                 self.events += found.events;
-                let (at, gaps) = (at as u64 + 1, run.gaps);
-                self.bodies.push(Body { first_ns, at, run: number as u32, gaps });
             }
             NAME | HANDLER => {
                 let mut bytes = Bytes { rest };

@@ -1,6 +1,5 @@
 //! `Run`: what one process recorded, as its frames come.
 
-use super::bodies::{Body, events_at};
 use super::encoded::{Process, read_events};
 use super::event::{Told, What};
 use super::pages::{Pages, Room, Scattered};
@@ -119,9 +118,4 @@ fn begins(told: &Told) -> Option<(u64, u64)> {
         Told::Event(event) if matches!(event.what, What::Begin { .. }) => Some((event.request, event.at_ns)),
         _ => None,
     }
-}
-
-/// The bodies of a run.
-pub(super) fn bodies_of<'a>(bytes: &'a [u8], bodies: &'a [Body], run: u32) -> impl Iterator<Item = &'a [u8]> {
-    bodies.iter().filter(move |body| body.run == run).map(|body| events_at(bytes, body))
 }

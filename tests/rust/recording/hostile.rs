@@ -30,7 +30,7 @@ fn reading(folder: &Folder, what: &str, parts: &[Vec<u8>]) -> (Result<Recording,
     });
     let times = peak.saturating_sub(BESIDE) as f64 / bytes.len() as f64;
     eprintln!("{what}: {times:.2} times {} bytes", bytes.len());
-    assert!(times <= TIMES as f64, "{what}: {times}");
+    assert!(times <= TIMES, "{what}: {times}");
     (read, times)
 }
 
@@ -151,6 +151,49 @@ fn hostile_files_take_no_long_time_and_memory_by_their_length() {
     let long = frame(&[1, 0x10, 1, 2, 0, 0, 0, 4, 0xff, 0xff, 0xff, 1, 1]);
     let (read, _) = reading(&folder, "overlaps", &[first(), vec![long; MANY as usize / 2]].concat());
     assert_eq!(read.err(), Some("more of its frames overlap in time than those of any recording"));
+}
+
+/// The smallest frames there are, with and without something between: of each more is kept than it has in the file.
+#[test]
+fn the_smallest_frames_take_less_than_their_files_once_more_and_a_half() {
+    let _turn = in_turn();
+    let folder = Folder::new("smallest");
+    let of = |what: &str, each: &dyn Fn(u64) -> Vec<u8>| {
+        let frames = std::iter::once(process(1)).chain((0..3 * MANY).map(each)).collect::<Vec<_>>();
+        read_all(&folder, what, &frames).0
+    };
+    let end = frame(&[1, 6, 1]);
+    let begin = frame(&[1, 0x10, 0, 2, 0, 0, 0]);
+    let free = frame(&[1, 3, 0, 0]);
+    let between = |frame: &[u8]| [frame, b"x"].concat();
+    let later = |at: u64| events(at, 1, |_| (0x26, 0, vec![Told::Number(at)])).concat();
+    assert!(of("thread ends", &|_| end.clone()).gaps().is_empty());
+    of("thread ends in their order", &later);
+    of("a request", &|_| begin.clone());
+    of("frees", &|_| free.clone());
+    for (what, frame) in [("gaps, thread ends", &end), ("gaps, a request", &begin), ("gaps, frees", &free)] {
+        let read = of(what, &|_| between(frame));
+        let reasons: Vec<_> = read.gaps().iter().map(|gap| &*gap.reason).collect();
+        assert!(reasons.contains(&"no frame begins here"), "{reasons:?}");
+    }
+    let known = process(1);
+    of("one process again and again", &|at| if at % 2 == 0 { known.clone() } else { end.clone() });
+}
+
+/// A file beside the recording whose numbers are refused behind a gap: what was read of it before is forgotten.
+#[test]
+fn of_a_file_that_is_passed_over_nothing_is_kept() {
+    let _turn = in_turn();
+    let folder = Folder::new("passed-over");
+    let begun = |request: u64| events(request, 1, |_| (0, request, vec![Told::Number(0); 3])).concat();
+    let path = written(&folder, "trace", &file(&[process(1), name(0), begun(1)]));
+    let apart = (1..40_000).map(|at| begun(64 * at));
+    let beside = std::iter::once(process(2)).chain(apart).chain([b"x".to_vec(), begun(3)]);
+    written(&folder, "trace.1", &file(&beside.collect::<Vec<_>>()));
+    let read = Recording::open(path).unwrap();
+    let [.., gap] = read.gaps() else { panic!("{:?}", read.gaps()) };
+    assert!(gap.file.ends_with("trace.1") && gap.reason.contains("farther apart"), "{gap:?}");
+    assert_eq!(read.events().count(), 1);
 }
 
 /// What a recorder writes takes little more than its bytes.

@@ -31,6 +31,8 @@ pub(super) struct Planned {
     pub(super) has_ended: bool,
     /// Whether its sums are those of its events only: some may be missing.
     pub(super) is_torn: bool,
+    /// Whether something is made in its memory after its end.
+    pub(super) is_used_later: bool,
 }
 
 /// What the recording says of itself, before any replay.
@@ -50,8 +52,8 @@ pub struct Facts {
     /// Requests, inner ones too, that were open where a part of the recording cannot be read. Their sums are not
     /// compared.
     pub torn: u64,
-    /// Events that cannot be replayed: of requests or blocks whose beginning is not in the recording, and blocks made
-    /// after the end of their request and of all around it.
+    /// Events that cannot be replayed: of requests or blocks whose beginning is not in the recording, and charges of
+    /// what was not made, after the end of their request and of all around it.
     pub left_out: u64,
     /// Requests whose blocks were made on several threads, and whose recorded peak differs from that of their events,
     /// whose order between threads is only as good as the clock.
@@ -323,7 +325,9 @@ impl<'a> Planner<'a> {
         let index = self.planned.len() as u32;
         let has_ended = false;
         let (parent_index, is_torn) = (around.map(|(index, _)| index), self.recording.is_torn(event.request));
-        self.planned.push(Planned { parent: parent_index, route, sums: Sums::default(), has_ended, is_torn });
+        let sums = Sums::default();
+        let planned = Planned { parent: parent_index, route, sums, has_ended, is_torn, is_used_later: false };
+        self.planned.push(planned);
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
         let last = self.push(lane, Act::Begin { request: index }, after);
@@ -338,12 +342,15 @@ impl<'a> Planner<'a> {
     /// `made`: whether it is zeroed; `None` for what is charged only.
     fn allocate(&mut self, event: &Event, block: u64, bytes: u64, made: Option<bool>) -> Result<(), Error> {
         let bytes = bytes.max(1); // as the handler makes them
-        let charged = self.nearest_open(event.request);
+        let open = self.nearest_open(event.request);
+        // After the end of all it is charged to nobody, and made in the memory of its own request.
+        let charged = open.or(made.map(|_| event.request));
         let Some((charged, found)) = charged.and_then(|id| Some((id, self.requests.get_mut(&id)?))) else {
             self.facts.left_out += 1;
             return Ok(());
         };
         let (request, root) = (found.index, found.root);
+        self.planned[request as usize].is_used_later |= open.is_none();
         match found.maker {
             None => found.maker = Some(Some(event.thread)),
             Some(Some(thread)) if thread != event.thread => found.maker = Some(None),

@@ -6,7 +6,7 @@ use super::plan::{Plan, Planned};
 use super::progress::Progress;
 use super::steps::{Act, Lane, Step, Turn};
 use crate::error::Error;
-use crate::handler::Handler;
+use crate::handler::{Handler, Held};
 use crate::memory::Block;
 use crate::recording::Sums;
 use crate::request::{ExternalCharge, Request, Stats, request};
@@ -106,6 +106,8 @@ const STACK_BYTES: usize = 256 << 10;
 struct Place {
     request: Option<Request>,
     handler: Option<Handler>,
+    /// Keeps its memory where something is made in it after its end, as what did that kept it.
+    held: Option<Held>,
 }
 
 /// What a recorded block is in a replay.
@@ -273,6 +275,7 @@ impl<'a> Stage<'a> {
             }
         }?;
         let mut place = lock(&self.places[number as usize]);
+        place.held = self.plan.requests[number as usize].is_used_later.then(|| Held::on(begun.handler()));
         (place.handler, place.request) = (Some(begun.handler()), Some(begun));
         Ok(())
     }

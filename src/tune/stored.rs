@@ -12,7 +12,7 @@ use crate::recording::Sums;
 use std::fs;
 use std::path::Path;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan2");
+const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan3");
 
 impl Plan {
     /// Writes it to a file, for [`read`](Self::read) in another process.
@@ -28,13 +28,14 @@ impl Plan {
             words.0.extend_from_slice(name.as_bytes());
         }
         words.put(self.requests.len());
-        for Planned { parent, route, sums, has_ended, is_torn } in &self.requests {
+        for Planned { parent, route, sums, has_ended, is_torn, is_used_later } in &self.requests {
             words.put(parent.map_or(0, |parent| parent as usize + 1));
             words.put(*route as usize);
             for number in [sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes, sums.refused] {
                 words.number(number);
             }
-            words.put(usize::from(*has_ended) | usize::from(*is_torn) << 1);
+            let flags = [*has_ended, *is_torn, *is_used_later].map(usize::from);
+            words.put(flags[0] | flags[1] << 1 | flags[2] << 2);
         }
         words.put(self.lanes.len());
         for Lane { steps, waits } in &self.lanes {
@@ -175,7 +176,8 @@ impl Rest<'_> {
         };
         let flags = self.number()?;
         let parent = parent.checked_sub(1).map(|parent| parent as u32);
-        Some(Planned { parent, route: route as u32, sums, has_ended: flags & 1 != 0, is_torn: flags & 2 != 0 })
+        let [has_ended, is_torn, is_used_later] = [1, 2, 4].map(|bit| flags & bit != 0);
+        Some(Planned { parent, route: route as u32, sums, has_ended, is_torn, is_used_later })
     }
 
     fn step(&mut self) -> Option<Step> {

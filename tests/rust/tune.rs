@@ -177,8 +177,33 @@ fn what_is_made_after_an_inner_end_is_the_outer_ones() {
     for on_one_thread in [false, true] {
         let plan = Plan::new(&script.recording(), None, on_one_thread).unwrap();
         let facts = plan.facts();
-        assert_eq!((facts.requests, facts.blocks, facts.left_out, facts.peak_live_bytes), (1, 2, 1, 100_000));
+        assert_eq!((facts.requests, facts.blocks, facts.left_out, facts.peak_live_bytes), (1, 3, 0, 100_000));
         assert_eq!(replayed(&plan, "pool").compared, 2);
+    }
+}
+
+/// A function that was wrapped in a request, and is called when the request is over.
+#[test]
+fn what_is_made_after_the_end_of_all_is_made_and_charged_to_nobody() {
+    let mut script = Script::default();
+    script.begin(0, 1, 0).begin(0, 2, 1).end(0, 2, sums(0, 0, 0, 0)).end(0, 1, sums(0, 0, 0, 0));
+    for block in 0..50 {
+        let thread = block as u32 % 2;
+        script.make(thread, 1 + block % 2, block, 200_000, false);
+        script.on(thread, 1 + block % 2, What::Resize { block, bytes: 300_000, moved: true });
+        if block % 5 > 0 {
+            script.free(1 - thread, 1 + block % 2, block);
+        }
+    }
+    script.on(0, 1, What::Allocate { block: 99, bytes: 7, align: 0, zeroed: false });
+    for on_one_thread in [false, true] {
+        let plan = Plan::new(&script.recording(), None, on_one_thread).unwrap();
+        let facts = plan.facts();
+        assert_eq!((facts.blocks, facts.left_out, facts.live_at_end_bytes), (50, 1, 3_000_000), "a charge is no block");
+        assert!(facts.peak_live_bytes >= 3_000_000);
+        for name in ALL {
+            assert_eq!(replayed(&plan, name).compared, 2);
+        }
     }
 }
 

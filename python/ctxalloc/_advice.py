@@ -2,17 +2,18 @@
 
 A strategy is advised only where it gains something beyond the spread of the rounds, in both halves of the recording,
 and where the gain is worth it beside the time of the request. Else the advice is to leave it as it is, or, where the
-numbers do not agree, that it is not known.
+numbers do not agree, that it is not known. Gains are told against what the route was recorded under (``as_it_is``).
 """
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ctxalloc._replay import BASE, Measured, Round, median_of
 from ctxalloc._sites import UNNAMED
-from ctxalloc._text import counted, size_text
+from ctxalloc._text import counted, size_text, tidy
 
 MIN_REQUESTS: Final = 20
 """With fewer requests nothing is known."""
@@ -26,8 +27,10 @@ LESS_MEMORY_BYTES: Final = 1 << 20
 MORE_MEMORY: Final = 0.25
 """By what share, and by how many bytes, it must be larger to be a reason against."""
 MORE_MEMORY_BYTES: Final = 8 << 20
+PAYS: Final = 0.5
+"""How large a share of memory each share of processor time pays for: half of the time, a quarter more memory."""
 STEADY: Final = 1.3
-"""Slowest over fastest round of the default, above which small differences say nothing."""
+"""Slowest over fastest round of the strategy that it has, above which small differences say nothing."""
 HALVES: Final = 1.5
 """Larger over smaller p95 of the peaks of both halves, above which the recording does not say what is usual."""
 LONGEST_GAP: Final = 60.0
@@ -41,32 +44,80 @@ FAULT_SECONDS: Final = 1e-6
 """At most what a block, and a first touch of a page, costs: what cannot be gained need not be measured."""
 MIN_FAULT_SECONDS: Final = 0.25e-6
 """What a page fault costs at least."""
-PREFERENCE: Final = ("pool", "hugepages", "arena")
+PREFERENCE: Final = (BASE, "pool", "hugepages", "arena")
 """Of strategies that are as good: the one that is the simplest to run comes first."""
 
 RULES: Final = (
     (
-        f"another strategy: only if each of its rounds takes less processor time than each of the default's, in both "
-        f"halves of the recording, by at least {WORTH:.0%} of the requests' time, without {MORE_MEMORY:.0%} and 8 MiB "
-        f"more memory; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
+        "another strategy than the one that it was recorded under: only if each of its rounds takes less processor "
+        f"time than each of that one's, in both halves of the recording, by at least {WORTH:.0%} of the requests' "
+        f"time; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
     ),
+    (f"more memory: 8 MiB, or {MORE_MEMORY:.0%}, or half the share of processor time that it saves, whichever is most"),
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
     (
-        f"warm_bytes: 1.2 times the most bytes alive at one time; decay: {GAPS_IN_DECAY} times the p95 of the gaps "
-        f"between requests up to {LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
+        "warm_bytes, where routes have a pool: 1.2 times the most bytes alive at one time; decay: "
+        f"{GAPS_IN_DECAY} times the p95 of the gaps between requests that are not above {LONGEST_GAP:.0f} s, at least "
+        f"{DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
     ),
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
     (
         "withdrawn: all routes are replayed together, each as advised; advice is not given with which all rounds take "
-        "more processor time than the default's, or 5% and 1 MiB more memory"
+        "more processor time than with all as they are, or more memory: by 8 MiB, by 5%, and by more than half the "
+        "share that the route saves of the time of all"
     ),
 )
 
 Verdict: TypeAlias = Literal["change", "leave", "unknown"]
 
 
+_RECORDED: Final = {
+    "default": BASE,
+    "default_allocator": BASE,
+    "system": BASE,
+    "System": BASE,
+    "pool": "pool",
+    "Pool over PrivatePages": "pool",
+    "Pool over HugePages": "hugepages",
+    "Pool over LockedPages": "locked",
+    "Pool over NumaPages": "numa",
+    "Arena": "arena",
+    "Tracked": "tracked",
+    "Guard": "guard",
+    "SharedMemory": "shared_memory",
+}
+"""The strategy of a replay for each name that a recording has for a handler."""
+
+OVER_POOLS: Final = ("pool", "arena", "hugepages", "tracked", "locked", "numa")
+"""Strategies that keep memory warm."""
+
+
+class AsItIs(NamedTuple):
+    """What a route was recorded under."""
+
+    strategy: str
+    """What replays it, and what others are compared with: the C heap where no replay has its handler."""
+    handler: str
+    """The recording's name for it: that of most of the route's requests."""
+    is_exact: bool
+    """Whether all its requests had that strategy, with the options that it has by itself."""
+
+
+def as_it_is(route: dict[str, Any]) -> AsItIs:
+    """What the route was recorded under."""
+    handlers: dict[str, int] = route.get("handlers", {})
+    if not handlers:
+        return AsItIs(BASE, BASE, is_exact=True)
+    handler = max(handlers, key=lambda name: handlers[name])
+    aligned = re.fullmatch(r"Aligned (\d+)", handler)
+    strategy = f"aligned{aligned[1]}" if aligned else _RECORDED.get(handler)
+    # Another pool of the program's own may have other options.
+    is_exact = strategy is not None and len(handlers) == 1 and not handler.startswith("Pool over ")
+    return AsItIs(strategy or BASE, handler, is_exact)
+
+
 class Gain(NamedTuple):
-    """What a strategy saves against the default. Negative: it costs."""
+    """What a strategy saves against the one that the route was recorded under. Negative: it costs."""
 
     strategy: str
     cpu_seconds: float
@@ -87,7 +138,7 @@ class Decision(NamedTuple):
 
     verdict: Verdict
     strategy: str
-    """The default where nothing is advised."""
+    """The one that the route was recorded under where nothing is advised."""
     reason: str
     gain: Gain | None
 
@@ -98,6 +149,7 @@ class Sizes(NamedTuple):
     limit_bytes: int | None
     reserve_bytes: int | None
     warm_bytes: int
+    """What a pool is to keep; nothing where there is none."""
     decay_seconds: float
 
 
@@ -142,8 +194,9 @@ def needs_no_replay(route: dict[str, Any]) -> Decision | None:
     """The decision where it is known before anything is measured."""
     requests = route["requests"]
     if requests < MIN_REQUESTS:
-        said = f"{counted(requests, 'request')} say too little; record at least {MIN_REQUESTS}"
-        return Decision("unknown", BASE, said, None)
+        said = f"{counted(requests, 'request')} {'says' if requests == 1 else 'say'} too little"
+        said += f"; record at least {MIN_REQUESTS}"
+        return Decision("unknown", as_it_is(route).strategy, said, None)
     bound = route["blocks"] * BLOCK_SECONDS + route["total_bytes"] / 4096 * FAULT_SECONDS
     seconds = route["duration_ns"] / 1e9
     if bound < WORTH * seconds and route["peak_live_bytes"] < LESS_MEMORY_BYTES:
@@ -151,47 +204,59 @@ def needs_no_replay(route: dict[str, Any]) -> Decision | None:
             f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of "
             "a request, and hold less than 1 MiB together, so there is nothing to gain"
         )
-        return Decision("leave", BASE, said, None)
+        return Decision("leave", as_it_is(route).strategy, said, None)
     return None
 
 
 def decide(route: dict[str, Any], measured: Measured) -> Decision:
-    """Which strategy, by what was measured of the default and others."""
-    base = measured.get(BASE, [])
-    others = {name: rounds for name, rounds in measured.items() if name != BASE and len(rounds) >= MIN_ROUNDS}
+    """Which strategy, by what was measured of the one that it was recorded under and of others."""
+    its = as_it_is(route).strategy
+    base = measured.get(its, [])
+    others = {name: rounds for name, rounds in measured.items() if name != its and len(rounds) >= MIN_ROUNDS}
     if len(base) < MIN_ROUNDS or not others:
         said = f"it was not measured often enough: {MIN_ROUNDS} rounds of each strategy are needed"
-        return Decision("unknown", BASE, said, None)
+        if len(measured) == 1 and its in measured:
+            said = f"there is nothing to compare it with: it was recorded under {its}; name others with --strategy"
+        return Decision("unknown", its, said, None)
     gains = {name: _gain(name, base, rounds, route) for name, rounds in others.items()}
     good = [name for name, rounds in others.items() if _is_better(base, rounds, gains[name])]
     if good:
         best = _best(good, others)
         if halves_differ(route) > HALVES and not _agree_on_counts(base, others[best]):
             said = f"{best} may gain something, but the two halves of the recording differ in size; record for longer"
-            return Decision("unknown", BASE, said, gains[best])
-        return Decision("change", best, _why(best, gains[best]), gains[best])
+            return Decision("unknown", its, said, gains[best])
+        return Decision("change", best, _why(best, gains[best], its), gains[best])
     hopes = [name for name, rounds in others.items() if _may_be_better(base, rounds, gains[name])]
     if hopes:
         best = max(hopes, key=lambda name: gains[name].share)
         said = (
-            f"{best} may save {max(0, gains[best].share):.0%} of a request's time and {gains[best].faults:.0f} page "
-            "faults, but rounds differ by as much; measure on a quiet machine, or with more rounds"
+            f"{best} may save {max(0, gains[best].share):.0%} of a request's time and {tidy(gains[best].faults):.0f} "
+            "page faults, but rounds differ by as much; measure on a quiet machine, or with more rounds"
         )
-        return Decision("unknown", BASE, said, gains[best])
+        return Decision("unknown", its, said, gains[best])
     best = max(gains, key=lambda name: gains[name].share)
-    return Decision("leave", BASE, _why_not(base, others, gains), gains[best])
+    return Decision("leave", its, _why_not(base, others, gains), gains[best])
 
 
 def _cpu(rounds: list[Round]) -> list[float]:
     return [one.cpu for one in rounds]
 
 
+def seconds_of(route: dict[str, Any], measured: Measured) -> float:
+    """The time of a route's requests, in seconds.
+
+    A replay leaves out what the program does with its arrays; where it takes longer than the requests did, its own time
+    is what can be gained from.
+    """
+    base = measured.get(as_it_is(route).strategy, [])
+    duration_ns: int = route["duration_ns"]
+    return max(duration_ns / 1e9, statistics.median(_cpu(base)) if base else 0.0, 1e-9)
+
+
 def _gain(name: str, base: list[Round], rounds: list[Round], route: dict[str, Any]) -> Gain:
     requests = max(1, route["requests"])
     saved = statistics.median(_cpu(base)) - statistics.median(_cpu(rounds))
-    # A replay leaves out what the program does with its arrays; where it takes longer than the requests did, its own
-    # time is what can be gained from.
-    seconds = max(route["duration_ns"] / 1e9, statistics.median(_cpu(base)), 1e-9)
+    seconds = seconds_of(route, {as_it_is(route).strategy: base})
     before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
     return Gain(
         name,
@@ -227,8 +292,13 @@ def is_larger(rounds: list[Round], than: list[Round], share: float, size: int) -
     return min(these) > max(those) * (1 + share) and min(these) - max(those) >= size
 
 
-def _is_much_larger(rounds: list[Round], base: list[Round]) -> bool:
-    return is_larger(rounds, base, MORE_MEMORY, MORE_MEMORY_BYTES)
+def paid(share: float) -> float:
+    """What share of memory such a share of processor time pays for."""
+    return PAYS * max(0.0, share)
+
+
+def _is_much_larger(rounds: list[Round], base: list[Round], gain: Gain) -> bool:
+    return is_larger(rounds, base, max(MORE_MEMORY, paid(gain.share)), MORE_MEMORY_BYTES)
 
 
 def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
@@ -236,7 +306,7 @@ def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
 
 
 def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
-    if _is_much_larger(rounds, base):
+    if _is_much_larger(rounds, base, gain):
         return False
     if _is_faster(base, rounds) and gain.share >= WORTH:
         return True
@@ -246,7 +316,7 @@ def _is_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
 
 def _may_be_better(base: list[Round], rounds: list[Round], gain: Gain) -> bool:
     """Whether medians, or page faults, promise what the spread does not let be known."""
-    if _is_much_larger(rounds, base):
+    if _is_much_larger(rounds, base, gain):
         return False
     before, after = (statistics.median(one.faults for one in part) for part in (base, rounds))
     has_fewer_faults = after <= before * (1 - LESS_MEMORY)
@@ -276,7 +346,7 @@ def _best(good: list[str], others: Measured) -> str:
     return min(smaller or alike, key=lambda name: order.get(name, len(order)))
 
 
-def _why(name: str, gain: Gain) -> str:
+def _why(name: str, gain: Gain, its: str) -> str:
     parts = []
     if gain.share >= WORTH and gain.low_seconds > 0:
         parts.append(f"takes {gain.cpu_seconds * 1e6:.0f} us of processor time less for a request ({gain.share:.0%})")
@@ -284,11 +354,15 @@ def _why(name: str, gain: Gain) -> str:
         parts.append(f"has {gain.faults:.0f} page faults less for a request")
     if gain.peak_bytes is not None and gain.peak_bytes >= LESS_MEMORY_BYTES:
         parts.append(f"holds {size_text(gain.peak_bytes)} less at the peak")
-    return f"{name} " + ", ".join(parts)
+    return f"{name} {', '.join(parts)} than {its}, which it was recorded under"
 
 
 def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str:
-    larger = [name for name, rounds in others.items() if _is_much_larger(rounds, base) and _is_faster(base, rounds)]
+    larger = [
+        name
+        for name, rounds in others.items()
+        if _is_much_larger(rounds, base, gains[name]) and _is_faster(base, rounds)
+    ]
     if larger:
         name = max(larger, key=lambda one: gains[one].share)
         return (
@@ -297,9 +371,8 @@ def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str
         )
     best = max(gains.values(), key=lambda gain: gain.share)
     if best.share < WORTH:
-        return (
-            f"no strategy saves {WORTH:.0%} of a request's time: the best one, {best.strategy}, saves {best.share:.1%}"
-        )
+        said = f"no strategy saves {WORTH:.0%} of a request's time"
+        return f"{said}: the best one, {best.strategy}, saves {tidy(best.share, 3):.1%}"
     return f"what {best.strategy} saves is within the spread of the rounds, and page faults say the same"
 
 
@@ -311,8 +384,11 @@ def confidence_of(route: dict[str, Any], measured: Measured) -> str:
         parts.append("with fewer than 1000, the p99.9 is the largest one")
     how = "the two halves agree" if differ <= HALVES else "the two halves of the recording differ"
     parts.append(f"{how}: their p95 by a factor of {differ:.2f}")
+    its = as_it_is(route)
+    if not its.is_exact:
+        parts.append(f"recorded under {its.handler}, replayed as {its.strategy}")
     for name, rounds in measured.items():
-        if name == BASE and rounds:
+        if name == its.strategy and rounds:
             parts.append(f"{counted(len(rounds), 'round')} of {name}, slowest over fastest {_spread(rounds):.2f}")
     if route["refused_requests"]:
         parts.append(f"{counted(route['refused_requests'], 'request')} refused, not among the peaks")

@@ -4,7 +4,7 @@ import html
 import statistics
 from typing import Any, Final
 
-from ctxalloc._text import size_text
+from ctxalloc._text import counted, size_text
 
 _WIDTH: Final = 420
 _BAR: Final = 16
@@ -45,9 +45,13 @@ pre {{ overflow: auto; border: 1px solid var(--line); padding: .6rem; font-size:
 def page(name: str, told: dict[str, Any], together: str | None) -> str:
     """A page of what ``_recommend.as_json`` tells."""
     summary = (
-        f"{told['requests']} requests were replayed under each strategy. For all routes together: keep "
-        f"{size_text(told['warm_bytes'])} warm for {told['decay_seconds']:g} s."
+        f"{counted(told['requests'], 'request')} {'was' if told['requests'] == 1 else 'were'} replayed under each "
+        "strategy."
     )
+    if told["warm_bytes"] is not None:
+        summary += (
+            f" For all routes together: keep {size_text(told['warm_bytes'])} warm for {told['decay_seconds']:g} s."
+        )
     if together is not None:
         summary += f" All in one process: {together}."
     partial = "<p class=partial>Interrupted: this is what was measured until then." if told["is_partial"] else ""
@@ -69,10 +73,11 @@ _HEADLINES: Final = {"unknown": "not known", "leave": "leave it as it is"}
 
 def _route(one: dict[str, Any]) -> str:
     headline = _HEADLINES.get(one["verdict"], f"use {one['strategy']}")
-    rows = [("why", one["reason"])]
+    rows = [("recorded under", one["as_it_is"]["handler"]), ("why", one["reason"])]
     if one["limit_bytes"] is not None:
         rows.append(("set", f"limit_bytes={one['limit_bytes']}, reserve_bytes={one['reserve_bytes']}"))
-    rows.append(("keep warm", f"{size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s"))
+    if one["warm_bytes"] is not None:
+        rows.append(("keep warm", f"{size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s"))
     rows.append(("rests on", one["confidence"]))
     rows += [("changed by", text) for text in one["would_change"]]
     if one["is_partial"]:

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TextIO
 from ctxalloc import _advice, _advice_page, _files, _gaps, _native, _snippets, _together, _trace
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._program import UsageError
-from ctxalloc._replay import BASE, FailedError, Measured, StoppedError, measured, progress_on, round_of
+from ctxalloc._replay import FailedError, Measured, StoppedError, measured, progress_on, round_of
 from ctxalloc._sites import UNNAMED
-from ctxalloc._text import counted, printable, size_text
+from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
 
 ALL_ROUTES: Final = "all routes"
@@ -38,6 +38,11 @@ class Advice(NamedTuple):
     withdrawn: str | None = None
     """What was advised for the route by itself, and is not."""
 
+    @property
+    def busy_seconds(self) -> float:
+        """The time of its requests, or of their replay where that is longer."""
+        return _advice.seconds_of(self.facts, self.measured)
+
 
 class Found(NamedTuple):
     """The advice for a recording."""
@@ -45,17 +50,25 @@ class Found(NamedTuple):
     advice: list[Advice]
     whole: dict[str, Any]
     """What was recorded, all routes together."""
-    kept: Sizes
-    """What the process should keep warm, for all routes."""
     left: list[str]
     """Routes that were not reached before it was interrupted."""
     together: Together | None = None
     """Of all routes in one process; None where nothing is advised, or there is one route only."""
 
     @property
+    def kept(self) -> _snippets.Kept | None:
+        """What the process should keep warm, for all routes that have a pool; None where none has one."""
+        pooled = [one for one in self.advice if one.decision.strategy in _advice.OVER_POOLS]
+        if not pooled:
+            return None
+        whole = _advice.sizes_of(self.whole)
+        # At most what all routes had at one time, and at most what each of these had at some time.
+        return _snippets.Kept(min(whole.warm_bytes, sum(one.sizes.warm_bytes for one in pooled)), whole.decay_seconds)
+
+    @property
     def is_partial(self) -> bool:
         """Whether it was interrupted."""
-        is_tried = self.together is None or not self.together.untried
+        is_tried = self.together is None or not self.together.untried or self.together.problem is not None
         return bool(self.left) or not is_tried or any(one.is_partial for one in self.advice)
 
 
@@ -67,26 +80,34 @@ def advise(
         *routes, whole = _native._recorded_routes(path)  # noqa: SLF001 - made for this
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
+    if not routes:
+        raise UsageError(f"{path} has no finished request; record for longer, or with a smaller one_in")
     count = len(routes)
     if only is not None:
         wanted = [route for route in routes if route["name"] == only]
         routes = wanted or [route for route in routes if not route["name"] and only == UNNAMED]
         if not routes:
             raise UsageError(f"--route {only!r}: no finished request of that name is in {path}")
-    strategies = list(dict.fromkeys([BASE, *strategies]))
     found: list[Advice] = []
     left = [route["name"] for route in routes]
+    failures: dict[str, str] = {}
     for number, route in enumerate(routes):
         name = route["name"]
         prefix = f"route {number + 1} of {len(routes)}, {name or UNNAMED}: "
-        rounds_of: Measured = {strategy: [] for strategy in strategies}
+        its = _advice.as_it_is(route).strategy
+        rounds_of: Measured = {strategy: [] for strategy in (its, *strategies)}
         decision, is_partial = _advice.needs_no_replay(route), False
         if decision is None:
             try:
-                _measure(path, name, strategies, rounds, into=rounds_of, shown=_behind(prefix, shown))
+                _measure(path, name, list(rounds_of), rounds, into=rounds_of, shown=_behind(prefix, shown))
             except (StoppedError, KeyboardInterrupt):
                 is_partial = True
-            decision = _advice.decide(route, rounds_of)
+            except FailedError as error:
+                if str(error).startswith("strategy="):  # there is none of that name: no route's fault
+                    raise UsageError(str(error)) from None
+                failures[name] = str(error)
+                decision = Decision("unknown", its, f"it cannot be replayed: {error}", None)
+            decision = decision or _advice.decide(route, rounds_of)
         left.remove(name)
         confidence = _advice.confidence_of(route, rounds_of)
         change = _advice.would_change(route, decision)
@@ -96,28 +117,34 @@ def advise(
             break
     else:
         left = []
-    told = Found(found, whole, _advice.sizes_of(whole), left)
-    return told if told.is_partial or count == 1 else _with_all_together(path, told, rounds, shown)
+    if len(failures) == len(routes):  # no route was told apart: it is the recording, or what was asked for
+        name, why = next(iter(failures.items()))
+        raise UsageError(f"route {name or UNNAMED!r}: {why}")
+    told = Found(found, whole, left)
+    return told if told.is_partial or count == 1 else _with_all_together(path, told, routes, rounds, shown)
 
 
-def _with_all_together(path: Path, found: Found, rounds: int, shown: Callable[[str], None]) -> Found:
+def _with_all_together(
+    path: Path, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
+) -> Found:
     """Without the advice that makes the whole process worse."""
-    changed = [one for one in found.advice if one.decision.verdict == "change" and one.decision.gain is not None]
-    wanted = [
-        _together.Wanted(one.route, one.decision.strategy, one.decision.gain.cpu_seconds * one.requests)
-        for one in changed
-        if one.decision.gain is not None
-    ]
+    as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in routes}
+    seconds = sum(one.busy_seconds for one in found.advice)
+    wanted = []
+    for one in found.advice:
+        if one.decision.verdict == "change" and one.decision.gain is not None:
+            saved = one.decision.gain.cpu_seconds * one.requests
+            wanted.append(_together.Wanted(one.route, one.decision.strategy, saved, saved / max(seconds, 1e-9)))
     if not wanted:
         return found
     together = None
     try:
-        for known in _together.tried(path, wanted, rounds, _behind("all routes together: ", shown)):
+        for known in _together.tried(path, wanted, as_they_are, rounds, _behind("all routes together: ", shown)):
             together = known
     except (StoppedError, KeyboardInterrupt):
         pass
     except FailedError as error:
-        raise UsageError(f"all routes together: {error}") from None
+        together = _together.Together({}, {}, [one.route for one in wanted], str(error))
     withdrawn = {} if together is None else together.withdrawn
     return found._replace(advice=[_withdrawn(one, withdrawn.get(one.route)) for one in found.advice], together=together)
 
@@ -125,7 +152,8 @@ def _with_all_together(path: Path, found: Found, rounds: int, shown: Callable[[s
 def _withdrawn(one: Advice, why: str | None) -> Advice:
     if why is None:
         return one
-    decision = one.decision._replace(verdict="leave", strategy=BASE, reason=why)
+    its = _advice.as_it_is(one.facts).strategy
+    decision = one.decision._replace(verdict="leave", strategy=its, reason=why)
     change = _advice.would_change(one.facts, decision, is_withdrawn=True)
     return one._replace(decision=decision, would_change=change, withdrawn=one.decision.strategy)
 
@@ -143,11 +171,8 @@ def _measure(
     into: Measured,
     shown: Callable[[str], None],
 ) -> None:
-    try:
-        for strategy, numbers in measured(path, strategies, rounds, route=route, shown=shown):
-            into[strategy].append(round_of(numbers))
-    except FailedError as error:
-        raise UsageError(f"route {route or UNNAMED!r}: {error}") from None
+    for strategy, numbers in measured(path, strategies, rounds, route=route, shown=shown):
+        into[strategy].append(round_of(numbers))
 
 
 def recommend(
@@ -194,10 +219,16 @@ def recommend(
 def sets_of(found: Found) -> list[_snippets.Set]:
     """What each route is to get."""
     return [
-        _snippets.Set(one.route, one.decision.strategy, one.sizes.limit_bytes, one.sizes.reserve_bytes)
+        _snippets.Set(one.route, _strategy_of(one), one.sizes.limit_bytes, one.sizes.reserve_bytes)
         for one in found.advice
         if one.decision.verdict != "unknown" or one.sizes.limit_bytes is not None
     ]
+
+
+def _strategy_of(one: Advice) -> str | None:
+    """None: the one that it has, which is more than its name says."""
+    its = _advice.as_it_is(one.facts)
+    return None if one.decision.verdict != "change" and not its.is_exact else one.decision.strategy
 
 
 def snippets_of(found: Found) -> dict[str, str]:
@@ -205,9 +236,7 @@ def snippets_of(found: Found) -> dict[str, str]:
     sets = sets_of(found)
     if not sets:
         return {}
-    is_kept = any(one.strategy in ("pool", "arena", "hugepages") for one in sets)
-    kept = _snippets.Kept(found.kept.warm_bytes, found.kept.decay_seconds) if is_kept else None
-    return {"python": _snippets.python(sets, kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
+    return {"python": _snippets.python(sets, found.kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
 
 
 def as_json(path: Path, found: Found) -> dict[str, Any]:
@@ -217,8 +246,8 @@ def as_json(path: Path, found: Found) -> dict[str, Any]:
         "is_partial": found.is_partial,
         "routes_left": [name or UNNAMED for name in found.left],
         "requests": found.whole["requests"],
-        "warm_bytes": found.kept.warm_bytes,
-        "decay_seconds": found.kept.decay_seconds,
+        "warm_bytes": None if found.kept is None else found.kept.warm_bytes,
+        "decay_seconds": None if found.kept is None else found.kept.decay_seconds,
         "gaps": _gaps.as_json(found.whole["gaps"]),
         "together": _together_as_json(found.together),
         "rules": list(_advice.RULES),
@@ -231,13 +260,17 @@ def _together_as_json(found: Together | None) -> dict[str, Any] | None:
     if found is None:
         return None
     rounds = {name: [one._asdict() for one in part] for name, part in found.rounds.items()}
-    return {"rounds": rounds, "untried": [name or UNNAMED for name in found.untried]}
+    return {"rounds": rounds, "untried": [name or UNNAMED for name in found.untried], "problem": found.problem}
 
 
 def together_text(told: dict[str, Any]) -> str | None:
     """What all routes together take as advised. None: nothing was replayed together, or nothing is advised."""
     if told["together"] is None:
         return None
+    if told["together"]["problem"] is not None:
+        return (
+            f"they could not be replayed together as advised, which may withdraw advice: {told['together']['problem']}"
+        )
     if told["together"]["untried"]:
         return "interrupted before all routes were replayed together as advised, which may withdraw advice"
     rounds = told["together"]["rounds"]
@@ -246,6 +279,7 @@ def together_text(told: dict[str, Any]) -> str | None:
 
 def _route_as_json(one: Advice) -> dict[str, Any]:
     peaks = sorted(one.facts["peak_bytes"])
+    has_pool = one.decision.strategy in _advice.OVER_POOLS
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     return {
         "route": one.route or UNNAMED,
@@ -253,10 +287,12 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
         "is_partial": one.is_partial,
         "verdict": one.decision.verdict,
         "strategy": one.decision.strategy,
+        "as_it_is": _advice.as_it_is(one.facts)._asdict(),
         "reason": one.decision.reason,
         "withdrawn": one.withdrawn,
         "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
         **one.sizes._asdict(),
+        **({} if has_pool else {"warm_bytes": None, "decay_seconds": None}),
         "confidence": one.confidence,
         "would_change": one.would_change,
         "peak_bytes": {name: _advice.quantile(peaks, q) for name, q in quantiles.items()} if peaks else {},
@@ -275,15 +311,17 @@ def headline(one: dict[str, Any]) -> str:
     """The advice for a route in a few words."""
     if one["verdict"] == "unknown":
         return "not known"
-    return f"use {one['strategy']}" if one["verdict"] == "change" else "leave it as it is"
+    if one["verdict"] == "change":
+        return f"use {one['strategy']}"
+    return f"leave it as it is, recorded under {one['as_it_is']['handler']}"
 
 
 def gain_text(gain: dict[str, Any]) -> str:
     """What a strategy saves, with its spread."""
-    low, most = gain["low_seconds"] * 1e6, gain["high_seconds"] * 1e6
-    text = f"{gain['cpu_seconds'] * 1e6:.1f} us of CPU a request ({low:.1f} to {most:.1f})"
-    text += f", {gain['share']:.1%} of its time"
-    text += f"; {gain['faults']:.1f} page faults a request"
+    middle, low, most = (tidy(gain[f"{which}_seconds"] * 1e6, 1) for which in ("cpu", "low", "high"))
+    text = f"{middle:.1f} us of CPU a request ({low:.1f} to {most:.1f})"
+    text += f", {tidy(gain['share'], 3):.1%} of its time"
+    text += f"; {tidy(gain['faults'], 1):.1f} page faults a request"
     if gain["peak_bytes"] is not None:
         text += f"; {size_text(gain['peak_bytes'])} of RSS at the peak"
     return f"{gain['strategy']} saves {text}"
@@ -304,16 +342,20 @@ def _print(path: Path, found: Found, out: TextIO) -> None:
             sizes = f"limit_bytes={one['limit_bytes']} ({size_text(one['limit_bytes'])})"
             sizes += f", reserve_bytes={one['reserve_bytes']} ({size_text(one['reserve_bytes'])})"
             print(f"  set         {sizes}", file=out)
-        print(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s", file=out)
+        if one["warm_bytes"] is not None:
+            print(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s", file=out)
         print(f"  rests on    {one['confidence']}", file=out)
         for number, text in enumerate(one["would_change"]):
             print(f"  {'changed by' if number == 0 else '':<11} {text}", file=out)
     for name in told["routes_left"]:
         print(f"\n{printable(name)}: not measured", file=out)
-    warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
-    print(f"\n{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)", file=out)
+    if told["warm_bytes"] is None:
+        print(f"\n{ALL_ROUTES} together: no route has a pool, so there is nothing to keep warm", file=out)
+    else:
+        warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
+        print(f"\n{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)", file=out)
     if (together := together_text(told)) is not None:
-        print(f"  {together}", file=out)
+        print(f"  {printable(together)}", file=out)
     for where, snippet in told["snippets"].items():
         print(f"\n# {where}", file=out)
         print("\n".join(printable(line) for line in snippet.splitlines()), file=out)

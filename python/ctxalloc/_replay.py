@@ -186,6 +186,8 @@ def replay(
         ):
             rounds_of[strategy].append(round_of(numbers))
             facts = numbers
+            if not numbers["requests"] and route is None:
+                raise UsageError(f"{path} has no request; record for longer, or with a smaller one_in")
             if route is not None and not numbers["requests"]:
                 raise UsageError(
                     f"--route {route!r}: no request of the recording has this name; `trace info` shows them"
@@ -296,7 +298,10 @@ def _print(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_partial
     for count, what in (
         (facts["unfinished"], "without an end in the recording, not compared"),
         (facts["torn"], "requests that were open where the recording has a gap, not compared"),
-        (facts["left_out"], "events left out: what they belong to is not in the recording"),
+        (
+            facts["left_out"],
+            "events left out: what they belong to is not in the recording, or they charge an ended request",
+        ),
         (facts["unordered_peaks"], "peaks made by several threads, whose order is only as good as the clock"),
     ):
         if count:

@@ -1,6 +1,5 @@
 """What to paste to follow advice: for Python's middleware, for Rust's layer, for Dask's plugin."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -13,7 +12,8 @@ class Set(NamedTuple):
     """What a route is to get."""
 
     route: str
-    strategy: str
+    strategy: str | None
+    """None: the one that it has, which is not written here."""
     limit_bytes: int | None
     reserve_bytes: int | None
 
@@ -46,10 +46,13 @@ _RUST: Final = {
     "shared_memory": ('.strategy(SharedMemory::new().expect("Linux"))', "SharedMemory"),
 }
 _RUST_HANDLERS: Final = {"hugepages": "HugePages::transparent()", "locked": "LockedPages::untried()"}
+_HANDLERS: Final = ("hugepages", "locked", "aligned64")
+"""Strategies that are handlers of the table by these names."""
+_ITS_OWN: Final = "and the strategy that it has"
 
 
-def _aligned(strategy: str) -> int | None:
-    found = re.fullmatch(r"aligned(\d+)", strategy)
+def _aligned(strategy: str | None) -> int | None:
+    found = re.fullmatch(r"aligned(\d+)", strategy or "")
     return int(found[1]) if found else None
 
 
@@ -68,7 +71,7 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
     by_hand: list[str] = []
     lines: list[str] = []
     for one in sets:
-        strategy, line = _PYTHON.get(one.strategy, (None, None))
+        strategy, line = _PYTHON.get(one.strategy or "", (None, None))
         if (align := _aligned(one.strategy)) is not None:
             strategy = f"strategies.Aligned(align={align})"
         if line is not None and line not in lines:
@@ -79,10 +82,11 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         words += [] if strategy is None else [f"strategy={strategy}"]
         terms = f"ctxalloc.request({', '.join(words)})"
         if not is_pattern(one.route):
-            by_hand.append(f"with {terms}:\n    ...  # the work")
+            by_hand.append(f"with {terms}:{'' if one.strategy else f'  # {_ITS_OWN}'}\n    ...  # the work")
         else:
             # An arena is for one request: a function makes each its own.
-            rows.append(f"    {one.route!r}: {'lambda scope: ' if one.strategy == 'arena' else ''}{terms},")
+            row = f"    {one.route!r}: {'lambda scope: ' if one.strategy == 'arena' else ''}{terms},"
+            rows.append(row if one.strategy else f"{row}  # {_ITS_OWN}")
     text = ["import ctxalloc", "from ctxalloc import strategies", "from ctxalloc.asgi import AllocatorMiddleware", ""]
     if kept is not None:
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
@@ -103,32 +107,74 @@ def _use(module: str, names: set[str]) -> str:
     return f"use ctxalloc::{module}::{listed if len(names) == 1 else f'{{{listed}}}'};"
 
 
+def _rust_text(text: str) -> str:
+    """A literal of Rust. What does not print is escaped: the compiler refuses some of it."""
+
+    def escaped(one: str) -> str:
+        if one in '"\\':
+            return f"\\{one}"
+        return one if one.isprintable() else f"\\u{{{ord(one):x}}}"
+
+    return f'"{"".join(map(escaped, text))}"'
+
+
+def _axum(path: str) -> str:
+    """A path as axum writes it: a parameter has no type, and one that takes slashes has a star."""
+    starred = re.sub(r"\{(\w+):path\}", r"{*\1}", path)
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", starred)
+
+
+def _in_rust(one: Set, names: set[str], sources: set[str], shared: list[str]) -> str:
+    """What changes the terms of a route, and what that needs."""
+    strategy, needs = _RUST.get(one.strategy or "", ("", None))
+    names |= set() if needs is None else set(needs.split(", "))
+    if one.strategy in _RUST_HANDLERS:
+        source = _RUST_HANDLERS[one.strategy]
+        names |= {"Pool", "PoolOptions"}
+        sources.add(source.partition("::")[0])
+        line = f"let {one.strategy} = Pool::over({source}, PoolOptions::default());"
+        shared += [line] if line not in shared else []
+        strategy = f".strategy({one.strategy}.clone())"
+    if (align := _aligned(one.strategy)) is not None:
+        names.add("Aligned")
+        strategy = f'.strategy(Aligned::new({align}).expect("a power of two"))'
+    limit = "" if one.limit_bytes is None else f".limit_bytes({one.limit_bytes})"
+    reserve = "" if one.reserve_bytes is None else f".reserve_bytes({one.reserve_bytes})"
+    return f"{limit}{reserve}{strategy}"
+
+
+def _beside(strategy: str | None) -> str:
+    """What the line of a route does not say."""
+    if strategy is None:
+        return f" // {_ITS_OWN}"
+    is_said = strategy in _RUST or strategy in _RUST_HANDLERS or _aligned(strategy) is not None
+    return "" if is_said else f" // and the strategy {strategy}"
+
+
 def rust(sets: Sequence[Set]) -> str:
     """The layer of tower: terms by route. There is none without a name."""
-    arms: list[str] = []
     names: set[str] = set()
     sources: set[str] = set()
     shared: list[str] = []
+    arms: dict[tuple[str, str], str] = {}
+    aside: list[str] = []
     for one in filter(lambda one: one.route, sets):
-        strategy, needs = _RUST.get(one.strategy, ("", None))
-        names |= set() if needs is None else set(needs.split(", "))
-        if one.strategy in _RUST_HANDLERS:
-            source = _RUST_HANDLERS[one.strategy]
-            names |= {"Pool", "PoolOptions"}
-            sources.add(source.partition("::")[0])
-            line = f"let {one.strategy} = Pool::over({source}, PoolOptions::default());"
-            shared += [line] if line not in shared else []
-            strategy = f".strategy({one.strategy}.clone())"
-        if (align := _aligned(one.strategy)) is not None:
-            names.add("Aligned")
-            strategy = f'.strategy(Aligned::new({align}).expect("a power of two"))'
-        # axum's route is without the method.
-        path = pattern_of(one.route)[1] if is_pattern(one.route) else one.route
-        limit = "" if one.limit_bytes is None else f".limit_bytes({one.limit_bytes})"
-        reserve = "" if one.reserve_bytes is None else f".reserve_bytes({one.reserve_bytes})"
-        arm = f"        {json.dumps(path, ensure_ascii=False)} => terms{limit}{reserve}{strategy},"
-        arms += [arm] if arm not in arms else []
+        if not is_pattern(one.route):
+            terms = _in_rust(one, set(), set(), [])
+            aside.append(f"// By hand: ctxalloc::request().name({_rust_text(one.route)}){terms}")
+            continue
+        method, path = pattern_of(one.route)
+        key = "_" if method is None else _rust_text(method), _rust_text(_axum(path))
+        if key in arms:
+            aside.append(f"// {_rust_text(one.route)} is a route that axum does not tell from one above")
+            continue
+        arms[key] = f"terms{_in_rust(one, names, sources, shared)},{_beside(one.strategy)}"
     uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
+    # As they are called in the recording.
+    name = 'format!("{} {route}", parts.method)' if any(method != "_" for method, _ in arms) else "route.to_owned()"
+    # Those of any method come behind those of one.
+    lines = [f"        ({method}, {path}) => {terms}" for (method, path), terms in arms.items() if method != "_"]
+    lines += [f"        ({method}, {path}) => {terms}" for (method, path), terms in arms.items() if method == "_"]
     return "\n".join(
         [
             "use axum::extract::MatchedPath;",
@@ -137,13 +183,14 @@ def rust(sets: Sequence[Set]) -> str:
             "",
             *shared,
             "let layer = RequestLayer::new().terms(move |parts, terms| {",
-            "    let route = parts.extensions.get::<MatchedPath>()?.as_str().to_owned();",
-            "    let terms = terms.name(route.clone());",
-            "    Some(match route.as_str() {",
-            *arms,
+            "    let route = parts.extensions.get::<MatchedPath>()?.as_str();",
+            f"    let terms = terms.name({name});",
+            "    Some(match (parts.method.as_str(), route) {",
+            *lines,
             "        _ => terms,",
             "    })",
             "});",
+            *aside,
         ]
     )
 
@@ -152,12 +199,11 @@ def dask(sets: Sequence[Set]) -> str:
     """The plugin of Dask: terms by the prefix of a task's key, which is never empty."""
     rows = []
     for one in filter(lambda one: one.route, sets):
-        if one.strategy in ("hugepages", "locked", "aligned64"):
+        if one.strategy in _HANDLERS:
             terms, why = f'{{"handler": "{one.strategy}"}}', "  # a handler has no account and no limit"
-        elif one.limit_bytes is None:
-            terms, why = "{}", ""
         else:
-            terms, why = f'{{"limit_bytes": {one.limit_bytes}}}', ""
+            terms = "{}" if one.limit_bytes is None else f'{{"limit_bytes": {one.limit_bytes}}}'
+            why = "" if one.strategy == "pool" else "  # with the pool, as all requests of tasks"
         rows.append(f"    {one.route!r}: {terms},{why}")
     return "\n".join(
         [

@@ -37,6 +37,11 @@ def counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{plural}"
 
 
+def tidy(number: float, digits: int = 0) -> float:
+    """Rounded, and never ``-0.0``."""
+    return round(number, digits) + 0.0
+
+
 class Says(TypedDict):
     """What a parser's command does: a line in the list of all, and a sentence above its own options."""
 

@@ -2,7 +2,8 @@
 
 A route is measured by itself, where it has the process's memory for itself too. Here all routes are replayed together,
 each as advised, beside all of them as they are. Where that is worse, routes are added one after the other, those that
-gain the most first, and whichever makes it worse is not advised.
+gain the most first, and whichever makes it worse is not advised. More memory is worse only if what the route saves does
+not pay for it: a few MiB are not worth most of a route's time.
 """
 
 import statistics
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _advice
-from ctxalloc._replay import BASE, Measured, Round, measured, median_of, round_of
+from ctxalloc._replay import Measured, Round, measured, median_of, round_of
 from ctxalloc._text import size_text
 
+AS_THEY_ARE: Final = "as they are"
+"""The arm in which each route has what it was recorded under."""
 ADVISED: Final = "advised"
-"""The arm beside the default's: each route with its advice."""
+"""The one beside it: each route with its advice."""
 
 MORE_MEMORY: Final = 0.05
-"""By what share the peak of the resident memory may be larger together, if it is more than 1 MiB."""
+"""By what share the peak of the resident memory may be larger together, if it is 8 MiB or more."""
 
 
 class Wanted(NamedTuple):
@@ -28,30 +31,42 @@ class Wanted(NamedTuple):
     strategy: str
     saved_seconds: float
     """Of processor time, of all its requests."""
+    share: float
+    """What part of the time of all routes that is."""
 
 
 class Together(NamedTuple):
     """What was found."""
 
     rounds: Measured
-    """Of what is advised in the end, and of the default beside it."""
+    """Of what is advised in the end, and of all as they are beside it."""
     withdrawn: dict[str, str]
     """Routes whose advice makes it worse, and in what."""
     untried: list[str]
-    """Routes whose advice was not measured together with the others: it was interrupted."""
+    """Routes whose advice was not measured together with the others: it was interrupted, or failed."""
+    problem: str | None = None
+    """Why it failed."""
 
 
 def tried(
     path: Path,
     wanted: list[Wanted],
+    as_they_are: Mapping[str, str],
     rounds: int,
     shown: Callable[[str], None],
 ) -> Iterator[Together]:
-    """What is known, from nothing on, better with each that follows: the last one is the answer. FailedError."""
+    """What is known, from nothing on, better with each that follows: the last one is the answer. FailedError.
+
+    ``as_they_are``: what each route was recorded under.
+    """
     order = sorted(wanted, key=lambda one: -one.saved_seconds)
     names = [one.route for one in order]
     yield Together({}, {}, names)
-    every = _rounds(path, {one.route: one.strategy for one in order}, rounds, shown)
+
+    def with_these(routes: Mapping[str, str]) -> Measured:
+        return _rounds(path, as_they_are, {**as_they_are, **routes}, rounds, shown)
+
+    every = with_these({one.route: one.strategy for one in order})
     if worse(every) is None:
         yield Together(every, {}, [])
         return
@@ -61,8 +76,9 @@ def tried(
     for number, one in enumerate(order):
         last = number == len(order) - 1 and not withdrawn
         # With the last one they are all, which were measured.
-        found = every if last else _rounds(path, {**kept, one.route: one.strategy}, rounds, shown)
-        why = worse(found)
+        found = every if last else with_these({**kept, one.route: one.strategy})
+        # What those hold more that are kept was paid for by what they save.
+        why = worse(found, allowed=more_memory(best) + _advice.paid(one.share))
         if why is None:
             kept[one.route] = one.strategy
             best = found
@@ -71,17 +87,33 @@ def tried(
         yield Together(best, dict(withdrawn), names[number + 1 :])
 
 
-def _rounds(path: Path, by_route: Mapping[str, str], rounds: int, shown: Callable[[str], None]) -> Measured:
-    found: Measured = {BASE: [], ADVISED: []}
-    for arm, numbers in measured(path, [BASE, ADVISED], rounds, by_route={ADVISED: by_route}, shown=shown):
+def _rounds(
+    path: Path,
+    as_they_are: Mapping[str, str],
+    advised: Mapping[str, str],
+    rounds: int,
+    shown: Callable[[str], None],
+) -> Measured:
+    found: Measured = {AS_THEY_ARE: [], ADVISED: []}
+    routes = {AS_THEY_ARE: as_they_are, ADVISED: advised}
+    for arm, numbers in measured(path, list(routes), rounds, by_route=routes, shown=shown):
         found[arm].append(round_of(numbers))
     return found
 
 
-def worse(found: Measured) -> str | None:
-    """In what the advised rounds are worse than the default's by more than the rounds differ; None if they are not."""
-    base, advised = found[BASE], found[ADVISED]
-    if _advice.is_larger(advised, base, MORE_MEMORY, _advice.LESS_MEMORY_BYTES):
+def more_memory(found: Measured) -> float:
+    """By what share the peak is larger as advised; 0 where it is not, or nothing was measured."""
+    before, after = (median_of([one.peak_bytes for one in found.get(arm, [])]) for arm in (AS_THEY_ARE, ADVISED))
+    return max(0.0, after / before - 1) if before and after else 0.0
+
+
+def worse(found: Measured, allowed: float = 0.0) -> str | None:
+    """In what the advised rounds are worse than the others by more than the rounds differ; None if they are not.
+
+    ``allowed``: what share of memory more is no reason.
+    """
+    base, advised = found[AS_THEY_ARE], found[ADVISED]
+    if _advice.is_larger(advised, base, max(MORE_MEMORY, allowed), _advice.MORE_MEMORY_BYTES):
         before, after = (median_of([one.peak_bytes for one in part]) or 0 for part in (base, advised))
         return f"hold {size_text(after - before)} more at the peak ({_ratio(after, before)})"
     if min(map(_cpu, advised)) > max(map(_cpu, base)):
@@ -95,17 +127,20 @@ def _cpu(one: Round) -> float:
 
 
 def _ratio(after: float, before: float) -> str:
-    return f"{after / before:.2f} times as much" if before else "the default takes none"
+    return f"{after / before:.2f} times as much" if before else "as they are they take none"
 
 
 def _withdrawal(one: Wanted, why: str, kept: Mapping[str, str]) -> str:
     beside = "beside the other routes as advised" if kept else "beside the other routes as they are"
-    return f"{one.strategy} gains something by itself, but {beside} all requests together then {why}: it is withdrawn"
+    return (
+        f"{one.strategy} saves {one.share:.1%} of the time of all requests, but {beside} these together then {why}: it "
+        "is withdrawn"
+    )
 
 
 def text_of(rounds: Mapping[str, Any]) -> str:
-    """What all routes together take as advised, beside the default."""
-    base, advised = rounds[BASE], rounds[ADVISED]
+    """What all routes together take as advised, beside what they take as they are."""
+    base, advised = rounds[AS_THEY_ARE], rounds[ADVISED]
     parts = []
     for field, what in (("cpu", "of the processor time"), ("peak_bytes", "of the RSS at the peak")):
         values = [[one[field] for one in part if one[field] is not None] for part in (base, advised)]

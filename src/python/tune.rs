@@ -133,6 +133,7 @@ fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
         numbers.set_item(name, value)?;
     }
     numbers.set_item("refused_by", route.refused_by)?;
+    numbers.set_item("handlers", route.handlers)?;
     numbers.set_item("name", route.name)?;
     numbers.set_item("peak_bytes", route.peak_bytes)?;
     numbers.set_item("escaped_ns", route.escaped_ns)?;

@@ -47,12 +47,15 @@ pub struct Route {
     pub peak_live_bytes: u64,
     /// The times without a request of it, between two that had some, in nanoseconds.
     pub gaps_ns: Vec<u64>,
+    /// How many requests had each handler, by the name that the recording has for it: `pool`, `System`, `Arena`.
+    pub handlers: BTreeMap<String, u64>,
 }
 
 #[derive(Default)]
 struct Open {
     route: usize,
     name: u32,
+    handler: u32,
     /// The outermost request around it, or itself.
     root: u64,
     began_ns: u64,
@@ -81,7 +84,7 @@ pub fn routes(recording: &Recording) -> Vec<Route> {
     reader.routes.push(Route::default());
     reader.now.push(Now::default());
     for event in recording.events() {
-        reader.read(event.at_ns, event.thread, event.request, event.what, recording.names());
+        reader.read(event.at_ns, event.thread, event.request, event.what, recording);
     }
     for live in reader.blocks.values() {
         let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
@@ -109,16 +112,17 @@ struct Reader {
 }
 
 impl Reader {
-    fn read(&mut self, at_ns: u64, thread: u32, request: u64, what: What, names: &[String]) {
+    fn read(&mut self, at_ns: u64, thread: u32, request: u64, what: What, recording: &Recording) {
+        let names = recording.names();
         match what {
-            What::Begin { name, parent, .. } => {
+            What::Begin { name, handler, parent } => {
                 let around = self.requests.get(&parent).filter(|open| open.ended_ns.is_none());
                 let is_inside = around.is_some();
                 let (route, root) = match around {
                     Some(open) => (open.route, open.root),
                     None => (self.route(name, names), request),
                 };
-                self.requests.insert(request, Open { route, name, root, began_ns: at_ns, ..Open::default() });
+                self.requests.insert(request, Open { route, name, handler, root, began_ns: at_ns, ..Open::default() });
                 if !is_inside {
                     self.on_each(route, |route, now| now.begin(route, at_ns));
                 }
@@ -175,9 +179,11 @@ impl Reader {
                 let (route, is_root) = (open.route, open.root == request);
                 let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
                 if is_root {
+                    let handler = recording.handlers().get(open.handler as usize).map_or("", String::as_str);
                     self.on_each(route, |route, now| {
                         now.end(at_ns);
                         route.requests += 1;
+                        *route.handlers.entry(handler.to_owned()).or_default() += 1;
                         route.duration_ns += duration_ns;
                         route.refused_requests += u64::from(refused);
                         if !refused {

@@ -96,10 +96,30 @@ def test_what_the_reader_had_is_not_the_replays(tmp_path: Path) -> None:
 def test_bursts_and_rests_keep_nothing_warm_over_the_rests(tmp_path: Path) -> None:
     path = recordings.bursts().write(tmp_path / "bursts.rec")
     told = json.loads(command("recommend", path, *ONCE, "--json").stdout)
-    assert (told["decay_seconds"], told["warm_bytes"]) == (1, 18 << 20)
+    assert (told["decay_seconds"], told["warm_bytes"]) == (None, None), "there is no pool"
     (route,) = told["routes"]
+    pooled = recordings.bursts().write(tmp_path / "pooled.rec", handler="pool")
+    told = json.loads(command("recommend", pooled, "--rounds", "1", "--strategy", "pool", "--json").stdout)
+    assert (told["decay_seconds"], told["warm_bytes"]) == (1, 18 << 20)
     assert (route["max_concurrent"], route["peak_live_bytes"]) == (5, 15 << 20)
     assert (route["limit_bytes"], route["verdict"]) == (4.5 * (1 << 20), "unknown")
+
+
+def test_what_has_the_pool_already_keeps_it(tmp_path: Path) -> None:
+    """Beside another route too: the joint rule compares with what was recorded."""
+    both = recordings.all_die_at_once()
+    for _ in range(24):
+        request = both.begin("GET /other")
+        both.free(both.make(request, 2 << 20))
+        both.end(request)
+    path = both.write(tmp_path / "pooled.rec", handler="pool")
+    told = json.loads(command("recommend", path, "--rounds", "3", "--strategy", "default,pool", "--json").stdout)
+    for one in told["routes"]:
+        assert one["as_it_is"] == {"strategy": "pool", "handler": "pool", "is_exact": True}
+        assert one["verdict"] == "unknown" or (one["verdict"], one["strategy"]) == ("leave", "pool"), one
+    assert "strategy=" not in told["snippets"]["python"]
+    assert "strategy(" not in told["snippets"]["rust"]
+    assert told["warm_bytes"] >= 15 << 20
 
 
 def test_a_replay_prints_what_each_strategy_took(tmp_path: Path) -> None:
@@ -150,6 +170,43 @@ def test_a_recording_that_contradicts_its_sums_is_an_error(tmp_path: Path) -> No
     made.end(request)
     said = command("replay", made.write(tmp_path / "b.rec"), "--rounds", "1", status=2).stderr
     assert "ctxalloc replay: the recording contradicts itself: request 1: its events make" in said, said
+
+
+def test_one_route_that_cannot_be_replayed_costs_the_others_nothing(tmp_path: Path) -> None:
+    made = recordings.all_die_at_once()
+    for _ in range(30):
+        request = made.begin("GET /broken")
+        made.free(made.make(request, 2 << 20))
+        made.accounts[request].peak += 1
+        made.end(request)
+    for _ in range(30):
+        request = made.begin("GET /other")
+        made.free(made.make(request, 2 << 20))
+        made.end(request)
+    path = made.write(tmp_path / "broken.rec")
+    output = tmp_path / "advice.html"
+    words = ("recommend", path, "--rounds", "3", "--strategy", "pool", "--json", "--output", output)
+    told = json.loads(command(*words).stdout)
+    found = {one["route"]: one for one in told["routes"]}
+    assert found["GET /broken"]["verdict"] == "unknown"
+    assert found["GET /broken"]["reason"].startswith("it cannot be replayed: the recording contradicts itself: request")
+    assert all(len(found[name]["rounds"]["pool"]) == 3 for name in ("POST /at-once", "GET /other"))
+    if "change" in {one["verdict"] for one in told["routes"]}:
+        assert told["together"]["problem"].startswith("the recording contradicts itself")
+        assert "could not be replayed together as advised" in output.read_text()
+    assert not told["is_partial"]
+    said = command("recommend", path, "--route", "GET /broken", "--rounds", "1", status=2).stderr
+    assert "ctxalloc recommend: route 'GET /broken': the recording contradicts itself" in said
+    said = command("recommend", path, "--strategy", "best", status=2).stderr
+    assert "ctxalloc recommend: strategy=best is not possible" in said
+
+
+@pytest.mark.parametrize("name", ["replay", "recommend"])
+def test_a_recording_without_requests_is_an_error(name: str, tmp_path: Path) -> None:
+    path = recordings.Script().write(tmp_path / "empty.rec")
+    said = command(name, path, status=2).stderr
+    what = {"replay": "request", "recommend": "finished request"}[name]
+    assert said == f"ctxalloc {name}: {path} has no {what}; record for longer, or with a smaller one_in\n"
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ctxalloc import _advice
+from ctxalloc import _advice, _recommend
 from ctxalloc._advice import Decision, decide, needs_no_replay, sizes_of
 from ctxalloc._replay import Measured, Round
 
@@ -82,6 +82,52 @@ def test_much_more_memory_is_not_advised_however_fast_it_is() -> None:
     assert "100 MiB more at the peak" in found.reason
 
 
+def test_what_it_saves_may_pay_for_more_memory() -> None:
+    few = decided({"default": rounds(SLOW, peak=2 * MiB), "pool": rounds(FAST, peak=9 * MiB)})
+    assert (few.verdict, few.strategy) == ("change", "pool"), "a few MiB are nothing"
+    fast = [one / 20 for one in FAST]
+    assert decided({"default": rounds(SLOW), "pool": rounds(fast, peak=145 * MiB)}).verdict == "change"
+    assert decided({"default": rounds(SLOW), "pool": rounds(FAST, peak=145 * MiB)}).verdict == "leave"
+
+
+def test_the_advice_begins_with_what_was_recorded() -> None:
+    """Whoever has the pool already is not told to go back, and not told that it gains what it has."""
+    measured = {"default": rounds(SLOW), "pool": rounds(FAST), "hugepages": rounds(FAST)}
+    found = decided(measured, handlers={"pool": 100})
+    assert (found.verdict, found.strategy) == ("leave", "pool")
+    better = decided({**measured, "hugepages": rounds([one / 2 for one in FAST])}, handlers={"pool": 100})
+    assert (better.verdict, better.strategy) == ("change", "hugepages")
+    assert better.gain is not None
+    assert better.gain.cpu_seconds == pytest.approx(0.0026), "against the pool"
+    assert "than pool, which it was recorded under" in better.reason
+    assert decided({"pool": rounds(FAST)}, handlers={"pool": 100}).reason == (
+        "there is nothing to compare it with: it was recorded under pool; name others with --strategy"
+    )
+    backwards = decided({"default": rounds(FAST), "pool": rounds(SLOW)}, handlers={"pool": 100})
+    assert (backwards.verdict, backwards.strategy) == ("change", "default")
+    assert needs_no_replay(route(requests=1, handlers={"pool": 1})) == (
+        "unknown",
+        "pool",
+        "1 request says too little; record at least 20",
+        None,
+    )
+
+
+def test_what_a_route_was_recorded_under() -> None:
+    def of(**handlers: int) -> tuple[str, str, bool]:
+        return tuple(_advice.as_it_is(route(handlers=handlers)))
+
+    assert of(System=3) == ("default", "System", True)
+    assert of(pool=3) == ("pool", "pool", True)
+    assert of(pool=3, Arena=4) == ("arena", "Arena", False)
+    assert of(**{"Aligned 128": 1}) == ("aligned128", "Aligned 128", True)
+    # One of the program's own, which may have other options; and one that no replay has.
+    assert of(**{"Pool over HugePages": 1}) == ("hugepages", "Pool over HugePages", False)
+    assert of(Callbacks=1) == ("default", "Callbacks", False)
+    told = _advice.confidence_of(route(handlers={"Callbacks": 1}), {})
+    assert "recorded under Callbacks, replayed as default" in told
+
+
 def test_less_memory_is_a_reason_if_it_is_not_slower() -> None:
     smaller = decided({"default": rounds(SLOW), "arena": rounds(SLOW, peak=60 * MiB)})
     assert (smaller.verdict, smaller.strategy) == ("change", "arena")
@@ -139,3 +185,12 @@ def test_halves_that_differ_are_told() -> None:
     assert unsure.verdict == "unknown"
     # Page faults, which noise does not touch, say it too.
     assert decide(changed, {"default": rounds(SLOW), "pool": rounds(FAST, faults=5)}).verdict == "change"
+
+
+def test_no_number_is_a_negative_zero() -> None:
+    gain = _advice.Gain("pool", -1e-9, -2e-9, -1e-9, -0.0001, -0.04, -3.0)
+    text = _recommend.gain_text(gain._asdict())
+    assert text == (
+        "pool saves 0.0 us of CPU a request (0.0 to 0.0), 0.0% of its time; 0.0 page faults a request; "
+        "-3 B of RSS at the peak"
+    )

@@ -19,11 +19,15 @@ MiB = 1 << 20
 
 SETS = [
     Set("POST /resize/{name}", "pool", 8 * MiB, 4 * MiB),
-    Set("GET /report", "arena", 2 * MiB, MiB),
+    Set("GET /report", "arena", 2 * MiB, None),
     Set("GET /table", "hugepages", 64 * MiB, 32 * MiB),
     Set("GET /plain", "default", MiB, None),
     Set("GET /aligned", "aligned128", None, None),
-    Set("GET /tracked", "tracked", 3 * MiB, None),
+    Set("GET /t", "tracked", 3 * MiB, None),
+    Set("GET /resize/{name:str}", "pool", 7 * MiB, None),
+    Set("/files/{rest:path}", None, MiB, None),
+    Set('GET /\x1b\u202e"\\', "pool", MiB, None),
+    Set("nightly 'sums'", "pool", MiB, None),
 ]
 
 
@@ -46,10 +50,11 @@ def test_the_middlewares_routes_run_and_limit(monkeypatch: pytest.MonkeyPatch) -
     names: dict[str, Any] = {"app": app}
     exec(_snippets.python(SETS, Kept(64 * MiB, 5.0)), names)
     assert seen == [{"warm_bytes": 64 * MiB, "decay_seconds": 5}]
-    for path in ("/report", "/table", "/plain", "/aligned", "/tracked"):
+    for path in ("/report", "/table", "/plain", "/aligned", "/t"):
         asyncio.run(call(names["app"], http(path)))
     asyncio.run(call(names["app"], http("/resize/one", "POST")))
-    expected = {"/report": True, "/table": False, "/plain": True, "/aligned": False, "/tracked": True}
+    asyncio.run(call(names["app"], http("/files/a/b")))
+    expected = {"/files/a/b": True, "/report": True, "/table": False, "/plain": True, "/aligned": False, "/t": True}
     assert refused == {**expected, "/resize/one": False}
 
 
@@ -83,3 +88,29 @@ def test_a_python_file_of_all_strategies_is_one(tmp_path: Path) -> None:
     path = tmp_path / "advice.py"
     path.write_text(_snippets.python(sets, None))
     compile(path.read_text(), str(path), "exec")
+
+
+def test_an_arm_of_rust_for_each_method_and_none_twice() -> None:
+    sets = [Set("/a", "pool", 1, None), Set("GET /a", "pool", 2, None), Set("POST /a", "default", 3, None)]
+    sets += [Set("GET /b/{x:int}", "pool", 4, None), Set("GET /b/{x}", "pool", 5, None), Set("by hand", None, 6, None)]
+    text = _snippets.rust(sets)
+    assert [line.strip() for line in text.splitlines() if " => " in line] == [
+        '("GET", "/a") => terms.limit_bytes(2),',
+        '("POST", "/a") => terms.limit_bytes(3).strategy(System),',
+        '("GET", "/b/{x}") => terms.limit_bytes(4),',
+        '(_, "/a") => terms.limit_bytes(1),',
+        "_ => terms,",
+    ]
+    assert text.splitlines()[-2:] == [
+        '// "GET /b/{x}" is a route that axum does not tell from one above',
+        '// By hand: ctxalloc::request().name("by hand").limit_bytes(6)',
+    ]
+    assert "terms.name(route.to_owned())" in _snippets.rust([Set("/a", "pool", 1, None)]), "as it is called"
+
+
+def test_what_a_route_has_and_no_line_says_is_left_to_it() -> None:
+    sets = [Set("GET /a", None, MiB, None), Set("by hand", None, MiB, None)]
+    for text in (_snippets.python(sets, None), _snippets.rust(sets)):
+        assert "and the strategy that it has" in text
+        assert "System" not in text
+    assert "and the strategy numa" in _snippets.rust([Set("GET /a", "numa", 1, None)])

@@ -210,12 +210,20 @@ fn choice_of(outer: &Held) -> Choice {
     }
 }
 
-/// What a recording calls a strategy: its type, as its description begins.
+/// What a recording calls a strategy: its type, as its description begins, and of a pool its source, of `Aligned` its
+/// alignment. Nothing else of the description: it may have addresses.
 #[cold]
 fn called(strategy: Option<&Arc<dyn Strategy>>) -> String {
     let Some(strategy) = strategy else { return "pool".to_owned() };
     let text = format!("{strategy:?}");
-    text.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
+    let word = |text: &str| -> String {
+        text.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
+    };
+    match text.split_once(' ') {
+        Some(("Pool", rest)) => format!("Pool over {}", word(rest.trim_start_matches("{ source: "))),
+        Some(("Aligned", rest)) => format!("Aligned {}", word(rest.trim_start_matches("{ align: "))),
+        _ => word(&text),
+    }
 }
 
 /// The request that pays for what is not arrays in a request inside of this one, which does not count that itself.

@@ -7,25 +7,29 @@ use ctxalloc::tower::RequestLayer;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::routing::get;
+use axum::routing::any;
 use tower::ServiceExt as _;
 
 #[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
 fn layer() -> RequestLayer {
     let hugepages = Pool::over(HugePages::transparent(), PoolOptions::default());
     let layer = RequestLayer::new().terms(move |parts, terms| {
-        let route = parts.extensions.get::<MatchedPath>()?.as_str().to_owned();
-        let terms = terms.name(route.clone());
-        Some(match route.as_str() {
-            "/resize/{name}" => terms.limit_bytes(8388608).reserve_bytes(4194304),
-            "/report" => terms.limit_bytes(2097152).reserve_bytes(1048576).strategy(Arena::over(Pool::shared())),
-            "/table" => terms.limit_bytes(67108864).reserve_bytes(33554432).strategy(hugepages.clone()),
-            "/plain" => terms.limit_bytes(1048576).strategy(System),
-            "/aligned" => terms.strategy(Aligned::new(128).expect("a power of two")),
-            "/tracked" => terms.limit_bytes(3145728).strategy(Tracked::new(Pool::shared().clone()).expect("a pool")),
+        let route = parts.extensions.get::<MatchedPath>()?.as_str();
+        let terms = terms.name(format!("{} {route}", parts.method));
+        Some(match (parts.method.as_str(), route) {
+            ("POST", "/resize/{name}") => terms.limit_bytes(8388608).reserve_bytes(4194304),
+            ("GET", "/report") => terms.limit_bytes(2097152).strategy(Arena::over(Pool::shared())),
+            ("GET", "/table") => terms.limit_bytes(67108864).reserve_bytes(33554432).strategy(hugepages.clone()),
+            ("GET", "/plain") => terms.limit_bytes(1048576).strategy(System),
+            ("GET", "/aligned") => terms.strategy(Aligned::new(128).expect("a power of two")),
+            ("GET", "/t") => terms.limit_bytes(3145728).strategy(Tracked::new(Pool::shared().clone()).expect("a pool")),
+            ("GET", "/resize/{name}") => terms.limit_bytes(7340032),
+            ("GET", "/\u{1b}\u{202e}\"\\") => terms.limit_bytes(1048576),
+            (_, "/files/{*rest}") => terms.limit_bytes(1048576), // and the strategy that it has
             _ => terms,
         })
     });
+    // By hand: ctxalloc::request().name("nightly 'sums'").limit_bytes(1048576)
     layer
 }
 
@@ -37,12 +41,15 @@ async fn asked() -> String {
 
 #[tokio::test]
 async fn each_route_gets_what_was_advised() {
-    let paths = ["/resize/{name}", "/report", "/table", "/plain", "/aligned", "/tracked", "/other"];
-    let app = paths.into_iter().fold(Router::new(), |app, path| app.route(path, get(asked))).route_layer(layer());
-    for (path, is_refused) in paths.into_iter().zip([false, true, false, true, false, true, false]) {
-        let request = http::Request::get(path.replace("{name}", "one")).body(Body::empty()).unwrap();
-        let answer = app.clone().oneshot(request).await.unwrap();
+    let paths = ["/resize/{name}", "/report", "/table", "/plain", "/aligned", "/t", "/files/{*rest}", "/other"];
+    let app = paths.into_iter().fold(Router::new(), |app, path| app.route(path, any(asked))).route_layer(layer());
+    let gets = paths.into_iter().zip([false, true, false, true, false, true, true, false]);
+    let each = gets.map(|(path, is_refused)| ("GET", path, is_refused));
+    let posts = [("POST", "/resize/{name}", false), ("POST", "/report", false), ("POST", "/files/{*rest}", true)];
+    for (method, path, is_refused) in each.chain(posts) {
+        let request = http::Request::builder().method(method).uri(path.replace(['{', '}', '*'], ""));
+        let answer = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         let body = to_bytes(answer.into_body(), 1000).await.unwrap();
-        assert_eq!(std::str::from_utf8(&body).unwrap(), format!("{path} {is_refused}"));
+        assert_eq!(std::str::from_utf8(&body).unwrap(), format!("{method} {path} {is_refused}"));
     }
 }

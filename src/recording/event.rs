@@ -109,6 +109,6 @@ pub struct Sums {
     pub blocks: u64,
     /// How many bytes are alive at the end: they escaped.
     pub live_bytes: u64,
-    /// How often it was refused memory.
+    /// How often it asked for memory and was refused, whosever limit that was: as metrics count it, and not as `stats`.
     pub refused: u64,
 }

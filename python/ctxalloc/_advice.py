@@ -235,7 +235,7 @@ def decide(route: dict[str, Any], measured: Measured) -> Decision:
         )
         return Decision("unknown", its, said, gains[best])
     best = max(gains, key=lambda name: gains[name].share)
-    return Decision("leave", its, _why_not(base, others, gains), gains[best])
+    return Decision("leave", its, _why_not(its, base, others, gains), gains[best])
 
 
 def _cpu(rounds: list[Round]) -> list[float]:
@@ -357,7 +357,7 @@ def _why(name: str, gain: Gain, its: str) -> str:
     return f"{name} {', '.join(parts)} than {its}, which it was recorded under"
 
 
-def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str:
+def _why_not(its: str, base: list[Round], others: Measured, gains: dict[str, Gain]) -> str:
     larger = [
         name
         for name, rounds in others.items()
@@ -370,6 +370,8 @@ def _why_not(base: list[Round], others: Measured, gains: dict[str, Gain]) -> str
             f"{size_text(-(gains[name].peak_bytes or 0))} more at the peak"
         )
     best = max(gains.values(), key=lambda gain: gain.share)
+    if best.share <= 0:
+        return f"no strategy takes less processor time than the one that it was recorded under, {its}"
     if best.share < WORTH:
         said = f"no strategy saves {WORTH:.0%} of a request's time"
         return f"{said}: the best one, {best.strategy}, saves {tidy(best.share, 3):.1%}"

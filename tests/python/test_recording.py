@@ -72,6 +72,32 @@ def test_a_recording_has_what_the_accounts_have(tmp_path: Path, capsys: pytest.C
     del kept
 
 
+def test_who_was_refused_is_told_as_by_stats_and_as_by_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace"
+    before = {name: one.refused_allocations for name, one in ctxalloc.metrics.snapshot().series.items()}
+    with ctxalloc.record(path, one_in=1, share=1.0), ctxalloc.request(name="limits", limit_bytes=1000) as limits:
+        with ctxalloc.request(name="asks") as asks, pytest.raises(MemoryError):
+            np.ones(100_000)
+        kept = np.ones(10)
+        stats = limits.stats, asks.stats
+    found = by_name(path, capsys)
+    assert {name: one["refused"] for name, one in found.items()} == {"limits": 1, "asks": 0}
+    assert [one.refused for one in stats] == [1, 0]
+    told = {name: one["refused_allocations"] for name, one in found.items()}
+    counted = ctxalloc.metrics.snapshot().series
+    assert told == {name: counted[name].refused_allocations - before.get(name, 0) for name in told}
+    assert told == {"limits": 0, "asks": 1}
+    recording = _Recording(path)
+    ends = [numbers[4] for *_, kind, numbers in recording.events(0, 100) if kind == "end"]
+    assert ends == [1, 0], "of the inner one, which ends first"
+    # What an account says, and what a request made itself.
+    assert found["limits"]["escaped_bytes"] == kept.nbytes
+    assert main(["trace", "info", str(path)]) == 0
+    assert "peak and escaped are of accounts: with what requests inside made" in capsys.readouterr().out
+
+
 def test_names_that_have_no_room_are_one_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace"
     says(TAKES_ALL_NAMES, TRACE=str(path))

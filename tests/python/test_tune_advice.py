@@ -82,6 +82,11 @@ def test_much_more_memory_is_not_advised_however_fast_it_is() -> None:
     assert "100 MiB more at the peak" in found.reason
 
 
+def test_where_all_others_are_slower_that_is_said() -> None:
+    found = decided({"default": rounds(FAST), "pool": rounds(SLOW)})
+    assert found.reason == "no strategy takes less processor time than the one that it was recorded under, default"
+
+
 def test_what_it_saves_may_pay_for_more_memory() -> None:
     few = decided({"default": rounds(SLOW, peak=2 * MiB), "pool": rounds(FAST, peak=9 * MiB)})
     assert (few.verdict, few.strategy) == ("change", "pool"), "a few MiB are nothing"

@@ -66,19 +66,23 @@ impl OwnerLock {
     /// Runs `work` alone. `work` is short and takes no such lock.
     #[inline]
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        if let Some(_section) = self.enter_owned() {
-            return work();
-        }
         with_all(&[self], work)
     }
 
     /// Excludes everybody else until the section is dropped, if this thread owns the lock and that can be known without
-    /// a thread-local. What is done in the section is as for [`with`](Self::with).
+    /// a thread-local. What is done in the section is as for [`with`](Self::with), and waits for nobody:
+    /// [`wait_for_brief_sections`] waits for it.
     #[inline(always)]
     pub(crate) fn enter_owned(&self) -> Option<Section> {
         let thread = self.owner_if_this_thread()?;
-        let section = Section::begin(thread);
+        let section = Section::begin_brief(thread);
         self.is_owned_by(thread).then_some(section)
+    }
+
+    /// Whether this thread owns the lock, where that can be known without a thread-local. In a section it stays so.
+    #[inline]
+    pub(crate) fn is_owned_here(&self) -> bool {
+        self.owner_if_this_thread().is_some()
     }
 
     /// The record of this thread, if it owns the lock and that can be known without a thread-local. A guess for the
@@ -186,8 +190,26 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
 #[inline(always)]
 pub(crate) fn enter_all_owned<L: AsOwnerLock>(locks: &[L]) -> Option<Section> {
     let thread = locks.first()?.owner_lock().owner_if_this_thread()?;
-    let section = Section::begin(thread);
+    let section = Section::begin_brief(thread);
     locks.iter().all(|lock| lock.owner_lock().is_owned_by(thread)).then_some(section)
+}
+
+/// Waits for the end of each section of [`OwnerLock::enter_owned`] that other threads, the owners, are inside of under
+/// these locks. Those that begin from now on see what the caller has stored before. So the caller stops the owners'
+/// short way and leaves them their locks; it may hold spin locks, other than these.
+///
+/// Not called inside of such a section.
+pub(crate) fn wait_for_brief_sections<'a>(locks: impl Iterator<Item = &'a OwnerLock>) {
+    membarrier::heavy();
+    for lock in locks {
+        // Acquire: an owner before has done what it did. One that owns the lock from now on sees what was stored.
+        let owner = unmarked(lock.owner.load(Ordering::Acquire));
+        if owner != SHARED
+            && let Some(owner) = thread_at(owner)
+        {
+            owner.wait_for_brief_section();
+        }
+    }
 }
 
 /// What has an [`OwnerLock`].

@@ -1,6 +1,7 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
 use super::cover::{add_above_reservations, covers_of};
+use super::credit::with_exact;
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
@@ -108,6 +109,7 @@ impl Chain {
         }
         add_above_reservations(&mut above);
         let above = as_set(above);
+        above.iter().for_each(Account::is_below_no_more);
         if above.len() >= MAX_DEPTH {
             return Err(Error::NestedTooDeep { max: MAX_DEPTH });
         }
@@ -158,10 +160,20 @@ impl Chain {
     /// Whether all accounts have room; without their locks, whether they had a moment ago.
     #[inline]
     pub(crate) fn may_have_room(&self, bytes: usize) -> bool {
-        match &self.covers {
+        let have_room = match &self.covers {
             None => self.have_room(bytes),
             Some(covers) => with_all(self.accounts(), || self.have_covered_room(covers, bytes)),
-        }
+        };
+        have_room || self.have_room_without_loans(bytes)
+    }
+
+    /// The same where what was lent is called in.
+    fn have_room_without_loans(&self, bytes: usize) -> bool {
+        let lend = self.accounts().iter().any(|account| account.may_lend());
+        lend && with_exact(self.accounts(), || match &self.covers {
+            None => self.have_room(bytes),
+            Some(covers) => self.have_covered_room(covers, bytes),
+        })
     }
 
     #[inline]
@@ -184,7 +196,16 @@ impl Chain {
         if !is_late && has_room() {
             return None;
         }
+        if self.call_in_for_room() && !is_late && has_room() {
+            return None;
+        }
         self.refusing_overdraft(bytes, size_bytes, is_late)
+    }
+
+    /// Calls in what its accounts have lent; whether that was anything.
+    #[cold]
+    fn call_in_for_room(&self) -> bool {
+        self.accounts().iter().fold(false, |any, account| account.call_in_for_others() || any)
     }
 
     #[cold]
@@ -212,7 +233,7 @@ impl Chain {
         // Whatever is charged to the request is charged to all accounts of its chain, so it is part of what is in use
         // there.
         let held_bytes = match self.own.kind {
-            Kind::Request { .. } => self.own.live_bytes(),
+            Kind::Request { .. } => self.own.live_bytes.load(RELAXED),
             Kind::Budget { .. } => 0,
         };
         Refused { held_bytes, ..refused }
@@ -224,7 +245,7 @@ impl Chain {
 
     /// Charges all accounts or none.
     pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
-        let taken = with_all(self.accounts(), || {
+        let taken = self.with_accounts(|| {
             self.check(bytes, usize::MAX, false)?;
             self.take_each(bytes, blocks);
             Ok(())
@@ -234,7 +255,7 @@ impl Chain {
 
     /// Gives a charge back.
     pub(crate) fn give_back(&self, bytes: usize, blocks: usize) {
-        if with_all(self.accounts(), || self.give_back_each(bytes, blocks)) {
+        if self.with_accounts(|| self.give_back_each(bytes, blocks)) {
             room_came();
         }
     }
@@ -242,7 +263,7 @@ impl Chain {
     /// Reserves `bytes` for a block of `size_bytes` that is about to be made or resized; [`commit`](Self::commit) or
     /// [`cancel`](Self::cancel) follows.
     pub(crate) fn reserve(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
-        let reserved = with_all(self.accounts(), || {
+        let reserved = self.with_accounts(|| {
             self.check(bytes, size_bytes, is_late)?;
             self.add_pending_each(bytes);
             Ok(())
@@ -259,7 +280,7 @@ impl Chain {
 
     /// Turns reserved bytes into a charge.
     pub(crate) fn commit(&self, bytes: usize, blocks: usize) {
-        with_all(self.accounts(), || {
+        self.with_accounts(|| {
             for account in self.accounts() {
                 subtract(&account.pending_bytes, bytes);
                 account.take(bytes, blocks);
@@ -340,13 +361,15 @@ impl Chain {
 
     #[inline(never)]
     fn take_block_slowly(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
-        let refused_at = with_all(self.accounts(), || {
+        self.ready_to_borrow();
+        let refused_at = self.with_accounts(|| {
             if let Some(at) = self.refusing(bytes, bytes, is_late) {
                 self.note(self.refuse(at, bytes, is_late));
                 return Some(at);
             }
             self.take_each(bytes, 1);
             self.add_own(first);
+            self.borrow();
             None
         });
         refused_at.inspect(|&at| self.miss(at, bytes)).is_none()
@@ -354,7 +377,7 @@ impl Chain {
 
     /// [`commit`](Self::commit) for a block that was allocated; `first` is as for [`take_block`](Self::take_block).
     pub(crate) fn commit_block(&self, bytes: usize, first: impl FnOnce()) {
-        with_all(self.accounts(), || {
+        self.with_accounts(|| {
             for account in self.accounts() {
                 subtract(&account.pending_bytes, bytes);
                 account.take(bytes, 1);
@@ -389,7 +412,12 @@ impl Chain {
 
     #[inline(never)]
     fn give_block_back_slowly(&self, bytes: usize) -> bool {
-        let (is_wanted, is_last) = with_all(self.accounts(), || (self.give_back_each(bytes, 1), self.remove_own()));
+        self.ready_to_borrow();
+        let (is_wanted, is_last) = self.with_accounts(|| {
+            let is_wanted = self.give_back_each(bytes, 1);
+            self.borrow();
+            (is_wanted, self.remove_own())
+        });
         if is_wanted {
             room_came();
         }
@@ -433,10 +461,11 @@ impl Chain {
         };
         self.return_reservation_and(|| {
             ended.store(true, RELAXED);
+            self.own.call_in();
             count(&self.own.refused, refused_elsewhere);
             count(refusals, refused_elsewhere);
             if refuses_late {
-                self.own.floor_bytes.store(self.own.live_bytes(), RELAXED);
+                self.own.floor_bytes.store(self.own.live_bytes.load(RELAXED), RELAXED);
             }
             (self.own.numbers(), own_blocks.load(RELAXED) > 0)
         })

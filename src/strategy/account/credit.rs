@@ -1,0 +1,134 @@
+//! How a request borrows from the accounts above it, and what it may do with that: `lending` has the other side.
+//!
+//! Only a request that nothing else is below of borrows: so its own numbers change by its own blocks alone, on credit or
+//! under the locks of all its accounts. In the second case it gives back what it has borrowed first.
+
+use super::lending::recall;
+use super::{Account, Chain, Kind, RELAXED};
+use crate::sync::with_all;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+/// How many charges of a request go to all its accounts before it borrows: most requests make few small blocks.
+const FIRST: u32 = 2;
+/// The same after nobody had anything to lend.
+const AGAIN: u32 = 16;
+
+/// What a request knows of its loans. Changed under its lock.
+#[derive(Debug)]
+pub(super) struct Credit {
+    /// Whether accounts above may have loans of it. They may have been called in meanwhile, by some of them or by all.
+    borrows: AtomicBool,
+    /// For how many charges more it does not borrow.
+    wait: AtomicU32,
+    /// Whether another account is below it, for ever.
+    is_above_others: AtomicBool,
+}
+
+impl Credit {
+    pub(super) fn none() -> Self {
+        Self { borrows: AtomicBool::new(false), wait: AtomicU32::new(FIRST), is_above_others: AtomicBool::new(false) }
+    }
+}
+
+/// For the account of a request.
+impl Account {
+    /// Whether accounts above may have loans of it.
+    pub(super) fn borrows(&self) -> bool {
+        self.credit.borrows.load(RELAXED)
+    }
+
+    /// Whether it should borrow now; if not, it was asked once more. Under its lock.
+    pub(super) fn wants_to_borrow(&self) -> bool {
+        let wait = self.credit.wait.load(RELAXED);
+        if wait > 0 {
+            self.credit.wait.store(wait - 1, RELAXED);
+        }
+        wait == 0 && !self.credit.is_above_others.load(RELAXED)
+    }
+
+    /// Gives back what these accounts, which are all above it, have lent it. Under all the locks.
+    fn give_loans_back(&self, above: &[Arc<Self>]) {
+        if self.borrows() {
+            self.ceiling.store(0, RELAXED);
+            above.iter().for_each(|account| account.collect_from(self));
+            self.credit.borrows.store(false, RELAXED);
+        }
+    }
+
+    /// Another account will be below it: it borrows no more, for its numbers change by others' blocks too.
+    pub(super) fn is_below_no_more(self: &Arc<Self>) {
+        let Kind::Request { above, .. } = &self.kind else { return };
+        // Acquire: pairs with the Release below.
+        if above.is_empty() || self.credit.is_above_others.load(Ordering::Acquire) {
+            return;
+        }
+        let accounts: Vec<Arc<Self>> =
+            std::iter::once(Arc::clone(self)).chain(above.iter().filter_map(Weak::upgrade)).collect();
+        with_all(&accounts, || {
+            self.give_loans_back(&accounts[1..]);
+            self.credit.is_above_others.store(true, Ordering::Release);
+        });
+    }
+}
+
+impl Chain {
+    /// Runs `work` under the locks of all accounts, which have lent this chain's request nothing then. To others they
+    /// may have.
+    #[inline]
+    pub(super) fn with_accounts<R>(&self, work: impl FnOnce() -> R) -> R {
+        with_all(self.accounts(), || {
+            self.own.give_loans_back(&self.all);
+            work()
+        })
+    }
+
+    /// Runs `work` at least under the own account's lock, when nothing is lent to it any more.
+    #[inline]
+    pub(super) fn with_own_loans_back<R>(&self, work: impl FnOnce() -> R) -> R {
+        // Most requests never borrow: then their own lock is enough. It may begin to meanwhile.
+        let mut work = Some(work);
+        let done = (!self.own.borrows())
+            .then(|| self.own.lock.with(|| (!self.own.borrows()).then(|| work.take().map(|work| work())).flatten()));
+        match done.flatten() {
+            Some(done) => done,
+            None => self.with_accounts(work.take().expect("it did not run")),
+        }
+    }
+
+    /// Before [`borrow`](Self::borrow), outside of the locks.
+    #[inline]
+    pub(super) fn ready_to_borrow(&self) {
+        if self.own.credit.wait.load(RELAXED) == 0 && self.may_borrow() {
+            self.all[1..].iter().for_each(|account| account.can_lend());
+        }
+    }
+
+    fn may_borrow(&self) -> bool {
+        self.all.len() > 1 && self.is_plain() && self.own.is_of_request()
+    }
+
+    /// Borrows of all accounts above, if each has something to lend and this thread owns the request. Under the locks of
+    /// all.
+    pub(super) fn borrow(&self) {
+        let own = &self.own;
+        if !self.may_borrow() || !own.wants_to_borrow() {
+            return;
+        }
+        let above = &self.all[1..]; // the own account is the youngest
+        let is_fit = own.lock.is_owned_here() && !own.has_ended() && !own.is_wanted();
+        let bytes = if is_fit { above.iter().map(|account| account.lendable_bytes()).min() } else { None };
+        let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return own.credit.wait.store(AGAIN, RELAXED) };
+        above.iter().for_each(|account| account.lend(own, bytes));
+        own.ceiling.store(own.live_bytes.load(RELAXED) + bytes, RELAXED);
+        own.credit.borrows.store(true, RELAXED);
+    }
+}
+
+/// Runs `work` under the locks of these accounts, none of which has lent anything then.
+pub(super) fn with_exact<R>(accounts: &[Arc<Account>], work: impl FnOnce() -> R) -> R {
+    with_all(accounts, || {
+        recall(accounts);
+        work()
+    })
+}

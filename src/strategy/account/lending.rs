@@ -1,0 +1,282 @@
+//! What an account lends to a request below it: bytes that the request may use without telling the account.
+//! `docs/decisions/0052-accounts-lend-to-requests.md` says why, and why all numbers stay exact.
+//!
+//! A request uses what it was lent by changing its own numbers only ([`Account::ceiling`](super::Account)). What it used
+//! is the difference between these and what they were when the loan was made. Under the account's lock, always:
+//!
+//! - it has lent nothing that would be a new peak, or more than the limit, if all of it were used;
+//! - it lends nothing while somebody waits for room in it, or while it has a floor: those look at each change;
+//! - whoever has to know its numbers calls the loans in ([`recall`]), and no request has any then.
+
+use super::{Account, Kind, RELAXED, add, subtract};
+use crate::sync::wait_for_brief_sections;
+use crate::unattributed::unattributed;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// How many requests an account lends to at a time. One that runs on a thread asks for a loan; the next one after so
+/// many has all of them called in, for those that wait for something do not give theirs back.
+const MAX_LOANS: usize = 16;
+
+/// The least that is worth the work, and the most, so that something is left for others.
+const MIN_LOAN: usize = 1024;
+const MAX_LOAN: usize = 1 << 20;
+
+/// How many charges it does not lend after it had to call loans in because others needed the bytes.
+const REST: usize = 32;
+
+/// The numbers of an account that its owner changes on credit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counted {
+    live_bytes: usize,
+    total_bytes: u64,
+    live_blocks: usize,
+    total_blocks: u64,
+}
+
+#[derive(Debug)]
+struct Loan {
+    borrower: Arc<Account>,
+    bytes: usize,
+    /// What the borrower's numbers were. They change under the lock of this account, and on credit.
+    before: Counted,
+}
+
+type Loans = [Option<Loan>; MAX_LOANS];
+
+/// What an account has lent. Changed under its lock.
+#[derive(Debug)]
+pub(super) struct Lending {
+    /// The sum of all loans.
+    bytes: AtomicUsize,
+    /// How many there are.
+    count: AtomicUsize,
+    /// For how many charges more it does not lend.
+    rest: AtomicUsize,
+    /// Whether there is room for loans: most accounts never lend.
+    can_lend: AtomicBool,
+    loans: UnsafeCell<Option<Box<Loans>>>,
+}
+
+// SAFETY: `loans` is reached under the account's lock only (`Lending::loans`), the rest is atomic.
+#[allow(unsafe_code, reason = "a cell under the account's lock")]
+unsafe impl Sync for Lending {}
+
+impl Lending {
+    pub(super) fn none() -> Self {
+        Self {
+            bytes: AtomicUsize::new(0),
+            count: AtomicUsize::new(0),
+            rest: AtomicUsize::new(0),
+            can_lend: AtomicBool::new(false),
+            loans: UnsafeCell::new(None),
+        }
+    }
+
+    /// # Safety
+    /// - the caller holds the account's lock as long as it has the reference, and has no other one.
+    #[allow(unsafe_code, reason = "a cell under the account's lock")]
+    #[allow(clippy::mut_from_ref, reason = "as for a lock's cell")]
+    unsafe fn loans(&self) -> &mut Option<Box<Loans>> {
+        // SAFETY: nobody else reaches it (this function's contract).
+        unsafe { &mut *self.loans.get() }
+    }
+}
+
+/// Calls in what these accounts have lent: afterwards their numbers are what they say. Whether there was anything.
+/// Under the locks of these accounts.
+pub(super) fn recall(accounts: &[Arc<Account>]) -> bool {
+    let mut lenders = accounts.iter().filter(|account| account.lends());
+    if lenders.next().is_none() {
+        return false;
+    }
+    recall_each(accounts.iter().map(|account| &**account));
+    true
+}
+
+#[cold]
+fn recall_each<'a>(accounts: impl Iterator<Item = &'a Account> + Clone) {
+    let lenders = accounts.filter(|account| account.lends());
+    let loans = || lenders.clone().flat_map(Account::loans);
+    // Of one that is inside of it nobody knows where: it ends by itself, and the next one finds that nothing is lent.
+    loans().for_each(|loan| loan.borrower.ceiling.store(0, RELAXED));
+    wait_for_brief_sections(loans().map(|loan| &loan.borrower.lock));
+    lenders.for_each(Account::collect_all);
+}
+
+/// All of it under the account's lock.
+impl Account {
+    /// Whether anything of it is lent.
+    #[inline]
+    pub(super) fn lends(&self) -> bool {
+        self.lending.count.load(RELAXED) > 0
+    }
+
+    /// Whether anything of it is lent: for one who has not its lock.
+    pub(super) fn may_lend(&self) -> bool {
+        self.lending.count.load(Ordering::Acquire) > 0
+    }
+
+    /// How many bytes of it are lent, at most some of which are in use.
+    #[inline]
+    pub(super) fn lent_bytes(&self) -> usize {
+        self.lending.bytes.load(RELAXED)
+    }
+
+    #[allow(unsafe_code, reason = "a cell under the account's lock")]
+    fn loans(&self) -> impl Iterator<Item = &Loan> {
+        // SAFETY: under the account's lock, and whoever looks at them changes none meanwhile.
+        let loans: Option<&Loans> = unsafe { self.lending.loans() }.as_deref();
+        loans.into_iter().flatten().flatten()
+    }
+
+    /// [`recall`] of this one.
+    pub(super) fn call_in(&self) -> bool {
+        let lends = self.lends();
+        if lends {
+            recall_each(std::iter::once(self));
+        }
+        lends
+    }
+
+    /// The same where others need the bytes.
+    #[cold]
+    pub(super) fn call_in_for_others(&self) -> bool {
+        let lends = self.call_in();
+        if lends {
+            self.lending.rest.store(REST, RELAXED);
+        }
+        lends
+    }
+
+    fn counted(&self) -> Counted {
+        Counted {
+            live_bytes: self.live_bytes.load(RELAXED),
+            total_bytes: self.total_bytes.load(RELAXED),
+            live_blocks: self.live_blocks.load(RELAXED),
+            total_blocks: self.total_blocks.load(RELAXED),
+        }
+    }
+
+    /// Counts what the borrower used of it. Nobody uses it any more.
+    fn collect(&self, loan: &Loan) {
+        let (before, now) = (loan.before, loan.borrower.counted());
+        // What it used may be less than nothing, if it gave back older blocks.
+        let moved = |number: usize, before: usize, now: usize| number.wrapping_add(now).wrapping_sub(before);
+        let live_bytes = moved(self.live_bytes.load(RELAXED), before.live_bytes, now.live_bytes);
+        debug_assert!(live_bytes <= self.peak_bytes(), "a request used more than it was lent");
+        self.live_blocks.store(moved(self.live_blocks.load(RELAXED), before.live_blocks, now.live_blocks), RELAXED);
+        let total_bytes =
+            self.total_bytes.load(RELAXED).saturating_add(now.total_bytes.wrapping_sub(before.total_bytes));
+        self.total_bytes.store(total_bytes, RELAXED);
+        let total_blocks = self.total_blocks.load(RELAXED).saturating_add(now.total_blocks - before.total_blocks);
+        self.total_blocks.store(total_blocks, RELAXED);
+        self.live_bytes.store(live_bytes, RELAXED);
+        subtract(&self.lending.bytes, loan.bytes);
+        // Release: who finds no loan, without the lock, finds what was collected (`live_bytes`).
+        self.lending.count.store(self.lending.count.load(RELAXED) - 1, Ordering::Release);
+        self.lends_or_charges_itself();
+    }
+
+    /// The owner of a request that is its only account charges that alone, while nothing of it is lent.
+    fn lends_or_charges_itself(&self) {
+        if let Kind::Request { above, .. } = &self.kind
+            && above.is_empty()
+        {
+            self.ceiling.store(if self.lends() { 0 } else { usize::MAX }, RELAXED);
+        }
+    }
+
+    #[allow(unsafe_code, reason = "a cell under the account's lock")]
+    fn collect_where(&self, is_meant: impl Fn(&Loan) -> bool) {
+        // SAFETY: under the account's lock; what is done with a loan reaches no others.
+        let loans = unsafe { self.lending.loans() };
+        for place in loans.iter_mut().flat_map(|loans| loans.iter_mut()) {
+            if let Some(loan) = place.take_if(|loan| is_meant(loan)) {
+                self.collect(&loan);
+            }
+        }
+    }
+
+    fn collect_all(&self) {
+        self.collect_where(|_| true);
+    }
+
+    /// Counts what this request used of it, under the request's own lock too.
+    pub(super) fn collect_from(&self, borrower: &Self) {
+        if self.lends() {
+            self.collect_where(|loan| std::ptr::eq(&*loan.borrower, borrower));
+        }
+    }
+
+    /// Makes room for loans. Outside of all locks.
+    #[allow(unsafe_code, reason = "a cell under the account's lock")]
+    pub(super) fn can_lend(&self) {
+        if self.lending.can_lend.load(RELAXED) {
+            return;
+        }
+        let _unattributed = unattributed();
+        let mut fresh = Some(Box::new([const { None }; MAX_LOANS]));
+        self.lock.with(|| {
+            // SAFETY: under the account's lock.
+            let loans = unsafe { self.lending.loans() };
+            if loans.is_none() {
+                *loans = fresh.take();
+                self.lending.can_lend.store(true, RELAXED);
+            }
+        });
+    }
+
+    /// How many bytes it can lend to a request to which it lends nothing.
+    pub(super) fn lendable_bytes(&self) -> usize {
+        let rest = self.lending.rest.load(RELAXED);
+        if rest > 0 {
+            self.lending.rest.store(rest - 1, RELAXED);
+            return 0;
+        }
+        if !self.lending.can_lend.load(RELAXED) || self.is_wanted() || self.floor_bytes.load(RELAXED) > 0 {
+            return 0;
+        }
+        if self.lending.count.load(RELAXED) == MAX_LOANS {
+            self.call_in();
+        }
+        let in_use = self.live_bytes.load(RELAXED) + self.lent_bytes();
+        let below_peak = self.peak_bytes().saturating_sub(in_use);
+        let below_limit = self.enforced_bytes.load(RELAXED).saturating_sub(in_use.saturating_add(self.pending_bytes()));
+        let bytes = below_peak.min(below_limit) / 2; // the other half is for others
+        if bytes < MIN_LOAN { 0 } else { bytes.min(MAX_LOAN) }
+    }
+
+    /// Lends so many bytes, which [`lendable_bytes`](Self::lendable_bytes) said, to a request. Under its lock too.
+    #[allow(unsafe_code, reason = "a cell under the account's lock")]
+    pub(super) fn lend(&self, borrower: &Arc<Self>, bytes: usize) {
+        let loan = Loan { borrower: Arc::clone(borrower), bytes, before: borrower.counted() };
+        // SAFETY: under the account's lock.
+        let loans = unsafe { self.lending.loans() };
+        let place = loans.as_mut().and_then(|loans| loans.iter_mut().find(|place| place.is_none()));
+        *place.expect("it said that it has one") = Some(loan);
+        add(&self.lending.bytes, bytes);
+        // Release: who finds a loan, without the lock, takes the lock.
+        self.lending.count.store(self.lending.count.load(RELAXED) + 1, Ordering::Release);
+        self.lends_or_charges_itself();
+    }
+
+    /// By how much its live bytes would have to be corrected for what is lent and used: its live bytes with that. The
+    /// loans stay.
+    pub(super) fn live_bytes_with_loans(&self) -> usize {
+        let used = |loan: &Loan| loan.borrower.live_bytes.load(Ordering::Acquire).wrapping_sub(loan.before.live_bytes);
+        self.loans().fold(self.live_bytes.load(RELAXED), |sum, loan| sum.wrapping_add(used(loan)))
+    }
+
+    /// Whether a growth by so many bytes would break what its loans rely on.
+    #[inline]
+    pub(super) fn has_lent_too_much_for(&self, more_live: usize, more_in_use: usize) -> bool {
+        if !self.lends() {
+            return false;
+        }
+        let live = self.live_bytes.load(RELAXED).saturating_add(self.lent_bytes());
+        let in_use = live.saturating_add(self.pending_bytes()).saturating_add(more_in_use);
+        live.saturating_add(more_live) > self.peak_bytes() || in_use > self.enforced_bytes.load(RELAXED)
+    }
+}

@@ -24,7 +24,7 @@ pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_acro
 )]
 pub(crate) use made::Made;
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, wait_for_brief_sections, with_all};
-pub(crate) use threads::Section;
+pub(crate) use threads::{Section, place_of_this_thread};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};

@@ -85,6 +85,12 @@ impl OwnerLock {
         self.owner_if_this_thread().is_some()
     }
 
+    /// Whether a second thread has taken it: then nobody will ever own it.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == SHARED
+    }
+
     /// The record of this thread, if it owns the lock and that can be known without a thread-local. A guess for the
     /// caller: in its section it looks again.
     #[inline(always)]

@@ -254,7 +254,9 @@ impl Program<'_> {
         let largest = [64, 300, 2000][self.random.below(3)];
         // A number of bytes to ask for, or none: the latest is freed, or the first.
         let steps: Vec<Result<usize, bool>> = (0..1 + self.random.below(80))
-            .map(|_| if self.random.one_in(3) { Err(self.random.one_in(2)) } else { Ok(1 + self.random.below(largest)) })
+            .map(
+                |_| if self.random.one_in(3) { Err(self.random.one_in(2)) } else { Ok(1 + self.random.below(largest)) },
+            )
             .collect();
         let there = self.hands.near(&mut self.random, self.requests[which].home);
         let done = steps.clone();

@@ -4,6 +4,7 @@ use super::cover::{add_above_reservations, covers_of};
 use super::credit::with_exact;
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
+use super::tabs::Tabs;
 use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
@@ -67,6 +68,8 @@ pub(crate) struct Chain {
     pub(super) all: Box<[Arc<Account>]>,
     /// What reservations mean to each of them, if there are any.
     pub(super) covers: Option<Covers>,
+    /// What threads count of a request that several of them use.
+    pub(super) tabs: Tabs,
     /// What is not arrays, for a request that counts that too.
     pub(crate) whole: Option<Arc<Parts>>,
     /// The same of each account that does (its position among all), this one's own and those above.
@@ -128,13 +131,14 @@ impl Chain {
     }
 
     fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
+        let tabs = Tabs::none();
         if above.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default(), covers: None, whole: None, wholes: Box::default() };
+            return Self { own, all: Box::default(), covers: None, tabs, whole: None, wholes: Box::default() };
         }
         above.push(Arc::clone(&own));
         let all = as_set(above);
         let covers = covers_of(&all);
-        Self { own, all, covers, whole: None, wholes: Box::default() }
+        Self { own, all, covers, tabs, whole: None, wholes: Box::default() }
     }
 
     /// Whether charges go to this account.
@@ -432,6 +436,9 @@ impl Chain {
 
     #[inline]
     pub(super) fn remove_own(&self) -> bool {
+        if self.own.request().1.load(RELAXED) == 0 {
+            self.own.call_in(); // a tab has made it
+        }
         self.own.remove_own()
     }
 
@@ -450,6 +457,9 @@ impl Chain {
 
     /// Whether blocks of the request itself are alive. A moment's answer.
     pub(crate) fn has_blocks(&self) -> bool {
+        if self.own.may_lend() {
+            self.own.lock.with(|| self.own.call_in());
+        }
         self.own.request().1.load(RELAXED) > 0
     }
 

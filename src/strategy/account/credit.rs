@@ -23,11 +23,22 @@ pub(super) struct Credit {
     wait: AtomicU32,
     /// Whether another account is below it, for ever.
     is_above_others: AtomicBool,
+    /// Of a tab: the number of its request's account.
+    tab_of: Option<u64>,
 }
 
 impl Credit {
     pub(super) fn none() -> Self {
-        Self { borrows: AtomicBool::new(false), wait: AtomicU32::new(FIRST), is_above_others: AtomicBool::new(false) }
+        Self {
+            borrows: AtomicBool::new(false),
+            wait: AtomicU32::new(FIRST),
+            is_above_others: AtomicBool::new(false),
+            tab_of: None,
+        }
+    }
+
+    pub(super) fn of_tab(request: u64) -> Self {
+        Self { tab_of: Some(request), ..Self::none() }
     }
 }
 
@@ -38,17 +49,27 @@ impl Account {
         self.credit.borrows.load(RELAXED)
     }
 
-    /// Whether it should borrow now; if not, it was asked once more. Under its lock.
+    /// Whether it, or a tab of it, should borrow now; if not, it was asked once more. Under its lock.
     pub(super) fn wants_to_borrow(&self) -> bool {
         let wait = self.credit.wait.load(RELAXED);
         if wait > 0 {
             self.credit.wait.store(wait - 1, RELAXED);
         }
-        wait == 0 && !self.credit.is_above_others.load(RELAXED)
+        wait == 0
+    }
+
+    /// Whether its own numbers change by its own blocks alone, and on this thread.
+    pub(super) fn may_borrow_itself(&self) -> bool {
+        self.lock.is_owned_here() && !self.credit.is_above_others.load(RELAXED)
+    }
+
+    /// Whether it is a tab of this request.
+    pub(super) fn is_tab_of(&self, request: &Self) -> bool {
+        self.credit.tab_of == Some(request.number())
     }
 
     /// Gives back what these accounts, which are all above it, have lent it. Under all the locks.
-    fn give_loans_back(&self, above: &[Arc<Self>]) {
+    pub(super) fn give_loans_back(&self, above: &[Arc<Self>]) {
         if self.borrows() {
             self.ceiling.store(0, RELAXED);
             above.iter().for_each(|account| account.collect_from(self));
@@ -73,55 +94,77 @@ impl Account {
 }
 
 impl Chain {
-    /// Runs `work` under the locks of all accounts, which have lent this chain's request nothing then. To others they
-    /// may have.
+    /// Runs `work` under the locks of all accounts, which have lent this chain's request nothing then, nor this
+    /// thread's tab of it. To others they may have.
     #[inline]
     pub(super) fn with_accounts<R>(&self, work: impl FnOnce() -> R) -> R {
         with_all(self.accounts(), || {
             self.own.give_loans_back(&self.all);
+            if let Some(tab) = self.tabs.here() {
+                tab.give_loans_back(self.accounts());
+            }
             work()
         })
     }
 
-    /// Runs `work` at least under the own account's lock, when nothing is lent to it any more.
+    /// Runs `work` at least under the own account's lock, when nothing is lent to it any more, nor to a tab of it.
     #[inline]
     pub(super) fn with_own_loans_back<R>(&self, work: impl FnOnce() -> R) -> R {
         // Most requests never borrow: then their own lock is enough. It may begin to meanwhile.
+        let borrows = || self.own.borrows() || self.tabs.are_there();
         let mut work = Some(work);
-        let done = (!self.own.borrows())
-            .then(|| self.own.lock.with(|| (!self.own.borrows()).then(|| work.take().map(|work| work())).flatten()));
-        match done.flatten() {
-            Some(done) => done,
-            None => self.with_accounts(work.take().expect("it did not run")),
-        }
+        let mut run = || work.take().map(|work| work());
+        let done = if borrows() { None } else { self.own.lock.with(|| if borrows() { None } else { run() }) };
+        let with_all_back = || {
+            self.with_accounts(|| {
+                if self.tabs.are_there() {
+                    recall(self.accounts());
+                }
+                run()
+            })
+        };
+        done.or_else(with_all_back).expect("it ran in one of the two")
     }
 
-    /// Before [`borrow`](Self::borrow), outside of the locks.
+    /// Before [`borrow`](Self::borrow), outside of the locks: what has to be allocated for it.
     #[inline]
     pub(super) fn ready_to_borrow(&self) {
-        if self.own.credit.wait.load(RELAXED) == 0 && self.may_borrow() {
-            self.all[1..].iter().for_each(|account| account.can_lend());
+        if self.own.credit.wait.load(RELAXED) == 0 && self.is_plain() && self.own.is_of_request() {
+            self.make_ready_to_borrow();
         }
     }
 
-    fn may_borrow(&self) -> bool {
-        self.all.len() > 1 && self.is_plain() && self.own.is_of_request()
+    #[cold]
+    fn make_ready_to_borrow(&self) {
+        let lenders = if self.own.lock.is_shared() {
+            self.tabs.make_here(&self.own);
+            self.accounts()
+        } else {
+            self.above()
+        };
+        lenders.iter().for_each(|account| account.can_lend());
     }
 
-    /// Borrows of all accounts above, if each has something to lend and this thread owns the request. Under the locks of
-    /// all.
+    /// Borrows of all accounts above, if each has something to lend and this thread owns the request; where threads
+    /// share it, for this thread's tab. Under the locks of all.
     pub(super) fn borrow(&self) {
         let own = &self.own;
-        if !self.may_borrow() || !own.wants_to_borrow() {
+        let (borrower, lenders) = if own.may_borrow_itself() {
+            (own, self.above())
+        } else if let Some(tab) = self.tabs.here() {
+            (tab, self.accounts())
+        } else {
+            return;
+        };
+        if lenders.is_empty() || !self.is_plain() || !own.wants_to_borrow() {
             return;
         }
-        let above = &self.all[1..]; // the own account is the youngest
-        let is_fit = own.lock.is_owned_here() && !own.has_ended() && !own.is_wanted();
-        let bytes = if is_fit { above.iter().map(|account| account.lendable_bytes()).min() } else { None };
+        let is_fit = !own.has_ended() && !own.is_wanted();
+        let bytes = if is_fit { lenders.iter().map(|account| account.lendable_bytes()).min() } else { None };
         let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return own.credit.wait.store(AGAIN, RELAXED) };
-        above.iter().for_each(|account| account.lend(own, bytes));
-        own.ceiling.store(own.live_bytes.load(RELAXED) + bytes, RELAXED);
-        own.credit.borrows.store(true, RELAXED);
+        lenders.iter().for_each(|account| account.lend(borrower, bytes));
+        borrower.ceiling.store(borrower.live_bytes.load(RELAXED) + bytes, RELAXED);
+        borrower.credit.borrows.store(true, RELAXED);
     }
 }
 

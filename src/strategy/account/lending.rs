@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// How many requests an account lends to at a time. One that runs on a thread asks for a loan; the next one after so
 /// many has all of them called in, for those that wait for something do not give theirs back.
-const MAX_LOANS: usize = 16;
+const MAX_LOANS: usize = 64;
 
 /// The least that is worth the work, and the most, so that something is left for others.
 const MIN_LOAN: usize = 1024;
@@ -33,6 +33,8 @@ struct Counted {
     total_bytes: u64,
     live_blocks: usize,
     total_blocks: u64,
+    /// Of a tab.
+    own_blocks: usize,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,8 @@ struct Loan {
     before: Counted,
 }
 
-type Loans = [Option<Loan>; MAX_LOANS];
+/// Up to [`MAX_LOANS`], for which there is room from the start.
+type Loans = Vec<Loan>;
 
 /// What an account has lent. Changed under its lock.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ pub(super) struct Lending {
     rest: AtomicUsize,
     /// Whether there is room for loans: most accounts never lend.
     can_lend: AtomicBool,
-    loans: UnsafeCell<Option<Box<Loans>>>,
+    loans: UnsafeCell<Option<Loans>>,
 }
 
 // SAFETY: `loans` is reached under the account's lock only (`Lending::loans`), the rest is atomic.
@@ -78,7 +81,7 @@ impl Lending {
     /// - the caller holds the account's lock as long as it has the reference, and has no other one.
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
     #[allow(clippy::mut_from_ref, reason = "as for a lock's cell")]
-    unsafe fn loans(&self) -> &mut Option<Box<Loans>> {
+    unsafe fn loans(&self) -> &mut Option<Loans> {
         // SAFETY: nobody else reaches it (this function's contract).
         unsafe { &mut *self.loans.get() }
     }
@@ -127,8 +130,7 @@ impl Account {
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
     fn loans(&self) -> impl Iterator<Item = &Loan> {
         // SAFETY: under the account's lock, and whoever looks at them changes none meanwhile.
-        let loans: Option<&Loans> = unsafe { self.lending.loans() }.as_deref();
-        loans.into_iter().flatten().flatten()
+        unsafe { self.lending.loans() }.iter().flatten()
     }
 
     /// [`recall`] of this one.
@@ -156,23 +158,40 @@ impl Account {
             total_bytes: self.total_bytes.load(RELAXED),
             live_blocks: self.live_blocks.load(RELAXED),
             total_blocks: self.total_blocks.load(RELAXED),
+            own_blocks: match &self.kind {
+                Kind::Request { own_blocks, .. } => own_blocks.load(RELAXED),
+                Kind::Budget { .. } => 0,
+            },
         }
     }
 
-    /// Counts what the borrower used of it. Nobody uses it any more.
+    /// What its numbers are with what the borrower used of a loan, which may be less than nothing.
+    fn counted_with(&self, loan: &Loan) -> Counted {
+        let (own, before, now) = (self.counted(), loan.before, loan.borrower.counted());
+        let is_tab = loan.borrower.is_tab_of(self);
+        Counted {
+            live_bytes: own.live_bytes.wrapping_add(now.live_bytes.wrapping_sub(before.live_bytes)),
+            total_bytes: own.total_bytes.saturating_add(now.total_bytes.saturating_sub(before.total_bytes)),
+            live_blocks: own.live_blocks.wrapping_add(now.live_blocks.wrapping_sub(before.live_blocks)),
+            total_blocks: own.total_blocks.saturating_add(now.total_blocks.saturating_sub(before.total_blocks)),
+            own_blocks: match now.own_blocks.wrapping_sub(before.own_blocks) {
+                change if is_tab => own.own_blocks.wrapping_add(change),
+                _ => own.own_blocks,
+            },
+        }
+    }
+
+    /// Counts what the borrower used of it. Nobody uses it any more. While others are not collected, it may be that
+    /// they have made what this one gave back: then numbers are below 0, and wrap.
     fn collect(&self, loan: &Loan) {
-        let (before, now) = (loan.before, loan.borrower.counted());
-        // What it used may be less than nothing, if it gave back older blocks.
-        let moved = |number: usize, before: usize, now: usize| number.wrapping_add(now).wrapping_sub(before);
-        let live_bytes = moved(self.live_bytes.load(RELAXED), before.live_bytes, now.live_bytes);
-        debug_assert!(live_bytes <= self.peak_bytes(), "a request used more than it was lent");
-        self.live_blocks.store(moved(self.live_blocks.load(RELAXED), before.live_blocks, now.live_blocks), RELAXED);
-        let total_bytes =
-            self.total_bytes.load(RELAXED).saturating_add(now.total_bytes.wrapping_sub(before.total_bytes));
-        self.total_bytes.store(total_bytes, RELAXED);
-        let total_blocks = self.total_blocks.load(RELAXED).saturating_add(now.total_blocks - before.total_blocks);
-        self.total_blocks.store(total_blocks, RELAXED);
-        self.live_bytes.store(live_bytes, RELAXED);
+        let counted = self.counted_with(loan);
+        self.total_bytes.store(counted.total_bytes, RELAXED);
+        self.live_blocks.store(counted.live_blocks, RELAXED);
+        self.total_blocks.store(counted.total_blocks, RELAXED);
+        self.live_bytes.store(counted.live_bytes, RELAXED);
+        if let Kind::Request { own_blocks, .. } = &self.kind {
+            own_blocks.store(counted.own_blocks, RELAXED);
+        }
         subtract(&self.lending.bytes, loan.bytes);
         // Release: who finds no loan, without the lock, finds what was collected (`live_bytes`).
         self.lending.count.store(self.lending.count.load(RELAXED) - 1, Ordering::Release);
@@ -189,24 +208,30 @@ impl Account {
     }
 
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
-    fn collect_where(&self, is_meant: impl Fn(&Loan) -> bool) {
+    fn collect_all(&self) {
         // SAFETY: under the account's lock; what is done with a loan reaches no others.
         let loans = unsafe { self.lending.loans() };
-        for place in loans.iter_mut().flat_map(|loans| loans.iter_mut()) {
-            if let Some(loan) = place.take_if(|loan| is_meant(loan)) {
-                self.collect(&loan);
-            }
+        if let Some(loans) = loans {
+            loans.drain(..).for_each(|loan| self.collect(&loan));
         }
+        debug_assert!(self.live_bytes.load(RELAXED) <= self.peak_bytes(), "more was used than was lent");
     }
 
-    fn collect_all(&self) {
-        self.collect_where(|_| true);
-    }
-
-    /// Counts what this request used of it, under the request's own lock too.
+    /// Counts what this request, or tab, used of it; under the request's own lock too.
+    #[allow(unsafe_code, reason = "a cell under the account's lock")]
     pub(super) fn collect_from(&self, borrower: &Self) {
-        if self.lends() {
-            self.collect_where(|loan| std::ptr::eq(&*loan.borrower, borrower));
+        if !self.lends() {
+            return;
+        }
+        // SAFETY: under the account's lock; what is done with the loan reaches no others.
+        let loans = unsafe { self.lending.loans() };
+        let Some(loans) = loans else { return };
+        let Some(at) = loans.iter().position(|loan| std::ptr::eq(&*loan.borrower, borrower)) else { return };
+        let with = self.counted_with(&loans[at]);
+        if [with.live_bytes, with.live_blocks, with.own_blocks].iter().any(|&number| number > isize::MAX as usize) {
+            self.call_in();
+        } else {
+            self.collect(&loans.swap_remove(at));
         }
     }
 
@@ -217,7 +242,7 @@ impl Account {
             return;
         }
         let _unattributed = unattributed();
-        let mut fresh = Some(Box::new([const { None }; MAX_LOANS]));
+        let mut fresh = Some(Vec::with_capacity(MAX_LOANS));
         self.lock.with(|| {
             // SAFETY: under the account's lock.
             let loans = unsafe { self.lending.loans() };
@@ -254,8 +279,7 @@ impl Account {
         let loan = Loan { borrower: Arc::clone(borrower), bytes, before: borrower.counted() };
         // SAFETY: under the account's lock.
         let loans = unsafe { self.lending.loans() };
-        let place = loans.as_mut().and_then(|loans| loans.iter_mut().find(|place| place.is_none()));
-        *place.expect("it said that it has one") = Some(loan);
+        loans.as_mut().expect("it said that it can").push(loan);
         add(&self.lending.bytes, bytes);
         // Release: who finds a loan, without the lock, takes the lock.
         self.lending.count.store(self.lending.count.load(RELAXED) + 1, Ordering::Release);

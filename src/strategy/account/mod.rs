@@ -33,6 +33,7 @@ mod refused;
 mod reservation;
 mod reserved;
 mod small;
+mod tabs;
 #[cfg(ctxalloc_whole)]
 mod whole;
 
@@ -467,6 +468,10 @@ impl Account {
 
     #[inline]
     fn give_back(&self, bytes: usize, blocks: usize) {
+        // A block of a tab's may be given back by another one.
+        if self.live_bytes.load(RELAXED) < bytes || self.live_blocks.load(RELAXED) < blocks {
+            self.call_in();
+        }
         subtract(&self.live_bytes, bytes);
         let live_bytes = self.live_bytes.load(RELAXED);
         if self.floor_bytes.load(RELAXED) > live_bytes {

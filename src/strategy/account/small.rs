@@ -111,6 +111,16 @@ impl Chain {
             drop(section);
             return Some(made);
         }
+        if let Some(tab) = self.tabs.here() {
+            let section = tab.begin_charge(bytes)?;
+            let made = make()?;
+            tab.take_small(bytes, blocks);
+            if blocks > 0 {
+                tab.add_one();
+            }
+            drop(section);
+            return Some(made);
+        }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
         let fits = |account: &Arc<Account>| !account.lends() && account.has_room_for(bytes);
@@ -141,6 +151,9 @@ impl Chain {
     #[must_use]
     fn give_back_to_all(&self, bytes: usize) -> Option<bool> {
         debug_assert!(self.is_plain());
+        if let Some(tab) = self.tabs.here() {
+            return tab.give_small_back(bytes);
+        }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
         let is_wanted = accounts.iter().any(|account| account.is_wanted());

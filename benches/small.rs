@@ -254,7 +254,7 @@ fn shared(parent: Option<&Budget>) -> Budget {
 }
 
 /// For callgrind: which allocator runs the mixed shape on this thread, by its word.
-const ALONE: [(&str, fn(usize)); 8] = [
+const ALONE: [(&str, fn(usize)); 9] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
@@ -266,6 +266,12 @@ const ALONE: [(&str, fn(usize)); 8] = [
     ("shared", |rounds| in_request(rounds, request().limit_bytes(1 << 40).budget(&shared(None)))),
     ("shared-twice", |rounds| {
         in_request(rounds, request().limit_bytes(1 << 40).budget(&shared(Some(&shared(None)))));
+    }),
+    ("threads", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        thread::scope(|scope| drop(scope.spawn(|| Mixed.run(&allocator)))); // which shares it from now on
+        (0..rounds).for_each(|_| Mixed.run(&allocator));
     }),
     // So many thousand requests that allocate nothing.
     ("begin-end", |rounds| {

@@ -24,7 +24,7 @@ impl Slot {
         let kept = state.kept?;
         let account = state.chain.own();
         let Some(section) = account.begin_charge(size_bytes) else {
-            return self.allocate_below_others(kept, size_bytes);
+            return self.allocate_elsewhere(kept, size_bytes);
         };
         let mut over = Over::default();
         let Some(block) = kept.take_sized(size_bytes, &mut over) else {
@@ -39,10 +39,10 @@ impl Slot {
     }
 
     #[inline(never)]
-    fn allocate_below_others(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn allocate_elsewhere(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
         let mut over = Over::default();
-        let chain = &self.state().chain;
-        let block = chain.charge_small(size_bytes, || kept.take_sized(size_bytes, &mut over), || self.hold_first());
+        let take = || kept.take_sized(size_bytes, &mut over);
+        let block = self.state().chain.charge_small_elsewhere(size_bytes, take, || self.hold_first());
         kept.give_back(over);
         block
     }

@@ -149,6 +149,9 @@ impl Chain {
     /// share it, for this thread's tab. Under the locks of all.
     pub(super) fn borrow(&self) {
         let own = &self.own;
+        if !self.is_plain() || !own.is_of_request() || !own.wants_to_borrow() {
+            return;
+        }
         let (borrower, lenders) = if own.may_borrow_itself() {
             (own, self.above())
         } else if let Some(tab) = self.tabs.here() {
@@ -156,7 +159,7 @@ impl Chain {
         } else {
             return;
         };
-        if lenders.is_empty() || !self.is_plain() || !own.wants_to_borrow() {
+        if lenders.is_empty() {
             return;
         }
         let is_fit = !own.has_ended() && !own.is_wanted();

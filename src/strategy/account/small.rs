@@ -42,10 +42,14 @@ impl Account {
     #[inline(always)]
     pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Section> {
         let section = self.lock.enter_owned()?;
-        let live = self.live_bytes.load(RELAXED).checked_add(bytes)?;
+        if self.has_credit_for(bytes) { Some(section) } else { None }
+    }
+
+    #[inline(always)]
+    fn has_credit_for(&self, bytes: usize) -> bool {
+        let Some(live) = self.live_bytes.load(RELAXED).checked_add(bytes) else { return false };
         let in_use = live.saturating_add(self.pending_bytes.load(RELAXED));
-        let has_room = in_use <= self.enforced_bytes.load(RELAXED) && live <= self.ceiling.load(RELAXED);
-        if has_room { Some(section) } else { None }
+        in_use <= self.enforced_bytes.load(RELAXED) && live <= self.ceiling.load(RELAXED)
     }
 
     /// Charges the block for which `_section` was begun. Whether it is the only one of a request that has ended.
@@ -59,7 +63,12 @@ impl Account {
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
-        let _section = self.lock.enter_owned()?;
+        let section = self.lock.enter_owned()?;
+        self.give_small_back_in(&section, bytes)
+    }
+
+    #[inline(always)]
+    fn give_small_back_in(&self, _section: &Section, bytes: usize) -> Option<bool> {
         if self.is_wanted() || self.ceiling.load(RELAXED) == 0 {
             return None;
         }
@@ -89,6 +98,17 @@ impl Chain {
         self.grow_by(bytes, 1, make, || self.own.add_own(first))
     }
 
+    /// The same where [`Account::begin_charge`] has said no.
+    #[inline(always)]
+    pub(crate) fn charge_small_elsewhere<R>(
+        &self,
+        bytes: usize,
+        make: impl FnOnce() -> Option<R>,
+        first: impl FnOnce(),
+    ) -> Option<R> {
+        self.grow_elsewhere(bytes, 1, make, || self.own.add_own(first))
+    }
+
     /// [`charge_small`](Self::charge_small) for what a block grows by.
     #[inline]
     pub(crate) fn charge_growth<R>(&self, bytes: usize, make: impl FnOnce() -> Option<R>) -> Option<R> {
@@ -111,14 +131,24 @@ impl Chain {
             drop(section);
             return Some(made);
         }
-        if let Some(tab) = self.tabs.here() {
-            let section = tab.begin_charge(bytes)?;
-            let made = make()?;
+        self.grow_elsewhere(bytes, blocks, make, last)
+    }
+
+    /// The same where the own account alone would not do.
+    #[inline(always)]
+    fn grow_elsewhere<R>(
+        &self,
+        bytes: usize,
+        blocks: usize,
+        make: impl FnOnce() -> Option<R>,
+        last: impl FnOnce(),
+    ) -> Option<R> {
+        if let Some((tab, _section)) = self.tabs.enter() {
+            let made = if tab.has_credit_for(bytes) { make()? } else { return None };
             tab.take_small(bytes, blocks);
             if blocks > 0 {
                 tab.add_one();
             }
-            drop(section);
             return Some(made);
         }
         let accounts = self.accounts();
@@ -151,8 +181,8 @@ impl Chain {
     #[must_use]
     fn give_back_to_all(&self, bytes: usize) -> Option<bool> {
         debug_assert!(self.is_plain());
-        if let Some(tab) = self.tabs.here() {
-            return tab.give_small_back(bytes);
+        if let Some((tab, section)) = self.tabs.enter() {
+            return tab.give_small_back_in(&section, bytes);
         }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;

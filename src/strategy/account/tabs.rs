@@ -7,7 +7,7 @@
 
 use super::credit::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
-use crate::sync::place_of_this_thread;
+use crate::sync::{Section, place_of_this_thread};
 use crate::unattributed::unattributed;
 use std::array;
 use std::ptr::null_mut;
@@ -80,6 +80,12 @@ impl Tabs {
     #[inline]
     pub(super) fn here(&self) -> Option<&Arc<Account>> {
         self.places()?.map_while(Once::get).find(|tab| tab.lock.is_owned_here())
+    }
+
+    /// The same, in a section of its lock.
+    #[inline]
+    pub(super) fn enter(&self) -> Option<(&Account, Section)> {
+        self.places()?.map_while(Once::get).find_map(|tab| Some((&**tab, tab.lock.enter_owned()?)))
     }
 
     /// Where this thread looks for its own, or for room for one: the first that is empty, or the last.

@@ -197,7 +197,7 @@ fn name_of_this_thread() -> usize {
 pub(crate) fn place_of_this_thread(places: usize) -> Option<usize> {
     // Control blocks lie at the same offset of pages: the multiplication spreads what tells them apart.
     let spread = (name_of_this_thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    HAVE_NAMES.then(|| spread as usize % places)
+    HAVE_NAMES.then_some(spread as usize % places)
 }
 
 /// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.

@@ -83,8 +83,19 @@ impl Tabs {
     }
 
     /// The same, in a section of its lock.
-    #[inline]
+    #[inline(always)]
     pub(super) fn enter(&self) -> Option<(&Account, Section)> {
+        let places = self.0.get()?;
+        let first: &Account = places[place_of_this_thread(MAX_TABS)?].get()?;
+        match first.lock.enter_owned() {
+            Some(section) => Some((first, section)),
+            None => self.enter_another(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_another(&self) -> Option<(&Account, Section)> {
         self.places()?.map_while(Once::get).find_map(|tab| Some((&**tab, tab.lock.enter_owned()?)))
     }
 

@@ -354,7 +354,7 @@ mod tests {
 
 #[cfg(all(test, ctxalloc_loom))]
 mod loom_tests {
-    use super::{Owned, OwnerLock, Thread, exclusively};
+    use super::{AtomicU32, Ordering, Owned, OwnerLock, Section, Thread, exclusively, wait_for_brief_sections};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use std::ptr::null;
@@ -436,6 +436,49 @@ mod loom_tests {
             });
             counted.add(Some(own), &[&counted.locks[0], &counted.locks[1]]);
             other.join().expect("no panic");
+        });
+    }
+
+    /// What an account lends: its owner changes the count without a lock while `is_lent`, under both locks otherwise.
+    /// Another thread calls it in, and holds only the second lock.
+    #[test]
+    fn loom_what_is_lent_is_called_in_from_an_owner_who_keeps_its_lock() {
+        bounded(|| {
+            let counted = Counted::new();
+            let is_lent = Arc::new(AtomicU32::new(1));
+            let own: &'static Thread = Thread::leak(null());
+            let on_credit = |counted: &Counted, is_lent: &AtomicU32| {
+                let _section = Section::begin_brief(own);
+                let may = counted.locks[0].is_owned_by(own) && is_lent.load(Ordering::Relaxed) == 1;
+                if may {
+                    // SAFETY: nobody else touches it while it is lent, and whoever calls it in waits for the section.
+                    #[allow(unsafe_code, reason = "the counter that the locks protect")]
+                    counted.count.with_mut(|count| unsafe { *count += 1 });
+                }
+                usize::from(may)
+            };
+            exclusively(Some(own), &[&counted.locks[0]], || ()); // it owns it from here on
+            let other = loom::thread::spawn({
+                let (counted, is_lent) = (Arc::clone(&counted), Arc::clone(&is_lent));
+                move || {
+                    exclusively(None, &[&counted.locks[1]], || {
+                        is_lent.store(0, Ordering::Relaxed);
+                        wait_for_brief_sections(std::iter::once(&counted.locks[0]));
+                        // SAFETY: it is called in.
+                        #[allow(unsafe_code, reason = "the counter that the locks protect")]
+                        counted.count.with_mut(|count| unsafe { *count += 1 });
+                    });
+                }
+            });
+            let lent = on_credit(&counted, &is_lent);
+            counted.add(Some(own), &[&counted.locks[0], &counted.locks[1]]);
+            let lent = lent + on_credit(&counted, &is_lent);
+            other.join().expect("no panic");
+            assert!(counted.locks[0].is_owned_by(own), "it is left to its owner");
+            // SAFETY: alone again.
+            #[allow(unsafe_code, reason = "the counter that the locks protect")]
+            let count = counted.count.with(|count| unsafe { *count });
+            assert_eq!(count, 2 + lent);
         });
     }
 

@@ -111,10 +111,10 @@ stress-part: STRESS := 5
 stress-part: stress ## a hundredth of `make stress`
 
 mutants: $(DONE)/tools $(DONE)/package ## breaks the selection in 60 ways; the oracle must notice each (MUTANTS="name ..." for some)
-	$(PY) tests/oracle/mutants.py $(MUTANTS)
+	$(PY) tests/mutants/run_oracle.py $(MUTANTS)
 
 mutants-rust: ## takes each guard of the tower layer and of GlobalScoped out; their tests must notice (MUTANTS="name" for one)
-	$(PYTHON) tests/rust/mutants.py $(if $(MUTANTS),"$(MUTANTS)")
+	$(PYTHON) tests/mutants/run_rust.py $(if $(MUTANTS),"$(MUTANTS)")
 
 # One run for each handler; NUMPY_HANDLERS="guard" chooses. CI runs the part, with three.
 test-numpy-part: NUMPY_HANDLERS := system aligned64 pool

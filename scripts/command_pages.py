@@ -25,7 +25,6 @@ COMPLETIONS: Final = {
     "zsh": "zsh/site-functions/_ctxalloc",
     "fish": "fish/vendor_completions.d/ctxalloc.fish",
 }
-FILES: Final = frozenset({"output", "before", "after", "program"})
 
 
 def actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -41,7 +40,7 @@ def pages() -> dict[Path, str]:
     """What each file has in it."""
     parser = _parser()
     for action in actions(parser):
-        if action.dest in FILES:
+        if action.type is Path or action.dest == "program":
             action.complete = shtab.FILE  # type: ignore[attr-defined] - shtab reads this
         if action.dest == "handler":
             action.choices = [handler.name for handler in ctxalloc.handlers()]

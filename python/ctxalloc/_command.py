@@ -15,7 +15,7 @@ from typing import Final
 from ctxalloc import _compare, _flame, _info, _report, _run, _trace, _tune, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, RefusedError, UsageError
-from ctxalloc._text import size_of
+from ctxalloc._text import says, size_of
 
 _RUN = """\
 Runs a script, a module (-m) or some code (-c) as `python` does, without a change of a line.
@@ -98,17 +98,17 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="count and limit native memory and Python objects beside arrays",
     )
-    commands.add_parser("whole", help="print the library for LD_PRELOAD that request(whole=True) needs")
-    compare = commands.add_parser("compare", help="what differs between two reports of run --report=json")
+    commands.add_parser("whole", **says("print the library for LD_PRELOAD that request(whole=True) needs"))
+    compare = commands.add_parser("compare", **says("what differs between two reports of run --report=json"))
     compare.add_argument("before", type=Path, help="the report of one run")
     compare.add_argument("after", type=Path, help="the report of another one")
     compare.add_argument("--sites", metavar="N", type=_sites, default=10, help="how many functions (default: 10)")
-    trace = commands.add_parser("trace", help="what a recording of run --record or CTXALLOC_RECORD says")
+    trace = commands.add_parser("trace", **says("what a recording of run --record or CTXALLOC_RECORD says"))
     traces = trace.add_subparsers(dest="trace", required=True, metavar="what")
-    told = traces.add_parser("info", help="its requests by name: peaks, sizes, lifetimes, escapes")
+    told = traces.add_parser("info", **says("its requests by name: peaks, sizes, lifetimes, escapes"))
     told.add_argument("--json", action="store_true", help="print it for programs")
     told.add_argument("recording", type=Path, help="the file; those beside it are read with it")
-    exported = traces.add_parser("export", help="write it for another tool")
+    exported = traces.add_parser("export", **says("write it for another tool"))
     exported.add_argument(
         "--to",
         choices=list(_trace.SUFFIXES),
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     exported.add_argument("--output", metavar="FILE", type=Path, help="where; by default beside the recording")
     exported.add_argument("recording", type=Path, help="the file; those beside it are read with it")
-    info = commands.add_parser("info", help="what this machine and this Python offer, and what to change")
+    info = commands.add_parser("info", **says("what this machine and this Python offer, and what to change"))
     info.add_argument("--json", action="store_true", help="print it for programs")
     _tune.add_to(commands, _rounds)
     return parser

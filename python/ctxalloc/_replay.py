@@ -81,16 +81,6 @@ ENDING: Final = Ending()
 """There is one process that replays at a time."""
 
 
-def one(plan: Path, strategy: str, by_route: dict[str, str] | None, *, out: TextIO) -> None:
-    """A replay in this process; its numbers as JSON. What ``measured`` starts. UsageError: it failed."""
-    try:
-        numbers = _native._replay(plan, strategy, by_route=by_route)  # noqa: SLF001 - for this
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(str(error)) from None
-    json.dump(numbers, out)
-    print(file=out)
-
-
 def measured(
     path: Path,
     strategies: Sequence[str],
@@ -123,14 +113,14 @@ def measured(
 
 
 def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ctxalloc", "replay", "--one", strategy]
+    command = [sys.executable, "-m", "ctxalloc._replay_one", strategy]
     asked = None if by_route is None else dict(by_route)
     pipe = subprocess.PIPE
     process = None
     try:
         with ENDING.held_back():
             process = subprocess.Popen(  # noqa: S603 - this program again
-                [*command, "--", os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+                [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
             )
         out, said = process.communicate(json.dumps(asked).encode())  # a name may be no argument: too long, or with NUL
     except BaseException as error:
@@ -143,7 +133,7 @@ def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None)
     if process.returncode == -signal.SIGINT or process.returncode == 128 + signal.SIGINT:
         raise StoppedError
     if process.returncode != 0:
-        text = said.decode("utf-8", "replace").strip().removeprefix("ctxalloc replay: ")
+        text = said.decode("utf-8", "replace").strip()
         raise FailedError(text or f"the replay with {strategy} ended with status {process.returncode}")
     numbers: dict[str, Any] = json.loads(out)
     return numbers

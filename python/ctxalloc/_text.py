@@ -3,7 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, TypedDict
 
 say: Final = print
 """``print`` as it was before the program began, which may have put its own in its place."""
@@ -35,6 +35,18 @@ def size_text(size: float) -> str:
 def counted(count: int, what: str, plural: str = "s") -> str:
     """How many of something there are: ``1 array``, ``2 arrays``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}{plural}"
+
+
+class Says(TypedDict):
+    """What a parser's command does: a line in the list of all, and a sentence above its own options."""
+
+    help: str
+    description: str
+
+
+def says(what: str) -> Says:
+    """One sentence for both."""
+    return {"help": what, "description": f"{what[0].upper()}{what[1:]}."}
 
 
 def printable(text: str) -> str:

@@ -2,10 +2,8 @@
 
 import argparse
 import contextlib
-import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, Final, TextIO
 
 from ctxalloc import _recommend, _replay
 from ctxalloc._program import UsageError
+from ctxalloc._text import says
 
 COMMANDS: Final = ("replay", "recommend")
 
@@ -30,7 +29,7 @@ def add_to(commands: Any, rounds: Callable[[str], int]) -> None:
         ("replay", "what a recording takes under each strategy"),
         ("recommend", "what each route of a recording should get, and why"),
     ):
-        command = commands.add_parser(name, help=said)
+        command = commands.add_parser(name, **says(said))
         command.add_argument("recording", type=Path, metavar="FILE", help="what was recorded")
         command.add_argument(
             "--strategy",
@@ -48,7 +47,6 @@ def add_to(commands: Any, rounds: Callable[[str], int]) -> None:
                 action="store_true",
                 help="all on one thread, in the recorded order: the same steps at each round",
             )
-            command.add_argument("--one", help=argparse.SUPPRESS)
         else:
             command.add_argument("--output", metavar="FILE", type=Path, help="write a page, a .html")
 
@@ -59,9 +57,6 @@ def run(options: argparse.Namespace, out: TextIO) -> int:
     if not path.exists():
         raise UsageError(f"there is no recording {os.fspath(path)!r}")
     try:
-        if options.command == "replay" and options.one is not None:
-            _replay.one(path, options.one, json.load(sys.stdin), out=out)
-            return 0
         with _ending_its_replay():
             return _run(options, path, out)
     except KeyboardInterrupt:

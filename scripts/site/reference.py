@@ -17,7 +17,7 @@ TOPICS = {
         "Escaped",
         "detached",
     ],
-    "Limit several requests together": ["Budget"],
+    "Limit several requests together": ["Budget", "Reclaimer", "ready"],
     "Select an allocator": ["use", "Scope", "set_handler", "reset", "Token", "current", "wrap", "ThreadPoolExecutor"],
     "Find out where an array lives": [
         "handler_of", "handler", "handlers", "Handler", "get_handler_name", "get_handler_version",
@@ -26,7 +26,7 @@ TOPICS = {
     "Register an allocator": ["register", "adopt", "get_include"],
     "See": [
         "coverage", "Coverage", "request_metrics", "RequestMetrics", "profile_on_signal", "set_event_hook",
-        "tracemalloc_domain", "load_ipython_extension", "unload_ipython_extension",
+        "record", "Recorder", "tracemalloc_domain", "load_ipython_extension", "unload_ipython_extension",
     ],
     "Set": ["configure", "trim", "process_initializer"],
     "Exceptions and warnings": [

@@ -8,6 +8,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 use std::collections::binary_heap::{BinaryHeap, PeekMut};
 use std::fmt;
+use std::mem::replace;
 
 /// A body of events.
 #[derive(Debug, Clone, Copy)]
@@ -108,16 +109,41 @@ pub(super) fn events_at<'a>(bytes: &'a [u8], body: &Body) -> &'a [u8] {
     &bytes[at..at + length]
 }
 
-/// One body that is being read.
+/// What is left of a body that is being read.
 #[derive(Debug, Clone)]
-struct Cursor {
-    told: Told,
+struct Rest {
     run: u32,
     gaps: u32,
     body: u64,
     next: usize,
     end: usize,
     before: Before,
+}
+
+impl Rest {
+    fn of(body: &Body, bodies: &Bodies) -> Self {
+        let next = body.at as usize;
+        let end = next + bodies.of(body).len();
+        Self { run: body.run, gaps: body.gaps, body: body.at, next, end, before: Before::default() }
+    }
+
+    /// The next event; `None` at the body's end.
+    fn step(&mut self, bodies: &Bodies) -> Option<Told> {
+        let mut bytes = Bytes { rest: &bodies.bytes[self.next..self.end] };
+        if bytes.rest.is_empty() {
+            return None;
+        }
+        let told = read_event(&mut bytes, &mut self.before)?;
+        self.next = self.end - bytes.rest.len();
+        Some(bodies.joined(self.run, told))
+    }
+}
+
+/// An event that was read, and what is left of its body.
+#[derive(Debug, Clone)]
+struct Cursor {
+    told: Told,
+    rest: Rest,
 }
 
 impl Cursor {
@@ -127,19 +153,7 @@ impl Cursor {
             Told::Event(event) => event.request,
             Told::ThreadEnd { .. } => u64::MAX,
         };
-        (self.told.at().0, request, self.run, self.body)
-    }
-
-    /// The next event of the body; `None` at its end.
-    fn step(&mut self, bodies: &Bodies) -> Option<()> {
-        let mut bytes = Bytes { rest: &bodies.bytes[self.next..self.end] };
-        if bytes.rest.is_empty() {
-            return None;
-        }
-        let told = read_event(&mut bytes, &mut self.before)?;
-        self.next = self.end - bytes.rest.len();
-        self.told = bodies.joined(self.run, told);
-        Some(())
+        (self.told.at().0, request, self.rest.run, self.rest.body)
     }
 }
 
@@ -193,25 +207,18 @@ impl Merge {
             && self.reading.peek().is_none_or(|Reverse(first)| body.first_ns <= first.told.at().0)
         {
             self.next += 1;
-            let mut cursor = Cursor {
-                told: Told::ThreadEnd { at_ns: 0, thread: 0 },
-                run: body.run,
-                gaps: body.gaps,
-                body: body.at,
-                next: body.at as usize,
-                end: body.at as usize + bodies.of(body).len(),
-                before: Before::default(),
-            };
-            if cursor.step(bodies).is_some() {
-                self.reading.push(Reverse(cursor));
+            let mut rest = Rest::of(body, bodies);
+            if let Some(told) = rest.step(bodies) {
+                self.reading.push(Reverse(Cursor { told, rest }));
             }
         }
         let mut first = self.reading.peek_mut()?;
-        let Reverse(cursor) = &mut *first;
-        let next = Next { told: cursor.told.clone(), run: cursor.run, gaps: cursor.gaps };
-        if cursor.step(bodies).is_none() {
-            PeekMut::pop(first);
-        }
-        Some(next)
+        let Reverse(Cursor { told, rest }) = &mut *first;
+        let (run, gaps) = (rest.run, rest.gaps);
+        let told = match rest.step(bodies) {
+            Some(later) => replace(told, later),
+            None => PeekMut::pop(first).0.told,
+        };
+        Some(Next { told, run, gaps })
     }
 }

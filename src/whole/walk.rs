@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_int, c_void};
 
 /// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
-/// (`tests/whole/test_limits.py`, `tests/python/test_whole.py`).
+/// (`tests/whole/test_limits.py`, `tests/python/test_whole_limits.py`).
 /// With each, from how many bytes on: Pillow checks its pictures, and not all of its small blocks.
 const PACKAGES: &[(&str, usize)] = &[
     ("numpy", 0),

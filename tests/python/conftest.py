@@ -6,15 +6,18 @@ there are these modules: `subprocesses` (Python in a process of its own), `patie
 `built_in` (the handlers that are there from the start), `documents` (the Python in Markdown, run).
 """
 
+import asyncio
 import gc
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import built_in  # noqa: F401  # first: it looks at the table before any test changes it
 import c_extensions
 import numpy as np
+import patience
 import pytest
 
 import ctxalloc
@@ -50,6 +53,22 @@ def fresh_name(request: pytest.FixtureRequest) -> Callable[[], str]:
 def fresh_handler(fresh_name: Callable[[], str]) -> Callable[[], ctxalloc.Handler]:
     """Handlers that nobody else uses."""
     return lambda: ctxalloc.register(fresh_name(), ctxalloc.strategies.Aligned(align=64))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
+    """`asyncio.run` on each kind of event loop."""
+    factory = None if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    def run(main: Awaitable[Any]) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(patiently(main))
+
+    async def patiently(main: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(patience.SECONDS):
+            return await main
+
+    return run
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from patience import wait_for
-from test_crossings import run  # noqa: F401  # the fixture: each test on each kind of event loop
 
 import ctxalloc
 import ctxalloc_example as example
@@ -44,7 +43,7 @@ class Sleeper:
 # ---- Python cancels Rust, which cancels Python -------------------------------------------------------
 
 
-def test_cancelling_the_future_cancels_the_coroutine_in_its_context(run: Run) -> None:  # noqa: F811
+def test_cancelling_the_future_cancels_the_coroutine_in_its_context(run: Run) -> None:
     async def main() -> None:
         sleeper = Sleeper()
         future = example.await_python(sleeper, "aligned64")
@@ -59,7 +58,7 @@ def test_cancelling_the_future_cancels_the_coroutine_in_its_context(run: Run) ->
     run(main())
 
 
-def test_cancelling_the_task_that_awaits_cancels_the_coroutine(run: Run) -> None:  # noqa: F811
+def test_cancelling_the_task_that_awaits_cancels_the_coroutine(run: Run) -> None:
     async def main() -> None:
         sleeper = Sleeper()
 
@@ -79,7 +78,7 @@ def test_cancelling_the_task_that_awaits_cancels_the_coroutine(run: Run) -> None
     run(main())
 
 
-def test_a_future_cancelled_before_it_began_runs_nothing_of_the_coroutine(run: Run) -> None:  # noqa: F811
+def test_a_future_cancelled_before_it_began_runs_nothing_of_the_coroutine(run: Run) -> None:
     began: list[int] = []
 
     async def begins() -> None:
@@ -126,7 +125,7 @@ def test_a_future_cancelled_before_it_began_makes_no_eager_step_either() -> None
     asyncio.run(main())
 
 
-def test_a_timeout_cancels_through_rust(run: Run) -> None:  # noqa: F811
+def test_a_timeout_cancels_through_rust(run: Run) -> None:
     async def main() -> None:
         for wait in (
             lambda future: asyncio.wait_for(future, 0.01),
@@ -147,7 +146,7 @@ def test_a_timeout_cancels_through_rust(run: Run) -> None:  # noqa: F811
     run(main())
 
 
-def test_a_task_group_that_fails_cancels_its_rust_futures(run: Run) -> None:  # noqa: F811
+def test_a_task_group_that_fails_cancels_its_rust_futures(run: Run) -> None:
     async def main() -> None:
         sleepers = [Sleeper() for _ in range(5)]
 
@@ -175,7 +174,7 @@ def test_a_task_group_that_fails_cancels_its_rust_futures(run: Run) -> None:  # 
     run(main())
 
 
-def test_a_shielded_future_goes_on(run: Run) -> None:  # noqa: F811
+def test_a_shielded_future_goes_on(run: Run) -> None:
     async def main() -> None:
         go = asyncio.Event()
 
@@ -194,7 +193,7 @@ def test_a_shielded_future_goes_on(run: Run) -> None:  # noqa: F811
     run(main())
 
 
-def test_a_coroutine_that_refuses_to_be_cancelled_ends_on_its_own(run: Run) -> None:  # noqa: F811
+def test_a_coroutine_that_refuses_to_be_cancelled_ends_on_its_own(run: Run) -> None:
     async def main() -> None:
         started, refused, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -219,7 +218,7 @@ def test_a_coroutine_that_refuses_to_be_cancelled_ends_on_its_own(run: Run) -> N
     run(main())
 
 
-def test_cancelling_a_future_that_is_done_changes_nothing(run: Run) -> None:  # noqa: F811
+def test_cancelling_a_future_that_is_done_changes_nothing(run: Run) -> None:
     async def quick() -> int:
         return 7
 
@@ -232,7 +231,7 @@ def test_cancelling_a_future_that_is_done_changes_nothing(run: Run) -> None:  # 
     run(main())
 
 
-def test_cancelling_at_any_moment_never_hangs_or_complains(run: Run) -> None:  # noqa: F811
+def test_cancelling_at_any_moment_never_hangs_or_complains(run: Run) -> None:
     # The cancellation meets the other side at every stage: queued, starting, running, answering, done.
     outcomes: set[str] = set()
     complaints: list[Any] = []
@@ -266,7 +265,7 @@ def test_cancelling_at_any_moment_never_hangs_or_complains(run: Run) -> None:  #
 # ---- Python cancels itself, and Rust hears of it -----------------------------------------------------
 
 
-def test_a_coroutine_that_is_cancelled_cancels_the_future_that_awaits_it(run: Run) -> None:  # noqa: F811
+def test_a_coroutine_that_is_cancelled_cancels_the_future_that_awaits_it(run: Run) -> None:
     async def main() -> None:
         tasks: list[asyncio.Task[Any]] = []
         started = asyncio.Event()
@@ -291,7 +290,7 @@ def test_a_coroutine_that_is_cancelled_cancels_the_future_that_awaits_it(run: Ru
     run(main())
 
 
-def test_a_coroutine_that_raises_cancelled_error_counts_as_cancelled(run: Run) -> None:  # noqa: F811
+def test_a_coroutine_that_raises_cancelled_error_counts_as_cancelled(run: Run) -> None:
     async def raises() -> None:
         raise asyncio.CancelledError
 
@@ -304,7 +303,7 @@ def test_a_coroutine_that_raises_cancelled_error_counts_as_cancelled(run: Run) -
     run(main())
 
 
-def test_the_other_floors_hear_of_it_through_many_awaits(run: Run) -> None:  # noqa: F811
+def test_the_other_floors_hear_of_it_through_many_awaits(run: Run) -> None:
     async def main() -> None:
         seen: list[str] = []
         bottom, ended = asyncio.Event(), asyncio.Event()
@@ -338,7 +337,7 @@ def test_the_other_floors_hear_of_it_through_many_awaits(run: Run) -> None:  # n
 # ---- ends of event loops -----------------------------------------------------------------------------
 
 
-def test_the_end_of_the_loop_cancels_what_rust_still_awaits(capfd: pytest.CaptureFixture[str], run: Run) -> None:  # noqa: F811
+def test_the_end_of_the_loop_cancels_what_rust_still_awaits(capfd: pytest.CaptureFixture[str], run: Run) -> None:
     sleepers: list[Sleeper] = []
 
     async def main() -> Any:
@@ -410,7 +409,7 @@ def test_a_loop_closed_before_the_first_step_ends_the_coroutine(collect: Callabl
     wait_for(ended, collect)
 
 
-def test_the_next_loop_is_not_disturbed_by_the_last_ones_futures(run: Run) -> None:  # noqa: F811
+def test_the_next_loop_is_not_disturbed_by_the_last_ones_futures(run: Run) -> None:
     async def leaves() -> None:
         for _ in range(20):
             example.await_python(Sleeper(), "aligned64")

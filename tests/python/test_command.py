@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxalloc import _compare, _profile, _text
+from ctxalloc import _command, _compare, _profile, _text
 
 pytestmark = pytest.mark.any_numpy
 PROGRAM = """\
@@ -159,6 +160,38 @@ def test_the_console_script_is_the_same_command() -> None:
     )
     assert "run" in run.stdout
     assert "info" in run.stdout
+
+
+@pytest.mark.parametrize(
+    "words", ["run", "whole", "compare", "trace", "trace info", "trace export", "replay", "recommend"]
+)
+def test_each_commands_own_help_says_what_it_does(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _command.main([*words.split(), "--help"])
+    usage, said, *_ = capsys.readouterr().out.split("\n\n")
+    assert usage.startswith(f"usage: ctxalloc {words}")
+    assert re.fullmatch(r"[A-Z].*\.", said, re.DOTALL), said
+
+
+COMPLETION = Path(__file__).parents[2] / "python/installed/data/share/bash-completion/completions/ctxalloc"
+COMPLETE = """
+source "$1"
+shift
+COMP_WORDS=(ctxalloc "$@") COMP_CWORD=$#
+_shtab_ctxalloc ctxalloc "${COMP_WORDS[$COMP_CWORD]}" "${COMP_WORDS[$COMP_CWORD - 1]}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    "words", ["run", "run --record", "compare", "trace info", "trace export", "replay", "recommend"]
+)
+def test_bash_completes_the_name_of_each_file(words: str, tmp_path: Path) -> None:
+    (tmp_path / "made.here").touch()
+    command = ["bash", "-c", COMPLETE, "bash", COMPLETION, *words.split(), "ma"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "made.here\n"
 
 
 def test_sizes_are_read_and_written() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import subprocesses
-from test_crossings import run  # noqa: F401  # the fixture: each test on each kind of event loop
 
 import ctxalloc
 import ctxalloc_example as example
@@ -85,7 +84,7 @@ KINDS = ("tokio", "asyncio", "a thread")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rust_tasks_python_tasks_and_threads_are_served_in_order(run: Any, seed: int) -> None:  # noqa: F811
+def test_rust_tasks_python_tasks_and_threads_are_served_in_order(run: Any, seed: int) -> None:
     budget = ctxalloc.Budget(1000, name="b")
     kinds = [*KINDS, *KINDS[::-1], *(random.Random(seed).choice(KINDS) for _ in range(12))]
 
@@ -104,7 +103,7 @@ def test_rust_tasks_python_tasks_and_threads_are_served_in_order(run: Any, seed:
     assert is_as_new(budget)
 
 
-def test_a_small_one_of_either_side_passes_no_large_one_of_the_other(run: Any) -> None:  # noqa: F811
+def test_a_small_one_of_either_side_passes_no_large_one_of_the_other(run: Any) -> None:
     budget = ctxalloc.Budget(1000, name="b")
 
     async def main(*kinds: str) -> None:
@@ -123,7 +122,7 @@ def test_a_small_one_of_either_side_passes_no_large_one_of_the_other(run: Any) -
     assert is_as_new(budget)
 
 
-def test_a_rust_task_that_is_cancelled_leaves_the_line_to_python(run: Any) -> None:  # noqa: F811
+def test_a_rust_task_that_is_cancelled_leaves_the_line_to_python(run: Any) -> None:
     budget, present = ctxalloc.Budget(1000, name="b"), len(ctxalloc.metrics.present())
 
     async def main(turns: int) -> bool:
@@ -166,7 +165,7 @@ def test_a_rust_task_that_is_cancelled_leaves_the_line_to_python(run: Any) -> No
     run(until(lambda: gc.collect() >= 0 and len(ctxalloc.metrics.present()) <= present))
 
 
-def test_a_rust_task_hears_why_there_is_no_room(run: Any) -> None:  # noqa: F811
+def test_a_rust_task_hears_why_there_is_no_room(run: Any) -> None:
     budget = ctxalloc.Budget(1000, name="b")
 
     def nobody() -> None:

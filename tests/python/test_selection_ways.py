@@ -22,6 +22,7 @@ SELECTION_TESTS = [
     "test_set_reset.py",
     "test_one_truth.py",
     "test_crossings.py",
+    "test_crossings_awaited.py",
 ]
 
 

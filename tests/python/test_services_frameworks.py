@@ -1,4 +1,4 @@
-"""Starlette, FastAPI, Django and Flask in our middlewares: errors, background tasks, dependencies. No server."""
+"""Starlette, FastAPI and Flask in our middlewares: errors, background tasks, dependencies. No server."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from asgi_calls import Client, answer, call, http, websocket
 
-for library in ("asgiref", "django", "fastapi", "flask", "starlette"):
+for library in ("asgiref", "fastapi", "flask", "starlette"):
     pytest.importorskip(library)
 
 # What is not installed was skipped above.
-import django  # noqa: E402
 import fastapi  # noqa: E402
 import flask  # noqa: E402
 from asgiref.sync import sync_to_async  # noqa: E402
-from django.conf import settings  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
 from starlette.background import BackgroundTask  # noqa: E402
 from starlette.middleware.base import BaseHTTPMiddleware  # noqa: E402
@@ -30,6 +28,8 @@ import ctxalloc  # noqa: E402
 from ctxalloc import Budget, BudgetExceeded, MiB, current, current_request, problems, request  # noqa: E402
 from ctxalloc.asgi import AllocatorMiddleware, Report  # noqa: E402
 from ctxalloc.wsgi import AllocatorMiddleware as WsgiMiddleware  # noqa: E402
+
+pytestmark = pytest.mark.any_numpy
 
 SMALL = request(limit_bytes=MiB)
 
@@ -339,166 +339,3 @@ def test_flask_streams_in_the_request_and_its_handler_answers_refusals() -> None
         ("refused", 413),
         ("failed", 500),
     ]
-
-
-# ---- Django -----------------------------------------------------------------------------------------
-
-django_reports: list[Report] = []
-tenant_of_django = Budget(5 * MiB, name="tenant")
-
-
-SETTINGS: dict[str, Any] = {
-    "ROOT_URLCONF": __name__,
-    "ALLOWED_HOSTS": ["*"],
-    "DEBUG": False,
-    "LOGGING_CONFIG": None,
-    "MIDDLEWARE": ["ctxalloc.django.AllocatorMiddleware", "django.middleware.common.CommonMiddleware"],
-    "CTXALLOC": {
-        "routes": {
-            "/named/{kind}": request(),
-            "/stream/{kind}": request(),
-            "/own/{kind}": request(limit_bytes=MiB),
-            "/pool": "pool",
-        },
-        "tenant": lambda _: tenant_of_django,
-        "on_end": lambda _, report: django_reports.append(report),
-        "peak_header": "X-Peak",
-    },
-}
-
-if not settings.configured:  # by another file of tests
-    settings.configure(SECRET_KEY="test")
-    django.setup()
-
-from django.test import override_settings  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _django() -> Iterator[None]:
-    with override_settings(**SETTINGS):
-        yield
-
-
-from django.core.handlers.asgi import ASGIHandler  # noqa: E402
-from django.core.handlers.wsgi import WSGIHandler  # noqa: E402
-from django.http import HttpResponse, StreamingHttpResponse  # noqa: E402
-from django.urls import path  # noqa: E402
-
-pytestmark = pytest.mark.any_numpy
-
-
-def view(request: Any) -> HttpResponse:
-    account = request.META["ctxalloc.request"]
-    assert account == current_request()
-    return HttpResponse(current().name)
-
-
-async def async_view(request: Any) -> HttpResponse:
-    await sync_to_async(ctxalloc.set_handler)("system")
-    ctxalloc.set_handler(request.META["ctxalloc.request"].handler)
-    return view(request)
-
-
-def stream_view(request: Any) -> StreamingHttpResponse:
-    def parts() -> Iterator[str]:
-        for _ in range(3):
-            np.empty(1000, np.uint8)
-            yield current().name + " "
-
-    return StreamingHttpResponse(parts())
-
-
-async def async_stream_view(request: Any) -> StreamingHttpResponse:
-    async def parts() -> AsyncIterator[str]:
-        for _ in range(3):
-            np.empty(1000, np.uint8)
-            await asyncio.sleep(0)
-            yield current().name + " "
-
-    return StreamingHttpResponse(parts())
-
-
-def big_view(request: Any) -> HttpResponse:
-    big()
-    return HttpResponse("never")
-
-
-async def async_big_view(request: Any) -> HttpResponse:
-    big()
-    return HttpResponse("never")
-
-
-def busy_view(request: Any) -> HttpResponse:
-    kept = [np.empty(MiB, np.uint8) for _ in range(3)]
-    return HttpResponse(str(len(kept)))
-
-
-urlpatterns = [
-    path("named/sync", view),
-    path("named/async", async_view),
-    path("stream/sync", stream_view),
-    path("stream/async", async_stream_view),
-    path("own/sync", big_view),
-    path("own/async", async_big_view),
-    path("busy", busy_view),
-    path("pool", lambda request: HttpResponse(current().name)),
-]
-
-
-def by_asgi(where: str) -> tuple[int, dict[str, str], bytes]:
-    client = Client()
-
-    async def receive() -> Any:
-        return client.messages.pop(0) if client.messages else await asyncio.Event().wait()
-
-    asyncio.run(ASGIHandler()(http(where, server=("test", 80)), receive, client.send))
-    return client.status, {name.lower(): value for name, value in client.headers.items()}, client.body
-
-
-def by_wsgi(where: str) -> tuple[int, dict[str, str], bytes]:
-    from test_services_wsgi import Server
-
-    server = Server()
-    body = server.get(WSGIHandler(), where)
-    return int(server.status[:3]), {name.lower(): value for name, value in server.headers.items()}, body
-
-
-@pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_django_serves_views_of_both_kinds_in_requests(ask: Any, kind: str) -> None:
-    django_reports.clear()
-    status, headers, body = ask(f"/named/{kind}")
-    assert (status, body) == (200, b"/named/{kind}")
-    assert "x-peak" in headers
-    assert [(report.outcome, report.route) for report in django_reports] == [("completed", "/named/{kind}")]
-    assert ask("/pool")[2] == b"pool"
-    assert current().name == "default_allocator"
-
-
-@pytest.mark.parametrize(("ask", "kind"), [(by_asgi, "async"), (by_wsgi, "sync")])
-def test_djangos_streams_are_in_the_request_to_their_end(ask: Any, kind: str) -> None:
-    django_reports.clear()
-    assert ask(f"/stream/{kind}")[2] == b"/stream/{kind} " * 3
-    assert [(report.outcome, report.stats.total_bytes) for report in django_reports] == [("completed", 3000)]
-
-
-@pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
-def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
-    django_reports.clear()
-    with request(budget=tenant_of_django):
-        others = np.empty(4 * MiB, np.uint8)
-    for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/busy", 429)]:
-        status, headers, body = ask(where)
-        assert (status, headers["content-type"]) == (wanted, "application/problem+json")
-        assert json.loads(body)["status"] == wanted
-    del others
-    assert [report.outcome for report in django_reports] == ["refused"] * 3
-    django_reports.clear()
-
-
-def test_djangos_setting_with_an_unknown_option_is_refused() -> None:
-
-    from ctxalloc.django import AllocatorMiddleware as DjangoMiddleware
-
-    with override_settings(CTXALLOC={"route": {}}), pytest.raises(TypeError, match="CTXALLOC has \\['route'\\]"):
-        DjangoMiddleware(lambda _: HttpResponse())

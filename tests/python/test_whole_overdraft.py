@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from test_whole import check, needs_library
+from whole_programs import check, needs_library
 
 pytestmark = [
     pytest.mark.once,

@@ -4,7 +4,7 @@ import importlib.util
 import textwrap
 
 import pytest
-from test_whole import check, needs_library, run
+from whole_programs import check, needs_library, run
 
 pytestmark = pytest.mark.any_numpy
 

@@ -1,6 +1,8 @@
 //! Random operations from many threads against a model, for each strategy. A new strategy is one line in `EACH`. The
-//! suite for its promises one by one is `strategy::conformance`, which each strategy's own file runs.
+//! suite for its promises one by one is `strategy::conformance`, which each strategy's own file runs. What was
+//! forgotten of a new one is told here too.
 
+use crate::layers::{sources, src};
 #[cfg(not(miri))]
 use crate::support::c_heap;
 use crate::support::{Marked, Odd, rounds};
@@ -14,6 +16,7 @@ use ctxalloc::strategy::{
 use ctxalloc::strategy::{CallbackFunctions, Callbacks, Guard, GuardOptions, PoolOptions, SharedMemory};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Generator;
+use std::fs;
 use std::panic;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -157,6 +160,60 @@ fn a_wrapper_is_told_what_it_forgets() {
         let told = *told.expect_err(forgets).downcast::<String>().expect("a sentence");
         assert!(told.contains(forgets) && told.contains("Forgetful"), "{told}");
     }
+}
+
+/// The strategies that this crate has, each with the text of its file (or folder) and whether it wraps another one.
+fn of_this_crate() -> Vec<(String, String, bool)> {
+    let mut found = Vec::new();
+    for path in sources(&src().join("strategy")) {
+        let text = fs::read_to_string(&path).expect("a source");
+        let heads = text.lines().filter(|line| line.starts_with("unsafe impl"));
+        for (parameters, name) in heads.filter_map(|line| line.split_once(" Strategy for ")) {
+            let name = name.split(|end: char| !end.is_alphanumeric()).next().expect("a name").to_owned();
+            let folder = if path.ends_with("mod.rs") { path.parent() } else { None };
+            let all = folder.map_or_else(|| vec![path.clone()], sources);
+            let text = all.iter().map(|path| fs::read_to_string(path).expect("a source")).collect();
+            found.push((name, text, parameters.contains(": Strategy")));
+        }
+    }
+    found
+}
+
+/// What a new strategy needs besides its file: ARCHITECTURE.md, "Add a strategy".
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn nothing_is_forgotten_of_any_strategy() {
+    let root = src().parent().expect("the crate's folder").to_owned();
+    let read = |path: &str| fs::read_to_string(root.join(path)).expect(path);
+    let suite = read("tests/rust/strategies.rs");
+    let (_, each) = suite.split_once("const EACH").expect("the list of all");
+    let (each, _) = each.split_once("];").expect("its end");
+    // One that needs a driver has the same checks where there is one.
+    let (drivers, docs) = (read("tests/cuda/conformance.rs"), read("docs/strategies.md"));
+    let has = |text: &str, name: &str| text.split(|end: char| !end.is_alphanumeric()).any(|word| word == name);
+    let layer = read("src/strategy/mod.rs");
+    let (_, public) = layer.split_once("\npub use ").expect("the list of what is public");
+    let (public, _) = public.split_once("\nuse std::").expect("its end");
+    let mut forgotten = Vec::new();
+    for (name, text, wraps) in of_this_crate().iter().filter(|(name, ..)| has(public, name)) {
+        let has_driver = has(&drivers, name);
+        // `Tracked` takes no upstream that lists its blocks, as the check's does.
+        let is_wrapper = *wraps && name != "Tracked";
+        for (is_there, what) in [
+            (text.contains("conformance::check(") || has_driver, "a test in its file that calls conformance::check"),
+            (
+                !is_wrapper || text.contains("conformance::check_wrapper("),
+                "a test that calls conformance::check_wrapper",
+            ),
+            (has(each, name) || has_driver, "a line of `EACH` in tests/rust/strategies.rs"),
+            (has(&docs, name), "a row in docs/strategies.md"),
+        ] {
+            if !is_there {
+                forgotten.push(format!("{name} lacks {what}"));
+            }
+        }
+    }
+    assert!(forgotten.is_empty(), "{forgotten:#?}");
 }
 
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! `ExternalCharge`: bytes that no handler made, on a request's account.
 
-use super::RequestHandle;
+use super::seen::RequestHandle;
 use super::slot::Slot;
 use crate::error::Error;
 use crate::handler::held::Held;

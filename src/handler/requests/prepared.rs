@@ -1,20 +1,71 @@
 //! `Prepared`: a request that could begin, and may have to wait for its reservation first.
 
 use super::aside::Aside;
+use super::begun::Begun;
+use super::on_chosen::OnChosen;
+use super::seen::{Seen, chain_of};
 use super::slot::Slot;
 use super::small;
-use super::state::{MIN_ALIGN, Memory, State};
+use super::state::{AfterEnd, MIN_ALIGN, Memory, State};
 use super::unseen::{self, Outside};
-use super::{Begun, Seen, Terms, chain_of, payer_around};
 use crate::counters::{History, history_of};
 use crate::error::Error;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
+use crate::handler::word::Handler;
 use crate::recording::{self, Choice};
 use crate::strategy::account::Chain;
 use crate::strategy::{Aligned, Budget, Pool, Strategy, flush_recordings};
 use crate::unattributed::{is_active, unattributed};
 use std::sync::Arc;
+
+/// What a request is begun with.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub(crate) struct Terms {
+    /// For messages and metrics; a number of its own where there is none.
+    pub name: Option<Arc<str>>,
+    /// The most bytes that may be alive at one time.
+    pub limit_bytes: Option<usize>,
+    /// By how many bytes blocks of up to 1 KiB may together exceed each limit. The limit of a request around
+    /// it that grants no overdraft is never exceeded.
+    pub overdraft_bytes: usize,
+    /// What the request is charged to besides.
+    pub budget: Option<Budget>,
+    /// Where its blocks come from: the shared pool where there is none.
+    pub strategy: Option<Arc<dyn Strategy>>,
+    /// The handler of the request around it, or any other handler, or none.
+    pub outer: Option<Handler>,
+    /// What becomes of work that goes on after it.
+    pub after_end: AfterEnd,
+    /// The most bytes of Rust's heap that may be alive at one time.
+    pub heap_limit_bytes: Option<usize>,
+    /// Whether more than that is refused.
+    pub heap_refuses: bool,
+    /// Whether to measure by how much the process grows beside its pools: two looks at the system, each some
+    /// microseconds.
+    pub measure_unseen: bool,
+    /// Whether it counts and limits native memory and Python objects too. Whoever sets it has seen to it that these are
+    /// reported (`src/whole`).
+    pub is_whole: bool,
+    /// Whether it will most likely be used on the thread that begins it: cheaper there, and dearer elsewhere.
+    pub is_of_this_thread: bool,
+    /// How many bytes of everything above are reserved for it from its beginning.
+    pub reserve_bytes: Option<usize>,
+    /// What is called when it is chosen to make room for others.
+    pub on_chosen: Option<OnChosen>,
+    /// Whether that is found out by what requests of its name needed lately. It has a limit then.
+    pub reserves_by_history: bool,
+    /// How many of its name may wait.
+    pub max_waiting: Option<usize>,
+    /// Whether metrics leave it out: it stands for one that got no reservation, and does nothing.
+    pub is_uncounted: bool,
+}
+
+/// The overdraft of requests that are begun in Python, in bytes. NumPy crashes where the memory of some scalars is
+/// refused (it does not check what `PyArray_FromScalar` returns), so only larger blocks may be refused.
+#[cfg(feature = "python")]
+pub(crate) const OVERDRAFT_BYTES: usize = 64 << 10;
 
 /// A request's terms, checked, and its accounts, of which nobody else knows yet.
 pub(crate) struct Prepared {
@@ -165,4 +216,10 @@ fn called(strategy: Option<&Arc<dyn Strategy>>) -> String {
     let Some(strategy) = strategy else { return "pool".to_owned() };
     let text = format!("{strategy:?}");
     text.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
+}
+
+/// The request that pays for what is not arrays in a request inside of this one, which does not count that itself.
+fn payer_around(outer: &Held) -> Option<Held> {
+    let state = Slot::behind(outer.handler())?.state();
+    if state.counts_whole() { Some(outer.clone()) } else { state.payer.clone() }
 }

@@ -1,11 +1,11 @@
-//! The decay thread, `ctxalloc-decay`: one per process, which returns old memory to the system when no thread uses the
-//! pools.
+//! What returns old memory to the system when no thread uses the pools: what is looked after, and what is done to it.
+//! `thread` is who does it.
 //!
-//! It starts when a thread first has a cache, a pool first has unused memory, or a recording something to write. It
-//! takes the caches of idle threads, gives back memory that is old enough, writes what waits in a recording, and sleeps
-//! without a time limit while there is none of these. A fork ends it first, so that it holds no lock in the child and
-//! the child has one thread. The parent starts it again at once, a child when it needs it. It blocks all signals, and
-//! the process does not wait for it at exit.
+//! Each pass takes the caches of idle threads, gives back memory that is old enough, and writes what waits in a
+//! recording. The thread sleeps without a time limit while there is none of these; [`Noted::note`] wakes it.
+
+#[cfg(not(any(ctxalloc_loom, miri, windows)))]
+mod thread;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -112,7 +112,7 @@ fn keepers() -> &'static Locked<Keepers> {
     static KEEPERS: Made<Locked<Keepers>> = Made::new();
     KEEPERS.get_or_make(|| {
         #[cfg(not(any(ctxalloc_loom, miri, windows)))]
-        timer::watch_forks();
+        thread::work(thread::Work { pass, lock: || keepers().lock() });
         Locked::new(Keepers::default())
     })
 }
@@ -253,7 +253,7 @@ fn wake() {
 }
 
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
-use timer::{is_awake, wake};
+use thread::{is_awake, wake};
 
 /// Has the thread look at all keepers, of which one is new.
 pub(in crate::strategy) fn look() {
@@ -265,163 +265,12 @@ pub(in crate::strategy) fn look() {
 pub(crate) mod restart {
     /// Has `later` called after a fork instead; it calls [`now`] when it can.
     pub(crate) fn by(later: fn()) {
-        super::RESTART.get_or_make(|| later);
+        super::thread::restart_by(later);
     }
 
     /// Starts the thread, or wakes it.
     pub(crate) fn now() {
         super::wake();
-    }
-}
-
-/// If unset, the thread is started at once.
-#[cfg(not(any(ctxalloc_loom, miri, windows)))]
-static RESTART: Made<fn()> = Made::new();
-
-#[cfg(not(any(ctxalloc_loom, miri, windows)))]
-mod timer {
-    use super::{Duration, Ordering, RESTART, keepers, pass};
-    use crate::os;
-    use crate::strategy::pool::{clock, local};
-    use crate::sync::{AroundFork, around_fork};
-    use std::ffi::c_void;
-    use std::ptr::null_mut;
-    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
-
-    /// The state of the thread: one of the four values below.
-    static STATE: AtomicU32 = AtomicU32::new(NONE);
-    /// There is no thread. Set at first, after a fork, and when a start failed.
-    const NONE: u32 = 0;
-    /// `wake` is making the thread. Set from NONE only; followed by RUNNING, or by NONE if that failed. Cannot be set
-    /// by two threads at once.
-    const STARTING: u32 = 1;
-    /// The thread runs, and [`THREAD`] is valid. Set from STARTING only; left for FORKING only.
-    const RUNNING: u32 = 2;
-    /// A fork is under way: there is no thread, or the forking thread is about to end and join it. Set from NONE or
-    /// RUNNING; followed by NONE. Cannot be set while a thread is being made.
-    const FORKING: u32 = 3;
-
-    /// The thread, while the state is RUNNING.
-    static THREAD: AtomicUsize = AtomicUsize::new(0);
-    /// Whether the state was RUNNING before the fork. Written and read by the forking thread only.
-    static WAS_RUNNING: AtomicBool = AtomicBool::new(false);
-    /// Counts calls of `wake`. The thread sleeps on this word until it changes.
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    /// Whether `wake` was called while the state was FORKING, and did nothing. Set by it; cleared after that fork.
-    static WAS_CALLED: AtomicBool = AtomicBool::new(false);
-    /// The process whose state it is, once there is one. A child that is forked while this library's first user
-    /// registers its functions for `fork` runs none of them, and has the state of a thread that it lacks.
-    static PROCESS: AtomicU32 = AtomicU32::new(0);
-    /// Set by a fork to end the thread; cleared before the next one is started.
-    static STOP: AtomicBool = AtomicBool::new(false);
-
-    /// The shortest sleep. Ages are measured by a clock that ticks every few milliseconds.
-    const SHORTEST: Duration = Duration::from_millis(20);
-    const STACK_BYTES: usize = 512 << 10;
-
-    pub(in super::super) fn is_awake() -> bool {
-        STATE.load(Ordering::Relaxed) == RUNNING
-    }
-
-    /// Wakes the thread, or starts it if there is none. While a fork is under way, that happens after it.
-    #[cold]
-    pub(in super::super) fn wake() {
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        // Before the state changes. An error: it is known already.
-        let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
-        loop {
-            match STATE.compare_exchange(NONE, STARTING, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => break,
-                Err(FORKING) => {
-                    // SeqCst, here and after the fork: either the state is seen to be another one, or this is seen.
-                    WAS_CALLED.store(true, Ordering::SeqCst);
-                    if STATE.load(Ordering::SeqCst) == FORKING {
-                        return;
-                    }
-                }
-                Err(_) => return os::wake_sleeper(&CALLS),
-            }
-        }
-        let started = start();
-        if let Some(thread) = started {
-            THREAD.store(thread, Ordering::Relaxed);
-        }
-        // If it could not be started, the next call tries again.
-        STATE.store(if started.is_some() { RUNNING } else { NONE }, Ordering::Release);
-    }
-
-    /// Starts the thread. Only a fork ever joins it.
-    fn start() -> Option<usize> {
-        STOP.store(false, Ordering::Relaxed);
-        os::start_thread(run, STACK_BYTES)
-    }
-
-    extern "C" fn run(_: *mut c_void) -> *mut c_void {
-        os::name_thread(c"ctxalloc-decay");
-        local::do_without(); // or it would have caches to look after itself
-        while !STOP.load(Ordering::SeqCst) {
-            let seen = CALLS.load(Ordering::SeqCst);
-            let next = pass();
-            if STOP.load(Ordering::SeqCst) {
-                break;
-            }
-            // If `wake` was called since `seen` was read, this returns at once.
-            os::sleep_while(&CALLS, seen, next.map(|next| next.saturating_sub(clock::now()).max(SHORTEST)));
-        }
-        null_mut()
-    }
-
-    /// Has the thread ended before a fork takes the locks that are held across it.
-    pub(super) fn watch_forks() {
-        around_fork(AroundFork { before, in_parent, in_child });
-    }
-
-    fn before() {
-        let own = std::process::id();
-        if ![0, own].contains(&PROCESS.swap(own, Ordering::Relaxed)) {
-            STATE.store(NONE, Ordering::Relaxed);
-        }
-        loop {
-            // Acquire pairs with the Release in `wake`: `THREAD` is visible.
-            let found = STATE.compare_exchange(RUNNING, FORKING, Ordering::AcqRel, Ordering::Acquire);
-            if found.is_ok() {
-                break;
-            }
-            if found == Err(NONE) && STATE.compare_exchange(NONE, FORKING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                WAS_RUNNING.store(false, Ordering::Relaxed);
-                keepers().lock().acquire();
-                return;
-            }
-            std::thread::yield_now(); // the thread is being started, or another thread forks
-        }
-        WAS_RUNNING.store(true, Ordering::Relaxed);
-        STOP.store(true, Ordering::SeqCst);
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        os::wake_sleeper(&CALLS);
-        // SAFETY: `start` made it. Only the thread that changed RUNNING to FORKING joins it.
-        unsafe { os::join_thread(THREAD.load(Ordering::Relaxed)) };
-        keepers().lock().acquire();
-    }
-
-    fn in_parent() {
-        let was_running = WAS_RUNNING.load(Ordering::Relaxed);
-        after();
-        // First, so that it is cleared in any case.
-        if WAS_CALLED.swap(false, Ordering::SeqCst) || was_running {
-            RESTART.get().copied().unwrap_or(wake)();
-        }
-    }
-
-    fn in_child() {
-        os::forget_sleepers();
-        PROCESS.store(std::process::id(), Ordering::Relaxed);
-        after();
-    }
-
-    fn after() {
-        keepers().lock().release();
-        STATE.store(NONE, Ordering::SeqCst);
     }
 }
 

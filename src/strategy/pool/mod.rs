@@ -8,8 +8,9 @@
 //! ```
 //! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free
 //! lists of the classes, `cache` the threads' caches (`local`: the running thread's; `idle`: those of others), `large`
-//! and `extents` the large blocks, `bits` runs of pages as bits. `sized` and `resize` are operations on blocks. `decay`
-//! returns unused memory to the system when no thread uses the pool. All locks are held across `fork`.
+//! and `extents` the large blocks, `bits` runs of pages as bits, `inner` all of that for one pool. `sized` and `resize`
+//! are operations on blocks. `decay` returns unused memory to the system when no thread uses the pool. All locks are
+//! held across `fork`.
 
 mod arena;
 mod bits;
@@ -22,6 +23,7 @@ mod extents;
 mod geometry;
 mod heap;
 mod idle;
+mod inner;
 mod kept;
 mod large;
 mod local;
@@ -40,18 +42,15 @@ pub use options::PoolOptions;
 pub(super) use options::allow;
 
 use super::Strategy;
-use crate::source::{Pages, PrivatePages, pages};
-use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, Made};
-use cache::{Home, NO_BLOCKS, Number};
-use central::Central;
+use crate::source::{Pages, PrivatePages};
+use crate::sync::Made;
+use cache::{Home, NO_BLOCKS};
+#[cfg(feature = "cuda")]
+pub(super) use decay::Noted;
 pub use decay::PoolBytes;
-pub(super) use decay::{Keeper, Noted, Registration, look, register};
+pub(super) use decay::{Keeper, Registration, look, register};
 pub(crate) use decay::{flush_recordings, pool_bytes, pool_resident_bytes};
-use geometry::PAGE;
-use heap::PageHeap;
-use large::Large;
-use options::Retention;
-use region::Region;
+use inner::Inner;
 #[cfg(any(ctxalloc_whole, feature = "cuda"))]
 pub(crate) use resize::room_bytes;
 #[cfg(feature = "cuda")]
@@ -75,29 +74,6 @@ pub struct Pool<P: Pages = PrivatePages> {
     inner: Arc<Inner<P>>,
 }
 
-struct Inner<P: Pages> {
-    /// Identifies this pool's cache among those of a thread.
-    number: Number,
-    large: Large,
-    /// If the source has other pages for blocks of 2 MiB and more.
-    huge: Option<Huge>,
-    central: Central,
-    heap: PageHeap<P>,
-    retention: Retention,
-    /// Whether there may be memory to return to the system.
-    noted: Noted,
-    _held: HeldUntilDropped,
-    _registration: Registration,
-}
-
-struct Huge {
-    blocks: Large,
-    source: Arc<dyn Pages>,
-}
-
-/// Threads empty their caches at most this often, however short the decay is.
-const MIN_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
-
 /// Returns the unused memory of all pools and arenas and of all threads' caches to the system. Returns how many bytes.
 pub(crate) fn trim_pools() -> usize {
     // This thread's first: where no thread can take another one's, that is done at least.
@@ -105,9 +81,6 @@ pub(crate) fn trim_pools() -> usize {
     idle::take_all();
     decay::trim_pools()
 }
-
-/// Pages of 64 KiB in a huge page. Blocks on huge pages are multiples of it.
-const HUGE_PAGES: usize = pages::HUGE_PAGE / PAGE;
 
 impl Pool {
     /// A pool over private pages.
@@ -137,21 +110,7 @@ impl<P: Pages> Pool<P> {
     /// A pool over pages from `source`.
     #[must_use]
     pub fn over(source: P, options: PoolOptions) -> Self {
-        let retention = Retention::new(options);
-        idle::prepare();
-        let inner: Arc<Inner<P>> = Arc::new_cyclic(|inner: &Weak<Inner<P>>| Inner {
-            number: Number::new(),
-            large: Large::new(1, retention),
-            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, retention), source }),
-            central: Central::new(),
-            heap: PageHeap::new(source, retention),
-            retention,
-            noted: Noted::default(),
-            // In this order: see `decay`.
-            _held: crate::sync::hold_across_fork_until(inner.clone()),
-            _registration: decay::register(inner.clone()),
-        });
-        Self { inner }
+        Self { inner: Inner::new(source, options) }
     }
 
     #[cold]
@@ -218,118 +177,6 @@ impl<P: Pages> Pool<P> {
         match local::pop(&self.inner.number, class) {
             Some(block) => Some(block),
             None => self.allocate_small_slowly(class),
-        }
-    }
-}
-
-impl<P: Pages> Home for Inner<P> {
-    fn give(&self, class: usize, blocks: &mut [NonNull<u8>]) {
-        if self.central.give(&self.heap, class, blocks) {
-            self.noted.note();
-        }
-    }
-}
-
-impl<P: Pages> Inner<P> {
-    fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        match &self.huge {
-            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => {
-                huge.blocks.allocate(&*huge.source, size_bytes, zeroed)
-            }
-            _ => self.large.allocate(&self.heap.source, size_bytes, zeroed),
-        }
-    }
-
-    /// Takes a span of `class` for an arena.
-    fn take_span(&self, class: usize) -> Option<&'static span::Span> {
-        self.look();
-        // If the source refuses, the pool's unused memory can go to make room.
-        self.heap.take(class).or_else(|| if self.give_back() == 0 { None } else { self.heap.take(class) })
-    }
-
-    /// Takes back a span without a live block from an arena.
-    fn give_span(&self, span: &span::Span) {
-        self.heap.give(span);
-        self.noted.note();
-    }
-
-    /// Returns old memory to the system, if it is time to. A pool in use does this itself, without the decay thread.
-    fn look(&self) {
-        let now = clock::now();
-        if self.heap.is_due(now) {
-            self.heap.tick(now);
-        }
-        local::sweep(now, (self.retention.decay() / 2).max(MIN_SWEEP_INTERVAL));
-    }
-
-    /// Takes a live large block back.
-    fn release_large(&self, region: &Region, block: NonNull<u8>) {
-        match &self.huge {
-            // `allocate_large` decides by the same size: blocks are rounded up to whole huge pages only on huge pages.
-            Some(huge) if region.large_pages_at(block.addr().get()) >= HUGE_PAGES => {
-                huge.blocks.release(&*huge.source, block);
-            }
-            _ => self.large.release(&self.heap.source, block),
-        }
-        self.noted.note();
-    }
-
-    /// Returns memory that is in no thread's cache to the system. Returns how many bytes.
-    fn give_back(&self) -> usize {
-        let huge = self.huge.as_ref().map_or(0, |huge| huge.blocks.trim(&*huge.source));
-        huge + self.large.trim(&self.heap.source) + self.heap.trim()
-    }
-}
-
-impl<P: Pages> Drop for Inner<P> {
-    fn drop(&mut self) {
-        self.large.close(&self.heap.source);
-        if let Some(huge) = &self.huge {
-            huge.blocks.close(&*huge.source);
-        }
-    }
-}
-
-impl<P: Pages> HeldAcrossFork for Inner<P> {
-    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
-        // Lists grow under the locks of large blocks: by small blocks of this pool, where it is the global allocator.
-        if let Some(huge) = &self.huge {
-            visit(huge.blocks.lock());
-        }
-        visit(self.large.lock());
-        self.central.for_each_lock(visit);
-        self.heap.for_each_lock(visit);
-    }
-}
-
-impl<P: Pages> Keeper for Inner<P> {
-    fn decay(&self, now: Duration) -> Option<Duration> {
-        if !self.heap.source.decays_by_itself() {
-            return None;
-        }
-        self.noted.clear();
-        let huge = self.huge.as_ref().and_then(|huge| huge.blocks.decay(&*huge.source, now));
-        let next = [huge, self.large.decay(&self.heap.source, now), self.heap.tick(now)].into_iter().flatten().min();
-        if next.is_some() {
-            self.noted.keep();
-        }
-        next
-    }
-
-    fn give_back(&self) -> usize {
-        Self::give_back(self)
-    }
-
-    fn kept(&self) -> PoolBytes {
-        let huge = self.huge.as_ref().map(|huge| huge.blocks.kept()).unwrap_or_default();
-        self.large.kept().plus(self.heap.kept()).plus(huge)
-    }
-
-    fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
-        self.large.for_each_mapping(visit);
-        self.heap.for_each_mapping(visit);
-        if let Some(huge) = &self.huge {
-            huge.blocks.for_each_mapping(visit);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from mutant import Mutant
@@ -11,6 +12,12 @@ FUTURE: Final = "src/tower/future.rs"
 LAYER: Final = "src/tower/layer.rs"
 PROBLEM: Final = "src/tower/problem.rs"
 SERVING: Final = "src/tower/serving.rs"
+
+
+@dataclass(frozen=True, slots=True)
+class UnderLoad(Mutant):
+    """One that only the load test notices, which takes longer than all others."""
+
 
 MUTANTS: Final = (
     # readiness
@@ -161,12 +168,11 @@ MUTANTS: Final = (
         "!self.is_known && std::thread::panicking()",
         "false && std::thread::panicking()",
     ),
-    Mutant(
+    UnderLoad(
         "a hang-up is not reported",
         FUTURE,
         "            serving.end(outcome);\n        }\n    }",
         "            let _ = outcome;\n            std::mem::forget(serving);\n        }\n    }",
-        under_load=True,
     ),
     Mutant(
         "an end is reported twice",

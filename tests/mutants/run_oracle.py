@@ -1,7 +1,7 @@
 """Breaks ctxalloc on purpose, one way at a time, in a copy of the tree, and sees that the oracle notices.
 
 Each mutant replaces text that must be there exactly once. Fails where a mutant survives, where its text is not found
-any more, or where the oracle finds differences without any mutant. `mutants.py --list`, `mutants.py NAME...`.
+any more, or where the oracle finds differences without any mutant. `run_oracle.py --list`, `run_oracle.py NAME...`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-TREE: Final = Path(__file__).resolve().parents[2]
+from mutant import TREE
+from mutant import Mutant as Replaced
+
 PLACE: Final = TREE / "target" / "mutants"
 PROGRAMS: Final = 3_000
 """As many as `make oracle` runs for a seed: what survives them is a survivor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
-    """One way to be wrong."""
+class Mutant(Replaced):
+    """One that breaks the selection, and the sides of the oracle that run it."""
 
-    name: str
-    path: str
-    old: str
-    new: str
     sides: Literal["rust", "python"] = "rust"
     environment: tuple[tuple[str, str], ...] = ()
-
-    def applied(self, tree: Path) -> str:
-        """The mutated file's text. RuntimeError where the tree does not have what the mutant replaces."""
-        text = (tree / self.path).read_text()
-        if text.count(self.old) != 1:
-            raise RuntimeError(
-                f"{self.path} has the text of the mutant {self.name!r} {text.count(self.old)} times, not once: adapt it"
-            )
-        return text.replace(self.old, self.new)
 
 
 FUTURE: Final = "src/scope/future.rs"

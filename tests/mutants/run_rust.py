@@ -1,7 +1,7 @@
 """Takes each guard of the tower layer and of `GlobalScoped` out, one at a time, in a copy of the tree.
 
 A test must notice. At the end it names the tests that no mutant turned red: those hold
-nothing. `mutants.py NAME...` runs some mutants.
+nothing. `run_rust.py NAME...` runs some mutants.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ import subprocess
 import sys
 from typing import Final
 
-import mutants_heap
-import mutants_tower
-from mutant import PLACE, TREE
+import heap
+from mutant import TREE, Mutant
 
+import tower
+
+PLACE: Final = TREE / "target" / "mutants-rust"
 SECONDS: Final = 120
 
-MUTANTS: Final = mutants_tower.MUTANTS + mutants_heap.MUTANTS
+MUTANTS: Final = tower.MUTANTS + heap.MUTANTS
 CLONE: Final = (
     "    S: Service<Request<A>, Response = Response<B>>,\n    S::Future: Future",
     "    S: Clone + Service<Request<A>, Response = Response<B>>,\n    S::Future: Future",
 )
+
+
+def binary_of(mutant: Mutant) -> str:
+    """The test binary that should notice."""
+    return "tower" if mutant.path.startswith("src/tower") else "heap"
 
 
 def prepare() -> None:
@@ -75,7 +82,7 @@ def main() -> int:
     chosen = [mutant for mutant in MUTANTS if len(sys.argv) == 1 or mutant.name in sys.argv[1:]]
     prepare()
     everything: set[str] = set()
-    for binary in sorted({mutant.binary for mutant in chosen}):
+    for binary in sorted({binary_of(mutant) for mutant in chosen}):
         sound = run(binary, True)
         if isinstance(sound, str) or sound[0]:
             print(f"without any mutant, {binary}: {sound}")
@@ -85,11 +92,11 @@ def main() -> int:
     survivors = []
     for mutant in chosen:
         sound_text = (PLACE / mutant.path).read_text()
-        text = mutant.applied()
+        text = mutant.applied(PLACE)
         if "clone()" in mutant.new:
             text = text.replace(*CLONE)
         (PLACE / mutant.path).write_text(text)
-        seen = run(mutant.binary, mutant.under_load)
+        seen = run(binary_of(mutant), isinstance(mutant, tower.UnderLoad))
         (PLACE / mutant.path).write_text(sound_text)
         if isinstance(seen, str):
             print(f"BROKEN    {mutant.name}: {seen}", flush=True)

@@ -1,0 +1,174 @@
+//! `Inner`: what the clones of a pool share. Small blocks are in its central free lists and pages, large ones in the
+//! extents; it gives back what is old, when it is used or when the decay thread asks.
+
+use super::cache::{Home, Number};
+use super::central::Central;
+use super::decay::{self, Keeper, Noted, PoolBytes, Registration};
+use super::geometry::PAGE;
+use super::heap::PageHeap;
+use super::large::Large;
+use super::options::{PoolOptions, Retention};
+use super::region::Region;
+use super::span::Span;
+use super::{clock, idle, local};
+use crate::source::{Pages, pages};
+use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, hold_across_fork_until};
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// The memory of a pool.
+pub(super) struct Inner<P: Pages> {
+    /// Identifies this pool's cache among those of a thread.
+    pub(super) number: Number,
+    large: Large,
+    /// If the source has other pages for blocks of 2 MiB and more.
+    huge: Option<Huge>,
+    pub(super) central: Central,
+    pub(super) heap: PageHeap<P>,
+    pub(super) retention: Retention,
+    /// Whether there may be memory to return to the system.
+    noted: Noted,
+    _held: HeldUntilDropped,
+    _registration: Registration,
+}
+
+struct Huge {
+    blocks: Large,
+    source: Arc<dyn Pages>,
+}
+
+/// Threads empty their caches at most this often, however short the decay is.
+const MIN_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Pages of 64 KiB in a huge page. Blocks on huge pages are multiples of it.
+const HUGE_PAGES: usize = pages::HUGE_PAGE / PAGE;
+
+impl<P: Pages> Inner<P> {
+    pub(super) fn new(source: P, options: PoolOptions) -> Arc<Self> {
+        let retention = Retention::new(options);
+        idle::prepare();
+        Arc::new_cyclic(|inner: &Weak<Self>| Self {
+            number: Number::new(),
+            large: Large::new(1, retention),
+            huge: source.huge().map(|source| Huge { blocks: Large::new(HUGE_PAGES, retention), source }),
+            central: Central::new(),
+            heap: PageHeap::new(source, retention),
+            retention,
+            noted: Noted::default(),
+            // In this order: see `decay`.
+            _held: hold_across_fork_until(inner.clone()),
+            _registration: decay::register(inner.clone()),
+        })
+    }
+
+    pub(super) fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        match &self.huge {
+            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => {
+                huge.blocks.allocate(&*huge.source, size_bytes, zeroed)
+            }
+            _ => self.large.allocate(&self.heap.source, size_bytes, zeroed),
+        }
+    }
+
+    /// Takes a span of `class` for an arena.
+    pub(super) fn take_span(&self, class: usize) -> Option<&'static Span> {
+        self.look();
+        // If the source refuses, the pool's unused memory can go to make room.
+        self.heap.take(class).or_else(|| if self.give_back() == 0 { None } else { self.heap.take(class) })
+    }
+
+    /// Takes back a span without a live block from an arena.
+    pub(super) fn give_span(&self, span: &Span) {
+        self.heap.give(span);
+        self.noted.note();
+    }
+
+    /// Returns old memory to the system, if it is time to. A pool in use does this itself, without the decay thread.
+    pub(super) fn look(&self) {
+        let now = clock::now();
+        if self.heap.is_due(now) {
+            self.heap.tick(now);
+        }
+        local::sweep(now, (self.retention.decay() / 2).max(MIN_SWEEP_INTERVAL));
+    }
+
+    /// Takes a live large block back.
+    pub(super) fn release_large(&self, region: &Region, block: NonNull<u8>) {
+        match &self.huge {
+            // `allocate_large` decides by the same size: blocks are rounded up to whole huge pages only on huge pages.
+            Some(huge) if region.large_pages_at(block.addr().get()) >= HUGE_PAGES => {
+                huge.blocks.release(&*huge.source, block);
+            }
+            _ => self.large.release(&self.heap.source, block),
+        }
+        self.noted.note();
+    }
+
+    /// Returns memory that is in no thread's cache to the system. Returns how many bytes.
+    pub(super) fn give_back(&self) -> usize {
+        let huge = self.huge.as_ref().map_or(0, |huge| huge.blocks.trim(&*huge.source));
+        huge + self.large.trim(&self.heap.source) + self.heap.trim()
+    }
+}
+
+impl<P: Pages> Home for Inner<P> {
+    fn give(&self, class: usize, blocks: &mut [NonNull<u8>]) {
+        if self.central.give(&self.heap, class, blocks) {
+            self.noted.note();
+        }
+    }
+}
+
+impl<P: Pages> Drop for Inner<P> {
+    fn drop(&mut self) {
+        self.large.close(&self.heap.source);
+        if let Some(huge) = &self.huge {
+            huge.blocks.close(&*huge.source);
+        }
+    }
+}
+
+impl<P: Pages> HeldAcrossFork for Inner<P> {
+    fn for_each_lock(&self, visit: &mut dyn FnMut(&ForkLock)) {
+        // Lists grow under the locks of large blocks: by small blocks of this pool, where it is the global allocator.
+        if let Some(huge) = &self.huge {
+            visit(huge.blocks.lock());
+        }
+        visit(self.large.lock());
+        self.central.for_each_lock(visit);
+        self.heap.for_each_lock(visit);
+    }
+}
+
+impl<P: Pages> Keeper for Inner<P> {
+    fn decay(&self, now: Duration) -> Option<Duration> {
+        if !self.heap.source.decays_by_itself() {
+            return None;
+        }
+        self.noted.clear();
+        let huge = self.huge.as_ref().and_then(|huge| huge.blocks.decay(&*huge.source, now));
+        let next = [huge, self.large.decay(&self.heap.source, now), self.heap.tick(now)].into_iter().flatten().min();
+        if next.is_some() {
+            self.noted.keep();
+        }
+        next
+    }
+
+    fn give_back(&self) -> usize {
+        Self::give_back(self)
+    }
+
+    fn kept(&self) -> PoolBytes {
+        let huge = self.huge.as_ref().map(|huge| huge.blocks.kept()).unwrap_or_default();
+        self.large.kept().plus(self.heap.kept()).plus(huge)
+    }
+
+    fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
+        self.large.for_each_mapping(visit);
+        self.heap.for_each_mapping(visit);
+        if let Some(huge) = &self.huge {
+            huge.blocks.for_each_mapping(visit);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+"""The library of `request(whole=True)`: where it can be had, what says that it cannot, and who runs with it."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from c_extensions import SOURCES, compiler
+from whole_programs import check, library_path, needs_library, run
+
+import ctxalloc
+
+pytestmark = pytest.mark.any_numpy
+
+
+def test_a_whole_request_without_its_library_is_an_error_that_says_why():
+    if os.environ.get("LD_PRELOAD"):
+        pytest.skip("this process may have the library")
+    with pytest.raises(RuntimeError, match=r"request\(whole=True\) cannot be had.*"):
+        ctxalloc.request(whole=True)
+
+
+@needs_library
+def test_the_environment_is_an_error_at_import_where_it_cannot_be_had():
+    ended = run("", preload=False, CTXALLOC_WHOLE="1")
+    assert ended.returncode == 1
+    assert "CTXALLOC_WHOLE=1, but request(whole=True) cannot be had" in ended.stderr
+
+
+@needs_library
+def test_where_nothing_is_preloaded_it_is_an_error():
+    ended = run("ctxalloc.request(whole=True)", preload=False, LD_PRELOAD="")
+    assert "its library is not loaded" in ended.stderr
+
+
+@needs_library
+@pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
+@pytest.mark.parametrize(
+    ("options", "before", "says"),
+    [
+        (("-pie", "-fPIE"), False, "first"),
+        (("-no-pie", "-fno-pie"), False, "first"),
+        (("-no-pie", "-fno-pie"), True, "behind"),
+        (("-no-pie", "-fno-pie", "-rdynamic", "-DOWN"), False, "behind"),
+    ],
+)
+def test_it_knows_whether_it_is_first_in_any_program(tmp_path, options, before, says):
+    """Debian's Python 3.14 is no PIE, and takes malloc's address."""
+    program, library = tmp_path / "program", tmp_path / "before.so"
+    command = [*compiler(), "-O1", "-fno-builtin"]
+    subprocess.run([*command, *options, "-o", program, SOURCES / "way_to_malloc.c", "-ldl"], check=True)
+    subprocess.run([*command, "-shared", "-fPIC", "-o", library, SOURCES / "before_malloc.c", "-ldl"], check=True)
+    preload = f"{library}:{library_path()}" if before else library_path()
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    ran = subprocess.run([program], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{says}\n"
+
+
+@needs_library
+def test_without_an_address_space_it_is_an_error():
+    ended = run("""
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        for _ in range(2):
+            try:
+                ctxalloc.request(whole=True)
+            except RuntimeError as error:
+                print(error)
+            else:
+                raise AssertionError('none')
+    """)
+    assert ended.returncode == 0, ended.stderr
+    assert "raise `ulimit -v`" in ended.stdout
+
+
+@needs_library
+def test_programs_of_others_run_with_it_as_without():
+    listed = [
+        subprocess.run(["ls", "/"], env={**os.environ, "LD_PRELOAD": path}, capture_output=True, check=True).stdout
+        for path in ("", library_path())
+    ]
+    assert listed[0] == listed[1]
+
+
+@needs_library
+@pytest.mark.parametrize("allocator", ["debug", "malloc", "malloc_debug", "pymalloc_debug"])
+def test_each_of_pythons_allocators_counts_once(allocator):
+    check(
+        """
+        with ctxalloc.request(whole=True) as request:
+            kept = ["%064d" % n for n in range(100_000)]
+            large = bytearray(5 * MiB)
+        assert 15 * MiB < request.stats.live_bytes < 32 * MiB, request.stats
+        assert 5 * MiB <= request.stats.live_bytes
+        """,
+        PYTHONMALLOC=allocator,
+    )
+
+
+@needs_library
+def test_run_whole_starts_the_program_with_the_library(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("kept = bytearray(30 << 20)\nprint('ran')\n")
+    command = [sys.executable, "-m", "ctxalloc", "run", "--whole"]
+    ended = subprocess.run([*command, "--report", script], capture_output=True, text=True, check=True)
+    assert ended.stdout == "ran\n"
+    assert "the whole program: 3" in ended.stderr
+    refused = subprocess.run([*command, "--limit", "20MiB", script], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "BudgetExceeded" in refused.stderr
+
+
+@needs_library
+@pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
+def test_many_libraries_with_thread_locals_are_opened(tmp_path):
+    """The loader resizes a thread's table of them inside of an access to one, also of Rust's."""
+    source, first = tmp_path / "one.c", tmp_path / "library-0.so"
+    source.write_text("__thread int counted; int count(void) { return ++counted; }")
+    subprocess.run([*compiler(), "-O1", "-shared", "-fPIC", "-o", first, source], check=True)
+    for number in range(1, 200):
+        shutil.copy(first, tmp_path / f"library-{number}.so")
+    check(f"""
+        def work():
+            for number in range(200):
+                libraries.append(ctypes.CDLL({str(tmp_path)!r} + f"/library-{{number}}.so"))
+                kept.append(bytearray(2000))
+                assert libraries[-1].count() >= 1
+        libraries, kept = [], []
+        with ctxalloc.request(whole=True) as request:
+            work()
+            threads = [threading.Thread(target=ctxalloc.wrap(work)) for _ in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+        assert request.stats.whole.object_bytes >= 5 * 200 * 2000
+    """)

@@ -1,0 +1,135 @@
+"""What a limit of `request(whole=True)` does to libraries and services: who survives a refusal gets it."""
+
+import importlib.util
+import textwrap
+
+import pytest
+from whole_programs import check, needs_library
+
+pytestmark = pytest.mark.any_numpy
+
+
+GREEDY = {
+    "bytes": "work = lambda: bytes(60 * MiB)",
+    "str": "work = lambda: 'x' * (60 * MiB)",
+    "list": "work = lambda: [str(n) * 200 for n in range(100_000)]",
+    "dict": "work = lambda: {n: n for n in range(1_000_000)}",
+    "numpy": "work = lambda: numpy.ones(8 * MiB)",
+    "json": "text = json.dumps([{'a': n, 'b': 'x' * 50} for n in range(200_000)]); work = lambda: json.loads(text)",
+    "pickle": "text = pickle.dumps([str(n) * 20 for n in range(300_000)]); work = lambda: pickle.loads(text)",
+    "re": "text = 'ab ' * 2_000_000; work = lambda: re.findall('[a-z]+', text)",
+    "zlib": "text = zlib.compress(bytes(60 * MiB)); work = lambda: zlib.decompress(text)",
+    "sqlite3": """
+        base = sqlite3.connect(":memory:")
+        base.execute("create table t(a)")
+        work = lambda: base.executemany("insert into t values(?)", [("x" * 10_000,) for _ in range(5000)])
+    """,
+    "PIL": "from PIL import Image; work = lambda: Image.new('RGB', (6000, 4000))",
+    "lxml": """
+        from lxml import etree
+        text = b"<a>" + b"<b c='1'>text</b>" * 300_000 + b"</a>"
+        work = lambda: etree.fromstring(text)
+    """,
+}
+
+
+@needs_library
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_library_that_survives_is_held_to_the_limit(name):
+    if importlib.util.find_spec(name if name in {"PIL", "lxml"} else "json") is None:
+        pytest.skip(f"{name} is not installed here")
+    check(
+        textwrap.dedent(GREEDY[name])
+        + textwrap.dedent("""
+        request, kept = ctxalloc.request(whole=True, limit_bytes=12 * MiB), None
+        try:
+            with request:
+                kept = work()
+        except Exception as error:
+            assert isinstance(error, ctxalloc.BudgetExceeded) or type(error).__name__ == "XMLSyntaxError", repr(error)
+        else:
+            raise AssertionError(request.stats)
+        assert request.stats.peak_bytes <= 13 * MiB, request.stats
+        assert request.stats.whole.granted == 0
+        base = kept = None
+        gc.collect()
+        assert request.stats.live_bytes < 300 * KiB, request.stats
+        with ctxalloc.request(whole=True, limit_bytes=12 * MiB):
+            next_one = [str(n) for n in range(10_000)], bytearray(MiB)
+        """)
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["orjson", "pydantic"])
+def test_a_library_that_would_die_gets_its_block_and_the_request_ends(name):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed here")
+    work = {
+        "orjson": "import orjson; text = orjson.dumps(['x' * 50] * 500_000); work = lambda: orjson.loads(text)",
+        "pydantic": """
+            import pydantic
+            reader = pydantic.TypeAdapter(list[str])
+            text = reader.dump_json(['x' * 50] * 500_000)
+            work = lambda: reader.validate_json(text)
+        """,
+    }[name]
+    check(
+        textwrap.dedent(work)
+        + textwrap.dedent("""
+        try:
+            with ctxalloc.request(whole=True, limit_bytes=4 * MiB) as request:
+                kept = work()
+        except ctxalloc.BudgetExceeded:
+            assert request.stats.whole.granted > 0
+        else:
+            raise AssertionError(request.stats)
+        kept = None
+        gc.collect()
+        assert request.stats.live_bytes < 600 * KiB
+        with ctxalloc.request(whole=True, limit_bytes=4 * MiB):
+            bytearray(MiB)
+        """)
+    )
+
+
+@needs_library
+def test_a_program_that_handles_refusals_goes_on_below_its_limit():
+    check("""
+        refused = 0
+        with ctxalloc.request(whole=True, limit_bytes=16 * MiB) as request:
+            held = []
+            for _ in range(500):
+                try:
+                    held.append(bytearray(100_000))
+                except MemoryError as error:
+                    refused += 1
+                    text = "handled: " + repr(error) * 10
+                    held.pop()
+        assert refused > 100 and request.stats.peak_bytes <= 17 * MiB
+    """)
+
+
+@needs_library
+def test_a_service_answers_413_and_serves_the_next(tmp_path):
+    check("""
+        import httpx
+        from starlette.applications import Starlette
+        from starlette.responses import PlainTextResponse
+        from starlette.routing import Route
+        from ctxalloc.asgi import AllocatorMiddleware
+        async def greedy(request):
+            return PlainTextResponse(str(len(json.loads(text))))
+        async def modest(request):
+            return PlainTextResponse(str(ctxalloc.current_request().stats.whole is not None))
+        text = json.dumps([{"a": n, "b": "x" * 50} for n in range(200_000)])
+        application = Starlette(routes=[Route("/greedy", greedy), Route("/modest", modest)])
+        served = AllocatorMiddleware(application, default=ctxalloc.request(limit_bytes=16 * MiB, whole=True))
+        async def main():
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://t") as client:
+                answers = await asyncio.gather(*[client.get(path) for path in ["/modest", "/greedy"] * 3])
+                return [(one.status_code, one.text[:4]) for one in answers]
+        answers = asyncio.run(main())
+        assert answers[::2] == [(200, "True")] * 3, answers
+        assert all(status in (413, 429, 503) for status, _ in answers[1::2]), answers
+    """)

@@ -45,6 +45,8 @@ NAVIGATION = {
     ],
 }
 
+_TITLES = {f"{page}.md": title for pages in NAVIGATION.values() for title, page in pages}
+
 # Where a file of the repository is on the site; guides of docs/ are at its top.
 _PLACES = {
     "README.md": "index.md",
@@ -114,6 +116,8 @@ class _Site:
             path, _, anchor = target.partition("#")
             led = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
             there = posixpath.relpath(self._page_of(led), posixpath.dirname(place) or ".")
+            if before == f"[{led}](":  # a name of a file says nothing to who reads the site
+                before = f"[{_TITLES.get(_place(led), led)}]("
             return f"{before}{there}{'#' + anchor if anchor else ''}{after}"
 
         return _LINK.sub(one, prose)

@@ -12,6 +12,7 @@ use super::{Account, Kind, RELAXED, add, subtract};
 use crate::sync::wait_for_brief_sections;
 use crate::unattributed::unattributed;
 use std::cell::UnsafeCell;
+use std::panic::RefUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -65,6 +66,9 @@ pub(super) struct Lending {
 // SAFETY: `loans` is reached under the account's lock only (`Lending::loans`), the rest is atomic.
 #[allow(unsafe_code, reason = "a cell under the account's lock")]
 unsafe impl Sync for Lending {}
+
+// A panic under the lock leaves whole loans: they are put in and taken out, and nothing in between panics.
+impl RefUnwindSafe for Lending {}
 
 impl Lending {
     pub(super) fn none() -> Self {

@@ -253,8 +253,11 @@ fn shared(parent: Option<&Budget>) -> Budget {
     budget
 }
 
+/// A word, and what it does so many rounds of.
+type Alone = (&'static str, fn(usize));
+
 /// For callgrind: which allocator runs the mixed shape on this thread, by its word.
-const ALONE: [(&str, fn(usize)); 9] = [
+const ALONE: [Alone; 9] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),

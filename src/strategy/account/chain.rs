@@ -1,7 +1,7 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
 use super::cover::{add_above_reservations, covers_of};
-use super::credit::with_exact;
+use super::lending::with_exact;
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::tabs::Tabs;
@@ -209,7 +209,11 @@ impl Chain {
     /// Calls in what its accounts have lent; whether that was anything.
     #[cold]
     fn call_in_for_room(&self) -> bool {
-        self.accounts().iter().fold(false, |any, account| account.call_in_for_others() || any)
+        let mut any = false;
+        for account in self.accounts() {
+            any |= account.call_in_for_others();
+        }
+        any
     }
 
     #[cold]

@@ -1,46 +1,16 @@
 //! How a request borrows from the accounts above it, and what it may do with that: `lending` has the other side.
 //!
-//! Only a request that nothing else is below of borrows: so its own numbers change by its own blocks alone, on credit or
-//! under the locks of all its accounts. In the second case it gives back what it has borrowed first.
+//! Only a request that has nothing below it borrows. So its own numbers change by its own blocks alone: on credit, or
+//! under the locks of all its accounts. In the second case it gives back first what it has borrowed.
 
 use super::lending::recall;
 use super::{Account, Chain, Kind, RELAXED};
 use crate::sync::with_all;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// How many charges of a request go to all its accounts before it borrows: most requests make few small blocks.
-const FIRST: u32 = 2;
 /// The same after nobody had anything to lend.
 const AGAIN: u32 = 16;
-
-/// What a request knows of its loans. Changed under its lock.
-#[derive(Debug)]
-pub(super) struct Credit {
-    /// Whether accounts above may have loans of it. They may have been called in meanwhile, by some of them or by all.
-    borrows: AtomicBool,
-    /// For how many charges more it does not borrow.
-    wait: AtomicU32,
-    /// Whether another account is below it, for ever.
-    is_above_others: AtomicBool,
-    /// Of a tab: the number of its request's account.
-    tab_of: Option<u64>,
-}
-
-impl Credit {
-    pub(super) fn none() -> Self {
-        Self {
-            borrows: AtomicBool::new(false),
-            wait: AtomicU32::new(FIRST),
-            is_above_others: AtomicBool::new(false),
-            tab_of: None,
-        }
-    }
-
-    pub(super) fn of_tab(request: u64) -> Self {
-        Self { tab_of: Some(request), ..Self::none() }
-    }
-}
 
 /// For the account of a request.
 impl Account {
@@ -169,12 +139,4 @@ impl Chain {
         borrower.ceiling.store(borrower.live_bytes.load(RELAXED) + bytes, RELAXED);
         borrower.credit.borrows.store(true, RELAXED);
     }
-}
-
-/// Runs `work` under the locks of these accounts, none of which has lent anything then.
-pub(super) fn with_exact<R>(accounts: &[Arc<Account>], work: impl FnOnce() -> R) -> R {
-    with_all(accounts, || {
-        recall(accounts);
-        work()
-    })
 }

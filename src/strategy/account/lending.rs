@@ -1,24 +1,19 @@
 //! What an account lends to a request below it: bytes that the request may use without telling the account.
 //! `docs/decisions/0052-accounts-lend-to-requests.md` says why, and why all numbers stay exact.
 //!
-//! A request uses what it was lent by changing its own numbers only ([`Account::ceiling`](super::Account)). What it used
-//! is the difference between these and what they were when the loan was made. Under the account's lock, always:
+//! A request uses what it was lent by changing its own numbers only, up to its `ceiling`. What it used is the
+//! difference between these and what they were when the loan was made. Under the account's lock, always:
 //!
 //! - it has lent nothing that would be a new peak, or more than the limit, if all of it were used;
 //! - it lends nothing while somebody waits for room in it, or while it has a floor: those look at each change;
 //! - whoever has to know its numbers calls the loans in ([`recall`]), and no request has any then.
 
+use super::lent::{Counted, Loan, MAX_LOANS};
 use super::{Account, Kind, RELAXED, add, subtract};
-use crate::sync::wait_for_brief_sections;
+use crate::sync::{wait_for_brief_sections, with_all};
 use crate::unattributed::unattributed;
-use std::cell::UnsafeCell;
-use std::panic::RefUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-/// How many requests an account lends to at a time. One that runs on a thread asks for a loan; the next one after so
-/// many has all of them called in, for those that wait for something do not give theirs back.
-const MAX_LOANS: usize = 64;
+use std::sync::atomic::Ordering;
 
 /// The least that is worth the work, and the most, so that something is left for others.
 const MIN_LOAN: usize = 1024;
@@ -26,70 +21,6 @@ const MAX_LOAN: usize = 1 << 20;
 
 /// How many charges it does not lend after it had to call loans in because others needed the bytes.
 const REST: usize = 32;
-
-/// The numbers of an account that its owner changes on credit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Counted {
-    live_bytes: usize,
-    total_bytes: u64,
-    live_blocks: usize,
-    total_blocks: u64,
-    /// Of a tab.
-    own_blocks: usize,
-}
-
-#[derive(Debug)]
-struct Loan {
-    borrower: Arc<Account>,
-    bytes: usize,
-    /// What the borrower's numbers were. They change under the lock of this account, and on credit.
-    before: Counted,
-}
-
-/// Up to [`MAX_LOANS`], for which there is room from the start.
-type Loans = Vec<Loan>;
-
-/// What an account has lent. Changed under its lock.
-#[derive(Debug)]
-pub(super) struct Lending {
-    /// The sum of all loans.
-    bytes: AtomicUsize,
-    /// How many there are.
-    count: AtomicUsize,
-    /// For how many charges more it does not lend.
-    rest: AtomicUsize,
-    /// Whether there is room for loans: most accounts never lend.
-    can_lend: AtomicBool,
-    loans: UnsafeCell<Option<Loans>>,
-}
-
-// SAFETY: `loans` is reached under the account's lock only (`Lending::loans`), the rest is atomic.
-#[allow(unsafe_code, reason = "a cell under the account's lock")]
-unsafe impl Sync for Lending {}
-
-// A panic under the lock leaves whole loans: they are put in and taken out, and nothing in between panics.
-impl RefUnwindSafe for Lending {}
-
-impl Lending {
-    pub(super) fn none() -> Self {
-        Self {
-            bytes: AtomicUsize::new(0),
-            count: AtomicUsize::new(0),
-            rest: AtomicUsize::new(0),
-            can_lend: AtomicBool::new(false),
-            loans: UnsafeCell::new(None),
-        }
-    }
-
-    /// # Safety
-    /// - the caller holds the account's lock as long as it has the reference, and has no other one.
-    #[allow(unsafe_code, reason = "a cell under the account's lock")]
-    #[allow(clippy::mut_from_ref, reason = "as for a lock's cell")]
-    unsafe fn loans(&self) -> &mut Option<Loans> {
-        // SAFETY: nobody else reaches it (this function's contract).
-        unsafe { &mut *self.loans.get() }
-    }
-}
 
 /// Calls in what these accounts have lent: afterwards their numbers are what they say. Whether there was anything.
 /// Under the locks of these accounts.
@@ -100,6 +31,14 @@ pub(super) fn recall(accounts: &[Arc<Account>]) -> bool {
     }
     recall_each(accounts.iter().map(|account| &**account));
     true
+}
+
+/// Runs `work` under the locks of these accounts, none of which has lent anything then.
+pub(super) fn with_exact<R>(accounts: &[Arc<Account>], work: impl FnOnce() -> R) -> R {
+    with_all(accounts, || {
+        recall(accounts);
+        work()
+    })
 }
 
 #[cold]
@@ -132,7 +71,7 @@ impl Account {
     }
 
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
-    fn loans(&self) -> impl Iterator<Item = &Loan> {
+    fn loans(&self) -> impl Iterator<Item = &Loan<Self>> {
         // SAFETY: under the account's lock, and whoever looks at them changes none meanwhile.
         unsafe { self.lending.loans() }.iter().flatten()
     }
@@ -170,7 +109,7 @@ impl Account {
     }
 
     /// What its numbers are with what the borrower used of a loan, which may be less than nothing.
-    fn counted_with(&self, loan: &Loan) -> Counted {
+    fn counted_with(&self, loan: &Loan<Self>) -> Counted {
         let (own, before, now) = (self.counted(), loan.before, loan.borrower.counted());
         let is_tab = loan.borrower.is_tab_of(self);
         Counted {
@@ -187,7 +126,7 @@ impl Account {
 
     /// Counts what the borrower used of it. Nobody uses it any more. While others are not collected, it may be that
     /// they have made what this one gave back: then numbers are below 0, and wrap.
-    fn collect(&self, loan: &Loan) {
+    fn collect(&self, loan: &Loan<Self>) {
         let counted = self.counted_with(loan);
         self.total_bytes.store(counted.total_bytes, RELAXED);
         self.live_blocks.store(counted.live_blocks, RELAXED);
@@ -199,11 +138,11 @@ impl Account {
         subtract(&self.lending.bytes, loan.bytes);
         // Release: who finds no loan, without the lock, finds what was collected (`live_bytes`).
         self.lending.count.store(self.lending.count.load(RELAXED) - 1, Ordering::Release);
-        self.lends_or_charges_itself();
+        self.closes_or_opens();
     }
 
     /// The owner of a request that is its only account charges that alone, while nothing of it is lent.
-    fn lends_or_charges_itself(&self) {
+    fn closes_or_opens(&self) {
         if let Kind::Request { above, .. } = &self.kind
             && above.is_empty()
         {
@@ -287,13 +226,13 @@ impl Account {
         add(&self.lending.bytes, bytes);
         // Release: who finds a loan, without the lock, takes the lock.
         self.lending.count.store(self.lending.count.load(RELAXED) + 1, Ordering::Release);
-        self.lends_or_charges_itself();
+        self.closes_or_opens();
     }
 
-    /// By how much its live bytes would have to be corrected for what is lent and used: its live bytes with that. The
-    /// loans stay.
+    /// Its live bytes, with what is lent and used. The loans stay.
     pub(super) fn live_bytes_with_loans(&self) -> usize {
-        let used = |loan: &Loan| loan.borrower.live_bytes.load(Ordering::Acquire).wrapping_sub(loan.before.live_bytes);
+        let used =
+            |loan: &Loan<Self>| loan.borrower.live_bytes.load(Ordering::Acquire).wrapping_sub(loan.before.live_bytes);
         self.loans().fold(self.live_bytes.load(RELAXED), |sum, loan| sum.wrapping_add(used(loan)))
     }
 

@@ -1,6 +1,6 @@
 //! How far small blocks may exceed a limit that has refused, so that the refusal can be handled.
 
-use super::credit::with_exact;
+use super::lending::with_exact;
 use super::{Account, Chain, RELAXED};
 
 impl Chain {

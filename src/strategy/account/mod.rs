@@ -19,6 +19,8 @@ mod credit;
 mod guarantee;
 mod known;
 mod lending;
+mod lent;
+mod limits;
 mod made_room;
 #[cfg(any(ctxalloc_whole, test))]
 mod margin;
@@ -55,13 +57,12 @@ pub(crate) use whole::Force;
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};
 use asking::Missing;
-use credit::Credit;
 use known::Listed;
-use lending::Lending;
+use lent::{Credit, Lending};
 use refused::{REMEMBERED, RefusalNote};
 use reserved::Reservation;
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -102,7 +103,7 @@ pub(crate) struct Account {
     ceiling: AtomicUsize,
     /// Of a request: what it has borrowed.
     credit: Credit,
-    lending: Lending,
+    lending: Lending<Account>,
     /// Reserved for blocks that are being allocated, and what requests below reserved and do not use. Counts towards
     /// the limit only.
     pending_bytes: AtomicUsize,
@@ -294,41 +295,6 @@ impl Account {
         self.limit_bytes.load(RELAXED)
     }
 
-    /// Changes the limit, from the next charge on.
-    pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        self.change_limit_bytes(|_| true, limit_bytes);
-    }
-
-    /// Changes the limit if it is `before`; whether it was.
-    pub(super) fn replace_limit_bytes(&self, before: usize, limit_bytes: usize) -> bool {
-        self.change_limit_bytes(|now| now == before, limit_bytes)
-    }
-
-    fn change_limit_bytes(&self, may_change: impl FnOnce(usize) -> bool, limit_bytes: usize) -> bool {
-        let changed = self.lock.with(|| {
-            self.call_in();
-            let before = self.limit_bytes.load(RELAXED);
-            if !may_change(before) {
-                return None;
-            }
-            self.limit_bytes.store(limit_bytes, RELAXED);
-            if !self.is_chosen() {
-                self.enforced_bytes.store(limit_bytes, RELAXED);
-            }
-            let live_bytes = self.live_bytes.load(RELAXED);
-            self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
-            Some((self.is_wanted(), limit_bytes < before))
-        });
-        let Some((is_wanted, is_lower)) = changed else { return false };
-        fence(Ordering::SeqCst); // whoever comes to wait sees the limit, or is seen here
-        if is_lower && self.is_waited_for() {
-            reserved::room_shrank();
-        } else if is_wanted {
-            reserved::room_came();
-        }
-        true
-    }
-
     /// Whether somebody waits who would be charged to it, be it for its room or for another account's.
     fn is_waited_for(&self) -> bool {
         self.waiting.load(RELAXED) > 0
@@ -353,19 +319,6 @@ impl Account {
 
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(RELAXED)
-    }
-
-    /// How long somebody waits for room in it before a request is chosen to make some; `None` for ever.
-    pub(crate) fn victims_after(&self) -> Option<Duration> {
-        Some(self.victims_after.load(RELAXED)).filter(|&after| after != NEVER).map(Duration::from_millis)
-    }
-
-    pub(super) fn set_victims_after(&self, after: Option<Duration>) {
-        let after = after.map_or(NEVER, |after| u64::try_from(after.as_millis()).unwrap_or(NEVER));
-        self.victims_after.store(after, RELAXED);
-        if after != NEVER && self.lock.with(|| self.is_wanted()) {
-            reserved::room_came(); // whoever waits already
-        }
     }
 
     /// The next account that it is charged to: a budget's parent, or the nearest live one above a request.
@@ -495,43 +448,6 @@ impl AsOwnerLock for Arc<Account> {
     #[inline]
     fn owner_lock(&self) -> &OwnerLock {
         &self.lock
-    }
-}
-
-impl Listed for Account {
-    fn listed(&self) -> BudgetNumbers {
-        BudgetNumbers {
-            id: self.id,
-            parent: match &self.kind {
-                Kind::Budget { parent } => parent.as_ref().map(|parent| parent.id),
-                Kind::Request { .. } => None,
-            },
-            name: self.name().into_owned(),
-            limit_bytes: (self.limit_bytes() != UNLIMITED).then(|| self.limit_bytes()),
-            in_use_bytes: self.live_bytes(),
-            peak_bytes: self.peak_bytes(),
-            refused: self.refused(),
-            reserved_bytes: self.pending_bytes(),
-            waiting: self.waiting.load(RELAXED),
-            max_waiting: self.max_waiting.load(RELAXED),
-            victims: self.made_room().victims,
-            reclaimed_bytes: self.made_room().reclaimed_bytes,
-        }
-    }
-
-    fn counted_above(&self) -> (u64, Option<u64>, usize, usize) {
-        let used = self.live_bytes().saturating_add(self.pending_bytes());
-        let reserved = self.reservation.as_ref().map_or(0, |reservation| reservation.bytes.load(RELAXED));
-        let parent = match &self.kind {
-            Kind::Budget { parent } => parent.as_ref().map(|parent| parent.id),
-            Kind::Request { .. } => None,
-        };
-        (self.id, parent, reserved.max(used), used)
-    }
-
-    fn is_ready_root(&self, idle_bytes: usize) -> bool {
-        let is_root = matches!(self.kind, Kind::Budget { parent: None });
-        !is_root || self.is_ready_but_for(idle_bytes)
     }
 }
 

@@ -9,7 +9,7 @@
 //! that is never changes, so [`Cover`] says it for each account of the chain.
 
 use super::chain::Chain;
-use super::credit::with_exact;
+use super::lending::with_exact;
 use super::reserved::{Change, Cover, NOBODY, Reservation, room_came};
 use super::{Account, RELAXED, UNLIMITED, add, subtract};
 use crate::sync::with_all;

@@ -2,8 +2,8 @@
 //! look at. Whatever is not so simple is left to `chain`.
 //!
 //! Only for the chain of a request, as `take_block` and `give_block_back` are. The functions of [`Account`] charge the
-//! own account alone, within what those above have lent it; those of [`Chain`] also charge all of them where this thread
-//! has them all to itself.
+//! own account alone, within what those above have lent it. Those of [`Chain`] also charge a thread's tab, or all
+//! accounts where this thread has all of them to itself.
 
 use super::{Account, Chain, RELAXED, count};
 use crate::sync::{Section, enter_all_owned};
@@ -36,9 +36,9 @@ impl Account {
         self.live_blocks.store(blocks.wrapping_sub(1), RELAXED);
     }
 
-    /// Begins to charge a small block to this account alone: the section in which [`charged`](Self::charged) may follow,
-    /// if this thread owns the account, there is room, and no other account has to know. As [`Chain::charge_small`],
-    /// and without closures, since the compiler is not sure to inline those.
+    /// Begins to charge a small block to this account alone: the section in which [`charged`](Self::charged) may
+    /// follow, if this thread owns the account, there is room, and no other account has to know. As
+    /// [`Chain::charge_small`], and without closures, since the compiler is not sure to inline those.
     #[inline(always)]
     pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Section> {
         let section = self.lock.enter_owned()?;

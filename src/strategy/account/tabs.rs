@@ -5,7 +5,7 @@
 //! above (`lending`). Its numbers count only as differences. A block may be freed on another thread's tab than it was
 //! made on, so they begin in the middle of what a number can be.
 
-use super::credit::Credit;
+use super::lent::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
 use crate::sync::{Section, place_of_this_thread};
 use crate::unattributed::unattributed;

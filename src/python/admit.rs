@@ -12,6 +12,7 @@ use super::text::repr_of;
 use crate::handler::Handler;
 use crate::scope::{Scoped, WithHandler};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 use std::fmt;
@@ -53,7 +54,7 @@ pub fn admit(request: &Bound<'_, PyAny>) -> PyResult<PythonAdmission> {
     }
     let options = PyDict::new(py);
     options.set_item("selects", false)?;
-    let admission = request.call_method("_admission", (), Some(&options))?.unbind();
+    let admission = request.call_method(intern!(request.py(), "_admission"), (), Some(&options))?.unbind();
     let woken = Arc::new(Woken::default());
     let wakes = Arc::clone(&woken);
     let notify = PyCFunction::new_closure(py, None, None, move |_, _| wakes.wake());
@@ -108,7 +109,7 @@ impl Future for PythonAdmission {
         };
         this.woken.put(cx.waker().clone()); // before it asks: it may be called at once
         let entered = try_attach(|py| {
-            let is_in = places.admission.bind(py).call_method1("enter", (notify,))?.is_truthy()?;
+            let is_in = places.admission.bind(py).call_method1(intern!(py, "enter"), (notify,))?.is_truthy()?;
             if is_in { PythonRequest::begun(py, &places.request).map(Some) } else { Ok(None) }
         });
         let answer = match entered {
@@ -128,7 +129,7 @@ impl PythonAdmission {
         let (places, notify) = (self.places.take(), self.notify.take());
         if let Some(places) = places {
             try_attach(|py| {
-                if let Err(error) = places.admission.bind(py).call_method0("leave") {
+                if let Err(error) = places.admission.bind(py).call_method0(intern!(py, "leave")) {
                     error.write_unraisable(py, Some(places.request.bind(py)));
                 }
                 drop((places, notify));
@@ -160,7 +161,9 @@ pub struct PythonRequest {
 impl PythonRequest {
     fn begun(py: Python<'_>, request: &Py<PyAny>) -> PyResult<Self> {
         let bound = request.bind(py);
-        let handler = bound.getattr("handler").and_then(|handler| handler_in(&handler.getattr("capsule")?));
+        let handler = bound
+            .getattr(intern!(py, "handler"))
+            .and_then(|handler| handler_in(&handler.getattr(intern!(py, "capsule"))?));
         match handler {
             Ok(handler) => Ok(Self { request: Some(request.clone_ref(py)), handler }),
             Err(error) => {
@@ -196,7 +199,7 @@ impl PythonRequest {
 }
 
 fn end(request: &Bound<'_, PyAny>) -> PyResult<()> {
-    request.call_method1("_end", (request.py().None(),)).map(drop)
+    request.call_method1(intern!(request.py(), "_end"), (request.py().None(),)).map(drop)
 }
 
 impl Drop for PythonRequest {

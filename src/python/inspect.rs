@@ -10,6 +10,7 @@ use super::strategies::{PyStrategy, class_of_strategies};
 use crate::handler::{self as table, Handler};
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
@@ -116,9 +117,9 @@ pub(super) fn owner_of(arr: &Bound<'_, PyAny>) -> PyResult<Option<Handler>> {
             }
             owner = numpy.base_of(&owner)?;
         } else if let Ok(view) = owner.cast::<PyMemoryView>() {
-            owner = view.getattr("obj")?;
+            owner = view.getattr(intern!(arr.py(), "obj"))?;
         } else if is_numpys_dummy(&owner)? {
-            owner = owner.getattr("base")?;
+            owner = owner.getattr(intern!(arr.py(), "base"))?;
         } else {
             return Ok(None);
         }
@@ -143,7 +144,8 @@ fn handler_of_owner(numpy: &Numpy, array: &Bound<'_, PyAny>) -> PyResult<Option<
         return numpy.capsule_of(array)?.map(|capsule| handler_in(&capsule)).transpose();
     }
     // The array object is not laid out as NumPy's headers say: ask NumPy for the handler's name instead.
-    let name: Option<String> = numpy.multiarray(array.py()).call_method1("get_handler_name", (array,))?.extract()?;
+    let name: Option<String> =
+        numpy.multiarray(array.py()).call_method1(intern!(array.py(), "get_handler_name"), (array,))?.extract()?;
     Ok(name.and_then(|name| table::handler(&name)))
 }
 

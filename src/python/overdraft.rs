@@ -16,6 +16,7 @@ use crate::sync::Made;
 use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::transmute;
@@ -143,16 +144,16 @@ fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
     static MODULES: Imported = Imported::new("sys", "modules");
     let mut frame = GET_FRAME.get(py)?.call0()?;
     while !frame.is_none() {
-        if frame.getattr("f_code")?.getattr("co_flags")?.extract::<u32>()? & SUSPENDS != 0 {
+        if frame.getattr(intern!(py, "f_code"))?.getattr(intern!(py, "co_flags"))?.extract::<u32>()? & SUSPENDS != 0 {
             return Ok(true);
         }
-        frame = frame.getattr("f_back")?;
+        frame = frame.getattr(intern!(py, "f_back"))?;
     }
-    let greenlet = MODULES.get(py)?.call_method1("get", ("greenlet",))?;
+    let greenlet = MODULES.get(py)?.call_method1(intern!(py, "get"), (intern!(py, "greenlet"),))?;
     if greenlet.is_none() {
         return Ok(false);
     }
-    Ok(!greenlet.call_method0("getcurrent")?.getattr("parent")?.is_none())
+    Ok(!greenlet.call_method0(intern!(py, "getcurrent"))?.getattr(intern!(py, "parent"))?.is_none())
 }
 
 /// The exception that was set for this thread: CPython raises it now.

@@ -6,6 +6,7 @@
 //! (`own_context`).
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
+use super::asyncio::loses_work;
 use super::errors::with_cause;
 use super::eval_loop::eval_loop;
 use super::exit;
@@ -133,18 +134,20 @@ fn not_loaded(py: Python<'_>) -> PyResult<&'static str> {
     })
 }
 
-/// Whether what Python's allocator is asked for on this thread is counted.
+/// Whether what Python's allocator is asked for on this thread is counted. What this takes itself is not: far from a
+/// look, which draws a number anew that may be what it was.
 fn counts_objects() -> bool {
     const BYTES: usize = 64;
+    const FAR: i64 = 1 << 20;
     let Some(preloaded) = preloaded().library() else { return false };
-    let left = || {
+    let replace_left = |left| {
         // SAFETY: this thread's struct, which lives as long as the thread; nobody else has a reference to it here.
-        unsafe { &*(preloaded.library.thread)() }.left()
+        unsafe { &mut *(preloaded.library.thread)() }.replace_left(left)
     };
-    let before = left();
+    let before = replace_left(FAR);
     // SAFETY: this thread has the GIL, as its caller shows; NULL may be freed too.
     unsafe { ffi::PyObject_Free(ffi::PyObject_Malloc(BYTES)) };
-    left() != before
+    replace_left(before) != FAR
 }
 
 /// What the environment says; empty: nothing.
@@ -238,11 +241,16 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let remembers = reader.is_none();
     let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get, reader };
     ASKED.get_or_make(|| asked);
-    let python = eval_loop(py)?;
+    let domains = Domains::found(py)?;
+    let python =
+        eval_loop(py)?.map(|python| python.with_allocator(domains.as_ref().map_or([null_mut(); 6], Domains::makers)));
     overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
-    attach(&preloaded.library, Binding { selected, overdrawn: overdraft::overdrawn, remembers, python, profile })?;
-    hook_domains(py, &preloaded.library)?;
+    let overdrawn = overdraft::overdrawn;
+    attach(&preloaded.library, Binding { selected, overdrawn, remembers, python, loses_work, profile })?;
+    if let Some(domains) = domains {
+        domains.hook(py, &preloaded.library);
+    }
     look_at_selections(|thread| {
         thread.version = STALE;
         let _ = selected(thread);
@@ -359,25 +367,50 @@ unsafe fn handler_in(capsule: *mut ffi::PyObject) -> Option<Handler> {
 const MEM_DOMAIN: c_int = 1;
 const OBJ_DOMAIN: c_int = 2;
 
-/// Hooks the domains in, unless Python's objects come from malloc, which counts them already.
-fn hook_domains(py: Python<'_>, library: &Library) -> Result<(), Why> {
-    let from_malloc = environment(py, "PYTHONMALLOC")?;
-    if from_malloc.starts_with("malloc") {
-        return Ok(());
+type Domain = unsafe extern "C" fn(c_int, *mut Allocator);
+
+/// Python's domains and their allocators.
+struct Domains {
+    set: Domain,
+    own: [(Kind, c_int, Allocator); 2],
+}
+
+impl Domains {
+    /// `None`: Python's objects come from malloc, which counts them already.
+    fn found(py: Python<'_>) -> Result<Option<Self>, Why> {
+        if environment(py, "PYTHONMALLOC")?.starts_with("malloc") {
+            return Ok(None);
+        }
+        let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
+        // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both.
+        let function = |found| unsafe { transmute::<*mut c_void, Domain>(found) };
+        let (get, set) = (function(found(c"PyMem_GetAllocator")?), function(found(c"PyMem_SetAllocator")?));
+        let own = [(Kind::Mem, MEM_DOMAIN), (Kind::Obj, OBJ_DOMAIN)].map(|(kind, domain)| {
+            let mut own = Allocator { words: [null_mut(); 5] };
+            // SAFETY: a domain, and a place for its allocator; this thread has the GIL.
+            unsafe { get(domain, &raw mut own) };
+            (kind, domain, own)
+        });
+        Ok(Some(Self { set, own }))
     }
-    type Domain = unsafe extern "C" fn(c_int, *mut Allocator);
-    let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
-    let (get, set) = (found(c"PyMem_GetAllocator")?, found(c"PyMem_SetAllocator")?);
-    for (kind, domain) in [(Kind::Mem, MEM_DOMAIN), (Kind::Obj, OBJ_DOMAIN)] {
-        let mut own = Allocator { words: [null_mut(); 5] };
-        let mut hook = own;
-        // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both, called with the GIL. The hooks pass on
-        // what they do not place, so blocks of before are freed by their maker.
-        unsafe {
-            transmute::<*mut c_void, Domain>(get)(domain, &raw mut own);
-            (library.hook)(kind as u32, &raw const own, &raw mut hook);
-            transmute::<*mut c_void, Domain>(set)(domain, &raw mut hook);
+
+    /// The functions that make and resize: `malloc`, `calloc` and `realloc`, behind `ctx`.
+    fn makers(&self) -> [*mut c_void; 6] {
+        let [(.., mem), (.., obj)] = &self.own;
+        let of = |at: usize| if at < 3 { mem.words[1 + at] } else { obj.words[at - 2] };
+        std::array::from_fn(of)
+    }
+
+    /// Puts the hooks in their places.
+    fn hook(self, _py: Python<'_>, library: &Library) {
+        for (kind, domain, own) in self.own {
+            let mut hook = own;
+            // SAFETY: called with the GIL, as the argument shows. The hooks pass on what they do not place, so blocks
+            // of before are freed by their maker.
+            unsafe {
+                (library.hook)(kind as u32, &raw const own, &raw mut hook);
+                (self.set)(domain, &raw mut hook);
+            }
         }
     }
-    Ok(())
 }

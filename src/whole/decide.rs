@@ -7,7 +7,7 @@ use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
-use super::walk::{self, Python};
+use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
 use crate::handler::requests::{Charged, Payer, charge, is_refused};
 use crate::strategy::account::{Force, Weight};
@@ -29,6 +29,9 @@ pub(crate) struct Binding {
     pub(crate) remembers: bool,
     /// Where Python's loop is. `None`: nobody is refused.
     pub(crate) python: Option<Python>,
+    /// Whether this thread is in code of Python's which would lose somebody's work where it is refused. As `selected`,
+    /// but it may allocate.
+    pub(crate) loses_work: fn() -> bool,
     pub(crate) profile: Profile,
 }
 
@@ -145,15 +148,16 @@ unsafe extern "C" fn allocate(
         return null_mut();
     }
     let is_sample = size_bytes < EXACT_FROM && thread.settle(remembers());
-    let (answer, block) = match DECIDER.get() {
+    let (done, block) = match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed: zeroed != 0, is_sample };
-            decider.allocate(thread, wanted, || None, || decider.may_refuse(size_bytes))
+            let is_object = wanted.kind != Kind::Native || thread.object > 0;
+            decider.allocate(thread, wanted, || None, || decider.answer(size_bytes, is_object))
         }
         _ => (PASS, null_mut()),
     };
     // SAFETY: a place for the answer (this function's contract).
-    unsafe { outcome.write(answer) };
+    unsafe { outcome.write(done) };
     block.cast()
 }
 
@@ -187,7 +191,7 @@ pub(super) fn allocate_for(
     match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample };
-            decider.allocate(thread, wanted, owner, walk::is_called_by_a_reader)
+            decider.allocate(thread, wanted, owner, answer_to_arrow)
         }
         _ => (PASS, null_mut()),
     }
@@ -201,10 +205,14 @@ pub(super) unsafe fn resize_for(thread: &mut Thread, block: NonNull<u8>, size_by
     match DECIDER.get() {
         // SAFETY: this function's contract.
         Some(decider) if !is_forking() => unsafe {
-            decider.resize(thread, Kind::Native, block, size_bytes, walk::is_called_by_a_reader)
+            decider.resize(thread, Kind::Native, block, size_bytes, answer_to_arrow)
         },
         _ => (REFUSED, null_mut()),
     }
+}
+
+fn answer_to_arrow() -> Answer {
+    Answer::refuse_if(walk::is_called_by_a_reader())
 }
 
 /// Whether a block is a placed one of native memory.
@@ -219,13 +227,13 @@ pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
 }
 
 impl Decider {
-    /// `owner`: whose it is where the thread has no request. `may_refuse`: whether the caller survives a refusal.
+    /// `owner`: whose it is where the thread has no request. `answer`: what is done where a limit has no room for it.
     fn allocate(
         &self,
         thread: &mut Thread,
         wanted: Wanted,
         owner: impl FnOnce() -> Option<Handler>,
-        may_refuse: impl FnOnce() -> bool,
+        answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
         const PASSED: (u32, *mut u8) = (PASS, null_mut());
         let Wanted { kind, size_bytes, align, zeroed, is_sample } = wanted;
@@ -240,7 +248,7 @@ impl Decider {
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
         if !range::may_be_had(size_bytes) {
             // Nobody makes it. It is in no number: a peak would have it for ever.
-            let is_refused = selected.is_some_and(|handler| is_refused(handler, bytes)) && may_refuse();
+            let is_refused = selected.is_some_and(|handler| is_refused(handler, bytes)) && answer() == Answer::Refuse;
             return if is_refused { (REFUSED, null_mut()) } else { PASSED };
         }
         let Some(handler) = selected else {
@@ -250,8 +258,13 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let mut charged = charge(handler, weight, false);
         if matches!(charged, Charged::Refused) {
-            if may_refuse() {
-                return (REFUSED, null_mut());
+            match answer() {
+                Answer::Refuse => return (REFUSED, null_mut()),
+                Answer::Grant => {}
+                Answer::Pass => {
+                    nobodys::add(bytes, self.binding.python);
+                    return PASSED;
+                }
             }
             charged = charge(handler, weight, true);
             if let Charged::To(payer) = charged {
@@ -280,9 +293,14 @@ impl Decider {
         }
     }
 
+    /// What is done where a limit has no room.
     #[cold]
-    fn may_refuse(&self, size_bytes: usize) -> bool {
-        self.binding.python.is_some_and(|python| walk::caller_survives(python, size_bytes))
+    fn answer(&self, size_bytes: usize, is_object: bool) -> Answer {
+        let Some(python) = self.binding.python else { return Answer::Grant };
+        match walk::answer_to_callers(python, size_bytes, is_object) {
+            Answer::Refuse if (self.binding.loses_work)() => Answer::Grant,
+            answer => answer,
+        }
     }
 
     #[inline]
@@ -336,7 +354,7 @@ impl Decider {
         kind: Kind,
         block: NonNull<u8>,
         size_bytes: usize,
-        may_refuse: impl FnOnce() -> bool,
+        answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
         let thread = busy(thread);
         // SAFETY: the block is live and placed (this function's contract).
@@ -365,7 +383,7 @@ impl Decider {
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         // SAFETY: the block is charged with `before`.
         if !unsafe { payer.reweigh(before, after, None) } {
-            if may_refuse() {
+            if answer() == Answer::Refuse {
                 return (REFUSED, null_mut());
             }
             // SAFETY: the block is charged with `before`.
@@ -404,9 +422,11 @@ unsafe extern "C" fn resize(
     }
     // SAFETY: this function's contract.
     unsafe {
-        let (answer, moved) =
-            decider.resize(&mut *thread, Kind::of(kind), block.cast(), size_bytes, || decider.may_refuse(size_bytes));
-        outcome.write(answer);
+        let thread = &mut *thread;
+        let is_object = Kind::of(kind) != Kind::Native || thread.object > 0;
+        let (done, moved) =
+            decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || decider.answer(size_bytes, is_object));
+        outcome.write(done);
         moved.cast()
     }
 }

@@ -40,9 +40,9 @@ impl Thread {
         is_due
     }
 
-    /// How many bytes it may ask for before its next look.
-    pub(crate) fn left(&self) -> i64 {
-        self.left
+    /// Sets how many bytes it may ask for before its next look; returns how many these were.
+    pub(crate) fn replace_left(&mut self, left: i64) -> i64 {
+        std::mem::replace(&mut self.left, left)
     }
 }
 

@@ -25,12 +25,19 @@ const PACKAGES: &[(&str, usize)] = &[
 const FILES: &[&str] =
     &["libctxalloc_whole", "libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so", "libbz2.so", "libffi.so"];
 
+/// A module of the standard library that is none: what steps asyncio's tasks would lose a task whose next step it
+/// cannot note, and a waiter that it cannot wake.
+const ASYNCIO: &[u8] = b"_asyncio.";
+
 /// Whether the library in this file is one of them. Only what follows the folder of the packages counts: where that is,
 /// anything may be in its path.
 fn survives(path: &[u8], size_bytes: usize) -> bool {
     let parts = || path.rsplit(|&byte| byte == b'/');
     let (file, folder) = (parts().next().unwrap_or_default(), parts().nth(1).unwrap_or_default());
     let starts = |names: &[&str]| names.iter().any(|name| file.starts_with(name.as_bytes()));
+    if file.starts_with(ASYNCIO) {
+        return false;
+    }
     if starts(FILES) || folder == b"lib-dynload" {
         return true;
     }
@@ -66,9 +73,12 @@ struct Walk {
     /// process where it gets NULL.
     own_file: usize,
     is_beyond: bool,
+    /// Whether it is asked which of Python's functions call.
+    asks_for_allocator: bool,
     size_bytes: usize,
     frames: u32,
     survive: bool,
+    is_allocators: bool,
     reached_python: bool,
 }
 
@@ -82,13 +92,20 @@ pub(crate) struct Python {
     /// Where other parts of the loop begin; the rest is 0. A compiler that knows what is seldom run puts that
     /// elsewhere, without a symbol (Debian's Python 3.14).
     parts: [usize; 8],
+    /// Where the functions of its allocator of small objects begin; the rest is 0.
+    allocator: [usize; 6],
 }
 
 impl Python {
     /// The one whose loop begins here.
     pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
         let (size, file) = extent(eval)?;
-        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8] })
+        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6] })
+    }
+
+    /// The same, with the functions that make and resize small objects.
+    pub(crate) fn with_allocator(self, functions: [*mut c_void; 6]) -> Self {
+        Self { allocator: functions.map(|function| function.addr()), ..self }
     }
 
     /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing
@@ -193,7 +210,8 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
         return STOP;
     }
     if info.dli_fbase.addr() == walk.python.file {
-        return GO_ON;
+        walk.is_allocators |= walk.asks_for_allocator && walk.python.allocator.contains(&enclosing(ip));
+        return if walk.is_allocators { STOP } else { GO_ON };
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
@@ -267,19 +285,47 @@ pub(super) fn is_called_by_a_reader() -> bool {
     reader.found
 }
 
-/// Whether all callers up to Python's loop survive NULL for a block of this size. Called without a lock: the unwinder
-/// may take the loader's.
+/// What is done about a block that a limit has no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    Refuse,
+    /// The caller gets it, and the request is told.
+    Grant,
+    /// The caller gets it, and it is nobody's.
+    Pass,
+}
+
+impl Answer {
+    pub(super) fn refuse_if(survives: bool) -> Self {
+        if survives { Self::Refuse } else { Self::Grant }
+    }
+}
+
+/// Refused are callers who survive NULL for a block of this size, and all others up to Python's loop. A table of
+/// Python's allocator is nobody's: all objects share it, and where it is refused that takes each small object from
+/// malloc. `is_object`: it is a block of an object itself. Called without a lock: the unwinder may take the loader's.
 #[cold]
-pub(super) fn caller_survives(python: Python, size_bytes: usize) -> bool {
+pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bool) -> Answer {
     let mut own = empty();
     // SAFETY: any address may be asked for; a place for the answer.
-    unsafe { libc::dladdr((caller_survives as fn(Python, usize) -> bool) as *const c_void, &raw mut own) };
-    let own_file = own.dli_fbase.addr();
-    let mut walk =
-        Walk { python, own_file, is_beyond: false, size_bytes, frames: 0, survive: true, reached_python: false };
+    unsafe { libc::dladdr((answer_to_callers as fn(Python, usize, bool) -> Answer) as *const c_void, &raw mut own) };
+    let mut walk = Walk {
+        python,
+        own_file: own.dli_fbase.addr(),
+        is_beyond: false,
+        asks_for_allocator: !is_object,
+        size_bytes,
+        frames: 0,
+        survive: true,
+        is_allocators: false,
+        reached_python: false,
+    };
     // SAFETY: `visit` is given the walk, which lives until this returns.
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
-    walk.survive && walk.reached_python
+    if walk.is_allocators {
+        return Answer::Pass;
+    }
+    Answer::refuse_if(walk.survive && walk.reached_python)
 }
 
 /// The library that a thread belongs to.
@@ -350,6 +396,7 @@ mod tests {
         ] {
             assert!(survives(path.as_bytes(), 1), "{path}");
         }
+        assert!(!survives(b"/usr/lib/python3.11/lib-dynload/_asyncio.cpython-311-x86_64-linux-gnu.so", 1));
         let pillow = b"/usr/lib/python3/dist-packages/PIL/_imaging.cpython-311-x86_64-linux-gnu.so";
         assert!(survives(pillow, 4 << 10) && !survives(pillow, 100));
         for path in [

@@ -10,6 +10,7 @@ use crate::scope::Context;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::asyncio::CancelledError;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 use pyo3_async_runtimes::TaskLocals;
@@ -63,14 +64,14 @@ pub fn into_future_with_locals(locals: &TaskLocals, awaitable: Bound<'_, PyAny>)
 fn python_context<'py>(base: &Bound<'py, PyAny>, rust: &Context) -> PyResult<Bound<'py, PyAny>> {
     static COPY_CONTEXT: Imported = Imported::new("contextvars", "copy_context");
     let py = base.py();
-    let copy = if base.is_none() { COPY_CONTEXT.get(py)?.call0()? } else { base.call_method0("copy")? };
+    let copy = if base.is_none() { COPY_CONTEXT.get(py)?.call0()? } else { base.call_method0(intern!(py, "copy"))? };
     if !rust.is_unset() {
         let numpy = Numpy::get(py)?;
         let capsule = capsule_of(py, rust.handler())?.unbind();
         let select = PyCFunction::new_closure(py, None, None, move |arguments, _| -> PyResult<()> {
             numpy.selection().set(capsule.bind(arguments.py())).map(drop)
         })?;
-        copy.call_method1("run", (select,))?;
+        copy.call_method1(intern!(py, "run"), (select,))?;
     }
     Ok(copy)
 }
@@ -107,7 +108,7 @@ impl Start {
         };
         *lock(&self.task) = Some(task.clone().unbind());
         let done = Done { sender: Mutex::new(Some(sender)) };
-        task.call_method1("add_done_callback", (done,)).map(drop)
+        task.call_method1(intern!(task.py(), "add_done_callback"), (done,)).map(drop)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -151,7 +152,8 @@ struct Done {
 impl Done {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
         let Some(sender) = take(&self.sender) else { return };
-        let _ = sender.send(task.call_method0("result").map(Bound::unbind)); // fails if nobody waits any more
+        let result = task.call_method0(intern!(task.py(), "result"));
+        let _ = sender.send(result.map(Bound::unbind)); // fails if nobody waits any more
     }
 }
 

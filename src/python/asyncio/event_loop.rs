@@ -1,5 +1,6 @@
 //! How a Rust thread hands work to an event loop, and how the two sides share a value.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,7 @@ pub(super) fn call_soon<'py>(
     if let Some(context) = context {
         options.set_item("context", context)?;
     }
-    event_loop.call_method("call_soon_threadsafe", (callback,), Some(&options)).map(drop)
+    event_loop.call_method(intern!(event_loop.py(), "call_soon_threadsafe"), (callback,), Some(&options)).map(drop)
 }
 
 /// Takes the value out of a mutex.

@@ -90,11 +90,11 @@ impl Last {
         traceback: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // A single argument is the exception itself: CPython deprecates the other form from 3.12 on.
-        let thrown = self.sending.bind(py).call_method1("throw", (error.unwrap_or(kind),));
+        let thrown = self.sending.bind(py).call_method1(intern!(py, "throw"), (error.unwrap_or(kind),));
         drop(traceback);
         let step = match thrown {
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
-                Ok(PySendResult::Return(error.value(py).getattr("value")?))
+                Ok(PySendResult::Return(error.value(py).getattr(intern!(py, "value"))?))
             }
             thrown => thrown.map(PySendResult::Next),
         };
@@ -105,7 +105,7 @@ impl Last {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.sending.bind(py).call_method0("close").map(drop)
+        self.sending.bind(py).call_method0(intern!(py, "close")).map(drop)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -6,6 +6,7 @@ use super::super::request::PyRequest;
 use super::last::is_coroutine;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 use pyo3::types::iterator::PySendResult;
@@ -57,9 +58,9 @@ impl Steps {
     }
 
     fn thrown<'py>(&self, py: Python<'py>, error: Bound<'py, PyAny>) -> Stepped<'py> {
-        self.guarded(py, || match self.inner.bind(py).call_method1("throw", (error,)) {
+        self.guarded(py, || match self.inner.bind(py).call_method1(intern!(py, "throw"), (error,)) {
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
-                Ok(PySendResult::Return(error.value(py).getattr("value")?))
+                Ok(PySendResult::Return(error.value(py).getattr(intern!(py, "value"))?))
             }
             thrown => thrown.map(PySendResult::Next),
         })
@@ -110,7 +111,7 @@ impl Steps {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.bind(py).call_method0("close").map(drop)
+        self.inner.bind(py).call_method0(intern!(py, "close")).map(drop)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -45,7 +45,7 @@ pub(super) fn begin_blocking(
     NoLoop::check(py, &text)?;
     if let Some(turn) = turn_of_gevent(py)? {
         let begun = begin_in_greenlet(py, prepared, timeout, &turn);
-        turn.call_method0("close")?;
+        turn.call_method0(intern!(py, "close"))?;
         return begun;
     }
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -85,13 +85,13 @@ fn begin_in_greenlet(
     timeout: Option<Duration>,
     turn: &Bound<'_, PyAny>,
 ) -> PyResult<Begun> {
-    let waker = Waker::from(Arc::new(Notify(turn.getattr("wake")?.unbind())));
+    let waker = Waker::from(Arc::new(Notify(turn.getattr(intern!(py, "wake"))?.unbind())));
     let mut admission = py.detach(|| Admission::of(prepared, timeout))?;
     loop {
         if let Poll::Ready(begun) = py.detach(|| poll(&mut admission, &waker)) {
             return Ok(begun?);
         }
-        if let Err(error) = turn.call_method0("wait") {
+        if let Err(error) = turn.call_method0(intern!(py, "wait")) {
             py.detach(|| drop(admission));
             return Err(error); // it was killed, or its time is over
         }

@@ -10,6 +10,7 @@ use crate::python::exit::try_attach_before_exit;
 use crate::python::imported::Imported;
 use crate::strategy::account::Account;
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyWeakrefMethods, PyWeakrefReference};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +39,7 @@ impl Cancelling {
                  in a task, or without cancel_if_chosen="
             )));
         };
-        let before = task.call_method0("cancelling")?.extract()?;
+        let before = task.call_method0(intern!(py, "cancelling"))?.extract()?;
         let task = PyWeakrefReference::new(&task)?.unbind();
         Ok(Arc::new(Self { task, before, delivered: Mutex::new(None) }))
     }
@@ -60,17 +61,17 @@ impl Cancelling {
 
     fn ask(self: &Arc<Self>, py: Python<'_>, error: &Error, request: &Arc<Account>) -> PyResult<()> {
         let Some(task) = self.task.bind(py).upgrade() else { return Ok(()) };
-        let event_loop = task.call_method0("get_loop")?;
+        let event_loop = task.call_method0(intern!(py, "get_loop"))?;
         let (this, error, request) = (Arc::clone(self), error.clone(), Arc::clone(request));
         let cancel = PyCFunction::new_closure(py, None, None, move |arguments, _| -> PyResult<()> {
             let Some(task) = this.task.bind(arguments.py()).upgrade() else { return Ok(()) };
             if !request.has_ended() {
                 *this.delivered.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
-                task.call_method1("cancel", (error.to_string(),))?;
+                task.call_method1(intern!(task.py(), "cancel"), (error.to_string(),))?;
             }
             Ok(())
         })?;
-        event_loop.call_method1("call_soon_threadsafe", (cancel,)).map(drop)
+        event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (cancel,)).map(drop)
     }
 
     /// BudgetExceeded: the request ended with `error` because it was cancelled here, and nobody else did.
@@ -78,7 +79,7 @@ impl Cancelling {
         static CANCELLED: Imported = Imported::new("asyncio", "CancelledError");
         let delivered = self.delivered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (Some(reason), Some(task)) = (delivered, self.task.bind(py).upgrade()) else { return Ok(()) };
-        let others: usize = task.call_method0("uncancel")?.extract()?;
+        let others: usize = task.call_method0(intern!(py, "uncancel"))?.extract()?;
         match error {
             Some(error) if others <= self.before && error.is_instance(CANCELLED.get(py)?)? => {
                 Err(with_cause(py, PyErr::from(reason), PyErr::from_value(error.clone())))

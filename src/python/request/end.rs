@@ -1,7 +1,7 @@
 //! How a Request ends: the selection is restored, what has escaped is settled, and its refusals are told.
 
 use super::left::{Left, Settling, running_loop};
-use super::{Phase, PyRequest, noted, refusal};
+use super::{Phase, PyRequest, names, noted, refusal};
 use crate::python::imported::Imported;
 use crate::python::scope::{deselect, not_entered};
 use crate::room::Ending;
@@ -38,10 +38,14 @@ impl PyRequest {
     /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
     pub(super) fn end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
-        let has_blocks = match &*this.phase() {
-            Phase::Begun { begun, left: None } => begun.stats().live_blocks > 0,
+        let stats = match &*this.phase() {
+            Phase::Begun { begun, left: None } => begun.stats(),
             _ => return Ok(()), // it has ended already
         };
+        if this.is_whole() {
+            names::forget_now_and_then(py, stats.live_bytes > 0);
+        }
+        let has_blocks = stats.live_blocks > 0;
         let settling = if has_blocks {
             running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it))
         } else {

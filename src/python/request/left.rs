@@ -161,8 +161,9 @@ impl Settling {
 
 /// The keyword `context`: a copy of the running one would keep alive what it holds.
 fn in_empty_context(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    static CONTEXT: Imported = Imported::new("contextvars", "Context");
     let options = PyDict::new(py);
-    options.set_item(intern!(py, "context"), py.import("contextvars")?.getattr("Context")?.call0()?)?;
+    options.set_item(intern!(py, "context"), CONTEXT.get(py)?.call0()?)?;
     Ok(options)
 }
 

@@ -13,6 +13,7 @@ mod end;
 mod entering;
 mod left;
 mod methods;
+mod names;
 mod noted;
 mod options;
 mod refusal;

@@ -8,7 +8,9 @@
 //!   refusal if nothing was allocated in the request since that refusal.
 //! - Rust code raises this crate's own error, which names the handler and the size. It comes from a refusal of that
 //!   many bytes.
-//! - In a whole request any other MemoryError comes from the last refusal.
+//! - In a whole request any other MemoryError comes from the last refusal. So does the SystemError that CPython raises
+//!   where it finds that it failed without an exception: `compile` sets none, and the unwinding of deep recursion
+//!   clears the one that there was where it gets no memory for a frame.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! None of its code is run to find that out: `str(error)` of NumPy's is Python code, in which a signal's handler may
@@ -23,7 +25,7 @@ use crate::python::errors::{BudgetExceeded, RequestEnded, normalized};
 use crate::python::numpy::Numpy;
 use crate::python::text::copied;
 use crate::strategy::account::Refusal;
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyMemoryError, PySystemError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString, PyTuple};
@@ -31,14 +33,19 @@ use pyo3::types::{PyInt, PyString, PyTuple};
 /// NumPy's messages where an array could not grow (`array.resize`, `numpy.fromiter`).
 const OF_NUMPY: [&str; 2] = ["cannot allocate memory for array", "cannot allocate array memory"];
 
+/// How CPython's messages end where a function failed without an exception.
+const FORGOTTEN: [&str; 2] = ["error return without exception set", "returned NULL without setting an exception"];
+
 /// Raises BudgetExceeded from `error` if it comes from one of these refusals, the youngest of which is first.
 #[cold]
 pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal], is_whole: bool) -> PyResult<()> {
     let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
-    if refusals.is_empty() || is_budgets || !error.is_instance_of::<PyMemoryError>() {
+    let is_forgotten = is_whole && is_forgotten(error)?;
+    if refusals.is_empty() || is_budgets || !(is_forgotten || error.is_instance_of::<PyMemoryError>()) {
         return Ok(());
     }
     let refusal = match Said::by(error)? {
+        _ if is_forgotten => refusals.first(),
         Said::Size(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
         // Its objects and native blocks are counted too, so something was nearly always allocated since; and other
         // libraries have messages of their own.
@@ -94,6 +101,16 @@ pub(super) fn told(
         Err(ended) if ended.is_instance_of::<RequestEnded>(py) => Ok(None),
         Err(other) => Err(other),
     }
+}
+
+/// Whether this is CPython's error where there should have been another one, and was none.
+fn is_forgotten(error: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if !error.is_exact_instance_of::<PySystemError>() {
+        return Ok(false);
+    }
+    let args = error.getattr(intern!(error.py(), "args"))?; // a getter of C's
+    let said = args.cast_exact::<PyTuple>().ok().and_then(Said::message);
+    Ok(matches!(said, Some(Said::Text(text)) if FORGOTTEN.iter().any(|end| text.ends_with(end))))
 }
 
 /// What an error says of itself, read without running any Python code.

@@ -168,6 +168,16 @@ impl Table {
     }
 }
 
+/// Looks through this thread's Python stack, from the innermost call on, at the file and the qualified name of each,
+/// until `look` answers. It may be called inside of an allocation.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn find_call<R>(py: Python<'_>, mut look: impl FnMut(&str, &str) -> Option<R>) -> Option<R> {
+    const MAX_FRAMES: usize = 16;
+    let _paused = Paused::new(py);
+    let found = calls(py, MAX_FRAMES);
+    found.iter().find_map(|call| look(&call.file.to_string_lossy(), &call.function.to_string_lossy()))
+}
+
 /// The innermost calls of this thread's Python stack.
 fn calls(py: Python<'_>, max_frames: usize) -> Vec<Call<'_>> {
     let mut calls = Vec::new();

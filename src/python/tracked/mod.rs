@@ -3,6 +3,8 @@
 mod attribution;
 
 pub(super) use attribution::attribution;
+#[cfg(ctxalloc_whole)]
+pub(super) use attribution::find_call;
 
 use super::asked::asked;
 use super::errors::wrong_type;

@@ -1,0 +1,101 @@
+"""Whole requests at their limits on asyncio's event loop: a refusal ends its request, and nobody waits for ever."""
+
+import pytest
+from whole_programs import check, needs_library
+
+pytestmark = [pytest.mark.any_numpy, needs_library]
+
+START = """
+    told = []
+    async def main(work, count):
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: told.append(context))
+        for number in range(count):
+            task = asyncio.create_task(work(number))
+            _, waits = await asyncio.wait([task], timeout=20)
+            assert not waits, f"{number} waits for ever: {told}"
+            assert type(task.exception()) is ctxalloc.BudgetExceeded, task
+        assert not told, told
+"""
+
+
+def test_a_task_that_fills_its_limit_between_steps_ends():
+    """The refusal was the loop's own, which noted no next step."""
+    check(
+        START
+        + """
+    async def work(number):
+        async with ctxalloc.request(whole=True, limit_bytes=MiB, root=True):
+            held = []
+            while True:
+                held.append(" " * (300 + number))
+                await asyncio.sleep(0)
+    asyncio.run(main(work, 60))
+    """
+    )
+
+
+def test_who_waits_for_a_request_at_its_limit_is_woken():
+    """`gather` collects its results in a callback, and so does a TaskGroup; a future calls who waits for it."""
+    check(
+        START
+        + """
+    async def part(held, size):
+        for _ in range(20):
+            held.append(" " * size)
+            await asyncio.sleep(0)
+        return held
+    async def gathers(number):
+        async with ctxalloc.request(whole=True, limit_bytes=MiB, root=True):
+            held = []
+            while True:
+                await asyncio.gather(*[part(held, 300 + number) for _ in range(5)])
+                loop = asyncio.get_running_loop()
+                future = loop.create_future()
+                waiter = asyncio.create_task(asyncio.wait_for(asyncio.shield(future), 60))
+                await asyncio.sleep(0)
+                future.set_result(" " * number)
+                await waiter
+                async with asyncio.timeout(60):
+                    await asyncio.sleep(0.0001)
+    asyncio.run(main(gathers, 30))
+    async def groups(number):
+        async with ctxalloc.request(whole=True, limit_bytes=MiB, root=True):
+            held = []
+            while True:
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(5):
+                            group.create_task(part(held, 300 + number))
+                except* MemoryError:
+                    raise MemoryError from None
+    asyncio.run(main(groups, 30))
+    """
+    )
+
+
+def test_a_service_answers_whoever_fills_its_limit_between_steps():
+    check(
+        """
+    from ctxalloc.asgi import AllocatorMiddleware
+    async def app(scope, receive, send):
+        rows = []
+        for number in range(10**6):
+            rows.append({"n": number, "text": " " * int(scope["path"][1:])})
+            if number % 4 == 0:
+                await asyncio.sleep(0)
+    service = AllocatorMiddleware(app, default=ctxalloc.request(limit_bytes=MiB, whole=True))
+    async def answered(number):
+        answers = []
+        async def send(message):
+            answers.append(message.get("status"))
+        async def receive():
+            await asyncio.sleep(3600)
+        scope = {"type": "http", "path": f"/{number}", "method": "GET", "headers": [], "query_string": b""}
+        await asyncio.wait_for(service(scope, receive, send), 20)
+        return answers[0]
+    async def main():
+        assert [await answered(300 + number) for number in range(40)] == [413] * 40
+    asyncio.run(main())
+    """
+    )

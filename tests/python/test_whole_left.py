@@ -1,0 +1,32 @@
+"""What ended whole requests leave behind: no more than somebody has."""
+
+import pytest
+from whole_programs import check, needs_library
+
+pytestmark = [pytest.mark.any_numpy, needs_library]
+
+
+def test_empty_requests_leave_nothing():
+    check("""
+        budget = ctxalloc.Budget(4 * MiB, name="small")
+        for n in range(30_000):
+            with ctxalloc.request(whole=True, root=True, budget=budget):
+                pass
+        assert budget.in_use_bytes < 200 * KiB and len(ctxalloc.metrics.present()) < 10, budget
+    """)
+
+
+def test_names_that_cpython_keeps_of_ended_requests_fill_no_budget():
+    """Its cache of attributes keeps each name that was looked up."""
+    check("""
+        import time
+        budget, subject = ctxalloc.Budget(4 * MiB, name="small"), object()
+        for n in range(15_000):
+            with ctxalloc.request(whole=True, root=True, budget=budget):
+                for kind in range(20):
+                    getattr(subject, "visit_" + str(kind), None)
+        time.sleep(0.06)
+        with ctxalloc.request(whole=True, root=True, budget=budget):
+            pass
+        assert budget.in_use_bytes < 200 * KiB and len(ctxalloc.metrics.present()) < 10, budget
+    """)

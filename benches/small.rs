@@ -1,6 +1,9 @@
 //! Small blocks of mixed sizes, as services in Rust make them: in the containers' own way, through `Allocator`, and in
 //! the shapes of mimalloc-bench that fit. The worst shapes come first. Each against `malloc` and mimalloc, on one, two
 //! and four threads. Run by `make bench`; `-- mixed` (a part of a shape's name) runs only that one.
+//!
+//! For callgrind, which counts instructions: `valgrind --tool=callgrind target/release/deps/small-* count request 100`,
+//! once more with 300 rounds, and the difference by 200,000 pairs; `ALONE` in this file lists the words for `request`.
 #![allow(unsafe_code, reason = "peers are C libraries, and blocks without a container are raw memory")]
 
 mod interleaved;
@@ -226,6 +229,67 @@ fn on_threads<A: Allocator + Clone + Send + Sync + 'static>(
     }
 }
 
+/// As a service has it: each thread has a request of its own, all of them below one tenant.
+fn with_requests<S: Shape>(shape: S, threads: usize, rounds: usize, tenant: &Budget) -> impl FnMut() + use<S> {
+    let tenant = tenant.clone();
+    move || {
+        let barrier = Barrier::new(threads);
+        let one = || {
+            let request = request().limit_bytes(1 << 40).budget(&tenant).begin().expect("memory");
+            let allocator = request.run(ContextAlloc::new);
+            barrier.wait();
+            (0..rounds).for_each(|_| shape.run(&allocator));
+        };
+        thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
+    }
+}
+
+/// A budget that two threads have charged.
+fn shared(parent: Option<&Budget>) -> Budget {
+    let budget = parent.map_or_else(|| Budget::new("tenant", Some(1 << 40)), |above| above.child("t", Some(1 << 40)));
+    let charge = || drop(budget.charge(1 << 24).expect("it is empty"));
+    charge();
+    thread::scope(|scope| drop(scope.spawn(charge)));
+    budget
+}
+
+/// A word, and what it does so many rounds of.
+type Alone = (&'static str, fn(usize));
+
+/// For callgrind: which allocator runs the mixed shape on this thread, by its word.
+const ALONE: [Alone; 9] = [
+    ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
+    ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
+    ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
+    ("request", |rounds| in_request(rounds, request())),
+    ("limited", |rounds| {
+        let tenant = Budget::new("tenant", Some(1 << 40));
+        in_request(rounds, request().limit_bytes(1 << 40).budget(&tenant));
+    }),
+    ("shared", |rounds| in_request(rounds, request().limit_bytes(1 << 40).budget(&shared(None)))),
+    ("shared-twice", |rounds| {
+        in_request(rounds, request().limit_bytes(1 << 40).budget(&shared(Some(&shared(None)))));
+    }),
+    ("threads", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        Mixed.run(&allocator); // this thread owns it
+        thread::scope(|scope| drop(scope.spawn(|| Mixed.run(&allocator)))); // both share it from now on
+        (0..rounds).for_each(|_| Mixed.run(&allocator));
+    }),
+    // So many thousand requests that allocate nothing.
+    ("begin-end", |rounds| {
+        let tenant = shared(None);
+        (0..1000 * rounds).for_each(|_| drop(request().limit_bytes(1 << 40).budget(&tenant).begin()));
+    }),
+];
+
+fn in_request(rounds: usize, terms: ctxalloc::request::Builder) {
+    let request = terms.begin().expect("memory");
+    let allocator = request.run(ContextAlloc::new);
+    (0..rounds).for_each(|_| Mixed.run(&allocator));
+}
+
 fn measure<S: Shape>(shape: S, name: &str, rounds: usize) -> String {
     if std::env::args().skip(1).any(|only| !only.starts_with('-') && !name.contains(&only)) {
         return String::new();
@@ -244,6 +308,7 @@ fn measure<S: Shape>(shape: S, name: &str, rounds: usize) -> String {
             .add("ContextAlloc in `pool`", on_threads(shape, threads, rounds, in_handler("pool")))
             .add("ContextAlloc in a request()", on_threads(shape, threads, rounds, plain.run(ContextAlloc::new)))
             .add("with a limit and a budget", on_threads(shape, threads, rounds, limited.run(ContextAlloc::new)))
+            .add("one on each thread", with_requests(shape, threads, rounds, &tenant))
             .run();
     }
     rows
@@ -256,6 +321,14 @@ fn in_handler(name: &str) -> ContextAlloc {
 fn main() -> std::io::Result<()> {
     // `cargo test --benches` runs this too: it asks whether there are tests, and there are none.
     if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
+        return Ok(());
+    }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [count, which, rounds, ..] = &words[..]
+        && count == "count"
+    {
+        let (_, run) = ALONE.iter().find(|(word, _)| word == which).expect("a word of `ALONE`");
+        run(rounds.parse().expect("how many rounds"));
         return Ok(());
     }
     let mut rows = measure(Mixed, "mixed sizes, all alive, then all freed", 10);

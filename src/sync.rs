@@ -23,8 +23,8 @@ pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_acro
     allow(unused_imports, reason = "its users need a process to fork, or Python")
 )]
 pub(crate) use made::Made;
-pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, with_all};
-pub(crate) use threads::Section;
+pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, wait_for_brief_sections, with_all};
+pub(crate) use threads::{Section, place_of_this_thread};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};

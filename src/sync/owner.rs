@@ -66,19 +66,29 @@ impl OwnerLock {
     /// Runs `work` alone. `work` is short and takes no such lock.
     #[inline]
     pub(crate) fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        if let Some(_section) = self.enter_owned() {
-            return work();
-        }
         with_all(&[self], work)
     }
 
     /// Excludes everybody else until the section is dropped, if this thread owns the lock and that can be known without
-    /// a thread-local. What is done in the section is as for [`with`](Self::with).
+    /// a thread-local. What is done in the section is as for [`with`](Self::with), and waits for nobody:
+    /// [`wait_for_brief_sections`] waits for it.
     #[inline(always)]
     pub(crate) fn enter_owned(&self) -> Option<Section> {
         let thread = self.owner_if_this_thread()?;
-        let section = Section::begin(thread);
+        let section = Section::begin_brief(thread);
         self.is_owned_by(thread).then_some(section)
+    }
+
+    /// Whether this thread owns the lock, where that can be known without a thread-local. In a section it stays so.
+    #[inline]
+    pub(crate) fn is_owned_here(&self) -> bool {
+        self.owner_if_this_thread().is_some()
+    }
+
+    /// Whether a second thread has taken it: then nobody will ever own it.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == SHARED
     }
 
     /// The record of this thread, if it owns the lock and that can be known without a thread-local. A guess for the
@@ -186,8 +196,26 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
 #[inline(always)]
 pub(crate) fn enter_all_owned<L: AsOwnerLock>(locks: &[L]) -> Option<Section> {
     let thread = locks.first()?.owner_lock().owner_if_this_thread()?;
-    let section = Section::begin(thread);
+    let section = Section::begin_brief(thread);
     locks.iter().all(|lock| lock.owner_lock().is_owned_by(thread)).then_some(section)
+}
+
+/// Waits for the end of each section of [`OwnerLock::enter_owned`] that other threads, the owners, are inside of under
+/// these locks. Those that begin from now on see what the caller has stored before. So the caller stops the owners'
+/// short way and leaves them their locks; it may hold spin locks, other than these.
+///
+/// Not called inside of such a section.
+pub(crate) fn wait_for_brief_sections<'a>(locks: impl Iterator<Item = &'a OwnerLock>) {
+    membarrier::heavy();
+    for lock in locks {
+        // Acquire: an owner before has done what it did. One that owns the lock from now on sees what was stored.
+        let owner = unmarked(lock.owner.load(Ordering::Acquire));
+        if owner != SHARED
+            && let Some(owner) = thread_at(owner)
+        {
+            owner.wait_for_brief_section();
+        }
+    }
 }
 
 /// What has an [`OwnerLock`].
@@ -326,7 +354,7 @@ mod tests {
 
 #[cfg(all(test, ctxalloc_loom))]
 mod loom_tests {
-    use super::{Owned, OwnerLock, Thread, exclusively};
+    use super::{AtomicU32, Ordering, Owned, OwnerLock, Section, Thread, exclusively, wait_for_brief_sections};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use std::ptr::null;
@@ -408,6 +436,49 @@ mod loom_tests {
             });
             counted.add(Some(own), &[&counted.locks[0], &counted.locks[1]]);
             other.join().expect("no panic");
+        });
+    }
+
+    /// What an account lends: its owner changes the count without a lock while `is_lent`, under both locks otherwise.
+    /// Another thread calls it in, and holds only the second lock.
+    #[test]
+    fn loom_what_is_lent_is_called_in_from_an_owner_who_keeps_its_lock() {
+        bounded(|| {
+            let counted = Counted::new();
+            let is_lent = Arc::new(AtomicU32::new(1));
+            let own: &'static Thread = Thread::leak(null());
+            let on_credit = |counted: &Counted, is_lent: &AtomicU32| {
+                let _section = Section::begin_brief(own);
+                let may = counted.locks[0].is_owned_by(own) && is_lent.load(Ordering::Relaxed) == 1;
+                if may {
+                    // SAFETY: nobody else touches it while it is lent, and whoever calls it in waits for the section.
+                    #[allow(unsafe_code, reason = "the counter that the locks protect")]
+                    counted.count.with_mut(|count| unsafe { *count += 1 });
+                }
+                usize::from(may)
+            };
+            exclusively(Some(own), &[&counted.locks[0]], || ()); // it owns it from here on
+            let other = loom::thread::spawn({
+                let (counted, is_lent) = (Arc::clone(&counted), Arc::clone(&is_lent));
+                move || {
+                    exclusively(None, &[&counted.locks[1]], || {
+                        is_lent.store(0, Ordering::Relaxed);
+                        wait_for_brief_sections(std::iter::once(&counted.locks[0]));
+                        // SAFETY: it is called in.
+                        #[allow(unsafe_code, reason = "the counter that the locks protect")]
+                        counted.count.with_mut(|count| unsafe { *count += 1 });
+                    });
+                }
+            });
+            let lent = on_credit(&counted, &is_lent);
+            counted.add(Some(own), &[&counted.locks[0], &counted.locks[1]]);
+            let lent = lent + on_credit(&counted, &is_lent);
+            other.join().expect("no panic");
+            assert!(counted.locks[0].is_owned_by(own), "it is left to its owner");
+            // SAFETY: alone again.
+            #[allow(unsafe_code, reason = "the counter that the locks protect")]
+            let count = counted.count.with(|count| unsafe { *count });
+            assert_eq!(count, 2 + lent);
         });
     }
 

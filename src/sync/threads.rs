@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Thread {
-    /// - set to an odd number: when the thread begins a section, by the thread alone. Cannot be set while it is odd.
-    /// - set to an even number: when the section ends, by the thread alone; or in a child of `fork` that lacks the
-    ///   thread.
+    /// How often it was inside of a section, times four; and in the lowest bits [`BRIEF`] or [`LONG`] while it is.
+    /// - these bits set: when the thread begins a section, by the thread alone. Cannot be set while one is.
+    /// - cleared: when the section ends, by the thread alone; or in a child of `fork` that lacks the thread.
     sections: AtomicU32,
     /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
     name: AtomicUsize,
@@ -30,6 +30,13 @@ pub(super) struct Thread {
 // SAFETY: `next` is written once before the record is published, the rest is atomic.
 #[allow(unsafe_code, reason = "a list of records that are never freed")]
 unsafe impl Sync for Thread {}
+
+/// Which kind of section a thread is inside of. None is inside of another one.
+const KIND: u32 = 3;
+/// One in which it waits for nobody. Whoever holds spin locks may wait for its end.
+const BRIEF: u32 = 1;
+/// One in which it may wait for the spin locks of others.
+const LONG: u32 = 3;
 
 static THREADS: StdAtomicPtr<Thread> = StdAtomicPtr::new(null_mut());
 
@@ -106,7 +113,7 @@ impl Thread {
     /// A later one sees what was stored before `membarrier::heavy`, which the caller has called.
     pub(super) fn wait_for_section(&self, mut turns: usize) -> bool {
         let number = self.sections.load(Ordering::Acquire);
-        while !number.is_multiple_of(2) && self.sections.load(Ordering::Acquire) == number {
+        while number & KIND != 0 && self.sections.load(Ordering::Acquire) == number {
             if turns == 0 {
                 return false;
             }
@@ -114,6 +121,15 @@ impl Thread {
             super::yield_now();
         }
         true
+    }
+
+    /// [`wait_for_section`](Self::wait_for_section) for a caller that may hold spin locks: only for a brief one.
+    pub(super) fn wait_for_brief_section(&self) {
+        // Acquire, here and in the loop, pairs with the Release at a section's end.
+        let number = self.sections.load(Ordering::Acquire);
+        while number & KIND == BRIEF && self.sections.load(Ordering::Acquire) == number {
+            super::yield_now();
+        }
     }
 }
 
@@ -176,6 +192,14 @@ fn name_of_this_thread() -> usize {
     0
 }
 
+/// A number below `places` that is this thread's, and perhaps others' too; `None` where no thread owns a lock anyway.
+#[inline]
+pub(crate) fn place_of_this_thread(places: usize) -> Option<usize> {
+    // Control blocks lie at the same offset of pages: the multiplication spreads what tells them apart.
+    let spread = (name_of_this_thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    HAVE_NAMES.then_some(spread as usize % places)
+}
+
 /// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.
 fn forget_others_after_fork() {
     #[cfg(not(any(ctxalloc_loom, miri)))]
@@ -205,15 +229,27 @@ pub(crate) struct Section {
 }
 
 impl Section {
+    /// One in which the thread may wait for others.
     #[inline]
     pub(super) fn begin(thread: &'static Thread) -> Self {
+        Self::begin_as(LONG, thread)
+    }
+
+    /// One in which it waits for nobody.
+    #[inline(always)]
+    pub(super) fn begin_brief(thread: &'static Thread) -> Self {
+        Self::begin_as(BRIEF, thread)
+    }
+
+    #[inline(always)]
+    fn begin_as(kind: u32, thread: &'static Thread) -> Self {
         // Relaxed: only this thread writes.
         let number = thread.sections.load(Ordering::Relaxed);
-        debug_assert!(number.is_multiple_of(2), "a section inside of another one");
+        debug_assert!(number & KIND == 0, "a section inside of another one");
         // Release pairs with the Acquire in `wait_for_section`: who waited for the end of the last section may see the
         // start of this one instead.
-        thread.sections.store(number.wrapping_add(1), Ordering::Release);
-        // The loads of `owner` come after the store.
+        thread.sections.store(number | kind, Ordering::Release);
+        // The loads of what it looks at come after the store.
         membarrier::light();
         Self { thread, number }
     }
@@ -223,6 +259,6 @@ impl Drop for Section {
     #[inline]
     fn drop(&mut self) {
         // Release pairs with the Acquire in `wait_for_section`: who waited sees what was done inside.
-        self.thread.sections.store(self.number.wrapping_add(2), Ordering::Release);
+        self.thread.sections.store(self.number.wrapping_add(4), Ordering::Release);
     }
 }

@@ -16,6 +16,7 @@ use ctxalloc::strategy::{Budget, System};
 use ctxalloc::{Buffer, Context, Error, Request, request};
 use errors::{error, refusal};
 use model::{Model, Numbers};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -56,6 +57,8 @@ struct Real {
     context: Option<Context>,
     after_end: AfterEnd,
     depth: usize,
+    /// The thread that began it, which owns its account.
+    home: usize,
 }
 
 struct Block {
@@ -79,9 +82,19 @@ impl Hands {
         Self { senders: senders.collect() }
     }
 
-    /// Runs `work` on one of them, or here, and waits for it.
-    fn run<R: Send + 'static>(&self, random: &mut Random, work: impl FnOnce() -> R + Send + 'static) -> R {
-        match random.below(self.senders.len() + 1).checked_sub(1) {
+    /// One of them, or 0: here.
+    fn any(&self, random: &mut Random) -> usize {
+        random.below(self.senders.len() + 1)
+    }
+
+    /// Mostly `home`.
+    fn near(&self, random: &mut Random, home: usize) -> usize {
+        if random.one_in(4) { self.any(random) } else { home }
+    }
+
+    /// Runs `work` there, and waits for it.
+    fn run<R: Send + 'static>(&self, there: usize, work: impl FnOnce() -> R + Send + 'static) -> R {
+        match there.checked_sub(1) {
             None => work(),
             Some(hand) => {
                 let (answer, wait) = mpsc::channel();
@@ -156,7 +169,8 @@ impl Program<'_> {
         if self.random.one_in(5) {
             builder = builder.strategy(System);
         }
-        let real = builder.begin().unwrap();
+        let home = self.hands.any(&mut self.random);
+        let real = self.hands.run(home, move || builder.begin()).unwrap();
         let outer = inside.filter(|_| !is_root).map(|inside| self.requests[inside].number);
         let budget = budget.map(|budget| self.budgets[budget].0);
         let number = self.model.request(name, limit, overdraft, budget, outer);
@@ -168,6 +182,7 @@ impl Program<'_> {
             request: Some(real),
             after_end,
             depth,
+            home,
         });
     }
 
@@ -178,12 +193,20 @@ impl Program<'_> {
         let which = self.random.below(self.requests.len());
         let size = self.random.size();
         let Some(mut context) = self.requests[which].context.take() else { return };
-        let (made, context) = self.hands.run(&mut self.random, move || {
+        let there = self.hands.near(&mut self.random, self.requests[which].home);
+        let (made, context) = self.hands.run(there, move || {
             let made = context.run(|| Buffer::zeroed(size));
             (made, context)
         });
-        let Real { number, after_end, .. } = self.requests[which];
         self.requests[which].context = Some(context);
+        if let Some(block) = self.was_made(which, size, made) {
+            self.blocks.push(block);
+        }
+    }
+
+    /// The same to the model, and whether both agree.
+    fn was_made(&mut self, which: usize, size: usize, made: Result<Buffer, Error>) -> Option<Block> {
+        let Real { number, after_end, .. } = self.requests[which];
         let is_over = self.model.accounts[number].ended;
         let is_tiny = size <= 1024;
         let is_late = is_over && after_end == AfterEnd::Refuse;
@@ -193,11 +216,11 @@ impl Program<'_> {
                 assert!(matches!(made, Err(Error::RequestEnded { .. })), "{made:?}");
             }
             AfterEnd::Detach if is_over && !self.model.is_inside_of_an_open_one(number) => {
-                self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: false });
+                return Some(Block { buffer: made.unwrap(), request: number, counted: false });
             }
             _ => match self.model.charge(number, size, 1, size, is_late) {
                 Ok(()) => {
-                    self.blocks.push(Block { buffer: made.unwrap(), request: number, counted: true });
+                    return Some(Block { buffer: made.unwrap(), request: number, counted: true });
                 }
                 Err(refusing) if is_late && refusing == number => {
                     assert!(matches!(made, Err(Error::RequestEnded { .. })), "{made:?}");
@@ -219,6 +242,64 @@ impl Program<'_> {
                 }
             },
         }
+        None
+    }
+
+    /// Small blocks, one after the other, which nobody looks at meanwhile: so the request borrows for them.
+    fn burst(&mut self) {
+        if self.requests.is_empty() {
+            return;
+        }
+        let which = self.random.below(self.requests.len());
+        let Some(mut context) = self.requests[which].context.take() else { return };
+        let largest = [64, 300, 2000][self.random.below(3)];
+        // A number of bytes to ask for, or none: the latest is freed, or the first.
+        let steps: Vec<Result<usize, bool>> = (0..1 + self.random.below(80))
+            .map(
+                |_| if self.random.one_in(3) { Err(self.random.one_in(2)) } else { Ok(1 + self.random.below(largest)) },
+            )
+            .collect();
+        let there = self.hands.near(&mut self.random, self.requests[which].home);
+        let done = steps.clone();
+        let (made, left, context) = self.hands.run(there, move || {
+            let (mut made, mut left) = (Vec::new(), Vec::new());
+            context.run(|| {
+                for step in done {
+                    match step {
+                        Ok(size) => {
+                            let buffer = Buffer::zeroed(size);
+                            made.push(buffer.as_ref().map(|_| ()).map_err(Error::clone));
+                            left.extend(buffer);
+                        }
+                        Err(_) if left.is_empty() => {}
+                        Err(true) => drop(left.pop()),
+                        Err(false) => drop(left.remove(0)),
+                    }
+                }
+            });
+            (made, left, context)
+        });
+        self.requests[which].context = Some(context);
+        let number = self.requests[which].number;
+        let (mut made, mut sizes) = (made.into_iter(), Vec::new());
+        for step in steps {
+            match step {
+                Ok(size) => {
+                    let stand_in = made.next().unwrap().map(|()| Buffer::zeroed(size).unwrap());
+                    sizes.extend(self.was_made(which, size, stand_in).map(|block| (size, block.counted)));
+                }
+                Err(_) if sizes.is_empty() => {}
+                Err(is_latest) => {
+                    let (size, counted) = if is_latest { sizes.pop().unwrap() } else { sizes.remove(0) };
+                    if counted {
+                        self.model.give_back(number, size, 1);
+                    }
+                }
+            }
+        }
+        assert_eq!(left.len(), sizes.len());
+        let blocks = left.into_iter().zip(sizes);
+        self.blocks.extend(blocks.map(|(buffer, (_, counted))| Block { buffer, request: number, counted }));
     }
 
     fn resize(&mut self) {
@@ -229,8 +310,9 @@ impl Program<'_> {
         let size = self.random.size();
         let Block { mut buffer, request, mut counted } = self.blocks.swap_remove(which);
         let old = buffer.len();
-        let (done, buffer) = self.hands.run(&mut self.random, move || (buffer.resize(size), buffer));
         let real = self.requests.iter().find(|real| real.number == request).unwrap();
+        let there = self.hands.near(&mut self.random, real.home);
+        let (done, buffer) = self.hands.run(there, move || (buffer.resize(size), buffer));
         let detaches = real.after_end == AfterEnd::Detach
             && self.model.accounts[request].ended
             && !self.model.is_inside_of_an_open_one(request);
@@ -269,7 +351,9 @@ impl Program<'_> {
         if counted {
             self.model.give_back(request, buffer.len(), 1);
         }
-        self.hands.run(&mut self.random, move || drop(buffer));
+        let home = self.requests.iter().find(|real| real.number == request).unwrap().home;
+        let there = self.hands.near(&mut self.random, home);
+        self.hands.run(there, move || drop(buffer));
     }
 
     fn end(&mut self) {
@@ -280,8 +364,10 @@ impl Program<'_> {
         let which = open[self.random.below(open.len())];
         let real = self.requests[which].request.take().unwrap();
         let number = self.requests[which].number;
-        let report = self.hands.run(&mut self.random, move || real.end());
-        assert_eq!(report.escaped_blocks, self.model.accounts[number].stats.live_blocks);
+        let there = self.hands.near(&mut self.random, self.requests[which].home);
+        let report = self.hands.run(there, move || real.end());
+        let stats = self.model.accounts[number].stats;
+        assert_eq!((report.escaped_blocks, report.stats.peak_bytes), (stats.live_blocks, stats.peak_bytes));
         let account = &mut self.model.accounts[number];
         account.ended = true;
         if self.requests[which].after_end == AfterEnd::Refuse {
@@ -304,7 +390,8 @@ impl Program<'_> {
         }
     }
 
-    fn check(&self) {
+    /// All numbers, some of which no request borrows after: of `requests` too where these are asked.
+    fn check(&self, asks_requests: bool) {
         for (number, real) in &self.budgets {
             let Numbers { stats, name, .. } = &self.model.accounts[*number];
             let seen = (real.in_use_bytes(), real.peak_bytes(), real.refused());
@@ -314,7 +401,7 @@ impl Program<'_> {
             let Numbers { stats, name, limit, .. } = &self.model.accounts[real.number];
             let seen = (real.budget.in_use_bytes(), real.budget.peak_bytes(), real.budget.refused());
             assert_eq!(seen, (stats.live_bytes, stats.peak_bytes, stats.refused), "{name}");
-            if let Some(request) = &real.request {
+            if let Some(request) = real.request.as_ref().filter(|_| asks_requests) {
                 let beyond = limit.map_or(0, |limit| stats.live_bytes.saturating_sub(limit));
                 let mut expected = *stats;
                 expected.overdraft_bytes = beyond;
@@ -331,15 +418,17 @@ impl Program<'_> {
                 3 => self.end(),
                 4 => self.change_a_limit(),
                 5..=7 => self.resize(),
-                8..=11 => self.free(),
+                8..=10 => self.free(),
+                11..=14 => self.burst(),
                 _ => self.allocate(),
             }
-            self.check();
+            let asks_requests = self.random.one_in(6);
+            self.check(asks_requests);
         }
         while !self.blocks.is_empty() {
             self.free();
         }
-        self.check();
+        self.check(true);
         assert!(self.model.accounts.iter().all(|account| account.stats.live_bytes == 0));
     }
 }
@@ -432,5 +521,113 @@ fn threads_at_once_never_pass_a_limit_and_the_sums_are_right_afterwards() {
         drop(kept);
         assert_eq!((outer.stats().live_bytes, outer.stats().live_blocks), (0, 0));
         assert_eq!((process.in_use_bytes(), tenants[1].in_use_bytes()), (0, 0));
+    }
+}
+
+/// What the threads of the next test share.
+struct Shared {
+    process: Budget,
+    tenants: [Budget; 2],
+    request: Request,
+    barrier: Barrier,
+    /// What each thread holds: by its own request, and by the one that all use.
+    held: [[AtomicUsize; 2]; 4],
+    made: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let process = Budget::new("process", Some(1 << 20));
+        let tenants = [process.child("red", None), process.child("blue", Some(1 << 19))];
+        let request = request().root().budget(&tenants[0]).limit_bytes(1 << 18).begin().unwrap();
+        let (barrier, held) = (Barrier::new(4), Default::default());
+        Self { process, tenants, request, barrier, held, made: AtomicUsize::new(0), is_over: AtomicBool::new(false) }
+    }
+
+    fn sum(&self, of: impl Fn(usize, &[AtomicUsize; 2]) -> usize) -> usize {
+        self.held.iter().enumerate().map(|(number, held)| of(number, held)).sum()
+    }
+
+    /// While all threads stand still: every account says what they hold.
+    fn check(&self) {
+        let load = |number: &AtomicUsize| number.load(Relaxed);
+        let by_all = self.sum(|_, held| load(&held[1]));
+        let of_tenant = |tenant| self.sum(|number, held| if number % 2 == tenant { load(&held[0]) } else { 0 });
+        assert_eq!(self.tenants[0].in_use_bytes(), by_all + of_tenant(0));
+        assert_eq!(self.tenants[1].in_use_bytes(), of_tenant(1));
+        assert_eq!(self.process.in_use_bytes(), by_all + of_tenant(0) + of_tenant(1));
+        let stats = self.request.stats();
+        assert_eq!((stats.live_bytes, stats.total_blocks), (by_all, load(&self.made) as u64));
+    }
+
+    fn run(&self, number: usize, seed: u64) {
+        let mut random = Random::new(seed << 8 | number as u64);
+        let own = request().root().budget(&self.tenants[number % 2]).begin().unwrap();
+        let mut contexts = [own.handler(), self.request.handler()].map(Context::with_handler);
+        let mut blocks: [Vec<Buffer>; 2] = Default::default();
+        for round in 0..if cfg!(miri) { 2 } else { 30 } {
+            // What is kept between rounds differs, so some rounds are below the peaks and some beyond.
+            let kept = random.below(120);
+            for _ in 0..if cfg!(miri) { 20 } else { 400 } {
+                let which = random.below(2);
+                let (context, blocks) = (&mut contexts[which], &mut blocks[which]);
+                if blocks.len() > kept || (!blocks.is_empty() && random.one_in(3)) {
+                    let block = blocks.swap_remove(random.below(blocks.len()));
+                    self.held[number][which].fetch_sub(block.len(), Relaxed);
+                } else if let Ok(block) = context.run(|| Buffer::zeroed(1 + random.below(400))) {
+                    self.held[number][which].fetch_add(block.len(), Relaxed);
+                    self.made.fetch_add(which, Relaxed);
+                    blocks.push(block);
+                }
+            }
+            if round % 3 == 0 {
+                // Of its own request nobody else changes anything.
+                let live: usize = blocks[0].iter().map(|block| block.len()).sum();
+                assert_eq!((own.stats().live_bytes, own.stats().live_blocks), (live, blocks[0].len()));
+            }
+            self.barrier.wait();
+            if number == 0 {
+                self.check();
+            }
+            self.barrier.wait();
+        }
+        blocks.into_iter().flatten().for_each(drop); // their charges go back before the request ends, or after
+    }
+
+    /// Looks at everything and changes limits that nobody reaches, meanwhile.
+    fn watch(&self) {
+        while !self.is_over.load(Relaxed) {
+            let (in_use, peak) = (self.process.in_use_bytes(), self.process.peak_bytes());
+            assert!(in_use <= peak && peak <= 1 << 20, "{in_use} of {peak}");
+            let stats = self.request.stats();
+            assert!(stats.live_bytes <= stats.peak_bytes && stats.peak_bytes <= 1 << 18, "{stats:?}");
+            self.tenants[1].set_limit_bytes(Some(1 << 19));
+            let waits = request().root().budget(&self.process).reserve_bytes(1000).begin();
+            drop(waits);
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn small_blocks_of_threads_at_once_are_counted_exactly_whenever_they_stand_still() {
+    for seed in 0..if cfg!(miri) { 1 } else { 8 * times() as u64 } {
+        let shared = Shared::new();
+        thread::scope(|scope| {
+            let watcher = scope.spawn(|| shared.watch());
+            let threads: Vec<_> = (0..4)
+                .map(|number| {
+                    let shared = &shared;
+                    scope.spawn(move || shared.run(number, seed))
+                })
+                .collect();
+            let ended: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            shared.is_over.store(true, Relaxed);
+            watcher.join().unwrap();
+            ended.into_iter().for_each(|end| end.unwrap());
+        });
+        assert_eq!(shared.request.stats().live_blocks, 0);
+        assert_eq!((shared.process.in_use_bytes(), shared.tenants[1].in_use_bytes()), (0, 0));
     }
 }

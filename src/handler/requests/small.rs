@@ -22,8 +22,10 @@ impl Slot {
     pub(in crate::handler) fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept?;
-        let Some(account) = state.chain.alone() else { return self.allocate_below_others(kept, size_bytes) };
-        let section = account.begin_charge(size_bytes)?;
+        let account = state.chain.own();
+        let Some(section) = account.begin_charge(size_bytes) else {
+            return self.allocate_elsewhere(kept, size_bytes);
+        };
         let mut over = Over::default();
         let Some(block) = kept.take_sized(size_bytes, &mut over) else {
             drop(section); // before others may be called
@@ -37,10 +39,10 @@ impl Slot {
     }
 
     #[inline(never)]
-    fn allocate_below_others(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn allocate_elsewhere(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
         let mut over = Over::default();
-        let chain = &self.state().chain;
-        let block = chain.charge_small(size_bytes, || kept.take_sized(size_bytes, &mut over), || self.hold_first());
+        let take = || kept.take_sized(size_bytes, &mut over);
+        let block = self.state().chain.charge_small_elsewhere(size_bytes, take, || self.hold_first());
         kept.give_back(over);
         block
     }
@@ -66,11 +68,7 @@ impl Slot {
         if size_bytes == UNCOUNTED {
             return false;
         }
-        let given = match state.chain.alone() {
-            Some(account) => account.give_small_back(size_bytes),
-            None => state.chain.give_back_below_others(size_bytes),
-        };
-        let Some(is_last) = given else { return false };
+        let Some(is_last) = state.chain.give_small_back(size_bytes) else { return false };
         // SAFETY: a live block of the pool with this record, which the caller gives up.
         unsafe { kept.keep(small, block) };
         if is_last {

@@ -1,8 +1,10 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
 use super::cover::{add_above_reservations, covers_of};
+use super::lending::with_exact;
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
+use super::tabs::Tabs;
 use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
 use crate::error::Error;
 use crate::strategy::pool::clock;
@@ -66,6 +68,8 @@ pub(crate) struct Chain {
     pub(super) all: Box<[Arc<Account>]>,
     /// What reservations mean to each of them, if there are any.
     pub(super) covers: Option<Covers>,
+    /// What threads count of a request that several of them use.
+    pub(super) tabs: Tabs,
     /// What is not arrays, for a request that counts that too.
     pub(crate) whole: Option<Arc<Parts>>,
     /// The same of each account that does (its position among all), this one's own and those above.
@@ -108,6 +112,7 @@ impl Chain {
         }
         add_above_reservations(&mut above);
         let above = as_set(above);
+        above.iter().for_each(Account::is_below_no_more);
         if above.len() >= MAX_DEPTH {
             return Err(Error::NestedTooDeep { max: MAX_DEPTH });
         }
@@ -126,13 +131,14 @@ impl Chain {
     }
 
     fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
+        let tabs = Tabs::none();
         if above.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default(), covers: None, whole: None, wholes: Box::default() };
+            return Self { own, all: Box::default(), covers: None, tabs, whole: None, wholes: Box::default() };
         }
         above.push(Arc::clone(&own));
         let all = as_set(above);
         let covers = covers_of(&all);
-        Self { own, all, covers, whole: None, wholes: Box::default() }
+        Self { own, all, covers, tabs, whole: None, wholes: Box::default() }
     }
 
     /// Whether charges go to this account.
@@ -158,10 +164,20 @@ impl Chain {
     /// Whether all accounts have room; without their locks, whether they had a moment ago.
     #[inline]
     pub(crate) fn may_have_room(&self, bytes: usize) -> bool {
-        match &self.covers {
+        let have_room = match &self.covers {
             None => self.have_room(bytes),
             Some(covers) => with_all(self.accounts(), || self.have_covered_room(covers, bytes)),
-        }
+        };
+        have_room || self.have_room_without_loans(bytes)
+    }
+
+    /// The same where what was lent is called in.
+    fn have_room_without_loans(&self, bytes: usize) -> bool {
+        let lend = self.accounts().iter().any(|account| account.may_lend());
+        lend && with_exact(self.accounts(), || match &self.covers {
+            None => self.have_room(bytes),
+            Some(covers) => self.have_covered_room(covers, bytes),
+        })
     }
 
     #[inline]
@@ -184,7 +200,20 @@ impl Chain {
         if !is_late && has_room() {
             return None;
         }
+        if self.call_in_for_room() && !is_late && has_room() {
+            return None;
+        }
         self.refusing_overdraft(bytes, size_bytes, is_late)
+    }
+
+    /// Calls in what its accounts have lent; whether that was anything.
+    #[cold]
+    fn call_in_for_room(&self) -> bool {
+        let mut any = false;
+        for account in self.accounts() {
+            any |= account.call_in_for_others();
+        }
+        any
     }
 
     #[cold]
@@ -212,7 +241,7 @@ impl Chain {
         // Whatever is charged to the request is charged to all accounts of its chain, so it is part of what is in use
         // there.
         let held_bytes = match self.own.kind {
-            Kind::Request { .. } => self.own.live_bytes(),
+            Kind::Request { .. } => self.own.live_bytes.load(RELAXED),
             Kind::Budget { .. } => 0,
         };
         Refused { held_bytes, ..refused }
@@ -224,7 +253,7 @@ impl Chain {
 
     /// Charges all accounts or none.
     pub(crate) fn take(&self, bytes: usize, blocks: usize) -> Result<(), Refused> {
-        let taken = with_all(self.accounts(), || {
+        let taken = self.with_accounts(|| {
             self.check(bytes, usize::MAX, false)?;
             self.take_each(bytes, blocks);
             Ok(())
@@ -234,7 +263,7 @@ impl Chain {
 
     /// Gives a charge back.
     pub(crate) fn give_back(&self, bytes: usize, blocks: usize) {
-        if with_all(self.accounts(), || self.give_back_each(bytes, blocks)) {
+        if self.with_accounts(|| self.give_back_each(bytes, blocks)) {
             room_came();
         }
     }
@@ -242,7 +271,7 @@ impl Chain {
     /// Reserves `bytes` for a block of `size_bytes` that is about to be made or resized; [`commit`](Self::commit) or
     /// [`cancel`](Self::cancel) follows.
     pub(crate) fn reserve(&self, bytes: usize, size_bytes: usize, is_late: bool) -> Result<(), Refused> {
-        let reserved = with_all(self.accounts(), || {
+        let reserved = self.with_accounts(|| {
             self.check(bytes, size_bytes, is_late)?;
             self.add_pending_each(bytes);
             Ok(())
@@ -259,7 +288,7 @@ impl Chain {
 
     /// Turns reserved bytes into a charge.
     pub(crate) fn commit(&self, bytes: usize, blocks: usize) {
-        with_all(self.accounts(), || {
+        self.with_accounts(|| {
             for account in self.accounts() {
                 subtract(&account.pending_bytes, bytes);
                 account.take(bytes, blocks);
@@ -340,13 +369,15 @@ impl Chain {
 
     #[inline(never)]
     fn take_block_slowly(&self, bytes: usize, is_late: bool, first: impl FnOnce()) -> bool {
-        let refused_at = with_all(self.accounts(), || {
+        self.ready_to_borrow();
+        let refused_at = self.with_accounts(|| {
             if let Some(at) = self.refusing(bytes, bytes, is_late) {
                 self.note(self.refuse(at, bytes, is_late));
                 return Some(at);
             }
             self.take_each(bytes, 1);
             self.add_own(first);
+            self.borrow();
             None
         });
         refused_at.inspect(|&at| self.miss(at, bytes)).is_none()
@@ -354,7 +385,7 @@ impl Chain {
 
     /// [`commit`](Self::commit) for a block that was allocated; `first` is as for [`take_block`](Self::take_block).
     pub(crate) fn commit_block(&self, bytes: usize, first: impl FnOnce()) {
-        with_all(self.accounts(), || {
+        self.with_accounts(|| {
             for account in self.accounts() {
                 subtract(&account.pending_bytes, bytes);
                 account.take(bytes, 1);
@@ -389,7 +420,12 @@ impl Chain {
 
     #[inline(never)]
     fn give_block_back_slowly(&self, bytes: usize) -> bool {
-        let (is_wanted, is_last) = with_all(self.accounts(), || (self.give_back_each(bytes, 1), self.remove_own()));
+        self.ready_to_borrow();
+        let (is_wanted, is_last) = self.with_accounts(|| {
+            let is_wanted = self.give_back_each(bytes, 1);
+            self.borrow();
+            (is_wanted, self.remove_own())
+        });
         if is_wanted {
             room_came();
         }
@@ -404,6 +440,9 @@ impl Chain {
 
     #[inline]
     pub(super) fn remove_own(&self) -> bool {
+        if self.own.request().1.load(RELAXED) == 0 {
+            self.own.call_in(); // a tab has made it
+        }
         self.own.remove_own()
     }
 
@@ -422,6 +461,9 @@ impl Chain {
 
     /// Whether blocks of the request itself are alive. A moment's answer.
     pub(crate) fn has_blocks(&self) -> bool {
+        if self.own.may_lend() {
+            self.own.lock.with(|| self.own.call_in());
+        }
         self.own.request().1.load(RELAXED) > 0
     }
 
@@ -433,10 +475,11 @@ impl Chain {
         };
         self.return_reservation_and(|| {
             ended.store(true, RELAXED);
+            self.own.call_in();
             count(&self.own.refused, refused_elsewhere);
             count(refusals, refused_elsewhere);
             if refuses_late {
-                self.own.floor_bytes.store(self.own.live_bytes(), RELAXED);
+                self.own.floor_bytes.store(self.own.live_bytes.load(RELAXED), RELAXED);
             }
             (self.own.numbers(), own_blocks.load(RELAXED) > 0)
         })

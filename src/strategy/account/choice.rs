@@ -14,6 +14,7 @@ impl Account {
         let _unattributed = unattributed();
         let chosen = Arc::new(chosen);
         let is_fresh = self.lock.with(|| {
+            self.call_in(); // those inside of it are refused too
             let is_fresh = !self.is_chosen() && !self.has_ended();
             if is_fresh {
                 self.is_chosen.store(true, RELAXED);

@@ -1,7 +1,7 @@
 //! How far small blocks may exceed a limit that has refused, so that the refusal can be handled.
 
-use super::{Account, Chain};
-use crate::sync::with_all;
+use super::lending::with_exact;
+use super::{Account, Chain, RELAXED};
 
 impl Chain {
     /// Whether all accounts have room, or exceed their limit with it by no more than a sixteenth of the smallest limit
@@ -10,15 +10,13 @@ impl Chain {
         let limit_bytes = self.accounts().iter().map(|account| account.limit_bytes()).min().unwrap_or_default();
         let reserve_bytes = (limit_bytes / 16).max(min_reserve_bytes);
         let fits = |account: &Account, bytes: usize| {
-            let in_use_bytes = account.live_bytes().saturating_add(account.pending_bytes());
+            let in_use_bytes = account.live_bytes.load(RELAXED).saturating_add(account.pending_bytes());
             in_use_bytes.saturating_add(bytes) <= account.limit_bytes().saturating_add(reserve_bytes)
         };
-        match &self.covers {
+        with_exact(self.accounts(), || match &self.covers {
             None => self.accounts().iter().all(|account| fits(account, bytes)),
-            Some(covers) => with_all(self.accounts(), || {
-                self.first_without(covers, bytes, |at, step| fits(&self.accounts()[at], step)).is_none()
-            }),
-        }
+            Some(covers) => self.first_without(covers, bytes, |at, step| fits(&self.accounts()[at], step)).is_none(),
+        })
     }
 }
 

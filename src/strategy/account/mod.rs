@@ -6,7 +6,8 @@
 //! charge holds the locks of all its accounts at once, from the youngest to the oldest
 //! ([`with_all`](crate::sync::with_all)). While one thread does all the work, this costs a few plain loads and stores.
 //!
-//! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it.
+//! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it. Small
+//! blocks of a request change its own account only, within what those above have lent it (`credit`, `lending`).
 
 mod asking;
 mod chain;
@@ -14,14 +15,19 @@ mod choice;
 mod chosen;
 mod counted;
 mod cover;
+mod credit;
 mod guarantee;
 mod known;
+mod lending;
+mod lent;
+mod limits;
 mod made_room;
 #[cfg(any(ctxalloc_whole, test))]
 mod margin;
 #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "only the binding begins whole requests"))]
 mod parts;
 mod pending;
+mod ready;
 pub(crate) mod reclaimers;
 pub(crate) mod reclaiming;
 mod refusals;
@@ -29,6 +35,7 @@ mod refused;
 mod reservation;
 mod reserved;
 mod small;
+mod tabs;
 #[cfg(ctxalloc_whole)]
 mod whole;
 
@@ -51,10 +58,11 @@ use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};
 use asking::Missing;
 use known::Listed;
+use lent::{Credit, Lending};
 use refused::{REMEMBERED, RefusalNote};
 use reserved::Reservation;
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -87,7 +95,15 @@ pub(crate) struct Account {
     limit_bytes: AtomicUsize,
     /// The limit that holds: 0 for a request that is chosen to make room (`chosen.rs`), else `limit_bytes`.
     enforced_bytes: AtomicUsize,
+    /// Without what was lent and used.
     live_bytes: AtomicUsize,
+    /// Up to how many live bytes the owner of a request may charge it without a look at the accounts above: with any
+    /// where there are none, with none where they have lent nothing. Changed under the locks of all these, and set to
+    /// 0 under that of one which calls its loan in.
+    ceiling: AtomicUsize,
+    /// Of a request: what it has borrowed.
+    credit: Credit,
+    lending: Lending<Account>,
     /// Reserved for blocks that are being allocated, and what requests below reserved and do not use. Counts towards
     /// the limit only.
     pending_bytes: AtomicUsize,
@@ -199,6 +215,7 @@ fn count(number: &AtomicU64, change: u64) {
 impl Account {
     fn new(name: Option<Arc<str>>, limit_bytes: Option<usize>, kind: Kind, lock: OwnerLock) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
+        let is_alone = matches!(&kind, Kind::Request { above, .. } if above.is_empty());
         Self {
             id: IDS.fetch_add(1, RELAXED),
             name,
@@ -206,6 +223,9 @@ impl Account {
             limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             enforced_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             live_bytes: AtomicUsize::new(0),
+            ceiling: AtomicUsize::new(if is_alone { usize::MAX } else { 0 }),
+            credit: Credit::none(),
+            lending: Lending::none(),
             pending_bytes: AtomicUsize::new(0),
             floor_bytes: AtomicUsize::new(0),
             peak_bytes: AtomicUsize::new(0),
@@ -245,6 +265,9 @@ impl Account {
     ) -> Arc<Self> {
         let mut account = Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new());
         account.reservation = reservation;
+        if let Kind::Budget { parent: Some(parent) } = &account.kind {
+            parent.is_below_no_more();
+        }
         let budget = Arc::new(account);
         let listed: Arc<dyn Listed> = Arc::clone(&budget) as _;
         known::add(budget.id, Arc::downgrade(&listed));
@@ -272,47 +295,18 @@ impl Account {
         self.limit_bytes.load(RELAXED)
     }
 
-    /// Changes the limit, from the next charge on.
-    pub(super) fn set_limit_bytes(&self, limit_bytes: usize) {
-        self.change_limit_bytes(|_| true, limit_bytes);
-    }
-
-    /// Changes the limit if it is `before`; whether it was.
-    pub(super) fn replace_limit_bytes(&self, before: usize, limit_bytes: usize) -> bool {
-        self.change_limit_bytes(|now| now == before, limit_bytes)
-    }
-
-    fn change_limit_bytes(&self, may_change: impl FnOnce(usize) -> bool, limit_bytes: usize) -> bool {
-        let changed = self.lock.with(|| {
-            let before = self.limit_bytes.load(RELAXED);
-            if !may_change(before) {
-                return None;
-            }
-            self.limit_bytes.store(limit_bytes, RELAXED);
-            if !self.is_chosen() {
-                self.enforced_bytes.store(limit_bytes, RELAXED);
-            }
-            let live_bytes = self.live_bytes();
-            self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
-            Some((self.is_wanted(), limit_bytes < before))
-        });
-        let Some((is_wanted, is_lower)) = changed else { return false };
-        fence(Ordering::SeqCst); // whoever comes to wait sees the limit, or is seen here
-        if is_lower && self.is_waited_for() {
-            reserved::room_shrank();
-        } else if is_wanted {
-            reserved::room_came();
-        }
-        true
-    }
-
     /// Whether somebody waits who would be charged to it, be it for its room or for another account's.
     fn is_waited_for(&self) -> bool {
         self.waiting.load(RELAXED) > 0
     }
 
+    /// Not under its lock.
     pub(crate) fn live_bytes(&self) -> usize {
-        self.live_bytes.load(Ordering::Acquire)
+        if self.may_lend() {
+            self.lock.with(|| self.live_bytes_with_loans())
+        } else {
+            self.live_bytes.load(Ordering::Acquire)
+        }
     }
 
     pub(crate) fn peak_bytes(&self) -> usize {
@@ -325,19 +319,6 @@ impl Account {
 
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(RELAXED)
-    }
-
-    /// How long somebody waits for room in it before a request is chosen to make some; `None` for ever.
-    pub(crate) fn victims_after(&self) -> Option<Duration> {
-        Some(self.victims_after.load(RELAXED)).filter(|&after| after != NEVER).map(Duration::from_millis)
-    }
-
-    pub(super) fn set_victims_after(&self, after: Option<Duration>) {
-        let after = after.map_or(NEVER, |after| u64::try_from(after.as_millis()).unwrap_or(NEVER));
-        self.victims_after.store(after, RELAXED);
-        if after != NEVER && self.lock.with(|| self.is_wanted()) {
-            reserved::room_came(); // whoever waits already
-        }
     }
 
     /// The next account that it is charged to: a budget's parent, or the nearest live one above a request.
@@ -371,7 +352,10 @@ impl Account {
 
     /// All numbers at one moment.
     pub(crate) fn stats(&self) -> Stats {
-        self.lock.with(|| self.numbers())
+        self.lock.with(|| {
+            self.call_in();
+            self.numbers()
+        })
     }
 
     fn numbers(&self) -> Stats {
@@ -387,31 +371,12 @@ impl Account {
         }
     }
 
+    /// Whether it has room beside all that it has lent.
     #[inline]
     pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
-        let in_use = self.live_bytes.load(RELAXED).saturating_add(self.pending_bytes.load(RELAXED));
+        let live = self.live_bytes.load(RELAXED).saturating_add(self.lent_bytes());
+        let in_use = live.saturating_add(self.pending_bytes.load(RELAXED));
         in_use.checked_add(bytes).is_some_and(|sum| sum <= self.enforced_bytes.load(RELAXED))
-    }
-
-    /// Whether more requests should be sent here. No from 95 % of the limit in use or reserved, or half as many waiters
-    /// as may be; yes again at 80 % or less with nobody waiting. Between the two it stays as it was.
-    pub(super) fn is_ready(&self) -> bool {
-        self.is_ready_but_for(known::idle_bytes_of(self.id))
-    }
-
-    /// The same; `idle_bytes` are guaranteed to budgets below, and not used: these are kept for requests.
-    fn is_ready_but_for(&self, idle_bytes: usize) -> bool {
-        let in_use = self.live_bytes().saturating_add(self.pending_bytes()).saturating_sub(idle_bytes) as f64;
-        let (limit, waiting) = (self.limit_bytes() as f64, self.waiting.load(RELAXED));
-        let is_limited = self.limit_bytes() != UNLIMITED;
-        let is_full = is_limited && in_use >= 0.95 * limit;
-        let is_free = !is_limited || in_use <= 0.8 * limit;
-        if is_full || waiting > 0 && waiting >= self.max_waiting.load(RELAXED) / 2 {
-            self.was_full.store(true, RELAXED);
-        } else if is_free && waiting == 0 {
-            self.was_full.store(false, RELAXED);
-        }
-        !self.was_full.load(RELAXED)
     }
 
     /// Whether `bytes` more for a tiny block of `size_bytes` may exceed its limit. `overdraft_bytes` is that of the
@@ -426,15 +391,21 @@ impl Account {
             if size_bytes <= SCALAR_BYTES { overdraft_bytes.saturating_mul(SCALARS_FACTOR) } else { overdraft_bytes };
         let limit_bytes = if is_late { 0 } else { self.limit_bytes() };
         let level = limit_bytes.max(self.floor_bytes.load(RELAXED));
-        let in_use =
-            self.live_bytes().checked_add(self.pending_bytes.load(RELAXED)).and_then(|it| it.checked_add(bytes));
+        let in_use = self
+            .live_bytes
+            .load(RELAXED)
+            .checked_add(self.pending_bytes.load(RELAXED))
+            .and_then(|it| it.checked_add(bytes));
         // Without a limit the level is the largest number there is, beyond which nothing can be counted.
         overdraft_bytes > 0 && in_use.is_some_and(|in_use| in_use <= level.saturating_add(usable_bytes))
     }
 
-    /// Adds a charge, which all accounts of the chain have room for.
+    /// Adds a charge, which all accounts of the chain have room for, or which they have to bear.
     #[inline]
     fn take(&self, bytes: usize, blocks: usize) {
+        if self.has_lent_too_much_for(bytes, bytes) {
+            self.call_in_for_others();
+        }
         let live = self.live_bytes.load(RELAXED) + bytes;
         // Before the other: whoever reads the live bytes and then the peak, without the lock, finds that no less.
         if live > self.peak_bytes.load(RELAXED) {
@@ -450,8 +421,12 @@ impl Account {
 
     #[inline]
     fn give_back(&self, bytes: usize, blocks: usize) {
+        // A block of a tab's may be given back by another one.
+        if self.live_bytes.load(RELAXED) < bytes || self.live_blocks.load(RELAXED) < blocks {
+            self.call_in();
+        }
         subtract(&self.live_bytes, bytes);
-        let live_bytes = self.live_bytes();
+        let live_bytes = self.live_bytes.load(RELAXED);
         if self.floor_bytes.load(RELAXED) > live_bytes {
             self.floor_bytes.store(live_bytes, RELAXED);
         }
@@ -463,7 +438,7 @@ impl Account {
     fn refuse(&self, at: usize, requested_bytes: usize) -> Refused {
         count(&self.refused, 1);
         // Reserved bytes count as in use here, as they do for the limit.
-        let in_use_bytes = self.live_bytes() + self.pending_bytes.load(RELAXED);
+        let in_use_bytes = self.live_bytes.load(RELAXED) + self.pending_bytes.load(RELAXED);
         let limit_bytes = self.limit_bytes();
         Refused { at, limit_bytes, in_use_bytes, held_bytes: 0, requested_bytes, is_chosen: self.take_mark() }
     }
@@ -473,43 +448,6 @@ impl AsOwnerLock for Arc<Account> {
     #[inline]
     fn owner_lock(&self) -> &OwnerLock {
         &self.lock
-    }
-}
-
-impl Listed for Account {
-    fn listed(&self) -> BudgetNumbers {
-        BudgetNumbers {
-            id: self.id,
-            parent: match &self.kind {
-                Kind::Budget { parent } => parent.as_ref().map(|parent| parent.id),
-                Kind::Request { .. } => None,
-            },
-            name: self.name().into_owned(),
-            limit_bytes: (self.limit_bytes() != UNLIMITED).then(|| self.limit_bytes()),
-            in_use_bytes: self.live_bytes(),
-            peak_bytes: self.peak_bytes(),
-            refused: self.refused(),
-            reserved_bytes: self.pending_bytes(),
-            waiting: self.waiting.load(RELAXED),
-            max_waiting: self.max_waiting.load(RELAXED),
-            victims: self.made_room().victims,
-            reclaimed_bytes: self.made_room().reclaimed_bytes,
-        }
-    }
-
-    fn counted_above(&self) -> (u64, Option<u64>, usize, usize) {
-        let used = self.live_bytes().saturating_add(self.pending_bytes());
-        let reserved = self.reservation.as_ref().map_or(0, |reservation| reservation.bytes.load(RELAXED));
-        let parent = match &self.kind {
-            Kind::Budget { parent } => parent.as_ref().map(|parent| parent.id),
-            Kind::Request { .. } => None,
-        };
-        (self.id, parent, reserved.max(used), used)
-    }
-
-    fn is_ready_root(&self, idle_bytes: usize) -> bool {
-        let is_root = matches!(self.kind, Kind::Budget { parent: None });
-        !is_root || self.is_ready_but_for(idle_bytes)
     }
 }
 

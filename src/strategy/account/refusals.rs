@@ -92,6 +92,7 @@ impl Chain {
         {
             count(refusals, 1);
         }
+        self.own.call_in(); // for the number of all blocks ever made
         let notes = &self.own.refusals;
         for (to, from) in (1..REMEMBERED).rev().map(|number| (&notes[number], &notes[number - 1])) {
             to.fill(&from.read(), from.at_plus_one.load(RELAXED), from.made_before.load(RELAXED));
@@ -143,6 +144,7 @@ impl Chain {
                 let note = &self.own.refusals[number];
                 (at_plus_one(note), note.read(), note.made_before.load(RELAXED))
             });
+            self.own.call_in();
             (found, self.own.total_blocks.load(RELAXED))
         });
         // The list is allocated outside the lock: it may come from this very request.

@@ -9,6 +9,7 @@
 //! that is never changes, so [`Cover`] says it for each account of the chain.
 
 use super::chain::Chain;
+use super::lending::with_exact;
 use super::reserved::{Change, Cover, NOBODY, Reservation, room_came};
 use super::{Account, RELAXED, UNLIMITED, add, subtract};
 use crate::sync::with_all;
@@ -161,7 +162,7 @@ impl Chain {
         if let Some(full) = &mut full {
             full.reserve(covers.len()); // not under the locks
         }
-        with_all(self.above(), || {
+        with_exact(self.above(), || {
             // The own reservation is empty: all of it is passed on.
             self.pass_on(covers, Change::Growth, bytes);
             let gives = |at: usize| self.step(covers, at, 0) > 0;
@@ -213,7 +214,7 @@ impl Chain {
     /// give of them, else the youngest that would have to give some and that somebody waits for.
     pub(crate) fn obstacle(&self, bytes: usize) -> Option<&Arc<Account>> {
         let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return None };
-        let at = with_all(self.above(), || {
+        let at = with_exact(self.above(), || {
             self.pass_on(covers, Change::Growth, bytes);
             let gives = |at: &usize| self.step(covers, *at, 0) > 0;
             let is_full = |at: &usize| !self.accounts()[*at].has_room_for(self.step(covers, *at, 0));
@@ -226,13 +227,14 @@ impl Chain {
     /// Notes at each account above how much it lacks for so many bytes; whether one lacks any.
     pub(super) fn note_missing(&self, bytes: usize) -> bool {
         let (Some(_), Some(covers)) = (&self.own.reservation, &self.covers) else { return false };
-        with_all(self.above(), || {
+        with_exact(self.above(), || {
             self.pass_on(covers, Change::Growth, bytes);
             let mut lacks = false;
             for at in 1..covers.len() {
                 let (account, step) = (&self.accounts()[at], self.step(covers, at, 0));
                 if step > 0 && !account.has_room_for(step) {
-                    let wanted = account.live_bytes().saturating_add(account.pending_bytes()).saturating_add(step);
+                    let wanted =
+                        account.live_bytes.load(RELAXED).saturating_add(account.pending_bytes()).saturating_add(step);
                     account.missing.note(wanted.saturating_sub(account.limit_bytes()));
                     lacks = true;
                 }
@@ -267,7 +269,9 @@ impl Chain {
 
     /// The same, and `work`, all of it under the locks that it needs: at least the own account's.
     pub(super) fn return_reservation_and<R>(&self, work: impl FnOnce() -> R) -> R {
-        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else { return self.own.lock.with(work) };
+        let (Some(own), Some(covers)) = (&self.own.reservation, &self.covers) else {
+            return self.with_own_loans_back(work);
+        };
         let (is_wanted, answer) = with_all(self.accounts(), || {
             let (reserved, covered) = (own.bytes.load(RELAXED), own.covered_bytes.load(RELAXED));
             own.bytes.store(0, RELAXED);

@@ -1,11 +1,13 @@
-//! Charges of small blocks by the thread that has the chain's accounts to itself: no lock, no call, no reservation to
+//! Charges of small blocks by the thread that has the request's account to itself: no lock, no call, no reservation to
 //! look at. Whatever is not so simple is left to `chain`.
 //!
-//! Only for the chain of a request, as `take_block` and `give_block_back` are. Most requests have one account, to which
-//! the functions of [`Account`] are reduced; they do the same as those of [`Chain`].
+//! Only for the chain of a request, as `take_block` and `give_block_back` are. The functions of [`Account`] charge the
+//! own account alone, within what those above have lent it. Those of [`Chain`] also charge a thread's tab, or all
+//! accounts where this thread has all of them to itself.
 
 use super::{Account, Chain, RELAXED, count};
 use crate::sync::{Section, enter_all_owned};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Account {
@@ -34,13 +36,20 @@ impl Account {
         self.live_blocks.store(blocks.wrapping_sub(1), RELAXED);
     }
 
-    /// Begins to charge a small block, where this is the only account: the section in which
-    /// [`charged`](Self::charged) may follow, if there is room and this thread owns the account. As
+    /// Begins to charge a small block to this account alone: the section in which [`charged`](Self::charged) may
+    /// follow, if this thread owns the account, there is room, and no other account has to know. As
     /// [`Chain::charge_small`], and without closures, since the compiler is not sure to inline those.
     #[inline(always)]
     pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Section> {
         let section = self.lock.enter_owned()?;
-        if self.has_room_for(bytes) { Some(section) } else { None }
+        if self.has_credit_for(bytes) { Some(section) } else { None }
+    }
+
+    #[inline(always)]
+    fn has_credit_for(&self, bytes: usize) -> bool {
+        let Some(live) = self.live_bytes.load(RELAXED).checked_add(bytes) else { return false };
+        let in_use = live.saturating_add(self.pending_bytes.load(RELAXED));
+        in_use <= self.enforced_bytes.load(RELAXED) && live <= self.ceiling.load(RELAXED)
     }
 
     /// Charges the block for which `_section` was begun. Whether it is the only one of a request that has ended.
@@ -50,12 +59,17 @@ impl Account {
         self.add_one()
     }
 
-    /// [`Chain::give_small_back`] where this is the only account.
+    /// [`Chain::give_small_back`] where no other account has to know; else `None`, and nothing has changed.
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
-        let _section = self.lock.enter_owned()?;
-        if self.is_wanted() {
+        let section = self.lock.enter_owned()?;
+        self.give_small_back_in(&section, bytes)
+    }
+
+    #[inline(always)]
+    fn give_small_back_in(&self, _section: &Section, bytes: usize) -> Option<bool> {
+        if self.is_wanted() || self.ceiling.load(RELAXED) == 0 {
             return None;
         }
         self.give_small(bytes);
@@ -67,12 +81,6 @@ impl Chain {
     /// Whether charges go the short way, as far as that never changes.
     pub(crate) fn is_plain(&self) -> bool {
         self.covers.is_none()
-    }
-
-    /// The account, if it is the only one.
-    #[inline(always)]
-    pub(crate) fn alone(&self) -> Option<&Account> {
-        self.all.is_empty().then_some(&self.own)
     }
 
     /// Charges the block that `make` makes, if this thread owns all accounts and each has room; `None` if not, or where
@@ -90,6 +98,17 @@ impl Chain {
         self.grow_by(bytes, 1, make, || self.own.add_own(first))
     }
 
+    /// The same where [`Account::begin_charge`] has said no.
+    #[inline(always)]
+    pub(crate) fn charge_small_elsewhere<R>(
+        &self,
+        bytes: usize,
+        make: impl FnOnce() -> Option<R>,
+        first: impl FnOnce(),
+    ) -> Option<R> {
+        self.grow_elsewhere(bytes, 1, make, || self.own.add_own(first))
+    }
+
     /// [`charge_small`](Self::charge_small) for what a block grows by.
     #[inline]
     pub(crate) fn charge_growth<R>(&self, bytes: usize, make: impl FnOnce() -> Option<R>) -> Option<R> {
@@ -105,9 +124,37 @@ impl Chain {
         last: impl FnOnce(),
     ) -> Option<R> {
         debug_assert!(self.is_plain());
+        if let Some(section) = self.own.begin_charge(bytes) {
+            let made = make()?;
+            self.own.take_small(bytes, blocks);
+            last();
+            drop(section);
+            return Some(made);
+        }
+        self.grow_elsewhere(bytes, blocks, make, last)
+    }
+
+    /// The same where the own account alone would not do.
+    #[inline(always)]
+    fn grow_elsewhere<R>(
+        &self,
+        bytes: usize,
+        blocks: usize,
+        make: impl FnOnce() -> Option<R>,
+        last: impl FnOnce(),
+    ) -> Option<R> {
+        if let Some((tab, _section)) = self.tabs.enter() {
+            let made = if tab.has_credit_for(bytes) { make()? } else { return None };
+            tab.take_small(bytes, blocks);
+            if blocks > 0 {
+                tab.add_one();
+            }
+            return Some(made);
+        }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
-        if !accounts.iter().all(|account| account.has_room_for(bytes)) {
+        let fits = |account: &Arc<Account>| !account.lends() && account.has_room_for(bytes);
+        if self.own.borrows() || !accounts.iter().all(fits) || self.should_borrow() {
             return None;
         }
         let made = make()?;
@@ -116,25 +163,31 @@ impl Chain {
         Some(made)
     }
 
+    /// Whether the next charge had better go the long way, on which the request may borrow. Under the own lock.
+    fn should_borrow(&self) -> bool {
+        !self.all.is_empty() && self.own.wants_to_borrow()
+    }
+
     /// Gives the charge of a block back, if this thread owns all accounts and nobody waits for room; else `None`, and
     /// nothing has changed. What it returns, and what follows, is as for `give_block_back`.
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
-        match self.alone() {
-            Some(account) => account.give_small_back(bytes),
-            None => self.give_back_below_others(bytes),
-        }
+        self.own.give_small_back(bytes).or_else(|| self.give_back_to_all(bytes))
     }
 
-    /// The same where there are several.
+    /// The same where all accounts have to know.
     #[inline(never)]
     #[must_use]
-    pub(crate) fn give_back_below_others(&self, bytes: usize) -> Option<bool> {
+    fn give_back_to_all(&self, bytes: usize) -> Option<bool> {
         debug_assert!(self.is_plain());
+        if let Some((tab, section)) = self.tabs.enter() {
+            return tab.give_small_back_in(&section, bytes);
+        }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
-        if accounts.iter().any(|account| account.is_wanted()) {
+        let is_wanted = accounts.iter().any(|account| account.is_wanted());
+        if is_wanted || self.own.borrows() || self.should_borrow() {
             return None;
         }
         accounts.iter().for_each(|account| account.give_small(bytes));

@@ -1,10 +1,9 @@
 //! Charges for native blocks and Python objects, beside those for arrays.
 
-use super::Chain;
 use super::parts::Weight;
 use super::refused::Refused;
 use super::reserved::room_came;
-use crate::sync::with_all;
+use super::{Chain, RELAXED};
 
 /// Why a charge is taken whatever the limits say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +39,13 @@ impl Chain {
         // The common case, as in `take_block`: one account, with room, on the thread that owns its lock.
         if self.is_alone()
             && let Some(_section) = self.own.lock.enter_owned()
+            && !self.own.lends()
             && self.own.has_room_for(weight.bytes)
         {
             self.take_with_parts(weight, first);
             return true;
         }
-        with_all(self.accounts(), || {
+        self.with_accounts(|| {
             if let Some(at) = self.refusing(weight.bytes, weight.bytes, false) {
                 self.note(self.refuse(at, weight.bytes, false));
                 return false;
@@ -57,7 +57,7 @@ impl Chain {
 
     /// Charges a block whatever the limits say: the overdraft is on the accounts. `is_granted`: the request is told.
     pub(crate) fn take_whole_anyway(&self, weight: Weight, is_granted: bool, first: impl FnOnce()) {
-        with_all(self.accounts(), || {
+        self.with_accounts(|| {
             if is_granted {
                 self.note_overdraft(weight.bytes);
             }
@@ -74,8 +74,8 @@ impl Chain {
         parts.granted(&Refused {
             at,
             limit_bytes: account.limit_bytes(),
-            in_use_bytes: account.live_bytes().saturating_add(account.pending_bytes()),
-            held_bytes: self.own.live_bytes(),
+            in_use_bytes: account.live_bytes.load(RELAXED).saturating_add(account.pending_bytes()),
+            held_bytes: self.own.live_bytes.load(RELAXED),
             requested_bytes: bytes,
             is_chosen: account.take_mark(),
         });
@@ -84,7 +84,7 @@ impl Chain {
     /// Changes what a block weighs; false if a limit has no room, which is remembered.
     pub(crate) fn reweigh(&self, old: Weight, new: Weight, force: Option<Force>) -> bool {
         let growth = new.bytes.saturating_sub(old.bytes);
-        let done = with_all(self.accounts(), || {
+        let done = self.with_accounts(|| {
             if growth > 0 {
                 match force {
                     Some(Force::Grant) => self.note_overdraft(growth),
@@ -128,7 +128,7 @@ impl Chain {
             self.own.give_back(weight.bytes, 1);
             return self.remove_own();
         }
-        let (is_wanted, is_last) = with_all(self.accounts(), || {
+        let (is_wanted, is_last) = self.with_accounts(|| {
             self.note_peaks();
             self.change_parts(weight, false);
             (self.give_back_each(weight.bytes, 1), self.remove_own())

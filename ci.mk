@@ -96,7 +96,7 @@ tsan_toolchain := $(if $(NIGHTLY),+$(NIGHTLY))
 tsan:
 	[ -d "$$(rustc $(tsan_toolchain) --print sysroot)/lib/rustlib/src/rust/library" ] || \
 		rustup component add $(if $(NIGHTLY),--toolchain $(NIGHTLY)) rust-src
-	TSAN_OPTIONS=$(tsan_options) RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread --cfg ctxalloc_tsan' \
+	TSAN_OPTIONS=$(tsan_options) RUST_BACKTRACE=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=thread --cfg ctxalloc_tsan' \
 		$(CARGO) $(tsan_toolchain) test --quiet -Zbuild-std --tests --no-fail-fast --target $(HOST) --target-dir target/tsan -- \
 		$(tsan_skip)
 

@@ -611,7 +611,7 @@ impl Shared {
 }
 
 #[test]
-fn small_blocks_of_threads_at_once_are_counted_exactly_whenever_they_stand_still() {
+fn accounts_say_what_threads_hold_whenever_these_stand_still() {
     for seed in 0..if cfg!(miri) { 1 } else { 8 * times() as u64 } {
         let shared = Shared::new();
         thread::scope(|scope| {

@@ -112,7 +112,7 @@ impl Chain {
         } else {
             self.above()
         };
-        lenders.iter().for_each(|account| account.can_lend());
+        lenders.iter().for_each(|account| account.make_room_for_loan());
     }
 
     /// Borrows of all accounts above, if each has something to lend and this thread owns the request; where threads

@@ -8,7 +8,7 @@
 //! - it lends nothing while somebody waits for room in it, or while it has a floor: those look at each change;
 //! - whoever has to know its numbers calls the loans in ([`recall`]), and no request has any then.
 
-use super::lent::{Counted, Loan, MAX_LOANS};
+use super::lent::{Counted, FIRST_LOANS, Loan, MAX_LOANS};
 use super::{Account, Kind, RELAXED, add, subtract};
 use crate::sync::{wait_for_brief_sections, with_all};
 use crate::unattributed::unattributed;
@@ -73,7 +73,7 @@ impl Account {
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
     fn loans(&self) -> impl Iterator<Item = &Loan<Self>> {
         // SAFETY: under the account's lock, and whoever looks at them changes none meanwhile.
-        unsafe { self.lending.loans() }.iter().flatten()
+        unsafe { self.lending.loans() }.iter()
     }
 
     /// [`recall`] of this one.
@@ -154,9 +154,7 @@ impl Account {
     fn collect_all(&self) {
         // SAFETY: under the account's lock; what is done with a loan reaches no others.
         let loans = unsafe { self.lending.loans() };
-        if let Some(loans) = loans {
-            loans.drain(..).for_each(|loan| self.collect(&loan));
-        }
+        loans.drain(..).for_each(|loan| self.collect(&loan));
         debug_assert!(self.live_bytes.load(RELAXED) <= self.peak_bytes(), "more was used than was lent");
     }
 
@@ -168,7 +166,6 @@ impl Account {
         }
         // SAFETY: under the account's lock; what is done with the loan reaches no others.
         let loans = unsafe { self.lending.loans() };
-        let Some(loans) = loans else { return };
         let Some(at) = loans.iter().position(|loan| std::ptr::eq(&*loan.borrower, borrower)) else { return };
         let with = self.counted_with(&loans[at]);
         if [with.live_bytes, with.live_blocks, with.own_blocks].iter().any(|&number| number > isize::MAX as usize) {
@@ -178,22 +175,24 @@ impl Account {
         }
     }
 
-    /// Makes room for loans. Outside of all locks.
+    /// Makes room for one more loan, if it has too few by now. Outside of all locks.
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
-    pub(super) fn can_lend(&self) {
-        if self.lending.can_lend.load(RELAXED) {
+    pub(super) fn make_room_for_loan(&self) {
+        let room = self.lending.room.load(RELAXED);
+        if room == MAX_LOANS || self.lending.count.load(RELAXED) < room {
             return;
         }
         let _unattributed = unattributed();
-        let mut fresh = Some(Vec::with_capacity(MAX_LOANS));
+        let mut fresh = Vec::with_capacity((4 * room).clamp(FIRST_LOANS, MAX_LOANS));
         self.lock.with(|| {
             // SAFETY: under the account's lock.
             let loans = unsafe { self.lending.loans() };
-            if loans.is_none() {
-                *loans = fresh.take();
-                self.lending.can_lend.store(true, RELAXED);
+            if loans.capacity() < fresh.capacity() {
+                fresh.append(loans);
+                std::mem::swap(loans, &mut fresh);
+                self.lending.room.store(loans.capacity().min(MAX_LOANS), RELAXED);
             }
-        });
+        }); // what was there before is freed after it
     }
 
     /// How many bytes it can lend to a request to which it lends nothing.
@@ -203,10 +202,10 @@ impl Account {
             self.lending.rest.store(rest - 1, RELAXED);
             return 0;
         }
-        if !self.lending.can_lend.load(RELAXED) || self.is_wanted() || self.floor_bytes.load(RELAXED) > 0 {
+        if self.lending.room.load(RELAXED) == 0 || self.is_wanted() || self.floor_bytes.load(RELAXED) > 0 {
             return 0;
         }
-        if self.lending.count.load(RELAXED) == MAX_LOANS {
+        if self.lending.count.load(RELAXED) == self.lending.room.load(RELAXED) {
             self.call_in();
         }
         let in_use = self.live_bytes.load(RELAXED) + self.lent_bytes();
@@ -222,7 +221,8 @@ impl Account {
         let loan = Loan { borrower: Arc::clone(borrower), bytes, before: borrower.counted() };
         // SAFETY: under the account's lock.
         let loans = unsafe { self.lending.loans() };
-        loans.as_mut().expect("it said that it can").push(loan);
+        debug_assert!(loans.len() < loans.capacity(), "nothing is allocated under a lock");
+        loans.push(loan);
         add(&self.lending.bytes, bytes);
         // Release: who finds a loan, without the lock, takes the lock.
         self.lending.count.store(self.lending.count.load(RELAXED) + 1, Ordering::Release);

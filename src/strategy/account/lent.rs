@@ -5,8 +5,9 @@ use std::panic::RefUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
-/// How many requests an account lends to at a time. One that runs on a thread asks for a loan; the next one after so
-/// many has all of them called in, for those that wait for something do not give theirs back.
+/// To how many requests an account lends at a time, at first and at most. A request that waits for something does not
+/// give its loan back: where there is no room for one more, all of them are called in.
+pub(super) const FIRST_LOANS: usize = 4;
 pub(super) const MAX_LOANS: usize = 64;
 
 /// How many charges of a request go to all its accounts before it borrows: most requests make few small blocks.
@@ -32,9 +33,6 @@ pub(super) struct Loan<B> {
     pub(super) before: Counted,
 }
 
-/// Up to [`MAX_LOANS`], for which there is room from the start.
-type Loans<B> = Vec<Loan<B>>;
-
 /// What an account has lent. Changed under its lock.
 #[derive(Debug)]
 pub(super) struct Lending<B> {
@@ -44,9 +42,9 @@ pub(super) struct Lending<B> {
     pub(super) count: AtomicUsize,
     /// For how many charges more it does not lend.
     pub(super) rest: AtomicUsize,
-    /// Whether there is room for loans: most accounts never lend.
-    pub(super) can_lend: AtomicBool,
-    loans: UnsafeCell<Option<Loans<B>>>,
+    /// How many there is room for. Most accounts never lend.
+    pub(super) room: AtomicUsize,
+    loans: UnsafeCell<Vec<Loan<B>>>,
 }
 
 // SAFETY: `loans` is reached under the account's lock only (`Lending::loans`), the rest is atomic.
@@ -62,8 +60,8 @@ impl<B> Lending<B> {
             bytes: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
             rest: AtomicUsize::new(0),
-            can_lend: AtomicBool::new(false),
-            loans: UnsafeCell::new(None),
+            room: AtomicUsize::new(0),
+            loans: UnsafeCell::new(Vec::new()),
         }
     }
 
@@ -71,7 +69,7 @@ impl<B> Lending<B> {
     /// - the caller holds the account's lock as long as it has the reference, and has no other one.
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
     #[allow(clippy::mut_from_ref, reason = "as for a lock's cell")]
-    pub(super) unsafe fn loans(&self) -> &mut Option<Loans<B>> {
+    pub(super) unsafe fn loans(&self) -> &mut Vec<Loan<B>> {
         // SAFETY: nobody else reaches it (this function's contract).
         unsafe { &mut *self.loans.get() }
     }

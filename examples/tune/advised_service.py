@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import ctxalloc
+from ctxalloc import strategies
 from ctxalloc.asgi import AllocatorMiddleware
 
 ROUTES = ("POST /scale", "GET /table", "GET /token")
@@ -78,8 +79,10 @@ def measured(kind: str, requests: int, folder: Path) -> None:
     """Serves in this process; prints the processor time and the resident memory that it took."""
     app: Any = service
     if kind == "recorded":
+        # As it is: the C heap, which NumPy's default takes its memory from. Advice begins with what was recorded.
+        terms = ctxalloc.request(strategy=strategies.System())
         with ctxalloc.record(folder / "service.trace", one_in=1, share=1.0):
-            asyncio.run(load(AllocatorMiddleware(app, routes=dict.fromkeys(ROUTES, ctxalloc.request())), requests))
+            asyncio.run(load(AllocatorMiddleware(app, routes=dict.fromkeys(ROUTES, terms)), requests))
     else:
         if kind == "advised":
             names: dict[str, Any] = {"app": app}

@@ -16,7 +16,14 @@ VARIABLE: Final = "CTXALLOC_WHOLE"
 
 
 def library() -> Path:
-    """The library's file, for LD_PRELOAD. UsageError: there is none here."""
+    """The library's file, for LD_PRELOAD. UsageError: there is none here, or only where LD_PRELOAD cannot name it."""
+    path = _library()
+    if any(character in str(path) for character in ": "):
+        raise UsageError(f"LD_PRELOAD takes no colon and no blank, but the library is {path}; set XDG_CACHE_HOME")
+    return path
+
+
+def _library() -> Path:
     content = _whole_library()
     if content is None:
         raise UsageError("it needs Linux with glibc, and a ctxalloc that was built with the feature `whole`")
@@ -67,8 +74,6 @@ def preload(before: str | None) -> str:
         path = str(library())
     except UsageError as error:
         raise RuntimeError(f"whole=True cannot be had: {error}") from None
-    if ":" in path or " " in path:
-        raise RuntimeError(f"LD_PRELOAD takes no colon and no blank, but the library is {path}; set XDG_CACHE_HOME")
     return f"{path}:{before}" if before else path
 
 

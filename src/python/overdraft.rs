@@ -13,6 +13,7 @@ use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
+use crate::whole::{NOT_RAISING, OWED, RAISING as IS_RAISING};
 use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
@@ -73,16 +74,25 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() ->
 
 /// This thread was given a block beyond a limit of this request's. Called in the middle of an allocation.
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
-    let Some(raising) = RAISING.get() else { return };
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
-    if thread.raising != 0 || !pays_for(thread.guard) || !pays_for(thread.account) || !(raising.is_attached)() {
+    if RAISING.get().is_some() && thread.raising == NOT_RAISING && pays_for(thread.guard) && pays_for(thread.account) {
+        thread.raising = OWED;
+        raise(thread);
+    }
+}
+
+/// Sets the exception that this thread owes, if it has the GIL: native code that gave that up takes blocks too. Called
+/// in the middle of an allocation.
+pub(super) fn raise(thread: &mut Thread) {
+    let Some(raising) = RAISING.get() else { return };
+    if thread.raising != OWED || thread.guard == 0 || !(raising.is_attached)() {
         return;
     }
     if !is_called_outside_of(raising.python, &raising.locked) {
         return;
     }
-    thread.raising = 1;
+    thread.raising = IS_RAISING;
     // SAFETY: this thread has the GIL, and is in no function of CPython's that holds the lock of the thread states. The
     // class lives as long as the process. What was set before is a class too, of which there are other references.
     unsafe { (raising.set)((raising.ident)(), raising.class.as_ptr()) };
@@ -125,7 +135,7 @@ impl Guard {
                 return;
             }
             thread.guard = self.before;
-            if std::mem::take(&mut thread.raising) != 0
+            if std::mem::replace(&mut thread.raising, NOT_RAISING) == IS_RAISING
                 && let Some(raising) = RAISING.get()
             {
                 // SAFETY: this thread has the GIL, as the argument shows, and is called by Python code.
@@ -161,7 +171,7 @@ fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
 #[pyo3(name = "_whole_overdraft")]
 pub(super) fn overdraft(py: Python<'_>) -> Py<PyAny> {
     let guard = own(|thread| {
-        thread.raising = 0;
+        thread.raising = NOT_RAISING;
         thread.guard
     });
     // A request inside that counts its arrays only is not the one whose limit it was.

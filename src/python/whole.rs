@@ -246,8 +246,8 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
         eval_loop(py)?.map(|python| python.with_allocator(domains.as_ref().map_or([null_mut(); 6], Domains::makers)));
     overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
-    let overdrawn = overdraft::overdrawn;
-    attach(&preloaded.library, Binding { selected, overdrawn, remembers, python, loses_work, profile })?;
+    let (overdrawn, owes) = (overdraft::overdrawn, overdraft::raise);
+    attach(&preloaded.library, Binding { selected, overdrawn, owes, remembers, python, loses_work, profile })?;
     if let Some(domains) = domains {
         domains.hook(py, &preloaded.library);
     }

@@ -97,10 +97,16 @@ impl Output {
 
     /// Goes on in the next file where this one has no room for so many bytes, or is not there any more.
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        let has_gone = !self.file.is_at(&self.path);
+        let is_there = self.file.is_at(&self.path);
+        let has_gone = !is_there || self.file.ours()?.metadata()?.len() < self.length;
         if has_gone {
-            self.tell_of_removal();
-            (self.path, self.file, self.length) = take_file(&self.base)?;
+            self.tell_of_removal(if is_there { "emptied" } else { "removed or renamed" });
+            if is_there {
+                self.file.ours()?.set_len(0)?;
+                self.length = 0;
+            } else {
+                (self.path, self.file, self.length) = take_file(&self.base)?;
+            }
         }
         let has_room = match has_gone {
             true => self.length == 0 || self.has_room(self.begins_with() + MIN_ROOM_BYTES),
@@ -114,11 +120,10 @@ impl Output {
 
     /// Once: who removes files while somebody records into them may do so each day.
     #[cold]
-    fn tell_of_removal(&mut self) {
+    fn tell_of_removal(&mut self, what: &str) {
         if !std::mem::replace(&mut self.has_told, true) {
             let path = self.path.display();
-            let said =
-                format!("ctxalloc: the recording's file {path} was removed or renamed; it goes on in a new one\n");
+            let said = format!("ctxalloc: the recording's file {path} was {what}; the recording begins it anew\n");
             os::print_error(said.as_bytes());
         }
     }
@@ -141,7 +146,7 @@ impl Output {
             // At no time is there no file of this name.
             fs::rename(&new, &self.path)?;
         } else {
-            // There are no links on this file system.
+            // There are no links on this file system: another process may take the name in this moment.
             fs::rename(&self.path, &old)?;
             if let Err(error) = fs::rename(&new, &self.path) {
                 let _ = fs::remove_file(&new);

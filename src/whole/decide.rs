@@ -6,7 +6,7 @@ use super::place::{Places, Record};
 use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{DONE, Kind, PASS, REFUSED, Slow, Thread};
+use super::shared::{DONE, Kind, OWED, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
 use crate::handler::requests::{Charged, Payer, charge, is_refused};
@@ -24,6 +24,8 @@ pub(crate) struct Binding {
     pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
     /// Called when this thread was given a block beyond a limit of this request's. As `selected`.
     pub(crate) overdrawn: fn(&mut Thread, Payer),
+    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
+    pub(crate) owes: fn(&mut Thread),
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
     /// what it found the last time.
     pub(crate) remembers: bool,
@@ -241,6 +243,10 @@ impl Decider {
         let thread = busy(thread);
         self.free_postponed();
         let selected = (self.binding.selected)(thread.0).or_else(owner);
+        if thread.0.raising == OWED {
+            (self.binding.owes)(thread.0);
+            Self::look_soon_if_owed(thread.0);
+        }
         if is_small && (!is_sample || thread.0.resize > 0) {
             return PASSED;
         }
@@ -268,7 +274,7 @@ impl Decider {
             }
             charged = charge(handler, weight, true);
             if let Charged::To(payer) = charged {
-                (self.binding.overdrawn)(thread.0, payer);
+                self.overdrawn(thread.0, payer);
             }
         }
         let Charged::To(payer) = charged else {
@@ -290,6 +296,18 @@ impl Decider {
                 nobodys::add(bytes, self.binding.python);
                 PASSED
             }
+        }
+    }
+
+    fn overdrawn(&self, thread: &mut Thread, payer: Payer) {
+        (self.binding.overdrawn)(thread, payer);
+        Self::look_soon_if_owed(thread);
+    }
+
+    /// The thread may have the GIL at its next block, whatever the size of that.
+    fn look_soon_if_owed(thread: &mut Thread) {
+        if thread.raising == OWED {
+            thread.look_soon();
         }
     }
 
@@ -388,7 +406,7 @@ impl Decider {
             }
             // SAFETY: the block is charged with `before`.
             unsafe { payer.reweigh(before, after, Some(Force::Grant)) };
-            (self.binding.overdrawn)(thread.0, payer);
+            self.overdrawn(thread.0, payer);
         }
         let record = Record::new(payer, size_bytes, after, drawn_bytes);
         // SAFETY: the block is live and of this kind.

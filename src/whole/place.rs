@@ -9,6 +9,7 @@ use super::apart::{self, Apart, Table};
 use super::range::{self, Range};
 use super::shared::Kind;
 use crate::handler::requests::Payer;
+use crate::source::pages;
 use crate::strategy::account::Weight;
 use crate::strategy::{Pool, PoolOptions, Strategy, room_bytes};
 use std::ptr::NonNull;
@@ -38,6 +39,10 @@ pub(super) const ALIGN: usize = 64;
 const MAX_QUARTER: u32 = 16;
 /// From so many bytes on a block that grows gets half as much again.
 const ROOM_FROM: usize = 8 << 10;
+/// From so many bytes on a block that moves gives its memory back meanwhile. Otherwise both would be there at once, and
+/// what it was moved out of would stay for as long as the pool keeps it. Smaller ones leave theirs: the next block gets
+/// it without a page fault.
+const MOVED_BY_PARTS_FROM: usize = 16 << 20;
 /// The largest alignment.
 const MAX_ALIGN: usize = 64 << 20;
 
@@ -206,8 +211,14 @@ impl Places {
                 pool.resize(start, whole)
             } else if whole <= room {
                 Some(start)
-            } else {
+            } else if whole < MOVED_BY_PARTS_FROM {
                 pool.resize(start, whole.saturating_add(whole / 2)).or_else(|| pool.resize(start, whole))
+            } else {
+                let larger = pool.allocate(whole.saturating_add(whole / 2)).or_else(|| pool.allocate(whole));
+                larger.inspect(|&larger| {
+                    move_by_parts(start, larger, old.size_bytes + offset);
+                    pool.release(start);
+                })
             };
             let moved = moved.map(|start| start.add(offset));
             match moved {
@@ -225,6 +236,25 @@ impl Places {
     }
 }
 
+/// Moves what is in a large block to another one. Of what was moved the memory is given back.
+///
+/// # Safety
+/// - both have so many bytes, in memory of a range; nobody else has them, and the old one is given up.
+unsafe fn move_by_parts(old: NonNull<u8>, new: NonNull<u8>, size_bytes: usize) {
+    const PART: usize = 1 << 20;
+    const PAGE: usize = 64 << 10; // the system's, or a multiple
+    let mut given_back = old.addr().get().next_multiple_of(PAGE) - old.addr().get();
+    for from in (0..size_bytes).step_by(PART) {
+        let bytes = PART.min(size_bytes - from);
+        // SAFETY: both have these bytes (this function's contract), and are two blocks.
+        unsafe { new.add(from).copy_from_nonoverlapping(old.add(from), bytes) };
+        let pages = (from + bytes).saturating_sub(given_back) / PAGE * PAGE;
+        // SAFETY: whole pages of the old block, which were moved and are read no more.
+        let _ = unsafe { pages::discard(old.add(given_back), pages) };
+        given_back += pages;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{ALIGN, Kind, Places, Range, Record, room_bytes};
@@ -239,18 +269,22 @@ mod tests {
         let places = Places::over(Range::reserve().expect("addresses"));
         let mut block = places.allocate(Kind::Native, 16, false, record(8 * KIB)).expect("memory");
         let (mut moves, mut end) = (0, 0);
-        for kib in 9..=1024 {
+        for kib in 9..=32768 {
             // SAFETY: a live block of these places, whose last bytes are written before they are read.
             unsafe {
-                block.add(end).write(kib as u8);
+                block.add(end).write((kib - 1) as u8);
                 let grown = places.resize(Kind::Native, block, record(kib * KIB)).expect("memory");
                 moves += usize::from(grown != block);
                 block = grown;
-                assert_eq!((block.add(end).read(), places.record(block).size_bytes), (kib as u8, kib * KIB));
+                assert_eq!((block.add(end).read(), places.record(block).size_bytes), ((kib - 1) as u8, kib * KIB));
             }
             end = kib * KIB - 1;
         }
-        assert!((2..20).contains(&moves), "{moves} moves of 1016 steps");
+        assert!((2..24).contains(&moves), "{moves} moves of 32760 steps");
+        for kib in 9..32768 {
+            // SAFETY: a live block of 32 MiB, this byte of which was written.
+            assert_eq!(unsafe { block.add(kib * KIB - 1).read() }, kib as u8, "what was moved by parts");
+        }
         // SAFETY: as above; the block began as one of 8 KiB, whose record lies apart.
         unsafe {
             let shrunk = places.resize(Kind::Native, block, record(9 * KIB)).expect("memory");

@@ -40,6 +40,14 @@ impl Thread {
         is_due
     }
 
+    /// The next block is looked at, whatever its size. The sample's distance stays as it is.
+    pub(super) fn look_soon(&mut self) {
+        if self.left > 0 {
+            self.granted = (self.granted - self.left).max(1); // 0 is a thread that has not looked
+            self.left = 0;
+        }
+    }
+
     /// Sets how many bytes it may ask for before its next look; returns how many these were.
     pub(crate) fn replace_left(&mut self, left: i64) -> i64 {
         std::mem::replace(&mut self.left, left)

@@ -37,7 +37,7 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// Whether an exception was set for this thread that it has not raised.
+    /// [`NOT_RAISING`], [`RAISING`] or [`OWED`].
     pub(crate) raising: u32,
     /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
     /// that is set for it comes after its end; 0: there is none.
@@ -45,6 +45,13 @@ pub(crate) struct Thread {
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
 }
+
+/// No exception was set for this thread, or it has raised it.
+pub(crate) const NOT_RAISING: u32 = 0;
+/// One was set that it has not raised.
+pub(crate) const RAISING: u32 = 1;
+/// One is to be set once the thread has the GIL: it was given the block without.
+pub(crate) const OWED: u32 = 2;
 
 /// A handler as [`Thread`] keeps it.
 pub(crate) fn word_of(handler: Handler) -> u64 {

@@ -98,12 +98,27 @@ def test_a_file_that_is_removed_is_begun_anew_and_told_once(tmp_path: Path, caps
     )
     code, _out, err = run(program)
     assert code == 0, err
-    assert err == f"ctxalloc: the recording's file {path} was removed or renamed; it goes on in a new one\n"
+    assert err == f"ctxalloc: the recording's file {path} was removed or renamed; the recording begins it anew\n"
     found = counts(path, capsys)
     assert found["GET /third"] > 2000
     assert found["GET /first"] > 5000
     assert sorted(file.name for file in tmp_path.iterdir()) == ["kept", "trace", "trace.old"]
     assert not told(path, capsys)["is_cut_off"]
+
+
+def test_a_file_that_is_emptied_is_begun_anew_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    program = SERVES + (
+        f"with ctxalloc.record({str(path)!r}, one_in=1, share=1.0):\n"
+        "    serve('GET /first', 3000)\n"
+        f"    os.truncate({str(path)!r}, 0)\n"
+        "    serve('GET /second', 3000)\n"
+    )
+    code, _out, err = run(program)
+    assert (code, err) == (0, f"ctxalloc: the recording's file {path} was emptied; the recording begins it anew\n")
+    found = told(path, capsys)
+    assert (found["gaps"], found["is_cut_off"]) == ([], False)
+    assert counts(path, capsys)["GET /second"] == 3000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="is of RLIMIT_FSIZE")

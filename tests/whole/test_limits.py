@@ -61,6 +61,15 @@ REFUSED = {
         text = "a,b,c\\n" + "1,2.5,some text\\n" * 500_000
         work = lambda: pandas.read_csv(io.StringIO(text)).groupby("c").sum()
     """,
+    "pandas.file": """
+        import pandas
+        pandas.set_option("mode.max_threads", 1)  # from 5 MB on it is read by threads, which are nobody's
+        path = tempfile.mkdtemp() + "/file.csv"
+        with open(path, "w") as file:
+            file.write("a,b\\n" + "".join(f"{n},some text that is {n}\\n" for n in range(300_000)))
+        assert os.path.getsize(path) > 7_000_000
+        work = lambda: pandas.read_csv(path)
+    """,
     "pyarrow.parquet": """
         import pyarrow, pyarrow.parquet
         path = tempfile.mkdtemp() + "/file"
@@ -129,6 +138,7 @@ EITHER = {"h5py"}
 # Errors of their own, where a request was refused. That of lxml has no BudgetExceeded behind it.
 OWN_ERRORS = {
     "pandas": "ParserError",
+    "pandas.file": "ParserError",
     "lxml": "XMLSyntaxError",
     "cv2": "error",
     "h5py": "OSError",

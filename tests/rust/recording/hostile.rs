@@ -155,7 +155,7 @@ fn hostile_files_take_no_long_time_and_memory_by_their_length() {
 
 /// The smallest frames there are, with and without something between: of each more is kept than it has in the file.
 #[test]
-fn the_smallest_frames_take_less_than_their_files_once_more_and_a_half() {
+fn the_smallest_frames_take_no_more_memory_than_others() {
     let _turn = in_turn();
     let folder = Folder::new("smallest");
     let of = |what: &str, each: &dyn Fn(u64) -> Vec<u8>| {

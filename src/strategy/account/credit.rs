@@ -9,7 +9,7 @@ use crate::sync::with_all;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// The same after nobody had anything to lend.
+/// For how many charges a request does not ask again where nobody had anything to lend.
 const AGAIN: u32 = 16;
 
 /// For the account of a request.

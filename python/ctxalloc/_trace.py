@@ -181,7 +181,8 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     recording = trace.recording
     routes, events, span_ns = _routes(trace)
     routes.sort(key=lambda route: -route.total_bytes)
-    version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other = recording.header
+    header = recording.header
+    version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other, missing = header
     if is_json:
         known = {
             "version": version,
@@ -195,6 +196,7 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
             "processes": processes,
             "file_bytes": file_bytes,
             "other_requests": other,
+            "missing_requests": missing,
             "events": events,
             "seconds": span_ns / 1e9,
             "is_cut_off": recording.is_cut_off,
@@ -220,6 +222,9 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     if other:
         said = f"{counted(other, 'request')} called (other), or with a handler that is"
         print(f"  {said}: names take a quarter of a file at most, and 4096 are told apart", file=out)
+    if missing:
+        said = f"{counted(missing, 'recorded request')} missing"
+        print(f"  {said}: they began in a file that is there no more, in a gap, or were not written", file=out)
     if recording.skipped:
         said = f"{counted(recording.skipped, 'event')} left out"
         print(f"  {said}: what they belong to began in a file that is there no more, or in a gap", file=out)

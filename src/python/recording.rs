@@ -116,7 +116,7 @@ fn numbers(event: Event) -> EventNumbers {
     (event.at_ns, event.thread, event.request, kind, numbers)
 }
 
-type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64, u64);
+type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64, u64, u64);
 
 /// A gap: its file, offset, bytes, places and reason.
 type GapNumbers = (String, u64, u64, u64, String);
@@ -159,8 +159,9 @@ impl PyRecording {
         let (version, system) = (header.version.clone(), header.system.clone());
         let (page_bytes, cores, began) = (header.page_bytes, header.cores, header.began_unix_ns);
         let (one_in, highest, share) = (header.one_in, header.highest_one_in, header.share);
-        let (processes, file_bytes, other) = (header.processes, header.file_bytes, header.other_requests);
-        (version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other)
+        let (processes, file_bytes) = (header.processes, header.file_bytes);
+        let (other, missing) = (header.other_requests, header.missing_requests);
+        (version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other, missing)
     }
 
     #[getter]

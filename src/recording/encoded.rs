@@ -46,6 +46,8 @@ pub(super) struct Process {
     pub(super) share_ppm: u64,
     /// Whether it says when threads end.
     pub(super) tells_ends: bool,
+    /// The highest number of a request before this recording: its own follow without a gap. `None`: it does not say.
+    pub(super) requests_before: Option<u64>,
 }
 
 impl Process {
@@ -57,6 +59,9 @@ impl Process {
         let flags = u64::from(self.tells_ends);
         for number in [self.page_bytes, self.cores, self.began_unix_ns, self.one_in, self.share_ppm, flags] {
             put(&mut bytes, number);
+        }
+        if let Some(before) = self.requests_before {
+            put(&mut bytes, before);
         }
         bytes
     }
@@ -74,6 +79,7 @@ impl Process {
             one_in: bytes.number()?,
             share_ppm: bytes.number()?,
             tells_ends: bytes.number().is_some_and(|flags| flags & 1 != 0),
+            requests_before: bytes.number(),
         })
     }
 }
@@ -332,6 +338,7 @@ mod tests {
             one_in: 10,
             share_ppm: 10_000,
             tells_ends: true,
+            requests_before: Some(300),
         };
         assert_eq!(Process::read(&process.body()[1..]), Some(process));
     }

@@ -26,6 +26,10 @@ pub struct Header {
     /// How many of its requests are called `(other)`, or have a handler that is: names may take a quarter of a file,
     /// and 4096 are told apart.
     pub other_requests: u64,
+    /// How many requests were recorded whose beginning no file has: it was in a file that rotation replaced or that was
+    /// removed, is in a gap, or was not written yet, or never since its process was killed. Those of processes that do
+    /// not say how many they numbered before (a gap is there, or an older version wrote it) are not known and not here.
+    pub missing_requests: u64,
     /// The bytes of its files.
     pub file_bytes: u64,
 }

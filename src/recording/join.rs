@@ -18,6 +18,8 @@ pub(super) struct Joined {
     pub(super) torn: Vec<u64>,
     /// Requests whose name, or whose handler's, stands for several.
     pub(super) other_requests: u64,
+    /// Requests that have a number, and no beginning.
+    pub(super) missing_requests: u64,
 }
 
 const DROPPED: u8 = 0;
@@ -45,6 +47,8 @@ pub(super) fn join(
     let began = runs.iter().filter_map(began_of).min().unwrap_or_default();
     let (no_name, no_handler) = (names.len() as u32, handlers.len() as u32);
     let (mut next, mut processes, mut others) = (Numbers::default(), Vec::new(), Vec::new());
+    // Of each run: how many requests it numbered, and how many of them begin here.
+    let mut requests: Vec<(Option<u64>, u64)> = Vec::new();
     for run in runs {
         let (highest, later_ns) = (run.highest, began_of(&run).unwrap_or(began) - began);
         let until_ns = highest.at_ns.checked_add(later_ns).ok_or(TOO_HIGH)?;
@@ -58,6 +62,8 @@ pub(super) fn join(
             return Err(TOO_HIGH);
         }
         let tells_ends = run.process.as_ref().is_some_and(|process| process.tells_ends);
+        let before = run.process.as_ref().and_then(|process| process.requests_before);
+        requests.push((before.map(|before| highest.request.saturating_sub(before)), 0));
         let other = |numbers: &std::collections::BTreeMap<u64, u32>, other: Option<u64>| {
             other.and_then(|number| numbers.get(&number).copied())
         };
@@ -91,6 +97,7 @@ pub(super) fn join(
         if verdict == DROPPED {
             joined.skipped += 1;
         } else if let What::Begin { name, handler, .. } = event.what {
+            requests[found.run as usize].1 += 1;
             let (other_name, other_handler) = others[found.run as usize];
             joined.other_requests += u64::from(other_name == Some(name) || other_handler == Some(handler));
             lacks_name |= name == no_name;
@@ -103,6 +110,9 @@ pub(super) fn join(
     if lacks_handler {
         handlers.push("?".to_owned());
     }
+    let missing =
+        |&(numbered, begun): &(Option<u64>, u64)| numbered.map_or(0, |numbered| numbered.saturating_sub(begun));
+    joined.missing_requests = requests.iter().map(missing).sum();
     joined.torn = sense.torn;
     joined.torn.sort_unstable();
     Ok((joined, processes))

@@ -84,6 +84,7 @@ impl Recording {
         let mut header = Header {
             highest_one_in: found.highest_one_in,
             other_requests: found.joined.other_requests,
+            missing_requests: found.joined.missing_requests,
             processes: found.process_count,
             file_bytes: found.file_bytes,
             ..Header::default()

@@ -311,8 +311,19 @@ mod tests {
     fn process() -> Process {
         let (version, system) = ("1".to_owned(), "any".to_owned());
         let (page_bytes, cores, began_unix_ns, one_in, share_ppm) = (4096, 1, 5, 1, 10_000);
-        let tells_ends = true;
-        Process { pid: 1, version, system, page_bytes, cores, began_unix_ns, one_in, share_ppm, tells_ends }
+        let (tells_ends, requests_before) = (true, Some(0));
+        Process {
+            pid: 1,
+            version,
+            system,
+            page_bytes,
+            cores,
+            began_unix_ns,
+            one_in,
+            share_ppm,
+            tells_ends,
+            requests_before,
+        }
     }
 
     fn file(bodies: &[Vec<u8>]) -> Vec<u8> {

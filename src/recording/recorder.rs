@@ -253,6 +253,7 @@ impl Core {
             one_in: u64::from(options.one_in),
             share_ppm: (options.share * 1e6) as u64,
             tells_ends: true,
+            requests_before: Some(self.requests.load(Relaxed)),
         };
         let session = Session { path: path.to_owned(), options, pid, began, problem: None };
         let taken = self.session.with(|there| match there {

@@ -103,7 +103,17 @@ def test_a_file_that_is_removed_is_begun_anew_and_told_once(tmp_path: Path, caps
     assert found["GET /third"] > 2000
     assert found["GET /first"] > 5000
     assert sorted(file.name for file in tmp_path.iterdir()) == ["kept", "trace", "trace.old"]
-    assert not told(path, capsys)["is_cut_off"]
+    found = told(path, capsys)
+    assert not found["is_cut_off"]
+    # Those of the file that was taken away, and of the ones that rotation replaced: 16000 were recorded.
+    missing = found["missing_requests"]
+    assert missing >= 1000
+    assert missing + sum(one["requests"] for one in found["requests"]) == 16_000
+    assert main(["trace", "info", str(path)]) == 0
+    assert (
+        f"\n  {missing} recorded requests missing: they began in a file that is there no more"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_file_that_is_emptied_is_begun_anew_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +129,7 @@ def test_a_file_that_is_emptied_is_begun_anew_and_told(tmp_path: Path, capsys: p
     found = told(path, capsys)
     assert (found["gaps"], found["is_cut_off"]) == ([], False)
     assert counts(path, capsys)["GET /second"] == 3000
+    assert sum(one["requests"] for one in found["requests"]) + found["missing_requests"] == 6000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="is of RLIMIT_FSIZE")

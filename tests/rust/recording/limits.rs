@@ -30,6 +30,30 @@ fn a_file_stays_below_its_limit_and_keeps_the_newest() {
     let added = added(&recording);
     assert_eq!(added.said["the last"].peak_bytes, 77);
     assert_eq!(added.sums["route 3"], added.said["route 3"], "names are known after the file was put aside");
+    let missing = recording.header().missing_requests;
+    assert!(missing > 1000 && missing + begun(&recording) == 8001, "{missing} in files that were replaced");
+}
+
+fn begun(recording: &Recording) -> u64 {
+    recording.events().filter(|event| matches!(event.what, What::Begin { .. })).count() as u64
+}
+
+/// Of several recordings of one process, each begins with the number that the one before it came to.
+#[test]
+fn of_recordings_that_have_all_no_request_is_missing() {
+    let _turn = in_turn();
+    let folder = Folder::new("whole");
+    for _ in 0..3 {
+        let recorder = record(folder.file(), everything()).unwrap();
+        for _ in 0..100 {
+            let outer = request().root().name("outer").begin().unwrap();
+            request().name("inner").begin().unwrap().end();
+            outer.end();
+        }
+        recorder.stop().unwrap();
+    }
+    let recording = Recording::open(folder.file()).unwrap();
+    assert_eq!((begun(&recording), recording.header().missing_requests), (600, 0));
 }
 
 /// The bytes of all files in the folder.
@@ -88,8 +112,7 @@ fn large_requests_are_few_from_the_start() {
     }
     recorder.stop().unwrap();
     let recording = Recording::open(folder.file()).unwrap();
-    let begun = recording.events().filter(|event| matches!(event.what, What::Begin { .. })).count();
-    assert_eq!(begun, 1);
+    assert_eq!(begun(&recording), 1);
     assert!(recording.header().highest_one_in > 1, "and it says so");
 }
 

@@ -77,7 +77,8 @@ pub(super) struct PyRecorder(Mutex<Option<Recorder>>);
 #[pymethods]
 impl PyRecorder {
     /// Ends the recording; a second time does nothing. Requests that are open have no end in it. Where its file could
-    /// not be written, a line on standard error has said so, and this does nothing.
+    /// not be written, a line on standard error has said so, and this does nothing. In a child of ``fork`` it ends the
+    /// child's recording, and not that of its parent.
     fn stop(&self, py: Python<'_>) {
         let recorder = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(recorder) = recorder {

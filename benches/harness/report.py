@@ -154,6 +154,35 @@ def requests() -> Iterator[Aim]:
     yield "a Rust request whose one block escapes", "2 us", f"{escape / 1000:.2f} us", escape <= 2000
 
 
+def floors() -> Iterator[Aim]:
+    """Issue: small blocks. Beside each ratio that of the least that anybody could take (`benches/floor.c`)."""
+    kept = numbers("floor")
+    sizes: dict[str, dict[str, float]] = {
+        size: {name: row["median_ns"] for name, row in rows.items()} for size, rows in kept["arrays"].items()
+    }
+    for what, chosen in (
+        ("8 to 1000 B", [rows for size, rows in sizes.items() if int(size) < 1024]),
+        ("512 KiB to 2 MiB", [rows for size, rows in sizes.items() if int(size) > 1024]),
+    ):
+        least, plain = (
+            max(rows[name] / rows[DEFAULT] for rows in chosen)
+            for name in ("floor: a list of blocks of one size", "floor: malloc, free, nothing else")
+        )
+        for name in ("pool", "in a request()"):
+            ratio = max(rows[name] / rows[DEFAULT] for rows in chosen)
+            outcome = f"at most {ratio:.2f}x; the floor {least:.2f}x, `malloc` alone {plain:.2f}x"
+            yield f"`np.empty` of {what}, {name}", "1.0x NumPy's default", outcome, ratio <= 1.005
+    rows = {name: row["median_ns"] for name, row in kept["requests"].items()}
+    base = rows["ContextVar: t = var.set(x); var.reset(t)"]
+    for name, floor, most in (
+        ("with request(): pass", "floor: the same, with a capsule of its own", 4),
+        ("with a limit, a budget and a name", "floor: with a capsule, three options unread", 5),
+    ):
+        ratio = rows[name] / base
+        outcome = f"{ratio:.2f}x; the floor {rows[floor] / base:.2f}x"
+        yield f"`{name}` / `ContextVar.set` and `reset`", f"{most}x", outcome, ratio <= most
+
+
 def blocks() -> Iterator[Aim]:
     """Issue: strategies in Rust."""
     groups = rust("strategies")
@@ -341,6 +370,7 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
     selections,
     arrays,
     requests,
+    floors,
     services,
     waiting,
     rust_services,

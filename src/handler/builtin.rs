@@ -1,5 +1,6 @@
 //! The handlers that are in every table from the start, a line for each.
 
+use super::entry::Draft;
 use super::name::Name;
 use super::requests::ended::Ended;
 use super::table::Table;
@@ -16,7 +17,7 @@ pub(super) fn register_all(table: &Table) -> (Handler, Handler) {
     let system = add(table, "system", System);
     add(table, "aligned64", Aligned::CACHE_LINE);
     let pool = if cfg!(ctxalloc_loom) { Pool::new() } else { Pool::shared().clone() };
-    add(table, "pool", pool.clone());
+    add_draft(table, "pool", |name| trampoline::draft_at_hand(name, pool.clone()));
     add(table, "tracked", Tracked::new(pool).expect("a pool is not tracked"));
     if !cfg!(ctxalloc_loom) {
         add(table, "hugepages", Pool::over(HugePages::transparent(), PoolOptions::default()));
@@ -27,8 +28,12 @@ pub(super) fn register_all(table: &Table) -> (Handler, Handler) {
 }
 
 fn add<S: Strategy>(table: &Table, name: &str, strategy: S) -> Handler {
+    add_draft(table, name, |name| trampoline::draft(name, strategy))
+}
+
+fn add_draft<'a>(table: &Table, name: &'a str, draft: impl FnOnce(Name<'a>) -> Draft<'a>) -> Handler {
     Name::new(name)
-        .and_then(|name| table.register(trampoline::draft(name, strategy)))
+        .and_then(|name| table.register(draft(name)))
         .expect("built-in names are valid and distinct, and the table is new")
         .0
 }

@@ -73,23 +73,29 @@ pub(crate) const fn functions<A: Answer>(ctx: *mut c_void) -> Functions {
     Functions { ctx, malloc: malloc::<A>, calloc: calloc::<A>, realloc: realloc::<A>, free: free::<A> }
 }
 
+/// Never inlined: who calls one from another one would save the registers of both.
+///
 /// # Safety
 /// - as for [`Answer::answer`]; so for the three functions below.
+#[inline(never)]
 unsafe extern "C" fn malloc<A: Answer>(ctx: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: the caller keeps the contract of `answer`.
     unsafe { A::answer(ctx, Call::Malloc { size }) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn calloc<A: Answer>(ctx: *mut c_void, nelem: usize, elsize: usize) -> *mut c_void {
     // SAFETY: the caller keeps the contract of `answer`.
     unsafe { A::answer(ctx, Call::Calloc { nelem, elsize }) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn realloc<A: Answer>(ctx: *mut c_void, ptr: *mut c_void, new_size: usize) -> *mut c_void {
     // SAFETY: the caller keeps the contract of `answer`.
     unsafe { A::answer(ctx, Call::Realloc { ptr, new_size }) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn free<A: Answer>(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
     // SAFETY: the caller keeps the contract of `answer`.
     unsafe { A::answer(ctx, Call::Free { ptr, size }) };

@@ -1,5 +1,5 @@
 //! Small blocks by the shortest way, for callers in Rust: of `pool`, of requests that take theirs from it, and of
-//! `system`.
+//! `system`. The C functions of the first two try the same first ([`AtHand`]).
 //!
 //! A C function of a handler has to be ready for everything: a hook, code of a user's that panics, a limit that
 //! refuses, memory that is to be mapped. Here is only the common case, of a thread that has a block of the class: no
@@ -9,6 +9,7 @@
 use super::events::is_silent;
 use super::process::{is_pool, is_system};
 use super::requests::slot_behind;
+use super::trampoline::AtHand;
 use super::word::Handler;
 use crate::strategy::{Pool, Small, Strategy, System};
 use crate::unattributed::is_watched;
@@ -76,4 +77,21 @@ pub(crate) unsafe fn grow(handler: Handler, block: NonNull<u8>, new_bytes: usize
     }
     // SAFETY: a live block of the slot, which it holds; given up where this succeeds (this function's contract).
     unsafe { slot_behind(handler)?.grow_small(block, new_bytes) }
+}
+
+impl AtHand for Pool {
+    #[inline(always)]
+    fn take(&'static self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.kept().take(size_bytes)
+    }
+
+    #[inline(always)]
+    unsafe fn put_back(&'static self, block: NonNull<u8>) -> bool {
+        // SAFETY: a live block of this pool, given up where it is a small one.
+        unsafe {
+            let Some(small) = Small::of(block) else { return false };
+            self.kept().keep(small, block);
+        }
+        true
+    }
 }

@@ -8,9 +8,10 @@
 use super::abi::Functions;
 use super::call::{Answer, Call, functions};
 use super::entry::Draft;
+use super::events::is_silent;
 use super::name::Name;
 use crate::layout;
-use crate::strategy::{LiveBlock, Strategy};
+use crate::strategy::{Kept, LiveBlock, Strategy};
 use crate::survived::survived;
 use crate::trace;
 use crate::unattributed::unattributed;
@@ -20,6 +21,16 @@ use std::ptr::{NonNull, null_mut};
 
 /// A handler of our own, which makes its strategy immortal when it is registered.
 pub(super) fn draft<S: Strategy>(name: Name<'_>, strategy: S) -> Draft<'_> {
+    draft_by::<S, Behind<S>>(name, strategy)
+}
+
+/// The same of a strategy that has blocks at hand.
+pub(super) fn draft_at_hand<S: AtHand>(name: Name<'_>, strategy: S) -> Draft<'_> {
+    draft_by::<S, Near<S>>(name, strategy)
+}
+
+/// `A` answers behind the address of an immortal `S`.
+fn draft_by<S: Strategy, A: Answer>(name: Name<'_>, strategy: S) -> Draft<'_> {
     Draft {
         alignment: strategy.alignment(),
         trim: Some(trim::<S>),
@@ -27,18 +38,31 @@ pub(super) fn draft<S: Strategy>(name: Name<'_>, strategy: S) -> Draft<'_> {
         ..Draft::new(name, format!("{strategy:?}"), move || {
             let _immortal = unattributed();
             let strategy: &'static S = Box::leak(Box::new(strategy));
-            // SAFETY: the strategy was leaked in the line above, so it is valid for ever.
-            unsafe { functions_at::<S>(strategy) }
+            functions::<A>(std::ptr::from_ref(strategy).cast_mut().cast())
         })
     }
 }
 
-/// The functions of an immortal strategy. The strategy itself may be made later, before the first call.
+/// The functions of an immortal strategy that has blocks at hand. The strategy itself may be made later, before the
+/// first call.
 ///
 /// # Safety
 /// - `strategy` stays valid for ever from the first call of any of them on.
-pub(super) unsafe fn functions_at<S: Strategy>(strategy: *const S) -> Functions {
-    functions::<Behind<S>>(strategy.cast_mut().cast())
+pub(super) unsafe fn functions_at<S: AtHand>(strategy: *const S) -> Functions {
+    functions::<Near<S>>(strategy.cast_mut().cast())
+}
+
+/// A strategy that has small blocks at hand: on the way to them nothing can panic, nothing is allocated, and no code of
+/// a user's runs. Where any of that is to be done, nothing is, and the strategy does it.
+pub(super) trait AtHand: Strategy {
+    /// A block of `size_bytes`, from 1 to [`Kept::MAX_BYTES`].
+    fn take(&'static self, size_bytes: usize) -> Option<NonNull<u8>>;
+
+    /// Takes a block back; false if that is to be done the long way.
+    ///
+    /// # Safety
+    /// - `block` is a live block of this strategy; after `true` it is not used again.
+    unsafe fn put_back(&'static self, block: NonNull<u8>) -> bool;
 }
 
 /// What NumPy is shown where it could not write to the blocks: functions that give it no memory.
@@ -105,6 +129,50 @@ impl<S: Strategy> Answer for Behind<S> {
         };
         drop(unattributed);
         telling.done(to_c(block))
+    }
+}
+
+/// The same, by the short way if nobody listens and there is a block at hand.
+struct Near<S>(PhantomData<S>);
+
+impl<S: AtHand> Answer for Near<S> {
+    #[inline(always)]
+    unsafe fn answer(ctx: *mut c_void, call: Call) -> *mut c_void {
+        if is_silent() {
+            // SAFETY: the caller passes the context that belongs to these functions.
+            let strategy: &'static S = unsafe { strategy(ctx) };
+            match call {
+                Call::Malloc { size } => {
+                    if size <= Kept::MAX_BYTES
+                        && let Some(block) = strategy.take(size.max(1))
+                    {
+                        return block.as_ptr().cast();
+                    }
+                }
+                Call::Calloc { nelem, elsize } => {
+                    // What overflows is larger than all blocks at hand.
+                    let size_bytes = layout::array(nelem, elsize).unwrap_or(usize::MAX);
+                    if size_bytes <= Kept::MAX_BYTES
+                        && let Some(block) = strategy.take(size_bytes.max(1))
+                    {
+                        // SAFETY: a new block with at least so many bytes, which nobody else has.
+                        unsafe { block.write_bytes(0, size_bytes) };
+                        return block.as_ptr().cast();
+                    }
+                }
+                // The size is a guess, which only says where to look first.
+                Call::Free { ptr, size } if size <= Kept::MAX_BYTES => {
+                    // SAFETY: the caller passes a live block of this strategy, and gives it up.
+                    if NonNull::new(ptr.cast()).is_some_and(|block| unsafe { strategy.put_back(block) }) {
+                        return null_mut();
+                    }
+                }
+                Call::Free { .. } | Call::Realloc { .. } => {}
+            }
+        }
+        // Functions of their own: these here need no registers saved.
+        // SAFETY: the caller passes the context that belongs to these functions, and what the call needs.
+        unsafe { functions::<Behind<S>>(ctx).call(call) }
     }
 }
 

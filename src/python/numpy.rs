@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyType};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 type GetHandler = unsafe extern "C" fn() -> *mut ffi::PyObject;
@@ -37,6 +37,8 @@ pub(super) struct Numpy {
     array_memory_error: Option<Py<PyAny>>,
     /// Offset of `mem_handler` in an array object, in bytes; `None` where a trial array did not have it there.
     handler_offset: Option<usize>,
+    /// The name of a handler's capsule: its own text.
+    capsule_name: &'static CStr,
     selection: Selection,
 }
 
@@ -87,6 +89,12 @@ impl Numpy {
         let default_place = slot(SLOT_DEFAULT_HANDLER)?.cast::<*mut ffi::PyObject>();
         // SAFETY: slot 306 is the address of `PyObject *PyDataMem_DefaultHandler`, a capsule that NumPy holds for ever.
         let default_handler = unsafe { Bound::from_borrowed_ptr(py, default_place.read()) };
+        // SAFETY: attached; NULL, or a C string that lives as long as the capsule, which NumPy holds for ever.
+        let capsule_name = unsafe {
+            let name = ffi::PyCapsule_GetName(default_handler.as_ptr());
+            if name.is_null() { abi::CAPSULE_NAME } else { CStr::from_ptr(name) }
+        };
+        let capsule_name = if capsule_name == abi::CAPSULE_NAME { capsule_name } else { abi::CAPSULE_NAME };
         let selection = Selection::find(set_handler, &default_handler)?;
 
         let multiarray = core("multiarray")?;
@@ -101,6 +109,7 @@ impl Numpy {
             multiarray: multiarray.into_any().unbind(),
             array_memory_error,
             handler_offset: None,
+            capsule_name,
             selection,
         };
         numpy.handler_offset = numpy.find_handler_offset(py)?;
@@ -187,10 +196,11 @@ pub(super) fn struct_in(capsule: &Bound<'_, PyAny>) -> Option<NonNull<abi::PyDat
     capsule::pointer_in(capsule, abi::CAPSULE_NAME).map(NonNull::cast)
 }
 
-/// A capsule around a struct that lives for ever.
+/// A capsule around a struct that lives for ever. Its name is NumPy's own text where that is the same: NumPy compares
+/// it for each array, and glibc's `strcmp` takes twice as long where one of two texts is at the end of a page.
 pub(super) fn capsule_around<'py>(
     py: Python<'py>,
     c_struct: *const abi::PyDataMem_Handler,
 ) -> PyResult<Bound<'py, PyAny>> {
-    capsule::new(py, c_struct.cast(), abi::CAPSULE_NAME)
+    capsule::new(py, c_struct.cast(), Numpy::get(py)?.capsule_name)
 }

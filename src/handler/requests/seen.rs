@@ -112,6 +112,7 @@ impl Seen {
     #[cfg(feature = "python")]
     #[must_use]
     pub(crate) fn overdraft(&self, again: bool) -> Option<Error> {
+        self.chain.whole.as_ref()?; // nothing else is given beyond a limit
         self.chain.overdraft(again && self.chain.is_overdrawn())
     }
 

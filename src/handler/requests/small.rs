@@ -1,6 +1,7 @@
 //! A request's small blocks of the shared pool, where neither the pool nor the accounts need a lock: `handler::small`
 //! comes here first. Where anything else is to be done, nothing is, and the C functions of the slot do it.
 
+use super::super::trampoline::AtHand;
 use super::slot::Slot;
 use super::state::{AfterEnd, Memory};
 use crate::strategy::account::{Chain, UNCOUNTED};
@@ -110,5 +111,18 @@ impl Slot {
             }
         }
         Some(grown)
+    }
+}
+
+impl AtHand for Slot {
+    #[inline(always)]
+    fn take(&'static self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.allocate_small(size_bytes)
+    }
+
+    #[inline(always)]
+    unsafe fn put_back(&'static self, block: NonNull<u8>) -> bool {
+        // SAFETY: a live block of this slot, which holds it; given up where this succeeds.
+        unsafe { self.release_small(block) }
     }
 }

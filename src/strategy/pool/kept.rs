@@ -56,6 +56,9 @@ impl Small {
 }
 
 impl Kept {
+    /// The largest block that a thread keeps, in bytes.
+    pub(crate) const MAX_BYTES: usize = classes::MAX;
+
     /// A block that this thread keeps; `None` if it has none of the class, or last used another pool.
     #[inline(always)]
     pub(crate) fn take(self, size_bytes: usize) -> Option<NonNull<u8>> {

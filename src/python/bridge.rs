@@ -7,7 +7,7 @@ use super::exit;
 use super::foreign::handler_in;
 use super::handler::capsule_of;
 use super::numpy::Numpy;
-use crate::handler::Handler;
+use crate::handler::{Handler, default_handler};
 use crate::scope::Context;
 use pyo3::prelude::*;
 
@@ -18,7 +18,13 @@ use pyo3::prelude::*;
 /// # Errors
 /// Those of importing NumPy; a struct in the ContextVar that lacks a function (NumPy itself would crash on it).
 pub fn current(py: Python<'_>) -> PyResult<Handler> {
-    handler_in(&Numpy::get(py)?.current_capsule(py)?)
+    let numpy = Numpy::get(py)?;
+    let capsule = numpy.current_capsule(py)?;
+    // Where most requests begin. What is in NumPy's own capsule need not be looked up.
+    if capsule.is(numpy.default_capsule(py)) {
+        return Ok(default_handler());
+    }
+    handler_in(&capsule)
 }
 
 /// Crossing one, Python calls Rust: runs `work` with the caller's handler as Rust's current one.

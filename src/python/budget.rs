@@ -338,6 +338,7 @@ fn follow_on() {
 }
 
 /// A limit in bytes as users give it; None for no limit.
+#[inline]
 pub(super) fn limit_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     // The largest `usize` stands for no limit.
     let expected = format_args!("a number of bytes, an int from 0 to {}, or None for no limit", usize::MAX - 1);
@@ -364,11 +365,18 @@ fn guarantee_in(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
 }
 
 /// A name as users give it.
-pub(super) fn name_in(function: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
-    argument(function, "name", given, "a str that UTF-8 can hold, or None", |value| value.extract())
+#[inline]
+pub(super) fn name_in<T: for<'a> From<&'a str>>(
+    function: &str,
+    given: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<T>> {
+    argument(function, "name", given, "a str that UTF-8 can hold, or None", |value| {
+        Ok(value.cast::<PyString>()?.to_str()?.into())
+    })
 }
 
 /// A budget as users give it.
+#[inline]
 pub(super) fn budget_in(function: &str, option: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Budget>> {
     argument(function, option, given, "a ctxalloc.Budget, or None", |value| {
         Ok(value.cast::<PyBudget>()?.get().budget.clone())

@@ -7,6 +7,7 @@ use super::exit;
 use super::foreign::keep;
 use super::interpreter;
 use super::numpy::{Numpy, struct_in};
+use super::request::block as request_block;
 use super::request::call as request_call;
 use super::scope_type;
 use super::settings;
@@ -95,7 +96,8 @@ mod _native {
     use super::super::whole::{enable, library, nobodys, nobodys_by_group};
 
     use super::{
-        Numpy, adopt_numpys_default, capi, errors, exit, interpreter, request_call, scope_type, settings, shared,
+        Numpy, adopt_numpys_default, capi, errors, exit, interpreter, request_block, request_call, scope_type,
+        settings, shared,
     };
     use pyo3::prelude::*;
 
@@ -110,6 +112,7 @@ mod _native {
         interpreter::announce(py)?;
         scope_type::add_to(module)?;
         request_call::add_to(module)?;
+        request_block::add_to(py)?;
         module.add(shared::ATTRIBUTE, shared::table_capsule(py)?)?;
         module.add("_C_API", capi::api(py)?)?;
         module.add("tracemalloc_domain", interpreter::DOMAIN)?;

@@ -15,6 +15,7 @@ use std::time::Duration;
 /// # Errors
 /// TypeError where `read` raises one; else ValueError, also for the OverflowError of an int that is out of range. What
 /// is no `Exception` passes.
+#[inline(always)]
 pub(super) fn argument<'py, T>(
     function: &str,
     name: &str,
@@ -22,9 +23,20 @@ pub(super) fn argument<'py, T>(
     expected: impl fmt::Display,
     read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Option<T>> {
-    let Some(value) = given else { return Ok(None) };
+    // Most are not given, and a call with what says so is not worth its while.
+    given.map(|value| one_given(function, name, value, expected, read)).transpose()
+}
+
+#[inline(never)]
+fn one_given<'py, T>(
+    function: &str,
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    expected: impl fmt::Display,
+    read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<T> {
     let error = match asked(value.py(), read(value))? {
-        Ok(read) => return Ok(Some(read)),
+        Ok(read) => return Ok(read),
         Err(error) => error,
     };
     let message = format!("{function}({name}={}): give {expected}", repr_of(value)?);

@@ -27,7 +27,7 @@ impl PyRequest {
         if this.token.is_in_use() {
             return left; // still entered, in another Context
         }
-        let over = if error.is_none() { this.overdraft(true) } else { Ok(()) };
+        let over = if error.is_none() && this.is_whole() { this.overdraft(true) } else { Ok(()) };
         let refused = Self::end(slf, error);
         match (left.and(refused), over) {
             (Err(raised), Err(over)) => Err(refusal::raised_during(py, raised, over)),
@@ -38,20 +38,23 @@ impl PyRequest {
     /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
     pub(super) fn end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
-        let stats = match &*this.phase() {
+        let mut phase = this.phase();
+        let stats = match &*phase {
             Phase::Begun { begun, left: None } => begun.stats(),
             _ => return Ok(()), // it has ended already
         };
-        if this.is_whole() {
-            names::forget_now_and_then(py, stats.live_bytes > 0);
-        }
         let has_blocks = stats.live_blocks > 0;
-        let settling = if has_blocks {
-            running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it))
-        } else {
-            None
-        };
-        let mut phase = this.phase();
+        let mut settling = None;
+        if has_blocks || this.is_whole() {
+            drop(phase); // Python code runs
+            if this.is_whole() {
+                names::forget_now_and_then(py, stats.live_bytes > 0);
+            }
+            if has_blocks {
+                settling = running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it));
+            }
+            phase = this.phase();
+        }
         let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) };
         let ending = Ending::begin();
         *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
@@ -65,7 +68,11 @@ impl PyRequest {
             Some(settling) => settling.begin(py),
             None => Self::tell_sites(slf),
         };
-        let cancelling = this.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let cancelling = if this.arguments.cancel_if_chosen {
+            this.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take()
+        } else {
+            None
+        };
         let cancelled = cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, error));
         let refused = match error {
             Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, is_whole)),

@@ -146,10 +146,10 @@ impl Settling {
     /// # Errors
     /// What a signal's handler raised meanwhile.
     pub(super) fn begin(self, py: Python<'_>) -> PyResult<()> {
-        let event_loop = self.event_loop.clone_ref(py);
+        let event_loop = self.event_loop.bind(py).clone(); // no `Py`: see `block.rs`
         let asked = Bound::new(py, self).and_then(|this| {
             let options = in_empty_context(py)?;
-            event_loop.bind(py).call_method(intern!(py, "call_soon"), (this,), Some(&options))
+            event_loop.call_method(intern!(py, "call_soon"), (this,), Some(&options))
         });
         match asked {
             // The loop is closed.

@@ -1,5 +1,5 @@
 //! What Python calls of a Request: first what everybody may call, then what our middlewares, decorators and tasks of
-//! Rust do (`_...`). pyo3 wants all of it in one block.
+//! Rust do (`_...`). pyo3 wants all of it in one block. `__enter__` and `__exit__` are in `block.rs`.
 
 use super::admission::PyAdmission;
 use super::entering::Entering;
@@ -10,7 +10,6 @@ use crate::handler::requests::RequestHandle;
 use crate::python::budget::PyBudget;
 use crate::python::handler::PyHandler;
 use crate::python::imported::Imported;
-use crate::python::overdraft::Guard;
 use crate::python::scope::entered_already;
 use crate::python::step::Step;
 use crate::python::sums::{SiteNumbers, SumNumbers};
@@ -23,32 +22,6 @@ use std::sync::PoisonError;
 
 #[pymethods]
 impl PyRequest {
-    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-        slf.enter(slf.py())?;
-        if slf.arguments.is_whole
-            && let Some(handler) = slf.begun_handler()
-        {
-            let guard = Guard::of_block(slf.py(), handler)?;
-            *slf.guard() = guard;
-        }
-        Ok(slf)
-    }
-
-    #[pyo3(signature = (kind, error, traceback, /))]
-    fn __exit__(
-        slf: &Bound<'_, Self>,
-        kind: &Bound<'_, PyAny>,
-        error: Option<&Bound<'_, PyAny>>,
-        traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        let _ = (kind, traceback);
-        let guard = slf.get().guard().take();
-        if let Some(guard) = guard {
-            guard.end(slf.py());
-        }
-        Self::exit(slf, error)
-    }
-
     fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         if slf.get().reserves() {
             let entering = Entering::new(slf.clone().unbind().into_any(), |request| {

@@ -1,11 +1,12 @@
 //! `ctxalloc.request()`: a request for a `with` block. Entering begins it, leaving ends it.
 //!
 //! A Request is for one block, and its numbers stay readable afterwards. It selects its handler as a scope does
-//! (`scope.rs`). `options.rs` is the function, `methods.rs` what Python calls, `begin.rs` and `end.rs` how a request
-//! begins and ends; `refusal.rs` tells which MemoryErrors come from its limits.
+//! (`scope.rs`). `options.rs` is the function, `block.rs` the `with` block, `methods.rs` what else Python calls,
+//! `begin.rs` and `end.rs` how a request begins and ends; `refusal.rs` tells which MemoryErrors come from its limits.
 
 mod admission;
 mod begin;
+pub(super) mod block;
 pub(super) mod call;
 mod cancelling;
 mod current;

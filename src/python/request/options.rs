@@ -113,7 +113,7 @@ pub(super) fn made(options: &Options<'_, '_>) -> PyResult<PyRequest> {
         is_whole,
         limit_bytes,
         strategy: terms::strategy(strategy)?,
-        name: terms::name(name)?.map(Into::into),
+        name: terms::name(name)?,
         budget: terms::budget(budget)?,
         is_root: terms::flag("root", root)?,
         after_end: terms::after_end(after_end)?,

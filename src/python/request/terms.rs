@@ -130,6 +130,7 @@ fn after_end_text(after_end: AfterEnd) -> &'static str {
 
 type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
+#[inline]
 pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
     if let Some(bytes) = plain_bytes(given) {
         return Ok(Some(bytes));
@@ -137,10 +138,12 @@ pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
     limit_in("request", given)
 }
 
-pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<String>> {
+#[inline]
+pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<Arc<str>>> {
     name_in("request", given)
 }
 
+#[inline]
 pub(super) fn budget(given: Given<'_, '_>) -> PyResult<Option<Budget>> {
     budget_in("request", "budget", given)
 }
@@ -148,6 +151,7 @@ pub(super) fn budget(given: Given<'_, '_>) -> PyResult<Option<Budget>> {
 const AUTO: &str = "auto";
 
 /// ValueError: also for "auto" without a limit, which is what is reserved at first.
+#[inline]
 pub(super) fn reserve(given: Given<'_, '_>, limit_bytes: Option<usize>) -> PyResult<Option<Reserve>> {
     if let Some(bytes) = plain_bytes(given) {
         return Ok(Some(Reserve::Bytes(bytes)));
@@ -170,6 +174,7 @@ pub(super) fn reserve(given: Given<'_, '_>, limit_bytes: Option<usize>) -> PyRes
     })
 }
 
+#[inline]
 pub(super) fn max_waiting(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<usize>> {
     const WANTED: &str = "a count, an int from 0 up, together with reserve_bytes=";
     argument("request", "max_waiting", given, WANTED, |value| {
@@ -178,6 +183,7 @@ pub(super) fn max_waiting(given: Given<'_, '_>, reserves: bool) -> PyResult<Opti
     })
 }
 
+#[inline]
 pub(super) fn timeout(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<Duration>> {
     if let Some(timeout) = plain_seconds(given).filter(|_| reserves) {
         return Ok(Some(timeout));
@@ -190,6 +196,7 @@ pub(super) fn timeout(given: Given<'_, '_>, reserves: bool) -> PyResult<Option<D
     })
 }
 
+#[inline]
 pub(super) fn strategy(given: Given<'_, '_>) -> PyResult<Option<Arc<dyn Strategy>>> {
     argument("request", "strategy", given, "one of ctxalloc.strategies, or None for the process's pool", |value| {
         Ok(value.cast::<PyStrategy>()?.get().strategy())
@@ -204,6 +211,7 @@ pub(super) fn flag(option: &str, given: Given<'_, '_>) -> PyResult<bool> {
     Ok(argument("request", option, given, "True or False", |value| value.extract())?.unwrap_or(false))
 }
 
+#[inline]
 pub(super) fn after_end(given: Given<'_, '_>) -> PyResult<AfterEnd> {
     const WANTED: &str = "'charge', 'refuse' or 'detach'";
     let Some(given) = given else { return Ok(AfterEnd::default()) };

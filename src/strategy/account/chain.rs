@@ -53,10 +53,23 @@ fn inherit(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
 }
 
 /// Sorts the accounts, the youngest first, each once.
-fn as_set(mut accounts: Vec<Arc<Account>>) -> Box<[Arc<Account>]> {
+fn as_set(accounts: &mut Vec<Arc<Account>>) {
     accounts.sort_unstable_by_key(|account| std::cmp::Reverse(account.id));
     accounts.dedup_by_key(|account| account.id);
-    accounts.into()
+}
+
+/// How many accounts a request has above it, if they are as most are: so their list is made once, and as long as it is.
+fn likely_above(budget: Option<&Arc<Account>>, outer: Option<&Chain>) -> usize {
+    let mut count = outer.map_or(0, |outer| outer.accounts().len());
+    let mut next = budget;
+    while let Some(account) = next {
+        count += 1;
+        next = match &account.kind {
+            Kind::Budget { parent } => parent.as_ref(),
+            Kind::Request { .. } => None,
+        };
+    }
+    count
 }
 
 /// The accounts that a charge goes to, each once.
@@ -98,7 +111,10 @@ impl Chain {
         is_of_this_thread: bool,
         reserves: bool,
     ) -> Result<Self, Error> {
-        let mut above = Vec::new();
+        let mut above = match likely_above(budget, outer) {
+            0 => Vec::new(),
+            count => Vec::with_capacity(count + 1), // and its own
+        };
         if let Some(budget) = budget {
             reach(budget, &mut above);
         }
@@ -111,7 +127,7 @@ impl Chain {
             None => {}
         }
         add_above_reservations(&mut above);
-        let above = as_set(above);
+        as_set(&mut above);
         above.iter().for_each(Account::is_below_no_more);
         if above.len() >= MAX_DEPTH {
             return Err(Error::NestedTooDeep { max: MAX_DEPTH });
@@ -127,16 +143,17 @@ impl Chain {
         let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
         let mut own = Account::new(name, limit_bytes, kind, lock);
         own.reservation = reserves.then(Reservation::default);
-        Ok(Self::with(Arc::new(own), above.into_vec()))
+        Ok(Self::with(Arc::new(own), above))
     }
 
-    fn with(own: Arc<Account>, mut above: Vec<Arc<Account>>) -> Self {
+    fn with(own: Arc<Account>, mut all: Vec<Arc<Account>>) -> Self {
         let tabs = Tabs::none();
-        if above.iter().all(|account| account.id == own.id) {
+        if all.iter().all(|account| account.id == own.id) {
             return Self { own, all: Box::default(), covers: None, tabs, whole: None, wholes: Box::default() };
         }
-        above.push(Arc::clone(&own));
-        let all = as_set(above);
+        all.push(Arc::clone(&own));
+        as_set(&mut all);
+        let all = all.into_boxed_slice();
         let covers = covers_of(&all);
         Self { own, all, covers, tabs, whole: None, wholes: Box::default() }
     }

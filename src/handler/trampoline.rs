@@ -52,6 +52,15 @@ pub(super) unsafe fn functions_at<S: AtHand>(strategy: *const S) -> Functions {
     functions::<Near<S>>(strategy.cast_mut().cast())
 }
 
+/// The same of any strategy.
+///
+/// # Safety
+/// - as for [`functions_at`].
+#[cfg(all(test, not(ctxalloc_loom)))]
+pub(super) unsafe fn functions_behind<S: Strategy>(strategy: *const S) -> Functions {
+    functions::<Behind<S>>(strategy.cast_mut().cast())
+}
+
 /// A strategy that has small blocks at hand: on the way to them nothing can panic, nothing is allocated, and no code of
 /// a user's runs. Where any of that is to be done, nothing is, and the strategy does it.
 pub(super) trait AtHand: Strategy {
@@ -190,4 +199,49 @@ pub(super) unsafe fn live_blocks<S: Strategy>(ctx: *mut c_void) -> Option<Vec<Li
     // SAFETY: the caller passes the context that belongs to this function.
     let strategy = unsafe { strategy::<S>(ctx) };
     shielded("live_blocks", || strategy.live_blocks())
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use crate::handler::call::Call;
+    use crate::handler::requests::{Prepared, Terms};
+    use crate::handler::{Handler, handler};
+    use std::ptr::null_mut;
+
+    /// Calls its C functions with all sizes about the largest that is at hand, and a wrong size for each `free`.
+    fn check(handler: Handler) {
+        // SAFETY: each block is one of the handler's, as large as was asked for, and freed once.
+        let call = |call| unsafe { handler.entry().functions.call(call) };
+        for size in [0, 1, 15, 16, 1000, 4096, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, 1 << 20] {
+            for wrong_size in [0, size, 1, usize::MAX] {
+                let block = call(Call::Malloc { size }).cast::<u8>();
+                assert!(!block.is_null(), "{size} bytes");
+                // SAFETY: a block of so many bytes.
+                unsafe { block.write_bytes(0xAB, size) };
+                call(Call::Free { ptr: block.cast(), size: wrong_size });
+                let block = call(Call::Calloc { nelem: size, elsize: 1 }).cast::<u8>();
+                // SAFETY: as many bytes, written by `calloc`.
+                let bytes = unsafe { std::slice::from_raw_parts(block, size) };
+                assert!(bytes.iter().all(|byte| *byte == 0), "{size} bytes are zero");
+                call(Call::Free { ptr: block.cast(), size: wrong_size });
+            }
+        }
+        assert!(call(Call::Calloc { nelem: usize::MAX, elsize: 2 }).is_null(), "it overflows");
+        assert!(call(Call::Malloc { size: usize::MAX }).is_null(), "nothing is so large");
+        call(Call::Free { ptr: null_mut(), size: 8 });
+    }
+
+    #[test]
+    fn blocks_at_hand_keep_the_contract_of_c() {
+        check(handler("pool").expect("built in"));
+    }
+
+    #[test]
+    fn a_requests_blocks_at_hand_are_counted() {
+        let begun = Prepared::new(Terms { is_of_this_thread: true, ..Terms::default() }).expect("in range").begin();
+        check(begun.handler());
+        let stats = begun.stats();
+        assert_eq!((stats.live_blocks, stats.live_bytes), (0, 0));
+        assert_eq!(stats.peak_bytes, 1 << 20);
+    }
 }

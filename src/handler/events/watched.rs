@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::handler::abi::Free;
     use crate::handler::name;
-    use crate::handler::trampoline::functions_at;
+    use crate::handler::trampoline::functions_behind;
     use crate::strategy::{Strategy, System};
     use std::thread;
 
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn threads_call_a_struct_that_becomes_watched() {
         // SAFETY: `SYSTEM` is a static, so it is valid for ever.
-        let own = unsafe { functions_at(&raw const SYSTEM) };
+        let own = unsafe { functions_behind(&raw const SYSTEM) };
         let c_struct = Box::into_raw(Box::new(own.named(name::field_of("watched"))));
         let at = c_struct.expose_provenance();
         // As NumPy does, which reads single words in no order.

@@ -1,7 +1,8 @@
 //! `Chain`: the accounts that a charge goes to. It takes a charge from all of them or from none.
 
-use super::cover::{add_above_reservations, covers_of};
-use super::lending::with_exact;
+use super::above::{above_request, as_set, reach};
+use super::cover::covers_of;
+use super::lending::{recall_for_others, with_exact};
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::tabs::Tabs;
@@ -10,67 +11,8 @@ use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Weak};
-
-/// Adds `account` and every account that a charge to it goes to, perhaps more than once. The user named it, so it
-/// counts even if its request has ended.
-fn reach(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
-    let mut next = Some(Arc::clone(account));
-    while let Some(account) = next.take() {
-        match &account.kind {
-            Kind::Budget { parent } => next = parent.clone(),
-            Kind::Request { .. } => reach_above(&account, found),
-        }
-        found.push(account);
-    }
-}
-
-/// Adds the accounts above a request that [`take_over`] accepts.
-fn reach_above(request: &Account, found: &mut Vec<Arc<Account>>) {
-    let Kind::Request { above, .. } = &request.kind else { return };
-    above.iter().filter_map(Weak::upgrade).for_each(|account| take_over(&account, found));
-}
-
-/// Adds the account of a live request, or of a budget with a handle together with the accounts above it.
-fn take_over(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
-    match &account.kind {
-        Kind::Request { ended, .. } if !ended.load(RELAXED) => found.push(Arc::clone(account)),
-        Kind::Budget { .. } if account.handles.load(RELAXED) > 0 => reach(account, found),
-        _ => {}
-    }
-}
-
-/// For a request that begins inside an ended one: adds a live request around that one, with the accounts above it. The
-/// ended request itself is not inherited, since whoever still carries it does so by accident.
-fn inherit(account: &Arc<Account>, found: &mut Vec<Arc<Account>>) {
-    if let Kind::Request { ended, .. } = &account.kind
-        && !ended.load(RELAXED)
-    {
-        reach_above(account, found);
-        found.push(Arc::clone(account));
-    }
-}
-
-/// Sorts the accounts, the youngest first, each once.
-fn as_set(accounts: &mut Vec<Arc<Account>>) {
-    accounts.sort_unstable_by_key(|account| std::cmp::Reverse(account.id));
-    accounts.dedup_by_key(|account| account.id);
-}
-
-/// How many accounts a request has above it, if they are as most are: so their list is made once, and as long as it is.
-fn likely_above(budget: Option<&Arc<Account>>, outer: Option<&Chain>) -> usize {
-    let mut count = outer.map_or(0, |outer| outer.accounts().len());
-    let mut next = budget;
-    while let Some(account) = next {
-        count += 1;
-        next = match &account.kind {
-            Kind::Budget { parent } => parent.as_ref(),
-            Kind::Request { .. } => None,
-        };
-    }
-    count
-}
 
 /// The accounts that a charge goes to, each once.
 #[derive(Debug)]
@@ -111,27 +53,12 @@ impl Chain {
         is_of_this_thread: bool,
         reserves: bool,
     ) -> Result<Self, Error> {
-        let mut above = match likely_above(budget, outer) {
-            0 => Vec::new(),
-            count => Vec::with_capacity(count + 1), // and its own
-        };
-        if let Some(budget) = budget {
-            reach(budget, &mut above);
-        }
-        match outer {
-            // All accounts that the outer request is charged to, itself included.
-            Some(outer) if !outer.has_ended() => {
-                outer.accounts().iter().for_each(|account| take_over(account, &mut above))
-            }
-            Some(outer) => outer.accounts().iter().for_each(|account| inherit(account, &mut above)),
-            None => {}
-        }
-        add_above_reservations(&mut above);
-        as_set(&mut above);
-        above.iter().for_each(Account::is_below_no_more);
+        let around = outer.map_or(&[][..], Self::accounts);
+        let above = above_request(budget, around, outer.is_some_and(Self::has_ended));
         if above.len() >= MAX_DEPTH {
             return Err(Error::NestedTooDeep { max: MAX_DEPTH });
         }
+        above.iter().for_each(Account::is_below_no_more);
         let kind = Kind::Request {
             ended: AtomicBool::new(false),
             own_blocks: AtomicUsize::new(0),
@@ -217,20 +144,10 @@ impl Chain {
         if !is_late && has_room() {
             return None;
         }
-        if self.call_in_for_room() && !is_late && has_room() {
+        if recall_for_others(self.accounts()) && !is_late && has_room() {
             return None;
         }
         self.refusing_overdraft(bytes, size_bytes, is_late)
-    }
-
-    /// Calls in what its accounts have lent; whether that was anything.
-    #[cold]
-    fn call_in_for_room(&self) -> bool {
-        let mut any = false;
-        for account in self.accounts() {
-            any |= account.call_in_for_others();
-        }
-        any
     }
 
     #[cold]

@@ -13,12 +13,9 @@ impl Account {
         match &self.kind {
             Kind::Request { above, .. } => above.iter().any(|above| Weak::as_ptr(above) == Arc::as_ptr(other)),
             Kind::Budget { parent } => {
-                let above = std::iter::successors(parent.as_ref(), |account| match &account.kind {
-                    Kind::Budget { parent } => parent.as_ref(),
-                    Kind::Request { .. } => None, // whose chain a budget below it has as its own
-                });
                 // A parent is older than what is below it.
-                above.take_while(|above| above.id >= other.id).any(|above| above.id == other.id)
+                let mut above = with_parents(parent.as_ref()).take_while(|above| above.id >= other.id);
+                above.any(|above| above.id == other.id)
             }
         }
     }
@@ -51,6 +48,14 @@ impl Account {
     pub(crate) fn max_waiting(&self) -> &AtomicUsize {
         &self.max_waiting
     }
+}
+
+/// A budget, and those above it up to one that is below a request.
+pub(super) fn with_parents(budget: Option<&Arc<Account>>) -> impl Iterator<Item = &Arc<Account>> {
+    std::iter::successors(budget, |account| match &account.kind {
+        Kind::Budget { parent } => parent.as_ref(),
+        Kind::Request { .. } => None, // whose chain a budget below it has as its own
+    })
 }
 
 /// What comes out of a reservation is charged to everything that the reservation was taken from: adds the accounts
@@ -127,11 +132,7 @@ fn each_above(accounts: &[Arc<Account>], below: usize, mut found: impl FnMut(usi
             above.iter().for_each(|above| look_for(above.as_ptr(), &|| above.upgrade().map(|account| account.id)))
         }
         Kind::Budget { parent } => {
-            let parents = std::iter::successors(parent.as_ref(), |account| match &account.kind {
-                Kind::Budget { parent } => parent.as_ref(),
-                Kind::Request { .. } => None, // whose chain a budget below it has as its own
-            });
-            parents.for_each(|account| look_for(Arc::as_ptr(account), &|| Some(account.id)));
+            with_parents(parent.as_ref()).for_each(|account| look_for(Arc::as_ptr(account), &|| Some(account.id)));
         }
     }
 }

@@ -25,12 +25,14 @@ const REST: usize = 32;
 /// Calls in what these accounts have lent: afterwards their numbers are what they say. Whether there was anything.
 /// Under the locks of these accounts.
 pub(super) fn recall(accounts: &[Arc<Account>]) -> bool {
-    let mut lenders = accounts.iter().filter(|account| account.lends());
-    if lenders.next().is_none() {
-        return false;
-    }
-    recall_each(accounts.iter().map(|account| &**account));
-    true
+    recall_each(accounts.iter().map(|account| &**account))
+}
+
+/// The same where others need the bytes.
+#[cold]
+pub(super) fn recall_for_others(accounts: &[Arc<Account>]) -> bool {
+    accounts.iter().for_each(|account| account.rest_from_lending());
+    recall(accounts)
 }
 
 /// Runs `work` under the locks of these accounts, none of which has lent anything then.
@@ -41,9 +43,17 @@ pub(super) fn with_exact<R>(accounts: &[Arc<Account>], work: impl FnOnce() -> R)
     })
 }
 
+#[inline]
+fn recall_each<'a>(accounts: impl Iterator<Item = &'a Account> + Clone) -> bool {
+    let lends = accounts.clone().any(Account::lends);
+    if lends {
+        recall_lenders(accounts.filter(|account| account.lends()));
+    }
+    lends
+}
+
 #[cold]
-fn recall_each<'a>(accounts: impl Iterator<Item = &'a Account> + Clone) {
-    let lenders = accounts.filter(|account| account.lends());
+fn recall_lenders<'a>(lenders: impl Iterator<Item = &'a Account> + Clone) {
     let loans = || lenders.clone().flat_map(Account::loans);
     // Of one that is inside of it nobody knows where: it ends by itself, and the next one finds that nothing is lent.
     loans().for_each(|loan| loan.borrower.ceiling.store(0, RELAXED));
@@ -78,21 +88,14 @@ impl Account {
 
     /// [`recall`] of this one.
     pub(super) fn call_in(&self) -> bool {
-        let lends = self.lends();
-        if lends {
-            recall_each(std::iter::once(self));
-        }
-        lends
+        recall_each(std::iter::once(self))
     }
 
-    /// The same where others need the bytes.
-    #[cold]
-    pub(super) fn call_in_for_others(&self) -> bool {
-        let lends = self.call_in();
-        if lends {
+    /// If it lends, it does not again for a while.
+    fn rest_from_lending(&self) {
+        if self.lends() {
             self.lending.rest.store(REST, RELAXED);
         }
-        lends
     }
 
     fn counted(&self) -> Counted {
@@ -236,14 +239,18 @@ impl Account {
         self.loans().fold(self.live_bytes.load(RELAXED), |sum, loan| sum.wrapping_add(used(loan)))
     }
 
-    /// Whether a growth by so many bytes would break what its loans rely on.
+    /// Calls its loans in if a growth by so many bytes would break what they rely on.
     #[inline]
-    pub(super) fn has_lent_too_much_for(&self, more_live: usize, more_in_use: usize) -> bool {
-        if !self.lends() {
-            return false;
+    pub(super) fn call_in_for_growth(&self, bytes: usize) {
+        if self.lends() && self.has_lent_too_much_for(bytes) {
+            self.rest_from_lending();
+            self.call_in();
         }
-        let live = self.live_bytes.load(RELAXED).saturating_add(self.lent_bytes());
-        let in_use = live.saturating_add(self.pending_bytes()).saturating_add(more_in_use);
-        live.saturating_add(more_live) > self.peak_bytes() || in_use > self.enforced_bytes.load(RELAXED)
+    }
+
+    #[cold]
+    fn has_lent_too_much_for(&self, bytes: usize) -> bool {
+        let live = self.live_bytes.load(RELAXED).saturating_add(self.lent_bytes()).saturating_add(bytes);
+        live > self.peak_bytes() || live.saturating_add(self.pending_bytes()) > self.enforced_bytes.load(RELAXED)
     }
 }

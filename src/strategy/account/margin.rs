@@ -1,7 +1,7 @@
 //! How far small blocks may exceed a limit that has refused, so that the refusal can be handled.
 
 use super::lending::with_exact;
-use super::{Account, Chain, RELAXED};
+use super::{Account, Chain};
 
 impl Chain {
     /// Whether all accounts have room, or exceed their limit with it by no more than a sixteenth of the smallest limit
@@ -10,7 +10,7 @@ impl Chain {
         let limit_bytes = self.accounts().iter().map(|account| account.limit_bytes()).min().unwrap_or_default();
         let reserve_bytes = (limit_bytes / 16).max(min_reserve_bytes);
         let fits = |account: &Account, bytes: usize| {
-            let in_use_bytes = account.live_bytes.load(RELAXED).saturating_add(account.pending_bytes());
+            let in_use_bytes = account.counted_bytes();
             in_use_bytes.saturating_add(bytes) <= account.limit_bytes().saturating_add(reserve_bytes)
         };
         with_exact(self.accounts(), || match &self.covers {

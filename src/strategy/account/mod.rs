@@ -9,6 +9,7 @@
 //! All numbers are atomics, so that a single one can be read without the lock. They are changed only under it. Small
 //! blocks of a request change its own account only, within what those above have lent it (`credit`, `lending`).
 
+mod above;
 mod asking;
 mod chain;
 mod choice;
@@ -371,11 +372,16 @@ impl Account {
         }
     }
 
+    /// What is in use and reserved, without what was lent: exact under the lock, once that is called in.
+    #[inline]
+    pub(super) fn counted_bytes(&self) -> usize {
+        self.live_bytes.load(RELAXED).saturating_add(self.pending_bytes.load(RELAXED))
+    }
+
     /// Whether it has room beside all that it has lent.
     #[inline]
     pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
-        let live = self.live_bytes.load(RELAXED).saturating_add(self.lent_bytes());
-        let in_use = live.saturating_add(self.pending_bytes.load(RELAXED));
+        let in_use = self.counted_bytes().saturating_add(self.lent_bytes());
         in_use.checked_add(bytes).is_some_and(|sum| sum <= self.enforced_bytes.load(RELAXED))
     }
 
@@ -403,9 +409,7 @@ impl Account {
     /// Adds a charge, which all accounts of the chain have room for, or which they have to bear.
     #[inline]
     fn take(&self, bytes: usize, blocks: usize) {
-        if self.has_lent_too_much_for(bytes, bytes) {
-            self.call_in_for_others();
-        }
+        self.call_in_for_growth(bytes);
         let live = self.live_bytes.load(RELAXED) + bytes;
         // Before the other: whoever reads the live bytes and then the peak, without the lock, finds that no less.
         if live > self.peak_bytes.load(RELAXED) {
@@ -438,7 +442,7 @@ impl Account {
     fn refuse(&self, at: usize, requested_bytes: usize) -> Refused {
         count(&self.refused, 1);
         // Reserved bytes count as in use here, as they do for the limit.
-        let in_use_bytes = self.live_bytes.load(RELAXED) + self.pending_bytes.load(RELAXED);
+        let in_use_bytes = self.counted_bytes();
         let limit_bytes = self.limit_bytes();
         Refused { at, limit_bytes, in_use_bytes, held_bytes: 0, requested_bytes, is_chosen: self.take_mark() }
     }

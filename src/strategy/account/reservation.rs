@@ -233,8 +233,7 @@ impl Chain {
             for at in 1..covers.len() {
                 let (account, step) = (&self.accounts()[at], self.step(covers, at, 0));
                 if step > 0 && !account.has_room_for(step) {
-                    let wanted =
-                        account.live_bytes.load(RELAXED).saturating_add(account.pending_bytes()).saturating_add(step);
+                    let wanted = account.counted_bytes().saturating_add(step);
                     account.missing.note(wanted.saturating_sub(account.limit_bytes()));
                     lacks = true;
                 }

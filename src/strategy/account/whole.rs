@@ -74,7 +74,7 @@ impl Chain {
         parts.granted(&Refused {
             at,
             limit_bytes: account.limit_bytes(),
-            in_use_bytes: account.live_bytes.load(RELAXED).saturating_add(account.pending_bytes()),
+            in_use_bytes: account.counted_bytes(),
             held_bytes: self.own.live_bytes.load(RELAXED),
             requested_bytes: bytes,
             is_chosen: account.take_mark(),

@@ -22,7 +22,7 @@ pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_acro
     any(ctxalloc_loom, miri),
     allow(unused_imports, reason = "its users need a process to fork, or Python")
 )]
-pub(crate) use made::Made;
+pub(crate) use made::{Made, Once};
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, wait_for_brief_sections, with_all};
 pub(crate) use threads::{Section, place_of_this_thread};
 

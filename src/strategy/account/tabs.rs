@@ -7,12 +7,11 @@
 
 use super::lent::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
-use crate::sync::{Section, place_of_this_thread};
+use crate::sync::{Once, Section, place_of_this_thread};
 use crate::unattributed::unattributed;
 use std::array;
-use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 /// How many threads may have one, and at how many places a thread looks for its own.
@@ -21,46 +20,6 @@ const LOOKS: usize = 8;
 
 /// What a tab's numbers begin with: no request has so much of anything.
 const MIDDLE: usize = 1 << (usize::BITS - 2);
-
-/// A place that is filled once, before this goes.
-#[derive(Debug)]
-struct Once<T>(AtomicPtr<T>);
-
-impl<T> Once<T> {
-    const fn new() -> Self {
-        Self(AtomicPtr::new(null_mut()))
-    }
-
-    #[inline]
-    #[allow(unsafe_code, reason = "a box behind an atomic pointer")]
-    fn get(&self) -> Option<&T> {
-        // SAFETY: NULL, or a box that goes with this place. Acquire pairs with the exchange in `fill`.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
-    }
-
-    /// Fills it; false if it was filled before, or by another thread just now.
-    #[allow(unsafe_code, reason = "a box of our own")]
-    fn fill(&self, value: T) -> bool {
-        let value = Box::into_raw(Box::new(value));
-        let is_ours = self.0.compare_exchange(null_mut(), value, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if !is_ours {
-            // SAFETY: made above, and seen by nobody.
-            drop(unsafe { Box::from_raw(value) });
-        }
-        is_ours
-    }
-}
-
-impl<T> Drop for Once<T> {
-    #[allow(unsafe_code, reason = "a box behind an atomic pointer")]
-    fn drop(&mut self) {
-        let value = *self.0.get_mut();
-        if !value.is_null() {
-            // SAFETY: the box from `fill`, which nobody can reach any more.
-            drop(unsafe { Box::from_raw(value) });
-        }
-    }
-}
 
 /// The tabs of one request, at places that depend on the thread.
 #[derive(Debug)]

@@ -21,9 +21,9 @@ def test_names_that_cpython_keeps_of_ended_requests_fill_no_budget():
     check("""
         import time
         budget, subject = ctxalloc.Budget(4 * MiB, name="small"), object()
-        for n in range(15_000):
+        for n in range(1_500):
             with ctxalloc.request(whole=True, root=True, budget=budget):
-                for kind in range(20):
+                for kind in range(200):
                     getattr(subject, "visit_" + str(kind), None)
         time.sleep(0.06)
         with ctxalloc.request(whole=True, root=True, budget=budget):

@@ -39,16 +39,15 @@ impl PyRequest {
     pub(super) fn end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
         let mut phase = this.phase();
-        let stats = match &*phase {
-            Phase::Begun { begun, left: None } => begun.stats(),
+        let (has_blocks, whole) = match &*phase {
+            Phase::Begun { begun, left: None } => (begun.stats().live_blocks > 0, begun.whole()),
             _ => return Ok(()), // it has ended already
         };
-        let has_blocks = stats.live_blocks > 0;
         let mut settling = None;
-        if has_blocks || this.is_whole() {
+        if has_blocks || whole.is_some() {
             drop(phase); // Python code runs
-            if this.is_whole() {
-                names::forget_now_and_then(py, stats.live_bytes > 0);
+            if let Some(whole) = &whole {
+                names::forget_now_and_then(py, whole.object_bytes);
             }
             if has_blocks {
                 settling = running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it));
@@ -59,7 +58,6 @@ impl PyRequest {
         let ending = Ending::begin();
         *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
-        let is_whole = begun.whole().is_some();
         let noted = noted::of(begun);
         drop(phase);
         ending.look(); // who gets its room is woken by this thread, which has the GIL
@@ -75,7 +73,7 @@ impl PyRequest {
         };
         let cancelled = cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, error));
         let refused = match error {
-            Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, is_whole)),
+            Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, whole.is_some())),
             None => cancelled,
         };
         match (noted.and(settled), refused) {

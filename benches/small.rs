@@ -257,7 +257,7 @@ fn shared(parent: Option<&Budget>) -> Budget {
 type Alone = (&'static str, fn(usize));
 
 /// For callgrind: which allocator runs the mixed shape on this thread, by its word.
-const ALONE: [Alone; 9] = [
+const ALONE: [Alone; 11] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
@@ -276,6 +276,20 @@ const ALONE: [Alone; 9] = [
         Mixed.run(&allocator); // this thread owns it
         thread::scope(|scope| drop(scope.spawn(|| Mixed.run(&allocator)))); // both share it from now on
         (0..rounds).for_each(|_| Mixed.run(&allocator));
+    }),
+    // Two threads at once in one request, for so many rounds each.
+    ("together", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        thread::scope(|scope| {
+            (0..2).for_each(|_| drop(scope.spawn(|| (0..rounds).for_each(|_| Mixed.run(&allocator)))));
+        });
+    }),
+    // The same with two new threads for each ten rounds.
+    ("in-turns", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        (0..rounds / 10).for_each(|_| on_threads(Mixed, 2, 10, allocator.clone())());
     }),
     // So many thousand requests that allocate nothing.
     ("begin-end", |rounds| {

@@ -8,6 +8,9 @@
 //!   owner:   NOBODY ──first use──► thread ──second thread──► thread | REVOKING ──section over──► SHARED
 //!               └───────────────────────── no membarrier here ─────────────────────────────────────▲
 //! ```
+//! Where whoever uses a lock is always its owner, the thread that comes after one that has ended becomes it instead
+//! (`thread | REVOKING ──section over──► next thread`, [`OwnerLock::inherit`]).
+//!
 //! Why the two exclude each other: the owner stores its mark, then loads `owner`; the other thread stores `owner`, then
 //! loads the mark. One of them must see the other (Dekker). The owner's side has no fence; the other side calls
 //! `membarrier`, which runs one on every processor that runs a thread of this process (under loom both sides have a
@@ -28,7 +31,7 @@ pub(crate) struct OwnerLock {
     /// NULL (nobody), [`SHARED`], or the owner's record, with [`REVOKING`] in its address while it is taken away.
     /// - set to a thread: from NULL only, by that thread. Cannot be set once it was `SHARED`.
     /// - set to `thread | REVOKING`: by another thread, which then waits for the owner's section. Only `SHARED`
-    ///   follows.
+    ///   follows, or where the owner had ended the thread that inherits.
     /// - set to `SHARED`: when no section of an owner can be under way any more. Never changes again.
     owner: AtomicPtr<Thread>,
     /// The spin lock. 0: free. Else twice the number of births ([`births`]) of the process that took it, plus one.
@@ -141,6 +144,26 @@ impl OwnerLock {
         membarrier::heavy();
         // A later section, should there be one, sees the mark.
         thread_at(owner).is_none_or(|owner| owner.wait_for_section(turns))
+    }
+
+    /// Makes it this thread's if the one that owned it has ended; whether it is now. Only for a lock that nobody but
+    /// its owner takes. Outside of sections and locks.
+    #[cold]
+    pub(crate) fn inherit(&self) -> bool {
+        // Acquire: another thread may have made the record just now.
+        let owner = self.owner.load(Ordering::Acquire);
+        let is_owned = owner.addr() & (SHARED.addr() | REVOKING) == 0;
+        is_owned
+            && thread_at(owner).is_some_and(Thread::has_ended)
+            && Thread::own().is_some_and(|own| self.inherit_from(owner, own))
+    }
+
+    /// The next thread may have got the record meanwhile, and be inside of a section: it loses the lock as in
+    /// [`revoke`](Self::revoke).
+    fn inherit_from(&self, owner: *mut Thread, own: &'static Thread) -> bool {
+        self.revoke(owner, FOR_EVER)
+            // AcqRel: as in `settle`.
+            && self.owner.compare_exchange(marked(owner), own.as_owner(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Takes the spin lock, which was settled. In a child of `fork` also from a thread that only the parent has. False
@@ -479,6 +502,41 @@ mod loom_tests {
             #[allow(unsafe_code, reason = "the counter that the locks protect")]
             let count = counted.count.with(|count| unsafe { *count });
             assert_eq!(count, 2 + lent);
+        });
+    }
+
+    /// The owner has ended, but a new thread has its record and uses the lock while another one inherits it.
+    #[test]
+    fn loom_a_lock_is_inherited_while_its_owners_record_is_used_again() {
+        bounded(|| {
+            let counted = Counted::new();
+            let first: &'static Thread = Thread::leak(null());
+            exclusively(Some(first), &[&counted.locks[0]], || ());
+            let add_if_owned = |counted: &Counted, thread: &'static Thread| {
+                let _section = Section::begin_brief(thread);
+                let is_owned = counted.locks[0].is_owned_by(thread);
+                if is_owned {
+                    // SAFETY: the lock's owner, in a section.
+                    #[allow(unsafe_code, reason = "the counter that the locks protect")]
+                    counted.count.with_mut(|count| unsafe { *count += 1 });
+                }
+                usize::from(is_owned)
+            };
+            let other = loom::thread::spawn({
+                let counted = Arc::clone(&counted);
+                move || {
+                    let next: &'static Thread = Thread::leak(null());
+                    assert!(counted.locks[0].inherit_from(first.as_owner(), next));
+                    add_if_owned(&counted, next)
+                }
+            });
+            let here = add_if_owned(&counted, first) + add_if_owned(&counted, first);
+            let there = other.join().expect("no panic");
+            assert_eq!(there, 1);
+            // SAFETY: alone again.
+            #[allow(unsafe_code, reason = "the counter that the locks protect")]
+            let count = counted.count.with(|count| unsafe { *count });
+            assert_eq!(count, here + there);
         });
     }
 

@@ -109,6 +109,12 @@ impl Thread {
         HAVE_NAMES && self.name.load(Ordering::Relaxed) == name_of_this_thread()
     }
 
+    /// Whether no thread has the record. What its last one did in sections has been done.
+    pub(super) fn has_ended(&self) -> bool {
+        // Acquire pairs with the Release in `Leaver`.
+        !self.taken.load(Ordering::Acquire)
+    }
+
     /// Waits for the end of the section that is under way, and lets others run so often meanwhile; whether it is over.
     /// A later one sees what was stored before `membarrier::heavy`, which the caller has called.
     pub(super) fn wait_for_section(&self, mut turns: usize) -> bool {

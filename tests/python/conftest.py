@@ -40,7 +40,7 @@ def names_are_left() -> Iterator[None]:
     """Metrics have room for 128 names. A test that takes many runs Python anew; another one would not find its own."""
     yield
     taken = list(ctxalloc.metrics.snapshot().series)
-    assert len(taken) < 100, f"a test of this process took too many names: {taken}"
+    assert len(taken) < 120, f"a test of this process took too many names: {taken}"
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ use ctxalloc::strategy::{Budget, System};
 use ctxalloc::{Buffer, Context, Error, Request, request};
 use errors::{error, refusal};
 use model::{Model, Numbers};
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Barrier};
@@ -69,22 +70,33 @@ struct Block {
 
 /// Threads that do one thing at a time for the program, in its order.
 struct Hands {
-    senders: Vec<Sender<Box<dyn FnOnce() + Send>>>,
+    hands: Vec<RefCell<Hand>>,
+    /// After so many things a thread ends, and another one takes its place.
+    lasts: usize,
+}
+
+struct Hand {
+    sender: Sender<Box<dyn FnOnce() + Send>>,
+    thread: thread::JoinHandle<()>,
+    done: usize,
+}
+
+impl Hand {
+    fn new() -> Self {
+        let (sender, receiver) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let thread = thread::spawn(move || receiver.into_iter().for_each(|work| work()));
+        Self { sender, thread, done: 0 }
+    }
 }
 
 impl Hands {
-    fn new(count: usize) -> Self {
-        let senders = (0..count).map(|_| {
-            let (sender, receiver) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
-            thread::spawn(move || receiver.into_iter().for_each(|work| work()));
-            sender
-        });
-        Self { senders: senders.collect() }
+    fn new(count: usize, lasts: usize) -> Self {
+        Self { hands: (0..count).map(|_| RefCell::new(Hand::new())).collect(), lasts }
     }
 
     /// One of them, or 0: here.
     fn any(&self, random: &mut Random) -> usize {
-        random.below(self.senders.len() + 1)
+        random.below(self.hands.len() + 1)
     }
 
     /// Mostly `home`.
@@ -97,8 +109,15 @@ impl Hands {
         match there.checked_sub(1) {
             None => work(),
             Some(hand) => {
+                let mut hand = self.hands[hand].borrow_mut();
+                if hand.done == self.lasts {
+                    let Hand { sender, thread, .. } = std::mem::replace(&mut *hand, Hand::new());
+                    drop(sender);
+                    thread.join().unwrap();
+                }
+                hand.done += 1;
                 let (answer, wait) = mpsc::channel();
-                self.senders[hand].send(Box::new(move || drop(answer.send(work())))).unwrap();
+                hand.sender.send(Box::new(move || drop(answer.send(work())))).unwrap();
                 wait.recv().unwrap()
             }
         }
@@ -464,12 +483,19 @@ fn times() -> usize {
 
 #[test]
 fn random_programs_on_one_thread_have_the_models_numbers() {
-    programs(if cfg!(miri) { 5 } else { 1500 * times() }, 1, &Hands::new(0));
+    programs(if cfg!(miri) { 5 } else { 1500 * times() }, 1, &Hands::new(0, 0));
 }
 
 #[test]
 fn random_programs_handed_from_thread_to_thread_have_the_models_numbers() {
-    programs(if cfg!(miri) { 3 } else { 500 * times() }, 1 << 40, &Hands::new(3));
+    programs(if cfg!(miri) { 3 } else { 500 * times() }, 1 << 40, &Hands::new(3, usize::MAX));
+}
+
+#[test]
+fn random_programs_handed_to_threads_that_end_have_the_models_numbers() {
+    for lasts in [1, 7, 30] {
+        programs(if cfg!(miri) { 1 } else { 150 * times() }, 1 << 41, &Hands::new(3, lasts));
+    }
 }
 
 #[test]
@@ -569,17 +595,25 @@ impl Shared {
         for round in 0..if cfg!(miri) { 2 } else { 30 } {
             // What is kept between rounds differs, so some rounds are below the peaks and some beyond.
             let kept = random.below(120);
-            for _ in 0..if cfg!(miri) { 20 } else { 400 } {
-                let which = random.below(2);
-                let (context, blocks) = (&mut contexts[which], &mut blocks[which]);
-                if blocks.len() > kept || (!blocks.is_empty() && random.one_in(3)) {
-                    let block = blocks.swap_remove(random.below(blocks.len()));
-                    self.held[number][which].fetch_sub(block.len(), Relaxed);
-                } else if let Ok(block) = context.run(|| Buffer::zeroed(1 + random.below(400))) {
-                    self.held[number][which].fetch_add(block.len(), Relaxed);
-                    self.made.fetch_add(which, Relaxed);
-                    blocks.push(block);
+            let mut turn = || {
+                for _ in 0..if cfg!(miri) { 20 } else { 400 } {
+                    let which = random.below(2);
+                    let (context, blocks) = (&mut contexts[which], &mut blocks[which]);
+                    if blocks.len() > kept || (!blocks.is_empty() && random.one_in(3)) {
+                        let block = blocks.swap_remove(random.below(blocks.len()));
+                        self.held[number][which].fetch_sub(block.len(), Relaxed);
+                    } else if let Ok(block) = context.run(|| Buffer::zeroed(1 + random.below(400))) {
+                        self.held[number][which].fetch_add(block.len(), Relaxed);
+                        self.made.fetch_add(which, Relaxed);
+                        blocks.push(block);
+                    }
                 }
+            };
+            if seed % 2 == 0 {
+                turn();
+            } else {
+                // By a thread that ends with it: the next one inherits what it had.
+                thread::scope(|scope| scope.spawn(turn).join().unwrap());
             }
             if round % 3 == 0 {
                 // Of its own request nobody else changes anything.

@@ -3,7 +3,8 @@
 //! A lock that a second thread has taken is shared for ever, so no thread charges such a request alone. Instead each
 //! has an account of its own below it, whose lock it owns, and which borrows from the request and from all accounts
 //! above (`lending`). Its numbers count only as differences. A block may be freed on another thread's tab than it was
-//! made on, so they begin in the middle of what a number can be.
+//! made on, so they begin in the middle of what a number can be. The tab of a thread that has ended, and what it has
+//! borrowed, is the next thread's.
 
 use super::lent::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
@@ -66,7 +67,7 @@ impl Tabs {
         Some((first..first + LOOKS).map(|place| &places[place % MAX_TABS]))
     }
 
-    /// Makes one for this thread, unless it has one or there is no room for it. Outside of all locks.
+    /// Makes one for this thread, unless it has one, inherits one, or there is no room for it. Outside of all locks.
     pub(super) fn make_here(&self, request: &Account) {
         let _unattributed = unattributed();
         if !self.are_there() {
@@ -75,7 +76,10 @@ impl Tabs {
         if self.here().is_none()
             && let Some(mut places) = self.places()
         {
-            let _has_room = places.any(|place| place.get().is_none() && place.fill(Account::tab(request)));
+            let _has_room = places.any(|place| match place.get() {
+                Some(tab) => tab.lock.inherit(),
+                None => place.fill(Account::tab(request)),
+            });
         }
     }
 }

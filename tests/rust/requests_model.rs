@@ -609,7 +609,7 @@ impl Shared {
                     }
                 }
             };
-            if seed % 2 == 0 {
+            if seed.is_multiple_of(2) {
                 turn();
             } else {
                 // By a thread that ends with it: the next one inherits what it had.

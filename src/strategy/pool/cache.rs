@@ -99,7 +99,7 @@ impl Drop for Number {
 /// One thread's blocks of one pool.
 pub(super) struct Cache {
     serial: u64,
-    bins: [Bin; classes::COUNT],
+    bins: [Bin; BINS],
     /// Those of each bin are together, the most recently used last: see [`STARTS`].
     blocks: [NonNull<u8>; PLACES],
     /// Where the blocks go when the thread ends.
@@ -138,8 +138,11 @@ impl Bin {
     }
 }
 
-const EMPTY: [Bin; classes::COUNT] = {
-    let mut bins = [Bin::empty(0); classes::COUNT];
+/// One for each class, and some that are never used, so that a remainder needs no check.
+const BINS: usize = classes::COUNT.next_power_of_two();
+
+const EMPTY: [Bin; BINS] = {
+    let mut bins = [Bin::empty(0); BINS];
     let mut class = 0;
     while class < classes::COUNT {
         bins[class] = Bin::empty(class);
@@ -174,20 +177,24 @@ impl Cache {
     /// Takes the most recently used block of `class`.
     #[inline(always)]
     pub(super) fn pop(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let bin = self.bins.get_mut(class)?;
+        let bin = &mut self.bins[class % BINS];
         if bin.top == bin.start {
             return None;
         }
         bin.top -= 1;
-        self.blocks.get(bin.top as usize).copied()
+        // SAFETY: below the bin's `end`, which is at most where the next bin starts.
+        Some(unsafe { *self.blocks.get_unchecked(bin.top as usize) })
     }
 
     /// Keeps a block; false if the bin is full.
     #[inline(always)]
     pub(super) fn push(&mut self, class: usize, block: NonNull<u8>) -> bool {
-        let Some(bin) = self.bins.get_mut(class).filter(|bin| bin.top < bin.end) else { return false };
-        let Some(place) = self.blocks.get_mut(bin.top as usize) else { return false };
-        *place = block;
+        let bin = &mut self.bins[class % BINS];
+        if bin.top >= bin.end {
+            return false;
+        }
+        // SAFETY: below the bin's `end`, which is at most where the next bin starts.
+        unsafe { *self.blocks.get_unchecked_mut(bin.top as usize) = block };
         bin.top += 1;
         true
     }
@@ -335,7 +342,7 @@ impl Caches {
         let Some(cache) = self.at(number.place).filter(|cache| cache.serial != number.serial) else { return };
         // The blocks of the previous pool are gone with that pool.
         let mut room_bytes = 0;
-        for (class, bin) in cache.bins.iter_mut().enumerate() {
+        for (class, bin) in cache.bins.iter_mut().enumerate().take(classes::COUNT) {
             room_bytes += bin.max() * classes::bytes(class);
             *bin = Bin::empty(class);
         }

@@ -17,24 +17,32 @@ pub(super) const COUNT: usize = 8 + 4 * 9;
 #[inline]
 pub(super) fn of(size_bytes: usize) -> usize {
     debug_assert!(size_bytes <= MAX);
-    if size_bytes <= 512 {
-        return size_bytes.saturating_sub(1) / ALIGN;
-    }
+    if size_bytes <= TABLED { tabled(size_bytes) } else { computed(size_bytes) }
+}
+
+/// [`of`]; `None` above [`MAX`].
+#[inline(always)]
+pub(super) fn find(size_bytes: usize) -> Option<usize> {
     if size_bytes <= TABLED {
-        return TABLE[(size_bytes - 1) / ALIGN] as usize;
+        return Some(tabled(size_bytes));
     }
-    computed(size_bytes)
+    (size_bytes <= MAX).then(|| computed(size_bytes))
+}
+
+#[inline(always)]
+fn tabled(size_bytes: usize) -> usize {
+    TABLE[size_bytes.div_ceil(ALIGN)] as usize
 }
 
 /// Up to this size the class is looked up in a table, which is faster than computing it.
 const TABLED: usize = 8 << 10;
 
 /// The class of each multiple of [`ALIGN`] and the sizes below it.
-static TABLE: [u8; TABLED / ALIGN] = {
-    let mut table = [0; TABLED / ALIGN];
-    let mut index = 512 / ALIGN;
+static TABLE: [u8; TABLED / ALIGN + 1] = {
+    let mut table = [0; TABLED / ALIGN + 1];
+    let mut index = 1;
     while index < table.len() {
-        table[index] = computed((index + 1) * ALIGN) as u8;
+        table[index] = if index <= 512 / ALIGN { index - 1 } else { computed(index * ALIGN) } as u8;
         index += 1;
     }
     table

@@ -93,7 +93,8 @@ impl<P: Pages> Inner<P> {
         local::sweep(now, (self.retention.decay() / 2).max(MIN_SWEEP_INTERVAL));
     }
 
-    /// Takes a live large block back.
+    /// Takes a live large block back. Not inline: what it needs, each small block's release would save and restore.
+    #[inline(never)]
     pub(super) fn release_large(&self, region: &Region, block: NonNull<u8>) {
         match &self.huge {
             // `allocate_large` decides by the same size: blocks are rounded up to whole huge pages only on huge pages.

@@ -244,13 +244,13 @@ static MAP: [AtomicPtr<Leaf>; ROOT] = [const { AtomicPtr::new(null_mut()) }; ROO
 pub(super) unsafe fn find(address: usize) -> &'static Region {
     let index = address / REGION;
     // Acquire pairs with the Release stores in `insert`.
-    let leaf = MAP[index / LEAF].load(Ordering::Acquire);
-    debug_assert!(!leaf.is_null());
-    // SAFETY: the region was inserted (this function's contract; a block's is, before the block is handed out). So
-    // neither pointer is NULL; leaves and records are never freed.
+    // SAFETY: the region was inserted (this function's contract; a block's is, before the block is handed out). So the
+    // map has a place for it, and neither pointer is NULL; leaves and records are never freed.
     unsafe {
+        let leaf = MAP.get_unchecked(index / LEAF).load(Ordering::Acquire);
+        debug_assert!(!leaf.is_null());
         let region = (&(*leaf))[index % LEAF].load(Ordering::Acquire);
-        debug_assert!(!region.is_null());
+        std::hint::assert_unchecked(!region.is_null()); // or each caller would look once more
         &*region
     }
 }

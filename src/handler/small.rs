@@ -8,7 +8,7 @@
 
 use super::events::is_silent;
 use super::process::{is_pool, is_system};
-use super::requests::slot_behind;
+use super::requests::{Slot, slot_behind};
 use super::trampoline::AtHand;
 use super::word::Handler;
 use crate::strategy::{Pool, Small, Strategy, System};
@@ -25,7 +25,7 @@ pub(crate) fn allocate(handler: Handler, size_bytes: usize) -> Option<NonNull<u8
         return None;
     }
     if handler.is_request() {
-        slot_behind(handler)?.allocate_small(size_bytes)
+        allocate_in_request(slot_behind(handler)?, size_bytes)
     } else if is_pool(handler) {
         Pool::shared().kept().take(size_bytes)
     } else {
@@ -34,6 +34,12 @@ pub(crate) fn allocate(handler: Handler, size_bytes: usize) -> Option<NonNull<u8
         let is_heap = is_system(handler) && !is_watched() && isize::try_from(size_bytes).is_ok();
         if is_heap { System.allocate(size_bytes) } else { None }
     }
+}
+
+/// A function of its own, as [`release_in_request`] is: what it saves and restores, the others need not.
+#[inline(never)]
+fn allocate_in_request(slot: &'static Slot, size_bytes: usize) -> Option<NonNull<u8>> {
+    slot.allocate_small(size_bytes)
 }
 
 /// Takes a block back; false if it has to go the long way, and nothing was done.
@@ -47,7 +53,7 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
     }
     if handler.is_request() {
         // SAFETY: a live block of the slot, which it holds; given up where this succeeds (this function's contract).
-        return slot_behind(handler).is_some_and(|slot| unsafe { slot.release_small(block) });
+        return slot_behind(handler).is_some_and(|slot| unsafe { release_in_request(slot, block) });
     }
     if !is_pool(handler) {
         let is_heap = is_system(handler) && !is_watched();
@@ -63,6 +69,14 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
         Pool::shared().kept().keep(small, block);
     }
     true
+}
+
+/// # Safety
+/// - `block` is a live block of this slot; after `true` it is not used again.
+#[inline(never)]
+unsafe fn release_in_request(slot: &'static Slot, block: NonNull<u8>) -> bool {
+    // SAFETY: as for this function.
+    unsafe { slot.release_small(block) }
 }
 
 /// The block with room for `new_bytes`, which is not zero, and its first bytes kept; `None` if it has to go the long

@@ -21,15 +21,15 @@
 
 use super::locked::{Behind, Lock};
 use super::membarrier;
-use super::threads::{Section, Thread, births, thread_at};
+use super::threads::{Section, Thread, births};
 use super::{AtomicPtr, AtomicU32, Ordering, SOON, yield_now};
 use std::ptr::{null_mut, without_provenance_mut};
 
 /// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`].
 #[derive(Debug)]
 pub(crate) struct OwnerLock {
-    /// NULL (nobody), [`SHARED`], or the owner's record, with [`REVOKING`] in its address while it is taken away.
-    /// - set to a thread: from NULL only, by that thread. Cannot be set once it was `SHARED`.
+    /// [`NOBODY`], [`SHARED`], or the owner's record, with [`REVOKING`] in its address while it is taken away.
+    /// - set to a thread: from `NOBODY` only, by that thread. Cannot be set once it was `SHARED`.
     /// - set to `thread | REVOKING`: by another thread, which then waits for the owner's section. Only `SHARED`
     ///   follows, or where the owner had ended the thread that inherits.
     /// - set to `SHARED`: when no section of an owner can be under way any more. Never changes again.
@@ -44,8 +44,12 @@ pub(crate) struct OwnerLock {
 /// More turns than a machine's life has.
 const FOR_EVER: usize = usize::MAX;
 
-const SHARED: *mut Thread = without_provenance_mut(2);
 const REVOKING: usize = 1;
+const SHARED: *mut Thread = without_provenance_mut(2);
+const NOBODY: *mut Thread = without_provenance_mut(4);
+/// Bits that no record's address has.
+const NO_THREAD: usize = 2 | 4;
+const _: () = assert!(align_of::<Thread>() > (NO_THREAD | REVOKING));
 
 fn marked(owner: *mut Thread) -> *mut Thread {
     owner.map_addr(|address| address | REVOKING)
@@ -55,14 +59,35 @@ fn unmarked(owner: *mut Thread) -> *mut Thread {
     owner.map_addr(|address| address & !REVOKING)
 }
 
+/// The owner's record; `None` for [`NOBODY`] and [`SHARED`].
+#[inline(always)]
+#[allow(unsafe_code, reason = "records that are never freed")]
+fn thread_of(owner: *mut Thread) -> Option<&'static Thread> {
+    if owner.addr() & NO_THREAD != 0 {
+        return None;
+    }
+    // SAFETY: without these bits it is the address of a record, which is never freed. (That it is not NULL, the
+    // compiler does not see by itself.)
+    unsafe {
+        std::hint::assert_unchecked(!unmarked(owner).is_null());
+        Some(&*unmarked(owner))
+    }
+}
+
+/// The same where nobody takes the lock away.
+#[inline(always)]
+fn unmarked_thread_of(owner: *mut Thread) -> Option<&'static Thread> {
+    if owner.addr() & (NO_THREAD | REVOKING) == 0 { thread_of(owner) } else { None }
+}
+
 impl OwnerLock {
     pub(crate) fn new() -> Self {
-        Self { owner: AtomicPtr::new(null_mut()), spin: AtomicU32::new(0) }
+        Self { owner: AtomicPtr::new(NOBODY), spin: AtomicU32::new(0) }
     }
 
     /// One that belongs to this thread from the start: for what will most likely be used here.
     pub(crate) fn new_owned() -> Self {
-        let own = Thread::own().filter(|_| membarrier::is_there()).map_or(null_mut(), Thread::as_owner);
+        let own = Thread::own().filter(|_| membarrier::is_there()).map_or(NOBODY, Thread::as_owner);
         Self { owner: AtomicPtr::new(own), spin: AtomicU32::new(0) }
     }
 
@@ -99,11 +124,7 @@ impl OwnerLock {
     #[inline(always)]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
         // Acquire: another thread may have made the record just now.
-        let owner = self.owner.load(Ordering::Acquire);
-        if owner.addr() & (SHARED.addr() | REVOKING) != 0 {
-            return None;
-        }
-        thread_at(owner).filter(|owner| owner.is_this_thread())
+        unmarked_thread_of(self.owner.load(Ordering::Acquire)).filter(|owner| owner.is_this_thread())
     }
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.
@@ -112,8 +133,8 @@ impl OwnerLock {
         std::ptr::eq(self.owner.load(Ordering::Relaxed), thread)
     }
 
-    /// Makes the lock `own` if it is nobody's, and shared if it is another thread's. Outside of sections. False if it
-    /// waited for so many turns: then the next call goes on with it.
+    /// Makes the lock `own` if it is nobody's, and shared if it is another thread's, or `own` is NULL. Outside of
+    /// sections. False if it waited for so many turns: then the next call goes on with it.
     #[cold]
     fn settle(&self, own: *mut Thread, turns: usize) -> bool {
         loop {
@@ -122,7 +143,7 @@ impl OwnerLock {
             let (before, next) = if owner == SHARED || (!own.is_null() && unmarked(owner) == own) {
                 // Where it is being taken from us: of our sections, for which they wait, there is none now.
                 return true;
-            } else if owner.is_null() {
+            } else if owner == NOBODY {
                 (owner, if membarrier::is_there() && !own.is_null() { own } else { SHARED })
             } else if self.revoke(unmarked(owner), turns) {
                 (marked(owner), SHARED)
@@ -143,7 +164,7 @@ impl OwnerLock {
         let _ = self.owner.compare_exchange(owner, marked(owner), Ordering::AcqRel, Ordering::Relaxed);
         membarrier::heavy();
         // A later section, should there be one, sees the mark.
-        thread_at(owner).is_none_or(|owner| owner.wait_for_section(turns))
+        thread_of(owner).is_none_or(|owner| owner.wait_for_section(turns))
     }
 
     /// Makes it this thread's if the one that owned it has ended; whether it is now. Only for a lock that nobody but
@@ -152,9 +173,7 @@ impl OwnerLock {
     pub(crate) fn inherit(&self) -> bool {
         // Acquire: another thread may have made the record just now.
         let owner = self.owner.load(Ordering::Acquire);
-        let is_owned = owner.addr() & (SHARED.addr() | REVOKING) == 0;
-        is_owned
-            && thread_at(owner).is_some_and(Thread::has_ended)
+        unmarked_thread_of(owner).is_some_and(Thread::has_ended)
             && Thread::own().is_some_and(|own| self.inherit_from(owner, own))
     }
 
@@ -232,10 +251,7 @@ pub(crate) fn wait_for_brief_sections<'a>(locks: impl Iterator<Item = &'a OwnerL
     membarrier::heavy();
     for lock in locks {
         // Acquire: an owner before has done what it did. One that owns the lock from now on sees what was stored.
-        let owner = unmarked(lock.owner.load(Ordering::Acquire));
-        if owner != SHARED
-            && let Some(owner) = thread_at(owner)
-        {
+        if let Some(owner) = thread_of(lock.owner.load(Ordering::Acquire)) {
             owner.wait_for_brief_section();
         }
     }

@@ -41,7 +41,7 @@ pub(crate) use prepared::{Prepared, Terms};
 pub use seen::RequestHandle;
 #[cfg(feature = "python")]
 pub(crate) use seen::Seen;
-pub(super) use slot::at_struct;
+pub(super) use slot::{Slot, at_struct};
 pub use state::AfterEnd;
 #[cfg(feature = "python")]
 pub(crate) use state::record_bytes;
@@ -57,7 +57,6 @@ use super::word::Handler;
 use crate::error::Error;
 use ended::Ended;
 use seen::chain_of;
-use slot::Slot;
 use std::borrow::Cow;
 
 /// Counts of requests, and of their slots.

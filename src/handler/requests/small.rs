@@ -6,6 +6,7 @@ use super::slot::Slot;
 use super::state::{AfterEnd, Memory};
 use crate::strategy::account::{Chain, UNCOUNTED};
 use crate::strategy::{Kept, Over, Small};
+use crate::sync::Section;
 use std::ptr::NonNull;
 
 /// What threads keep of a request's blocks, if these come from the shared pool, are charged whether or not the request
@@ -25,34 +26,42 @@ impl Slot {
         let kept = state.kept?;
         let account = state.chain.own();
         let Some(section) = account.begin_charge(size_bytes) else {
-            return self.allocate_elsewhere(kept, size_bytes);
+            return self.allocate_elsewhere(size_bytes);
         };
         let mut over = Over::default();
         let Some(block) = kept.take_sized(size_bytes, &mut over) else {
             drop(section); // before others may be called
-            kept.give_back(over);
-            return None;
+            return self.give_back(over);
         };
-        if account.charged(size_bytes, &section) {
-            self.hold_first();
+        if account.charged(size_bytes, &section) { self.hold_first(block, section) } else { Some(block) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_back(&self, over: Over) -> Option<NonNull<u8>> {
+        if let Some(kept) = self.state().kept {
+            kept.give_back(over);
         }
-        Some(block)
+        None
     }
 
     #[inline(never)]
-    fn allocate_elsewhere(&self, kept: Kept, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn allocate_elsewhere(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let kept = state.kept?;
         let mut over = Over::default();
         let take = || kept.take_sized(size_bytes, &mut over);
-        let block = self.state().chain.charge_small_elsewhere(size_bytes, take, || self.hold_first());
+        let block = state.chain.charge_small_elsewhere(size_bytes, take, || self.hold_again());
         kept.give_back(over);
         block
     }
 
-    /// For the first block after the end.
+    /// For the first block after the end: the section ends with it.
     #[cold]
     #[inline(never)]
-    fn hold_first(&self) {
+    fn hold_first(&self, block: NonNull<u8>, _section: Section) -> Option<NonNull<u8>> {
         self.hold_again();
+        Some(block)
     }
 
     /// Takes a block back; false if it has to go the long way, and nothing was done.
@@ -69,20 +78,39 @@ impl Slot {
         if size_bytes == UNCOUNTED {
             return false;
         }
-        let Some(is_last) = state.chain.give_small_back(size_bytes) else { return false };
+        let Some(is_last) = state.chain.own().give_small_back(size_bytes) else {
+            // SAFETY: as for this function.
+            return unsafe { self.release_elsewhere(small, block, size_bytes) };
+        };
         // SAFETY: a live block of the pool with this record, which the caller gives up.
-        unsafe { kept.keep(small, block) };
-        if is_last {
-            self.let_last_go();
-        }
-        true
+        let over = unsafe { kept.try_keep(small, block) };
+        if over.is_none() && !is_last { true } else { self.finish_release(kept, over, is_last) }
     }
 
-    /// After the last block of a request that is over: the state may go with it.
+    /// Where the own account alone would not do.
+    ///
+    /// # Safety
+    /// - as for [`release_small`](Self::release_small), with the block's record and size.
+    #[inline(never)]
+    unsafe fn release_elsewhere(&self, small: Small, block: NonNull<u8>, size_bytes: usize) -> bool {
+        let state = self.state();
+        let Some(kept) = state.kept else { return false };
+        let Some(is_last) = state.chain.give_back_to_all(size_bytes) else { return false };
+        // SAFETY: a live block of the pool with this record, which the caller gives up.
+        let over = unsafe { kept.try_keep(small, block) };
+        if over.is_none() && !is_last { true } else { self.finish_release(kept, over, is_last) }
+    }
+
+    /// What is left to do once a block's charge was given back. If it is the last one of a request that is over, the
+    /// state may go with it; if not, another thread may have taken that away.
     #[cold]
     #[inline(never)]
-    fn let_last_go(&self) {
-        self.immortal().let_go();
+    fn finish_release(&self, kept: Kept, over: Over, is_last: bool) -> bool {
+        kept.give_back(over);
+        if is_last {
+            self.immortal().let_go();
+        }
+        true
     }
 
     /// The block with room for more bytes, and its first bytes kept; `None` if it has to go the long way, and nothing

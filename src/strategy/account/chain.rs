@@ -12,7 +12,7 @@ use crate::strategy::pool::clock;
 use crate::sync::with_all;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The accounts that a charge goes to, each once.
 #[derive(Debug)]
@@ -61,7 +61,6 @@ impl Chain {
         above.iter().for_each(Account::is_below_no_more);
         let kind = Kind::Request {
             ended: AtomicBool::new(false),
-            own_blocks: AtomicUsize::new(0),
             refusals: AtomicU64::new(0),
             begun: clock::now(),
             overdraft_bytes,
@@ -233,14 +232,6 @@ impl Chain {
 
 /// Only for the account of a request.
 impl Account {
-    #[inline(always)]
-    fn request(&self) -> (&AtomicBool, &AtomicUsize) {
-        match &self.kind {
-            Kind::Request { ended, own_blocks, .. } => (ended, own_blocks),
-            Kind::Budget { .. } => unreachable!("called for requests only"),
-        }
-    }
-
     /// Counts a block of the request itself. `first` is called if the request has ended and this is its only block.
     #[inline]
     pub(super) fn add_own(&self, first: impl FnOnce()) {
@@ -252,19 +243,17 @@ impl Account {
     /// Counts a block of the request itself; whether the request has ended and this is its only block.
     #[inline(always)]
     pub(super) fn add_one(&self) -> bool {
-        let (ended, own_blocks) = self.request();
-        let before = own_blocks.load(RELAXED);
-        own_blocks.store(before + 1, RELAXED);
-        before == 0 && ended.load(RELAXED)
+        let before = self.own_blocks.load(RELAXED);
+        self.own_blocks.store(before + 1, RELAXED);
+        before == 0 && self.has_ended()
     }
 
     /// Counts one less; whether it was the last one of a request that has ended.
     #[inline(always)]
     pub(super) fn remove_own(&self) -> bool {
-        let (ended, own_blocks) = self.request();
-        let left = own_blocks.load(RELAXED) - 1;
-        own_blocks.store(left, RELAXED);
-        left == 0 && ended.load(RELAXED)
+        let left = self.own_blocks.load(RELAXED) - 1;
+        self.own_blocks.store(left, RELAXED);
+        left == 0 && self.has_ended()
     }
 }
 
@@ -374,7 +363,7 @@ impl Chain {
 
     #[inline]
     pub(super) fn remove_own(&self) -> bool {
-        if self.own.request().1.load(RELAXED) == 0 {
+        if self.own.own_blocks.load(RELAXED) == 0 {
             self.own.call_in(); // a tab has made it
         }
         self.own.remove_own()
@@ -398,13 +387,13 @@ impl Chain {
         if self.own.may_lend() {
             self.own.lock.with(|| self.own.call_in());
         }
-        self.own.request().1.load(RELAXED) > 0
+        self.own.own_blocks.load(RELAXED) > 0
     }
 
     /// Ends the request; returns its numbers at that moment, and whether it has live blocks. `refused_elsewhere`: how
     /// often it was refused memory that its accounts do not count.
     pub(crate) fn end(&self, refuses_late: bool, refused_elsewhere: u64) -> (Stats, bool) {
-        let Kind::Request { ended, own_blocks, refusals, .. } = &self.own.kind else {
+        let Kind::Request { ended, refusals, .. } = &self.own.kind else {
             unreachable!("called on the chains of requests only")
         };
         self.return_reservation_and(|| {
@@ -415,7 +404,7 @@ impl Chain {
             if refuses_late {
                 self.own.floor_bytes.store(self.own.live_bytes.load(RELAXED), RELAXED);
             }
-            (self.own.numbers(), own_blocks.load(RELAXED) > 0)
+            (self.own.numbers(), self.own.own_blocks.load(RELAXED) > 0)
         })
     }
 }

@@ -19,8 +19,13 @@ use std::sync::atomic::Ordering;
 const MIN_LOAN: usize = 1024;
 const MAX_LOAN: usize = 1 << 20;
 
-/// How many charges it does not lend after it had to call loans in because others needed the bytes.
-const REST: usize = 32;
+/// How often it lends nothing to those who ask after it had to call loans in because others needed the bytes. A request
+/// asks every [`AGAIN`](super::credit) charges.
+const REST: usize = 2;
+
+/// For how many of those who ask after that it keeps half of what it has for others. While no others need anything, one
+/// gets all of it.
+const HALVES: usize = 64;
 
 /// Calls in what these accounts have lent: afterwards their numbers are what they say. Whether there was anything.
 /// Under the locks of these accounts.
@@ -95,6 +100,7 @@ impl Account {
     fn rest_from_lending(&self) {
         if self.lends() {
             self.lending.rest.store(REST, RELAXED);
+            self.lending.halves.store(HALVES, RELAXED);
         }
     }
 
@@ -104,10 +110,7 @@ impl Account {
             total_bytes: self.total_bytes.load(RELAXED),
             live_blocks: self.live_blocks.load(RELAXED),
             total_blocks: self.total_blocks.load(RELAXED),
-            own_blocks: match &self.kind {
-                Kind::Request { own_blocks, .. } => own_blocks.load(RELAXED),
-                Kind::Budget { .. } => 0,
-            },
+            own_blocks: self.own_blocks.load(RELAXED),
         }
     }
 
@@ -135,9 +138,7 @@ impl Account {
         self.live_blocks.store(counted.live_blocks, RELAXED);
         self.total_blocks.store(counted.total_blocks, RELAXED);
         self.live_bytes.store(counted.live_bytes, RELAXED);
-        if let Kind::Request { own_blocks, .. } = &self.kind {
-            own_blocks.store(counted.own_blocks, RELAXED);
-        }
+        self.own_blocks.store(counted.own_blocks, RELAXED);
         subtract(&self.lending.bytes, loan.bytes);
         // Release: who finds no loan, without the lock, finds what was collected (`live_bytes`).
         self.lending.count.store(self.lending.count.load(RELAXED) - 1, Ordering::Release);
@@ -214,7 +215,9 @@ impl Account {
         let in_use = self.live_bytes.load(RELAXED) + self.lent_bytes();
         let below_peak = self.peak_bytes().saturating_sub(in_use);
         let below_limit = self.enforced_bytes.load(RELAXED).saturating_sub(in_use.saturating_add(self.pending_bytes()));
-        let bytes = below_peak.min(below_limit) / 2; // the other half is for others
+        let halves = self.lending.halves.load(RELAXED);
+        self.lending.halves.store(halves.saturating_sub(1), RELAXED);
+        let bytes = below_peak.min(below_limit) / if halves > 0 { 2 } else { 1 };
         if bytes < MIN_LOAN { 0 } else { bytes.min(MAX_LOAN) }
     }
 

@@ -40,8 +40,10 @@ pub(super) struct Lending<B> {
     pub(super) bytes: AtomicUsize,
     /// How many there are.
     pub(super) count: AtomicUsize,
-    /// For how many charges more it does not lend.
+    /// How often more it lends nothing to those who ask.
     pub(super) rest: AtomicUsize,
+    /// For how many more of them it keeps half for others.
+    pub(super) halves: AtomicUsize,
     /// How many there is room for. Most accounts never lend.
     pub(super) room: AtomicUsize,
     loans: UnsafeCell<Vec<Loan<B>>>,
@@ -60,6 +62,7 @@ impl<B> Lending<B> {
             bytes: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
             rest: AtomicUsize::new(0),
+            halves: AtomicUsize::new(0),
             room: AtomicUsize::new(0),
             loans: UnsafeCell::new(Vec::new()),
         }

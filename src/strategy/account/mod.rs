@@ -115,6 +115,9 @@ pub(crate) struct Account {
     total_bytes: AtomicU64,
     live_blocks: AtomicUsize,
     total_blocks: AtomicU64,
+    /// Of a request: the live blocks of this request itself, counted or not. It stands here, since each small block
+    /// changes it.
+    own_blocks: AtomicUsize,
     refused: AtomicU64,
     /// The number of [`Budget`](super::Budget) handles that refer to it.
     pub(super) handles: AtomicUsize,
@@ -160,8 +163,6 @@ enum Kind {
     Request {
         /// Set by [`Chain::end`], under the lock, and never cleared.
         ended: AtomicBool,
-        /// The live blocks of this request itself, counted or not.
-        own_blocks: AtomicUsize,
         /// How often it was refused memory, by its own limit or by one above.
         refusals: AtomicU64,
         /// When it began, by the coarse clock.
@@ -233,6 +234,7 @@ impl Account {
             total_bytes: AtomicU64::new(0),
             live_blocks: AtomicUsize::new(0),
             total_blocks: AtomicU64::new(0),
+            own_blocks: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             handles: AtomicUsize::new(0),
             wanted: AtomicBool::new(false),

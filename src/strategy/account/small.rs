@@ -176,10 +176,10 @@ impl Chain {
         self.own.give_small_back(bytes).or_else(|| self.give_back_to_all(bytes))
     }
 
-    /// The same where all accounts have to know.
+    /// The same where [`Account::give_small_back`] has said no.
     #[inline(never)]
     #[must_use]
-    fn give_back_to_all(&self, bytes: usize) -> Option<bool> {
+    pub(crate) fn give_back_to_all(&self, bytes: usize) -> Option<bool> {
         debug_assert!(self.is_plain());
         if let Some((tab, section)) = self.tabs.enter() {
             return tab.give_small_back_in(&section, bytes);

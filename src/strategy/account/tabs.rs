@@ -12,7 +12,7 @@ use crate::sync::{Once, Section, place_of_this_thread};
 use crate::unattributed::unattributed;
 use std::array;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 /// How many threads may have one, and at how many places a thread looks for its own.
@@ -89,7 +89,6 @@ impl Account {
     fn tab(request: &Self) -> Arc<Self> {
         let kind = Kind::Request {
             ended: AtomicBool::new(false),
-            own_blocks: AtomicUsize::new(MIDDLE),
             refusals: AtomicU64::new(0),
             begun: Duration::ZERO,
             overdraft_bytes: 0,
@@ -100,6 +99,7 @@ impl Account {
         tab.ceiling.store(0, RELAXED);
         tab.live_bytes.store(MIDDLE, RELAXED);
         tab.live_blocks.store(MIDDLE, RELAXED);
+        tab.own_blocks.store(MIDDLE, RELAXED);
         Arc::new(tab)
     }
 }

@@ -15,10 +15,17 @@ pub(crate) struct Kept {
     serial: u64,
 }
 
-/// A block that was taken from a thread's own and could not be used, of this class.
+/// A block that the thread does not keep, of this class: it was taken and cannot be used, or there is no room for it.
 #[derive(Default)]
 #[must_use = "the block leaks"]
 pub(crate) struct Over(Option<(usize, NonNull<u8>)>);
+
+impl Over {
+    #[inline(always)]
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+}
 
 /// A small block as its record has it.
 #[derive(Clone, Copy)]
@@ -62,13 +69,10 @@ impl Kept {
     /// A block that this thread keeps; `None` if it has none of the class, or last used another pool.
     #[inline(always)]
     pub(crate) fn take(self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MAX {
-            return None;
-        }
-        local::take_latest(self.serial, classes::of(size_bytes))
+        local::take_latest(self.serial, classes::find(size_bytes)?)
     }
 
-    /// [`take`](Self::take) that notes the requested size. A block for which that cannot be noted is left in `over`, for
+    /// [`take`](Self::take) that notes the requested size. A block for which that cannot be is left in `over`, for
     /// [`give_back`](Self::give_back) once no lock of the caller's stands any more.
     #[inline(always)]
     pub(crate) fn take_sized(self, size_bytes: usize, over: &mut Over) -> Option<NonNull<u8>> {
@@ -82,7 +86,7 @@ impl Kept {
         None
     }
 
-    /// Gives back what was taken for nothing. This may call the system, code of others and the program's allocator.
+    /// Gives back what the thread does not keep. This may call the system, code of others and the program's allocator.
     #[inline(always)]
     pub(crate) fn give_back(self, over: Over) {
         if let Some((class, block)) = over.0 {
@@ -96,9 +100,18 @@ impl Kept {
     /// - `block` is a live block of the shared pool with this record, and not used again.
     #[inline(always)]
     pub(crate) unsafe fn keep(self, small: Small, block: NonNull<u8>) {
-        if !local::keep_latest(self.serial, small.class, block) {
-            self.spill(small.class, block);
-        }
+        // SAFETY: as for this function.
+        let over = unsafe { self.try_keep(small, block) };
+        self.give_back(over);
+    }
+
+    /// The same, but that [`give_back`](Self::give_back) remains to be called if the thread has no room for it.
+    ///
+    /// # Safety
+    /// - as for [`keep`](Self::keep).
+    #[inline(always)]
+    pub(crate) unsafe fn try_keep(self, small: Small, block: NonNull<u8>) -> Over {
+        Over((!local::keep_latest(self.serial, small.class, block)).then_some((small.class, block)))
     }
 
     /// As C's callers do it by the handler's functions: what goes to the system now may be of another pool, whose

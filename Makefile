@@ -19,6 +19,9 @@ CARGO ?= cargo
 PYTEST_ARGS ?= -n auto --dist worksteal
 # Those of tests/python often wait, for a child or for a loop's turn: so twice as many at a time as there are processors.
 test-python test-newest test-oldest-numpy: export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+# No test needs NumPy's linear algebra on many threads, whose start is a sixth of NumPy's import. CI's other two
+# environments have them.
+test-python: export OPENBLAS_NUM_THREADS ?= 1
 STRESS ?= 500
 # What pyproject.toml promises (numpy>=1.26); everything else is tested with the NumPy of requirements/numpy.txt.
 OLDEST_NUMPY := 1.26.0
@@ -47,12 +50,15 @@ EXTENSION := examples/extension
 services := --features axum,rayon,metrics
 rust_sources := $(shell find src -name '*.rs') Cargo.toml Cargo.lock
 python_sources := $(shell find python include -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.h' -o -name '*.pc')
+python_folders := $(shell find python include -type d -not -name __pycache__)
 extension_sources := $(shell find $(EXTENSION) -name target -prune -o \( -name '*.rs' -o -name '*.toml' \
 	-o -name '*.lock' -o -name '*.pyi' -o -name '*.py' \) -print 2>/dev/null)
 
 # clippy and rustdoc build the Python binding too; they use this interpreter, whatever else is on PATH.
 export PYO3_PYTHON = $(CURDIR)/$(PY)
 export PIP_QUIET := 1
+# The tests start a thousand Pythons: each would compile all of ctxalloc anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # maturin installs into the environment named here.
@@ -164,8 +170,11 @@ lint-python: $(DONE)/tools $(DONE)/package ## ruff: lint rules and format; the c
 # Each on one processor: so at the same time.
 types: $(DONE)/tools $(DONE)/extension ## mypy --strict on the package, the examples and the README; stubtest on the stubs
 	$(side_by_side) types-stubs types-sources
-types-stubs:
+types-stubs: $(DONE)/stubs-agree
+# Half a minute, so not again for the same package, stubs and tools. The folders are named because of files that are gone.
+$(DONE)/stubs-agree: $(DONE)/tools $(DONE)/package $(python_sources) $(python_folders) pyproject.toml tests/stubtest.txt
 	MYPYPATH=python $(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist tests/stubtest.txt ctxalloc
+	touch $@
 types-sources:
 	$(PY) -m mypy
 	$(PY) scripts/typed_documents.py README.md

@@ -1,9 +1,10 @@
 """What all tests here share: each starts and ends with nothing selected, and registers under names of its own.
 
 The table lives as long as the process; tests that would change it for others run Python anew. Beside the fixtures here
-there are these modules: `subprocesses` (Python in a process of its own), `patience` (waiting with a limit), `resident`
-(how much memory a process has), `numpy_c` (NumPy's C side by ctypes), `c_extensions` (extensions in C, compiled),
-`built_in` (the handlers that are there from the start), `documents` (the Python in Markdown, run).
+there are these modules: `subprocesses` (Python in a process of its own), `commands` (`ctxalloc` in this one),
+`patience` (waiting with a limit), `resident` (how much memory a process has), `numpy_c` (NumPy's C side by ctypes),
+`c_extensions` (extensions in C, compiled), `built_in` (the handlers that are there from the start), `documents` (the
+Python in Markdown, run).
 """
 
 import asyncio

@@ -230,7 +230,7 @@ def slow_requests(requests: int = 50) -> Script:
     return script
 
 
-def growing(requests: int = 40) -> Script:
+def growing(requests: int = 24) -> Script:
     """One block that grows step by step, to 8 MiB."""
     script = Script()
     for _ in range(requests):
@@ -260,14 +260,14 @@ def two_halves(requests: int = 60) -> Script:
     return script
 
 
-def in_each_others_way(turns: int = 6) -> Script:
+def in_each_others_way(turns: int = 5) -> Script:
     """Three routes in turns: what a pool keeps of the first two stands beside what the other has alive."""
     script = Script()
     for _ in range(turns):
         for name, times, sizes in (
-            ("POST /many", 4, [400 * KiB] * 60),
+            ("POST /many", 4, [400 * KiB] * 50),
             ("POST /large", 4, [34 * MiB]),
-            ("POST /small", 40, [300 * KiB] * 3),
+            ("POST /small", 20, [300 * KiB] * 3),
         ):
             for _at in range(times):
                 request = script.begin(name)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 
@@ -128,7 +129,7 @@ def test_a_limit_ends_the_program_with_the_reason(script: Path) -> None:
     ],
 )
 def test_what_cannot_be_run_is_named(script: Path, words: list[str], said: str) -> None:
-    run = ctxalloc("run", *(word.format(script=script) for word in words))
+    run = commands.ctxalloc("run", *(word.format(script=script) for word in words))
     assert run.returncode == 2
     assert said in run.stderr
     assert "Traceback" not in run.stderr
@@ -380,7 +381,7 @@ def test_two_reports_are_compared_by_function(tmp_path: Path) -> None:
             "def stays(): return np.ones(99, np.uint8)\nkept = grows(), stays()\n"
         )
         assert ctxalloc("run", "--report=json", "--output", f"{name}.json", "grows.py", cwd=tmp_path).returncode == 0
-    run = ctxalloc("compare", "a.json", "b.json", cwd=tmp_path)
+    run = commands.ctxalloc("compare", tmp_path / "a.json", tmp_path / "b.json")
     assert run.returncode == 0, run.stderr
     assert re.search(r"arrays at the peak +1 MiB +3 MiB +\+200\.0%", run.stdout), run.stdout
     changed = run.stdout.partition("Functions")[2]
@@ -392,8 +393,16 @@ def test_two_reports_are_compared_by_function(tmp_path: Path) -> None:
 def test_what_is_no_report_is_named(text: str | None, said: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "a.json").write_text(text)
-    run = ctxalloc("compare", "a.json", "a.json", cwd=tmp_path)
+    run = commands.ctxalloc("compare", tmp_path / "a.json", tmp_path / "a.json")
     assert (run.returncode, said in run.stderr) == (2, True), run.stderr
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "program.py").write_text(PROGRAM)
+    ctxalloc("run", "--report=json", "--output", folder / "report.json", folder / "program.py")
+    return folder / "report.json"
 
 
 @pytest.mark.parametrize(
@@ -406,13 +415,11 @@ def test_what_is_no_report_is_named(text: str | None, said: str, tmp_path: Path)
         (lambda report: report.update(sites=[3]), "sites[0].at_peak_bytes is missing"),
     ],
 )
-def test_a_report_with_fields_missing_is_named(change: Any, said: str, script: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    ctxalloc("run", "--report=json", "--output", path, script)
-    report = json.loads(path.read_text())
-    change(report)
-    (tmp_path / "wrong.json").write_text(json.dumps(report))
-    run = ctxalloc("compare", path, tmp_path / "wrong.json")
+def test_a_report_with_fields_missing_is_named(change: Any, said: str, report: Path, tmp_path: Path) -> None:
+    wrong = json.loads(report.read_text())
+    change(wrong)
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    run = commands.ctxalloc("compare", report, tmp_path / "wrong.json")
     assert (run.returncode, run.stdout) == (2, ""), run
     assert said in run.stderr
     assert "Traceback" not in run.stderr

@@ -48,7 +48,7 @@ EXTENSION := examples/extension
 
 # The features for services in Rust, without which docs/rust.md is not tested.
 services := --features axum,rayon,metrics
-rust_sources := $(shell find src -name '*.rs') Cargo.toml Cargo.lock
+rust_sources := $(shell find src -name '*.rs' -o -name '*.c') build.rs Cargo.toml Cargo.lock
 python_sources := $(shell find python include -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.h' -o -name '*.pc')
 python_folders := $(shell find python include -type d -not -name __pycache__)
 extension_sources := $(shell find $(EXTENSION) -name target -prune -o \( -name '*.rs' -o -name '*.toml' \

@@ -175,6 +175,12 @@ test-whole: $(DONE)/package $(DONE)/libraries target/allocators ## request(whole
 	LD_LIBRARY_PATH=$(CURDIR)/target/allocators$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} PYTHONPATH=$(CURDIR)/python \
 		$(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/whole $(PYTEST_ARGS)
 
+# PyTorch with all that its wheel needs: 3 GB to fetch.
+.PHONY: test-whole-torch
+test-whole-torch: $(DONE)/package $(DONE)/libraries ## what a limit does to PyTorch on the CPU (5 GB installed)
+	$(LIBRARIES)/bin/python $(pip_install) -r requirements/torch.txt
+	PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python -m pytest -p no:cacheprovider tests/whole/test_limits.py -k torch $(PYTEST_ARGS)
+
 # Allocators that people preload, unpacked and not installed; where there is no apt, those that the system has are tried.
 target/allocators: | target
 	rm -rf $@.new && mkdir -p $@.new

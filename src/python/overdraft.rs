@@ -13,7 +13,7 @@ use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
-use crate::whole::{NOT_RAISING, OWED, RAISING as IS_RAISING};
+use crate::whole::{NOT_RAISING, OWED, RAISED, RAISING as IS_RAISING};
 use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
@@ -76,7 +76,8 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() ->
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
-    if RAISING.get().is_some() && thread.raising == NOT_RAISING && pays_for(thread.guard) && pays_for(thread.account) {
+    let is_idle = matches!(thread.raising, NOT_RAISING | RAISED);
+    if RAISING.get().is_some() && is_idle && pays_for(thread.guard) && pays_for(thread.account) {
         thread.raising = OWED;
         raise(thread);
     }
@@ -171,7 +172,7 @@ fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
 #[pyo3(name = "_whole_overdraft")]
 pub(super) fn overdraft(py: Python<'_>) -> Py<PyAny> {
     let guard = own(|thread| {
-        thread.raising = NOT_RAISING;
+        thread.raising = RAISED;
         thread.guard
     });
     // A request inside that counts its arrays only is not the one whose limit it was.

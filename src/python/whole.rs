@@ -23,7 +23,7 @@ use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
 use crate::whole::{Allocator, Binding, Kind, Library, Profile, Thread};
-use crate::whole::{attach, by_group, handler_of, word_of};
+use crate::whole::{attach, by_group, file_of, handler_of, word_of};
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -31,7 +31,7 @@ use pyo3::types::PyCFunction;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -364,6 +364,7 @@ unsafe fn handler_in(capsule: *mut ffi::PyObject) -> Option<Handler> {
 }
 
 /// `PyMemAllocatorDomain`.
+const RAW_DOMAIN: c_int = 0;
 const MEM_DOMAIN: c_int = 1;
 const OBJ_DOMAIN: c_int = 2;
 
@@ -373,6 +374,9 @@ type Domain = unsafe extern "C" fn(c_int, *mut Allocator);
 struct Domains {
     set: Domain,
     own: [(Kind, c_int, Allocator); 2],
+    /// The domain RAW, where the other two are Python's allocator of small objects, which gives that each block that it
+    /// does not know.
+    raw: Option<Allocator>,
 }
 
 impl Domains {
@@ -385,13 +389,21 @@ impl Domains {
         // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both.
         let function = |found| unsafe { transmute::<*mut c_void, Domain>(found) };
         let (get, set) = (function(found(c"PyMem_GetAllocator")?), function(found(c"PyMem_SetAllocator")?));
-        let own = [(Kind::Mem, MEM_DOMAIN), (Kind::Obj, OBJ_DOMAIN)].map(|(kind, domain)| {
+        let of = |domain| {
             let mut own = Allocator { words: [null_mut(); 5] };
             // SAFETY: a domain, and a place for its allocator; this thread has the GIL.
             unsafe { get(domain, &raw mut own) };
-            (kind, domain, own)
-        });
-        Ok(Some(Self { set, own }))
+            own
+        };
+        let own = [(Kind::Mem, MEM_DOMAIN), (Kind::Obj, OBJ_DOMAIN)].map(|(kind, domain)| (kind, domain, of(domain)));
+        // What has a `ctx` or is in another library stands before Python's own: its debug hooks, memray.
+        let python = file_of(get as *const c_void);
+        let is_pythons = |own: &Allocator| {
+            own.words[0].is_null() && own.words[1..].iter().all(|&function| file_of(function) == python)
+        };
+        let raw = of(RAW_DOMAIN);
+        let are_pythons = is_pythons(&raw) && own.iter().all(|(.., own)| is_pythons(own));
+        Ok(Some(Self { set, own, raw: are_pythons.then_some(raw) }))
     }
 
     /// The functions that make and resize: `malloc`, `calloc` and `realloc`, behind `ctx`.
@@ -408,7 +420,8 @@ impl Domains {
             // SAFETY: called with the GIL, as the argument shows. The hooks pass on what they do not place, so blocks
             // of before are freed by their maker.
             unsafe {
-                (library.hook)(kind as u32, &raw const own, &raw mut hook);
+                let raw = self.raw.as_ref().map_or(null(), std::ptr::from_ref);
+                (library.hook)(kind as u32, &raw const own, raw, &raw mut hook);
                 (self.set)(domain, &raw mut hook);
             }
         }

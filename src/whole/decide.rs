@@ -9,7 +9,7 @@ use super::sampling::{counted, taken, weight_of_sample};
 use super::shared::{DONE, Kind, OWED, PASS, REFUSED, Slow, Thread};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Charged, Payer, charge, is_refused};
+use crate::handler::requests::{Beyond, Charged, Payer, charge, is_refused};
 use crate::strategy::account::{Force, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
@@ -83,33 +83,6 @@ pub(super) fn begin(places: Places, binding: Binding) {
 static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
 
 impl Thread {
-    /// Whether we, or somebody in our place, are at work on it.
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy > 0
-    }
-
-    /// What it asks for is not looked at until this is called with `false`.
-    pub(super) fn set_busy(&mut self, is_busy: bool) {
-        if is_busy {
-            self.busy += 1;
-        } else {
-            self.busy -= 1;
-        }
-    }
-
-    /// The next block of so many bytes is refused. Returns what [`go_on`](Self::go_on) gets: what is asked for between
-    /// the two is not counted.
-    pub(super) fn refuse_next(&mut self, size_bytes: usize) -> i64 {
-        self.refusing = size_bytes as u64;
-        std::mem::replace(&mut self.left, -1)
-    }
-
-    /// See [`refuse_next`](Self::refuse_next).
-    pub(super) fn go_on(&mut self, left: i64) {
-        self.refusing = 0;
-        self.left = left;
-    }
-
     /// Whether its blocks are looked at. Not while we are at work ourselves.
     fn may_decide(&self) -> bool {
         self.busy == 0 && !is_paused() && !is_forking()
@@ -156,7 +129,10 @@ unsafe extern "C" fn allocate(
             let is_object = wanted.kind != Kind::Native || thread.object > 0;
             decider.allocate(thread, wanted, || None, || decider.answer(size_bytes, is_object))
         }
-        _ => (PASS, null_mut()),
+        _ => {
+            Decider::look_soon_if_owed(thread); // `settle` has put the next look off
+            (PASS, null_mut())
+        }
     };
     // SAFETY: a place for the answer (this function's contract).
     unsafe { outcome.write(done) };
@@ -195,7 +171,10 @@ pub(super) fn allocate_for(
             let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample };
             decider.allocate(thread, wanted, owner, answer_to_arrow)
         }
-        _ => (PASS, null_mut()),
+        _ => {
+            Decider::look_soon_if_owed(thread); // `settle` has put the next look off
+            (PASS, null_mut())
+        }
     }
 }
 
@@ -262,7 +241,8 @@ impl Decider {
             return PASSED;
         };
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
-        let mut charged = charge(handler, weight, false);
+        let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
+        let mut charged = charge(handler, weight, beyond);
         if matches!(charged, Charged::Refused) {
             match answer() {
                 Answer::Refuse => return (REFUSED, null_mut()),
@@ -272,7 +252,7 @@ impl Decider {
                     return PASSED;
                 }
             }
-            charged = charge(handler, weight, true);
+            charged = charge(handler, weight, Beyond::Told);
             if let Charged::To(payer) = charged {
                 self.overdrawn(thread.0, payer);
             }

@@ -37,7 +37,7 @@ const UNIT: usize = 16;
 pub(super) const ALIGN: usize = 64;
 /// The pool has four classes to each doubling, and its largest blocks are multiples of 64 KiB.
 const MAX_QUARTER: u32 = 16;
-/// From so many bytes on a block that grows gets half as much again.
+/// From so many bytes on a block that grows gets room for more.
 const ROOM_FROM: usize = 8 << 10;
 /// From so many bytes on a block that moves gives its memory back meanwhile. Otherwise both would be there at once, and
 /// what it was moved out of would stay for as long as the pool keeps it. Smaller ones leave theirs: the next block gets
@@ -212,7 +212,7 @@ impl Places {
             } else if whole <= room {
                 Some(start)
             } else if whole < MOVED_BY_PARTS_FROM {
-                pool.resize(start, whole.saturating_add(whole / 2)).or_else(|| pool.resize(start, whole))
+                pool.resize(start, whole + more_for(whole)).or_else(|| pool.resize(start, whole))
             } else {
                 let larger = pool.allocate(whole.saturating_add(whole / 2)).or_else(|| pool.allocate(whole));
                 larger.inspect(|&larger| {
@@ -233,6 +233,16 @@ impl Places {
             }
             moved
         }
+    }
+}
+
+/// How much room for more a block gets that has grown to so many bytes. A small one gets more of it: each place that it
+/// leaves is memory that the processor's caches have for nothing.
+fn more_for(whole: usize) -> usize {
+    match whole {
+        ..0x8000 => whole * 3,
+        0x8000..0x20000 => whole,
+        _ => whole / 2,
     }
 }
 

@@ -50,15 +50,20 @@ struct slow {
 
 static __thread struct thread self __attribute__((tls_model("initial-exec")));
 
-/* The ranges, one behind the other: where the first begins, and the size of each (src/whole/range.rs has it too). No
- * address is in them until there are any: they begin where no program's addresses are. */
+/* The ranges, one behind the other: where the first begins, where the last ends, and the size of each, which
+ * src/whole/range.rs has too. No address is in them until there are any: they begin where no program's addresses are. */
 #define RANGE_BITS 38
-static uintptr_t base = (uintptr_t)1 << 63;
+static uintptr_t base = (uintptr_t)1 << 63, end;
 static const struct slow *slow; /* NULL until attached */
 static size_t exact_from = SIZE_MAX;
 
 /* How many bytes a thread asks for before it looks whether somebody has attached. */
 #define UNATTACHED_LOOK (1 << 20)
+
+/* Whether a block may be in a range: one comparison for most, since the ranges are below what programs usually get. */
+static inline bool may_be_placed(const void *block) {
+    return !LIKELY((uintptr_t)block >= __atomic_load_n(&end, __ATOMIC_RELAXED));
+}
 
 /* Which range an address is in: a kind, or a larger number. */
 static inline uintptr_t range_of(const void *block) {
@@ -200,10 +205,15 @@ static inline int kind_of_placed(const void *block) {
     return LIKELY(range >= KINDS) ? KINDS : (int)range;
 }
 
-EXPORT void free(void *block) {
+static __attribute__((noinline)) void free_low(void *block) {
     int kind = kind_of_placed(block);
-    if (LIKELY(kind == KINDS)) next.free(block);
+    if (kind == KINDS) next.free(block);
     else free_placed(kind, block);
+}
+
+EXPORT void free(void *block) {
+    if (may_be_placed(block)) free_low(block);
+    else next.free(block);
 }
 
 /* PASS: its request has ended, and the caller is to make a new one, for `replace_placed`. */
@@ -219,11 +229,15 @@ static void *resize_placed(int kind, void *block, size_t size, uint32_t *outcome
     return moved;
 }
 
-/* Moves what is in a placed block to one that is larger; NULL: there is none, and it stays. */
+/* Copies what is in a placed block to one that is larger; false: there is none. */
+static bool copy_placed(void *larger, const void *block) {
+    if (!larger) return false;
+    memcpy(larger, block, __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable((void *)block));
+    return true;
+}
+
 static __attribute__((noinline)) void *replace_placed(int kind, void *block, void *larger) {
-    if (!larger) return NULL;
-    memcpy(larger, block, __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable(block));
-    free_placed(kind, block);
+    if (copy_placed(larger, block)) free_placed(kind, block);
     return larger;
 }
 
@@ -312,6 +326,9 @@ EXPORT size_t malloc_usable_size(void *block) {
     return next.usable(block);
 }
 
+/* What is larger goes from Python's allocator to malloc, which decides about it. */
+#define SMALL_OBJECT 512
+
 /* Python's domains MEM and OBJ. The struct is CPython's PyMemAllocatorEx, unchanged since 3.5. */
 struct allocator {
     void *ctx;
@@ -323,14 +340,27 @@ struct allocator {
 
 static struct allocator original[KINDS];
 
-/* What is larger goes from Python's allocator to malloc, which decides about it. */
-#define SMALL_OBJECT 512
+/* Python's domain RAW, where the other two are its allocator of small objects: that gives a block which it does not
+ * know to this one, whose `free` is ours. So nothing stands before its own. */
+static struct allocator raw;
+
+static inline bool frees_by_raw(void) { return raw.free != NULL; }
+
+/* Such a block is counted as one that Python had made there (sys.getallocatedblocks): so one more is to be made. */
+static void count_raw(const struct allocator *own) {
+    int64_t left = self.left;
+    self.left = INT64_MAX; /* it is nobody's, and in no number */
+    void *block = own->malloc(own->ctx, SMALL_OBJECT + 1);
+    if (block) raw.free(raw.ctx, block);
+    self.left = left;
+}
 
 static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool zeroed) {
     const struct allocator *own = &original[kind];
     if (size <= SMALL_OBJECT) {
         uint32_t outcome;
         void *block = decide(kind, size, 16, zeroed, &outcome);
+        if (block && frees_by_raw()) count_raw(own);
         if (outcome != PASS) return block;
         return zeroed ? own->calloc(own->ctx, 1, size) : own->malloc(own->ctx, size);
     }
@@ -351,49 +381,69 @@ static __attribute__((noinline)) void *large_object_resized(int kind, void *old,
     return block;
 }
 
-/* Functions of their own for each domain, whose number the compiler then knows: these are called for every object. */
+static void *object_resized(int kind, void *old, size_t size) {
+    const struct allocator *own = &original[kind];
+    return LIKELY(size <= SMALL_OBJECT) ? own->realloc(own->ctx, old, size) : large_object_resized(kind, old, size);
+}
+
+/* One that may be placed. */
+static __attribute__((noinline)) void *low_object_resized(int kind, void *old, size_t size) {
+    if (range_of(old) != (uintptr_t)kind) return object_resized(kind, old, size);
+    uint32_t outcome;
+    void *moved = resize_placed(kind, old, size ? size : 1, &outcome);
+    if (outcome != PASS) return moved;
+    const struct allocator *own = &original[kind];
+    void *larger = object_slowly(kind, size, false); /* it has grown, to more than a small one */
+    if (!copy_placed(larger, old)) return NULL;
+    if (frees_by_raw()) own->free(own->ctx, old);
+    else free_placed(kind, old);
+    return larger;
+}
+
+static __attribute__((noinline)) void low_object_freed(int kind, void *block) {
+    if (range_of(block) != (uintptr_t)kind) original[kind].free(original[kind].ctx, block);
+    else free_placed(kind, block);
+}
+
+/* Functions of their own for each domain, whose number the compiler then knows: these are called for every object.
+ * Their `ctx` is that of Python's own, which they pass on. */
 #define HOOKS(domain, kind)                                                                                             \
     static void *domain##_malloc(void *ctx, size_t size) {                                                              \
-        (void)ctx;                                                                                                      \
         if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))                                  \
-            return original[kind].malloc(original[kind].ctx, size);                                                     \
+            return original[kind].malloc(ctx, size);                                                                    \
         return object_slowly(kind, size, false);                                                                        \
     }                                                                                                                   \
     static void *domain##_calloc(void *ctx, size_t count, size_t each) {                                                \
-        (void)ctx;                                                                                                      \
         size_t size;                                                                                                    \
         if (__builtin_mul_overflow(count, each, &size)) return NULL;                                                    \
         if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))                                  \
-            return original[kind].calloc(original[kind].ctx, count, each);                                              \
+            return original[kind].calloc(ctx, count, each);                                                             \
         return object_slowly(kind, size, true);                                                                         \
     }                                                                                                                   \
     static void *domain##_realloc(void *ctx, void *old, size_t size) {                                                  \
         if (!old) return domain##_malloc(ctx, size);                                                                    \
-        if (range_of(old) == kind) {                                                                                    \
-            uint32_t outcome;                                                                                           \
-            void *moved = resize_placed(kind, old, size ? size : 1, &outcome);                                          \
-            return outcome == PASS ? replace_placed(kind, old, domain##_malloc(NULL, size)) : moved;                    \
-        }                                                                                                               \
-        if (LIKELY(size <= SMALL_OBJECT)) return original[kind].realloc(original[kind].ctx, old, size);                 \
-        return large_object_resized(kind, old, size);                                                                   \
+        return may_be_placed(old) ? low_object_resized(kind, old, size) : object_resized(kind, old, size);              \
     }                                                                                                                   \
     static void domain##_free(void *ctx, void *block) {                                                                 \
-        (void)ctx;                                                                                                      \
-        if (LIKELY(range_of(block) != kind)) original[kind].free(original[kind].ctx, block);                            \
-        else free_placed(kind, block);                                                                                  \
+        if (may_be_placed(block)) low_object_freed(kind, block);                                                        \
+        else original[kind].free(ctx, block);                                                                           \
     }
 HOOKS(mem, MEM)
 HOOKS(obj, OBJ)
 
-/* The functions that Python is to call for this domain in place of `own`. */
-EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, struct allocator *hook) {
+/* The functions that Python is to call for this domain in place of `own`. `raws`: see `raw`; NULL where `own` is
+ * another allocator than Python's of small objects. */
+EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, const struct allocator *raws,
+                                struct allocator *hook) {
     original[kind] = *own;
-    *hook = kind == MEM ? (struct allocator){NULL, mem_malloc, mem_calloc, mem_realloc, mem_free}
-                        : (struct allocator){NULL, obj_malloc, obj_calloc, obj_realloc, obj_free};
+    if (raws) raw = *raws;
+    *hook = kind == MEM ? (struct allocator){own->ctx, mem_malloc, mem_calloc, mem_realloc, mem_free}
+                        : (struct allocator){own->ctx, obj_malloc, obj_calloc, obj_realloc, obj_free};
+    if (raws) hook->free = own->free;
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 5
+#define VERSION 6
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 
@@ -436,6 +486,7 @@ EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct sl
      * need to. */
     (void)mallopt(M_MXFAST, 0);
     __atomic_store_n(&base, first, __ATOMIC_RELAXED);
+    __atomic_store_n(&end, first + ((uintptr_t)KINDS << RANGE_BITS), __ATOMIC_RELAXED);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);
     __atomic_store_n(&exact_from, exact, __ATOMIC_RELAXED);
     self.left = 0;

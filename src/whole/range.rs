@@ -12,6 +12,9 @@ pub(super) const BYTES: usize = 1 << 38;
 /// What a pool maps at a time is a multiple of this.
 const UNIT: usize = 4 << 20;
 const UNITS: usize = BYTES / UNIT;
+/// Where the ranges are to be: below what the system gives programs, whose freed blocks then cost one comparison, and
+/// above the heap of a program that is no PIE.
+const LOW: usize = 1 << 40;
 /// Of the table of records that lie apart: so many bytes for a unit.
 const UNITS_ENTRIES: usize = UNIT / apart::FROM * apart::ENTRY_BYTES;
 
@@ -63,7 +66,8 @@ fn is_given(size_bytes: usize) -> bool {
 impl Range {
     /// So many, one behind the other.
     pub(super) fn reserve<const COUNT: usize>() -> Option<[Self; COUNT]> {
-        let start = map(null_mut(), BYTES * COUNT + UNIT, libc::PROT_NONE, 0)?;
+        // A wish, which the system need not grant: see `preload.c`.
+        let start = map(std::ptr::without_provenance_mut(LOW), BYTES * COUNT + UNIT, libc::PROT_NONE, 0)?;
         let base = start.as_ptr().expose_provenance().next_multiple_of(UNIT);
         let table = map(null_mut(), UNITS * UNITS_ENTRIES * COUNT, libc::PROT_NONE, 0)?;
         let table = table.as_ptr().expose_provenance();

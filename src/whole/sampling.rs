@@ -21,7 +21,7 @@ impl Thread {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         let uniform = ((self.random >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        (-uniform.ln() * SAMPLE) as i64
+        (-ln(uniform) * SAMPLE) as i64
     }
 
     /// Takes what was counted down off the sample's distance; whether a sample is due. `remembers`: the binding does.
@@ -69,6 +69,43 @@ pub(super) fn counted(kind: Kind, size_bytes: usize) -> u32 {
 
 /// What a sample that was drawn by so many bytes stands for.
 pub(super) fn weight_of_sample(kind: Kind, size_bytes: usize, drawn_bytes: u32) -> usize {
-    let chance = 1.0 - (-f64::from(drawn_bytes) / SAMPLE).exp();
-    (taken(kind, size_bytes) as f64 / chance) as usize
+    (taken(kind, size_bytes) as f64 / chance(drawn_bytes)) as usize
+}
+
+/// How likely a block of so many bytes has a sample: `1 - exp(-bytes / SAMPLE)`, by the first terms of its series.
+fn chance(bytes: u32) -> f64 {
+    debug_assert!(bytes as usize <= EXACT_FROM + 8);
+    let x = f64::from(bytes) / SAMPLE;
+    x * (1.0 - x / 2.0 * (1.0 - x / 3.0 * (1.0 - x / 4.0 * (1.0 - x / 5.0))))
+}
+
+/// The logarithm of a positive number, to seven places. Not libm's: between two samples a program needs the caches for
+/// other things than its tables.
+fn ln(number: f64) -> f64 {
+    const MANTISSA: u64 = (1 << 52) - 1;
+    let bits = number.to_bits();
+    let exponent = (bits >> 52) as i64 - 1023;
+    let one_to_two = f64::from_bits(bits & MANTISSA | 1023 << 52);
+    let x = (one_to_two - 1.0) / (one_to_two + 1.0);
+    let square = x * x;
+    let series = (1..=7).rev().fold(0.0, |sum, n| sum * square + 1.0 / f64::from(2 * n - 1));
+    exponent as f64 * std::f64::consts::LN_2 + 2.0 * x * series
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EXACT_FROM, SAMPLE, chance, ln};
+
+    #[test]
+    fn what_is_computed_by_series_is_what_the_library_computes() {
+        for step in 1..=10_000 {
+            for number in [f64::from(step) / 10_000.0, f64::from(step) / f64::from(1 << 30), f64::from(step)] {
+                assert!((ln(number) - number.ln()).abs() < 2e-8, "ln({number})");
+            }
+        }
+        for bytes in 1..=EXACT_FROM as u32 + 8 {
+            let exact = -(-f64::from(bytes) / SAMPLE).exp_m1();
+            assert!((chance(bytes) / exact - 1.0).abs() < 1e-8, "{bytes} bytes");
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// [`NOT_RAISING`], [`RAISING`] or [`OWED`].
+    /// [`NOT_RAISING`], [`RAISING`], [`OWED`] or [`RAISED`].
     pub(crate) raising: u32,
     /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
     /// that is set for it comes after its end; 0: there is none.
@@ -46,12 +46,53 @@ pub(crate) struct Thread {
     pub(super) refusing: u64,
 }
 
+impl Thread {
+    /// Whether we, or somebody in our place, are at work on it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy > 0
+    }
+
+    /// What it asks for is not looked at until this is called with `false`.
+    pub(super) fn set_busy(&mut self, is_busy: bool) {
+        if is_busy {
+            self.busy += 1;
+        } else {
+            self.busy -= 1;
+        }
+    }
+
+    /// The next block of so many bytes is refused. Returns what [`go_on`](Self::go_on) gets: what is asked for between
+    /// the two is not counted.
+    pub(super) fn refuse_next(&mut self, size_bytes: usize) -> i64 {
+        self.refusing = size_bytes as u64;
+        std::mem::replace(&mut self.left, -1)
+    }
+
+    /// See [`refuse_next`](Self::refuse_next).
+    pub(super) fn go_on(&mut self, left: i64) {
+        self.refusing = 0;
+        self.left = left;
+    }
+
+    /// Whether CPython is about to raise what tells the request of an overdraft, while what took it may still be there:
+    /// were the exception's traceback refused, a MemoryError would come in its place. Said once for one that was made.
+    pub(super) fn is_told_now(&mut self) -> bool {
+        if self.raising == RAISED {
+            self.raising = NOT_RAISING;
+            return true;
+        }
+        self.raising == RAISING
+    }
+}
+
 /// No exception was set for this thread, or it has raised it.
 pub(crate) const NOT_RAISING: u32 = 0;
 /// One was set that it has not raised.
 pub(crate) const RAISING: u32 = 1;
 /// One is to be set once the thread has the GIL: it was given the block without.
 pub(crate) const OWED: u32 = 2;
+/// It was made, and its traceback perhaps not yet.
+pub(crate) const RAISED: u32 = 3;
 
 /// A handler as [`Thread`] keeps it.
 pub(crate) fn word_of(handler: Handler) -> u64 {
@@ -97,5 +138,5 @@ pub(crate) type Attach = unsafe extern "C" fn(usize, usize, *const Slow);
 pub(crate) type AttachArrow = unsafe extern "C" fn(GetPool);
 /// Gets an original `arrow::default_memory_pool` and its caller; NULL is for what that returns.
 pub(crate) type GetPool = unsafe extern "C" fn(*mut c_void, *mut c_void) -> *mut c_void;
-pub(crate) type Hook = unsafe extern "C" fn(u32, *const Allocator, *mut Allocator);
+pub(crate) type Hook = unsafe extern "C" fn(u32, *const Allocator, *const Allocator, *mut Allocator);
 pub(crate) type GetThread = unsafe extern "C" fn() -> *mut Thread;

@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_int, c_void};
 
 /// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
 /// (`tests/whole/test_limits.py`, `tests/python/test_whole_limits.py`).
-/// With each, from how many bytes on: Pillow checks its pictures, and not all of its small blocks.
+/// With each, from how many bytes on: Pillow checks its pictures, PyTorch its tensors, and neither all of its small
+/// blocks.
 const PACKAGES: &[(&str, usize)] = &[
     ("numpy", 0),
     ("numpy.libs", 0),
@@ -20,6 +21,7 @@ const PACKAGES: &[(&str, usize)] = &[
     ("opencv_python_headless.libs", 0),
     ("regex", 0),
     ("msgpack", 0),
+    ("torch", 64 << 10),
 ];
 /// The same of libraries that belong to no package, by the beginnings of their files' names.
 const FILES: &[&str] =
@@ -114,16 +116,20 @@ impl Python {
         let mut callee = Callee { of: evaluate, last: 0, found: None };
         // SAFETY: `visit_callee` is given the struct, which lives until this returns.
         unsafe { _Unwind_Backtrace(visit_callee, (&raw mut callee).cast()) };
-        let Some(ip) = callee.found.filter(|&ip| !self.runs(ip) && file_of(ip) == self.file) else { return };
+        let Some(ip) = callee.found.filter(|&ip| !self.runs(ip) && self.is_in_file(ip)) else { return };
         if let Some(free) = self.parts.iter_mut().find(|part| **part == 0) {
             *free = enclosing(ip);
         }
     }
 
+    fn is_in_file(&self, ip: usize) -> bool {
+        file_of(std::ptr::without_provenance(ip)) == self.file
+    }
+
     /// Whether a call that returns here was made by the loop.
     fn runs(&self, ip: usize) -> bool {
         ip.wrapping_sub(self.eval) < self.eval_bytes
-            || self.parts[0] != 0 && file_of(ip) == self.file && {
+            || self.parts[0] != 0 && self.is_in_file(ip) && {
                 let part = enclosing(ip);
                 part != 0 && self.parts.contains(&part)
             }
@@ -137,10 +143,10 @@ fn enclosing(ip: usize) -> usize {
 }
 
 /// The start of the object file with this address; 0: of none.
-fn file_of(ip: usize) -> usize {
+pub(crate) fn file_of(address: *const c_void) -> usize {
     let mut info = empty();
     // SAFETY: any address may be asked for; a place for the answer.
-    unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) };
+    unsafe { libc::dladdr(address, &raw mut info) };
     info.dli_fbase.addr()
 }
 

@@ -48,6 +48,26 @@ def test_who_lets_a_block_of_an_ended_request_grow_pays():
     """)
 
 
+def test_python_counts_its_blocks_as_it_does_without():
+    """One of some hundred objects is no block of Python's; it is freed by way of Python's own function."""
+    check("""
+        with ctxalloc.request(whole=True) as other:
+            grown = [bytearray(400) for _ in range(20_000)]
+        with ctxalloc.request(whole=True) as request:
+            before = sys.getallocatedblocks()
+            for _ in range(20):
+                kept = [[n] for n in range(50_000)]
+                alive = sys.getallocatedblocks() - before
+                assert abs(alive - 150_000) < 1000, alive  # each list, its table and most numbers
+                assert request.stats.whole.object_bytes > 4 * MiB, request.stats
+                del kept
+            for text in grown:
+                text.extend(bytes(1000))  # a new block for each: its request has ended
+            gc.collect()
+            assert abs(sys.getallocatedblocks() - before) < 300, sys.getallocatedblocks() - before
+    """)
+
+
 def test_a_block_of_a_request_that_has_not_ended_stays_its_own():
     check("""
         with ctxalloc.request(whole=True) as first:

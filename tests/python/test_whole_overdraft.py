@@ -43,6 +43,27 @@ def test_the_call_that_took_too_much_raises_in_a_with_block():
 
 
 @needs_library
+def test_what_a_limit_lacks_is_raised_though_its_traceback_has_no_room():
+    """What took too much is there until the exception is handled; in one of thirty its frame is a sample."""
+    check(
+        GREEDY
+        + """
+    text = orjson.dumps([{"a": n, "b": "x" * 50} for n in range(8000)])
+    names = ", ".join(f"name{n}" for n in range(50))
+    exec(f"def parse({names}): return [orjson.loads(text)]")
+    for _ in range(300):
+        with ctxalloc.request(whole=True, limit_bytes=MiB) as request:
+            try:
+                parse(*range(50))
+            except MemoryError as error:
+                assert type(error) is ctxalloc.BudgetExceeded, repr(error)
+            else:
+                raise AssertionError("not refused")
+    """
+    )
+
+
+@needs_library
 def test_a_request_of_arrays_inside_raises_what_the_one_around_it_lacks():
     check(
         GREEDY

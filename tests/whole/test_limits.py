@@ -100,6 +100,19 @@ REFUSED = {
         text = msgpack.packb([{"a": n, "b": "x" * 50} for n in range(200_000)])
         work = lambda: msgpack.unpackb(text)
     """,
+    "torch": """
+        import torch
+        torch.set_num_threads(1)
+        pixels = numpy.ones((8, 3, 100, 100), numpy.float32)
+        def work():
+            flat = torch.nn.Linear(16 * 98 * 98, 10)
+            model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), flat)
+            pictures = torch.from_numpy(pixels) * 2
+            loss = model(pictures).sum() + (pictures.reshape(24, -1) @ torch.rand(10_000, 300)).std()
+            loss.backward()
+            return loss, torch.linalg.svd(torch.rand(200, 200)), pictures.sort().values
+        work()
+    """,
 }
 
 GRANTED = {
@@ -132,7 +145,7 @@ GRANTED = {
 }
 
 # These are refused their large blocks, and get others: those of C++, and small ones.
-PARTLY = {"PIL", "pyarrow.parquet", "sklearn", "cv2"}
+PARTLY = {"PIL", "pyarrow.parquet", "sklearn", "cv2", "torch"}
 # HDF5 gets its blocks; the array that it fills is refused.
 EITHER = {"h5py"}
 # Errors of their own, where a request was refused. That of lxml has no BudgetExceeded behind it.
@@ -143,6 +156,7 @@ OWN_ERRORS = {
     "cv2": "error",
     "h5py": "OSError",
     "xml.etree": "ParseError",
+    "torch": "RuntimeError",
 }
 
 SWEEP = """

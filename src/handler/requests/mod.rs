@@ -48,7 +48,7 @@ pub(crate) use state::record_bytes;
 #[cfg(ctxalloc_whole)]
 pub(crate) use ticket::{Tickets, give_tickets};
 #[cfg(ctxalloc_whole)]
-pub(crate) use whole::{Charged, Payer, charge, handler_at, is_live, is_refused, payer_of, ticket_of};
+pub(crate) use whole::{Beyond, Charged, Payer, charge, handler_at, is_live, is_refused, payer_of, ticket_of};
 
 use super::heap::Record;
 use super::held::Held;

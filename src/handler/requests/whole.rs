@@ -69,8 +69,18 @@ fn has_no_room(slot: &Slot, bytes: usize) -> bool {
     false
 }
 
-/// Charges a block that is about to be made for `handler`. `is_forced`: whatever the limits say.
-pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charged {
+/// What is done where a limit has no room for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beyond {
+    Refuse,
+    /// It is charged, and the request is told.
+    Told,
+    /// It is charged.
+    Untold,
+}
+
+/// Charges a block that is about to be made for `handler`.
+pub(crate) fn charge(handler: Handler, weight: Weight, beyond: Beyond) -> Charged {
     let Some(held) = Held::try_on(handler) else { return Charged::Nobody };
     let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Charged::Nobody };
     let chain = &slot.state().chain;
@@ -78,8 +88,8 @@ pub(crate) fn charge(handler: Handler, weight: Weight, is_forced: bool) -> Charg
     let is_in_reserve =
         || weight.is_sample && chain.refusals_so_far() > 0 && chain.has_reserve_for(weight.bytes, MIN_RESERVE_BYTES);
     let take = || {
-        if is_forced || is_in_reserve() {
-            chain.take_whole_anyway(weight, is_forced, || slot.hold_again());
+        if beyond != Beyond::Refuse || is_in_reserve() {
+            chain.take_whole_anyway(weight, beyond == Beyond::Told, || slot.hold_again());
             return true;
         }
         chain.take_whole(weight, || slot.hold_again())

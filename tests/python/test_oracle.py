@@ -45,7 +45,7 @@ def test_all_sides_name_the_same_handler_at_every_step() -> None:
 
 @pytest.mark.parametrize("way", ["contextvar", "contextvar-methods", "sethandler"])
 def test_every_way_to_select_agrees_with_contextvars(way: str) -> None:
-    check(oracle("--programs", "500", "--seed", "fresh", "--sides", "contextvars,numpy", CTXALLOC_SELECTION=way))
+    check(oracle("--programs", "250", "--seed", "fresh", "--sides", "contextvars,numpy", CTXALLOC_SELECTION=way))
 
 
 @pytest.mark.once

@@ -1,5 +1,6 @@
 """Programs for whole requests: each runs in a process of its own that has the library before malloc."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ for one in libc, without_gil:
 """
 
 
+@functools.cache
 def library_path() -> str:
     made = subprocess.run([sys.executable, "-m", "ctxalloc", "whole"], capture_output=True, text=True, check=True)
     return made.stdout.strip()

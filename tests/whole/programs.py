@@ -1,5 +1,6 @@
 """Programs that run in a process of their own, with the library before malloc."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def refused(work, limit_bytes, **terms):
 """
 
 
+@functools.cache
 def library_path():
     """The library's file."""
     made = subprocess.run([sys.executable, "-m", "ctxalloc", "whole"], capture_output=True, text=True, check=True)

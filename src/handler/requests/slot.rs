@@ -339,6 +339,9 @@ impl Slot {
 
     #[inline(never)]
     fn make_otherwise(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        if !zeroed && let Some(block) = self.take_recent(size_bytes) {
+            return Some(block);
+        }
         let state = self.state();
         // What the user's code does meanwhile may let go of whatever else holds the request.
         let _kept = state.may_run_user_code(size_bytes).then(|| Kept::on(self));

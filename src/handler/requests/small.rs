@@ -113,6 +113,21 @@ impl Slot {
         true
     }
 
+    /// A large block that came back to the pool lately, charged, where that concerns the own account alone.
+    #[inline]
+    pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let kept = state.kept.filter(|_| size_bytes > Kept::MAX_BYTES)?;
+        let account = state.chain.own();
+        drop(account.begin_charge(size_bytes)?); // whether it is worth while: the pool's lock is not taken inside of it
+        let block = kept.take_recent_sized(size_bytes)?;
+        let Some(section) = account.begin_charge(size_bytes) else {
+            kept.give_recent_back(block);
+            return None;
+        };
+        if account.charged(size_bytes, &section) { self.hold_first(block, section) } else { Some(block) }
+    }
+
     /// The block with room for more bytes, and its first bytes kept; `None` if it has to go the long way, and nothing
     /// was done.
     ///

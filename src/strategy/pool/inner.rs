@@ -71,6 +71,14 @@ impl<P: Pages> Inner<P> {
         }
     }
 
+    /// A large block that came back lately, as it is, if one fits. The source is not called.
+    pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        match &self.huge {
+            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => huge.blocks.take_recent(size_bytes),
+            _ => self.large.take_recent(size_bytes),
+        }
+    }
+
     /// Takes a span of `class` for an arena.
     pub(super) fn take_span(&self, class: usize) -> Option<&'static Span> {
         self.look();

@@ -3,6 +3,7 @@
 
 use super::region::{self, Region};
 use super::{Pool, classes, local};
+use crate::strategy::Strategy;
 use crate::survived::survived;
 use crate::trace;
 use crate::unattributed::unattributed;
@@ -94,6 +95,23 @@ impl Kept {
         }
     }
 
+    /// A block above [`MAX_BYTES`](Self::MAX_BYTES) that came back lately, its requested size noted, if one fits. It
+    /// takes the pool's lock.
+    #[inline]
+    pub(crate) fn take_recent_sized(self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let block = self.pool.inner.take_recent(size_bytes)?;
+        // SAFETY: the block was just taken, so its region is in the map.
+        unsafe { Pool::note_requested(block, size_bytes) };
+        Some(block)
+    }
+
+    /// Gives back what [`take_recent_sized`](Self::take_recent_sized) returned, and was not used.
+    #[cold]
+    pub(crate) fn give_recent_back(self, block: NonNull<u8>) {
+        // SAFETY: a live block of the pool, which nobody else has.
+        unsafe { self.pool.release(block) };
+    }
+
     /// Takes a block back.
     ///
     /// # Safety
@@ -146,8 +164,7 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::{Over, Pool};
-    use crate::strategy::Strategy as _;
+    use super::{Over, Pool, Strategy as _};
 
     #[test]
     fn a_block_whose_size_cannot_be_noted_is_given_back_by_who_asked() {

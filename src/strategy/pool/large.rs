@@ -142,6 +142,9 @@ impl Large {
         zeroed: bool,
     ) -> Option<NonNull<u8>> {
         debug_assert!(size_bytes > classes::MAX);
+        if !zeroed && let Some(block) = self.take_recent(size_bytes) {
+            return Some(block);
+        }
         let _unattributed = unattributed();
         if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
@@ -151,6 +154,17 @@ impl Large {
         // If the source refuses, unused memory can go to make room.
         self.try_allocate(source, pages, zeroed)
             .or_else(|| if self.trim(source) == 0 { None } else { self.try_allocate(source, pages, zeroed) })
+    }
+
+    /// One of the blocks that came back lately, as it is, if one fits. The source is not called.
+    #[inline]
+    pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
+        self.store.with(|store| {
+            let Recent { block, run, .. } = store.take_recent(pages)?;
+            store.lend(run);
+            Some(block)
+        })
     }
 
     fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, zeroed: bool) -> Option<NonNull<u8>> {

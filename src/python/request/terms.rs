@@ -4,7 +4,7 @@ use super::admission::begin_blocking;
 use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
-use crate::python::budget::{budget_in, limit_in, name_in};
+use crate::python::budget::{PyBudget, budget_in, limit_in, name_in};
 use crate::python::options::{argument, no_bool, plain_bytes, plain_seconds};
 use crate::python::strategies::PyStrategy;
 use crate::python::text::repr_of;
@@ -140,11 +140,18 @@ pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
 
 #[inline]
 pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<Arc<str>>> {
+    // As most give it; the long way has the errors.
+    if let Some(name) = given.and_then(|given| given.cast_exact::<PyString>().ok()?.to_str().ok()) {
+        return Ok(Some(name.into()));
+    }
     name_in("request", given)
 }
 
 #[inline]
 pub(super) fn budget(given: Given<'_, '_>) -> PyResult<Option<Budget>> {
+    if let Some(budget) = given.and_then(|given| given.cast_exact::<PyBudget>().ok()) {
+        return Ok(Some(budget.get().budget().clone()));
+    }
     budget_in("request", "budget", given)
 }
 

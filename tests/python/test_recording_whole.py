@@ -1,10 +1,9 @@
 """Recordings of whole requests: native memory and objects beside arrays, and their replays."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import commands
 import pytest
 from whole_programs import check, needs_library
 
@@ -92,10 +91,8 @@ WHOLE_WORK = """
 
 
 def command(*words: str | Path) -> str:
-    """What a command prints; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ctxalloc", *map(str, words)], capture_output=True, text=True, timeout=300, check=False
-    )
+    """What a command prints of one replay; it must end well."""
+    done = commands.ctxalloc(*words, "--rounds", "1", "--strategy", "default", "--json")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -140,9 +137,9 @@ def test_a_whole_request_is_replayed_with_the_sums_it_had(by: str, tmp_path: Pat
     assert found == peaks
     assert resizes > (100 if len(found) == 6 else 10)
     for options in ((), ("--one-thread",)):
-        facts = json.loads(command("replay", path, "--rounds", "1", "--json", *options))
+        facts = json.loads(command("replay", path, *options))
         assert (facts["requests"], facts["compared"]) == (len(found), 2 * len(found))
         assert (facts["left_out"], facts["unordered_peaks"], facts["torn"]) == (0, 0, 0)
     # What it did beside arrays is not made, so no strategy's business.
-    told_of = json.loads(command("recommend", path, "--rounds", "1", "--strategy", "pool", "--json"))["routes"]
+    told_of = json.loads(command("recommend", path))["routes"]
     assert sorted(max(route["peak_bytes"].values()) for route in told_of) == sorted(peaks)

@@ -1,12 +1,12 @@
 """All advice together: what is good for each route alone, and not for the process, is withdrawn and told."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 import recordings
 
@@ -156,13 +156,7 @@ def test_what_an_interrupt_leaves_untried_is_known(machine: Machine, monkeypatch
 
 
 def recommended(path: Path, *options: str, status: int = 0) -> tuple[dict[str, Any], str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "ctxalloc", "recommend", str(path), "--json", "--rounds", "3", *options],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = commands.ctxalloc("recommend", path, "--json", "--rounds", "3", *options)
     assert done.returncode == status, done
     return json.loads(done.stdout), done.stderr
 

@@ -5,15 +5,15 @@ use std::ffi::{CStr, c_int, c_void};
 
 /// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
 /// (`tests/whole/test_limits.py`, `tests/python/test_whole_limits.py`).
-/// With each, from how many bytes on: Pillow checks its pictures, PyTorch its tensors, and neither all of its small
-/// blocks.
+/// With each, from how many bytes on: Pillow checks its pictures, PyTorch its tensors, pandas its tables, and none of
+/// them all of its small blocks.
 const PACKAGES: &[(&str, usize)] = &[
     ("numpy", 0),
     ("numpy.libs", 0),
     ("PIL", 4 << 10),
     ("pillow.libs", 4 << 10),
     ("lxml", 0),
-    ("pandas", 0),
+    ("pandas", 8 << 10),
     ("sklearn", 0),
     ("scipy", 0),
     ("scipy.libs", 0),

@@ -266,7 +266,7 @@ test-grafana: $(DONE)/tools $(DONE)/package ## examples/grafana in a real Promet
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked $(services)
-	for script in $(filter-out benches/advised.py benches/clusters.py benches/cuda.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
+	for script in $(filter-out benches/advised.py benches/clusters.py benches/pinned.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
 	cd benches && ../$(PY) -m harness.report
 
 .PHONY: bench-small

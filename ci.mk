@@ -154,8 +154,13 @@ $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 # Needs a CUDA device, and says which of CuPy, PyTorch, RMM and Numba it does not find; it installs none of them.
 .PHONY: bench-cuda
 CUDA_PYTHON ?= $(PY)
-bench-cuda: $(DONE)/package ## pinned against pageable copies, pools, the reuse hazard, on a CUDA device: docs/cuda.md's column
-	PYTHONPATH=$(CURDIR)/python $(CUDA_PYTHON) benches/cuda.py
+bench-cuda: $(DONE)/package ## pinned against pageable copies, pools, the reuse hazard, on a CUDA device: docs/cuda.md's table
+	PYTHONPATH=$(CURDIR)/python $(CUDA_PYTHON) benches/pinned.py
+
+# The same; CUDA_PYTHON has pytest too. Without a device each test is skipped, and says why.
+.PHONY: test-cuda-device
+test-cuda-device: $(DONE)/package $(DONE)/tools ## what docs/cuda.md says, on a CUDA device
+	PYTHONPATH=$(CURDIR)/python $(CUDA_PYTHON) -m pytest -p no:cacheprovider tests/cuda
 
 # Servers, frameworks and other event loops, in an environment of their own; CTXALLOC_REQUESTS says how many requests.
 .PHONY: test-services services-environment

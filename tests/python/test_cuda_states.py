@@ -360,7 +360,7 @@ def test_the_python_in_the_guide_prints_what_it_says() -> None:
 
 
 def test_the_bench_says_that_it_needs_a_device() -> None:
-    bench = Path(__file__).parents[2] / "benches" / "cuda.py"
+    bench = Path(__file__).parents[2] / "benches" / "pinned.py"
     outcome = run(
         f"import runpy; runpy.run_path({str(bench)!r}, run_name='__main__')",
         LD_LIBRARY_PATH=library().rsplit("/", 1)[0],

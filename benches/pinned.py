@@ -1,4 +1,4 @@
-"""What pinned memory brings, on a CUDA device: the column "measured on a device" of docs/cuda.md. `make bench-cuda`.
+"""What pinned memory brings, on a CUDA device: the table of docs/cuda.md. `make bench-cuda`.
 
 Needs the driver and a device, and prints what it lacks of CuPy, PyTorch and RMM, whose rows it then leaves out. Copies
 by the driver alone need none of them. Each figure is the median of interleaved rounds; each row says its unit.
@@ -211,6 +211,23 @@ def pools(driver: Driver, torch: Any, cupy: Any, rmm: Any) -> None:
             row(f"allocate and free, {size_bytes // KiB} KiB", {k: v * 1e6 for k, v in took.items()}, "us")
 
 
+def pinning(driver: Driver) -> None:
+    """What a mapping costs: its pages, pinning them, and unpinning; with huge pages and without."""
+    for size_bytes in (4 * MiB, 64 * MiB, 512 * MiB):
+
+        def fresh(handler: ctxalloc.Handler, size_bytes: int = size_bytes) -> None:
+            with ctxalloc.use(handler):
+                np.empty(size_bytes, np.uint8)
+            ctxalloc.trim()
+
+        works: dict[str, Callable[[], object]] = {"cuMemHostAlloc": lambda size=size_bytes: driver.bare(size)}
+        for name, huge_pages in (("pages", False), ("huge pages", True)):
+            pool = cuda.Pool(huge_pages=huge_pages, warm_bytes=0, decay_seconds=0.0)
+            handler = ctxalloc.register(f"bench {name} {size_bytes}", pool)
+            works[name] = lambda handler=handler, fresh=fresh: fresh(handler)
+        row(f"map and pin, {size_bytes // MiB} MiB", {k: v * 1e3 for k, v in seconds(works).items()}, "ms")
+
+
 def hazard(driver: Driver) -> None:
     """How often a copy carried other bytes than it was given, when its array died at once."""
     size_bytes = 4 * MiB
@@ -249,6 +266,7 @@ def main() -> None:
     overlap(torch)
     seen_as_pinned(torch, cupy)
     pools(driver, torch, cupy, rmm)
+    pinning(driver)
     hazard(driver)
     print("at the end:", {key: value for key, value in cuda.info().items() if key != "devices"})
 

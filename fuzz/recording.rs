@@ -47,6 +47,7 @@ fuzz_target!(|data: &[u8]| {
     let (mut begun, mut ended, mut made, mut live) = (HashSet::new(), HashSet::new(), HashSet::new(), HashSet::new());
     let mut last = 0;
     for event in recording.events() {
+        let event = event.expect("nobody changes it");
         assert!(event.at_ns >= last, "time goes forward");
         last = event.at_ns;
         if let What::Begin { name, handler, parent } = event.what {
@@ -65,7 +66,7 @@ fuzz_target!(|data: &[u8]| {
             _ => {}
         }
     }
-    routes(&recording);
+    routes(&recording).expect("nobody changes it");
     for on_one_thread in [false, true] {
         if let Ok(plan) = Plan::new(&recording, None, on_one_thread) {
             assert!(plan.facts().threads_at_once <= plan.facts().threads);

@@ -45,11 +45,17 @@ class Trace:
         self.names = [name or UNNAMED for name in self.recording.names]
 
     def events(self) -> Iterator[Event]:
-        """All of them, the oldest first."""
+        """All of them, the oldest first. UsageError: a file cannot be read any more, or was changed."""
         start = 0
-        while found := self.recording.events(start, _AT_ONCE):
+        while found := self._some(start):
             yield from (Event(*event) for event in found)
             start += len(found)
+
+    def _some(self, start: int) -> list[tuple[int, int, int, str, list[int]]]:
+        try:
+            return self.recording.events(start, _AT_ONCE)
+        except (OSError, ValueError) as error:
+            raise UsageError(str(error)) from None
 
 
 class _Route:

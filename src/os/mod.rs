@@ -20,6 +20,7 @@
 //! | `wipe` | explicit_bzero | memset_s | volatile writes |
 //! | `can_write` | a byte through a pipe and back | the same | VirtualQuery |
 //! | `map_file`, `only_for_its_owner`, `without_waiting` | mmap, O_NOFOLLOW, mode 0600, O_NONBLOCK | the same | no: an error |
+//! | `read_at` | pread | pread | ReadFile at a place |
 //! | `process_started` | /proc/PID/stat | proc_pidinfo | no |
 //! | `used` | getrusage | getrusage | no |
 //! | `resident_bytes` | /proc/self/statm | no | no |

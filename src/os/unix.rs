@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
@@ -193,6 +193,11 @@ pub(crate) fn only_for_its_owner(options: &mut OpenOptions) -> &mut OpenOptions 
 /// Opening a FIFO does not wait for who has its other end.
 pub(crate) fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
     options.custom_flags(libc::O_NONBLOCK)
+}
+
+/// Reads what a file has from a place on, as much as the system gives at once.
+pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    file.read_at(into, offset)
 }
 
 /// Maps the first `size_bytes` of a file, shared with all that map it. [`unmap`] ends it.

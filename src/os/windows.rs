@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::windows::fs::FileExt;
 use std::ptr::{NonNull, null};
 use windows_sys::Win32::System::Memory::{
     MEM_COMMIT, MEM_RELEASE, MEM_RESERVE, MEMORY_BASIC_INFORMATION, PAGE_EXECUTE_READWRITE, PAGE_NOACCESS,
@@ -187,6 +188,11 @@ pub(crate) fn only_for_its_owner(options: &mut OpenOptions) -> &mut OpenOptions 
 /// No file is a FIFO here.
 pub(crate) fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
     options
+}
+
+/// Reads what a file has from a place on, as much as the system gives at once.
+pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    file.seek_read(into, offset)
 }
 
 /// An error: files are not mapped here.

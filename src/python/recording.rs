@@ -180,22 +180,21 @@ impl PyRecording {
         gaps_of(&self.recording)
     }
 
-    /// Some events, from this one on.
+    /// Some events, from this one on. OSError: a file cannot be read any more; ValueError: it was changed.
     #[pyo3(signature = (start, count, /))]
-    fn events(&self, start: usize, count: usize) -> Vec<EventNumbers> {
+    fn events(&self, start: usize, count: usize) -> PyResult<Vec<EventNumbers>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if read.0 > start {
             *read = (0, Reading::default());
         }
-        let begun = read.0;
-        let (at, reading) = &mut *read;
-        let mut next = || {
-            let event = self.recording.next_event(reading)?;
-            *at += 1;
-            Some(event)
-        };
-        let before = start - begun;
-        std::iter::from_fn(&mut next).take(before).for_each(drop);
-        std::iter::from_fn(&mut next).take(count).map(numbers).collect()
+        let mut found = Vec::new();
+        while found.len() < count {
+            let Some(event) = self.recording.next_event(&mut read.1)? else { break };
+            if read.0 >= start {
+                found.push(numbers(event));
+            }
+            read.0 += 1;
+        }
+        Ok(found)
     }
 }

@@ -98,7 +98,7 @@ pub(super) fn replayed<'py>(
 pub(super) fn recorded_routes(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let (found, gaps) = py.detach(|| {
         let recording = opened(&path)?;
-        Ok::<_, PyErr>((routes(&recording), gaps_of(&recording)))
+        Ok::<_, PyErr>((routes(&recording)?, gaps_of(&recording)))
     })?;
     let found: Vec<_> = found.into_iter().map(|route| numbers_of(py, route)).collect::<PyResult<_>>()?;
     if let Some(all) = found.last() {

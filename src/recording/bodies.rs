@@ -1,26 +1,26 @@
-//! `Bodies`: the events of a recording as its files have them, and the order in which they are read. They stay encoded:
-//! an event has some seven bytes there, and would have ten times as many as a value.
+//! `Bodies`: where in a recording's files events are, and the order in which they are read. They stay there: an event
+//! has some seven bytes in a file, and would have ten times as many as a value.
 
-use super::encoded::{Before, read_event};
-use super::event::{Told, What};
-use super::wire::{Bytes, HEAD_BYTES};
-use std::cmp::{Ordering, Reverse};
-use std::collections::BTreeMap;
-use std::collections::binary_heap::{BinaryHeap, PeekMut};
+use super::event::{Event, Told, What};
+use super::opened::{CHANGED, Files, MAX_BYTES};
+use super::room::{Full, Room};
+use super::run::Highest;
+use super::texts::NumberedNames;
+use crate::error::Error;
 use std::fmt;
-use std::mem::replace;
 
 /// A body of events. A file may be made of the smallest ones, so it is little.
 #[derive(Debug, Clone, Copy)]
-struct Body {
+pub(super) struct Body {
     /// Its first event's time, by the clock of its process until they are joined.
-    first_ns: u64,
+    pub(super) first_ns: u64,
     /// Where its events begin, behind a head and its first byte, and above that which stretch it is in.
     place: u64,
 }
 
 impl Body {
-    fn at(self) -> u64 {
+    /// The place of its first event.
+    pub(super) fn at(self) -> u64 {
         self.place & HIGHEST_PLACE
     }
 
@@ -29,8 +29,8 @@ impl Body {
     }
 }
 
-const PLACE_BITS: u32 = 40;
-const HIGHEST_PLACE: u64 = (1 << PLACE_BITS) - 1;
+const PLACE_BITS: u32 = MAX_BYTES.ilog2();
+const HIGHEST_PLACE: u64 = MAX_BYTES - 1;
 
 /// Bodies of one process one after the other, without a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,19 +51,19 @@ pub(super) struct Numbers {
     pub(super) requests: u64,
     pub(super) blocks: u64,
     pub(super) threads: u32,
-    pub(super) highest_request: u64,
+    pub(super) highest: Highest,
     /// Its last event, by the recording's clock, if it says when threads end.
     pub(super) until_ns: Option<u64>,
-    pub(super) names: BTreeMap<u64, u32>,
-    pub(super) handlers: BTreeMap<u64, u32>,
+    pub(super) names: NumberedNames,
+    pub(super) handlers: NumberedNames,
     pub(super) no_name: u32,
     pub(super) no_handler: u32,
 }
 
-/// The files' bytes, and the bodies in them.
-#[derive(Clone, Default)]
+/// The bodies of the files.
+#[derive(Default)]
 pub(super) struct Bodies {
-    pub(super) bytes: Vec<u8>,
+    pub(super) files: Files,
     all: Vec<Body>,
     stretches: Vec<Stretch>,
     /// By run.
@@ -72,31 +72,35 @@ pub(super) struct Bodies {
 
 impl fmt::Debug for Bodies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bodies in {} bytes", self.all.len(), self.bytes.len())
+        write!(f, "{} bodies in {:?}", self.all.len(), self.files)
     }
 }
 
 impl Bodies {
-    /// Adds one of files that have so many bytes, without room for many more. False: there are too many stretches.
-    pub(super) fn push(&mut self, first_ns: u64, at: u64, stretch: Stretch, bytes: usize) -> bool {
+    /// Adds one of files of so many bytes, whose first event is at this place. False: there are too many stretches.
+    pub(super) fn push(
+        &mut self,
+        first_ns: u64,
+        at: u64,
+        stretch: Stretch,
+        bytes: u64,
+        room: &mut Room,
+    ) -> Result<bool, Full> {
         if self.stretches.last() != Some(&stretch) {
-            let most = (STRETCHES + bytes / BYTES_FOR_EACH_STRETCH).min(1 << (u64::BITS - PLACE_BITS));
-            if self.stretches.len() >= most {
-                return false;
+            let more = usize::try_from(bytes).unwrap_or(usize::MAX) / BYTES_FOR_EACH_STRETCH;
+            if self.stretches.len() >= more.saturating_add(STRETCHES).min(1 << (u64::BITS - PLACE_BITS)) {
+                return Ok(false);
             }
-            self.stretches.push(stretch);
+            room.push(&mut self.stretches, stretch)?;
         }
-        if self.all.len() == self.all.capacity() {
-            self.all.reserve_exact(self.all.len() / 8 + 64);
-        }
-        self.all.push(Body { first_ns, place: (self.stretches.len() as u64 - 1) << PLACE_BITS | at & HIGHEST_PLACE });
-        true
+        let place = (self.stretches.len() as u64 - 1) << PLACE_BITS | at & HIGHEST_PLACE;
+        room.push(&mut self.all, Body { first_ns, place })?;
+        Ok(true)
     }
 
-    /// Forgets a file, whose bytes are those from `begin` on.
-    pub(super) fn forget_from(&mut self, begin: usize) {
-        while self.all.pop_if(|body| body.at() >= begin as u64).is_some() {}
-        self.bytes.truncate(begin);
+    /// Forgets those from this place on.
+    pub(super) fn forget_from(&mut self, place: u64) {
+        while self.all.pop_if(|body| body.at() >= place).is_some() {}
     }
 
     /// Gives all the recording's clock, and puts them in the order of their times.
@@ -109,27 +113,32 @@ impl Bodies {
         all.shrink_to_fit();
     }
 
-    fn stretch_of(&self, body: Body) -> Stretch {
+    /// The one that comes after so many.
+    pub(super) fn get(&self, at: usize) -> Option<Body> {
+        self.all.get(at).copied()
+    }
+
+    pub(super) fn stretch_of(&self, body: Body) -> Stretch {
         self.stretches[body.stretch()]
     }
 
-    /// The events of a run so far, body by body. `bytes`: those of the files.
-    pub(super) fn of_run<'a>(&'a self, bytes: &'a [u8], run: u32) -> impl Iterator<Item = &'a [u8]> {
-        let its = move |&&body: &&Body| self.stretch_of(body).run == run;
-        self.all.iter().filter(its).map(|&body| events_at(bytes, body))
+    /// The places of the events of a run so far, body by body.
+    pub(super) fn of_run(&self, run: u32) -> impl Iterator<Item = u64> {
+        self.all.iter().filter(move |&&body| self.stretch_of(body).run == run).map(|body| body.at())
     }
 
-    /// Its events.
-    fn of(&self, body: Body) -> &[u8] {
-        events_at(&self.bytes, body)
-    }
-
-    /// As the recording has it.
-    fn joined(&self, run: u32, mut told: Told) -> Told {
+    /// What a body at this place tells, as the recording has it.
+    ///
+    /// # Errors
+    /// Its numbers are not those that were there when it was read first.
+    pub(super) fn joined(&self, run: u32, place: u64, mut told: Told) -> Result<Told, Error> {
         let numbers = &self.numbers[run as usize];
+        if !is_within(&told, &numbers.highest) {
+            return Err(self.files.bad(place - 1, CHANGED));
+        }
         let link = |number: u64| match number {
             0 => 0,
-            _ if number > numbers.highest_request => 0, // no request of this process
+            _ if number > numbers.highest.request => 0, // no request of this process
             _ => number + numbers.requests,
         };
         match &mut told {
@@ -142,8 +151,8 @@ impl Bodies {
                 event.request += numbers.requests;
                 match &mut event.what {
                     What::Begin { name, handler, parent } => {
-                        *name = numbers.names.get(&u64::from(*name)).copied().unwrap_or(numbers.no_name);
-                        *handler = numbers.handlers.get(&u64::from(*handler)).copied().unwrap_or(numbers.no_handler);
+                        *name = numbers.names.get(u64::from(*name)).unwrap_or(numbers.no_name);
+                        *handler = numbers.handlers.get(u64::from(*handler)).unwrap_or(numbers.no_handler);
                         *parent = link(*parent);
                     }
                     What::Allocate { block, .. } | What::Resize { block, .. } | What::Free { block } => {
@@ -154,128 +163,18 @@ impl Bodies {
                 }
             }
         }
-        told
+        Ok(told)
     }
 }
 
-/// The events of a body. The head before it, and before its first byte, says how long it is with that.
-fn events_at(bytes: &[u8], body: Body) -> &[u8] {
-    let at = body.at() as usize;
-    let head = &bytes[at - 1 - HEAD_BYTES..];
-    let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize - 1;
-    &bytes[at..at + length]
-}
-
-/// What is left of a body that is being read.
-#[derive(Debug, Clone)]
-struct Rest {
-    run: u32,
-    gaps: u32,
-    body: u64,
-    next: usize,
-    end: usize,
-    before: Before,
-}
-
-impl Rest {
-    fn of(body: Body, bodies: &Bodies) -> Self {
-        let (Stretch { run, gaps }, next) = (bodies.stretch_of(body), body.at() as usize);
-        let end = next + bodies.of(body).len();
-        Self { run, gaps, body: body.at(), next, end, before: Before::default() }
-    }
-
-    /// The next event; `None` at the body's end.
-    fn step(&mut self, bodies: &Bodies) -> Option<Told> {
-        let mut bytes = Bytes { rest: &bodies.bytes[self.next..self.end] };
-        if bytes.rest.is_empty() {
-            return None;
-        }
-        let told = read_event(&mut bytes, &mut self.before)?;
-        self.next = self.end - bytes.rest.len();
-        Some(bodies.joined(self.run, told))
-    }
-}
-
-/// An event that was read, and what is left of its body.
-#[derive(Debug, Clone)]
-struct Cursor {
-    told: Told,
-    rest: Rest,
-}
-
-impl Cursor {
-    /// By time; at one time by request, and then as in the files.
-    fn key(&self) -> (u64, u64, u32, u64) {
-        let request = match &self.told {
-            Told::Event(event) => event.request,
-            Told::ThreadEnd { .. } => u64::MAX,
-        };
-        (self.told.at().0, request, self.rest.run, self.rest.body)
-    }
-}
-
-impl PartialEq for Cursor {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Cursor {}
-
-impl PartialOrd for Cursor {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Cursor {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-/// So many bodies may overlap: eight of each process that was there at one time. And more in larger files.
-const WIDTH: usize = 1024;
-const BYTES_FOR_EACH_MORE: usize = 512;
-
-/// Goes through all bodies in the order of time. Few are read at one time: those that overlap.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Merge {
-    next: usize,
-    reading: BinaryHeap<Reverse<Cursor>>,
-}
-
-/// Something that is told, by which run, and behind how many gaps of it.
-pub(super) struct Next {
-    pub(super) told: Told,
-    pub(super) run: u32,
-    pub(super) gaps: u32,
-}
-
-impl Merge {
-    /// Whether more bodies overlap than it reads at one time: what comes next is not in order.
-    pub(super) fn is_too_wide(&self, bodies: &Bodies) -> bool {
-        self.reading.len() > WIDTH + bodies.bytes.len() / BYTES_FOR_EACH_MORE
-    }
-
-    pub(super) fn next(&mut self, bodies: &Bodies) -> Option<Next> {
-        while let Some(&body) = bodies.all.get(self.next)
-            && !self.is_too_wide(bodies)
-            && self.reading.peek().is_none_or(|Reverse(first)| body.first_ns <= first.told.at().0)
-        {
-            self.next += 1;
-            let mut rest = Rest::of(body, bodies);
-            if let Some(told) = rest.step(bodies) {
-                self.reading.push(Reverse(Cursor { told, rest }));
-            }
-        }
-        let mut first = self.reading.peek_mut()?;
-        let Reverse(Cursor { told, rest }) = &mut *first;
-        let (run, gaps) = (rest.run, rest.gaps);
-        let told = match rest.step(bodies) {
-            Some(later) => replace(told, later),
-            None => PeekMut::pop(first).0.told,
-        };
-        Some(Next { told, run, gaps })
-    }
+fn is_within(told: &Told, highest: &Highest) -> bool {
+    let (at_ns, thread) = told.at();
+    let (request, block) = match *told {
+        Told::ThreadEnd { .. } => (0, 0),
+        Told::Event(Event { request, what, .. }) => match what {
+            What::Allocate { block, .. } | What::Resize { block, .. } | What::Free { block } => (request, block),
+            _ => (request, 0),
+        },
+    };
+    at_ns <= highest.at_ns && thread <= highest.thread && request <= highest.request && block <= highest.block
 }

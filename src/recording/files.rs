@@ -3,8 +3,7 @@
 use crate::error::Error;
 use crate::os;
 use std::collections::BTreeMap;
-use std::fs::{OpenOptions, read_dir};
-use std::io::Read as _;
+use std::fs::{File, OpenOptions, read_dir};
 use std::path::{Path, PathBuf};
 
 /// A file that has the recording's name, or one made of it.
@@ -53,25 +52,16 @@ pub(super) fn files_of(path: &Path) -> Result<Vec<Named>, Error> {
     Ok(found.into_values().collect())
 }
 
-/// Appends what the file has. One that is no plain file would be waited for.
+/// Opens a file to read it. One that is no plain file would be waited for.
 ///
 /// # Errors
 /// [`Error::NoRecording`].
-pub(super) fn append_bytes_of(path: &Path, bytes: &mut Vec<u8>) -> Result<(), Error> {
+pub(super) fn opened(path: &Path) -> Result<File, Error> {
     let fail = |error| no_recording(path, &error);
     let mut options = OpenOptions::new();
     let file = os::without_waiting(options.read(true)).open(path).map_err(fail)?;
-    let metadata = file.metadata().map_err(fail)?;
-    if !metadata.is_file() {
+    if !file.metadata().map_err(fail)?.is_file() {
         return Err(no_recording(path, &"this is no plain file"));
     }
-    let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
-    // Not as a number that the file gives: the system says how long it is.
-    bytes.try_reserve_exact(length).map_err(|error| no_recording(path, &error))?;
-    let before = bytes.len();
-    let read = file.take(metadata.len()).read_to_end(bytes);
-    if read.is_err() {
-        bytes.truncate(before);
-    }
-    read.map(drop).map_err(fail)
+    Ok(file)
 }

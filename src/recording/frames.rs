@@ -1,79 +1,111 @@
 //! `Frames`: the frames of a file one after the other, and what stands between them.
 //!
-//! Where no whole frame begins the next one is searched, so damage costs what is damaged. A search takes no memory. Its
+//! Where no whole frame begins the next one is searched, so damage costs what is damaged. A search takes a window. Its
 //! time is bounded: a head costs a checksum of some bytes, and the bodies that are looked at in vain are counted.
 
-use super::wire::{Found, HEAD_BYTES, next_frame};
+use super::window::{ReadAt, Window};
+use super::wire::{Found, HEAD_BYTES, MAX_BODY_BYTES, needed_bytes, next_frame};
+use std::io;
 
 /// How many bytes of bodies may be looked at in vain: for each byte of the file, and beside that. If all bodies are
 /// damaged there is one for each byte; a file that is made to be slow has many heads within one body.
-const VAIN_FOR_EACH_BYTE: usize = 4;
-const VAIN_BESIDE: usize = 64 << 20;
+const VAIN_FOR_EACH_BYTE: u64 = 4;
+const VAIN_BESIDE: u64 = 64 << 20;
+
+/// A frame, and what a search goes on by before the window has to move: each move copies a frame.
+const WINDOW_BYTES: usize = HEAD_BYTES + MAX_BODY_BYTES + MAX_BODY_BYTES / 4;
 
 /// A part of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part<'a> {
-    /// A whole frame, whose body begins at `offset`.
-    Body { offset: usize, body: &'a [u8] },
+pub(super) enum Part {
+    /// A whole frame, whose body begins at `offset`: [`Frames::body`] has it.
+    Body { offset: u64, bytes: usize },
     /// What cannot be read, and why.
-    Gap { offset: usize, bytes: usize, reason: &'static str },
+    Gap { offset: u64, bytes: u64, reason: &'static str },
     /// The file ends here, within a frame whose writer came no further or before what a file system made room for.
-    CutOff { offset: usize },
+    CutOff { offset: u64 },
 }
 
-/// Walks over a file from `offset` to its end.
-#[derive(Debug)]
+/// Walks over a file from `offset` to its end, of which it has a frame at a time in memory.
 pub(super) struct Frames<'a> {
-    bytes: &'a [u8],
-    offset: usize,
-    vain_bytes_left: usize,
+    window: Window<'a>,
+    offset: u64,
+    vain_bytes_left: u64,
+}
+
+/// What walking over a file of this length takes of memory.
+pub(super) fn window_bytes(length: u64) -> usize {
+    usize::try_from(length).map_or(WINDOW_BYTES, |length| length.min(WINDOW_BYTES))
 }
 
 impl<'a> Frames<'a> {
-    pub(super) fn new(bytes: &'a [u8], offset: usize) -> Self {
-        let vain_bytes_left = bytes.len().saturating_mul(VAIN_FOR_EACH_BYTE).saturating_add(VAIN_BESIDE);
-        Self { bytes, offset, vain_bytes_left }
+    pub(super) fn new(source: &'a dyn ReadAt, length: u64, offset: u64) -> Self {
+        let vain_bytes_left = length.saturating_mul(VAIN_FOR_EACH_BYTE).saturating_add(VAIN_BESIDE);
+        Self { window: Window::new(source, length, WINDOW_BYTES), offset, vain_bytes_left }
+    }
+
+    /// The body of a frame that [`next`](Self::next) found.
+    pub(super) fn body(&mut self, offset: u64, bytes: usize) -> io::Result<&[u8]> {
+        self.window.get(offset, bytes)
+    }
+
+    fn look(&mut self, at: u64) -> io::Result<Found<'_>> {
+        let needed = needed_bytes(self.window.get(at, HEAD_BYTES)?);
+        Ok(next_frame(self.window.get(at, needed)?))
     }
 
     /// The place of the next whole frame, and whether all that is before it was looked at.
-    fn search(&mut self, from: usize) -> (usize, bool) {
-        for at in from..(self.bytes.len().saturating_sub(HEAD_BYTES) + 1).max(from) {
-            match next_frame(&self.bytes[at..]) {
-                Found::Body(_) => return (at, true),
-                Found::Damaged { vain_bytes, .. } => match self.vain_bytes_left.checked_sub(vain_bytes) {
+    fn search(&mut self, from: u64) -> io::Result<(u64, bool)> {
+        let length = self.window.length();
+        for at in from..(length.saturating_sub(HEAD_BYTES as u64) + 1).max(from) {
+            match self.look(at)? {
+                Found::Body(_) => return Ok((at, true)),
+                Found::Damaged { vain_bytes, .. } => match self.vain_bytes_left.checked_sub(vain_bytes as u64) {
                     Some(left) => self.vain_bytes_left = left,
-                    None => return (self.bytes.len(), false),
+                    None => return Ok((length, false)),
                 },
                 Found::End | Found::CutOff => {}
             }
         }
-        (self.bytes.len(), true)
+        Ok((length, true))
     }
-}
 
-impl<'a> Iterator for Frames<'a> {
-    type Item = Part<'a>;
+    /// Whether all that follows is zero.
+    fn is_zero_from(&mut self, mut at: u64) -> io::Result<bool> {
+        while at < self.window.length() {
+            let bytes = self.window.get(at, 4096)?;
+            if bytes.iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(true)
+    }
 
-    fn next(&mut self) -> Option<Part<'a>> {
-        let (bytes, offset) = (self.bytes, self.offset);
-        let reason = match next_frame(&bytes[offset..]) {
-            Found::End => return None,
+    /// What comes next; `None` at the file's end.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn next(&mut self) -> io::Result<Option<Part>> {
+        let offset = self.offset;
+        let reason = match self.look(offset)? {
+            Found::End => return Ok(None),
             Found::Body(body) => {
-                let begin = offset + HEAD_BYTES;
-                self.offset = begin + body.len();
-                return Some(Part::Body { offset: begin, body });
+                let (begin, bytes) = (offset + HEAD_BYTES as u64, body.len());
+                self.offset = begin + bytes as u64;
+                return Ok(Some(Part::Body { offset: begin, bytes }));
             }
             Found::CutOff => None,
-            // A file system may have made room for what it had no time to write.
-            Found::Damaged { .. } if bytes[offset..].iter().all(|&byte| byte == 0) => None,
             Found::Damaged { reason, .. } => Some(reason),
         };
-        let (next, is_searched) = self.search(offset + 1);
+        // A file system may have made room for what it had no time to write.
+        let reason = if reason.is_some() && self.is_zero_from(offset)? { None } else { reason };
+        let (next, is_searched) = self.search(offset + 1)?;
         self.offset = next;
-        let gap = |reason| Some(Part::Gap { offset, bytes: next - offset, reason });
+        let gap = |reason| Ok(Some(Part::Gap { offset, bytes: next - offset, reason }));
         match reason {
             _ if !is_searched => gap("too much of it looks like a frame and is none; what follows was not looked at"),
-            None if next == bytes.len() => Some(Part::CutOff { offset }),
+            None if next == self.window.length() => Ok(Some(Part::CutOff { offset })),
             None => gap("a frame is not complete, or nothing was written"),
             Some(reason) => gap(reason),
         }
@@ -88,11 +120,13 @@ mod tests {
 
     fn told(bytes: &[u8]) -> Vec<(char, usize, usize)> {
         let tell = |part| match part {
-            Part::Body { offset, body } => ('b', offset, body.len()),
-            Part::Gap { offset, bytes, .. } => ('g', offset, bytes),
-            Part::CutOff { offset } => ('c', offset, 0),
+            Part::Body { offset, bytes } => ('b', offset as usize, bytes),
+            Part::Gap { offset, bytes, .. } => ('g', offset as usize, bytes as usize),
+            Part::CutOff { offset } => ('c', offset as usize, 0),
         };
-        Frames::new(bytes, 0).map(tell).collect()
+        let file = bytes.to_vec();
+        let mut frames = Frames::new(&file, file.len() as u64, 0);
+        std::iter::from_fn(|| frames.next().expect("bytes")).map(tell).collect()
     }
 
     #[test]

@@ -1,21 +1,29 @@
 //! Puts the events of all processes in the order of time, each request, block and thread with a number of its own.
 
-use super::bodies::{Bodies, Merge, Numbers};
+use super::bodies::{Bodies, Numbers};
 use super::encoded::Process;
 use super::event::{Event, Told, What};
-use super::pages::{Pages, Room, Scattered};
+use super::merge::{Merge, Next};
+use super::opened::CHANGED;
+use super::pages::Pages;
+use super::room::{Full, Room};
 use super::run::Run;
+use super::texts::NumberedNames;
+use crate::error::Error;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The events of a recording: those of the files that make sense.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Joined {
-    bodies: Bodies,
+    bodies: Arc<Bodies>,
     /// Two bits for each event of the files: [`DROPPED`], [`KEPT`], [`UNLINKED`].
     verdicts: Vec<u8>,
     pub(super) skipped: usize,
     /// Requests whose events may not all be there, though their end is, in their order.
-    pub(super) torn: Vec<u64>,
+    torn: Vec<u32>,
+    /// How many names there are of requests, and of handlers.
+    names: (usize, usize),
     /// Requests whose name, or whose handler's, stands for several.
     pub(super) other_requests: u64,
     /// Requests that have a number, and no beginning.
@@ -35,42 +43,49 @@ pub(super) struct Place {
 }
 
 /// Joins what the processes recorded, and looks what of it makes sense.
+///
+/// # Errors
+/// [`Error::BadRecording`]: its numbers are too high, or would take more memory than there is room for. Or a file was
+/// changed, or cannot be read.
 pub(super) fn join(
     mut bodies: Bodies,
-    runs: Vec<Run>,
+    mut runs: Vec<Run>,
     events: usize,
     (names, handlers): (&mut Vec<String>, &mut Vec<String>),
-    room: &mut Room,
-) -> Result<(Joined, Vec<Process>), &'static str> {
+    mut room: Room,
+) -> Result<(Joined, Vec<Process>), Error> {
     const TOO_HIGH: &str = "the numbers of its requests, blocks or times are too high";
     let began_of = |run: &Run| run.process.as_ref().map(|process| process.began_unix_ns);
     let began = runs.iter().filter_map(began_of).min().unwrap_or_default();
     let (no_name, no_handler) = (names.len() as u32, handlers.len() as u32);
-    let (mut next, mut processes, mut others) = (Numbers::default(), Vec::new(), Vec::new());
+    let mut next = Numbers::default();
+    let (mut processes, mut others) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
     // Of each run: how many requests it numbered, and how many of them begin here.
-    let mut requests: Vec<(Option<u64>, u64)> = Vec::new();
+    let mut requests: Vec<(Option<u64>, u64)> = Vec::with_capacity(runs.len());
+    bodies.numbers.reserve_exact(runs.len());
+    // By then all are read, and what that needed is not needed any more.
+    runs.iter_mut().filter_map(|run| run.begun.take()).for_each(|begun| begun.give_back(&mut room));
     for run in runs {
         let (highest, later_ns) = (run.highest, began_of(&run).unwrap_or(began) - began);
-        let until_ns = highest.at_ns.checked_add(later_ns).ok_or(TOO_HIGH)?;
+        let too_high = || bodies.files.bad(run.at, TOO_HIGH);
+        let until_ns = highest.at_ns.checked_add(later_ns).ok_or_else(too_high)?;
         let after = Numbers {
-            requests: next.requests.checked_add(highest.request).ok_or(TOO_HIGH)?,
-            blocks: next.blocks.checked_add(highest.block).ok_or(TOO_HIGH)?,
-            threads: next.threads.checked_add(highest.thread).ok_or(TOO_HIGH)?,
+            requests: next.requests.checked_add(highest.request).ok_or_else(too_high)?,
+            blocks: next.blocks.checked_add(highest.block).ok_or_else(too_high)?,
+            threads: next.threads.checked_add(highest.thread).ok_or_else(too_high)?,
             ..Numbers::default()
         };
         if after.requests > HIGHEST_REQUEST {
-            return Err(TOO_HIGH);
+            return Err(too_high());
         }
         let tells_ends = run.process.as_ref().is_some_and(|process| process.tells_ends);
         let before = run.process.as_ref().and_then(|process| process.requests_before);
         requests.push((before.map(|before| highest.request.saturating_sub(before)), 0));
-        let other = |numbers: &std::collections::BTreeMap<u64, u32>, other: Option<u64>| {
-            other.and_then(|number| numbers.get(&number).copied())
-        };
+        let other = |numbers: &NumberedNames, other: Option<u64>| other.and_then(|number| numbers.get(number));
         others.push((other(&run.names, run.other_name), other(&run.handlers, run.other_handler)));
         bodies.numbers.push(Numbers {
             later_ns,
-            highest_request: highest.request,
+            highest,
             until_ns: tells_ends.then_some(until_ns),
             names: run.names,
             handlers: run.handlers,
@@ -82,23 +97,24 @@ pub(super) fn join(
         next = after;
     }
     bodies.sort();
-    let mut joined = Joined { bodies, verdicts: vec![0; events.div_ceil(4)], ..Joined::default() };
+    let mut joined = Joined { bodies: Arc::new(bodies), verdicts: vec![0; events.div_ceil(4)], ..Joined::default() };
     let (mut lacks_name, mut lacks_handler) = (false, false);
     let mut sense = Sense::default();
-    let (mut merge, mut seen) = (Merge::default(), 0_usize);
-    while let Some(found) = merge.next(&joined.bodies) {
-        if merge.is_too_wide(&joined.bodies) {
-            return Err("more of its frames overlap in time than those of any recording");
-        }
-        let Told::Event(event) = found.told else { continue };
-        let verdict = sense.of(&event, found.gaps, room).map_err(|Scattered| Scattered::REASON)?;
-        joined.verdicts[seen / 4] |= verdict << (seen % 4 * 2);
+    let (mut merge, mut seen) = (Merge::new(room), 0_usize);
+    while let Some(Next { told, run, gaps, place }) = merge.next(&joined.bodies)? {
+        let Told::Event(event) = told else { continue };
+        let verdict = sense.of(&event, gaps, &mut merge.room);
+        let verdict = verdict.map_err(|Full(reason)| joined.bodies.files.bad(place - 1, reason))?;
+        let Some(verdicts) = joined.verdicts.get_mut(seen / 4) else {
+            return Err(joined.bodies.files.bad(place - 1, CHANGED));
+        };
+        *verdicts |= verdict << (seen % 4 * 2);
         seen += 1;
         if verdict == DROPPED {
             joined.skipped += 1;
         } else if let What::Begin { name, handler, .. } = event.what {
-            requests[found.run as usize].1 += 1;
-            let (other_name, other_handler) = others[found.run as usize];
+            requests[run as usize].1 += 1;
+            let (other_name, other_handler) = others[run as usize];
             joined.other_requests += u64::from(other_name == Some(name) || other_handler == Some(handler));
             lacks_name |= name == no_name;
             lacks_handler |= handler == no_handler;
@@ -110,6 +126,7 @@ pub(super) fn join(
     if lacks_handler {
         handlers.push("?".to_owned());
     }
+    joined.names = (names.len(), handlers.len());
     let missing =
         |&(numbered, begun): &(Option<u64>, u64)| numbered.map_or(0, |numbered| numbered.saturating_sub(begun));
     joined.missing_requests = requests.iter().map(missing).sum();
@@ -120,10 +137,14 @@ pub(super) fn join(
 
 impl Joined {
     /// The next event that makes sense.
-    pub(super) fn next(&self, place: &mut Place) -> Option<Event> {
-        loop {
-            let Told::Event(mut event) = place.merge.next(&self.bodies)?.told else { continue };
-            let verdict = self.verdicts[place.seen / 4] >> (place.seen % 4 * 2) & 3;
+    ///
+    /// # Errors
+    /// A file was changed, or cannot be read.
+    pub(super) fn next(&self, place: &mut Place) -> Result<Option<Event>, Error> {
+        while let Some(Next { told, place: at, .. }) = place.merge.next(&self.bodies)? {
+            let Told::Event(mut event) = told else { continue };
+            let changed = || self.bodies.files.bad(at - 1, CHANGED);
+            let verdict = self.verdicts.get(place.seen / 4).ok_or_else(changed)? >> (place.seen % 4 * 2) & 3;
             place.seen += 1;
             if verdict == DROPPED {
                 continue;
@@ -133,16 +154,30 @@ impl Joined {
             {
                 *link = 0;
             }
-            return Some(event);
+            if let What::Begin { name, handler, .. } = event.what
+                && (name as usize >= self.names.0 || handler as usize >= self.names.1)
+            {
+                return Err(changed());
+            }
+            return Ok(Some(event));
         }
+        Ok(None)
+    }
+
+    /// Whether this request was open where a gap is.
+    pub(super) fn is_torn(&self, request: u64) -> bool {
+        u32::try_from(request).is_ok_and(|request| self.torn.binary_search(&request).is_ok())
     }
 
     /// When each thread ended: as the recording says; where that does not tell ends, after its last event; and where
     /// it tells them, but not this one, with the last event of its process.
-    pub(super) fn thread_ends(&self) -> HashMap<u32, u64> {
+    ///
+    /// # Errors
+    /// A file was changed, or cannot be read.
+    pub(super) fn thread_ends(&self) -> Result<HashMap<u32, u64>, Error> {
         let mut ends: HashMap<u32, (u64, bool)> = HashMap::new();
         let mut merge = Merge::default();
-        while let Some(found) = merge.next(&self.bodies) {
+        while let Some(found) = merge.next(&self.bodies)? {
             let (at_ns, thread) = found.told.at();
             let is_told = matches!(found.told, Told::ThreadEnd { .. });
             let until_ns = self.bodies.numbers[found.run as usize].until_ns;
@@ -151,7 +186,7 @@ impl Joined {
             *end = if is_told && !*was_told { at_ns } else { at_ns.max(*end) };
             *was_told |= is_told;
         }
-        ends.into_iter().map(|(thread, (end, _))| (thread, end)).collect()
+        Ok(ends.into_iter().map(|(thread, (end, _))| (thread, end)).collect())
     }
 }
 
@@ -163,7 +198,7 @@ struct Sense {
     requests: Pages<u32>,
     /// Of each live block: whose it is; [`FREED`].
     blocks: Pages<u32>,
-    torn: Vec<u64>,
+    torn: Vec<u32>,
     last: Option<Event>,
 }
 
@@ -179,7 +214,7 @@ fn mark(request: u64) -> u32 {
 }
 
 impl Sense {
-    fn of(&mut self, event: &Event, gaps: u32, room: &mut Room) -> Result<u8, Scattered> {
+    fn of(&mut self, event: &Event, gaps: u32, room: &mut Room) -> Result<u8, Full> {
         // The same resize twice: its file is there twice.
         if self.last.as_ref() == Some(event) {
             return Ok(DROPPED);
@@ -218,7 +253,7 @@ impl Sense {
                 if is_first {
                     self.requests.set(event.request, state | ENDED, room)?;
                     if state >> 2 != gaps {
-                        self.torn.push(event.request);
+                        room.push(&mut self.torn, mark(event.request))?;
                     }
                 }
                 is_first

@@ -12,17 +12,23 @@ mod frames;
 mod gaps;
 mod header;
 mod join;
+mod merge;
 mod names;
 mod noted;
+mod opened;
 mod options;
 mod output;
 mod own_file;
 mod pages;
 mod read;
 mod recorder;
+mod room;
 mod run;
 mod shard;
+mod stream;
+mod texts;
 mod threads;
+mod window;
 mod wire;
 
 pub use event::{Event, Sums, What};
@@ -41,8 +47,8 @@ use read::Content;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// What was recorded, in about as much memory as its files have.
-/// Requests of whom the end is missing were still open when it ended.
+/// What was recorded. Its events stay in the files, which stay open; what it has of them in memory is a part of what
+/// they have, and never more. Requests of whom the end is missing were still open when it ended.
 #[derive(Debug, Clone, Default)]
 pub struct Recording {
     names: Vec<String>,
@@ -139,26 +145,39 @@ impl Recording {
     }
 
     /// All events, the oldest first; those of one request are in the order in which they happened.
-    pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
-        let mut reading = Reading::default();
-        std::iter::from_fn(move || self.next_event(&mut reading))
+    ///
+    /// They are read from the files as they are asked for. An error is the last one that comes:
+    /// [`Error::NoRecording`], a file cannot be read any more, or [`Error::BadRecording`], somebody has changed it.
+    pub fn events(&self) -> impl Iterator<Item = Result<Event, Error>> + '_ {
+        let mut reading = Some(Reading::default());
+        std::iter::from_fn(move || {
+            let next = self.next_event(reading.as_mut()?).transpose();
+            reading.take_if(|_| !matches!(next, Some(Ok(_))));
+            next
+        })
     }
 
     /// The event behind those that were read.
-    pub(crate) fn next_event(&self, reading: &mut Reading) -> Option<Event> {
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    pub(crate) fn next_event(&self, reading: &mut Reading) -> Result<Option<Event>, Error> {
         match &self.events {
             Events::Given(events) => {
                 reading.given += 1;
-                events.get(reading.given - 1).copied()
+                Ok(events.get(reading.given - 1).copied())
             }
             Events::Read(joined) => joined.next(&mut reading.place),
         }
     }
 
     /// When each thread of its events had ended: where that is not told, after the last of its events.
-    pub(crate) fn thread_ends(&self) -> HashMap<u32, u64> {
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    pub(crate) fn thread_ends(&self) -> Result<HashMap<u32, u64>, Error> {
         match &self.events {
-            Events::Given(events) => events.iter().map(|event| (event.thread, event.at_ns)).collect(),
+            Events::Given(events) => Ok(events.iter().map(|event| (event.thread, event.at_ns)).collect()),
             Events::Read(joined) => joined.thread_ends(),
         }
     }
@@ -182,7 +201,7 @@ impl Recording {
     pub fn is_torn(&self, request: u64) -> bool {
         match &self.events {
             Events::Given(_) => false,
-            Events::Read(joined) => joined.torn.binary_search(&request).is_ok(),
+            Events::Read(joined) => joined.is_torn(request),
         }
     }
 }

@@ -253,7 +253,7 @@ fn whole_bytes(file: &mut File) -> io::Result<u64> {
         match body.map(|bytes| end + HEAD_BYTES as u64 + u64::from(bytes)) {
             Some(next) if next <= length => end = next,
             _ => {
-                end += whole_bytes_of_rest(file, end)?;
+                end = whole_bytes_of_rest(file, end)?;
                 break;
             }
         }
@@ -264,16 +264,16 @@ fn whole_bytes(file: &mut File) -> io::Result<u64> {
     Ok(end)
 }
 
-/// How many bytes a file has from a place on that is no frame's, without a frame at its end that is not complete. What
+/// How many bytes a file has without a frame at its end that is not complete; at `from` there is no frame. What
 /// else cannot be read stays where it is: whole frames follow it, and readers pass it over and say so.
 #[cold]
-fn whole_bytes_of_rest(file: &mut File, from: u64) -> io::Result<u64> {
-    let mut rest = Vec::new();
-    file.seek(SeekFrom::Start(from))?;
-    file.read_to_end(&mut rest)?;
-    let ends = Frames::new(&rest, 0).find_map(|part| match part {
-        Part::CutOff { offset } => Some(offset),
-        Part::Body { .. } | Part::Gap { .. } => None,
-    });
-    Ok(ends.unwrap_or(rest.len()) as u64)
+fn whole_bytes_of_rest(file: &File, from: u64) -> io::Result<u64> {
+    let length = file.metadata()?.len();
+    let mut frames = Frames::new(file, length, from);
+    while let Some(part) = frames.next()? {
+        if let Part::CutOff { offset } = part {
+            return Ok(offset);
+        }
+    }
+    Ok(length)
 }

@@ -13,7 +13,7 @@ pub(super) struct OwnFile {
 }
 
 /// The device and the number of a file; nothing where the system has none.
-type Identity = Option<(u64, u64)>;
+pub(super) type Identity = Option<(u64, u64)>;
 
 impl OwnFile {
     pub(super) fn new(file: File) -> io::Result<Self> {
@@ -56,7 +56,7 @@ impl Drop for OwnFile {
 }
 
 #[cfg(unix)]
-fn identity_of(file: &File) -> io::Result<Identity> {
+pub(super) fn identity_of(file: &File) -> io::Result<Identity> {
     use std::os::unix::fs::MetadataExt;
     file.metadata().map(|of| Some((of.dev(), of.ino())))
 }
@@ -69,7 +69,7 @@ fn is_at(identity: Identity, path: &Path) -> bool {
 
 /// Programs close no descriptors there that are not theirs.
 #[cfg(not(unix))]
-fn identity_of(_file: &File) -> io::Result<Identity> {
+pub(super) fn identity_of(_file: &File) -> io::Result<Identity> {
     Ok(None)
 }
 

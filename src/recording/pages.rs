@@ -1,20 +1,12 @@
 //! `Pages`: a value for each number, in little memory where numbers lie side by side, as those of a recording do.
 
+use super::room::{Full, Room};
 use std::collections::HashMap;
 
 const LENGTH: u64 = 64;
 
-/// Numbers that lie apart as no recorder gives them: they would take more memory than they have in the file.
-#[derive(Debug)]
-pub(super) struct Scattered;
-
-impl Scattered {
-    pub(super) const REASON: &str = "its numbers lie farther apart than those of any recording";
-}
-
-/// How many bytes all pages may still take.
-#[derive(Debug, Default)]
-pub(super) struct Room(pub(super) usize);
+/// Numbers that lie apart as no recorder gives them would take more memory than they have in the file.
+const SCATTERED: &str = "its numbers lie farther apart than those of any recording";
 
 #[derive(Debug, Clone)]
 pub(super) struct Pages<T>(HashMap<u64, Box<[T; LENGTH as usize]>>);
@@ -34,23 +26,29 @@ impl<T: Copy + Default> Pages<T> {
         self.0.get(&(number / LENGTH)).map_or_else(T::default, |page| page[(number % LENGTH) as usize])
     }
 
-    pub(super) fn set(&mut self, number: u64, value: T, room: &mut Room) -> Result<(), Scattered> {
+    pub(super) fn set(&mut self, number: u64, value: T, room: &mut Room) -> Result<(), Full> {
         let at = (number % LENGTH) as usize;
         if let Some(page) = self.0.get_mut(&(number / LENGTH)) {
             page[at] = value;
             return Ok(());
         }
-        room.0 = room.0.checked_sub(Self::BYTES).ok_or(Scattered)?;
+        room.take_for(Self::BYTES, SCATTERED)?;
         let mut page = Box::new([T::default(); LENGTH as usize]);
         page[at] = value;
         self.0.insert(number / LENGTH, page);
         Ok(())
     }
+
+    /// Gives its memory back.
+    pub(super) fn give_back(self, room: &mut Room) {
+        room.give(self.0.len() * Self::BYTES);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Pages, Room};
+    use super::super::room::Room;
+    use super::Pages;
 
     #[test]
     fn numbers_side_by_side_take_little_and_scattered_ones_are_refused() {
@@ -63,5 +61,8 @@ mod tests {
         assert!((0..10_000).all(|number| pages.get(number) == number as u32 + 1));
         let apart = |number: u64| pages.set(u64::MAX - number * 64, 1, &mut room).is_err();
         assert!((0..100).any(apart));
+        let full = room.0;
+        pages.give_back(&mut room);
+        assert!(room.0 > full + 50_000 && room.0 <= 64_000, "{}", room.0);
     }
 }

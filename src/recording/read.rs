@@ -1,31 +1,35 @@
 //! Reads the files of a recording. What is damaged is passed over and told.
 //!
-//! Files are read into memory once, and events stay there as they are (`bodies.rs`). Whatever else is kept is bounded
-//! by the files' bytes: numbers that they give (lengths, names, blocks) allocate nothing, and what would take more than
-//! it has in the file is damage (names, processes) or no recording (`pages.rs`).
+//! Events stay in the files, which stay open (`opened.rs`): a frame at a time is in memory. Whatever is kept of them is
+//! taken from one room (`room.rs`), of their length and a constant; so numbers that they give (lengths, names, blocks)
+//! allocate nothing that they have no bytes for. What asks for more is no recording.
 
-use super::bodies::{Bodies, Stretch};
+use super::bodies::{Bodies, Numbers, Stretch};
 use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE};
-use super::files::{append_bytes_of, files_of};
-use super::frames::{Frames, Part};
+use super::files::files_of;
+use super::frames::{Frames, Part, window_bytes};
 use super::gaps::{Gap, Gaps};
 use super::join::{Joined, join};
-use super::pages::{Room, Scattered};
+use super::opened::Files;
+use super::room::{Full, Room};
 use super::run::{Run, sound};
+use super::stream::{MOST_BYTES, Stream};
+use super::texts::Texts;
+use super::window::{ReadAt, read_exactly};
 use super::wire::{Bytes, MAGIC};
 use crate::error::Error;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// So many names, and processes, have room beside those that have enough bytes in the files. A recorder tells 4096
-/// names apart.
-const NAMES: usize = 16 << 10;
-const BYTES_FOR_EACH_NAME: usize = 128;
 const HIGHEST_NUMBER_OF_A_NAME: u64 = 1 << 16;
+/// So many processes have room beside those that have enough bytes in the files.
 const PROCESSES: usize = 1024;
-const BYTES_FOR_EACH_PROCESS: usize = 1024;
-/// What pages of numbers may take beside the files' own length.
-const ROOM_BYTES: usize = 1 << 20;
+const BYTES_FOR_EACH_PROCESS: u64 = 2048;
+/// What one takes while its files are read and joined: its place in a map, and in lists.
+const PROCESS_BYTES: usize = 90 + 2 * (size_of::<Run>() + size_of::<Numbers>() + size_of::<Process>() + 40);
+
+/// What a reading may take beside the files' own length: a window of a file, what overlaps in time, some names.
+const ROOM_BYTES: usize = 7 << 19;
 
 /// All that the files say.
 #[derive(Debug, Default)]
@@ -42,33 +46,6 @@ pub(super) struct Content {
     pub(super) is_cut_off: bool,
     pub(super) gaps: Vec<Gap>,
     pub(super) file_bytes: u64,
-}
-
-/// Texts, each once, in the order in which they came.
-#[derive(Debug, Default)]
-struct Texts {
-    numbers: HashMap<String, u32>,
-}
-
-impl Texts {
-    /// `None`: there is no room for one more.
-    fn number_of(&mut self, text: &str, bytes: usize) -> Option<u32> {
-        if let Some(&number) = self.numbers.get(text) {
-            return Some(number);
-        }
-        let next = u32::try_from(self.numbers.len()).ok()?;
-        if self.numbers.len() >= NAMES + bytes / BYTES_FOR_EACH_NAME {
-            return None;
-        }
-        self.numbers.insert(text.to_owned(), next);
-        Some(next)
-    }
-
-    fn into_vec(self) -> Vec<String> {
-        let mut texts: Vec<_> = self.numbers.into_iter().collect();
-        texts.sort_unstable_by_key(|&(_, number)| number);
-        texts.into_iter().map(|(text, _)| text).collect()
-    }
 }
 
 /// What was read so far.
@@ -98,17 +75,36 @@ struct Place {
     is_behind_gap: bool,
 }
 
+/// What is wrong with a body.
+enum Wrong {
+    /// It is damaged.
+    Body(&'static str),
+    /// There is no memory for what it says.
+    Full(Full),
+}
+
+impl From<&'static str> for Wrong {
+    fn from(reason: &'static str) -> Self {
+        Self::Body(reason)
+    }
+}
+
+impl From<Full> for Wrong {
+    fn from(full: Full) -> Self {
+        Self::Full(full)
+    }
+}
+
 /// Reads all files of the recording.
 ///
 /// # Errors
 /// [`Error::BadRecording`], [`Error::NoRecording`]: of the file that was asked for, or where none is a recording.
 pub(super) fn read(path: &Path) -> Result<Content, Error> {
-    let mut reader = Reader::default();
+    let mut reader = Reader { room: Room(ROOM_BYTES), ..Reader::default() };
     for file in files_of(path)? {
         let name = file.path.display().to_string();
-        let begin = reader.bodies.bytes.len();
-        let done = match append_bytes_of(&file.path, &mut reader.bodies.bytes) {
-            Ok(()) => reader.file(&name, begin),
+        let done = match reader.bodies.files.open(&file.path) {
+            Ok(length) => reader.file(&name, length),
             Err(error) => Err((0, error)),
         };
         match done {
@@ -117,59 +113,96 @@ pub(super) fn read(path: &Path) -> Result<Content, Error> {
             Ok(()) => {}
         }
     }
-    reader.content(path)
+    reader.content()
 }
 
 impl Reader {
-    /// Reads a file, whose bytes are those from `begin` on. Where it is no recording at all: how long it is, and why.
-    fn file(&mut self, name: &str, begin: usize) -> Result<(), (u64, Error)> {
-        // Taken out, so that what is said in them can be noted meanwhile.
-        let all = std::mem::take(&mut self.bodies.bytes);
-        let done = self.file_in(name, &all, begin);
-        self.bodies.bytes = all;
+    /// Reads the file that was opened last. Where it is no recording at all: how long it is, and why.
+    fn file(&mut self, name: &str, length: u64) -> Result<(), (u64, Error)> {
+        let begin = self.bodies.files.length() - length;
+        self.file_bytes += length;
+        // Taken out, so that what is said in it can be noted meanwhile.
+        let files = std::mem::take(&mut self.bodies.files);
+        let read = files.with_last(|source| Ok(self.file_in(name, source, begin, length, &files)));
+        self.bodies.files = files;
+        let done = read.unwrap_or_else(|error| Err(self.bodies.files.failed(begin, &error)));
         if done.is_err() {
             self.bodies.forget_from(begin);
         }
+        done.map_err(|error| (length, error))
+    }
+
+    fn file_in(
+        &mut self,
+        name: &str,
+        source: &dyn ReadAt,
+        begin: u64,
+        length: u64,
+        files: &Files,
+    ) -> Result<(), Error> {
+        let failed = |error: std::io::Error| files.failed(begin, &error);
+        let mut magic = [0; MAGIC.len()];
+        let there = length.min(MAGIC.len() as u64) as usize;
+        read_exactly(source, &mut magic[..there], 0).map_err(failed)?;
+        if there < MAGIC.len() && MAGIC.starts_with(&magic[..there]) {
+            self.is_cut_off = true; // its process came no further
+            return Ok(());
+        }
+        if magic != MAGIC {
+            const VERSION: usize = MAGIC.len() - 1;
+            return Err(match there > VERSION && magic[..VERSION] == MAGIC[..VERSION] {
+                true => {
+                    files.bad(begin + VERSION as u64, "another version of ctxalloc wrote it; read it with that one")
+                }
+                false => files.bad(begin, "this is no recording"),
+            });
+        }
+        self.room.give(usize::try_from(length).unwrap_or(usize::MAX));
+        let memory = window_bytes(length);
+        self.room.take(memory + files.list_bytes()).map_err(|Full(reason)| files.bad(begin, reason))?;
+        let done = self.frames(name, Frames::new(source, length, MAGIC.len() as u64), begin, files);
+        self.room.give(memory);
         done
     }
 
-    fn file_in(&mut self, name: &str, all: &[u8], begin: usize) -> Result<(), (u64, Error)> {
-        let bytes = &all[begin..];
-        let length = bytes.len() as u64;
-        let error_at = |offset, reason| (length, Error::BadRecording { file: name.to_owned(), offset, reason });
-        self.file_bytes += length;
-        self.room.0 += bytes.len() + if begin == 0 { ROOM_BYTES } else { 0 };
-        match bytes.get(..MAGIC.len()) {
-            Some(start) if start == MAGIC => {}
-            Some(start) if start[..MAGIC.len() - 1] == MAGIC[..MAGIC.len() - 1] => {
-                let reason = "another version of ctxalloc wrote it; read it with that one";
-                return Err(error_at(MAGIC.len() as u64 - 1, reason));
-            }
-            None if MAGIC.starts_with(bytes) => {
-                self.is_cut_off = true; // its process came no further
-                return Ok(());
-            }
-            _ => return Err(error_at(0, "this is no recording")),
-        }
+    fn frames(&mut self, name: &str, mut frames: Frames<'_>, begin: u64, files: &Files) -> Result<(), Error> {
+        let failed = |error: std::io::Error| files.failed(begin, &error);
         let mut place = Place::default();
-        for part in Frames::new(bytes, MAGIC.len()) {
+        while let Some(part) = frames.next().map_err(failed)? {
             let (offset, gap_bytes, reason) = match part {
                 Part::CutOff { .. } => {
                     self.is_cut_off = true;
                     continue;
                 }
                 Part::Gap { offset, bytes, reason } => (offset, bytes, reason),
-                Part::Body { offset, body } => match self.body(all, begin + offset, body, &mut place) {
-                    Ok(()) => continue,
-                    Err(reason) => (offset, body.len(), reason),
-                },
+                Part::Body { offset, bytes } => {
+                    let body = frames.body(offset, bytes).map_err(failed)?;
+                    match self.body(files, begin + offset, body, &mut place) {
+                        Ok(()) => continue,
+                        Err(Wrong::Body(reason)) => (offset, bytes as u64, reason),
+                        Err(Wrong::Full(Full(reason))) => return Err(files.bad(begin + offset, reason)),
+                    }
+                }
             };
-            self.gap(name, offset as u64, gap_bytes as u64, reason);
+            self.gap(name, offset, gap_bytes, reason);
             place.is_behind_gap = true;
             if let Some(run) = place.run {
-                let its = self.bodies.of_run(all, run as u32);
-                let noted = self.runs[run].note_gap(its, &mut self.room);
-                noted.map_err(|Scattered| error_at(offset as u64, Scattered::REASON))?;
+                self.note_gap(run, files, begin + offset)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// There is a gap in what a process recorded.
+    fn note_gap(&mut self, number: usize, files: &Files, place: u64) -> Result<(), Error> {
+        let run = &mut self.runs[number];
+        if !run.note_gap() {
+            return Ok(());
+        }
+        for body in self.bodies.of_run(number as u32) {
+            let mut events = Stream::open(files, body, MOST_BYTES)?;
+            while let Some(told) = events.step(files)? {
+                run.note_begun(&told, &mut self.room).map_err(|Full(reason)| files.bad(place, reason))?;
             }
         }
         Ok(())
@@ -197,25 +230,29 @@ impl Reader {
         self.problem.get_or_insert(error);
     }
 
-    fn new_run(&mut self, process: Option<Process>, bytes: usize) -> Result<usize, &'static str> {
-        if self.runs.len() >= PROCESSES + bytes / BYTES_FOR_EACH_PROCESS {
-            return Err("there are too many processes for so few bytes");
+    fn new_run(&mut self, at: u64, process: Option<Process>, bytes: u64) -> Result<usize, Wrong> {
+        if self.runs.len() as u64 >= PROCESSES as u64 + bytes / BYTES_FOR_EACH_PROCESS {
+            return Err("there are too many processes for so few bytes".into());
         }
-        self.runs.push(Run::new(process));
+        self.room.take(PROCESS_BYTES)?;
+        self.runs.push(Run::new(at, process));
         Ok(self.runs.len() - 1)
     }
 
-    /// Reads the body that begins at this place of all bytes.
-    fn body(&mut self, all: &[u8], at: usize, body: &[u8], place: &mut Place) -> Result<(), &'static str> {
-        let Some((&kind, rest)) = body.split_first() else { return Err("a frame is empty") };
+    /// Reads the body at this place.
+    fn body(&mut self, files: &Files, at: u64, body: &[u8], place: &mut Place) -> Result<(), Wrong> {
+        let Some((&kind, rest)) = body.split_first() else { return Err("a frame is empty".into()) };
+        let bytes = files.length();
         if kind == PROCESS {
+            self.room.take(rest.len())?; // for its texts
             let process = Process::read(rest).ok_or("what a process says of itself is not complete")?;
             self.highest_one_in = self.highest_one_in.max(process.one_in);
             let key = (process.pid, process.began_unix_ns);
             let known = self.run_of.get(&key).copied();
-            let run = known.map_or_else(|| self.new_run(Some(process), all.len()), Ok);
+            self.room.give(if known.is_some() { rest.len() } else { 0 });
+            let run = known.map_or_else(|| self.new_run(at, Some(process), bytes), Ok);
             // Those that follow are not the process's before it.
-            *place = Place { run: run.ok(), is_behind_gap: false };
+            *place = Place { run: run.as_ref().ok().copied(), is_behind_gap: false };
             let run = run?;
             self.run_of.insert(key, run);
             return Ok(());
@@ -226,7 +263,7 @@ impl Reader {
                 run.is_closed || (kind == EVENTS && run.is_anothers(rest))
             };
             if place.run.is_none_or(is_new) {
-                place.run = Some(self.new_run(None, all.len())?);
+                place.run = Some(self.new_run(at, None, bytes)?);
             }
         }
         let number = place.run.ok_or("there is something before any process begins")?;
@@ -235,27 +272,28 @@ impl Reader {
             EVENTS => {
                 let found = sound(rest).ok_or("a frame has something that is no event")?;
                 let Some(first_ns) = found.first_ns else { return Ok(()) };
-                run.add(rest, &found, &mut self.room).map_err(|Scattered| Scattered::REASON)?;
+                self.room.take(found.events.div_ceil(4))?; // what `join` notes of each
+                run.add(rest, &found, &mut self.room)?;
                 let stretch = Stretch { run: number as u32, gaps: run.gaps };
-                if !self.bodies.push(first_ns, at as u64 + 1, stretch, all.len()) {
-                    return Err("there are too many gaps between so few events");
+                if !self.bodies.push(first_ns, at + 1, stretch, bytes, &mut self.room)? {
+                    return Err("there are too many gaps between so few events".into());
                 }
                 self.events += found.events;
             }
             NAME | HANDLER => {
-                let mut bytes = Bytes { rest };
-                let (Some(number), Some(name)) = (bytes.number(), bytes.text()) else {
-                    return Err("a name is not complete");
+                let mut told = Bytes { rest };
+                let (Some(number), Some(name)) = (told.number(), told.text()) else {
+                    return Err("a name is not complete".into());
                 };
                 let (numbers, texts) = match kind {
                     NAME => (&mut run.names, &mut self.names),
                     _ => (&mut run.handlers, &mut self.handlers),
                 };
                 if number > HIGHEST_NUMBER_OF_A_NAME {
-                    return Err("a name has a number that no recorder gives");
+                    return Err("a name has a number that no recorder gives".into());
                 }
-                let text = texts.number_of(name, all.len());
-                numbers.insert(number, text.ok_or("there are too many names for so few bytes")?);
+                let text = texts.number_of(name, bytes, &mut self.room)?;
+                numbers.set(number, text.ok_or("there are too many names for so few bytes")?, &mut self.room)?;
                 run.last_name = Some(number);
             }
             RATE => {
@@ -266,7 +304,7 @@ impl Reader {
             OTHERS => match (rest.first(), run.last_name) {
                 (Some(&NAME), number) => run.other_name = number,
                 (Some(&HANDLER), number) => run.other_handler = number,
-                _ => return Err("what is not told apart is not complete"),
+                _ => return Err("what is not told apart is not complete".into()),
             },
             _ => {} // of a later release
         }
@@ -274,7 +312,7 @@ impl Reader {
     }
 
     /// All that was read, of all processes. An error where nothing was.
-    fn content(self, path: &Path) -> Result<Content, Error> {
+    fn content(self) -> Result<Content, Error> {
         if let (true, Some(problem)) = (self.runs.is_empty(), self.problem) {
             return Err(problem);
         }
@@ -288,14 +326,8 @@ impl Reader {
             process_count: self.runs.len(),
             ..Content::default()
         };
-        let (mut room, texts) = (self.room, (&mut content.names, &mut content.handlers));
-        match join(self.bodies, self.runs, self.events, texts, &mut room) {
-            Ok((joined, processes)) => (content.joined, content.processes) = (joined, processes),
-            Err(reason) => {
-                let file = path.display().to_string();
-                return Err(Error::BadRecording { file, offset: 0, reason });
-            }
-        }
+        let texts = (&mut content.names, &mut content.handlers);
+        (content.joined, content.processes) = join(self.bodies, self.runs, self.events, texts, self.room)?;
         Ok(content)
     }
 }
@@ -305,8 +337,7 @@ mod tests {
     use super::super::encoded::{EVENTS, Events, HANDLER, NAME, Process, named};
     use super::super::event::{Event, What};
     use super::super::wire::frame;
-    use super::{Content, Error, MAGIC, Reader};
-    use std::path::Path;
+    use super::{Content, Error, Files, MAGIC, Reader};
 
     fn process() -> Process {
         let (version, system) = ("1".to_owned(), "any".to_owned());
@@ -333,15 +364,15 @@ mod tests {
     }
 
     fn read(bytes: &[u8]) -> Result<Content, Error> {
-        let mut reader = Reader::default();
-        reader.bodies.bytes = bytes.to_vec();
-        reader.file("file", 0).map_err(|(_, error)| error)?;
-        reader.content(Path::new("file"))
+        let mut reader = Reader { room: super::Room(super::ROOM_BYTES), ..Reader::default() };
+        reader.bodies.files = Files::of_bytes(bytes.to_vec());
+        reader.file("file", bytes.len() as u64).map_err(|(_, error)| error)?;
+        reader.content()
     }
 
     fn events(content: &Content) -> Vec<Event> {
         let mut place = super::super::join::Place::default();
-        std::iter::from_fn(|| content.joined.next(&mut place)).collect()
+        std::iter::from_fn(|| content.joined.next(&mut place).expect("an event")).collect()
     }
 
     /// Frames whose checksums are right, with anything inside.

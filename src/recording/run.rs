@@ -2,16 +2,19 @@
 
 use super::encoded::{Process, read_events};
 use super::event::{Told, What};
-use super::pages::{Pages, Room, Scattered};
-use std::collections::BTreeMap;
+use super::pages::Pages;
+use super::room::{Full, Room};
+use super::texts::NumberedNames;
 
 /// What one process recorded, in its own numbers.
 #[derive(Debug, Default)]
 pub(super) struct Run {
+    /// The place of what its file has of it first.
+    pub(super) at: u64,
     /// `None`: what it said of itself cannot be read.
     pub(super) process: Option<Process>,
-    pub(super) names: BTreeMap<u64, u32>,
-    pub(super) handlers: BTreeMap<u64, u32>,
+    pub(super) names: NumberedNames,
+    pub(super) handlers: NumberedNames,
     /// The number that was given last, and those of all that have none of their own.
     pub(super) last_name: Option<u64>,
     pub(super) other_name: Option<u64>,
@@ -21,7 +24,7 @@ pub(super) struct Run {
     /// Behind how many gaps its frames are now.
     pub(super) gaps: u32,
     /// When each request began, and one more: kept from the first gap on.
-    begun: Option<Pages<u64>>,
+    pub(super) begun: Option<Pages<u64>>,
 }
 
 /// The highest numbers, and the last time.
@@ -59,45 +62,41 @@ pub(super) fn sound(body: &[u8]) -> Option<Sound> {
 }
 
 impl Run {
-    pub(super) fn new(process: Option<Process>) -> Self {
-        Self { process, ..Self::default() }
+    pub(super) fn new(at: u64, process: Option<Process>) -> Self {
+        Self { at, process, ..Self::default() }
     }
 
-    /// What its requests have before the next event that can be read. `its`: its bodies so far.
-    pub(super) fn note_gap<'a>(
-        &mut self,
-        mut its: impl Iterator<Item = &'a [u8]>,
-        room: &mut Room,
-    ) -> Result<(), Scattered> {
+    /// Notes that something follows which cannot be read. True: it is its first gap, and all that is before it is to be
+    /// told to [`note_begun`](Self::note_begun).
+    pub(super) fn note_gap(&mut self) -> bool {
         self.gaps = self.gaps.saturating_add(1).min(u32::MAX >> 2);
-        if self.begun.is_none() {
-            self.begun = Some(Pages::default());
-            its.try_for_each(|body| self.note_begun(body, room))?;
-        }
-        Ok(())
+        let is_first = self.begun.is_none();
+        self.begun.get_or_insert_default();
+        is_first
     }
 
-    fn note_begun(&mut self, body: &[u8], room: &mut Room) -> Result<(), Scattered> {
-        let Some(begun) = &mut self.begun else { return Ok(()) };
-        let mut done = Ok(());
-        read_events(body, |told| {
-            if let (Ok(()), Some((request, at_ns))) = (&done, begins(&told))
-                && begun.get(request) == 0
-            {
-                done = begun.set(request, at_ns.saturating_add(1), room);
+    /// What its requests have before the next event that can be read.
+    pub(super) fn note_begun(&mut self, told: &Told, room: &mut Room) -> Result<(), Full> {
+        match (&mut self.begun, begins(told)) {
+            (Some(begun), Some((request, at_ns))) if begun.get(request) == 0 => {
+                begun.set(request, at_ns.saturating_add(1), room)
             }
-        });
-        done
+            _ => Ok(()),
+        }
     }
 
     /// Adds a body.
-    pub(super) fn add(&mut self, body: &[u8], found: &Sound, room: &mut Room) -> Result<(), Scattered> {
+    pub(super) fn add(&mut self, body: &[u8], found: &Sound, room: &mut Room) -> Result<(), Full> {
         let (all, new) = (&mut self.highest, &found.highest);
         all.request = all.request.max(new.request);
         all.block = all.block.max(new.block);
         all.thread = all.thread.max(new.thread);
         all.at_ns = all.at_ns.max(new.at_ns);
-        self.note_begun(body, room)
+        let mut done = Ok(());
+        if self.begun.is_some() {
+            read_events(body, |told| done = done.and_then(|()| self.note_begun(&told, room)));
+        }
+        done
     }
 
     /// Whether a body has a request with the number of another one of this process: so it is another process's.

@@ -16,6 +16,9 @@ pub(super) const HEAD_BYTES: usize = 12;
 /// The longest body.
 pub(super) const MAX_BODY_BYTES: usize = 1 << 20;
 
+/// No event has more: its first byte, and up to eight numbers.
+pub(super) const MAX_EVENT_BYTES: usize = 1 + 8 * 10;
+
 /// Mixed into the checksum of a length, so that zeros are none.
 const SALT: &[u8] = b"ctxalloc";
 
@@ -77,7 +80,15 @@ pub(super) enum Found<'a> {
     Damaged { reason: &'static str, vain_bytes: usize },
 }
 
-/// What begins where `bytes`, the rest of a file, begin.
+/// How many bytes of a file must be known where it goes on with `head`, so that [`next_frame`] tells what begins there.
+pub(super) fn needed_bytes(head: &[u8]) -> usize {
+    let Some(&[a, b, c, d, e, f, g, h, ..]) = head.first_chunk::<HEAD_BYTES>() else { return HEAD_BYTES };
+    let length = u32::from_le_bytes([a, b, c, d]) as usize;
+    let is_head = length <= MAX_BODY_BYTES && u32::from_le_bytes([e, f, g, h]) == head_checksum([a, b, c, d]);
+    HEAD_BYTES + if is_head { length } else { 0 }
+}
+
+/// What begins where `bytes`, the rest of a file, begin, or [`needed_bytes`] of it.
 pub(super) fn next_frame(bytes: &[u8]) -> Found<'_> {
     if bytes.is_empty() {
         return Found::End;

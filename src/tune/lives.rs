@@ -4,6 +4,7 @@
 //! each request would otherwise look as if it had all of them at once.
 
 use super::steps::Turn;
+use crate::error::Error;
 use crate::recording::Recording;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -19,8 +20,8 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    pub(super) fn of(recording: &Recording) -> Self {
-        Self { ends: recording.thread_ends(), ..Self::default() }
+    pub(super) fn of(recording: &Recording) -> Result<Self, Error> {
+        Ok(Self { ends: recording.thread_ends()?, ..Self::default() })
     }
 
     /// Ends the lanes whose thread had ended before this time.

@@ -104,10 +104,12 @@ impl Plan {
     /// what threads cost each other.
     ///
     /// # Errors
-    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads at one time.
+    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads at one time; those of
+    /// [`Recording::events`].
     pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
-        let mut planner = Planner::new(recording, route, on_one_thread);
+        let mut planner = Planner::new(recording, route, on_one_thread)?;
         for event in recording.events() {
+            let event = event?;
             planner.lives.end_before(event.at_ns);
             planner.add(&event)?;
         }
@@ -175,14 +177,14 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(recording: &'a Recording, route: Option<&'a str>, on_one_thread: bool) -> Self {
-        Self {
+    fn new(recording: &'a Recording, route: Option<&'a str>, on_one_thread: bool) -> Result<Self, Error> {
+        Ok(Self {
             recording,
             route,
             on_one_thread,
             lanes: Vec::new(),
             lane_of: HashMap::new(),
-            lives: if on_one_thread { Lives::default() } else { Lives::of(recording) },
+            lives: if on_one_thread { Lives::default() } else { Lives::of(recording)? },
             known: Vec::new(),
             requests: HashMap::new(),
             planned: Vec::new(),
@@ -194,7 +196,7 @@ impl<'a> Planner<'a> {
             phases: Phases::default(),
             live_bytes: 0,
             facts: Facts::default(),
-        }
+        })
     }
 
     fn lane(&mut self, thread: u32) -> Result<u32, Error> {

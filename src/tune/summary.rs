@@ -1,5 +1,6 @@
 //! What a recording says of each route: how large its requests are, what their blocks are like, and when they come.
 
+use crate::error::Error;
 use crate::recording::{Recording, What};
 use std::collections::{BTreeMap, HashMap};
 
@@ -78,12 +79,15 @@ struct Now {
 
 /// What a recording says of each route, those with the most requests first, and of all together: the last one, without
 /// a name.
-#[must_use]
-pub fn routes(recording: &Recording) -> Vec<Route> {
+///
+/// # Errors
+/// As [`Recording::events`]: a file cannot be read any more, or was changed.
+pub fn routes(recording: &Recording) -> Result<Vec<Route>, Error> {
     let mut reader = Reader::default();
     reader.routes.push(Route::default());
     reader.now.push(Now::default());
     for event in recording.events() {
+        let event = event?;
         reader.read(event.at_ns, event.thread, event.request, event.what, recording);
     }
     for live in reader.blocks.values() {
@@ -98,7 +102,7 @@ pub fn routes(recording: &Recording) -> Vec<Route> {
     found.retain(|route| route.requests > 0);
     found.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.name.cmp(&other.name)));
     found.push(all);
-    found
+    Ok(found)
 }
 
 #[derive(Default)]

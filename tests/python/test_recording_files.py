@@ -151,6 +151,26 @@ def test_an_export_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["trace"]
 
 
+@pytest.mark.parametrize("words", [["info"], *(["export", "--to", kind] for kind in ("rmm.csv", "perfetto", "pprof"))])
+def test_a_file_that_is_changed_meanwhile_is_told(words: list[str], tmp_path: Path) -> None:
+    program = SERVES + (
+        "import pathlib, sys\n"
+        "from ctxalloc import _command, _trace\n"
+        "path = os.environ['TRACE']\n"
+        "with ctxalloc.record(path, one_in=1, share=1.0): serve('a', 1000)\n"
+        "events = _trace.Trace.events\n"
+        "def changed(self):\n"
+        "    pathlib.Path(path).write_bytes(b'')\n"
+        "    return events(self)\n"
+        "_trace.Trace.events = changed\n"
+        f"sys.exit(_command.main(['trace', *{words!r}, path]))\n"
+    )
+    code, out, err = run(program, TRACE=str(tmp_path / "trace"))
+    assert (code, out) == (2, "")
+    assert "it was changed while it was read" in err
+    assert [file.name for file in tmp_path.iterdir()] == ["trace"]
+
+
 @pytest.mark.parametrize("words", [["info"], ["export", "--to", "pprof"]])
 def test_an_interrupt_of_trace_is_no_traceback(words: list[str], tmp_path: Path) -> None:
     program = SERVES + (

@@ -2,6 +2,8 @@
 //! tests take turns.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "recording/changed.rs"]
+mod changed;
 #[path = "recording/damage.rs"]
 mod damage;
 #[path = "recording/hostile.rs"]
@@ -83,6 +85,11 @@ struct Added {
     never_freed: usize,
 }
 
+/// Its events, of which none is an error.
+fn all_of(recording: &Recording) -> impl Iterator<Item = Event> {
+    recording.events().map(Result::unwrap)
+}
+
 fn added(recording: &Recording) -> Added {
     #[derive(Default)]
     struct Open {
@@ -94,7 +101,7 @@ fn added(recording: &Recording) -> Added {
     let (mut open, mut live): (HashMap<u64, Open>, HashMap<u64, u64>) = Default::default();
     let (mut made, mut ended, mut said) = (HashSet::new(), HashMap::new(), HashMap::new());
     let mut last = 0;
-    for event in recording.events() {
+    for event in all_of(recording) {
         assert!(event.at_ns >= last, "time goes forward");
         last = event.at_ns;
         let mut up = Vec::new();
@@ -254,7 +261,7 @@ fn an_event_takes_few_bytes_of_the_file() {
     random_program(99);
     recorder.stop().unwrap();
     let recording = Recording::open(folder.file()).unwrap();
-    let events = recording.events().count() as u64;
+    let events = all_of(&recording).count() as u64;
     assert!(recording.header().file_bytes < events * 16, "{} bytes, {events} events", recording.header().file_bytes);
 }
 
@@ -268,10 +275,10 @@ fn what_a_process_did_before_it_rests_is_written() {
     drop(Buffer::zeroed_in(request.handler(), 5000).unwrap());
     request.end();
     let until = Instant::now() + Duration::from_secs(30);
-    while Recording::open(folder.file()).unwrap().events().count() < 4 && Instant::now() < until {
+    while all_of(&Recording::open(folder.file()).unwrap()).count() < 4 && Instant::now() < until {
         thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(Recording::open(folder.file()).unwrap().events().count(), 4);
+    assert_eq!(all_of(&Recording::open(folder.file()).unwrap()).count(), 4);
     recorder.stop().unwrap();
 }
 
@@ -288,7 +295,7 @@ fn nothing_is_lost_where_a_recording_ends_while_it_is_written() {
         thread::sleep(Duration::from_millis(75 + round * 3));
         recorder.stop().unwrap();
         let recording = Recording::open(folder.file()).unwrap();
-        assert_eq!((recording.events().count(), recording.is_cut_off()), (16, false));
+        assert_eq!((all_of(&recording).count(), recording.is_cut_off()), (16, false));
     }
 }
 
@@ -319,7 +326,7 @@ fn nothing_is_lost_where_a_recording_ends_while_threads_fill_it() {
         });
         let recording = Recording::open(folder.file()).unwrap();
         // They are numbered in the order in which they are noted.
-        let made = recording.events().filter_map(|event| match event.what {
+        let made = all_of(&recording).filter_map(|event| match event.what {
             What::Allocate { block, .. } => Some(block),
             _ => None,
         });
@@ -340,7 +347,7 @@ fn escapes_are_noted_when_they_end_elsewhere() {
     thread::spawn(move || drop(escaped)).join().unwrap();
     recorder.stop().unwrap();
     let recording = Recording::open(folder.file()).unwrap();
-    let events: Vec<Event> = recording.events().collect();
+    let events: Vec<Event> = all_of(&recording).collect();
     let [begin, made, end, freed] = events[..] else { panic!("{events:?}") };
     let What::Begin { name, handler, parent: 0 } = begin.what else { panic!("{begin:?}") };
     assert_eq!(recording.names()[name as usize], "route");
@@ -378,7 +385,7 @@ fn a_refusal_tells_whose_limit_it_was() {
     let recording = Recording::open(folder.file()).unwrap();
     let mut names = HashMap::from([(0, "none")]);
     let mut found = Vec::new();
-    for event in recording.events() {
+    for event in all_of(&recording) {
         match event.what {
             What::Begin { name, .. } => drop(names.insert(event.request, &recording.names()[name as usize])),
             What::Refused { bytes, by } => found.push((names[&event.request], bytes, names[&by])),
@@ -396,7 +403,7 @@ fn a_refusal_tells_whose_limit_it_was() {
     for (name, refused) in [("inner", 2), ("middle", 1), ("outer", 0), ("alone", 1)] {
         assert_eq!((added.sums[name].refused, added.said[name].refused), (refused, refused), "{name}");
     }
-    let routes = routes(&recording);
+    let routes = routes(&recording).unwrap();
     let of = |name: &str| routes.iter().find(|route| route.name == name).unwrap();
     assert_eq!(of("outer").refused_by.iter().collect::<Vec<_>>(), [(&"inner".to_owned(), &1), (&"outer".into(), &2)]);
     assert!(of("alone").refused_by.is_empty() && of("alone").refused_requests == 1);
@@ -426,7 +433,7 @@ fn one_request_in_so_many_is_recorded_with_all_inside_of_it() {
             }
             _ => false,
         };
-        recording.events().filter(is_it).count()
+        all_of(&recording).filter(is_it).count()
     };
     assert_eq!(count("outer"), count("inner"));
     assert!((120..300).contains(&count("outer")), "{} of 2000", count("outer"));
@@ -449,7 +456,7 @@ fn blocks_of_a_recording_that_is_over_are_freed_as_ever() {
     assert_eq!(request.end().stats.live_bytes, 0);
     recorder.stop().unwrap();
     let recording = Recording::open(folder.0.join("another")).unwrap();
-    assert_eq!(recording.events().count(), 0, "it began before this one");
+    assert_eq!(all_of(&recording).count(), 0, "it began before this one");
 }
 
 /// A thread that is gone is told: a replay of a server that has one for each request needs no more than there were.
@@ -479,7 +486,7 @@ fn the_ends_of_threads_are_recorded() {
     });
     recorder.stop().unwrap();
     let recording = Recording::open(folder.file()).unwrap();
-    assert_eq!(recording.events().count(), 51 * 4, "an end is no event");
+    assert_eq!(all_of(&recording).count(), 51 * 4, "an end is no event");
     let facts = Plan::new(&recording, None, false).unwrap().facts();
     assert_eq!((facts.threads, facts.threads_at_once), (51, 2));
 }

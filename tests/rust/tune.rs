@@ -135,7 +135,7 @@ fn what_came_from_elsewhere_is_charged_and_not_made() {
     let plan = Plan::new(&script.recording(), None, false).unwrap();
     assert_eq!(plan.facts().peak_live_bytes, 8);
     assert_eq!(replayed(&plan, "default").compared, 1);
-    assert_eq!(routes(&script.recording())[0].total_bytes, 8);
+    assert_eq!(routes(&script.recording()).unwrap()[0].total_bytes, 8);
 }
 
 /// As a whole request's lists and buffers do it: in place, elsewhere, after an inner end, on another thread.
@@ -312,21 +312,23 @@ fn touched_pages_are_in_memory_and_the_next_request_has_them_warm() {
 
 #[test]
 fn what_was_alive_at_one_time_is_alive_at_one_time() {
+    // Larger than what glibc keeps of other tests' blocks, which would not be added.
+    const BYTES: u64 = 33 << 20;
     let mut script = Script::default();
     for request in 1..=6 {
         script.begin(request as u32, request, 0);
     }
     for request in 1..=6 {
-        script.make(request as u32, request, request, 8 << 20, false);
+        script.make(request as u32, request, request, BYTES, false);
     }
     for request in 1..=6 {
-        script.free(request as u32, request, request).end(request as u32, request, sums(8 << 20, 8 << 20, 1, 0));
+        script.free(request as u32, request, request).end(request as u32, request, sums(BYTES, BYTES, 1, 0));
     }
     let plan = Plan::new(&script.recording(), None, false).unwrap();
     for name in ["default", "pool"] {
         let found = replayed(&plan, name);
         if let Some(peak) = found.peak_resident_bytes {
-            assert!(peak > 40 << 20, "{name}: {found:?}");
+            assert!(peak > 5 * BYTES, "{name}: {found:?}");
         }
     }
 }
@@ -345,7 +347,7 @@ fn a_summary_says_how_requests_are_and_when_they_come() {
         script.free(2, request, 2 * request + 1).end(0, request, sums(1005, 1005, 2, 1000));
         script.free(0, request, 2 * request);
     }
-    let found = routes(&script.recording());
+    let found = routes(&script.recording()).unwrap();
     assert_eq!(found.iter().map(|route| route.name.as_str()).collect::<Vec<_>>(), ["GET /", ""]);
     for route in found {
         assert_eq!((route.requests, route.blocks, route.total_bytes, route.zeroed_bytes), (3, 6, 3015, 3000));

@@ -1,11 +1,11 @@
 //! What reading takes of memory and time, of files that are made to take much of it, and of a recorder's.
 
-use super::damage::{BESIDE, TIMES, file, frame, number, peak_of, process, written};
-use super::{Folder, everything, in_turn};
+use super::damage::{BESIDE, TIMES, file, frame, number, peak_of, process, processor_time, written};
+use super::{Folder, all_of, everything, in_turn};
 use ctxalloc::recording::{Recording, record};
 use ctxalloc::tune::Plan;
 use ctxalloc::{Buffer, Error, request};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn name(at: u64) -> Vec<u8> {
     let text = format!("{at:x}");
@@ -20,10 +20,11 @@ fn name(at: u64) -> Vec<u8> {
 fn reading(folder: &Folder, what: &str, parts: &[Vec<u8>]) -> (Result<Recording, &'static str>, f64) {
     let bytes = file(parts);
     let path = written(folder, "hostile", &bytes);
-    let begun = Instant::now();
+    let begun = processor_time();
     let (read, peak) = peak_of(|| Recording::open(&path));
     // Minutes, if each were compared with all before it.
-    assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {:?}", begun.elapsed());
+    let time = processor_time() - begun;
+    assert!(time < Duration::from_secs(20), "{what}: {time:?}");
     let read = read.map_err(|error| match error {
         Error::BadRecording { reason, .. } => reason,
         error => panic!("{what}: {error}"),
@@ -79,21 +80,21 @@ enum Told {
 const MANY: u64 = 400_000;
 
 #[test]
-fn what_cannot_be_read_takes_no_memory_but_the_files_own() {
+fn what_cannot_be_read_takes_no_memory() {
     let _turn = in_turn();
     let folder = Folder::new("unread");
     let first = || vec![process(1)];
     let gaps = [first(), (0..MANY).map(|at| [name(0), vec![at as u8 | 1]].concat()).collect()].concat();
     let (read, times) = read_all(&folder, "gaps", &gaps);
-    assert!(times <= 1.1, "{times}");
+    assert!(times <= 0.1, "{times}");
     let places: u64 = read.gaps().iter().map(|gap| gap.places).sum();
     assert_eq!((read.gaps().len(), places), (1000, MANY - 1), "the last one is cut off");
     let garbage = [first(), vec![(0..20 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()]];
     let (read, times) = read_all(&folder, "garbage", &garbage.concat());
-    assert!(times <= 1.1 && read.gaps().len() == 1, "{times}");
+    assert!(times <= 0.1 && read.gaps().len() == 1, "{times}");
     let zeros = [first(), vec![vec![0; 20 << 20]], vec![name(1)]].concat();
     let (read, times) = read_all(&folder, "zeros", &zeros);
-    assert!(times <= 1.1 && read.names() == ["1"], "{times}");
+    assert!(times <= 0.1 && read.names() == ["1"], "{times}");
 }
 
 /// Things that each take more than they have in the file: no more of them are believed than its length has room for.
@@ -124,9 +125,9 @@ fn hostile_files_take_no_long_time_and_memory_by_their_length() {
         };
         [first(), vec![begun], events(2, 3 * MANY, all)].concat()
     };
-    let events_of = |read: &Recording| (read.events().count() + read.skipped()) as u64;
+    let events_of = |read: &Recording| (all_of(&read).count() + read.skipped()) as u64;
     let (read, times) = read_all(&folder, "refusals", &of_one(&|_| (4, numbers(&[1]))));
-    assert!(times <= 1.1 && events_of(&read) == 3 * MANY + 1, "{times}");
+    assert!(times <= 0.1 && events_of(&read) == 3 * MANY + 1, "{times}");
     let (read, _) = read_all(&folder, "blocks", &of_one(&|at| (1, [vec![Told::Block(at)], numbers(&[1, 0])].concat())));
     assert_eq!((events_of(&read), read.skipped()), (3 * MANY + 1, 0));
     let apart = of_one(&|at| (1, [vec![Told::Block(64 * at)], numbers(&[1, 0])].concat()));
@@ -180,6 +181,23 @@ fn the_smallest_frames_take_no_more_memory_than_others() {
     of("one process again and again", &|at| if at % 2 == 0 { known.clone() } else { end.clone() });
 }
 
+/// Requests that each take more in lists than in the file, in a file that is long enough: the room is not passed, and
+/// the place is that of the body for which there was none.
+#[test]
+fn what_would_take_more_memory_than_its_bytes_is_an_error_with_the_place() {
+    let _turn = in_turn();
+    let folder = Folder::new("full");
+    let end = frame(&[1, 6, 1]);
+    let bytes = file(&[vec![process(1)], vec![end.clone(); 3_500_000]].concat());
+    let path = written(&folder, "trace", &bytes);
+    let (read, peak) = peak_of(|| Recording::open(&path));
+    assert!(peak < bytes.len() + BESIDE, "{peak} of {}", bytes.len());
+    let Err(Error::BadRecording { offset, reason, .. }) = read else { panic!("{read:?}") };
+    assert_eq!(reason, "to read on would take more memory than its bytes");
+    let first = file(&[process(1)]).len() + 12;
+    assert!(offset > 1 << 20 && (offset - first as u64).is_multiple_of(end.len() as u64), "{offset}");
+}
+
 /// A file beside the recording whose numbers are refused behind a gap: what was read of it before is forgotten.
 #[test]
 fn of_a_file_that_is_passed_over_nothing_is_kept() {
@@ -193,12 +211,12 @@ fn of_a_file_that_is_passed_over_nothing_is_kept() {
     let read = Recording::open(path).unwrap();
     let [.., gap] = read.gaps() else { panic!("{:?}", read.gaps()) };
     assert!(gap.file.ends_with("trace.1") && gap.reason.contains("farther apart"), "{gap:?}");
-    assert_eq!(read.events().count(), 1);
+    assert_eq!(all_of(&read).count(), 1);
 }
 
-/// What a recorder writes takes little more than its bytes.
+/// What a recorder writes takes a part of its bytes.
 #[test]
-fn reading_a_recording_takes_little_more_than_its_files() {
+fn reading_a_recording_takes_half_of_its_files_length() {
     let _turn = in_turn();
     let folder = Folder::new("little");
     let recorder = record(folder.file(), everything()).unwrap();
@@ -213,10 +231,10 @@ fn reading_a_recording_takes_little_more_than_its_files() {
     recorder.stop().unwrap();
     let (read, peak) = peak_of(|| Recording::open(folder.file()).unwrap());
     let bytes = read.header().file_bytes as usize;
-    let events = read.events().count();
+    let events = all_of(&read).count();
     eprintln!("{peak} for {bytes} bytes, {events} events");
     assert_eq!(events, 20_000 * 42 - 400 * 20);
-    assert!(peak < 2 * bytes + (1 << 20), "{peak} for {bytes}");
+    assert!(peak < bytes / 2 + (2 << 20), "{peak} for {bytes}");
     let kept = peak_of(|| read.clone()).1;
-    assert!(kept < bytes + bytes / 8 + (1 << 20), "{kept} for {bytes}");
+    assert!(kept < bytes / 8, "{kept} for {bytes}");
 }

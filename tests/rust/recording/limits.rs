@@ -1,6 +1,6 @@
 //! The files of a recording: how long they get, what they go on with, and what cannot be one.
 
-use super::{Folder, added, everything, in_turn};
+use super::{Folder, added, all_of, everything, in_turn};
 use ctxalloc::recording::{Recording, What, record};
 use ctxalloc::{Buffer, Error, request};
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ fn a_file_stays_below_its_limit_and_keeps_the_newest() {
 }
 
 fn begun(recording: &Recording) -> u64 {
-    recording.events().filter(|event| matches!(event.what, What::Begin { .. })).count() as u64
+    all_of(&recording).filter(|event| matches!(event.what, What::Begin { .. })).count() as u64
 }
 
 /// Of several recordings of one process, each begins with the number that the one before it came to.
@@ -84,7 +84,7 @@ fn names_are_no_way_around_the_limit() {
     assert!(bytes_in(&folder) <= options.max_bytes, "{} bytes", bytes_in(&folder));
     let recording = Recording::open(folder.file()).unwrap();
     let mut by_name: HashMap<&str, u64> = HashMap::new();
-    for event in recording.events() {
+    for event in all_of(&recording) {
         if let What::Begin { name, .. } = event.what {
             *by_name.entry(&recording.names()[name as usize]).or_default() += 1;
         }

@@ -41,12 +41,12 @@ pub(crate) unsafe fn forbid(start: NonNull<u8>, size_bytes: usize) -> bool {
     true
 }
 
-/// Asks for huge pages behind a mapping.
+/// Asks for huge pages behind mapped memory.
 ///
 /// # Safety
-/// - `start` and `size_bytes` name whole pages from `map`.
+/// - `start` is where a page begins, and all pages of the next `size_bytes` are mapped.
 pub(crate) unsafe fn prefer_huge(start: NonNull<u8>, size_bytes: usize) {
-    // SAFETY: whole pages of `map` (this function's contract); the hint changes no contents.
+    // SAFETY: mapped pages (this function's contract); the hint changes no contents.
     let _ = unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_HUGEPAGE) };
 }
 

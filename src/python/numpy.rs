@@ -6,6 +6,7 @@ use super::asked::asked;
 use super::capsule;
 use super::selection::{Selection, SetHandler, SetHandlerFunction};
 use crate::handler::abi;
+use crate::strategy::System;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -66,7 +67,8 @@ impl Numpy {
             asked(py, py.import(format!("numpy._core.{module}")))?
                 .or_else(|_| py.import(format!("numpy.core.{module}")))
         };
-        let api = core("_multiarray_umath")?.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
+        let functions = core("_multiarray_umath")?;
+        let api = functions.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
         let table = api.pointer_checked(None)?.cast::<*const c_void>();
         let slot = |index: usize| -> PyResult<NonNull<c_void>> {
             // SAFETY: NumPy has these slots since 1.22, and the package requires 1.26. The table lives as long as the
@@ -96,6 +98,10 @@ impl Numpy {
         };
         let capsule_name = if capsule_name == abi::CAPSULE_NAME { capsule_name } else { abi::CAPSULE_NAME };
         let selection = Selection::find(set_handler, &default_handler)?;
+
+        // NUMPY_MADVISE_HUGEPAGE, or what NumPy knows of the kernel. A NumPy that does not say gives the hint.
+        let hints = functions.call_method0("_get_madvise_hugepage").and_then(|hints| hints.is_truthy());
+        System::prefer_huge_pages(asked(py, hints)?.unwrap_or(true));
 
         let multiarray = core("multiarray")?;
         let error = core("_exceptions").and_then(|exceptions| exceptions.getattr("_ArrayMemoryError"));

@@ -131,13 +131,15 @@ pub unsafe fn unlock(start: NonNull<u8>, size_bytes: usize) {
     unsafe { os::unlock(start, size_bytes) };
 }
 
-/// Asks for huge pages behind a mapping. A hint: if the system has none, it uses ordinary pages.
+/// Asks for huge pages behind memory. A hint: if the system has none, it uses ordinary pages.
 ///
 /// # Safety
-/// - `start` and `size_bytes` name whole pages from [`map`].
+/// - `start` is where a page begins.
+/// - all pages of the next `size_bytes` are mapped: by [`map`], or for a block of the C heap. The last one may be in
+///   part somebody else's.
 pub unsafe fn prefer_huge(start: NonNull<u8>, size_bytes: usize) {
     #[cfg(not(miri))]
-    // SAFETY: whole pages of `map` (this function's contract); the hint changes no contents.
+    // SAFETY: mapped pages (this function's contract); the hint changes no contents.
     unsafe {
         os::prefer_huge(start, size_bytes);
     }

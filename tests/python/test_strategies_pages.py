@@ -66,6 +66,30 @@ print(*caught())
     assert done.stdout.split() == ["0", "0", "1", "0"]
 
 
+HINTED = """
+import pathlib, re, numpy, ctxalloc
+def is_hinted(array):
+    middle = array.ctypes.data + array.nbytes // 2
+    for entry in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", pathlib.Path("/proc/self/smaps").read_text(), flags=re.M)[1:]:
+        first, last = (int(part, 16) for part in entry.split(" ", 1)[0].split("-"))
+        if first <= middle < last:
+            return "hg" in re.search(r"^VmFlags: (.*)$", entry, re.M)[1].split()
+for name in ("default_allocator", "system"):
+    with ctxalloc.use(name):
+        print(*(is_hinted(make(40 << 20, numpy.uint8)) for make in (numpy.empty, numpy.zeros)))
+"""
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a kernel without huge pages")
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_the_c_heap_asks_for_huge_pages_as_numpys_default_does(setting: str) -> None:
+    lines = subprocesses.says(HINTED, NUMPY_MADVISE_HUGEPAGE=setting).splitlines()
+    default, system = (line.split() for line in lines)
+    expected = str(setting == "1")
+    assert default[0] == expected
+    assert system == [expected, expected]
+
+
 GUARDED = """
 import ctypes, numpy as np, os, resource, sys, threading
 import ctxalloc

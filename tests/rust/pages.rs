@@ -13,7 +13,7 @@ mod errors;
 use child::{fate_in, fate_of};
 use ctxalloc::Error;
 use ctxalloc::source::{HugePages, LockedPages, NumaPages, NumaPolicy, Pages, pages};
-use ctxalloc::strategy::{Arena, Pool, PoolOptions, SharedMemory, Strategy, conformance};
+use ctxalloc::strategy::{Aligned, Arena, Pool, PoolOptions, SharedMemory, Strategy, System, conformance};
 use errors::error;
 use std::fs;
 use std::os::fd::RawFd;
@@ -63,6 +63,24 @@ fn huge_bytes(block: NonNull<u8>, size_bytes: usize) -> usize {
     bytes
 }
 
+/// Whether the kernel was asked for huge pages in the middle of a block: `hg` in VmFlags of /proc/self/smaps.
+fn is_hinted(block: NonNull<u8>, size_bytes: usize) -> bool {
+    let middle = block.addr().get() + size_bytes / 2;
+    let smaps = fs::read_to_string("/proc/self/smaps").expect("readable");
+    let mut inside = false;
+    for line in smaps.lines() {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        if let Some((from, to)) = range
+            && let (Ok(from), Ok(to)) = (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16))
+        {
+            inside = (from..to).contains(&middle);
+        } else if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
+            return flags.split_whitespace().any(|flag| flag == "hg");
+        }
+    }
+    false
+}
+
 /// What transparent huge pages are set to: `always`, `madvise` or `never`.
 fn transparent_huge_pages() -> String {
     let modes = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
@@ -96,6 +114,31 @@ fn large_blocks_lie_on_huge_pages_and_small_ones_do_not() {
         assert!(huge == 0 || mode == "always", "{huge} bytes are huge for blocks of {size_bytes}");
         blocks.into_iter().for_each(|block| release(&pool, block));
     }
+}
+
+/// As NumPy's default handler does; blocks of 40 MiB have a mapping of their own in glibc.
+#[test]
+fn the_c_heap_is_asked_for_huge_pages_behind_large_blocks() {
+    if fs::metadata("/sys/kernel/mm/transparent_hugepage").is_err() {
+        eprintln!("skipped: the kernel has no transparent huge pages");
+        return;
+    }
+    for size_bytes in [4 * MIB, 5 * MIB + 100, 40 * MIB] {
+        for make in [System::allocate, System::allocate_zeroed] {
+            let block = make(&System, size_bytes).expect("memory");
+            assert!(is_hinted(block, size_bytes), "{size_bytes} bytes");
+            release(&System, block);
+        }
+    }
+    let small = System.allocate(4 * MIB - 4096).expect("memory");
+    // SAFETY: a live block of this strategy, whose address is not used again.
+    let grown = unsafe { System.resize(small, 40 * MIB) }.expect("memory");
+    assert!(!is_hinted(grown, 40 * MIB), "one that grows is not");
+    release(&System, grown);
+    let other = Aligned::new(64).expect("an alignment");
+    let block = other.allocate(40 * MIB).expect("memory");
+    assert!(!is_hinted(block, 40 * MIB), "nor is another strategy's");
+    release(&other, block);
 }
 
 #[test]

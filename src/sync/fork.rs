@@ -347,12 +347,13 @@ mod tests {
 
     #[test]
     fn a_fork_waits_for_no_thread_that_waits_for_it() {
-        // In a child, which an alarm ends if it hangs.
+        // In a child, which an alarm ends if it hangs: it takes a second, and on a machine that has no time for it half a
+        // minute.
         // SAFETY: the child runs only the code below and then ends.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: alarm takes any number; nobody handles its signal.
-            unsafe { libc::alarm(30) };
+            unsafe { libc::alarm(300) };
             let (older, younger) = (0, 1);
             fork_while_locking([(older, 0), (older, 1), (younger, 0), (younger, 1)]);
             fork_while_locking([(younger, 0), (older, 0), (younger, 1), (older, 1)]);

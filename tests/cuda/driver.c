@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef int CUresult;
@@ -64,10 +65,13 @@ enum name {
 struct range { char *start; size_t size; int kind; }; /* 1 registered, 2 allocated, 3 managed */
 struct copy { const char *from; char *snapshot; size_t size; };
 struct event { int device; long after; int is_recorded; };
+struct call { void (*function)(void *); void *given; long after; }; /* host functions, on a stream of their own */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range ranges[MAX];
 static struct copy copies[MAX];
+static struct call calls[MAX];
+static long calls_queued, calls_done;
 static long queued, done; /* copies are numbered; those from `done` to `queued` run */
 static int active[DEVICES];
 static char contexts[DEVICES];
@@ -163,6 +167,8 @@ static void complete(long count)
 			end("bytes changed under a running copy");
 		free(copy->snapshot);
 	}
+	for (; calls_done < calls_queued && calls[calls_done % MAX].after <= done; calls_done++)
+		calls[calls_done % MAX].function(calls[calls_done % MAX].given);
 }
 
 /* Queues a copy of these bytes to a device, which reads them until it is completed. */
@@ -172,9 +178,7 @@ void fake_copy(const void *from, size_t size)
 	if (queued - done == MAX)
 		complete(1);
 	struct copy *copy = &copies[queued++ % MAX];
-	copy->from = from;
-	copy->size = size;
-	copy->snapshot = malloc(size);
+	*copy = (struct copy){ from, malloc(size), size };
 	memcpy(copy->snapshot, from, size);
 	N(RUNNING)++;
 	pthread_mutex_unlock(&lock);
@@ -198,12 +202,11 @@ static struct range *range_at(const char *address)
 
 static void add_range(char *start, size_t size, int kind)
 {
-	for (int i = 0; i < MAX; i++)
-		if (!ranges[i].start) {
-			ranges[i] = (struct range){ start, size, kind };
-			return;
-		}
-	end("too many mappings");
+	int i = 0;
+	while (ranges[i].start)
+		if (++i == MAX)
+			end("too many mappings");
+	ranges[i] = (struct range){ start, size, kind };
 }
 
 static void remove_range(const char *start, int kind)
@@ -219,7 +222,7 @@ static void remove_range(const char *start, int kind)
 	if (kind == 1)
 		N(REGISTRATIONS)--, N(REGISTERED_BYTES) -= (long)range->size;
 	else
-		N(ALLOCATIONS)--;
+		N(ALLOCATIONS)--, munmap(range->start, range->size);
 	range->start = NULL;
 }
 
@@ -308,9 +311,8 @@ CUresult cuThreadExchangeStreamCaptureMode(int *other)
 CUresult cuMemHostRegister_v2(void *start, size_t size, unsigned flags)
 {
 	ENTER(1);
-	CUresult code = forbidden();
-	if (code)
-		return leave(code);
+	if (forbidden())
+		return leave(UNSUPPORTED);
 	if (flags != 3 || (uintptr_t)start % 4096 || size % 4096)
 		end("a registration of parts of pages, or with other flags");
 	if (is_refused(REFUSE_REGISTER))
@@ -330,13 +332,13 @@ CUresult cuMemHostUnregister(void *start)
 	return leave(OK);
 }
 
+/* Memory of the driver's own, which a child of fork does not have. */
 static char *dirty(size_t size)
 {
-	void *start = NULL;
-	if (posix_memalign(&start, 4096, size))
+	void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (start == MAP_FAILED || madvise(start, size, MADV_DONTFORK))
 		return NULL;
-	memset(start, 0xA5, size);
-	return start;
+	return memset(start, 0xA5, size);
 }
 
 CUresult cuMemHostAlloc(void **start, size_t size, unsigned flags)
@@ -356,7 +358,6 @@ CUresult cuMemFreeHost(void *start)
 {
 	ENTER(1);
 	remove_range(start, 2);
-	free(start);
 	return leave(OK);
 }
 
@@ -411,7 +412,6 @@ CUresult cuMemFree_v2(CUdeviceptr start)
 {
 	ENTER(1);
 	remove_range((char *)(uintptr_t)start, 3);
-	free((void *)(uintptr_t)start);
 	return leave(OK);
 }
 
@@ -428,16 +428,45 @@ CUresult cuEventCreate(CUevent *event, unsigned flags)
 
 static CUresult record(struct event *event)
 {
-	event->after = queued;
-	event->is_recorded = 1;
+	event->after = queued, event->is_recorded = 1;
 	return OK;
+}
+
+enum { STREAM = 77, OWN_STREAM = 88 }; /* of the primary context, and of one of the user's own */
+static char own_context;
+
+CUresult cuStreamIsCapturing(void *stream, int *status)
+{
+	(void)stream;
+	*status = N(CAPTURING) != 0;
+	return OK;
+}
+
+CUresult cuStreamGetCtx(void *stream, CUcontext *context)
+{
+	ENTER(1);
+	*context = (uintptr_t)stream == OWN_STREAM ? &own_context : stack[depth - 1];
+	return leave(OK);
+}
+
+CUresult cuLaunchHostFunc(void *stream, void (*function)(void *), void *given)
+{
+	ENTER(1);
+	if ((uintptr_t)stream != OWN_STREAM || stack[depth - 1] != &own_context)
+		end("a host function on a stream of another context");
+	calls[calls_queued++ % MAX] = (struct call){ function, given, queued };
+	return leave(OK);
 }
 
 CUresult cuEventRecord(CUevent event, void *stream)
 {
 	ENTER(1);
-	if ((uintptr_t)stream > 2 && (uintptr_t)stream != 77) /* the tests' only stream */
+	if (((struct event *)event)->device != (char *)stack[depth - 1] - contexts || (uintptr_t)stream == OWN_STREAM)
+		end("an event is recorded on a stream of another context");
+	if ((uintptr_t)stream > 2 && (uintptr_t)stream != STREAM)
 		return leave(BAD_HANDLE);
+	if (N(CAPTURING))
+		end("an event becomes a part of a graph");
 	return leave(record(event));
 }
 

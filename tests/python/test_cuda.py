@@ -96,6 +96,25 @@ def test_keep_holds_arrays_of_unsafe_memory_until_their_stream_is_done(driver: F
     assert cuda.info()["kept"] == 0
 
 
+def test_keep_waits_for_a_stream_of_a_context_of_the_users_own(driver: Fake) -> None:
+    driver.set(progress=0)
+    array = np.ones(3)
+    driver.copy(array)
+    cuda.keep(array, stream=88)
+    del array
+    assert cuda.info()["kept"] == 1
+    driver.run()
+    assert cuda.info()["kept"] == 0
+
+
+def test_keep_refuses_a_stream_that_captures(driver: Fake) -> None:
+    driver.set(capturing=1)
+    for stream in (1, 77, 88):
+        with pytest.raises(RuntimeError, match=r"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED \(900\); a stream captures"):
+            cuda.keep(np.ones(3), stream=stream)
+    assert cuda.info()["kept"] == 0
+
+
 def test_streams_of_the_libraries_are_understood(driver: Fake) -> None:
     torch = type("Stream", (), {"cuda_stream": 77, "device": type("Device", (), {"index": 0})()})()
     cupy = type("Stream", (), {"ptr": 77, "device_id": 0})()

@@ -241,6 +241,39 @@ print(cuda.settle() >= 2 * MiB)
     assert with_driver(program) == "True"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("refused", [0, -1])
+def test_a_child_of_fork_maps_nothing_where_the_driver_s_memory_was(refused: int) -> None:
+    # The child does not have that memory, and pools go by addresses: one that is used twice mixes up two pools.
+    program = """
+import signal
+with cuda.use():
+    first = np.ones(1000)
+driver.set(refuse_register=REFUSED)
+with cuda.use("managed" if REFUSED == 0 else "host"):
+    gone = [np.ones(10), *(np.ones(size * MiB, np.uint8) for size in (2, 7, 70))]
+def places(arrays):
+    return {place >> 12 for array in arrays for place in range(address(array), address(array) + array.nbytes, 4096)}
+def address(array):
+    return array.__array_interface__["data"][0]
+plain = ctxalloc.register("plain pool", ctxalloc.strategies.Pool())
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    try:
+        with ctxalloc.use(plain):
+            more = [np.full(size * MiB, 7, np.uint8) for size in (*[3] * 30, 60, 70, 5, 6, 7, 8, 9, 10)]
+        if not places(gone) & places(more):
+            gone.clear()
+            ctxalloc.trim()
+            os._exit(7 if all((array == 7).all() for array in more) else 8)
+    finally:
+        os._exit(9)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert with_driver(program.replace("REFUSED", str(refused))) == "7"
+
+
 def test_an_exit_frees_nothing_that_is_alive_and_calls_nobody() -> None:
     program = """
 import atexit, gc

@@ -22,6 +22,8 @@ pub(super) const NOT_FOUND: c_int = 500;
 pub(super) const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_DEINITIALIZED`: the driver shuts down with the process.
 pub(super) const DEINITIALIZED: c_int = 4;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: a graph is captured, of which this cannot be a part.
+pub(super) const CAPTURES: c_int = 900;
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: whatever ran in it has ended.
 pub(super) const CONTEXT_IS_DESTROYED: c_int = 709;
 
@@ -75,7 +77,7 @@ const KNOWN: &[(c_int, &str, &str)] = &[
          give the container the host's libcuda.so.1",
     ),
     (
-        900,
+        CAPTURES,
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         "a stream captures a graph: enclose the capture in ctxalloc.cuda.capturing()",
     ),
@@ -83,6 +85,11 @@ const KNOWN: &[(c_int, &str, &str)] = &[
         901,
         "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
         "a capture was interrupted: enclose it in ctxalloc.cuda.capturing()",
+    ),
+    (
+        906,
+        "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        "a stream captures a graph, which work on the default stream would join: name the stream of the work",
     ),
     (999, "CUDA_ERROR_UNKNOWN", "see dmesg; a restart of the process or the machine may help"),
 ];

@@ -129,6 +129,9 @@ functions! {
     }
     optional {
         record_context = "cuCtxRecordEvent": fn(Ref, Ref);
+        is_capturing = "cuStreamIsCapturing": fn(Ref, *mut c_int);
+        stream_context = "cuStreamGetCtx": fn(Ref, *mut Ref);
+        launch_host = "cuLaunchHostFunc": fn(Ref, extern "C" fn(Ref), Ref);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
     }
 }
@@ -312,6 +315,7 @@ fn checked(call: &'static str, code: c_int) -> Result<(), Error> {
 
 extern "C" fn forked() {
     FORKED.store(true, Ordering::Relaxed);
+    super::inherited::take();
 }
 
 /// Ends all use of the driver, which shuts down after this.

@@ -2,7 +2,7 @@
 
 use super::device::CudaDevice;
 use super::failure::Failure;
-use super::{CudaSource, note_mapped, note_unmapped};
+use super::{CudaSource, inherited, note_mapped, note_unmapped};
 use crate::error::Error;
 use crate::layout;
 use crate::source::Pages;
@@ -62,7 +62,9 @@ unsafe impl Pages for CudaManaged {
         let _unattributed = unattributed();
         self.allocations.with(|allocations| allocations.insert(start, raw));
         note_mapped(size_bytes);
-        NonNull::new(std::ptr::with_exposed_provenance_mut(start))
+        let start = NonNull::new(std::ptr::with_exposed_provenance_mut(start))?;
+        inherited::note(start, size_bytes);
+        Some(start)
     }
 
     /// Clears the pages: new ones are not zero, and others were used before.
@@ -79,7 +81,10 @@ unsafe impl Pages for CudaManaged {
         let Some(raw) = raw else { return };
         // SAFETY: what the driver gave for this mapping, which nobody uses any more (`unmap`'s contract).
         match driver.check("cuMemFree", unsafe { (driver.functions.free_managed)(raw) }) {
-            Ok(()) => note_unmapped(size_bytes),
+            Ok(()) => {
+                inherited::forget(start);
+                note_unmapped(size_bytes);
+            }
             Err(failure) => trace::driver_refused(&failure.while_doing("managed memory stays allocated")),
         }
     }

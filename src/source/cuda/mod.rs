@@ -2,12 +2,14 @@
 //!
 //! `library` has the driver's functions, `failure` its error codes in our words, `device` contexts and questions,
 //! `event` what work on the devices has passed, `pinned` and `managed` the memory as sources for pools. No call is made
-//! in a child of `fork` or while the process ends. Decision 0047 has the reasons.
+//! in a child of `fork` or while the process ends; `inherited` keeps addresses free in the child. Decision 0047 has the
+//! reasons.
 #![allow(unsafe_code, reason = "the only door to the CUDA driver")]
 
 mod device;
 mod event;
 mod failure;
+mod inherited;
 mod library;
 mod managed;
 mod pinned;

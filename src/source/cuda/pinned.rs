@@ -5,7 +5,7 @@
 
 use super::device::CudaDevice;
 use super::failure::Failure;
-use super::{CudaSource, FALLBACKS, note_mapped, note_unmapped};
+use super::{CudaSource, FALLBACKS, inherited, note_mapped, note_unmapped};
 use crate::error::Error;
 use crate::layout;
 use crate::source::{NumaPages, NumaPolicy, Pages, pages};
@@ -142,6 +142,9 @@ impl CudaPinned {
     fn note(&self, start: NonNull<u8>, size_bytes: usize, pinned: Pinned) -> NonNull<u8> {
         let _unattributed = unattributed();
         self.mappings.with(|mappings| mappings.insert(start.addr().get(), pinned));
+        if matches!(pinned, Pinned::Allocated(_)) {
+            inherited::note(start, size_bytes);
+        }
         note_mapped(size_bytes);
         start
     }
@@ -219,9 +222,10 @@ unsafe impl Pages for CudaPinned {
             return;
         }
         note_unmapped(size_bytes);
-        if matches!(pinned, Pinned::Registered) {
+        match pinned {
             // SAFETY: a whole mapping that nobody uses, and that is not registered any more.
-            unsafe { pages::unmap(start, size_bytes) };
+            Pinned::Registered => unsafe { pages::unmap(start, size_bytes) },
+            Pinned::Allocated(_) => inherited::forget(start),
         }
     }
 

@@ -347,8 +347,8 @@ mod tests {
 
     #[test]
     fn a_fork_waits_for_no_thread_that_waits_for_it() {
-        // In a child, which an alarm ends if it hangs: it takes a second, and on a machine that has no time for it half a
-        // minute.
+        // In a child, which an alarm ends if it hangs: it takes a second, and on a machine that has no time for it half
+        // a minute.
         // SAFETY: the child runs only the code below and then ends.
         let pid = unsafe { libc::fork() };
         if pid == 0 {

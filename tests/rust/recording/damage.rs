@@ -223,7 +223,7 @@ fn only_requests_that_were_open_at_a_gap_are_torn() {
         let facts = Plan::new(read, None, false).unwrap().facts();
         assert_eq!(facts.torn, torn.len() as u64);
         let done = replay(&Plan::new(read, None, false).unwrap(), &Choice::named("pool").unwrap()).unwrap();
-        let ended = all_of(&read).filter(|event| matches!(event.what, What::End { .. })).count();
+        let ended = all_of(read).filter(|event| matches!(event.what, What::End { .. })).count();
         assert_eq!(done.compared, (ended - torn.len()) as u64);
     }
 }

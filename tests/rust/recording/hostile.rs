@@ -125,7 +125,7 @@ fn hostile_files_take_no_long_time_and_memory_by_their_length() {
         };
         [first(), vec![begun], events(2, 3 * MANY, all)].concat()
     };
-    let events_of = |read: &Recording| (all_of(&read).count() + read.skipped()) as u64;
+    let events_of = |read: &Recording| (all_of(read).count() + read.skipped()) as u64;
     let (read, times) = read_all(&folder, "refusals", &of_one(&|_| (4, numbers(&[1]))));
     assert!(times <= 0.1 && events_of(&read) == 3 * MANY + 1, "{times}");
     let (read, _) = read_all(&folder, "blocks", &of_one(&|at| (1, [vec![Told::Block(at)], numbers(&[1, 0])].concat())));

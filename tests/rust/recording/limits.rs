@@ -35,7 +35,7 @@ fn a_file_stays_below_its_limit_and_keeps_the_newest() {
 }
 
 fn begun(recording: &Recording) -> u64 {
-    all_of(&recording).filter(|event| matches!(event.what, What::Begin { .. })).count() as u64
+    all_of(recording).filter(|event| matches!(event.what, What::Begin { .. })).count() as u64
 }
 
 /// Of several recordings of one process, each begins with the number that the one before it came to.

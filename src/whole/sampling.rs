@@ -1,6 +1,7 @@
 //! Which small blocks are samples, and what one of them stands for.
 
 use super::shared::{Kind, Thread};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Blocks of so many bytes and more are charged each.
 pub(super) const EXACT_FROM: usize = 1024;
@@ -15,7 +16,7 @@ impl Thread {
     /// the program's pattern.
     fn draw(&mut self) -> i64 {
         if self.random == 0 {
-            self.random = std::ptr::from_ref(self).addr() as u64 ^ 0x9E37_79B9_7F4A_7C15;
+            self.random = fresh_state(std::ptr::from_ref(self).addr());
         }
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -24,13 +25,13 @@ impl Thread {
         (-ln(uniform) * SAMPLE) as i64
     }
 
-    /// Takes what was counted down off the sample's distance; whether a sample is due. `remembers`: the binding does.
+    /// Takes what was counted down off the sample's distance, the block that this look is for included; whether a
+    /// sample is due. `remembers`: the binding does.
     pub(super) fn settle(&mut self, remembers: bool) -> bool {
         if self.granted == 0 {
             self.sample_left = self.draw(); // this thread's first look
-        } else {
-            self.sample_left -= self.granted - self.left;
         }
+        self.sample_left -= self.granted - self.left;
         let is_due = self.sample_left < 0;
         if is_due {
             self.sample_left = self.draw();
@@ -52,6 +53,18 @@ impl Thread {
     pub(crate) fn replace_left(&mut self, left: i64) -> i64 {
         std::mem::replace(&mut self.left, left)
     }
+}
+
+/// Where a thread's random numbers begin: elsewhere for each thread that ever was, also where the next one has the
+/// address of one that has ended. Else short threads all have their samples at the same places, or none.
+fn fresh_state(address: usize) -> u64 {
+    static THREADS: AtomicU64 = AtomicU64::new(0);
+    let number = THREADS.fetch_add(1, Ordering::Relaxed);
+    // SplitMix64's steps, which spread what tells numbers apart over all bits.
+    let mut state = (address as u64).wrapping_add(number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (state ^ (state >> 31)).max(1)
 }
 
 /// What pymalloc or glibc takes for a small block.
@@ -94,7 +107,15 @@ fn ln(number: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{EXACT_FROM, SAMPLE, chance, ln};
+    use super::{EXACT_FROM, SAMPLE, chance, fresh_state, ln};
+
+    #[test]
+    fn threads_at_one_address_have_numbers_of_their_own() {
+        let states: Vec<u64> = (0..10_000).map(|_| fresh_state(0x7F00_1234_5680)).collect();
+        let mean = states.iter().map(|&state| state as f64 / 2_f64.powi(64)).sum::<f64>() / states.len() as f64;
+        assert!((mean - 0.5).abs() < 0.02, "{mean}"); // a deviation is 0.003
+        assert!(states.windows(2).all(|pair| pair[0] != pair[1]));
+    }
 
     #[test]
     fn what_is_computed_by_series_is_what_the_library_computes() {

@@ -403,3 +403,25 @@ def test_sites_have_the_line_of_python_that_made_them(script, tmp_path):
     assert large.keys() == expected.keys(), (large, expected)
     for key, size in expected.items():
         assert size <= large[key] <= size + (60 << 10), (key, size, large[key])
+
+
+def test_threads_that_end_soon_are_sampled_as_a_long_one_is():
+    check("""
+        import threading
+        def once(work, *arguments):
+            thread = threading.Thread(target=ctxalloc.wrap(work), args=arguments)
+            thread.start()
+            thread.join()
+        kept, warm, count = [], [None] * 60, 1500
+        def work():
+            mine = warm.copy()
+            for n in range(60):
+                mine[n] = (n + 1_000_000,)  # a tuple of 48 bytes, and an int of 32
+            kept.append(mine)
+        once(len, [])
+        with ctxalloc.request(whole=True) as request:
+            for _ in range(count):
+                once(work)
+        stats, alive = request.stats, count * (60 * 80 + 560)
+        assert abs(stats.live_bytes - alive) < 6 * stats.whole.error_bytes, (stats, alive)
+    """)

@@ -56,20 +56,6 @@ REFUSED = {
         text = b"<a>" + b"<b c='1'>text</b>" * 300_000 + b"</a>"
         work = lambda: etree.fromstring(text)
     """,
-    "pandas": """
-        import pandas
-        text = "a,b,c\\n" + "1,2.5,some text\\n" * 500_000
-        work = lambda: pandas.read_csv(io.StringIO(text)).groupby("c").sum()
-    """,
-    "pandas.file": """
-        import pandas
-        pandas.set_option("mode.max_threads", 1)  # from 5 MB on it is read by threads, which are nobody's
-        path = tempfile.mkdtemp() + "/file.csv"
-        with open(path, "w") as file:
-            file.write("a,b\\n" + "".join(f"{n},some text that is {n}\\n" for n in range(300_000)))
-        assert os.path.getsize(path) > 7_000_000
-        work = lambda: pandas.read_csv(path)
-    """,
     "pyarrow.parquet": """
         import pyarrow, pyarrow.parquet
         path = tempfile.mkdtemp() + "/file"
@@ -116,6 +102,20 @@ REFUSED = {
 }
 
 GRANTED = {
+    "pandas": """
+        import pandas
+        text = "a,b,c\\n" + "1,2.5,some text\\n" * 500_000
+        work = lambda: pandas.read_csv(io.StringIO(text)).groupby("c").sum()
+    """,
+    "pandas.file": """
+        import pandas
+        pandas.set_option("mode.max_threads", 1)  # from 5 MB on it is read by threads, which are nobody's
+        path = tempfile.mkdtemp() + "/file.csv"
+        with open(path, "w") as file:
+            file.write("a,b\\n" + "".join(f"{n},some text that is {n}\\n" for n in range(300_000)))
+        assert os.path.getsize(path) > 7_000_000
+        work = lambda: pandas.read_csv(path)
+    """,
     "pyarrow": """
         import pyarrow, pyarrow.csv
         text = b"a,b,c\\n" + b"1,2.5,some text\\n" * 500_000
@@ -145,9 +145,9 @@ GRANTED = {
 }
 
 # These are refused their large blocks, and get others: those of C++, and small ones.
-PARTLY = {"PIL", "pandas", "pandas.file", "pyarrow.parquet", "sklearn", "cv2", "torch"}
-# HDF5 gets its blocks; the array that it fills is refused.
-EITHER = {"h5py"}
+PARTLY = {"PIL", "pyarrow.parquet", "sklearn", "cv2", "torch"}
+# HDF5 and pandas get their blocks; the arrays that they fill are refused.
+EITHER = {"h5py", "pandas", "pandas.file"}
 # Errors of their own, where a request was refused. That of lxml has no BudgetExceeded behind it.
 OWN_ERRORS = {
     "pandas": "ParserError",

@@ -2,7 +2,7 @@
 
 use super::above::{above_request, as_set, reach};
 use super::cover::covers_of;
-use super::lending::{recall_for_others, with_exact};
+use super::lending::{recall, with_exact};
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::tabs::Tabs;
@@ -143,7 +143,7 @@ impl Chain {
         if !is_late && has_room() {
             return None;
         }
-        if recall_for_others(self.accounts()) && !is_late && has_room() {
+        if recall(self.accounts()) && !is_late && has_room() {
             return None;
         }
         self.refusing_overdraft(bytes, size_bytes, is_late)

@@ -12,6 +12,9 @@ use std::sync::{Arc, Weak};
 /// For how many charges a request does not ask again where nobody had anything to lend.
 const AGAIN: u32 = 16;
 
+/// What it borrows at least, if there is so much, beyond what it had in use at its own peak.
+const STEP: usize = 16 << 10;
+
 /// For the account of a request.
 impl Account {
     /// Whether accounts above may have loans of it.
@@ -135,8 +138,11 @@ impl Chain {
         let is_fit = !own.has_ended() && !own.is_wanted();
         let bytes = if is_fit { lenders.iter().map(|account| account.lendable_bytes()).min() } else { None };
         let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return own.credit.wait.store(AGAIN, RELAXED) };
+        let live = borrower.live_bytes.load(RELAXED);
+        // As much as it needed before: the rest is for others.
+        let bytes = bytes.min(borrower.peak_bytes().saturating_sub(live).max(STEP));
         lenders.iter().for_each(|account| account.lend(borrower, bytes));
-        borrower.ceiling.store(borrower.live_bytes.load(RELAXED) + bytes, RELAXED);
+        borrower.ceiling.store(live + bytes, RELAXED);
         borrower.credit.borrows.store(true, RELAXED);
     }
 }

@@ -19,25 +19,10 @@ use std::sync::atomic::Ordering;
 const MIN_LOAN: usize = 1024;
 const MAX_LOAN: usize = 1 << 20;
 
-/// How often it lends nothing to those who ask after it had to call loans in because others needed the bytes. A request
-/// asks every [`AGAIN`](super::credit) charges.
-const REST: usize = 2;
-
-/// For how many of those who ask after that it keeps half of what it has for others. While no others need anything, one
-/// gets all of it.
-const HALVES: usize = 64;
-
 /// Calls in what these accounts have lent: afterwards their numbers are what they say. Whether there was anything.
 /// Under the locks of these accounts.
 pub(super) fn recall(accounts: &[Arc<Account>]) -> bool {
     recall_each(accounts.iter().map(|account| &**account))
-}
-
-/// The same where others need the bytes.
-#[cold]
-pub(super) fn recall_for_others(accounts: &[Arc<Account>]) -> bool {
-    accounts.iter().for_each(|account| account.rest_from_lending());
-    recall(accounts)
 }
 
 /// Runs `work` under the locks of these accounts, none of which has lent anything then.
@@ -94,14 +79,6 @@ impl Account {
     /// [`recall`] of this one.
     pub(super) fn call_in(&self) -> bool {
         recall_each(std::iter::once(self))
-    }
-
-    /// If it lends, it does not again for a while.
-    fn rest_from_lending(&self) {
-        if self.lends() {
-            self.lending.rest.store(REST, RELAXED);
-            self.lending.halves.store(HALVES, RELAXED);
-        }
     }
 
     fn counted(&self) -> Counted {
@@ -201,11 +178,6 @@ impl Account {
 
     /// How many bytes it can lend to a request to which it lends nothing.
     pub(super) fn lendable_bytes(&self) -> usize {
-        let rest = self.lending.rest.load(RELAXED);
-        if rest > 0 {
-            self.lending.rest.store(rest - 1, RELAXED);
-            return 0;
-        }
         if self.lending.room.load(RELAXED) == 0 || self.is_wanted() || self.floor_bytes.load(RELAXED) > 0 {
             return 0;
         }
@@ -215,9 +187,7 @@ impl Account {
         let in_use = self.live_bytes.load(RELAXED) + self.lent_bytes();
         let below_peak = self.peak_bytes().saturating_sub(in_use);
         let below_limit = self.enforced_bytes.load(RELAXED).saturating_sub(in_use.saturating_add(self.pending_bytes()));
-        let halves = self.lending.halves.load(RELAXED);
-        self.lending.halves.store(halves.saturating_sub(1), RELAXED);
-        let bytes = below_peak.min(below_limit) / if halves > 0 { 2 } else { 1 };
+        let bytes = below_peak.min(below_limit);
         if bytes < MIN_LOAN { 0 } else { bytes.min(MAX_LOAN) }
     }
 
@@ -246,7 +216,6 @@ impl Account {
     #[inline]
     pub(super) fn call_in_for_growth(&self, bytes: usize) {
         if self.lends() && self.has_lent_too_much_for(bytes) {
-            self.rest_from_lending();
             self.call_in();
         }
     }

@@ -40,10 +40,6 @@ pub(super) struct Lending<B> {
     pub(super) bytes: AtomicUsize,
     /// How many there are.
     pub(super) count: AtomicUsize,
-    /// How often more it lends nothing to those who ask.
-    pub(super) rest: AtomicUsize,
-    /// For how many more of them it keeps half for others.
-    pub(super) halves: AtomicUsize,
     /// How many there is room for. Most accounts never lend.
     pub(super) room: AtomicUsize,
     loans: UnsafeCell<Vec<Loan<B>>>,
@@ -61,8 +57,6 @@ impl<B> Lending<B> {
         Self {
             bytes: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
-            rest: AtomicUsize::new(0),
-            halves: AtomicUsize::new(0),
             room: AtomicUsize::new(0),
             loans: UnsafeCell::new(Vec::new()),
         }

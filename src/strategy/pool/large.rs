@@ -169,9 +169,10 @@ impl Large {
 
     fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let (block, run, dirty, is_fit) = self.store.with(|store| {
-            if let Some(Recent { block, run, .. }) = store.take_recent(pages) {
+            // Where it need not be zero, `allocate` has looked.
+            if zeroed && let Some(Recent { block, run, .. }) = store.take_recent(pages) {
                 store.lend(run);
-                return Some((block, run, if zeroed { vec![run] } else { Vec::new() }, true));
+                return Some((block, run, vec![run], true));
             }
             let run = store.take(source, pages)?;
             let block = store.extents.place(run);

@@ -1,35 +1,47 @@
 //! What becomes of a whole request that was given a block beyond a limit: BudgetExceeded at its next step.
 //!
-//! In Python code that runs on this thread the exception is set asynchronously (`PyThreadState_SetAsyncExc`): the call
-//! of native code that took the block raises it as it returns. CPython may raise it later than that (cpython#139622),
-//! and then it must not meet other code. So it is set only under a [`Guard`], which whoever runs the request's code on
-//! this thread holds meanwhile, and which takes back what was not raised. Where there is none, the step that comes next
-//! asks [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
+//! On the main thread CPython is given a pending call, which it makes between two instructions: that raises if the
+//! request is selected and its own code runs, and not asyncio's. On another thread the exception is set asynchronously
+//! (`PyThreadState_SetAsyncExc`): the call of native code that took the block raises it as it returns. CPython may
+//! raise it later than that (cpython#139622), and then it must not meet other code. So there it is set only under a
+//! [`Guard`], which whoever runs the request's code on this thread holds meanwhile, and which takes back what was not
+//! raised. Where there is none, the step that comes next asks
+//! [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
+use super::asyncio::is_asyncios_own;
+use super::attached;
 use super::imported::Imported;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
+use super::whole::selected;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
-use crate::whole::{NOT_RAISING, OWED, RAISED, RAISING as IS_RAISING};
+use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING};
 use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
 
 type GetIdent = unsafe extern "C" fn() -> c_ulong;
+type AddPending = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
 type SetAsync = unsafe extern "C" fn(c_ulong, *mut ffi::PyObject) -> c_int;
 
 /// How an exception is set.
 struct Raising {
     ident: GetIdent,
     set: SetAsync,
+    /// Our package's. Its code, and asyncio's, is nobody's own: an exception there would end what it does for others.
+    folder: String,
+    pend: Option<AddPending>,
+    /// CPython's instruction that takes what is to be awaited from a call's result.
+    get_awaitable: u8,
     /// What makes the BudgetExceeded when CPython raises it.
     class: Py<PyAny>,
     python: Loop,
@@ -66,37 +78,131 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() ->
     };
     // SAFETY: `unsigned long f(void)`, and `int f(unsigned long, PyObject *)`.
     let (ident, set) = unsafe { (transmute::<*mut c_void, GetIdent>(ident), transmute::<*mut c_void, SetAsync>(set)) };
+    // SAFETY: `int f(int (*)(void *), void *)`.
+    let pend = symbol(c"Py_AddPendingCall").map(|found| unsafe { transmute::<*mut c_void, AddPending>(found) });
+    let file: String = py.import("ctxalloc")?.getattr("__file__")?.extract()?;
+    let folder = file.trim_end_matches(|character| character != '/').to_owned();
+    let get_awaitable = py.import("opcode")?.getattr("opmap")?.get_item("GET_AWAITABLE")?.extract()?;
     let at = |name: &&CStr| symbol(name).and_then(|at| extent(at).map(|(bytes, _)| (at.addr(), bytes)));
     let locked = LOCKED.iter().filter_map(at).collect();
-    RAISING.get_or_make(|| Raising { ident, set, class, python, is_attached, locked });
+    RAISING.get_or_make(|| Raising { ident, set, folder, pend, get_awaitable, class, python, is_attached, locked });
     Ok(())
 }
 
-/// This thread was given a block beyond a limit of this request's. Called in the middle of an allocation.
-pub(super) fn overdrawn(thread: &mut Thread, payer: Payer) {
+/// Whether this is the thread that makes pending calls.
+fn is_main_thread() -> bool {
+    // SAFETY: two numbers of the system. A child of `fork` has one thread, which Python makes its main one.
+    unsafe { libc::gettid() == libc::getpid() }
+}
+
+/// By what Python is made to call [`tell`] on this thread.
+fn pending_calls(raising: &Raising) -> Option<AddPending> {
+    raising.pend.filter(|_| is_main_thread())
+}
+
+/// Whether the request which is selected by this handler is told as soon as its code on this thread goes on.
+pub(super) fn tells_soon(thread: &Thread, handler: Handler) -> bool {
+    let Some(raising) = RAISING.get() else { return false };
+    let is_guarded = || handler_of(thread.guard).is_some_and(|guarded| payer_of(guarded) == payer_of(handler));
+    pending_calls(raising).is_some() || is_guarded()
+}
+
+/// This thread was given a block beyond a limit of this request's: a small object, or another one. Called in the middle
+/// of an allocation.
+pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
+    let Some(raising) = RAISING.get() else { return };
+    if thread.raising == NOTED && !is_small {
+        thread.raising = IS_RAISING;
+        return;
+    }
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
     let is_idle = matches!(thread.raising, NOT_RAISING | RAISED);
-    if RAISING.get().is_some() && is_idle && pays_for(thread.guard) && pays_for(thread.account) {
-        thread.raising = OWED;
-        raise(thread);
+    if is_idle && pays_for(thread.account) && (pending_calls(raising).is_some() || pays_for(thread.guard)) {
+        set(raising, thread, if is_small { NOTED } else { IS_RAISING });
     }
 }
 
-/// Sets the exception that this thread owes, if it has the GIL: native code that gave that up takes blocks too. Called
-/// in the middle of an allocation.
+/// Sets the exception that this thread owes.
 pub(super) fn raise(thread: &mut Thread) {
-    let Some(raising) = RAISING.get() else { return };
-    if thread.raising != OWED || thread.guard == 0 || !(raising.is_attached)() {
+    if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED) {
+        set(raising, thread, IS_RAISING);
+    }
+}
+
+impl Raising {
+    /// Whether the code that runs on this thread may end here with an exception. What leaves a block must not, nor what
+    /// was called and is about to be awaited: nobody would wait for the tasks of a group.
+    fn may_break_off(&self, py: Python<'_>) -> PyResult<bool> {
+        const LEAVING: [&str; 3] = ["__exit__", "__aexit__", "__del__"];
+        let frame = GET_FRAME.get(py)?.call0()?;
+        let code = frame.getattr(intern!(py, "f_code"))?;
+        let file: String = code.getattr(intern!(py, "co_filename"))?.extract()?;
+        let name: String = code.getattr(intern!(py, "co_name"))?.extract()?;
+        if file.starts_with(&self.folder) || LEAVING.contains(&&*name) || is_asyncios_own(py, |_| true) {
+            return Ok(false);
+        }
+        let at: usize = frame.getattr(intern!(py, "f_lasti"))?.extract().unwrap_or(0);
+        let instructions = code.getattr(intern!(py, "co_code"))?;
+        // Two bytes each, the first one its kind; 0 is room for a cache, which belongs to the one before.
+        let next = instructions.cast::<PyBytes>()?.as_bytes().chunks(2).skip(at / 2 + 1).find(|one| one[0] != 0);
+        Ok(next.is_none_or(|one| one[0] != self.get_awaitable))
+    }
+}
+
+static GET_FRAME: Imported = Imported::new("sys", "_getframe");
+
+/// Sees to it that the exception is raised, if that can be done now; else it is owed. Called in the middle of an
+/// allocation.
+fn set(raising: &Raising, thread: &mut Thread, state: u32) {
+    thread.raising = OWED;
+    if let Some(pend) = pending_calls(raising) {
+        // SAFETY: any thread may call it, with the GIL or without; it allocates nothing.
+        if unsafe { pend(tell, null_mut()) } == 0 {
+            thread.raising = state;
+        }
         return;
     }
-    if !is_called_outside_of(raising.python, &raising.locked) {
+    // Native code that gave the GIL up takes blocks too.
+    if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
         return;
     }
-    thread.raising = IS_RAISING;
+    thread.raising = state;
     // SAFETY: this thread has the GIL, and is in no function of CPython's that holds the lock of the thread states. The
     // class lives as long as the process. What was set before is a class too, of which there are other references.
     unsafe { (raising.set)((raising.ident)(), raising.class.as_ptr()) };
+}
+
+/// Called by Python between two instructions of whatever code runs on the main thread. It raises if that is the
+/// request's own.
+extern "C" fn tell(_: *mut c_void) -> c_int {
+    if attached::here().is_none() {
+        return 0;
+    }
+    Python::try_attach(told).unwrap_or(0)
+}
+
+fn told(py: Python<'_>) -> c_int {
+    let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING)).unwrap_or(false);
+    let Some(raising) = RAISING.get().filter(|_| is_noted) else { return 0 };
+    let become_ = |state| own(|thread| thread.raising = state);
+    let payer = own(selected).flatten().and_then(payer_of).and_then(RequestHandle::from_handler);
+    let Some(request) = payer.filter(|request| request.seen().is_untold()) else {
+        become_(NOT_RAISING); // others run, or somebody told it; its end tells too
+        return 0;
+    };
+    become_(IS_RAISING); // what is made from here on is not refused
+    if !raising.may_break_off(py).unwrap_or(false) {
+        become_(OWED);
+        return 0;
+    }
+    let Some(error) = request.seen().overdraft(false) else {
+        become_(NOT_RAISING);
+        return 0;
+    };
+    PyErr::from(error).restore(py);
+    become_(RAISED);
+    -1
 }
 
 /// This thread's own struct.
@@ -136,8 +242,10 @@ impl Guard {
                 return;
             }
             thread.guard = self.before;
-            if std::mem::replace(&mut thread.raising, NOT_RAISING) == IS_RAISING
+            let state = std::mem::replace(&mut thread.raising, NOT_RAISING);
+            if matches!(state, NOTED | IS_RAISING)
                 && let Some(raising) = RAISING.get()
+                && pending_calls(raising).is_none()
             {
                 // SAFETY: this thread has the GIL, as the argument shows, and is called by Python code.
                 unsafe { (raising.set)((raising.ident)(), null_mut()) };
@@ -151,7 +259,6 @@ impl Guard {
 fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
     /// `CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR`.
     const SUSPENDS: u32 = 0x20 | 0x80 | 0x200;
-    static GET_FRAME: Imported = Imported::new("sys", "_getframe");
     static MODULES: Imported = Imported::new("sys", "modules");
     let mut frame = GET_FRAME.get(py)?.call0()?;
     while !frame.is_none() {
@@ -172,7 +279,7 @@ fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
 #[pyo3(name = "_whole_overdraft")]
 pub(super) fn overdraft(py: Python<'_>) -> Py<PyAny> {
     let guard = own(|thread| {
-        thread.raising = RAISED;
+        thread.raising = IS_RAISING;
         thread.guard
     });
     // A request inside that counts its arrays only is not the one whose limit it was.
@@ -181,5 +288,7 @@ pub(super) fn overdraft(py: Python<'_>) -> Py<PyAny> {
         Some(error) => PyErr::from(error),
         None => PyMemoryError::new_err("native code was given memory beyond the request's limit"),
     };
-    error.into_value(py).into_any()
+    let error = error.into_value(py).into_any();
+    own(|thread| thread.raising = RAISED);
+    error
 }

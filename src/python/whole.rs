@@ -246,8 +246,9 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
         eval_loop(py)?.map(|python| python.with_allocator(domains.as_ref().map_or([null_mut(); 6], Domains::makers)));
     overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
-    let (overdrawn, owes) = (overdraft::overdrawn, overdraft::raise);
-    attach(&preloaded.library, Binding { selected, overdrawn, owes, remembers, python, loses_work, profile })?;
+    let (overdrawn, tells_soon, owes) = (overdraft::overdrawn, overdraft::tells_soon, overdraft::raise);
+    let binding = Binding { selected, overdrawn, tells_soon, owes, remembers, python, loses_work, profile };
+    attach(&preloaded.library, binding)?;
     if let Some(domains) = domains {
         domains.hook(py, &preloaded.library);
     }
@@ -288,7 +289,7 @@ fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
 }
 
 /// The request that is selected on this thread: its handler.
-fn selected(thread: &mut Thread) -> Option<Handler> {
+pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
     let asked = ASKED.get()?;
     if exit::is_closed() {
         return None;

@@ -6,10 +6,10 @@ use super::place::{Places, Record};
 use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{DONE, Kind, OWED, PASS, REFUSED, Slow, Thread};
+use super::shared::{DONE, Kind, NOT_RAISING, NOTED, OWED, PASS, REFUSED, Slow, Thread, handler_of};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Beyond, Charged, Payer, charge, is_refused};
+use crate::handler::requests::{Beyond, Charged, Payer, charge, is_refused, tell_by_null};
 use crate::strategy::account::{Force, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
@@ -22,8 +22,12 @@ pub(crate) struct Binding {
     /// The handler of the request that is selected on this thread. It allocates nothing, waits for nobody, and runs no
     /// code of the user's.
     pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
-    /// Called when this thread was given a block beyond a limit of this request's. As `selected`.
-    pub(crate) overdrawn: fn(&mut Thread, Payer),
+    /// Called when this thread was given a block beyond a limit of this request's: a small object, or any other block.
+    /// As `selected`.
+    pub(crate) overdrawn: fn(&mut Thread, Payer, bool),
+    /// Whether the request that is selected on this thread, by this handler, is told of such an object in its own code,
+    /// as soon as that goes on. As `selected`.
+    pub(crate) tells_soon: fn(&Thread, Handler) -> bool,
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
     pub(crate) owes: fn(&mut Thread),
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
@@ -233,7 +237,7 @@ impl Decider {
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
         if !range::may_be_had(size_bytes) {
             // Nobody makes it. It is in no number: a peak would have it for ever.
-            let is_refused = selected.is_some_and(|handler| is_refused(handler, bytes)) && answer() == Answer::Refuse;
+            let is_refused = selected.is_some_and(|handler| is_refused(handler, bytes)) && answer().refuses();
             return if is_refused { (REFUSED, null_mut()) } else { PASSED };
         }
         let Some(handler) = selected else {
@@ -243,19 +247,31 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
         let mut charged = charge(handler, weight, beyond);
+        let is_small_object = is_small && weight.is_object;
         if matches!(charged, Charged::Refused) {
-            match answer() {
-                Answer::Refuse => return (REFUSED, null_mut()),
-                Answer::Grant => {}
+            let beyond = match answer() {
+                // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
+                Answer::RefusePython if is_small_object && (self.binding.tells_soon)(thread.0, handler) => {
+                    Beyond::ToldInReserve
+                }
+                Answer::Refuse | Answer::RefusePython => return told_by_null(thread.0),
+                Answer::Grant => Beyond::Told,
                 Answer::Pass => {
                     nobodys::add(bytes, self.binding.python);
                     return PASSED;
                 }
+            };
+            charged = charge(handler, weight, beyond);
+            match charged {
+                Charged::To(payer) => self.overdrawn(thread.0, payer, is_small_object),
+                Charged::Refused => return told_by_null(thread.0),
+                Charged::Nobody => {}
             }
-            charged = charge(handler, weight, Beyond::Told);
-            if let Charged::To(payer) = charged {
-                self.overdrawn(thread.0, payer);
-            }
+        } else if let Charged::To(payer) = charged
+            && is_small_object
+            && payer.is_untold()
+        {
+            self.overdrawn(thread.0, payer, true);
         }
         let Charged::To(payer) = charged else {
             nobodys::add(bytes, self.binding.python);
@@ -279,8 +295,8 @@ impl Decider {
         }
     }
 
-    fn overdrawn(&self, thread: &mut Thread, payer: Payer) {
-        (self.binding.overdrawn)(thread, payer);
+    fn overdrawn(&self, thread: &mut Thread, payer: Payer, is_small: bool) {
+        (self.binding.overdrawn)(thread, payer, is_small);
         Self::look_soon_if_owed(thread);
     }
 
@@ -296,7 +312,7 @@ impl Decider {
     fn answer(&self, size_bytes: usize, is_object: bool) -> Answer {
         let Some(python) = self.binding.python else { return Answer::Grant };
         match walk::answer_to_callers(python, size_bytes, is_object) {
-            Answer::Refuse if (self.binding.loses_work)() => Answer::Grant,
+            Answer::Refuse | Answer::RefusePython if (self.binding.loses_work)() => Answer::Grant,
             answer => answer,
         }
     }
@@ -381,12 +397,12 @@ impl Decider {
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         // SAFETY: the block is charged with `before`.
         if !unsafe { payer.reweigh(before, after, None) } {
-            if answer() == Answer::Refuse {
-                return (REFUSED, null_mut());
+            if answer().refuses() {
+                return told_by_null(thread.0);
             }
             // SAFETY: the block is charged with `before`.
             unsafe { payer.reweigh(before, after, Some(Force::Grant)) };
-            self.overdrawn(thread.0, payer);
+            self.overdrawn(thread.0, payer, false);
         }
         let record = Record::new(payer, size_bytes, after, drawn_bytes);
         // SAFETY: the block is live and of this kind.
@@ -464,6 +480,15 @@ unsafe extern "C" fn usable(block: *mut c_void) -> usize {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return 0 };
     // SAFETY: this function's contract.
     unsafe { decider.places.record(block) }.size_bytes
+}
+
+/// The refusal of a block. Nothing is to come after it for what the request was given before.
+fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
+    if thread.raising == NOTED {
+        thread.raising = NOT_RAISING;
+        handler_of(thread.account).map(tell_by_null);
+    }
+    (REFUSED, null_mut())
 }
 
 /// Ends the process, as glibc does where a program misuses `free`.

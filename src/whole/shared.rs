@@ -37,7 +37,7 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// [`NOT_RAISING`], [`RAISING`], [`OWED`] or [`RAISED`].
+    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`] or [`NOTED`].
     pub(crate) raising: u32,
     /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
     /// that is set for it comes after its end; 0: there is none.
@@ -93,6 +93,8 @@ pub(crate) const RAISING: u32 = 1;
 pub(crate) const OWED: u32 = 2;
 /// It was made, and its traceback perhaps not yet.
 pub(crate) const RAISED: u32 = 3;
+/// As [`RAISING`], for a small object: until it is made, limits hold as ever, since what runs may be a long call.
+pub(crate) const NOTED: u32 = 4;
 
 /// A handler as [`Thread`] keeps it.
 pub(crate) fn word_of(handler: Handler) -> u64 {

@@ -22,8 +22,9 @@ const PACKAGES: &[(&str, usize)] = &[
     ("torch", 64 << 10),
 ];
 /// The same of libraries that belong to no package, by the beginnings of their files' names.
-const FILES: &[&str] =
-    &["libctxalloc_whole", "libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so", "libbz2.so", "libffi.so"];
+const FILES: &[&str] = &["libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so", "libbz2.so", "libffi.so"];
+/// The preloaded library's file.
+const OWN: &[u8] = b"libctxalloc_whole";
 
 /// A module of the standard library that is none: what steps asyncio's tasks would lose a task whose next step it
 /// cannot note, and a waiter that it cannot wake.
@@ -38,7 +39,7 @@ fn survives(path: &[u8], size_bytes: usize) -> bool {
     if file.starts_with(ASYNCIO) {
         return false;
     }
-    if starts(FILES) || folder == b"lib-dynload" {
+    if starts(FILES) || file.starts_with(OWN) || folder == b"lib-dynload" {
         return true;
     }
     // From the end: the part before that of the packages' folder is the package.
@@ -52,6 +53,10 @@ fn survives(path: &[u8], size_bytes: usize) -> bool {
         package = Some(part);
     }
     false
+}
+
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
 /// Frames that are looked at.
@@ -78,6 +83,7 @@ struct Walk {
     size_bytes: usize,
     frames: u32,
     survive: bool,
+    has_library: bool,
     is_allocators: bool,
     reached_python: bool,
 }
@@ -225,6 +231,7 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
             return GO_ON;
         }
     }
+    walk.has_library |= !file_name(name).starts_with(OWN);
     if !survives(name, walk.size_bytes) {
         walk.survive = false;
         return STOP;
@@ -276,7 +283,7 @@ extern "C" fn find_reader(context: *mut c_void, reader: *mut c_void) -> c_int {
         (&mut *reader.cast::<Reader>(), if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] })
     };
     reader.frames += 1;
-    reader.found = path.rsplit(|&byte| byte == b'/').next().is_some_and(|file| file.starts_with(ARROWS_SURVIVOR));
+    reader.found = file_name(path).starts_with(ARROWS_SURVIVOR);
     if reader.found || reader.frames > MAX_FRAMES { STOP } else { GO_ON }
 }
 
@@ -293,6 +300,8 @@ pub(super) fn is_called_by_a_reader() -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     Refuse,
+    /// The same, and Python itself has asked: no library is between.
+    RefusePython,
     /// The caller gets it, and the request is told.
     Grant,
     /// The caller gets it, and it is nobody's.
@@ -302,6 +311,10 @@ pub(super) enum Answer {
 impl Answer {
     pub(super) fn refuse_if(survives: bool) -> Self {
         if survives { Self::Refuse } else { Self::Grant }
+    }
+
+    pub(super) fn refuses(self) -> bool {
+        matches!(self, Self::Refuse | Self::RefusePython)
     }
 }
 
@@ -321,6 +334,7 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
         size_bytes,
         frames: 0,
         survive: true,
+        has_library: false,
         is_allocators: false,
         reached_python: false,
     };
@@ -329,7 +343,10 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
     if walk.is_allocators {
         return Answer::Pass;
     }
-    Answer::refuse_if(walk.survive && walk.reached_python)
+    match Answer::refuse_if(walk.survive && walk.reached_python) {
+        Answer::Refuse if !walk.has_library => Answer::RefusePython,
+        answer => answer,
+    }
 }
 
 /// The library that a thread belongs to.
@@ -347,7 +364,7 @@ impl Library {
         // SAFETY: `outermost` had it from glibc: the name of a library that is loaded, since a thread runs in it; it
         // ends with NUL.
         let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
-        path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+        file_name(path)
     }
 }
 

@@ -40,8 +40,8 @@ def test_a_library_that_survives_is_held_to_the_limit(name):
         pytest.skip(f"{name} is not installed here")
     check(
         textwrap.dedent(GREEDY[name])
-        + textwrap.dedent("""
-        request, kept = ctxalloc.request(whole=True, limit_bytes=12 * MiB), None
+        + textwrap.dedent(f"""
+        name, request, kept = {name!r}, ctxalloc.request(whole=True, limit_bytes=12 * MiB), None
         try:
             with request:
                 kept = work()
@@ -50,7 +50,8 @@ def test_a_library_that_survives_is_held_to_the_limit(name):
         else:
             raise AssertionError(request.stats)
         assert request.stats.peak_bytes <= 13 * MiB, request.stats
-        assert request.stats.whole.granted == 0
+        # One small object, where Python itself asks for them.
+        assert request.stats.whole.granted <= (name in {{'list', 'dict', 're'}}), request.stats
         base = kept = None
         gc.collect()
         assert request.stats.live_bytes < 300 * KiB, request.stats
@@ -133,3 +134,36 @@ def test_a_service_answers_413_and_serves_the_next(tmp_path):
         assert answers[::2] == [(200, "True")] * 3, answers
         assert all(status in (413, 429, 503) for status, _ in answers[1::2]), answers
     """)
+
+
+@needs_library
+def test_cpythons_own_loop_gets_its_small_objects():
+    """It ended the process where a function's block was NULL (CPython 3.13)."""
+    check(
+        """
+    def makes(held, number):
+        def inside(value=number, *, other=number): return held, value
+        async def later(): return inside
+        class Made:
+            def __init__(self): self.value = inside
+        held += [inside, lambda: number, Made(), (n for n in held), Made().__init__, {"a": number}, f"{number} of"]
+        later().close()
+    def blocks(number):
+        held = []
+        with ctxalloc.request(whole=True, limit_bytes=MiB + number, root=True):
+            while True:
+                makes(held, number)
+    async def tasks(number):
+        held = []
+        async with ctxalloc.request(whole=True, limit_bytes=MiB + number, root=True):
+            while True:
+                makes(held, number)
+                await asyncio.sleep(0)
+    for number in range(40):
+        for work in blocks, lambda number: asyncio.run(tasks(number)):
+            try:
+                work(number)
+            except MemoryError as error:
+                assert type(error) is ctxalloc.BudgetExceeded, repr(error)
+    """
+    )

@@ -141,7 +141,10 @@ def test_a_service_that_answers_after_an_overdraft_answers_413():
         elif scope["path"] == "/task":
             async def child():
                 orjson.loads(text)
-            await asyncio.gather(child(), return_exceptions=True)
+            found = await asyncio.gather(child(), return_exceptions=True)
+            assert type(found[0]) is ctxalloc.BudgetExceeded, found
+            seen.append("in the child")
+            raise found[0]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"fine"})
     terms = ctxalloc.request(whole=True, limit_bytes=12 * MiB)
@@ -155,6 +158,39 @@ def test_a_service_that_answers_after_an_overdraft_answers_413():
                 answer = await client.get("/fine")
                 assert answer.status_code == 200, answer.status_code
     asyncio.run(main())
-    assert seen == ["at once"] * 2, seen
+    assert seen == ["at once", "in the child", "at once"], seen
+    """
+    )
+
+
+@needs_library
+def test_a_coroutine_of_the_main_thread_is_told_at_once():
+    """Also where its block began outside of it, and the loop's own code is the request's, which goes on."""
+    check(
+        GREEDY
+        + """
+    seen = []
+    async def greedy():
+        async with ctxalloc.request(whole=True, limit_bytes=12 * MiB):
+            try:
+                orjson.loads(text)
+                seen.append("went on")
+            except ctxalloc.BudgetExceeded:
+                seen.append("told")
+                raise
+    assert type(refused(lambda: asyncio.run(greedy()))) is ctxalloc.BudgetExceeded
+    async def part(number):
+        await asyncio.sleep(0)
+        if number == 3:
+            orjson.loads(text)
+        return number
+    async def main():
+        found = await asyncio.gather(*[part(number) for number in range(6)], return_exceptions=True)
+        assert [type(one).__name__ for one in found] == ["int"] * 3 + ["BudgetExceeded"] + ["int"] * 2, found
+        seen.append("gathered")
+    for _ in range(20):
+        with ctxalloc.request(whole=True, limit_bytes=12 * MiB):
+            asyncio.run(main())
+    assert seen == ["told"] + ["gathered"] * 20, seen
     """
     )

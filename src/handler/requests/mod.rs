@@ -48,7 +48,9 @@ pub(crate) use state::record_bytes;
 #[cfg(ctxalloc_whole)]
 pub(crate) use ticket::{Tickets, give_tickets};
 #[cfg(ctxalloc_whole)]
-pub(crate) use whole::{Beyond, Charged, Payer, charge, handler_at, is_live, is_refused, payer_of, ticket_of};
+pub(crate) use whole::{
+    Beyond, Charged, Payer, charge, handler_at, is_live, is_refused, payer_of, tell_by_null, ticket_of,
+};
 
 use super::heap::Record;
 use super::held::Held;

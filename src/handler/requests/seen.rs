@@ -116,6 +116,13 @@ impl Seen {
         self.chain.overdraft(again && self.chain.is_overdrawn())
     }
 
+    /// Whether there is one that nobody was told of.
+    #[cfg(ctxalloc_whole)]
+    #[must_use]
+    pub(crate) fn is_untold(&self) -> bool {
+        self.chain.whole.as_ref().is_some_and(|parts| parts.is_untold())
+    }
+
     /// The last one, which is told with this.
     #[cfg(ctxalloc_whole)]
     #[must_use]

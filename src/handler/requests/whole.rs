@@ -75,6 +75,8 @@ pub(crate) enum Beyond {
     Refuse,
     /// It is charged, and the request is told.
     Told,
+    /// The same of a small block, while what small ones may exceed a limit by has room; else it is refused.
+    ToldInReserve,
     /// It is charged.
     Untold,
 }
@@ -85,14 +87,19 @@ pub(crate) fn charge(handler: Handler, weight: Weight, beyond: Beyond) -> Charge
     let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Charged::Nobody };
     let chain = &slot.state().chain;
     let noted = slot.state().memory.noted();
-    let is_in_reserve =
-        || weight.is_sample && chain.refusals_so_far() > 0 && chain.has_reserve_for(weight.bytes, MIN_RESERVE_BYTES);
+    let has_reserve = || chain.has_reserve_for(weight.bytes, MIN_RESERVE_BYTES);
     let take = || {
-        if beyond != Beyond::Refuse || is_in_reserve() {
-            chain.take_whole_anyway(weight, beyond == Beyond::Told, || slot.hold_again());
+        let is_granted = match beyond {
+            Beyond::Refuse => weight.is_sample && chain.refusals_so_far() > 0 && has_reserve(),
+            Beyond::ToldInReserve => has_reserve(),
+            Beyond::Told | Beyond::Untold => true,
+        };
+        if is_granted {
+            let is_told = matches!(beyond, Beyond::Told | Beyond::ToldInReserve);
+            chain.take_whole_anyway(weight, is_told, || slot.hold_again());
             return true;
         }
-        chain.take_whole(weight, || slot.hold_again())
+        beyond == Beyond::Refuse && chain.take_whole(weight, || slot.hold_again())
     };
     let is_taken = match noted {
         None => take(),
@@ -121,6 +128,15 @@ pub(crate) fn is_live(handler: Handler) -> bool {
         let chain = &slot.state().chain;
         !chain.has_ended() || chain.is_inside_of_a_live_one()
     })
+}
+
+/// Whoever pays while this request is selected was refused a block: what it was given beyond the limit before needs no
+/// telling.
+pub(crate) fn tell_by_null(handler: Handler) {
+    let Some(held) = Held::try_on(handler) else { return };
+    if let Some(slot) = Slot::behind(held.handler()).and_then(paying) {
+        slot.state().chain.whole.iter().for_each(|parts| parts.note_told());
+    }
 }
 
 impl Payer {
@@ -159,6 +175,11 @@ impl Payer {
     pub(crate) fn pays_for(self, handler: Handler) -> bool {
         let Some(held) = Held::try_on(handler) else { return false };
         Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| NonNull::from(slot) == self.0)
+    }
+
+    /// Whether its request has not been told of a block that it was given beyond a limit. For a block just charged.
+    pub(crate) fn is_untold(self) -> bool {
+        self.slot().state().chain.whole.as_ref().is_some_and(|parts| parts.is_untold())
     }
 
     /// Whether its request has ended.

@@ -13,4 +13,4 @@ mod losing;
 pub use coroutine::{PythonTask, into_future, into_future_with_locals};
 pub use future::future_into_py;
 #[cfg(ctxalloc_whole)]
-pub(super) use losing::loses_work;
+pub(super) use losing::{is_asyncios_own, loses_work};

@@ -132,6 +132,17 @@ impl Parts {
         self.is_untold.store(true, Relaxed);
     }
 
+    /// Whether nobody was told of the last overdraft. It orders nothing.
+    #[cfg(ctxalloc_whole)]
+    pub(crate) fn is_untold(&self) -> bool {
+        self.is_untold.load(Relaxed)
+    }
+
+    #[cfg(ctxalloc_whole)]
+    pub(crate) fn note_told(&self) {
+        self.is_untold.store(false, Relaxed);
+    }
+
     /// The overdraft that nobody was told of; with `again` the last one in any case. Under the own account's lock.
     pub(super) fn overdraft(&self, again: bool) -> Option<Refused> {
         let is_told = !self.is_untold.swap(false, Relaxed);

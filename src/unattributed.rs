@@ -6,7 +6,7 @@
 //! thread needs it first. The request on that thread would be charged for it for ever.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Whether a [`GlobalScoped`](crate::GlobalScoped) is the program's allocator.
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
@@ -17,12 +17,40 @@ static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 /// Groups of threads whose memory is counted while no request is selected.
 pub(crate) const GROUPS: usize = 64;
 
-/// What each group asked for while no request was selected, since the whole request is counted (`src/whole`).
-pub(crate) static NOBODYS_BYTES: [AtomicU64; GROUPS] = [const { AtomicU64::new(0) }; GROUPS];
+/// The threads of a group count in so many places, each in a cache line of its own: in one they waited for each other.
+const PLACES: usize = 16;
+
+#[repr(align(64))]
+struct Line(AtomicU64);
+
+/// What a group of threads asked for while no request was selected, since the whole request is counted (`src/whole`).
+struct Nobodys {
+    /// How many threads have joined.
+    threads: AtomicU32,
+    bytes: [Line; PLACES],
+}
+
+static NOBODYS: [Nobodys; GROUPS] =
+    [const { Nobodys { threads: AtomicU32::new(0), bytes: [const { Line(AtomicU64::new(0)) }; PLACES] } }; GROUPS];
+
+/// Where this thread counts, which joins a group.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn join_nobodys(group: usize) -> &'static AtomicU64 {
+    let Nobodys { threads, bytes } = &NOBODYS[group];
+    // Release pairs with the Acquire in `nobodys_of`: whoever sees what is added there sees this thread too.
+    &bytes[threads.fetch_add(1, Ordering::Release) as usize % PLACES].0
+}
+
+/// How many bytes a group asked for.
+pub(crate) fn nobodys_of(group: usize) -> u64 {
+    let Nobodys { threads, bytes } = &NOBODYS[group];
+    let used = (threads.load(Ordering::Acquire) as usize).min(PLACES);
+    bytes[..used].iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
+}
 
 /// How many bytes of native memory and Python objects no request was charged, since these are counted.
 pub(crate) fn nobodys_bytes() -> u64 {
-    NOBODYS_BYTES.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    (0..GROUPS).map(nobodys_of).sum()
 }
 
 thread_local! {

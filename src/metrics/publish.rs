@@ -298,7 +298,7 @@ mod tests {
     #[cfg(ctxalloc_whole)]
     #[test]
     fn what_is_nobodys_is_published_by_thread() {
-        crate::unattributed::NOBODYS_BYTES[0].fetch_add(5000, std::sync::atomic::Ordering::Relaxed);
+        crate::unattributed::join_nobodys(0).fetch_add(5000, std::sync::atomic::Ordering::Relaxed);
         let page = rendered();
         let line = "ctxalloc_memory_nobodys_bytes{thread=\"other threads\"} 5000";
         assert!(page.lines().any(|found| found == line), "no line {line:?} in {page}");

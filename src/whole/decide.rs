@@ -486,7 +486,9 @@ unsafe extern "C" fn usable(block: *mut c_void) -> usize {
 fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
     if thread.raising == NOTED {
         thread.raising = NOT_RAISING;
-        handler_of(thread.account).map(tell_by_null);
+        if let Some(handler) = handler_of(thread.account) {
+            tell_by_null(handler);
+        }
     }
     (REFUSED, null_mut())
 }

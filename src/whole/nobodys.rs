@@ -5,7 +5,7 @@
 
 use super::walk::{Python, outermost};
 use crate::sync::Made;
-use crate::unattributed::{GROUPS, NOBODYS_BYTES};
+use crate::unattributed::{GROUPS, join_nobodys, nobodys_of};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -30,8 +30,8 @@ static ALL: [Group; GROUPS] =
 const OTHER: &str = "other threads";
 
 thread_local! {
-    /// This thread's group, and one more; 0 before it has asked. Without a destructor: threads allocate to their end.
-    static OWN: Cell<u8> = const { Cell::new(0) };
+    /// Where this thread counts; `None` before it has asked. Without a destructor: threads allocate to their end.
+    static OWN: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
 }
 
 /// What the system calls the thread that began it, and so every thread that nobody gave a name.
@@ -53,16 +53,14 @@ pub(super) fn begin() {
 
 /// This thread asked for so many bytes while no request was selected on it. Without a lock.
 pub(super) fn add(bytes: usize, python: Option<Python>) {
-    let own = OWN.get();
-    let at = if own > 0 { usize::from(own) - 1 } else { find_own(python) };
-    NOBODYS_BYTES[at].fetch_add(bytes as u64, Ordering::Relaxed);
+    OWN.get().unwrap_or_else(|| find_own(python)).fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 #[cold]
-fn find_own(python: Option<Python>) -> usize {
-    let at = name_of_own(python).map_or(0, |name| find(&name));
-    OWN.set(at as u8 + 1);
-    at
+fn find_own(python: Option<Python>) -> &'static AtomicU64 {
+    let own = join_nobodys(name_of_own(python).map_or(0, |name| find(&name)));
+    OWN.set(Some(own));
+    own
 }
 
 /// A name that is being put together. Not a String: nothing here allocates.
@@ -152,7 +150,7 @@ fn find(name: &Name) -> usize {
 pub(crate) fn by_group() -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for (at, group) in ALL.iter().enumerate() {
-        let bytes = NOBODYS_BYTES[at].load(Ordering::Relaxed);
+        let bytes = nobodys_of(at);
         if bytes == 0 {
             continue;
         }

@@ -9,9 +9,10 @@
 //! [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
-use super::asyncio::is_asyncios_own;
+use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
 use super::imported::Imported;
+use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
 use super::whole::selected;
@@ -100,11 +101,22 @@ fn pending_calls(raising: &Raising) -> Option<AddPending> {
     raising.pend.filter(|_| is_main_thread())
 }
 
-/// Whether the request which is selected by this handler is told as soon as its code on this thread goes on.
+/// Whether the request which is selected by this handler is told of a small object as soon as its code on this thread
+/// goes on.
 pub(super) fn tells_soon(thread: &Thread, handler: Handler) -> bool {
     let Some(raising) = RAISING.get() else { return false };
-    let is_guarded = || handler_of(thread.guard).is_some_and(|guarded| payer_of(guarded) == payer_of(handler));
+    let is_guarded =
+        || handler_of(thread.guard).is_some_and(|guarded| payer_of(guarded) == payer_of(handler)) && may_set(true);
     pending_calls(raising).is_some() || is_guarded()
+}
+
+/// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
+/// whoever waits; after a small object of somebody's own code, which goes on, the loop's code may come next.
+fn may_set(is_small: bool) -> bool {
+    let Some(py) = attached::here() else { return true };
+    let _pending = SetAside::new(py);
+    let has_a_loop = has_a_loop(py).unwrap_or(true);
+    !has_a_loop || (!is_small && !is_of_a_loop(py))
 }
 
 /// This thread was given a block beyond a limit of this request's: a small object, or another one. Called in the middle
@@ -118,7 +130,8 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
     let is_idle = matches!(thread.raising, NOT_RAISING | RAISED);
-    if is_idle && pays_for(thread.account) && (pending_calls(raising).is_some() || pays_for(thread.guard)) {
+    let may_be_told = || pending_calls(raising).is_some() || (pays_for(thread.guard) && may_set(is_small));
+    if is_idle && pays_for(thread.account) && may_be_told() {
         set(raising, thread, if is_small { NOTED } else { IS_RAISING });
     }
 }
@@ -139,7 +152,7 @@ impl Raising {
         let code = frame.getattr(intern!(py, "f_code"))?;
         let file: String = code.getattr(intern!(py, "co_filename"))?.extract()?;
         let name: String = code.getattr(intern!(py, "co_name"))?.extract()?;
-        if file.starts_with(&self.folder) || LEAVING.contains(&&*name) || is_asyncios_own(py, |_| true) {
+        if file.starts_with(&self.folder) || LEAVING.contains(&&*name) || is_of_a_loop(py) {
             return Ok(false);
         }
         let at: usize = frame.getattr(intern!(py, "f_lasti"))?.extract().unwrap_or(0);

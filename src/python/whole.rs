@@ -6,7 +6,7 @@
 //! (`own_context`).
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
-use super::asyncio::loses_work;
+use super::asyncio::losing::{self, loses_work};
 use super::errors::with_cause;
 use super::eval_loop::eval_loop;
 use super::exit;
@@ -244,6 +244,7 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let domains = Domains::found(py)?;
     let python =
         eval_loop(py)?.map(|python| python.with_allocator(domains.as_ref().map_or([null_mut(); 6], Domains::makers)));
+    losing::prepare(py)?;
     overdraft::prepare(py, python, is_attached)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     let (overdrawn, tells_soon, owes) = (overdraft::overdrawn, overdraft::tells_soon, overdraft::raise);

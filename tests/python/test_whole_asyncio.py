@@ -1,5 +1,7 @@
 """Whole requests at their limits on asyncio's event loop: a refusal ends its request, and nobody waits for ever."""
 
+import importlib.util
+
 import pytest
 from whole_programs import check, needs_library
 
@@ -97,5 +99,62 @@ def test_a_service_answers_whoever_fills_its_limit_between_steps():
     async def main():
         assert [await answered(300 + number) for number in range(40)] == [413] * 40
     asyncio.run(main())
+    """
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="anyio")
+def test_a_group_of_anyio_ends_with_its_request():
+    """The callback that notes the end of one of its tasks is anyio's, in Python."""
+    check(
+        START
+        + """
+    import anyio
+    async def part(held, size):
+        for _ in range(20):
+            held.append(" " * size)
+            await anyio.sleep(0)
+    async def work(number):
+        async with ctxalloc.request(whole=True, limit_bytes=MiB, root=True):
+            held = []
+            while True:
+                try:
+                    async with anyio.create_task_group() as group:
+                        for _ in range(5):
+                            group.start_soon(part, held, 300 + number)
+                except* MemoryError:
+                    raise MemoryError from None
+                with anyio.move_on_after(60):
+                    await anyio.sleep(0.0001)
+    asyncio.run(main(work, 60))
+    """
+    )
+
+
+def test_a_loop_inside_of_a_request_on_another_thread_ends():
+    """Its own code is the request's too, and an exception that is set for the thread would be raised there."""
+    check(
+        """
+    async def part(held):
+        for _ in range(20):
+            held.append(" " * 311)
+            await asyncio.sleep(0)
+    async def groups(held):
+        while True:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(5):
+                    group.create_task(part(held))
+    found = []
+    def work():
+        for _ in range(40):
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=MiB, root=True):
+                    asyncio.run(groups([]))
+            except* MemoryError:
+                found.append(1)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(found) == 40, len(found)
     """
     )

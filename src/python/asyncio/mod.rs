@@ -8,9 +8,7 @@ mod coroutine;
 mod event_loop;
 mod future;
 #[cfg(ctxalloc_whole)]
-mod losing;
+pub(super) mod losing;
 
 pub use coroutine::{PythonTask, into_future, into_future_with_locals};
 pub use future::future_into_py;
-#[cfg(ctxalloc_whole)]
-pub(super) use losing::{is_asyncios_own, loses_work};

@@ -210,6 +210,103 @@ static PyObject *manager_with_capsule(PyObject *module, PyObject *const *argumen
     return new_manager(1);
 }
 
+/* ---- the middleware ---- */
+
+/* What a call of the middleware returns: awaiting it awaits the application's coroutine between a set and a reset. */
+struct exchange {
+    PyObject_HEAD
+    PyObject *arguments[4]; /* the application, scope, receive, send */
+    PyObject *coroutine, *token;
+};
+
+static PySendResult exchange_send(PyObject *self, PyObject *value, PyObject **result)
+{
+    struct exchange *exchange = (struct exchange *)self;
+    if (exchange->coroutine == NULL) {
+        PyObject *capsule = new_capsule();
+        exchange->token = capsule == NULL ? NULL : PyContextVar_Set(variable, capsule);
+        Py_XDECREF(capsule);
+        if (exchange->token != NULL)
+            exchange->coroutine = PyObject_Vectorcall(exchange->arguments[0], exchange->arguments + 1, 3, NULL);
+        if (exchange->coroutine == NULL) {
+            *result = NULL;
+            return PYGEN_ERROR;
+        }
+    }
+    PySendResult how = PyIter_Send(exchange->coroutine, value, result);
+    if (how == PYGEN_RETURN && PyContextVar_Reset(variable, exchange->token) != 0) {
+        Py_CLEAR(*result);
+        return PYGEN_ERROR;
+    }
+    return how;
+}
+
+static PyObject *exchange_next(PyObject *self)
+{
+    PyObject *result;
+    PySendResult how = exchange_send(self, Py_None, &result);
+    if (how != PYGEN_RETURN)
+        return result;
+    if (result != Py_None)
+        PyErr_SetObject(PyExc_StopIteration, result);
+    Py_DECREF(result);
+    return NULL;
+}
+
+static int exchange_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    struct exchange *exchange = (struct exchange *)self;
+    for (int at = 0; at < 4; at++)
+        Py_VISIT(exchange->arguments[at]);
+    Py_VISIT(exchange->coroutine);
+    Py_VISIT(exchange->token);
+    return 0;
+}
+
+static void exchange_dealloc(PyObject *self)
+{
+    struct exchange *exchange = (struct exchange *)self;
+    PyObject_GC_UnTrack(self);
+    for (int at = 0; at < 4; at++)
+        Py_DECREF(exchange->arguments[at]);
+    Py_XDECREF(exchange->coroutine);
+    Py_XDECREF(exchange->token);
+    PyObject_GC_Del(self);
+}
+
+static PyAsyncMethods exchange_async = {.am_await = PyObject_SelfIter, .am_send = exchange_send};
+
+static PyTypeObject exchange_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "_floor.Exchange",
+    .tp_basicsize = sizeof(struct exchange),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_as_async = &exchange_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = exchange_next,
+    .tp_traverse = exchange_traverse,
+    .tp_dealloc = exchange_dealloc,
+};
+
+/* exchange(app, scope, receive, send): an ASGI application that passes everything on. It neither looks at the messages
+ * nor knows when the response is complete, and an error leaves the Context as it is. */
+static PyObject *exchange(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "exchange(app, scope, receive, send)");
+        return NULL;
+    }
+    struct exchange *exchange = PyObject_GC_New(struct exchange, &exchange_type);
+    if (exchange == NULL)
+        return NULL;
+    for (int at = 0; at < 4; at++)
+        exchange->arguments[at] = Py_NewRef(arguments[at]);
+    exchange->coroutine = exchange->token = NULL;
+    PyObject_GC_Track(exchange);
+    return (PyObject *)exchange;
+}
+
 /* What callgrind counts: `--toggle-collect=counted`. */
 PyObject *counted(PyObject *module, PyObject *const *arguments, Py_ssize_t count) __attribute__((noinline));
 PyObject *counted(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -245,6 +342,7 @@ static PyMethodDef functions[] = {
     {"select", select_handler, METH_O, NULL},
     {"manager", (PyCFunction)(void (*)(void))manager, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"manager_with_capsule", (PyCFunction)(void (*)(void))manager_with_capsule, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"exchange", (PyCFunction)(void (*)(void))exchange, METH_FASTCALL, NULL},
     {"counted", (PyCFunction)(void (*)(void))counted, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -254,7 +352,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_floor
 PyMODINIT_FUNC PyInit__floor(void)
 {
     import_array();
-    if (PyType_Ready(&manager_type) < 0)
+    if (PyType_Ready(&manager_type) < 0 || PyType_Ready(&exchange_type) < 0)
         return NULL;
     constant = PyCapsule_New(PyCapsule_GetPointer(PyDataMem_DefaultHandler, "mem_handler"), "mem_handler", NULL);
     variable = constant == NULL ? NULL : numpys_variable(NULL, NULL);

@@ -18,6 +18,8 @@ pub(crate) use fork::is_forking;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) use fork::{AroundFork, around_fork};
 pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_across_fork, hold_across_fork_until};
+#[cfg(feature = "python")]
+pub(crate) use locked::Holding;
 #[cfg_attr(
     any(ctxalloc_loom, miri),
     allow(unused_imports, reason = "its users need a process to fork, or Python")

@@ -108,7 +108,11 @@ pub(super) fn capsule_of(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_,
 /// A new capsule for a handler. That of a request's handler holds the request while it lives. If nothing is left of the
 /// request, it is a capsule whose functions refuse every allocation.
 pub(super) fn new_capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyAny>> {
-    let held = Held::on(handler);
+    capsule_that_holds(py, Held::on(handler))
+}
+
+/// [`new_capsule`] with a hold that somebody has already.
+pub(super) fn capsule_that_holds(py: Python<'_>, held: Held) -> PyResult<Bound<'_, PyAny>> {
     let capsule = capsule_around(py, held.handler().as_ptr())?;
     if held.handler().is_request() {
         let context = held.into_handler().into_pointer().as_ptr();
@@ -125,10 +129,10 @@ pub(super) fn new_capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_
 /// The destructor of a capsule that holds a request: it lets go of the request.
 ///
 /// # Safety
-/// - `capsule` is one that `new_capsule` gave this destructor; Python calls it once, attached.
+/// - `capsule` is one that `capsule_that_holds` gave this destructor; Python calls it once, attached.
 unsafe extern "C" fn let_go(capsule: *mut ffi::PyObject) {
-    // SAFETY: by contract the capsule comes from `new_capsule`, which made a hold on the request and stored its handler
-    // here as the context. The destructor runs once, so the hold is dropped once.
+    // SAFETY: by contract the capsule comes from `capsule_that_holds`, which was given a hold on the request and stored
+    // its handler here as the context. The destructor runs once, so the hold is dropped once.
     unsafe {
         if let Some(context) = NonNull::new(ffi::PyCapsule_GetContext(capsule)) {
             drop(Held::assume(Handler::from_pointer(context)));

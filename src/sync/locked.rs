@@ -2,6 +2,8 @@
 
 use super::{ForkLock, ReleaseAtEnd};
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 
 /// # Safety
 /// - while [`with`](Self::with) runs `work`, it runs no other work under the same lock, and what that work wrote is
@@ -57,6 +59,20 @@ impl<L: Lock, T> Behind<L, T> {
 }
 
 impl<T> Behind<ForkLock, T> {
+    /// The value, until what is returned is dropped; whoever has it must not lock again.
+    #[inline]
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "for the binding"))]
+    pub(crate) fn hold(&self) -> Holding<'_, T> {
+        self.lock.acquire();
+        Holding(self, PhantomData)
+    }
+
+    /// The same where nobody has it just now.
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "for the binding"))]
+    pub(crate) fn try_hold(&self) -> Option<Holding<'_, T>> {
+        self.lock.try_acquire().then(|| Holding(self, PhantomData))
+    }
+
     /// As [`with`](Self::with) where nobody holds the lock; else nothing, at once. For a signal handler, whose thread
     /// may be the one that holds it.
     #[cfg_attr(windows, allow(dead_code, reason = "for signal handlers"))]
@@ -79,5 +95,36 @@ impl<T> Behind<ForkLock, T> {
     pub(super) unsafe fn value_while_locked(&self) -> &T {
         // SAFETY: everybody else waits for the lock, which the caller holds.
         unsafe { &*self.value.get() }
+    }
+}
+
+/// The value of a [`Behind`], whose lock is let go when this is dropped. It stays on its thread: the value may be for
+/// one thread at a time.
+pub(crate) struct Holding<'a, T>(&'a Behind<ForkLock, T>, PhantomData<*const T>);
+
+impl<T> Deref for Holding<'_, T> {
+    type Target = T;
+
+    #[inline]
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    fn deref(&self) -> &T {
+        // SAFETY: `hold` and `try_hold` took the lock for this, which lets it go when it is dropped.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Holding<'_, T> {
+    #[inline]
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and this is the only reference to it.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Holding<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.lock.release();
     }
 }

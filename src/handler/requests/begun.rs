@@ -24,9 +24,14 @@ pub(crate) struct Begun {
     /// Where what it needed is added at the end.
     pub(super) history: Option<Arc<History>>,
     pub(super) is_uncounted: bool,
-    pub(super) outside: Option<Outside>,
+    /// Where it is to be measured.
+    pub(super) unseen: Option<Box<Unseen>>,
+}
+
+pub(super) struct Unseen {
+    pub(super) before: Option<Outside>,
     /// From the end on.
-    pub(super) unseen_growth_bytes: Option<i64>,
+    pub(super) growth_bytes: Option<i64>,
 }
 
 impl Begun {
@@ -41,7 +46,7 @@ impl Begun {
     /// request was open, or a root was begun, meanwhile.
     #[must_use]
     pub(crate) fn unseen_growth_bytes(&self) -> Option<i64> {
-        self.unseen_growth_bytes
+        self.unseen.as_ref().and_then(|unseen| unseen.growth_bytes)
     }
 
     /// The last refusals, which may have led to what ended the request; the youngest first, and each is returned once.
@@ -88,7 +93,9 @@ impl Begun {
     fn end_with(&mut self, counts_escapes: bool) -> Stats {
         let Some(held) = self.held.take() else { return self.stats() };
         let _unattributed = unattributed(); // dropped before `held`, with which code of the user's may end
-        self.unseen_growth_bytes = self.outside.and_then(Outside::growth);
+        if let Some(unseen) = &mut self.unseen {
+            unseen.growth_bytes = unseen.before.and_then(Outside::growth);
+        }
         let state = Slot::behind(held.handler()).map(Slot::state);
         let refuses_late = state.is_some_and(|state| state.after_end == AfterEnd::Refuse);
         let refused_by_heap = state.and_then(|state| state.heap.as_ref()).map_or(0, HeapRecord::refusals);

@@ -1,7 +1,7 @@
 //! `Prepared`: a request that could begin, and may have to wait for its reservation first.
 
 use super::aside::Aside;
-use super::begun::Begun;
+use super::begun::{Begun, Unseen};
 use super::on_chosen::OnChosen;
 use super::seen::{Seen, chain_of};
 use super::slot::Slot;
@@ -87,7 +87,12 @@ impl Prepared {
     /// # Errors
     /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`];
     /// [`Error::BadOption`] where the history is to decide what it reserves, and it has no limit.
-    pub(crate) fn new(mut terms: Terms) -> Result<Self, Error> {
+    pub(crate) fn new(terms: Terms) -> Result<Self, Error> {
+        Self::made(terms)
+    }
+
+    #[inline(always)]
+    fn made(mut terms: Terms) -> Result<Self, Error> {
         if let Some(strategy) = &terms.strategy
             && strategy.alignment() < MIN_ALIGN
         {
@@ -118,7 +123,7 @@ impl Prepared {
         let around = outer.as_ref().and_then(|outer| chain_of(outer.handler()));
         let around = around.as_deref();
         let mut chain = Chain::of_request(
-            terms.name.clone(),
+            terms.name.take(), // its account has it from here on
             terms.limit_bytes,
             terms.overdraft_bytes,
             terms.budget.as_ref().map(Budget::account),
@@ -160,16 +165,32 @@ impl Prepared {
     /// Begins the request. Its reservation, if it is to have one, was taken.
     #[must_use]
     pub(crate) fn begin(self) -> Begun {
+        self.begun(false).0
+    }
+
+    /// [`new`](Self::new) and [`begin`](Self::begin) where nothing is reserved, and a second hold on the request for
+    /// somebody else.
+    ///
+    /// # Errors
+    /// As for `new`.
+    #[cfg(feature = "python")]
+    pub(crate) fn begin_now(terms: Terms) -> Result<(Begun, Option<Held>), Error> {
+        Ok(Self::made(terms)?.begun(true))
+    }
+
+    #[inline(always)]
+    fn begun(self, twice: bool) -> (Begun, Option<Held>) {
         let Self { terms, chain, is_inside, payer, around, history } = self;
         let _unattributed = unattributed(); // as above
-        let outside = if terms.measure_unseen { Outside::before() } else { None };
+        let unseen = terms.measure_unseen.then(|| Box::new(Unseen { before: Outside::before(), growth_bytes: None }));
         let is_counted = terms.is_whole || payer.is_some();
         let aside = |strategy| if is_counted { Arc::new(Aside(strategy)) as _ } else { strategy };
         let (handler, align) = match &terms.strategy {
             Some(strategy) => (Some(strategy), strategy.alignment()),
             None => (None, Pool::shared().alignment()),
         };
-        let (name, account) = (terms.name.as_deref(), chain.own().number());
+        let seen = Arc::clone(&chain);
+        let (name, account) = (seen.own().given_name(), seen.own().number());
         let choice = recording::begin(name, || called(handler), align, &around, account, flush_recordings);
         let memory = Memory::new(terms.strategy.map(aside));
         let (memory, left_out_by) = match choice {
@@ -180,7 +201,7 @@ impl Prepared {
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
         let state = State {
             kept: small::kept(&memory, terms.after_end, &chain),
-            chain: Arc::clone(&chain),
+            chain,
             memory,
             after_end: terms.after_end,
             heap,
@@ -191,12 +212,11 @@ impl Prepared {
             on_chosen: terms.on_chosen,
             left_out_by,
         };
-        let number = chain.own().number();
-        let held = Slot::begin(terms.name.as_deref(), number, state);
+        let (held, second) = Slot::begin(name, account, state, twice);
         unseen::count(is_inside);
-        let seen = Seen { handler: held.handler(), chain };
+        let seen = Seen { handler: held.handler(), chain: seen };
         let is_uncounted = terms.is_uncounted;
-        Begun { seen, held: Some(held), history, is_uncounted, outside, unseen_growth_bytes: None }
+        (Begun { seen, held: Some(held), history, is_uncounted, unseen }, second)
     }
 }
 

@@ -85,6 +85,13 @@ impl Seen {
         Stats { refused: stats.refused + refused_by_heap, ..stats }
     }
 
+    /// Whether blocks are alive in it: a moment's answer.
+    #[cfg(feature = "python")]
+    #[must_use]
+    pub(crate) fn has_live_blocks(&self) -> bool {
+        self.chain.own().has_live_blocks()
+    }
+
     fn refused_by_heap(&self) -> u64 {
         let state = Held::try_on(self.handler).and_then(|held| {
             let heap = Slot::behind(held.handler())?.state().heap.as_ref()?;

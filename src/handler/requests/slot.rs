@@ -1,8 +1,8 @@
 //! `Slot`: type-stable memory for one request after the other.
 //!
 //! `holders` is the whole state of a slot:
-//! - set to 1: when a request begins in it. Cannot be set while anybody holds the slot: it comes from the list of free
-//!   ones.
+//! - set to 1, or to 2 for a second hold: when a request begins in it. Cannot be set while anybody holds the slot: it
+//!   comes from the list of free ones.
 //! - above 0: the request and its state are there, `generation` and `c_struct` do not change, and holders may hold it
 //!   again.
 //! - incremented by others than holders (`try_hold`): only while it is above 0, and undone if the generation is
@@ -93,8 +93,8 @@ impl Slot {
         unsafe { &*std::ptr::from_ref(self) }
     }
 
-    /// Begins a request in a slot that nobody has.
-    pub(super) fn begin(name: Option<&str>, number: u64, state: State) -> Held {
+    /// Begins a request in a slot that nobody has: a hold on it, and a second one if `twice`.
+    pub(super) fn begin(name: Option<&str>, number: u64, state: State, twice: bool) -> (Held, Option<Held>) {
         let slot = slots().take();
         // SAFETY: nobody holds the slot, and only we took it from the list: nobody else reads or writes these cells.
         let field = unsafe {
@@ -107,9 +107,12 @@ impl Slot {
         }
         let generation = slot.generation.load(Ordering::Relaxed);
         // Release pairs with the Acquire in `try_hold`: who gets hold of it sees all of the above.
-        slot.holders.store(1, Ordering::Release);
-        // SAFETY: an immortal slot of `make`'s with its own generation, and the hold that was just counted.
-        unsafe { Held::assume(slot.handler(generation)) }
+        slot.holders.store(1 + u64::from(twice), Ordering::Release);
+        // SAFETY: an immortal slot of `make`'s with its own generation, and the holds that were just counted.
+        unsafe {
+            let handler = slot.handler(generation);
+            (Held::assume(handler), twice.then(|| Held::assume(handler)))
+        }
     }
 
     /// # Safety

@@ -3,16 +3,17 @@
 use super::admission::{Enter, PyAdmission};
 use super::cancelling::Cancelling;
 use super::{Phase, PyRequest};
-use crate::handler::Handler;
 use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, Prepared};
+use crate::handler::{Handler, Held};
 use crate::python::budget::PyBudget;
-use crate::python::handler::capsule_of;
+use crate::python::handler::{capsule_of, capsule_that_holds};
 use crate::python::numpy::Numpy;
 use crate::python::scope::entered_already;
 use crate::python::sited::sited;
 use crate::room::{Admission, take_now};
 use pyo3::prelude::*;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -42,9 +43,9 @@ impl PyRequest {
         budget: Option<&PyBudget>,
         by_site: bool,
     ) -> PyResult<Self> {
-        let mut arguments = self.arguments.clone();
+        let mut arguments = self.arguments().clone_ref(py);
         arguments.is_root = root.unwrap_or(arguments.is_root);
-        arguments.name = arguments.name.or(name);
+        arguments.name = arguments.name.or_else(|| name.map(Into::into));
         arguments.budget = arguments.budget.or_else(|| budget.map(|budget| budget.budget().clone()));
         if !by_site {
             return Ok(Self::new(arguments));
@@ -68,7 +69,7 @@ impl PyRequest {
         if !self.token.begin() {
             return Err(entered_already(&self.text()));
         }
-        *self.phase() = Phase::Begun { begun, left: None };
+        self.put_begun(begun);
         Ok(())
     }
 
@@ -76,17 +77,18 @@ impl PyRequest {
     #[inline]
     pub(super) fn prepare(&self, py: Python<'_>) -> PyResult<(Prepared, Option<Duration>)> {
         self.check_new()?;
-        let (terms, timeout) = self.arguments.terms(py, self.on_chosen(py)?)?;
+        let (terms, timeout) = self.arguments().terms(py, self.on_chosen(py)?)?;
         Ok((Prepared::new(terms)?, timeout))
     }
 
     /// RuntimeError: it was entered before, or another Request began it.
     #[inline]
     pub(super) fn check_new(&self) -> PyResult<()> {
-        let is_carried = match &*self.phase() {
-            Phase::New => return Ok(()),
-            phase => matches!(phase, Phase::Carried(_)),
-        };
+        // Relaxed: as it is set (`put_begun`).
+        if !self.is_used.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let is_carried = matches!(&*self.phase(), Phase::Carried(_));
         Err(self.used(is_carried))
     }
 
@@ -106,7 +108,7 @@ impl PyRequest {
             if selects {
                 return this.select_begun(py, begun).map(Some);
             }
-            *this.phase() = Phase::Begun { begun, left: None };
+            this.put_begun(begun);
             Ok(None)
         });
         match (entered, waits) {
@@ -161,22 +163,29 @@ impl PyRequest {
 
     /// Begins the request and selects its handler. After an error nothing has changed.
     pub(super) fn select<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let capsule = capsule_of(py, self.begin(py)?)?;
-        Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
+        self.check_new()?;
+        let (begun, held) = self.begun(py)?;
+        let held = held.unwrap_or_else(|| Held::on(begun.handler()));
+        self.select_by(&capsule_that_holds(py, held)?, begun)
     }
 
     /// Begins the request. The caller is the one that may enter.
     pub(super) fn begin(&self, py: Python<'_>) -> PyResult<Handler> {
         self.check_new()?;
-        let begun = self.arguments.begin(py, self.on_chosen(py)?, || self.text())?;
+        let (begun, _held) = self.begun(py)?;
         let handler = begun.handler();
-        *self.phase() = Phase::Begun { begun, left: None };
+        self.put_begun(begun);
         Ok(handler)
+    }
+
+    #[inline]
+    fn begun(&self, py: Python<'_>) -> PyResult<(Begun, Option<Held>)> {
+        self.arguments().begin(py, self.on_chosen(py)?, || self.text())
     }
 
     /// What is called when it is chosen to make room, for the task that runs here.
     pub(super) fn on_chosen(&self, py: Python<'_>) -> PyResult<Option<OnChosen>> {
-        if !self.arguments.cancel_if_chosen {
+        if !self.arguments().cancel_if_chosen {
             return Ok(None);
         }
         let cancelling = Cancelling::running(py, &self.text())?;
@@ -188,7 +197,13 @@ impl PyRequest {
     pub(super) fn select_begun<'py>(&self, py: Python<'py>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
         let capsule = capsule_of(py, begun.handler())?;
         self.check_new()?;
-        *self.phase() = Phase::Begun { begun, left: None };
-        Numpy::get(py)?.selection().set(&capsule).inspect_err(|_| *self.phase() = Phase::New)
+        self.select_by(&capsule, begun)
+    }
+
+    #[inline]
+    fn select_by<'py>(&self, capsule: &Bound<'py, PyAny>, begun: Begun) -> PyResult<Bound<'py, PyAny>> {
+        let token = Numpy::get(capsule.py())?.selection().set(capsule)?; // where it fails `begun` ends
+        self.put_begun(begun);
+        Ok(token)
     }
 }

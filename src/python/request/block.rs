@@ -52,24 +52,24 @@ impl PyRequest {
     /// Whether neither entering nor leaving it holds more of Python than the token.
     #[inline]
     fn is_plain(&self) -> bool {
-        let arguments = &self.arguments;
+        let arguments = self.arguments();
         let is_usual = !arguments.is_whole && !arguments.cancel_if_chosen;
         is_usual && arguments.reserve.is_none() && self.sited.is_none()
     }
 
     fn enter_block(&self, py: Python<'_>) -> PyResult<()> {
         self.enter(py)?;
-        if self.arguments.is_whole
+        if self.arguments().is_whole
             && let Some(handler) = self.begun_handler()
         {
             let guard = Guard::of_block(py, handler)?;
-            *self.guard() = guard;
+            *self.guard() = guard.map(Box::new);
         }
         Ok(())
     }
 
     fn exit_block(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let guard = if slf.get().arguments.is_whole { slf.get().guard().take() } else { None };
+        let guard = if slf.get().arguments().is_whole { slf.get().guard().take() } else { None };
         if let Some(guard) = guard {
             guard.end(slf.py());
         }

@@ -8,7 +8,6 @@
 
 use super::PyRequest;
 use super::options::{Options, made};
-use super::terms::Arguments;
 use crate::python::entry_points::{answer, function_of, method};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -82,7 +81,7 @@ unsafe extern "C" fn call(
         // SAFETY: objects that are borrowed for the call, by contract; none is NULL.
         let given = given.iter().map(|given| unsafe { Bound::ref_from_ptr(py, given) });
         if given.len() == 0 {
-            return Ok(Bound::new(py, PyRequest::new(Arguments::default()))?.into_ptr());
+            return Ok(Bound::new(py, PyRequest::bare())?.into_ptr());
         }
         let known = KNOWN.get(py).expect("this function was made after it");
         if count == 0 {

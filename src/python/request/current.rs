@@ -3,14 +3,12 @@
 use super::super::foreign::handler_in;
 use super::super::numpy::Numpy;
 use super::super::selection::Variable;
-use super::super::token_cell::TokenCell;
-use super::terms::Arguments;
-use super::{Phase, PyRequest};
+use super::PyRequest;
 use crate::handler::Handler;
 use crate::handler::requests::RequestHandle;
 use pyo3::intern;
 use pyo3::prelude::*;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 /// The ContextVar of the record that a Context of a server carries. Empty where no middleware was imported.
 static SERVING: OnceLock<Variable> = OnceLock::new();
@@ -47,16 +45,7 @@ pub(in crate::python) fn current_request(py: Python<'_>) -> PyResult<Option<Py<P
     if let Some(served) = served(py, handler)? {
         return Ok(Some(served));
     }
-    let arguments = Arguments { name: Some(handle.name().into()), ..Arguments::default() };
-    let request = PyRequest {
-        arguments,
-        token: TokenCell::new(),
-        phase: Mutex::new(Phase::Carried(handle)),
-        guard: Mutex::new(None),
-        sited: None,
-        cancelling: Mutex::new(None),
-    };
-    Py::new(py, request).map(Some)
+    Py::new(py, PyRequest::carried(handle)).map(Some)
 }
 
 /// The request of the server that the Context serves, if this is its handler.

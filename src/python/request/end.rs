@@ -40,7 +40,9 @@ impl PyRequest {
         let (py, this) = (slf.py(), slf.get());
         let mut phase = this.phase();
         let (has_blocks, whole) = match &*phase {
-            Phase::Begun { begun, left: None } => (begun.stats().live_blocks > 0, begun.whole()),
+            Phase::Begun { begun, left: None } => {
+                (begun.has_live_blocks(), if this.is_whole() { begun.whole() } else { None })
+            }
             _ => return Ok(()), // it has ended already
         };
         let mut settling = None;
@@ -66,7 +68,7 @@ impl PyRequest {
             Some(settling) => settling.begin(py),
             None => Self::tell_sites(slf),
         };
-        let cancelling = if this.arguments.cancel_if_chosen {
+        let cancelling = if this.arguments().cancel_if_chosen {
             this.cancelling.lock().unwrap_or_else(PoisonError::into_inner).take()
         } else {
             None

@@ -67,7 +67,8 @@ impl PyRequest {
             )));
         }
         let request = py.import("ctxalloc")?.getattr("request")?;
-        let anew = py.import("functools")?.getattr("partial")?.call((request,), Some(&self.arguments.in_dict(py)?))?;
+        let anew =
+            py.import("functools")?.getattr("partial")?.call((request,), Some(&self.arguments().in_dict(py)?))?;
         Ok((anew, PyTuple::empty(py)))
     }
 
@@ -149,8 +150,8 @@ impl PyRequest {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.token.traverse(&visit)?;
         // Where the lock is taken, somebody uses it just now: then it is no garbage.
-        match self.phase.try_lock().as_deref() {
-            Ok(Phase::Begun { left: Some(left), .. }) => left.traverse(&visit),
+        match self.phase.try_hold().as_deref() {
+            Some(Phase::Begun { left: Some(left), .. }) => left.traverse(&visit),
             _ => Ok(()),
         }
     }
@@ -225,7 +226,7 @@ impl PyRequest {
     /// Whether its task is to be cancelled when it is chosen to make room.
     #[getter]
     fn _cancels_if_chosen(&self) -> bool {
-        self.arguments.cancel_if_chosen
+        self.arguments().cancel_if_chosen
     }
 
     /// Calls the function as soon as it is settled what has escaped: now, or a turn of the event loop later. One
@@ -253,21 +254,21 @@ impl PyRequest {
 
     /// The same terms without a reservation, for a server whose request gets none: it has an account all the same, but
     /// is none of those that have ended, whose peaks say what a request needs.
-    fn _unreserved(&self) -> Self {
-        let arguments = self.arguments.clone();
+    fn _unreserved(&self, py: Python<'_>) -> Self {
+        let arguments = self.arguments().clone_ref(py);
         Self::new(Arguments { reserve: None, timeout: None, max_waiting: None, is_uncounted: true, ..arguments })
     }
 
     /// The budget that the terms name.
     #[getter]
     fn _wanted_budget(&self) -> Option<PyBudget> {
-        self.arguments.budget.clone().map(PyBudget::from)
+        self.arguments().budget.clone().map(PyBudget::from)
     }
 
     /// The limit that the terms name.
     #[getter]
     fn _wanted_limit_bytes(&self) -> Option<usize> {
-        self.arguments.limit_bytes
+        self.arguments().limit_bytes
     }
 
     /// Begins the request without selecting its handler, for a generator, which selects it in each of its steps.

@@ -12,6 +12,7 @@ mod cancelling;
 mod current;
 mod end;
 mod entering;
+mod given;
 mod left;
 mod methods;
 mod names;
@@ -34,9 +35,11 @@ use super::sited;
 use super::token_cell::TokenCell;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, RequestHandle, Seen};
+use crate::sync::{Holding, Locked};
 use left::Left;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use terms::Arguments;
 
@@ -49,11 +52,14 @@ use terms::Arguments;
 /// Two are equal if they are the same request: ``ctxalloc.current_request()`` equals the Request that began it.
 #[pyclass(frozen, eq, weakref, name = "Request", module = "ctxalloc")]
 pub(super) struct PyRequest {
-    arguments: Arguments,
+    /// `None` for `request()`: most objects are small.
+    arguments: Option<Box<Arguments>>,
     token: TokenCell,
-    phase: Mutex<Phase>,
+    phase: Locked<Phase>,
+    /// Whether its phase is another than `New`: for the one that may enter it (`token`), who need not take the lock.
+    is_used: AtomicBool,
     /// Of a `with` block of a whole request.
-    guard: Mutex<Option<Guard>>,
+    guard: Mutex<Option<Box<Guard>>>,
     /// Which code made what it holds, if somebody asked for that.
     sited: Option<Arc<sited::Seen>>,
     /// The task that is cancelled if the request is chosen to make room, from its beginning to its end.
@@ -79,24 +85,53 @@ impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(arguments: Arguments) -> Self {
+        Self { arguments: Some(Box::new(arguments)), ..Self::bare() }
+    }
+
+    /// One without options.
+    #[inline]
+    fn bare() -> Self {
         Self {
-            arguments,
+            arguments: None,
             token: TokenCell::new(),
-            phase: Mutex::new(Phase::New),
+            phase: Locked::new(Phase::New),
+            is_used: AtomicBool::new(false),
             guard: Mutex::new(None),
             sited: None,
             cancelling: Mutex::new(None),
         }
     }
 
+    /// One that another Request began.
+    fn carried(handle: RequestHandle) -> Self {
+        let arguments = Arguments { name: Some(Arc::<str>::from(handle.name()).into()), ..Arguments::none() };
+        let phase = Locked::new(Phase::Carried(handle));
+        Self { phase, is_used: AtomicBool::new(true), ..Self::new(arguments) }
+    }
+
+    /// It has begun. For the one that may enter it.
+    #[inline]
+    fn put_begun(&self, begun: Begun) {
+        *self.phase() = Phase::Begun { begun, left: None };
+        // Relaxed: whoever may enter it next comes after this one (`TokenCell`).
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn arguments(&self) -> &Arguments {
+        static NONE: Arguments = Arguments::none();
+        self.arguments.as_deref().unwrap_or(&NONE)
+    }
+
     /// Never locked while Python code runs.
-    fn guard(&self) -> MutexGuard<'_, Option<Guard>> {
+    fn guard(&self) -> MutexGuard<'_, Option<Box<Guard>>> {
         self.guard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Never locked while Python code runs.
-    fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    fn phase(&self) -> Holding<'_, Phase> {
+        self.phase.hold()
     }
 
     /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal. It is told
@@ -127,12 +162,12 @@ impl PyRequest {
 
     /// Whether entering it may wait.
     pub(super) fn reserves(&self) -> bool {
-        self.arguments.reserve.is_some()
+        self.arguments().reserve.is_some()
     }
 
     /// Whether it counts native memory and objects too.
     pub(super) fn is_whole(&self) -> bool {
-        self.arguments.is_whole
+        self.arguments().is_whole
     }
 
     /// Its handler, which no other request has; None before it is entered.
@@ -142,8 +177,8 @@ impl PyRequest {
 
     /// Its name in messages. Takes no lock.
     fn text(&self) -> String {
-        match &self.arguments.name {
-            Some(name) => format!("ctxalloc.request(name={name:?})"),
+        match &self.arguments().name {
+            Some(name) => format!("ctxalloc.request(name={:?})", &**name),
             None => "ctxalloc.request()".to_owned(),
         }
     }

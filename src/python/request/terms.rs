@@ -1,6 +1,8 @@
 //! The terms on which a request is begun: the arguments of `ctxalloc.request()`.
 
 use super::admission::begin_blocking;
+use super::given::Name;
+use crate::handler::Held;
 use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{AfterEnd, Begun, OVERDRAFT_BYTES, Prepared, Terms};
 use crate::python::bridge;
@@ -17,11 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The arguments of a Request; each block or call that it is entered for begins a request on these terms.
-#[derive(Clone, Default)]
 pub(super) struct Arguments {
     pub(super) limit_bytes: Option<usize>,
     pub(super) strategy: Option<Arc<dyn Strategy>>,
-    pub(super) name: Option<Arc<str>>,
+    pub(super) name: Option<Name>,
     pub(super) budget: Option<Budget>,
     pub(super) is_root: bool,
     pub(super) after_end: AfterEnd,
@@ -48,25 +49,53 @@ pub(super) enum Reserve {
 }
 
 impl Arguments {
+    pub(super) const fn none() -> Self {
+        Self {
+            limit_bytes: None,
+            strategy: None,
+            name: None,
+            budget: None,
+            is_root: false,
+            after_end: AfterEnd::Charge,
+            is_strict: false,
+            measure_unseen: false,
+            reserve: None,
+            timeout: None,
+            max_waiting: None,
+            is_whole: false,
+            cancel_if_chosen: false,
+            is_uncounted: false,
+        }
+    }
+
+    pub(super) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self {
+            strategy: self.strategy.clone(),
+            name: self.name.as_ref().map(|name| name.clone_ref(py)),
+            budget: self.budget.clone(),
+            ..*self
+        }
+    }
+
     /// Begins a request on these terms: a root, or inside of the running context's request. Where it has to wait for
-    /// its reservation it blocks the thread; `text` says what does.
+    /// its reservation it blocks the thread; `text` says what does. Perhaps with a hold on it, for a capsule.
     pub(super) fn begin(
         &self,
         py: Python<'_>,
         on_chosen: Option<OnChosen>,
         text: impl Fn() -> String,
-    ) -> PyResult<Begun> {
+    ) -> PyResult<(Begun, Option<Held>)> {
         let (terms, timeout) = self.terms(py, on_chosen)?;
         match self.reserve {
-            None => Ok(Prepared::new(terms)?.begin()),
-            Some(_) => begin_blocking(py, terms, timeout, text),
+            None => Ok(Prepared::begin_now(terms)?),
+            Some(_) => Ok((begin_blocking(py, terms, timeout, text)?, None)),
         }
     }
 
     /// What a request is begun with, and how long it may wait.
     pub(super) fn terms(&self, py: Python<'_>, on_chosen: Option<OnChosen>) -> PyResult<(Terms, Option<Duration>)> {
         let terms = Terms {
-            name: self.name.clone(),
+            name: self.name.as_ref().map(Name::shared),
             limit_bytes: self.limit_bytes,
             overdraft_bytes: if self.is_strict { 0 } else { OVERDRAFT_BYTES },
             budget: self.budget.clone(),
@@ -139,12 +168,12 @@ pub(super) fn limit(given: Given<'_, '_>) -> PyResult<Option<usize>> {
 }
 
 #[inline]
-pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<Arc<str>>> {
+pub(super) fn name(given: Given<'_, '_>) -> PyResult<Option<Name>> {
     // As most give it; the long way has the errors.
-    if let Some(name) = given.and_then(|given| given.cast_exact::<PyString>().ok()?.to_str().ok()) {
-        return Ok(Some(name.into()));
+    if let Some(name) = given.and_then(|given| Name::of(given.cast_exact::<PyString>().ok()?)) {
+        return Ok(Some(name));
     }
-    name_in("request", given)
+    Ok(name_in("request", given)?.map(|name: Arc<str>| name.into()))
 }
 
 #[inline]

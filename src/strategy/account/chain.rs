@@ -6,21 +6,25 @@ use super::lending::{recall, with_exact};
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::tabs::Tabs;
-use super::{Account, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract};
+use super::{
+    Account, Accounts, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract,
+};
 use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
-use std::slice;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The accounts that a charge goes to, each once.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    /// The account that is charged directly.
-    pub(super) own: Arc<Account>,
-    /// All accounts, the youngest first; empty if `own` is the only one.
-    pub(super) all: Box<[Arc<Account>]>,
+    /// The account that is charged directly: the first of all, once more.
+    pub(super) own: Own,
+    /// All accounts, the youngest first. Never changes.
+    all: Accounts,
     /// What reservations mean to each of them, if there are any.
     pub(super) covers: Option<Covers>,
     /// What threads count of a request that several of them use.
@@ -31,10 +35,45 @@ pub(crate) struct Chain {
     pub(super) wholes: Box<[(usize, Arc<Parts>)]>,
 }
 
+/// The first account of a chain, beside the chain's list, for whoever needs no other: no reference of its own.
+#[derive(Debug)]
+pub(super) struct Own(ManuallyDrop<Arc<Account>>);
+
+impl Own {
+    /// # Safety
+    /// - lives no longer than `accounts`, which do not change.
+    #[allow(unsafe_code, reason = "a pointer beside its owner")]
+    unsafe fn first_of(accounts: &[Arc<Account>]) -> Self {
+        // SAFETY: a copy that is never dropped, of a reference that outlives it.
+        Self(ManuallyDrop::new(unsafe { ptr::read(&raw const accounts[0]) }))
+    }
+}
+
+impl Deref for Own {
+    type Target = Arc<Account>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Arc<Account> {
+        &self.0
+    }
+}
+
+/// As `Arc::new`, for what is large: that would make it on the stack and copy it.
+#[inline(always)]
+#[allow(unsafe_code, reason = "a value that is made where it stays")]
+fn made_in_place<T>(make: impl FnOnce() -> T) -> Arc<T> {
+    let place = Arc::<T>::new_uninit();
+    // SAFETY: nobody else has the place; from here on the value is there.
+    unsafe {
+        Arc::as_ptr(&place).cast_mut().cast::<T>().write(make());
+        place.assume_init()
+    }
+}
+
 impl Chain {
     /// The chain of a budget.
     pub(in crate::strategy) fn of_budget(budget: &Arc<Account>) -> Self {
-        let mut found = Vec::new();
+        let mut found = Accounts::new();
         reach(budget, &mut found);
         Self::with(Arc::clone(budget), found)
     }
@@ -67,21 +106,24 @@ impl Chain {
             above: above.iter().map(Arc::downgrade).collect(),
         };
         let lock = if is_of_this_thread { OwnerLock::new_owned() } else { OwnerLock::new() };
-        let mut own = Account::new(name, limit_bytes, kind, lock);
-        own.reservation = reserves.then(Reservation::default);
-        Ok(Self::with(Arc::new(own), above))
+        let reservation = reserves.then(Reservation::default);
+        let own = made_in_place(|| Account::new(name, limit_bytes, kind, lock, reservation));
+        Ok(Self::with(own, above))
     }
 
-    fn with(own: Arc<Account>, mut all: Vec<Arc<Account>>) -> Self {
-        let tabs = Tabs::none();
-        if all.iter().all(|account| account.id == own.id) {
-            return Self { own, all: Box::default(), covers: None, tabs, whole: None, wholes: Box::default() };
+    /// `all`: those above `own`, the youngest first, or among them `own` too.
+    #[allow(unsafe_code, reason = "a pointer beside its owner")]
+    fn with(own: Arc<Account>, mut all: Accounts) -> Self {
+        if all.first().is_none_or(|account| account.id < own.id) {
+            all.push_first(own);
+        } else {
+            as_set(&mut all);
+            debug_assert_eq!(all[0].id, own.id, "an account is younger than those above it");
         }
-        all.push(Arc::clone(&own));
-        as_set(&mut all);
-        let all = all.into_boxed_slice();
-        let covers = covers_of(&all);
-        Self { own, all, covers, tabs, whole: None, wholes: Box::default() }
+        // SAFETY: the chain has both, and changes neither.
+        let own = unsafe { Own::first_of(&all) };
+        let covers = if all.len() == 1 { None } else { covers_of(&all) };
+        Self { own, all, covers, tabs: Tabs::none(), whole: None, wholes: Box::default() }
     }
 
     /// Whether charges go to this account.
@@ -95,13 +137,13 @@ impl Chain {
 
     #[inline]
     pub(super) fn accounts(&self) -> &[Arc<Account>] {
-        if self.all.is_empty() { slice::from_ref(&self.own) } else { &self.all }
+        &self.all
     }
 
     /// Whether the own account is the only one.
-    #[cfg(ctxalloc_whole)]
+    #[inline]
     pub(super) fn is_alone(&self) -> bool {
-        self.all.is_empty()
+        self.all.len() == 1
     }
 
     /// Whether all accounts have room; without their locks, whether they had a moment ago.
@@ -379,7 +421,7 @@ impl Chain {
 
     /// Whether it is inside of no other request that has not ended.
     pub(crate) fn is_root(&self) -> bool {
-        self.all.is_empty() || !self.is_inside_of_a_live_one()
+        self.is_alone() || !self.is_inside_of_a_live_one()
     }
 
     /// Whether blocks of the request itself are alive. A moment's answer.

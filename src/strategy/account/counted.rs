@@ -26,6 +26,7 @@ impl Chain {
     }
 
     /// What it holds beside arrays; `None` unless it counts that.
+    #[inline]
     pub(crate) fn whole_stats(&self) -> Option<WholeStats> {
         let parts = self.whole.as_ref()?;
         Some(self.own.lock.with(|| parts.stats(self.own.peak_bytes())))

@@ -1,7 +1,7 @@
 //! Which reservations a chain draws on, and who waits for room in an account. What it is all for: `reservation.rs`.
 
 use super::reserved::{Cover, Covers, NOBODY};
-use super::{Account, Kind, RELAXED};
+use super::{Account, Accounts, Kind, RELAXED};
 use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::atomic::AtomicUsize;
@@ -60,13 +60,13 @@ pub(super) fn with_parents(budget: Option<&Arc<Account>>) -> impl Iterator<Item 
 
 /// What comes out of a reservation is charged to everything that the reservation was taken from: adds the accounts
 /// above those of these requests that have one and have not ended. Some may be there more than once afterwards.
-pub(super) fn add_above_reservations(accounts: &mut Vec<Arc<Account>>) {
+pub(super) fn add_above_reservations(accounts: &mut Accounts) {
     if accounts.iter().all(|account| account.above_reservation().is_empty()) {
         return;
     }
     accounts.sort_unstable_by_key(|account| Reverse(account.id));
-    let (mut known, mut found) = (HashSet::new(), Vec::new());
-    for account in &*accounts {
+    let (mut known, mut found) = (HashSet::new(), Vec::<Arc<Account>>::new());
+    for account in accounts.iter() {
         // Where it is above a younger one of these, this was done when that one began: what is above it is known too.
         // So of requests inside of each other only the innermost is looked through.
         if !known.contains(&Arc::as_ptr(account)) {
@@ -74,7 +74,7 @@ pub(super) fn add_above_reservations(accounts: &mut Vec<Arc<Account>>) {
             found.extend(fresh.filter_map(Weak::upgrade));
         }
     }
-    accounts.append(&mut found);
+    accounts.extend(found);
 }
 
 /// What the reservations of these accounts, the youngest first, mean to each of them; `None` where there is none. The
@@ -140,7 +140,7 @@ fn each_above(accounts: &[Arc<Account>], below: usize, mut found: impl FnMut(usi
 #[cfg(all(test, not(any(ctxalloc_loom, miri))))]
 mod tests {
     use super::super::chain::Chain;
-    use super::{Account, Arc, Cover, Kind, NOBODY, RELAXED, Weak, add_above_reservations, covers_of};
+    use super::{Account, Accounts, Arc, Cover, Kind, NOBODY, RELAXED, Weak, add_above_reservations, covers_of};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -211,7 +211,7 @@ mod tests {
                     prop_assert!(naive_covers(chain.accounts()).iter().skip(1).all(|cover| cover.0 == NOBODY));
                 }
                 for chain in &chains {
-                    let mut accounts = chain.accounts().to_vec();
+                    let mut accounts: Accounts = chain.accounts().iter().cloned().collect();
                     let naive = naive_above(&accounts);
                     add_above_reservations(&mut accounts);
                     let found: BTreeSet<_> = accounts.iter().map(|account| account.id).collect();

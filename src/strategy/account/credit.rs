@@ -72,7 +72,7 @@ impl Chain {
     #[inline]
     pub(super) fn with_accounts<R>(&self, work: impl FnOnce() -> R) -> R {
         with_all(self.accounts(), || {
-            self.own.give_loans_back(&self.all);
+            self.own.give_loans_back(self.accounts());
             if let Some(tab) = self.tabs.here() {
                 tab.give_loans_back(self.accounts());
             }
@@ -121,7 +121,7 @@ impl Chain {
     /// Borrows of all accounts above, if each has something to lend and this thread owns the request; where threads
     /// share it, for this thread's tab. Under the locks of all.
     pub(super) fn borrow(&self) {
-        let own = &self.own;
+        let own: &Arc<Account> = &self.own;
         if !self.is_plain() || !own.is_of_request() || !own.wants_to_borrow() {
             return;
         }

@@ -17,6 +17,7 @@ mod chosen;
 mod counted;
 mod cover;
 mod credit;
+mod few;
 mod guarantee;
 mod known;
 mod lending;
@@ -58,6 +59,7 @@ pub(crate) use whole::Force;
 use super::pool::clock;
 use crate::sync::{AsOwnerLock, OwnerLock};
 use asking::Missing;
+use few::Few;
 use known::Listed;
 use lent::{Credit, Lending};
 use refused::{REMEMBERED, RefusalNote};
@@ -81,6 +83,10 @@ const SCALARS_FACTOR: usize = 16;
 
 /// The size on record of a block that no account counts.
 pub(crate) const UNCOUNTED: usize = 0;
+
+/// Accounts, most often no more than these: a request below a tenant, a service and a process.
+const NEAR: usize = 4;
+type Accounts = Few<Arc<Account>, NEAR>;
 
 /// How many requests and budgets a request may be inside of.
 pub(crate) const MAX_DEPTH: usize = 4096;
@@ -171,7 +177,7 @@ enum Kind {
         /// limit of each budget.
         overdraft_bytes: usize,
         /// The other accounts that it is charged to. Weak, so that an ended request does not keep them alive.
-        above: Box<[Weak<Account>]>,
+        above: Few<Weak<Account>, NEAR>,
     },
 }
 
@@ -215,7 +221,14 @@ fn count(number: &AtomicU64, change: u64) {
 }
 
 impl Account {
-    fn new(name: Option<Arc<str>>, limit_bytes: Option<usize>, kind: Kind, lock: OwnerLock) -> Self {
+    #[inline(always)]
+    fn new(
+        name: Option<Arc<str>>,
+        limit_bytes: Option<usize>,
+        kind: Kind,
+        lock: OwnerLock,
+        reservation: Option<Reservation>,
+    ) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let is_alone = matches!(&kind, Kind::Request { above, .. } if above.is_empty());
         Self {
@@ -241,7 +254,7 @@ impl Account {
             waiting: AtomicUsize::new(0),
             max_waiting: AtomicUsize::new(MAX_WAITING),
             was_full: AtomicBool::new(false),
-            reservation: None,
+            reservation,
             promised_bytes: AtomicUsize::new(0),
             missing: Missing::new(),
             is_chosen: AtomicBool::new(false),
@@ -266,8 +279,8 @@ impl Account {
         parent: Option<Arc<Self>>,
         reservation: Option<Reservation>,
     ) -> Arc<Self> {
-        let mut account = Self::new(Some(name.into()), limit_bytes, Kind::Budget { parent }, OwnerLock::new());
-        account.reservation = reservation;
+        let kind = Kind::Budget { parent };
+        let account = Self::new(Some(name.into()), limit_bytes, kind, OwnerLock::new(), reservation);
         if let Kind::Budget { parent: Some(parent) } = &account.kind {
             parent.is_below_no_more();
         }
@@ -310,6 +323,16 @@ impl Account {
         } else {
             self.live_bytes.load(Ordering::Acquire)
         }
+    }
+
+    /// Whether it has live blocks. Not under its lock.
+    #[cfg(feature = "python")]
+    #[inline]
+    pub(crate) fn has_live_blocks(&self) -> bool {
+        if self.may_lend() {
+            return self.stats().live_blocks > 0;
+        }
+        self.live_blocks.load(RELAXED) > 0
     }
 
     pub(crate) fn peak_bytes(&self) -> usize {

@@ -165,7 +165,7 @@ impl Chain {
 
     /// Whether the next charge had better go the long way, on which the request may borrow. Under the own lock.
     fn should_borrow(&self) -> bool {
-        !self.all.is_empty() && self.own.wants_to_borrow()
+        !self.is_alone() && self.own.wants_to_borrow()
     }
 
     /// Gives the charge of a block back, if this thread owns all accounts and nobody waits for room; else `None`, and

@@ -6,6 +6,7 @@
 //! made on, so they begin in the middle of what a number can be. The tab of a thread that has ended, and what it has
 //! borrowed, is the next thread's.
 
+use super::few::Few;
 use super::lent::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
 use crate::sync::{Once, Section, place_of_this_thread};
@@ -92,9 +93,9 @@ impl Account {
             refusals: AtomicU64::new(0),
             begun: Duration::ZERO,
             overdraft_bytes: 0,
-            above: Box::default(),
+            above: Few::new(),
         };
-        let mut tab = Self::new(None, None, kind, OwnerLock::new_owned());
+        let mut tab = Self::new(None, None, kind, OwnerLock::new_owned(), None);
         tab.credit = Credit::of_tab(request.number());
         tab.ceiling.store(0, RELAXED);
         tab.live_bytes.store(MIDDLE, RELAXED);

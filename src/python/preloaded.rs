@@ -14,7 +14,7 @@ pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *
 pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
 
 /// The version of `preload.c` that this module agrees with.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// Where the library is.
 pub(super) struct Preloaded {

@@ -7,9 +7,10 @@
 //! found by name, their places in the table by their addresses, and what is not as expected leaves Arrow as it was.
 
 use super::addresses::Addresses;
-use super::decide::{ALIGN, EXACT_FROM, allocate_for, is_native, release, resize_for, selected};
+use super::decide::{ALIGN, EXACT_FROM, allocate_for, is_native, pays_for_growth, release, resize_for, selected};
 use super::shared::{DONE, GetThread, Kind, Library, PASS, REFUSED, Thread};
 use super::walk::extent;
+use crate::handler::Handler;
 use crate::handler::requests::{Tickets, give_tickets, is_live, ticket_of};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::{is_paused, unattributed};
@@ -287,9 +288,14 @@ impl Pool {
 // status and `out` are places for the answer, blocks are live ones of that pool with their sizes.
 
 impl Arrow {
+    /// The request of this pool, unless it has ended.
+    fn owner(&self, pool: *mut Object) -> Option<Handler> {
+        self.addresses.handler(pool.cast()).filter(|&handler| is_live(handler))
+    }
+
     /// A block for the request of this pool, or the thread's own.
     fn place(&self, pool: *mut Object, size: usize, align: i64, counted_bytes: usize) -> (u32, *mut u8) {
-        let owner = || self.addresses.handler(pool.cast()).filter(|&handler| is_live(handler));
+        let owner = || self.owner(pool);
         let Some(align) = usize::try_from(align).ok().filter(|align| align.is_power_of_two()) else {
             return (PASS, null_mut());
         };
@@ -378,7 +384,10 @@ unsafe extern "C" fn reallocate(
         }
         // As `realloc`: a block keeps its owner, and one that was small may become a sample by what it grows by.
         let pass = || unwatched(|| (original.reallocate)(status, original.object, old_size, new_size, align, place));
-        if wanted <= before || before >= EXACT_FROM {
+        if wanted <= before {
+            return pass();
+        }
+        if before >= EXACT_FROM && own(|thread| pays_for_growth(thread, || arrow.owner(pool))) != Some(true) {
             return pass();
         }
         match arrow.place(pool, wanted, align, wanted - before) {
@@ -418,7 +427,7 @@ unsafe fn resize_placed(
         }
         let Some(block) = NonNull::new(old) else { return status };
         let (outcome, moved) = if align <= ALIGN as i64 {
-            own(|thread| resize_for(thread, block, wanted)).unwrap_or((REFUSED, null_mut()))
+            own(|thread| resize_for(thread, || arrow.owner(pool), block, wanted)).unwrap_or((REFUSED, null_mut()))
         } else {
             (PASS, null_mut())
         };

@@ -6,11 +6,11 @@ use super::place::{Places, Record};
 use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{DONE, Kind, NOT_RAISING, NOTED, OWED, PASS, REFUSED, Slow, Thread, handler_of};
+use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, REFUSED, Slow, Thread, ZEROED, handler_of};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Beyond, Charged, Payer, charge, is_refused, tell_by_null};
-use crate::strategy::account::{Force, Weight};
+use crate::handler::requests::{Beyond, Charged, Handed, Payer, charge, is_counted, is_refused, tell_by_null};
+use crate::strategy::account::{Force, WHOLE_REQUESTS, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
 use std::ffi::c_void;
@@ -71,7 +71,7 @@ struct Decider {
 
 static DECIDER: Made<Decider> = Made::new();
 
-pub(super) static SLOW: Slow = Slow { allocate, resize, release, usable };
+pub(super) static SLOW: Slow = Slow { allocate, resize, release, usable, requests: &WHOLE_REQUESTS };
 
 /// Whether the binding knows only what it found the last time.
 fn remembers() -> bool {
@@ -114,7 +114,7 @@ unsafe extern "C" fn allocate(
     kind: u32,
     size_bytes: usize,
     align: usize,
-    zeroed: u32,
+    how: u32,
     outcome: *mut u32,
 ) -> *mut c_void {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
@@ -128,8 +128,11 @@ unsafe extern "C" fn allocate(
     }
     let is_sample = size_bytes < EXACT_FROM && thread.settle(remembers());
     let (done, block) = match DECIDER.get() {
+        // It stays nobody's, and is not one more that is.
+        Some(decider) if how & GROWN != 0 && !decider.is_counted(thread) => (PASS, null_mut()),
         Some(decider) if thread.may_decide() => {
-            let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed: zeroed != 0, is_sample };
+            let zeroed = how & ZEROED != 0;
+            let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed, is_sample };
             let is_object = wanted.kind != Kind::Native || thread.object > 0;
             decider.allocate(thread, wanted, || None, || decider.answer(size_bytes, is_object))
         }
@@ -186,11 +189,16 @@ pub(super) fn allocate_for(
 ///
 /// # Safety
 /// - `block` is one, is aligned to no more than [`ALIGN`], and is not used again after `DONE`.
-pub(super) unsafe fn resize_for(thread: &mut Thread, block: NonNull<u8>, size_bytes: usize) -> (u32, *mut u8) {
+pub(super) unsafe fn resize_for(
+    thread: &mut Thread,
+    owner: impl FnOnce() -> Option<Handler>,
+    block: NonNull<u8>,
+    size_bytes: usize,
+) -> (u32, *mut u8) {
     match DECIDER.get() {
         // SAFETY: this function's contract.
         Some(decider) if !is_forking() => unsafe {
-            decider.resize(thread, Kind::Native, block, size_bytes, answer_to_arrow)
+            decider.resize(thread, Kind::Native, block, size_bytes, owner, answer_to_arrow)
         },
         _ => (REFUSED, null_mut()),
     }
@@ -203,6 +211,11 @@ fn answer_to_arrow() -> Answer {
 /// Whether a block is a placed one of native memory.
 pub(super) fn is_native(block: *const u8) -> bool {
     DECIDER.get().is_some_and(|decider| decider.places.contains(Kind::Native, block))
+}
+
+/// Whether this thread's request, or else `owner`, pays for a block that was nobody's and grows.
+pub(super) fn pays_for_growth(thread: &mut Thread, owner: impl FnOnce() -> Option<Handler>) -> bool {
+    WHOLE_REQUESTS.load(Ordering::Relaxed) > 0 && selected(thread).or_else(owner).is_some_and(is_counted)
 }
 
 /// The handler of the request that is selected on this thread.
@@ -358,7 +371,7 @@ impl Decider {
         }
     }
 
-    /// `PASS`: its request has ended, and the block is to be a new one of whoever asks now.
+    /// `PASS`: its request has ended, and the block is to be a new one, of nobody. `owner`: as for a new one.
     ///
     /// # Safety
     /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
@@ -368,8 +381,10 @@ impl Decider {
         kind: Kind,
         block: NonNull<u8>,
         size_bytes: usize,
+        owner: impl FnOnce() -> Option<Handler>,
         answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
+        let may_decide = thread.may_decide();
         let thread = busy(thread);
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { self.places.record(block) };
@@ -377,8 +392,15 @@ impl Decider {
         let growth = size_bytes.saturating_sub(old.size_bytes);
         // SAFETY: the block is charged to it.
         if growth > 0 && size_bytes >= EXACT_FROM && unsafe { payer.has_ended() } {
-            // Its limit is not that of whoever goes on with it, and who lets it grow pays: for a new one.
-            return (PASS, null_mut());
+            // Its limit is not that of whoever goes on with it, and who lets it grow pays.
+            let selected = if may_decide { (self.binding.selected)(thread.0).or_else(owner) } else { None };
+            return match selected.filter(|_| range::may_be_had(growth)) {
+                // SAFETY: this function's contract, and `payer` is the block's.
+                Some(handler) => unsafe {
+                    self.hand_over(thread.0, kind, (block, old, payer), size_bytes, handler, answer)
+                },
+                None => (PASS, null_mut()),
+            };
         }
         if !range::may_be_had(growth) {
             // SAFETY: the block is charged to it.
@@ -418,6 +440,62 @@ impl Decider {
     }
 }
 
+impl Decider {
+    /// Whether a request is charged what this thread makes.
+    fn is_counted(&self, thread: &mut Thread) -> bool {
+        thread.may_decide() && (self.binding.selected)(busy(thread).0).is_some_and(is_counted)
+    }
+
+    /// A block of a request that has ended grows: from now on who has this handler pays. `PASS`: nobody pays, or the
+    /// block is to be a new one.
+    ///
+    /// # Safety
+    /// - the block is a live placed one of this kind with this record and payer; after `DONE` it is not used again.
+    unsafe fn hand_over(
+        &self,
+        thread: &mut Thread,
+        kind: Kind,
+        (block, old, payer): (NonNull<u8>, Record, Payer),
+        size_bytes: usize,
+        handler: Handler,
+        answer: impl FnOnce() -> Answer,
+    ) -> (u32, *mut u8) {
+        let (before, after) = (old.weight(), Weight { bytes: size_bytes, is_sample: false, ..old.weight() });
+        // SAFETY: the block is charged to `payer` with `before`, until somebody else pays.
+        let mut handed = unsafe { payer.hand_over(handler, before, after, None) };
+        if matches!(handed, Handed::Refused) {
+            match answer() {
+                Answer::Refuse | Answer::RefusePython => return told_by_null(thread),
+                Answer::Pass => return (PASS, null_mut()),
+                Answer::Grant => {}
+            }
+            // SAFETY: as above: the charge is as it was.
+            handed = unsafe { payer.hand_over(handler, before, after, Some(Force::Grant)) };
+            if let Handed::To(payer) = handed {
+                self.overdrawn(thread, payer, false);
+            }
+        }
+        let Handed::To(payer) = handed else { return (PASS, null_mut()) };
+        // SAFETY: the block is live and of this kind; where it is not resized it keeps its size, and its new payer.
+        unsafe {
+            match self.places.resize(kind, block, Record::new(payer, size_bytes, after, 0)) {
+                Some(moved) => {
+                    if is_profiled() {
+                        (self.binding.profile.freed)(block.addr().get());
+                        (self.binding.profile.made)(moved.addr().get(), after, 1, handler);
+                    }
+                    (DONE, moved.as_ptr())
+                }
+                None => {
+                    payer.reweigh(after, before, Some(Force::Undo));
+                    self.places.note(block, &old, Record::new(payer, old.size_bytes, before, old.drawn_bytes));
+                    (REFUSED, null_mut())
+                }
+            }
+        }
+    }
+}
+
 /// # Safety
 /// - called by `preload.c`: the thread is this one, `block` a live placed block of this kind, `outcome` a place.
 unsafe extern "C" fn resize(
@@ -438,8 +516,8 @@ unsafe extern "C" fn resize(
     unsafe {
         let thread = &mut *thread;
         let is_object = Kind::of(kind) != Kind::Native || thread.object > 0;
-        let (done, moved) =
-            decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || decider.answer(size_bytes, is_object));
+        let answer = || decider.answer(size_bytes, is_object);
+        let (done, moved) = decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || None, answer);
         outcome.write(done);
         moved.cast()
     }

@@ -16,6 +16,7 @@ mod addresses;
 mod apart;
 mod arrow;
 mod decide;
+mod functions;
 mod nobodys;
 mod place;
 mod range;

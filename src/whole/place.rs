@@ -168,6 +168,19 @@ impl Places {
         unsafe { block.sub(RECORD).cast::<Record>().read() }
     }
 
+    /// Writes another record of a block that stays as it is.
+    ///
+    /// # Safety
+    /// - `block` is a live one of [`allocate`](Self::allocate), whose record is `old`; the new one has its sizes.
+    pub(super) unsafe fn note(&self, block: NonNull<u8>, old: &Record, record: Record) {
+        if old.is_apart() {
+            self.table.write(block.addr().get(), record.apart());
+        } else {
+            // SAFETY: the old record lies there (this function's contract).
+            unsafe { block.sub(RECORD).cast::<Record>().write(record.behind(old.offset())) };
+        }
+    }
+
     /// Takes a block back, whose charge is over.
     ///
     /// # Safety

@@ -40,12 +40,15 @@ struct thread {
 
 enum { NATIVE, MEM, OBJ, KINDS };
 enum { DONE, PASS, REFUSED };
+/* How a block is wanted. GROWN: in place of one that is nobody's. */
+enum { ZEROED = 1, GROWN = 2 };
 
 struct slow {
-    void *(*allocate)(struct thread *, uint32_t kind, size_t size, size_t align, uint32_t zeroed, uint32_t *outcome);
+    void *(*allocate)(struct thread *, uint32_t kind, size_t size, size_t align, uint32_t how, uint32_t *outcome);
     void *(*resize)(struct thread *, uint32_t kind, void *block, size_t size, uint32_t *outcome);
     void (*release)(struct thread *, uint32_t kind, void *block);
     size_t (*usable)(void *block);
+    const size_t *requests; /* how many may be charged blocks */
 };
 
 static __thread struct thread self __attribute__((tls_model("initial-exec")));
@@ -150,7 +153,7 @@ __attribute__((constructor)) static void find_early(void) {
 }
 
 /* Rust decides about a block. NULL with PASS: it goes to the next allocator. */
-static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, bool zeroed, uint32_t *outcome) {
+static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, uint32_t how, uint32_t *outcome) {
     const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
     *outcome = PASS;
     if (!decider) {
@@ -158,7 +161,7 @@ static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t
         return NULL;
     }
     int saved = errno;
-    void *block = decider->allocate(&self, kind, size, align, zeroed, outcome);
+    void *block = decider->allocate(&self, kind, size, align, how, outcome);
     errno = *outcome == REFUSED ? ENOMEM : saved;
     return block;
 }
@@ -172,7 +175,7 @@ static inline bool is_due(size_t size) {
 
 static __attribute__((noinline)) void *malloc_slowly(size_t size, bool zeroed, const void *caller) {
     uint32_t outcome = PASS;
-    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, zeroed, &outcome);
+    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, zeroed ? ZEROED : 0, &outcome);
     if (outcome != PASS) return block;
     return zeroed ? next.calloc(1, size) : next.malloc(size);
 }
@@ -241,9 +244,10 @@ static __attribute__((noinline)) void *replace_placed(int kind, void *block, voi
     return larger;
 }
 
-static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size, const void *caller) {
+static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size, uint32_t how,
+                                                      const void *caller) {
     uint32_t outcome = PASS;
-    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, false, &outcome);
+    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, how, &outcome);
     if (outcome == PASS) return next.realloc(old, size);
     if (block) {
         memcpy(block, old, old_size < size ? old_size : size);
@@ -264,16 +268,21 @@ EXPORT void *realloc(void *old, size_t size) {
         void *moved = resize_placed(kind, old, size, &outcome);
         return outcome == PASS ? replace_placed(kind, old, malloc(size)) : moved;
     }
-    if (!__atomic_load_n(&slow, __ATOMIC_RELAXED) || size == 0) return next.realloc(old, size);
-    /* A block keeps its owner, so a large one that is not placed stays nobody's. One that was small and no sample may
-     * become one by what it grows by. */
+    const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
+    if (!decider || size == 0) return next.realloc(old, size);
+    /* A large block that is not placed is nobody's until a request lets it grow, which then pays for it. One that was
+     * small and no sample may become one by what it grows by. */
     size_t old_size = next.usable(old), exact = __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
-    if (size <= old_size || old_size >= exact + SPARE) return next.realloc(old, size);
+    if (size <= old_size) return next.realloc(old, size);
+    if (old_size >= exact + SPARE) {
+        if (LIKELY(!__atomic_load_n(decider->requests, __ATOMIC_RELAXED))) return next.realloc(old, size);
+        return realloc_slowly(old, old_size, size, GROWN, __builtin_return_address(0));
+    }
     if (size < exact) {
         self.left -= (int64_t)(size - old_size);
         if (LIKELY(self.left >= 0)) return next.realloc(old, size);
     }
-    return realloc_slowly(old, old_size, size, __builtin_return_address(0));
+    return realloc_slowly(old, old_size, size, 0, __builtin_return_address(0));
 }
 
 EXPORT void *reallocarray(void *old, size_t count, size_t each) {
@@ -289,7 +298,7 @@ EXPORT void *memalign(size_t align, size_t size) {
     /* What is no power of two is the next allocator's to judge. */
     if (LIKELY(!is_due(size)) || align == 0 || (align & (align - 1))) return next.memalign(align, size);
     uint32_t outcome;
-    void *block = decide(NATIVE, size, align, false, &outcome);
+    void *block = decide(NATIVE, size, align, 0, &outcome);
     return outcome == PASS ? next.memalign(align, size) : block;
 }
 
@@ -359,7 +368,7 @@ static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool
     const struct allocator *own = &original[kind];
     if (size <= SMALL_OBJECT) {
         uint32_t outcome;
-        void *block = decide(kind, size, 16, zeroed, &outcome);
+        void *block = decide(kind, size, 16, zeroed ? ZEROED : 0, &outcome);
         if (block && frees_by_raw()) count_raw(own);
         if (outcome != PASS) return block;
         return zeroed ? own->calloc(own->ctx, 1, size) : own->malloc(own->ctx, size);
@@ -443,7 +452,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, cons
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 6
+#define VERSION 7
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

@@ -3,6 +3,7 @@
 use crate::handler::Handler;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicUsize;
 
 /// Which of the three ranges a block is in, and who asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +116,12 @@ pub(crate) struct Slow {
     pub(super) resize: unsafe extern "C" fn(*mut Thread, u32, *mut c_void, usize, *mut u32) -> *mut c_void,
     pub(super) release: unsafe extern "C" fn(*mut Thread, u32, *mut c_void),
     pub(super) usable: unsafe extern "C" fn(*mut c_void) -> usize,
+    pub(super) requests: &'static AtomicUsize,
 }
+
+/// How a block is wanted: zeroed; in place of one that is nobody's, and grows.
+pub(super) const ZEROED: u32 = 1;
+pub(super) const GROWN: u32 = 2;
 
 pub(super) const DONE: u32 = 0;
 pub(super) const PASS: u32 = 1;

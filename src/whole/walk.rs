@@ -1,6 +1,8 @@
 //! Who asked for a block that a limit refuses: up the native stack to Python's loop. NULL goes only to libraries that
 //! are known to survive it.
 
+use super::functions::{Functions, What};
+use crate::sync::Made;
 use std::ffi::{CStr, c_int, c_void};
 
 /// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
@@ -26,20 +28,44 @@ const FILES: &[&str] = &["libz.so", "libsqlite3.so", "libexpat.so", "liblzma.so"
 /// The preloaded library's file.
 const OWN: &[u8] = b"libctxalloc_whole";
 
-/// A module of the standard library that is none: what steps asyncio's tasks would lose a task whose next step it
-/// cannot note, and a waiter that it cannot wake.
-const ASYNCIO: &[u8] = b"_asyncio.";
+/// Pillow's functions that make a decoder or an encoder. Where the state of one (20 KiB for GIF) is refused, they free
+/// pointers that they have not set yet.
+const PILLOWS: &[u8] = b"PyImaging_";
+const PILLOWS_END: &[u8] = b"coderNew";
+
+/// The parser of XML, which is in Python's module or in a library of its own. `ParserCreate` uses its parser (1 KiB and
+/// more) before it looks whether there is one; what calls the parser from C (`_elementtree`) looks first.
+const EXPATS: &[&str] = &["pyexpat.", "libexpat.so"];
+/// Blocks of the parser alone are refused from so many bytes on: its buffer for a long piece of text.
+const EXPATS_FROM: usize = 4 << 10;
+
+/// Libraries of these packages and folders that are none. What steps asyncio's tasks would lose a task whose next step
+/// it cannot note, and a waiter that it cannot wake; what writes AVIF for Pillow goes on with what it has not got.
+const OTHERS: &[&str] = &["_asyncio.", "libavif"];
+
+/// Whether this function is one that uses what it was refused.
+fn forgets_to_look(function: &[u8]) -> bool {
+    function.starts_with(PILLOWS) && function.ends_with(PILLOWS_END)
+}
+
+/// The name of a file without its folder.
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}
+
+fn starts(file: &[u8], names: &[&str]) -> bool {
+    names.iter().any(|name| file.starts_with(name.as_bytes()))
+}
 
 /// Whether the library in this file is one of them. Only what follows the folder of the packages counts: where that is,
 /// anything may be in its path.
 fn survives(path: &[u8], size_bytes: usize) -> bool {
     let parts = || path.rsplit(|&byte| byte == b'/');
-    let (file, folder) = (parts().next().unwrap_or_default(), parts().nth(1).unwrap_or_default());
-    let starts = |names: &[&str]| names.iter().any(|name| file.starts_with(name.as_bytes()));
-    if file.starts_with(ASYNCIO) {
+    let (file, folder) = (file_name(path), parts().nth(1).unwrap_or_default());
+    if starts(file, OTHERS) {
         return false;
     }
-    if starts(FILES) || file.starts_with(OWN) || folder == b"lib-dynload" {
+    if starts(file, FILES) || file.starts_with(OWN) || folder == b"lib-dynload" {
         return true;
     }
     // From the end: the part before that of the packages' folder is the package.
@@ -53,10 +79,6 @@ fn survives(path: &[u8], size_bytes: usize) -> bool {
         package = Some(part);
     }
     false
-}
-
-fn file_name(path: &[u8]) -> &[u8] {
-    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
 /// Frames that are looked at.
@@ -84,6 +106,9 @@ struct Walk {
     frames: u32,
     survive: bool,
     has_library: bool,
+    /// Whether the parser of XML is one of them, and whether another library is.
+    is_expats: bool,
+    is_others: bool,
     is_allocators: bool,
     reached_python: bool,
 }
@@ -231,12 +256,30 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
             return GO_ON;
         }
     }
-    walk.has_library |= !file_name(name).starts_with(OWN);
-    if !survives(name, walk.size_bytes) {
+    let file = file_name(name);
+    walk.has_library |= !file.starts_with(OWN);
+    // SAFETY: the name of a function, if it has one, which ends with NUL.
+    let function = unsafe { name_at(&info) };
+    if !survives(name, walk.size_bytes) || forgets_to_look(function) {
         walk.survive = false;
         return STOP;
     }
+    let is_expats = starts(file, EXPATS);
+    walk.is_expats |= is_expats;
+    walk.is_others |= !is_expats && !file.starts_with(OWN);
     GO_ON
+}
+
+/// The name of the function that `dladdr` has found; empty: it has none that others may call.
+///
+/// # Safety
+/// - `dladdr` has filled it in, and its library is loaded.
+unsafe fn name_at(info: &libc::Dl_info) -> &[u8] {
+    if info.dli_sname.is_null() {
+        return &[];
+    }
+    // SAFETY: a name in the library's table, which ends with NUL.
+    unsafe { CStr::from_ptr(info.dli_sname) }.to_bytes()
 }
 
 struct Search<'a> {
@@ -267,33 +310,43 @@ pub(crate) fn is_called_outside_of(python: Python, within: &[(usize, usize)]) ->
 
 /// The library of Arrow's whose callers of a pool survive a refusal: the reader of CSV, for one, does not.
 const ARROWS_SURVIVOR: &[u8] = b"libparquet.so";
+/// Its functions, by their names. Those that write a file throw where no caller catches, or go on with what they have
+/// not got; so who is not known to read is no survivor.
+static ARROWS_FUNCTIONS: Made<Option<Functions>> = Made::new();
 
 struct Reader {
     frames: u32,
-    found: bool,
+    reads: bool,
+    writes: bool,
 }
 
 extern "C" fn find_reader(context: *mut c_void, reader: *mut c_void) -> c_int {
     let mut info = empty();
     // SAFETY: the reader of `is_called_by_a_reader`, which waits for the end; the context that the unwinder gave; any
     // address may be asked for, with a place for the answer; the name of a loaded library, which ends with NUL.
-    let (reader, path) = unsafe {
+    let (reader, ip, path) = unsafe {
         let ip = _Unwind_GetIP(context);
         let is_known = libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) != 0 && !info.dli_fname.is_null();
-        (&mut *reader.cast::<Reader>(), if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] })
+        let path = if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] };
+        (&mut *reader.cast::<Reader>(), ip, path)
     };
     reader.frames += 1;
-    reader.found = file_name(path).starts_with(ARROWS_SURVIVOR);
-    if reader.found || reader.frames > MAX_FRAMES { STOP } else { GO_ON }
+    if file_name(path).starts_with(ARROWS_SURVIVOR) {
+        let functions = ARROWS_FUNCTIONS.get_or_make(|| Functions::of(path)).as_ref();
+        let what = functions.and_then(|functions| functions.what(ip - info.dli_fbase.addr()));
+        reader.reads |= what == Some(What::Reads);
+        reader.writes |= what == Some(What::Writes);
+    }
+    if reader.writes || reader.frames > MAX_FRAMES { STOP } else { GO_ON }
 }
 
-/// Whether Arrow's reader of Parquet is among the callers, on any thread. Without a lock.
+/// Whether Arrow's reader of Parquet is among the callers, on any thread, and its writer is not. Without a lock.
 #[cold]
 pub(super) fn is_called_by_a_reader() -> bool {
-    let mut reader = Reader { frames: 0, found: false };
+    let mut reader = Reader { frames: 0, reads: false, writes: false };
     // SAFETY: `find_reader` is given the reader, which lives until this returns.
     unsafe { _Unwind_Backtrace(find_reader, (&raw mut reader).cast()) };
-    reader.found
+    reader.reads && !reader.writes
 }
 
 /// What is done about a block that a limit has no room for.
@@ -335,6 +388,8 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
         frames: 0,
         survive: true,
         has_library: false,
+        is_expats: false,
+        is_others: false,
         is_allocators: false,
         reached_python: false,
     };
@@ -343,7 +398,8 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
     if walk.is_allocators {
         return Answer::Pass;
     }
-    match Answer::refuse_if(walk.survive && walk.reached_python) {
+    let is_parsers_own = walk.is_expats && !walk.is_others && size_bytes < EXPATS_FROM;
+    match Answer::refuse_if(walk.survive && walk.reached_python && !is_parsers_own) {
         Answer::Refuse if !walk.has_library => Answer::RefusePython,
         answer => answer,
     }
@@ -417,6 +473,7 @@ mod tests {
             assert!(survives(path.as_bytes(), 1), "{path}");
         }
         assert!(!survives(b"/usr/lib/python3.11/lib-dynload/_asyncio.cpython-311-x86_64-linux-gnu.so", 1));
+        assert!(!survives(b"/usr/lib/python3.11/site-packages/pillow.libs/libavif-c6062d5f.so.16.4.2", 1 << 20));
         for (path, from_bytes) in [
             ("/usr/lib/python3/dist-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so", 1 << 20),
             ("/usr/lib/python3/dist-packages/PIL/_imaging.cpython-311-x86_64-linux-gnu.so", 4 << 10),

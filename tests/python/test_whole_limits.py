@@ -95,6 +95,64 @@ def test_a_library_that_would_die_gets_its_block_and_the_request_ends(name):
 
 
 @needs_library
+def test_a_parser_of_xml_is_made_whatever_the_limit():
+    """CPython uses it before it looks whether there is one."""
+    granted = check("""
+        from xml.parsers.expat import ParserCreate
+        granted = 0
+        for step in range(300):
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=1 + step * 100) as request:
+                    held = []
+                    try:
+                        while True:
+                            held.append(bytearray(1500))
+                    except MemoryError:
+                        pass
+                    parser = ParserCreate(namespace_separator=" " if step % 2 else None)
+                    parser.Parse("<a b='c'>text</a>", True)
+            except ctxalloc.BudgetExceeded:
+                pass
+            granted += request.stats.whole.granted
+        print(granted)
+    """)
+    assert int(granted) > 100
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["etree", "minidom", "sax"])
+def test_what_is_read_of_xml_is_held_to_the_limit(kind):
+    work = {
+        "etree": "import xml.etree.ElementTree as tree; work = lambda: tree.fromstring(text)",
+        "minidom": "import xml.dom.minidom as dom; work = lambda: dom.parseString(text)",
+        "sax": """
+            import xml.sax
+            class Keeps(xml.sax.ContentHandler):
+                def startDocument(self):
+                    self.kept = []
+                def characters(self, content):
+                    self.kept.append(content * 100)
+            work = lambda: xml.sax.parseString(text, Keeps())
+        """,
+    }[kind]
+    check(
+        textwrap.dedent(work)
+        + textwrap.dedent("""
+        text = "<a>" + "<b c='1'>some text</b>" * 50_000 + "</a>"
+        request = ctxalloc.request(whole=True, limit_bytes=6 * MiB)
+        try:
+            with request:
+                kept = work()
+        except Exception as error:
+            assert isinstance(error, ctxalloc.BudgetExceeded) or type(error).__name__ == "ParseError", repr(error)
+        else:
+            raise AssertionError(request.stats)
+        assert request.stats.peak_bytes <= 7 * MiB, request.stats
+        """)
+    )
+
+
+@needs_library
 def test_a_program_that_handles_refusals_goes_on_below_its_limit():
     check("""
         refused = 0

@@ -48,6 +48,92 @@ def test_who_lets_a_block_of_an_ended_request_grow_pays():
     """)
 
 
+def test_a_tenant_pays_only_for_what_a_block_of_an_ended_request_grows_by():
+    check("""
+        tenant = ctxalloc.Budget(10 * MiB, name="tenant")
+        for kind in range(2):
+            with ctxalloc.request(whole=True, budget=tenant) as first:
+                kept, block = (bytearray(6 * MiB), None) if kind else (None, libc.malloc(6 * MiB))
+            before = tenant.in_use_bytes
+            with ctxalloc.request(whole=True, budget=tenant) as second:
+                if kind:
+                    kept.extend(bytes(KiB) * 700)
+                else:
+                    block = libc.realloc(block, 6 * MiB + 700 * KiB)
+                    assert block
+            assert second.stats.live_bytes >= 6 * MiB + 700 * KiB > 300 * KiB > first.stats.live_bytes
+            assert 0 <= tenant.in_use_bytes - before - 700 * KiB < 900 * KiB, (before, tenant)
+            try:
+                with ctxalloc.request(whole=True, budget=tenant) as third:
+                    if kind:
+                        kept.extend(bytes(KiB) * 5000)
+                    else:
+                        assert not libc.realloc(block, 11 * MiB)
+                        raise MemoryError
+            except ctxalloc.BudgetExceeded as error:
+                assert error.limit_bytes == 10 * MiB and error.requested_bytes < 6 * MiB, error
+            else:
+                raise AssertionError(third.stats)
+            assert second.stats.live_bytes >= 6 * MiB + 700 * KiB and third.stats.live_bytes < 300 * KiB
+            libc.free(block)
+            del kept
+            assert tenant.in_use_bytes < 500 * KiB, tenant
+    """)
+
+
+def test_who_lets_a_block_grow_that_was_nobodys_pays():
+    """A list that a module made as it was imported, and the buffers of C."""
+    check("""
+        text = bytearray(50_000)
+        lists = [list(range(1000)) for _ in range(2)]
+        block, large = libc.malloc(5000), libc.malloc(20 * MiB)
+        ctypes.memset(block, 7, 5000)
+        with ctxalloc.request(whole=True):
+            pass
+        lists[1].extend(range(1000))  # of nobody, without a request
+        with ctxalloc.request(whole=True) as request:
+            before = request.stats.whole.nobodys_bytes
+            lists[0].extend([None] * 5_000_000)
+            text.extend(bytes(MiB))
+            block = libc.realloc(block, 3 * MiB)
+            assert ctypes.string_at(block, 5000) == bytes([7]) * 5000
+            large = libc.realloc(large, 21 * MiB)
+            whole = request.stats.whole
+        assert 40_000_000 < whole.object_bytes < 50_000_000, whole
+        assert 24 * MiB <= whole.native_bytes < 25 * MiB, whole
+        try:
+            with ctxalloc.request(whole=True, limit_bytes=4 * MiB) as limited:
+                lists[1].extend([None] * 5_000_000)
+        except ctxalloc.BudgetExceeded as error:
+            assert error.limit_bytes == 4 * MiB
+        else:
+            raise AssertionError(limited.stats)
+        assert lists[1] == [*range(1000), *range(1000)]
+        libc.free(block)
+        libc.free(large)
+        lists.clear()
+        del text
+        assert request.stats.live_bytes < 300 * KiB and limited.stats.live_bytes < 300 * KiB, request.stats
+    """)
+
+
+def test_what_is_nobodys_and_grows_outside_of_a_request_is_counted_no_more_than_before():
+    check("""
+        with ctxalloc.request(whole=True) as other:
+            pass
+        block = libc.malloc(MiB)
+        before = ctxalloc._native._whole_nobodys_bytes()
+        with ctxalloc.request(whole=True) as request, ctxalloc.use("pool"):
+            for kib in range(1025, 1200):
+                block = libc.realloc(block, kib * KiB)
+        with ctxalloc.request():
+            for kib in range(1200, 1400):
+                block = libc.realloc(block, kib * KiB)
+        assert ctxalloc._native._whole_nobodys_bytes() - before < MiB
+        assert request.stats.live_bytes < 100 * KiB, request.stats
+    """)
+
+
 def test_python_counts_its_blocks_as_it_does_without():
     """One of some hundred objects is no block of Python's; it is freed by way of Python's own function."""
     check("""

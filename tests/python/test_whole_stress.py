@@ -45,7 +45,7 @@ def test_a_block_that_was_small_is_charged_once_it_has_grown():
         blocks = [libc.malloc(size) for size in range(1056, 1100)]
         with ctxalloc.request(whole=True) as request:
             blocks = [libc.realloc(block, 100_000) for block in blocks]
-            assert request.stats.whole.native_bytes < 200 * KiB  # they stay nobody's
+            assert request.stats.whole.native_bytes >= 44 * 100_000  # they were nobody's
     """)
 
 

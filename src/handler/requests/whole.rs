@@ -69,6 +69,16 @@ fn has_no_room(slot: &Slot, bytes: usize) -> bool {
     false
 }
 
+/// What became of the charge of a block whose request has ended and that another one lets grow.
+#[derive(Debug)]
+pub(crate) enum Handed {
+    /// No request counts it: the charge is as it was.
+    Nobody,
+    /// As it was, too: a limit has no room.
+    Refused,
+    To(Payer),
+}
+
 /// What is done where a limit has no room for a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Beyond {
@@ -79,6 +89,12 @@ pub(crate) enum Beyond {
     ToldInReserve,
     /// It is charged.
     Untold,
+}
+
+/// Whether what this handler's request makes beside arrays is charged to a request.
+pub(crate) fn is_counted(handler: Handler) -> bool {
+    let Some(held) = Held::try_on(handler) else { return false };
+    Slot::behind(held.handler()).and_then(paying).is_some()
 }
 
 /// Charges a block that is about to be made for `handler`.
@@ -169,6 +185,42 @@ impl Payer {
                 noted.reweighed(old.bytes, new.bytes, change, || state.chain.refused_last_by())
             }
         }
+    }
+
+    /// Charges its block, which weighs `new` from now on, to whoever pays while `handler` is selected. An account that
+    /// both are charged to changes by the difference.
+    ///
+    /// # Safety
+    /// - a block that weighs `old` is charged to it, which is over after `To`.
+    pub(crate) unsafe fn hand_over(self, handler: Handler, old: Weight, new: Weight, force: Option<Force>) -> Handed {
+        let Some(held) = Held::try_on(handler) else { return Handed::Nobody };
+        let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Handed::Nobody };
+        if NonNull::from(slot) == self.0 {
+            // SAFETY: this function's contract.
+            return if unsafe { self.reweigh(old, new, force) } { Handed::To(self) } else { Handed::Refused };
+        }
+        let (before, after) = (self.slot(), slot.state());
+        let noted_before = before.state().memory.noted().cloned(); // its state may be gone once it is changed
+        let mut is_last = false;
+        let mut change = || {
+            let taken = after.chain.take_over(&before.state().chain, old, new, force, || slot.hold_again());
+            is_last = taken == Some(true);
+            taken.is_some()
+        };
+        let is_taken = match after.memory.noted() {
+            None => change(),
+            Some(noted) => noted.weighed(new.bytes, change, || after.chain.refused_last_by()),
+        };
+        if !is_taken {
+            return Handed::Refused;
+        }
+        if let Some(noted) = noted_before {
+            noted.lightened(old.bytes, || ());
+        }
+        if is_last {
+            before.let_go(); // as in `release`
+        }
+        Handed::To(Self(NonNull::from(slot)))
     }
 
     /// Whether it pays while the request with this handler is selected.

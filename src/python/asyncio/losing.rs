@@ -1,7 +1,7 @@
-//! Where an event loop would lose somebody's work at a limit of a whole request: a MemoryError between the steps of tasks
-//! reaches nobody who waits. The loop tells of it, a task is never stepped again, and a `gather` never ends; one within
-//! `gather` or a TaskGroup's end leaves tasks alone. So there the block is granted, and the request is told at its next
-//! step.
+//! Where an event loop would lose somebody's work at a limit of a whole request: a MemoryError between the steps of
+//! tasks reaches nobody who waits. The loop tells of it, a task is never stepped again, and a `gather` never ends; one
+//! within `gather` or a TaskGroup's end leaves tasks alone. So there the block is granted, and the request is told at
+//! its next step.
 
 use crate::python::attached;
 use crate::python::imported::Imported;

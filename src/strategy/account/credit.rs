@@ -72,12 +72,17 @@ impl Chain {
     #[inline]
     pub(super) fn with_accounts<R>(&self, work: impl FnOnce() -> R) -> R {
         with_all(self.accounts(), || {
-            self.own.give_loans_back(self.accounts());
-            if let Some(tab) = self.tabs.here() {
-                tab.give_loans_back(self.accounts());
-            }
+            self.give_own_loans_back();
             work()
         })
+    }
+
+    /// Under the locks of all accounts.
+    pub(super) fn give_own_loans_back(&self) {
+        self.own.give_loans_back(self.accounts());
+        if let Some(tab) = self.tabs.here() {
+            tab.give_loans_back(self.accounts());
+        }
     }
 
     /// Runs `work` at least under the own account's lock, when nothing is lent to it any more, nor to a tab of it.

@@ -46,10 +46,10 @@ pub(crate) use chosen::Chosen;
 pub use known::{BudgetNumbers, budgets, ready};
 pub use made_room::{MadeRoom, made_room};
 use parts::Parts;
-#[cfg(ctxalloc_whole)]
-pub(crate) use parts::Weight;
 #[cfg(feature = "python")]
 pub(crate) use parts::WholeStats;
+#[cfg(ctxalloc_whole)]
+pub(crate) use parts::{WHOLE_REQUESTS, Weight};
 pub(crate) use pending::Pending;
 pub(crate) use refused::{Refusal, Refused};
 pub(crate) use reserved::{OnRoom, on_room, shrank};

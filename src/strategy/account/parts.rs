@@ -29,6 +29,15 @@ pub(crate) struct Parts {
     is_untold: AtomicBool,
 }
 
+/// How many there are: of requests that blocks may be charged to, or are.
+pub(crate) static WHOLE_REQUESTS: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        WHOLE_REQUESTS.fetch_sub(1, Relaxed);
+    }
+}
+
 /// In bytes. Samples weigh some KiB at least, so little is lost.
 const UNIT: usize = 64;
 
@@ -63,6 +72,8 @@ pub(crate) struct WholeStats {
 
 impl Parts {
     pub(super) fn begun() -> Arc<Self> {
+        // A block that grows on another thread is seen from here on: its Context has the request after this.
+        WHOLE_REQUESTS.fetch_add(1, Relaxed);
         Arc::new(Self {
             native_bytes: AtomicUsize::default(),
             object_bytes: AtomicUsize::default(),

@@ -64,6 +64,15 @@ impl Chain {
         self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, bytes - step), add);
     }
 
+    /// Undoes [`give_back_each`](Self::give_back_each) of no block: nothing was made.
+    #[cfg(ctxalloc_whole)]
+    pub(super) fn put_back_each(&self, bytes: usize) {
+        self.accounts().iter().for_each(|account| account.put_back(bytes));
+        let Some(covers) = &self.covers else { return };
+        self.prepare(covers, Change::Growth, bytes);
+        self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, bytes - step), add);
+    }
+
     /// Gives a charge back to all accounts. Returns whether one of them is wanted.
     #[inline]
     pub(super) fn give_back_each(&self, bytes: usize, blocks: usize) -> bool {

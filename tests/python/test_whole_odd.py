@@ -117,7 +117,7 @@ def test_who_lets_a_block_grow_that_was_nobodys_pays():
     """)
 
 
-def test_what_is_nobodys_and_grows_outside_of_a_request_is_counted_no_more_than_before():
+def test_what_is_nobodys_is_counted_once_where_it_grows():
     check("""
         with ctxalloc.request(whole=True) as other:
             pass

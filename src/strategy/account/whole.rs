@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_changes_hands_asks_what_both_are_charged_to_for_the_difference_only() {
+    fn a_block_that_changes_hands_asks_common_accounts_for_the_difference() {
         let tenant = Account::of_budget("tenant", Some(10), None);
         let (first, second) = (chain(None, Some(&tenant), None, 0), chain(Some(7), Some(&tenant), None, 0));
         assert!(first.take_whole(weight(6), || ()));

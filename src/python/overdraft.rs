@@ -15,7 +15,6 @@ use super::imported::Imported;
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
-use super::whole::selected;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
@@ -30,6 +29,8 @@ use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
 
+/// Gives the handler of the request that is selected on this thread.
+type Selected = fn(&mut Thread) -> Option<Handler>;
 type GetIdent = unsafe extern "C" fn() -> c_ulong;
 type AddPending = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
 type SetAsync = unsafe extern "C" fn(c_ulong, *mut ffi::PyObject) -> c_int;
@@ -48,6 +49,7 @@ struct Raising {
     python: Loop,
     /// Whether this thread has the GIL.
     is_attached: fn() -> bool,
+    selected: Selected,
     /// Functions that allocate while they hold the lock that `set` takes.
     locked: Vec<(usize, usize)>,
 }
@@ -69,7 +71,12 @@ const LOCKED: &[&CStr] = &[
 ];
 
 /// Finds what it takes. Where something is missing, nothing is raised before the next step.
-pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() -> bool) -> PyResult<()> {
+pub(super) fn prepare(
+    py: Python<'_>,
+    python: Option<Loop>,
+    is_attached: fn() -> bool,
+    selected: Selected,
+) -> PyResult<()> {
     static CLASS: Imported = Imported::new("ctxalloc._errors", "_Overdraft");
     let class = CLASS.get(py)?.clone().unbind();
     let (Some(ident), Some(set), Some(python)) =
@@ -86,7 +93,18 @@ pub(super) fn prepare(py: Python<'_>, python: Option<Loop>, is_attached: fn() ->
     let get_awaitable = py.import("opcode")?.getattr("opmap")?.get_item("GET_AWAITABLE")?.extract()?;
     let at = |name: &&CStr| symbol(name).and_then(|at| extent(at).map(|(bytes, _)| (at.addr(), bytes)));
     let locked = LOCKED.iter().filter_map(at).collect();
-    RAISING.get_or_make(|| Raising { ident, set, folder, pend, get_awaitable, class, python, is_attached, locked });
+    RAISING.get_or_make(|| Raising {
+        ident,
+        set,
+        folder,
+        pend,
+        get_awaitable,
+        class,
+        python,
+        is_attached,
+        selected,
+        locked,
+    });
     Ok(())
 }
 
@@ -199,7 +217,7 @@ fn told(py: Python<'_>) -> c_int {
     let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING)).unwrap_or(false);
     let Some(raising) = RAISING.get().filter(|_| is_noted) else { return 0 };
     let become_ = |state| own(|thread| thread.raising = state);
-    let payer = own(selected).flatten().and_then(payer_of).and_then(RequestHandle::from_handler);
+    let payer = own(raising.selected).flatten().and_then(payer_of).and_then(RequestHandle::from_handler);
     let Some(request) = payer.filter(|request| request.seen().is_untold()) else {
         become_(NOT_RAISING); // others run, or somebody told it; its end tells too
         return 0;

@@ -245,7 +245,7 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let python =
         eval_loop(py)?.map(|python| python.with_allocator(domains.as_ref().map_or([null_mut(); 6], Domains::makers)));
     losing::prepare(py)?;
-    overdraft::prepare(py, python, is_attached)?;
+    overdraft::prepare(py, python, is_attached, selected)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     let (overdrawn, tells_soon, owes) = (overdraft::overdrawn, overdraft::tells_soon, overdraft::raise);
     let binding = Binding { selected, overdrawn, tells_soon, owes, remembers, python, loses_work, profile };
@@ -290,7 +290,7 @@ fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
 }
 
 /// The request that is selected on this thread: its handler.
-pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
+fn selected(thread: &mut Thread) -> Option<Handler> {
     let asked = ASKED.get()?;
     if exit::is_closed() {
         return None;
